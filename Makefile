@@ -1,0 +1,39 @@
+# `make demo`, `make test`, `make lint`: each sets up what it needs, once.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test slow lint clean
+
+demo: $(VENV)/.installed
+	$(BIN)/python resnet50_test.py --config recipes/shapes_demo.yaml
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m "not slow"
+
+slow: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m "slow"
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "error: Python 3.11 or newer is needed: make PYTHON=python3.12 ..."; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: requirements.txt | $(BIN)/python
+	@echo "Installing requirements.txt into $(VENV): PyTorch is large, this takes a few minutes."
+	$(BIN)/python -m pip install --disable-pip-version-check -r requirements.txt
+	@touch $@
+
+$(VENV)/.installed-dev: requirements-dev.txt requirements.txt | $(BIN)/python
+	@echo "Installing requirements-dev.txt into $(VENV): PyTorch is large, this takes a few minutes."
+	$(BIN)/python -m pip install --disable-pip-version-check -r requirements-dev.txt
+	@touch $@ $(VENV)/.installed
+
+clean:
+	rm -rf .pytest_cache .ruff_cache .import_linter_cache
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -1,0 +1,356 @@
+"""Typed settings: a dataclass becomes flags and YAML keys, checked in one place.
+
+A setting is a dataclass field made by `setting(...)`. Its value comes, later ones winning, from
+its default, the settings of the run that is resumed, `--config FILE.yaml`, the command line. An
+unknown flag or key, a value of the wrong type or out of range, and a setting that has no effect
+with the others are a UserError of one line.
+
+Nothing here imports PyTorch, so `--help` and wrong flags answer at once.
+"""
+
+import argparse
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import yaml
+
+from utils.errors import UserError
+
+# Other names for a setting: what users of timm, torchvision's references and hand-made scripts
+# type. Each works on the command line and as a YAML key, where the entry has the setting.
+ALIASES = {
+    "amp_dtype": "precision",
+    "b": "batch_size",
+    "bs": "batch_size",
+    "clip_grad": "clip",
+    "clip_grad_norm": "clip",
+    "data_path": "data_dir",
+    "epoch": "epochs",
+    "grad_accum_steps": "accumulation_steps",
+    "img_size": "image_size",
+    "j": "workers",
+    "log_interval": "log_every",
+    "lr_scheduler": "sched",
+    "lr_warmup_epochs": "warmup_epochs",
+    "opt": "optimizer",
+    "output_dir": "output",
+    "r": "resume",
+    "smoothing": "label_smoothing",
+    "test_only": "eval_only",
+    "torchcompile": "compile",
+    "use_deterministic_algorithms": "deterministic",
+    "wd": "weight_decay",
+}
+# Other spellings of a value.
+VALUE_ALIASES = {
+    "precision": {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"},
+    "sched": {"cosineannealinglr": "cosine"},
+}
+DEFAULT, RESUMED, FILE, COMMAND_LINE = "default", "resumed run", "YAML", "command line"
+
+
+def setting(
+    default,
+    help: str,
+    *,
+    group: str,
+    low: float | None = None,
+    above: float | None = None,
+    high: float | None = None,
+    below: float | None = None,
+    choices=None,
+    unit: str = "",
+    default_text: str = "",
+    bare=None,
+    resume: str = "fixed",
+):
+    """A dataclass field that is a setting.
+
+    Args:
+        default: its value when nobody sets it; None where that depends on other settings.
+        help: one sentence for `--help`.
+        group: the heading under which `--help` lists it.
+        low, above, high, below: the range, with and without its ends.
+        choices: the values allowed, or a function that returns them.
+        unit: for `--help`: steps, pixels, ...
+        default_text: for `--help` where `default` is None.
+        bare: the value of the flag given without one; None where a value is needed.
+        resume: "fixed" if a resumed run must keep it, "free" if it may be changed.
+    """
+    return dataclasses.field(default=default, metadata=locals() | {"setting": True})
+
+
+class Config:
+    """Base of an entry's settings: a dataclass whose fields are all made by `setting`."""
+
+    def ineffective(self) -> Iterator[tuple[str, str]]:
+        """(setting, reason) for each that has no effect with the others as they are."""
+        yield from ()
+
+    def check(self) -> None:
+        """Raises UserError where settings contradict each other; fills what depends on others."""
+
+
+def fields(config_class) -> dict[str, dataclasses.Field]:
+    return {field.name: field for field in dataclasses.fields(config_class)}
+
+
+def parse(config_class, argv: list[str], description: str):
+    """Settings from a command line.
+
+    Returns:
+        (settings, origin): an instance of `config_class` and, for each setting, where its value
+        came from.
+    """
+    given = _read_flags(config_class, argv, description)
+    config = given.get("config")
+    from_file = read_yaml(config_class, Path(config)) if config else {}
+    layers = [(FILE, from_file), (COMMAND_LINE, given)]
+    resume = given.get("resume", from_file.get("resume"))
+    if resume is not None:
+        # Which run this is decides what the other defaults are.
+        from utils.reporting.run_folder import find_run
+
+        name = f"--resume {resume}" if resume != "auto" else "--resume"
+        output = given.get("output", from_file.get("output"))
+        run = find_run(resume, output, getattr(config_class, "entry", ""))
+        saved = run / "config.yaml"
+        if not saved.is_file():
+            raise UserError(f"{name}: {run} has no config.yaml, so it is not the folder of a run")
+        layers.insert(0, (RESUMED, _of_the_run(config_class, saved, layers)))
+        given["resume"] = str(resume) if resume != "auto" else str(run)
+        given.setdefault("output", str(run))
+    values, origin = {}, {}
+    for name, field in fields(config_class).items():
+        values[name], origin[name] = field.default, DEFAULT
+        for layer, content in layers:
+            if name in content:
+                values[name], origin[name] = content[name], layer
+    settings = config_class(**values)
+    for name, reason in settings.ineffective():
+        typed = origin[name] == COMMAND_LINE
+        changed = origin[name] == FILE and values[name] != fields(config_class)[name].default
+        if typed or changed:
+            raise UserError(f"--{name} has no effect: {reason}")
+    settings.check()
+    return settings, origin
+
+
+def _of_the_run(config_class, saved: Path, layers) -> dict:
+    """The settings of the run that is resumed; those given anew must be free, or the same."""
+    values = read_yaml(config_class, saved)
+    for name in ("resume", "config", "output", "eval_only"):
+        values.pop(name, None)
+    known = fields(config_class)
+    for _, content in layers:
+        for name, value in content.items():
+            if name not in values or known[name].metadata["resume"] == "free":
+                continue
+            if value != values[name]:
+                raise UserError(
+                    f"--{name} {value}: the run in {saved.parent} was started with "
+                    f"{values[name]}, and a resumed run must keep it; leave the flag out, or "
+                    "start a new run with --output"
+                )
+    return values
+
+
+def read_yaml(config_class, path: Path) -> dict:
+    """The settings of a YAML file, converted and checked one by one."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"--config {path}: {error.strerror or error}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"--config {path} is no valid YAML: {reason}") from None
+    content = {} if content is None else content
+    if not isinstance(content, Mapping):
+        raise UserError(f"--config {path}: 'name: value' lines are needed, one for each setting")
+    known, values = fields(config_class), {}
+    for key, value in content.items():
+        name = _canonical(str(key))
+        if name not in known:
+            raise UserError(f"{path}: unknown setting {key!r}{_suggest(str(key), known)}")
+        if name in values:
+            raise UserError(f"{path}: {name} is set twice")
+        values[name] = convert(known[name], value, f"{path}: {key}")
+    return values
+
+
+def to_yaml(settings, origin: Mapping[str, str]) -> str:
+    """Every setting with a comment on where it came from; `--config` takes the text back."""
+    lines = []
+    for name in fields(type(settings)):
+        line = yaml.safe_dump({name: getattr(settings, name)}, allow_unicode=True, width=1000)
+        lines.append(f"{line.strip()}  # {origin.get(name, DEFAULT)}")
+    return "\n".join(lines) + "\n"
+
+
+def convert(field: dataclasses.Field, value, where: str):
+    """`value` as the field's type, or a UserError that begins with `where`."""
+    meta = field.metadata
+    kind, optional = _type(field)
+    if value is None or (optional and value in ("none", "None", "null", "")):
+        if optional:
+            return None
+        raise UserError(f"{where}: a value is needed ({_values_text(field)})")
+    wrong = UserError(f"{where}: {value!r} is not {_values_text(field)}")
+    if isinstance(value, str):
+        value = VALUE_ALIASES.get(field.name, {}).get(value.lower(), value)
+    if kind is bool:
+        words = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+        value = words.get(value.lower(), value) if isinstance(value, str) else value
+        if not isinstance(value, bool):
+            raise wrong
+        return value
+    if isinstance(value, bool):
+        if meta["bare"] is not None and value:
+            return meta["bare"]
+        raise wrong
+    try:
+        if kind is int and isinstance(value, float) and not value.is_integer():
+            raise wrong
+        if kind is int and isinstance(value, str):
+            value = int(value)
+        value = kind(value)
+    except (ValueError, TypeError, OverflowError):
+        raise wrong from None
+    choices = _choices(meta)
+    if choices and value not in choices:
+        raise UserError(
+            f"{where}: {value!r} is not {_values_text(field)}{_suggest(value, choices)}"
+        )
+    inside = kind is str or (
+        value == value
+        and abs(value) != float("inf")
+        and (meta["low"] is None or value >= meta["low"])
+        and (meta["above"] is None or value > meta["above"])
+        and (meta["high"] is None or value <= meta["high"])
+        and (meta["below"] is None or value < meta["below"])
+    )
+    if not inside:
+        raise wrong
+    return value
+
+
+def _read_flags(config_class, argv: list[str], description: str) -> dict:
+    """What the command line sets, converted; prints the help and exits where that is asked for."""
+    known = fields(config_class)
+    parser = _Parser(
+        usage="%(prog)s [--flag value ...]",
+        description=description,
+        epilog="Every flag can also stand in a YAML file (--config), and may be written with "
+        "hyphens for underscores; --no_flag switches off what is on.",
+        allow_abbrev=False,
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=28, width=100),
+    )
+    groups = {}
+    for field in known.values():
+        heading = field.metadata["group"]
+        if heading not in groups:
+            groups[heading] = parser.add_argument_group(heading)
+        _add_flag(groups[heading], field)
+    typed, unknown = parser.parse_known_args(argv)
+    if unknown:
+        flag = unknown[0].split("=")[0]
+        if not flag.startswith("-"):
+            raise UserError(f"{flag!r} stands alone: a flag is --name value; see --help")
+        raise UserError(f"unknown flag {flag}{_suggest(flag, known, '--')}; see --help")
+    return {name: convert(known[name], value, f"--{name}") for name, value in vars(typed).items()}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message):
+        raise UserError(f"{message.removeprefix('argument ')}; see --help")
+
+
+def _add_flag(group, field: dataclasses.Field) -> None:
+    name, (kind, _), bare = field.name, _type(field), field.metadata["bare"]
+    names = [name] + [alias for alias, target in ALIASES.items() if target == name]
+    flags = [("-" if len(n) == 1 else "--") + n for n in names]
+    common = {"dest": name, "default": argparse.SUPPRESS}
+    if kind is bool:
+        # `--flag`, `--flag false` and `--no_flag` are all understood.
+        common |= {"nargs": "?", "const": "true", "metavar": "true|false"}
+        off = [f"--no_{n}" for n in names if len(n) > 1]
+        off += [_hyphens(flag) for flag in off if _hyphens(flag) != flag]
+        group.add_argument(
+            *off,
+            dest=name,
+            default=argparse.SUPPRESS,
+            action="store_const",
+            const=False,
+            help=argparse.SUPPRESS,
+        )
+    else:
+        metavar = "NAME" if _choices(field.metadata) else kind.__name__.upper()
+        common |= {"metavar": metavar} | ({"nargs": "?", "const": bare} if bare else {})
+    group.add_argument(*flags, help=_help(field), **common)
+    hyphens = [_hyphens(flag) for flag in flags if _hyphens(flag) != flag]
+    if hyphens:  # understood, and not listed a second time
+        group.add_argument(*hyphens, **common | {"help": argparse.SUPPRESS})
+
+
+def _hyphens(flag: str) -> str:
+    return flag.replace("_", "-")
+
+
+def _help(field: dataclasses.Field) -> str:
+    """What it does, its values, unit and default."""
+    meta, default = field.metadata, field.default
+    words = {None: "none", True: "on", False: "off"}
+    shown = words[default] if default is None or isinstance(default, bool) else default
+    parts = [_values_text(field), meta["unit"], f"default: {meta['default_text'] or shown}"]
+    if _type(field)[0] in (bool, str) and not _choices(meta):
+        del parts[0]
+    return f"{meta['help']} ({'; '.join(filter(None, parts))})".replace("%", "%%")
+
+
+def _values_text(field: dataclasses.Field) -> str:
+    meta, (kind, _) = field.metadata, _type(field)
+    choices = _choices(meta)
+    if choices:
+        return "one of " + ", ".join(map(str, choices))
+    if kind is bool:
+        return "true or false"
+    text = {int: "a whole number", float: "a number", str: "a text"}[kind]
+    low, above, high, below = (meta[end] for end in ("low", "above", "high", "below"))
+    bounds = [
+        f"of {low} or more" if low is not None else "",
+        f"above {above}" if above is not None else "",
+        f"up to {high}" if high is not None else "",
+        f"below {below}" if below is not None else "",
+    ]
+    return " ".join([text, *filter(None, bounds)])
+
+
+def _choices(meta) -> list:
+    choices = meta["choices"]
+    return list(choices() if callable(choices) else choices or [])
+
+
+def _type(field: dataclasses.Field) -> tuple[type, bool]:
+    """(int, float, bool or str; whether None is allowed)"""
+    if isinstance(field.type, types.UnionType):
+        kinds = [kind for kind in typing.get_args(field.type) if kind is not type(None)]
+        return kinds[0], True
+    return field.type, False
+
+
+def _canonical(key: str) -> str:
+    name = key.lstrip("-").replace("-", "_")
+    return ALIASES.get(name, name)
+
+
+def _suggest(word: object, known, prefix: str = "") -> str:
+    """', did you mean ...?' with the nearest of the known names, their aliases included."""
+    names = {str(name): str(name) for name in known}
+    names |= {alias: target for alias, target in ALIASES.items() if target in names}
+    wanted = str(word).lstrip("-").replace("-", "_")
+    near = difflib.get_close_matches(wanted, names, n=1, cutoff=0.5)
+    return f", did you mean {prefix}{names[near[0]]}?" if near else ""

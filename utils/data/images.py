@@ -1,0 +1,255 @@
+"""Image classification data as uint8 arrays: the table of data sets, and how samples are divided.
+
+A data set is one module in this folder and one line in `IMAGE_DATASETS`. Its loader takes the
+keyword arguments of `load_image_data` and returns an `ImageData`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from utils.errors import UserError
+
+# Name -> "module:function", imported on use: `--dataset shapes` needs no decoder, `--help` nothing.
+IMAGE_DATASETS = {
+    "cifar10": "utils.data.cifar10:load_cifar10",
+    "imagefolder": "utils.data.imagefolder:load_imagefolder",
+    "shapes": "utils.data.shapes:load_shapes",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Pictures and their classes; `images` may be a read-only memory map."""
+
+    images: np.ndarray  # (samples, height, width, channels) uint8
+    labels: np.ndarray  # (samples,) int64
+
+    def __post_init__(self) -> None:
+        assert self.images.ndim == 4 and self.images.dtype == np.uint8
+        assert self.labels.shape == self.images.shape[:1] and self.labels.dtype == np.int64
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True, eq=False)
+class ImageData:
+    """A whole data set.
+
+    `mean` and `std` are per channel, of pixels scaled to 0..1, from the training images alone.
+    `fingerprint` is a SHA-256 (hexadecimal) of the content: pixels, labels and class names. `val`
+    is there only where the data set brings its own validation split. `skipped` counts the files
+    left out by `on_bad="skip"`; `source` says on the console where the pictures came from.
+    """
+
+    name: str
+    classes: list[str]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    train: Split
+    test: Split
+    fingerprint: str
+    source: str
+    val: Split | None = None
+    synthetic: bool = False
+    skipped: int = 0
+
+
+def load_image_data(
+    name: str,
+    *,
+    data_dir: str | Path,
+    cache_dir: str | Path,
+    image_size: int | None = None,
+    on_bad: str = "error",
+    test_fraction: float | None = None,
+    seed: int = 0,
+    workers: int | None = None,
+    progress: bool = True,
+) -> ImageData:
+    """Load the data set `name` of `IMAGE_DATASETS`.
+
+    Args:
+        data_dir: where the files lie (cifar10: also where they are downloaded to).
+        cache_dir: where imagefolder keeps its decoded pictures.
+        image_size: side in pixels (imagefolder only); None: chosen from the pictures.
+        on_bad: "error" or "skip", for files that are no readable image (imagefolder only).
+        test_fraction: share in (0, 1) of a single tree that becomes the test set (imagefolder
+            only); `seed` decides which pictures.
+        workers: decoding threads; None: one per core.
+        progress: show a bar on a terminal, or a plain line otherwise.
+
+    Raises:
+        UserError: the data is missing, broken or unsuitable, or a setting does not apply to it.
+    """
+    if name not in IMAGE_DATASETS:
+        known = ", ".join(sorted(IMAGE_DATASETS))
+        raise UserError(f"unknown data set {name!r}: --dataset takes one of {known}")
+    if on_bad not in ("error", "skip"):
+        raise UserError(f"--on_bad takes error or skip, not {on_bad!r}")
+    if image_size is not None and image_size < 1:
+        raise UserError(f"--image_size must be at least 1 pixel, not {image_size}")
+    if test_fraction is not None and not 0 < test_fraction < 1:
+        raise UserError(f"--test_fraction must lie between 0 and 1, not {test_fraction}")
+    module, function = IMAGE_DATASETS[name].split(":")
+    load = getattr(importlib.import_module(module), function)
+    return load(
+        data_dir=Path(data_dir),
+        cache_dir=Path(cache_dir),
+        image_size=image_size,
+        on_bad=on_bad,
+        test_fraction=test_fraction,
+        seed=seed,
+        workers=max(1, workers or os.cpu_count() or 1),
+        progress=progress,
+    )
+
+
+def refuse_folder_settings(
+    name: str, side: int, image_size: int | None, test_fraction: float | None
+) -> None:
+    """UserError for settings that have no effect on a set of fixed `side` with its own test set."""
+    if image_size not in (None, side):
+        raise UserError(
+            f"--image_size {image_size} has no effect on --dataset {name}, whose pictures are "
+            f"{side}x{side}: leave it out, or use --dataset imagefolder"
+        )
+    if test_fraction is not None:
+        raise UserError(
+            f"--test_fraction has no effect on --dataset {name}, which has its own test set: "
+            "leave it out, or use --val_fraction for a validation split"
+        )
+
+
+def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation (of the population) per channel, of pixels scaled to 0..1.
+
+    Exact: the sums of pixels and of their squares are integers, and the variance is formed from
+    Python integers before the only rounding. Reads `images` (samples, height, width, channels)
+    uint8 once, a few MiB at a time.
+    """
+    samples, channels = len(images), images.shape[-1]
+    assert samples and images.dtype == np.uint8
+    row = images[0].size  # height * width * channels
+    # A column is summed in uint32: 65,025 * 66,051 rows are the most that cannot overflow it.
+    rows = max(1, min(1 << 16, (1 << 21) // row))
+    sums, squares = np.zeros(row, np.int64), np.zeros(row, np.int64)
+    for start in range(0, samples, rows):
+        chunk = images[start : start + rows].reshape(-1, row)  # (rows, height * width * channels)
+        sums += np.add.reduce(chunk, axis=0, dtype=np.uint32)
+        squared = np.multiply(chunk, chunk, dtype=np.uint16)  # 255 * 255 fits 16 bits
+        squares += np.add.reduce(squared, axis=0, dtype=np.uint32)
+    mean, std = [], []
+    count = samples * row // channels
+    for channel in range(channels):
+        total = int(sums[channel::channels].sum())
+        total_squares = int(squares[channel::channels].sum())
+        mean.append(total / (255 * count))
+        variance = (count * total_squares - total * total) / (255 * count) ** 2
+        std.append(variance**0.5)
+    return tuple(mean), tuple(std)
+
+
+def content_fingerprint(classes: Sequence[str], splits: dict[str, Split | None]) -> str:
+    """SHA-256 (hexadecimal) over class names and each split's name, shape, labels and pixels."""
+    digest = hashlib.sha256(json.dumps(list(classes)).encode())
+    for name, split in splits.items():
+        if split is None:
+            continue
+        digest.update(json.dumps([name, list(split.images.shape)]).encode())
+        digest.update(np.ascontiguousarray(split.labels, dtype="<i8"))
+        step = max(1, (1 << 22) // split.images[0].size)
+        for start in range(0, len(split), step):
+            digest.update(np.ascontiguousarray(split.images[start : start + step]))
+    return digest.hexdigest()
+
+
+def stratified_split(
+    labels: np.ndarray, fraction: float, seed: int, classes: Sequence[str] | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Hold out `fraction` (between 0 and 1) of the samples, the same share of every class.
+
+    Returns `(kept, held_out)`, sorted int64 indices into `labels` (samples,). The number held out
+    is `fraction * samples`, rounded, and moved only as far as it takes for every class to have a
+    sample on both sides. `classes` gives names to the labels in messages.
+
+    Raises:
+        UserError: a class has a single sample, or the fraction is out of range.
+    """
+    labels = np.asarray(labels)
+    if not 0 < fraction < 1:
+        raise UserError(f"a fraction to hold out must lie between 0 and 1, not {fraction}")
+    values, counts = np.unique(labels, return_counts=True)
+    if not len(values):
+        raise UserError("there are no samples to hold a fraction out of")
+    if counts.min() < 2:
+        label = int(values[counts.argmin()])
+        name = repr(classes[label]) if classes is not None else str(label)
+        raise UserError(
+            f"class {name} has one sample only, and a split needs one on both sides: "
+            "add samples of it, or leave it out"
+        )
+    total = int(np.clip(_round(fraction * len(labels)), len(values), len(labels) - len(values)))
+    order = stratified_order(labels, seed)
+    return np.sort(order[total:]), np.sort(order[:total])
+
+
+def stratified_subset(labels: np.ndarray, amount: float | int, seed: int) -> np.ndarray:
+    """Sorted int64 indices of a part of the samples, the same share of every class.
+
+    `amount` is a fraction up to 1 (1: everything) or, above 1, a whole number of samples; the
+    total is exact. With the same seed a larger subset contains every smaller one.
+
+    Raises:
+        UserError: fewer samples than classes, more than there are, or not a whole number.
+    """
+    labels = np.asarray(labels)
+    if not amount > 0 or (amount > 1 and amount != int(amount)):
+        raise UserError(
+            f"--subset takes a fraction up to 1 or a whole number of samples, not {amount}"
+        )
+    total = int(amount) if amount > 1 else _round(amount * len(labels))
+    n_classes = len(np.unique(labels))
+    if total > len(labels):
+        raise UserError(f"--subset {amount} asks for more than the {len(labels)} samples there are")
+    if total < n_classes:
+        raise UserError(
+            f"--subset {amount} is {total} of {len(labels)} samples, fewer than the {n_classes} "
+            f"classes: take at least {n_classes}"
+        )
+    return np.sort(stratified_order(labels, seed)[:total])
+
+
+def stratified_order(labels: np.ndarray, seed: int) -> np.ndarray:
+    """A random order of the samples in which every prefix holds the classes in proportion.
+
+    The r-th of the n samples of a class (in random order) stands at (r + 1/2) / n, so that the
+    prefix up to t holds round(t * n) of them (Webster's apportionment), ties broken at random.
+    The first sample of every class comes before all others and the last (of two or more) after
+    all others, so that both sides of a cut have each class as long as it has room for them.
+    """
+    rng = np.random.default_rng(seed)
+    shuffled = rng.permutation(len(labels))
+    _, inverse, counts = np.unique(labels[shuffled], return_inverse=True, return_counts=True)
+    by_class = np.argsort(inverse, kind="stable")
+    rank = np.empty(len(labels), np.int64)
+    rank[by_class] = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
+    n = counts[inverse]
+    position = (rank + 0.5) / n
+    position[rank == n - 1] = 1.0
+    position[rank == 0] = 0.0
+    return shuffled[np.argsort(position, kind="stable")].astype(np.int64)
+
+
+def _round(value: float) -> int:
+    """Half away from zero, where Python rounds half to even."""
+    return int(value + 0.5)

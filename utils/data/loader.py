@@ -1,0 +1,187 @@
+"""Batches for training and evaluation, from images that live as uint8 in memory.
+
+What a batch holds depends on (seed, epoch, step) alone: the order of an epoch and the choices of
+the augmentation are drawn for the whole optimizer step, and each micro-batch takes its slice. So
+the same samples, augmented alike, are trained on with any accumulation, and a run is resumed at
+any step without replaying the ones before.
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# One stream of random numbers each, so that none depends on how much another one draws.
+ORDER_STREAM, AUGMENT_STREAM = 0, 1
+# Share of the free memory of a GPU that a data set may take to live there.
+GPU_SHARE = 0.25
+
+
+class Batch(NamedTuple):
+    """One micro-batch on the device."""
+
+    inputs: Tensor  # (n, channels, height, width) float32, normalised
+    targets: Tensor  # (n,) int64
+    step_samples: int  # samples in the whole optimizer step that this micro-batch belongs to
+    ends_step: bool  # the last micro-batch of that step
+
+
+class Augmentation(Protocol):
+    """Draws for a whole optimizer step, applies to any slice of it (see utils/augment)."""
+
+    def draw(self, n: int, generator: np.random.Generator): ...
+
+    def apply(self, images: Tensor, plan) -> Tensor: ...
+
+
+def random_generator(seed: int, stream: int, *position: int) -> np.random.Generator:
+    """A generator that depends on its arguments alone: non-negative integers."""
+    return np.random.default_rng([seed, stream, *position])
+
+
+class Normalize:
+    """uint8 (n, height, width, channels) -> float32 (n, channels, height, width).
+
+    y = (x / 255 - mean) / std, computed as x * scale + shift, one row of pixels at a time. The
+    result stays in channels_last order, as the images are, or is copied to the contiguous one.
+    """
+
+    def __init__(self, mean, std, width: int, device: torch.device, channels_last: bool = True):
+        self.channels_last = channels_last
+        std = torch.tensor(std, dtype=torch.float64)
+        mean = torch.tensor(mean, dtype=torch.float64)
+        self.scale = (1 / (255 * std)).float().repeat(width).to(device)  # (width * channels,)
+        self.shift = (-mean / std).float().repeat(width).to(device)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        n, height, width, channels = images.shape
+        rows = images.reshape(n * height, width * channels).float()
+        torch.addcmul(self.shift, rows, self.scale, out=rows)
+        pixels = rows.view(n, height, width, channels).permute(0, 3, 1, 2)
+        return pixels if self.channels_last else pixels.contiguous()
+
+
+class ImageLoader:
+    """Iterates over images and labels in batches that are ready on the device.
+
+    On a GPU the images live there when they take at most a quarter of its free memory, else in
+    host memory; either way the next batch is made on a side stream while the current one trains.
+    On a CPU a batch is made when it is asked for: that costs a fraction of a per cent of a step.
+
+    Args:
+        images: (samples, height, width, channels) uint8, in memory or mapped from a file.
+        labels: (samples,) int64.
+        mean, std: per channel, of pixels scaled to 0..1.
+        batch_size: samples in a micro-batch.
+        device: where the batches are needed.
+        accumulation: micro-batches in an optimizer step.
+        augment: crop, flip and so on; None for evaluation.
+        shuffle: a new order every epoch, else the order of `images`.
+        seed: of the order and the augmentation.
+        channels_last: memory order of the batches.
+    """
+
+    def __init__(
+        self,
+        images: np.ndarray,
+        labels: np.ndarray,
+        *,
+        mean,
+        std,
+        batch_size: int,
+        device: torch.device,
+        accumulation: int = 1,
+        augment: Augmentation | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
+        channels_last: bool = True,
+    ):
+        self.device = device
+        self.batch_size = batch_size
+        self.step_size = batch_size * accumulation
+        self.augment, self.shuffle, self.seed = augment, shuffle, seed
+        self.normalize = Normalize(mean, std, images.shape[2], device, channels_last)
+        self.labels = torch.from_numpy(np.ascontiguousarray(labels, dtype=np.int64))
+        self.images = images
+        self.resident = None  # the images on the GPU, where they have room
+        if device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info(device)
+            if images.nbytes <= GPU_SHARE * free:
+                self.resident = torch.from_numpy(np.ascontiguousarray(images)).to(device)
+                self.labels = self.labels.to(device)
+
+    @property
+    def samples(self) -> int:
+        """Samples in an epoch. In training a lone last sample is left out of its epoch (a new
+        one every time): BatchNorm cannot take statistics of a batch of one."""
+        n = len(self.images)
+        return n - 1 if self.shuffle and n > 1 and n % self.batch_size == 1 else n
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-self.samples // self.step_size)
+
+    def order(self, epoch: int) -> np.ndarray:
+        """(samples,) int64: the samples of an epoch in the order in which they are visited."""
+        if not self.shuffle:
+            return np.arange(len(self.images))
+        generator = random_generator(self.seed, ORDER_STREAM, epoch)
+        return generator.permutation(len(self.images))[: self.samples]
+
+    def epoch(self, epoch: int = 0, start_step: int = 0) -> Iterator[Batch]:
+        """The micro-batches of one epoch, from optimizer step `start_step` (of the epoch) on."""
+        makers = self._makers(self.order(epoch), epoch, start_step)
+        if self.device.type == "cuda":
+            return _one_ahead(makers, self.device)
+        return (make() for make in makers)
+
+    def _makers(self, order, epoch, start_step) -> Iterator[Callable[[], Batch]]:
+        for step in range(start_step, -(-len(order) // self.step_size)):
+            chosen = order[step * self.step_size : (step + 1) * self.step_size]
+            plan = None
+            if self.augment is not None:
+                generator = random_generator(self.seed, AUGMENT_STREAM, epoch, step)
+                plan = self.augment.draw(len(chosen), generator)
+            for start in range(0, len(chosen), self.batch_size):
+                stop = min(start + self.batch_size, len(chosen))
+                yield lambda chosen=chosen, plan=plan, start=start, stop=stop: Batch(
+                    *self._make(chosen[start:stop], plan and plan.slice(start, stop)),
+                    step_samples=len(chosen),
+                    ends_step=stop == len(chosen),
+                )
+
+    def _make(self, index: np.ndarray, plan) -> tuple[Tensor, Tensor]:
+        if self.resident is not None:
+            where = torch.from_numpy(index).pin_memory().to(self.device, non_blocking=True)
+            images, targets = self.resident.index_select(0, where), self.labels[where]
+        else:
+            images = torch.from_numpy(np.take(self.images, index, axis=0))
+            targets = self.labels[torch.from_numpy(index)]
+        if plan is not None:
+            images = self.augment.apply(images, plan)
+        if images.device != self.device:
+            images = images.pin_memory().to(self.device, non_blocking=True)
+            targets = targets.pin_memory().to(self.device, non_blocking=True)
+        return self.normalize(images), targets
+
+
+def _one_ahead(makers, device: torch.device) -> Iterator[Batch]:
+    """Makes each batch on a side stream while the one before it is being used."""
+    side = torch.cuda.Stream(device)
+    side.wait_stream(torch.cuda.current_stream(device))  # the resident images were copied there
+    ahead = None
+    for make in chain(makers, [None]):
+        ready = ahead
+        if make is not None:
+            with torch.cuda.stream(side):
+                ahead = make(), side.record_event()
+        if ready is not None:
+            batch, made = ready
+            training = torch.cuda.current_stream(device)
+            training.wait_event(made)  # the device waits, the host does not
+            batch.inputs.record_stream(training)
+            batch.targets.record_stream(training)
+            yield batch

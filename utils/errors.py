@@ -1,0 +1,10 @@
+"""The one kind of error that is the user's to mend."""
+
+
+class UserError(Exception):
+    """The settings, the data or the machine are at fault, not the program.
+
+    Its text is one line that says what is wrong and what to do. The entry scripts print that
+    line, without a traceback, and exit with code 2; every other exception is a bug and keeps
+    its traceback.
+    """

@@ -1,0 +1,1 @@
+"""Architectures: no device, no randomness of training, no collectives."""

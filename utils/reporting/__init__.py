@@ -1,0 +1,1 @@
+"""What a run tells: console, run folder, metrics, plots."""

@@ -1,0 +1,91 @@
+"""What a run says: lines for people, on the console and in log.txt, and one live bar."""
+
+import math
+import sys
+import time
+from pathlib import Path
+
+from tqdm import tqdm
+
+# Without a terminal a progress line at most this often, in seconds.
+PLAIN_LINE_SECONDS = 10.0
+
+
+class Console:
+    """Lines go to stdout and into a log file; the bar goes to stderr where that is a terminal."""
+
+    def __init__(self):
+        self._log = None
+        self._early: list[str] = []  # said before the run's folder was there
+        self._bar: tqdm | None = None
+        self._last_plain = -math.inf
+        self.live = sys.stderr.isatty()
+
+    def open_log(self, path: Path) -> None:
+        self._log = open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
+        for line in self._early:
+            self._to_log(line)
+        self._early.clear()
+
+    def say(self, line: str) -> None:
+        """One line on the console and, with the time, in the log."""
+        if self._bar is not None:
+            self._bar.clear()
+        print(_printable(line, sys.stdout), flush=True)
+        if self._bar is not None:
+            self._bar.refresh()
+        self._to_log(line)
+
+    def _to_log(self, line: str) -> None:
+        if self._log is None:
+            self._early.append(line)
+            return
+        try:
+            self._log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+            self._log.flush()
+        except OSError:
+            pass  # a full disk: the console has the line, and the checkpoint says what is wrong
+
+    def start_bar(self, total: int, done: int, unit: str = " samples") -> None:
+        """A bar over the whole run, in samples."""
+        if self.live:
+            self._bar = tqdm(
+                total=total, initial=done, unit=unit, unit_scale=True, dynamic_ncols=True,
+                smoothing=0.05, leave=False,
+            )  # fmt: skip
+
+    def advance(self, samples: int) -> None:
+        if self._bar is not None:
+            self._bar.update(samples)
+
+    def progress(self, text: str) -> None:
+        """The latest figures: beside the bar, or as a plain line now and then."""
+        if self._bar is not None:
+            self._bar.set_postfix_str(text, refresh=False)
+        elif time.monotonic() - self._last_plain >= PLAIN_LINE_SECONDS:
+            self._last_plain = time.monotonic()
+            self.say(text)
+
+    def end_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def close(self) -> None:
+        self.end_bar()
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+
+def duration(seconds: float) -> str:
+    """3725 -> "1:02:05", 65 -> "1:05"."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def _printable(line: str, stream) -> str:
+    """The line with what the stream cannot show (under LC_ALL=C, say) replaced."""
+    encoding = stream.encoding or "ascii"
+    return line.encode(encoding, "backslashreplace").decode(encoding)

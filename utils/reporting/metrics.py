@@ -1,0 +1,72 @@
+"""metrics.jsonl: one JSON object a line, never half a line."""
+
+import json
+import math
+import os
+from pathlib import Path
+
+from utils.reporting.files import reason
+
+
+class MetricsLog:
+    """Appends records to a file; a full disk delays lines and loses none.
+
+    Args:
+        path: the file; made where it is missing.
+        warn: told once, in a line, when a record cannot be written for now.
+    """
+
+    def __init__(self, path: Path, warn=print):
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        self._end = os.lseek(self._file, 0, os.SEEK_END)
+        self._waiting = b""
+        self._path, self._warn = path, warn
+
+    def write(self, **record) -> None:
+        """A record; None and numbers that are not finite become null, as JSON has no others."""
+        record = {
+            key: None if isinstance(value, float) and not math.isfinite(value) else value
+            for key, value in record.items()
+        }
+        warned = bool(self._waiting)
+        self._waiting += (json.dumps(record, ensure_ascii=False) + "\n").encode()
+        try:
+            self._append()
+        except OSError as error:
+            os.ftruncate(self._file, self._end)
+            if not warned:
+                self._warn(
+                    f"{self._path}: {reason(error)}; the lines are kept in memory until there is "
+                    "room again"
+                )
+
+    def _append(self) -> None:
+        position = self._end
+        content = self._waiting
+        while content:
+            written = os.pwrite(self._file, content, position)
+            content, position = content[written:], position + written
+        self._end, self._waiting = position, b""
+
+    def position(self) -> int:
+        """Bytes in the file once it is flushed to disk: what `cut` takes on resume."""
+        if self._waiting:
+            self._append()
+        os.fsync(self._file)
+        return self._end
+
+    def cut(self, position: int) -> None:
+        """Drops what was written after `position`, which a checkpoint remembers."""
+        self._end = min(position, self._end)
+        os.ftruncate(self._file, self._end)
+
+    def read(self) -> list[dict]:
+        return read_metrics(self._path)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def read_metrics(path: Path) -> list[dict]:
+    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]

@@ -1,0 +1,125 @@
+"""The folder of a run: found, made, and held against a second run."""
+
+import fcntl
+import os
+import time
+from pathlib import Path
+
+from utils.errors import UserError
+from utils.reporting.files import reason
+
+RUNS = Path("runs")
+
+
+def find_run(resume: str, output: str | None, entry: str) -> Path:
+    """The folder of the run that `--resume` means.
+
+    Args:
+        resume: "auto", a run's folder, or the folder of one of its checkpoints.
+        output: `--output`, where "auto" looks first.
+        entry: name of the entry script; "auto" takes the newest run of that one below runs/.
+    """
+    if resume != "auto":
+        path = Path(resume)
+        if not path.is_dir():
+            raise UserError(
+                f"--resume {resume}: no such folder; name a run's folder, as in {RUNS}/…"
+            )
+        return path.parent.parent if path.parent.name == "checkpoints" else path
+    if output is not None:
+        if not (Path(output) / "config.yaml").is_file():
+            raise UserError(
+                f"--resume: {output} holds no run; leave --resume out to start one there"
+            )
+        return Path(output)
+    configs = sorted(RUNS.glob("*/config.yaml"), key=lambda path: path.stat().st_mtime)
+    for config in reversed(configs):
+        if config.read_text(encoding="utf-8").startswith(f"# {entry}\n"):
+            return config.parent
+    raise UserError(
+        f"--resume: there is no run of {entry} below {RUNS}/; name one: --resume FOLDER"
+    )
+
+
+class RunFolder:
+    """A folder that one process holds, by a kernel lock that dies with its holder.
+
+    Args:
+        path: the folder; made with its parents where it is missing.
+        resume: whether it may hold a run already.
+
+    Raises:
+        UserError: it cannot be written, another process holds it, or it holds a run and `resume`
+            is false.
+    """
+
+    def __init__(self, path: Path, *, resume: bool = False):
+        self.path = Path(path)
+        self.made = not self.path.exists()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise UserError(
+                f"--output {self.path}: {reason(error)}; choose a folder that can be written"
+            ) from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise UserError(
+                f"--output {self.path}: another run is using this folder; wait for it to end, or "
+                "choose another one"
+            ) from None
+        if self.config.exists() and not resume:
+            os.close(self._lock)
+            raise UserError(
+                f"--output {self.path} already holds a run: go on with it by --resume {self.path}, "
+                "or choose another folder"
+            )
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def curves(self) -> Path:
+        return self.path / "curves.png"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "log.txt"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def close(self) -> None:
+        """Lets the folder go; removes it again where nothing was ever written into it."""
+        lock = self.path / ".lock"
+        if self.made and not self.config.exists():
+            left = [path for path in self.path.iterdir() if path != lock]
+            if not any(path.name != "log.txt" for path in left):
+                for path in [*left, lock]:
+                    path.unlink(missing_ok=True)
+                self.path.rmdir()
+        os.close(self._lock)
+
+
+def default_path(model: str, data: str) -> Path:
+    """runs/<model>-<data>-<time>, with a number behind it where that is taken."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    path = RUNS / f"{model}-{data}-{stamp}"
+    number = 1
+    while path.exists():
+        number += 1
+        path = RUNS / f"{model}-{data}-{stamp}-{number}"
+    return path

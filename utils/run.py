@@ -1,0 +1,377 @@
+"""What the entry scripts assemble alike, once: exit codes, folder, engine, trainer, report."""
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from utils.config import parse, to_yaml
+from utils.errors import UserError
+from utils.reporting.console import Console, duration
+from utils.reporting.files import reason, replace_file
+from utils.reporting.run_folder import RunFolder, default_path
+from utils.settings import TrainSettings, save_interval
+from utils.signals import Signals, Stopped
+
+# PyTorch is imported inside the functions that need it: --help and wrong flags answer at once.
+
+
+def run_entry(config_class, train: Callable, description: str, argv: list[str] | None = None):
+    """Runs an entry script; returns its exit code.
+
+    0: done. 2: settings or data that the user can mend, in one line. 130, 143: stopped by a
+    signal. Anything else is a bug and keeps its traceback.
+
+    Args:
+        train: called as `train(settings, origin, signals)`.
+    """
+    signals = Signals()
+    try:
+        settings, origin = parse(config_class, sys.argv[1:] if argv is None else argv, description)
+        train(settings, origin, signals)
+    except UserError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except Stopped as stopped:
+        print(stopped.line, file=sys.stderr)
+        return stopped.exit_code
+    return 0
+
+
+class Run:
+    """One run: its folder, console, device and arithmetic.
+
+    Args:
+        settings, origin: as `utils.config.parse` gives them.
+        signals: from `run_entry`.
+        model, data: names, for the folder and the summary.
+    """
+
+    def __init__(self, settings: TrainSettings, origin: dict, signals: Signals, model, data):
+        self.started = time.monotonic()
+        self.settings, self.origin, self.signals = settings, origin, signals
+        self.model_name, self.data_name = model, data
+        self.console = Console()
+        self._set_up_engine()
+        self.folder = None
+        if not settings.eval_only:
+            path = Path(settings.output) if settings.output else default_path(model, data)
+            source = self._resumed_folder()
+            self.folder = RunFolder(path, resume=source is not None and _same(source, path))
+            self.console.open_log(self.folder.log)
+
+    def _set_up_engine(self) -> None:
+        import torch
+
+        from utils.training.objective import Precision, resolve_precision
+
+        settings = self.settings
+        if settings.device == "cuda" and not torch.cuda.is_available():
+            raise UserError("--device cuda: PyTorch finds no GPU here; use --device cpu or auto")
+        cuda = torch.cuda.is_available() and settings.device != "cpu"
+        self.device = torch.device("cuda" if cuda else "cpu")
+        if settings.threads:
+            torch.set_num_threads(settings.threads)
+        torch.manual_seed(settings.seed)
+        torch.backends.cudnn.benchmark = not settings.deterministic
+        if settings.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True)
+        self.precision = Precision(resolve_precision(settings.precision, self.device), self.device)
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.console.close()
+        if self.folder is not None:
+            self.folder.close()
+
+    # ---- resuming -----------------------------------------------------------------------------
+
+    def _resumed_folder(self) -> Path | None:
+        if self.settings.resume is None:
+            return None
+        path = Path(self.settings.resume)
+        return path.parent.parent if path.parent.name == "checkpoints" else path
+
+    def checkpoint(self, fingerprint: str):
+        """The checkpoint to go on from, verified, or None at the start of a run.
+
+        Args:
+            fingerprint: of the data; another one than the checkpoint's is refused.
+        """
+        from utils.training.checkpoint import Checkpoints, DamagedCheckpoint, read_checkpoint
+
+        source, settings = self._resumed_folder(), self.settings
+        if source is None:
+            return None
+        store = Checkpoints(source / "checkpoints", warn=self.console.say)
+        path = Path(settings.resume)
+        if path.parent.name == "checkpoints":
+            newest = store.steps()[-1:] == [int(path.name.removeprefix("step-"))]
+            if not newest and self.folder is not None and _same(source, self.folder.path):
+                raise UserError(
+                    f"--resume {path} is not the newest checkpoint of its run: give --output for a "
+                    "folder of its own, or leave it out and resume the run"
+                )
+            try:
+                loaded = read_checkpoint(path)
+            except DamagedCheckpoint as error:
+                raise UserError(f"--resume {path} is damaged ({error}): try {source}") from None
+        else:
+            loaded = store.load()
+        if loaded is None:
+            if settings.eval_only:
+                raise UserError(f"--eval_only: {source} has no checkpoint yet")
+            self.console.say(f"{source} has no checkpoint yet: the run starts from the beginning")
+            return None
+        saved = loaded.state["settings"]
+        if saved["data_fingerprint"] != fingerprint:
+            raise UserError(
+                f"the data of {settings.data_dir} is not what the run in {source} was trained on; "
+                "bring the old data back, or start a new run"
+            )
+        if saved["threads"] != self.threads and self.device.type == "cpu":
+            self.console.say(
+                f"note: {self.threads} threads now, {saved['threads']} before: results will "
+                "differ in the last bits"
+            )
+        return loaded
+
+    def evaluate_only(self, model, checkpoint, test: Callable) -> None:
+        """Measures the weights of a checkpoint on the test set; the run stays as it is."""
+        model.load_state_dict(checkpoint.model)
+        result = self.finished(test())
+        self.console.say(
+            f"step {checkpoint.step}: test loss {result.loss:.4f}, test accuracy "
+            f"{result.accuracy:.2f} % on {result.samples:,} pictures"
+        )
+
+    # ---- training -----------------------------------------------------------------------------
+
+    def interrupted(self) -> bool:
+        return self.signals.received is not None
+
+    def finished(self, result):
+        """The result of an evaluation that a signal did not cut short; else raises Stopped."""
+        if result is None:
+            raise Stopped(self.signals.received, "stopped during the evaluation")
+        return result
+
+    @property
+    def threads(self) -> int:
+        import torch
+
+        return torch.get_num_threads()
+
+    def trainer(self, *, model, objective, loader, evaluate, eval_split, fingerprint, checkpoint):
+        """A Trainer with everything that the settings say, put back to `checkpoint`."""
+        from utils.optim.factory import build_optimizer
+        from utils.optim.schedules import Schedule
+        from utils.reporting.metrics import MetricsLog
+        from utils.training.checkpoint import Checkpoints
+        from utils.training.trainer import Trainer
+
+        settings, folder = self.settings, self.folder
+        total_steps = settings.epochs * loader.steps_per_epoch
+        if settings.max_steps:
+            total_steps = min(total_steps, settings.max_steps)
+        warmup_steps = settings.warmup_steps
+        if warmup_steps is None:
+            warmup_steps = round(settings.warmup_epochs * loader.steps_per_epoch)
+        try:
+            self._write("config.yaml", to_yaml(settings, self.origin), header=settings.entry)
+            source = self._resumed_folder()
+            if checkpoint is not None and not _same(source, folder.path):
+                shutil.copyfile(source / "metrics.jsonl", folder.metrics)
+            metrics = MetricsLog(folder.metrics, warn=self.console.say)
+            metrics.cut(checkpoint.state["metrics_bytes"] if checkpoint else 0)
+        except OSError as error:
+            raise UserError(f"--output {folder.path}: {reason(error)}") from None
+        save_steps, save_seconds = save_interval(settings.save_every)
+        trainer = Trainer(
+            model=model,
+            objective=objective,
+            optimizer=build_optimizer(
+                settings.optimizer,
+                model,
+                lr=settings.lr,
+                weight_decay=settings.weight_decay,
+                momentum=settings.momentum,
+                decay_all=settings.decay_all,
+            ),
+            schedule=Schedule(settings.sched, total_steps, warmup_steps),
+            loader=loader,
+            precision=self.precision,
+            total_steps=total_steps,
+            evaluate=evaluate,
+            eval_split=eval_split,
+            eval_every=settings.eval_every,
+            console=self.console,
+            metrics=metrics,
+            checkpoints=Checkpoints(
+                folder.checkpoints, keep=settings.checkpoint_hist, warn=self.console.say
+            ),
+            signals=self.signals,
+            save_steps=save_steps,
+            save_seconds=save_seconds,
+            clip=settings.clip,
+            on_nonfinite=settings.on_nonfinite,
+            log_every=settings.log_every,
+            saved_settings={
+                "entry": settings.entry,
+                "data_fingerprint": fingerprint,
+                "threads": self.threads,
+                "values": asdict(settings),
+            },
+        )
+        if checkpoint is not None:
+            trainer.restore(checkpoint)
+        return trainer
+
+    def already_finished(self, trainer) -> bool:
+        """A finished run that is resumed says so; nothing is left to do."""
+        if trainer.progress.step < trainer.total_steps or not self.folder.summary.exists():
+            return False
+        summary = json.loads(self.folder.summary.read_text(encoding="utf-8"))
+        if summary["status"] != "finished" or summary["steps"] < trainer.total_steps:
+            return False
+        self.console.say(
+            f"this run is finished: {summary['epochs']:g} epochs, test accuracy "
+            f"{summary['test_accuracy']:.2f} % in {self.folder.path}; more --epochs go on with it"
+        )
+        return True
+
+    def train(self, trainer, test: Callable, **sizes) -> None:
+        """Trains to the end, measures on the test set, and reports.
+
+        Args:
+            test: () -> Evaluation, on the whole test set.
+            sizes: what the summary says about the data besides.
+        """
+        resumed = f", from step {trainer.progress.step}" if trainer.progress.step else ""
+        parameters = sum(p.numel() for p in trainer.model.parameters())
+        self.console.say(
+            f"{self.model_name} ({parameters / 1e6:.2f} M parameters) on {self.data_name} "
+            f"({trainer.loader.samples:,} pictures), {self.device.type} {self.precision.name}, "
+            f"batch {trainer.loader.step_size}, {trainer.total_steps} steps{resumed}; "
+            f"run folder {self.folder.path}"
+        )
+        try:
+            progress = trainer.fit()
+        except Stopped:
+            self._report(trainer, "interrupted", None, sizes)
+            raise
+        at_end = progress.evaluated or {}
+        if at_end.get("split") == "test" and at_end["step"] == progress.step:
+            figures = {key: at_end[key] for key in ("loss", "accuracy", "samples")}
+        else:
+            self.console.say("measuring on the test set")
+            figures = asdict(self._test(trainer, test))
+            epoch = progress.step / trainer.loader.steps_per_epoch
+            trainer.metrics.write(step=progress.step, epoch=epoch, split="test", **figures)
+        self._report(trainer, "finished", figures, sizes)
+        self.console.say(
+            f"test accuracy {figures['accuracy']:.2f} % on {figures['samples']:,} pictures, after "
+            f"{duration(progress.seconds_training)} of training: {self.folder.path}"
+        )
+
+    def _test(self, trainer, test: Callable):
+        """The final evaluation; when a signal stops it, the finished training is saved already."""
+        result = test()
+        if result is None:
+            self._report(trainer, "interrupted", None, {})
+            raise Stopped(
+                self.signals.received,
+                "stopped before the last evaluation, all steps are saved; go on with "
+                f"--resume {self.folder.path}",
+            )
+        return result
+
+    # ---- reporting ----------------------------------------------------------------------------
+
+    def _report(self, trainer, status: str, test: dict | None, sizes: dict) -> None:
+        """summary.json and curves.png. A full disk costs these, never the run."""
+        import torch
+
+        from utils.reporting.plots import draw_curves
+
+        progress, settings = trainer.progress, self.settings
+        test, train = test or {}, progress.train or {}
+        speed = trainer.samples_per_second
+        summary = {
+            "status": status,
+            "entry": settings.entry,
+            "model": self.model_name,
+            "dataset": self.data_name,
+            "optimizer": settings.optimizer,
+            "mixup": "none",
+            "epochs": progress.step / trainer.loader.steps_per_epoch,
+            "steps": progress.step,
+            "train_samples": trainer.loader.samples,
+            "test_samples": test.get("samples"),
+            "train_loss": train.get("loss"),
+            "train_accuracy": train.get("accuracy"),
+            "test_loss": test.get("loss"),
+            "test_accuracy": test.get("accuracy"),
+            "seconds_total": round(time.monotonic() - self.started, 3),
+            "seconds_training": round(progress.seconds_training, 3),
+            "seconds_first_step": round(trainer.seconds_first_step, 3),
+            "samples_per_second": speed and round(speed, 1),
+            "peak_memory_bytes": _peak_memory(self.device),
+            "skipped_steps": progress.left_out[0],
+            "skipped_steps_by_scaler": progress.left_out[2],
+            "world_size": 1,
+            "global_batch_size": trainer.loader.step_size,
+            "device": _device_name(self.device),
+            "precision": self.precision.name,
+            "threads": self.threads,
+            "torch_version": torch.__version__,
+            "seed": settings.seed,
+        } | sizes
+        if progress.best_step is not None:
+            summary |= {
+                "best_epoch": progress.best_epoch,
+                "best_val_accuracy": progress.best_val_accuracy,
+                "best_checkpoint": f"checkpoints/step-{progress.best_step:08}",
+            }
+        title = f"{self.model_name} on {self.data_name}, {settings.optimizer}"
+        try:
+            self._write("summary.json", json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
+            draw_curves(trainer.metrics.read(), self.folder.curves, title)
+        except OSError as error:
+            self.console.say(f"{self.folder.path}: {reason(error)}; the report is not complete")
+
+    def _write(self, name: str, text: str, header: str = "") -> None:
+        text = f"# {header}\n{text}" if header else text
+        replace_file(self.folder.path / name, text.encode())
+
+
+def _same(one: Path | None, other: Path) -> bool:
+    return one is not None and one.resolve() == other.resolve()
+
+
+def _peak_memory(device) -> int:
+    """Bytes: of the GPU's allocator, or of the whole process on a CPU."""
+    if device.type == "cuda":
+        import torch
+
+        return torch.cuda.max_memory_allocated(device)
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _device_name(device) -> str:
+    if device.type == "cuda":
+        import torch
+
+        return torch.cuda.get_device_name(device)
+    import platform
+
+    return f"cpu ({platform.processor() or platform.machine()})"

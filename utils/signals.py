@@ -1,0 +1,40 @@
+"""SIGINT and SIGTERM: finish the step, save, and exit with 130 or 143."""
+
+import os
+import signal
+
+
+class Stopped(BaseException):
+    """A signal ended the run. `line` says what was saved and how to go on."""
+
+    def __init__(self, signum: int, line: str):
+        super().__init__(line)
+        self.exit_code, self.line = 128 + signum, line
+
+
+class Signals:
+    """Catches the two signals from the moment it is made.
+
+    Until `defer` is called a signal raises `Stopped` at once: nothing is trained yet. From then on
+    it is only noted in `received`, which the loop reads after every step. A second signal ends
+    the process on the spot.
+    """
+
+    def __init__(self):
+        self.received: int | None = None
+        self._deferred = False
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, self._handle)
+
+    def _handle(self, signum, frame):
+        if self.received is not None:
+            os.write(2, b"stopped at once by a second signal\n")
+            os._exit(128 + signum)
+        self.received = signum
+        if not self._deferred:
+            raise Stopped(signum, "stopped before the first step: nothing to save")
+
+    def defer(self) -> None:
+        self._deferred = True
+        if self.received is not None:  # it came while an exception could not be raised
+            raise Stopped(self.received, "stopped before the first step: nothing to save")

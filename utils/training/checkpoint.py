@@ -1,0 +1,225 @@
+"""Checkpoints: folders that are whole or not there, and never applied unverified.
+
+    checkpoints/step-00001234/
+        model.safetensors      weights and buffers under canonical names
+        optimizer.safetensors  optimizer state, `<parameter>/<key>`
+        state.json             everything else
+        SHA256SUMS             of the files above; `sha256sum -c SHA256SUMS` checks it
+
+A checkpoint is written under a temporary name, flushed to disk and renamed. Nothing in it is a
+pickle.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+
+from utils.errors import UserError
+from utils.reporting.files import reason, sync_folder, write_synced
+
+MODEL, OPTIMIZER, STATE, SUMS = (
+    "model.safetensors",
+    "optimizer.safetensors",
+    "state.json",
+    "SHA256SUMS",
+)
+
+
+class DamagedCheckpoint(Exception):
+    """A checkpoint that is not what was written; its text names the file and what is wrong."""
+
+
+@dataclass
+class Checkpoint:
+    """What one step left: tensors on the CPU and a JSON object."""
+
+    step: int
+    model: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    state: dict
+
+
+class Checkpoints:
+    """The checkpoints of a run.
+
+    Args:
+        folder: made when the first one is written.
+        keep: how many of the newest ones stay; the best one stays besides.
+        warn: told, in a line, what was damaged or could not be done.
+    """
+
+    def __init__(self, folder: Path, *, keep: int = 3, warn=print):
+        self.folder, self.keep, self.warn = Path(folder), keep, warn
+
+    def steps(self) -> list[int]:
+        """Steps that have a checkpoint, oldest first, whole or not."""
+        return sorted({_step(path) for path in self.folder.glob("step-*") if path.is_dir()})
+
+    def save(self, checkpoint: Checkpoint, best_step: int | None = None) -> Path:
+        """Writes one durably, then drops the oldest beyond `keep`. Raises OSError.
+
+        Whatever fails, and whenever the process is killed, the checkpoints before are intact.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        final = self.folder / f"step-{checkpoint.step:08}"
+        aside = self.folder / f".writing-{final.name}"
+        self._clean()
+        try:
+            aside.mkdir()
+            contents = {
+                MODEL: to_bytes(_plain(checkpoint.model)),
+                OPTIMIZER: to_bytes(_plain(checkpoint.optimizer)),
+                STATE: json.dumps(checkpoint.state, indent=1, ensure_ascii=False).encode(),
+            }
+            sums = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+            for name, content in (contents | {SUMS: _sums_text(sums)}).items():
+                write_synced(aside / name, content)
+            sync_folder(aside)
+        except OSError:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
+        if final.exists():  # the same step again, after an evaluation: never without either
+            os.rename(final, self.folder / f"{final.name}.old")
+        os.rename(aside, final)
+        sync_folder(self.folder)
+        self._prune(best_step)
+        return final
+
+    def load(self) -> Checkpoint | None:
+        """The newest checkpoint that is whole; says which damaged ones it passed over.
+
+        Returns None where there is none at all. Raises UserError where all are damaged.
+        """
+        steps = self.steps()
+        for step in reversed(steps):
+            # A kill between two renames can leave the same step under its other name only.
+            for path in (self.folder / f"step-{step:08}", self.folder / f"step-{step:08}.old"):
+                if not path.is_dir():
+                    continue
+                try:
+                    return read_checkpoint(path)
+                except DamagedCheckpoint as error:
+                    self.warn(
+                        f"checkpoint {path} is damaged ({error}); falling back to the one before"
+                    )
+        if steps:
+            raise UserError(f"all checkpoints in {self.folder} are damaged: start a new run")
+        return None
+
+    def _prune(self, best_step: int | None) -> None:
+        steps = self.steps()
+        for step in steps:
+            path = self.folder / f"step-{step:08}"
+            if path.exists():
+                shutil.rmtree(path.with_name(f"{path.name}.old"), ignore_errors=True)
+            if step in steps[-self.keep :] or step == best_step:
+                continue
+            aside = self.folder / f".dropping-{path.name}"
+            os.rename(path, aside)  # a half-deleted checkpoint must not look like a damaged one
+            shutil.rmtree(aside, ignore_errors=True)
+
+    def _clean(self) -> None:
+        """Removes what a killed process left half written or half deleted."""
+        for path in [*self.folder.glob(".writing-*"), *self.folder.glob(".dropping-*")]:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Verifies every byte of a checkpoint, then reads it. Raises DamagedCheckpoint."""
+    path = Path(path)
+    names = (MODEL, OPTIMIZER, STATE)
+    try:
+        sums = {name: _file_sum(path / name) for name in names}
+        written = (path / SUMS).read_bytes()
+    except OSError as error:
+        raise DamagedCheckpoint(f"{Path(error.filename or path).name}: {reason(error)}") from None
+    if written != _sums_text(sums):
+        wrong = [name for name in names if f"{sums[name]}  {name}".encode() not in written]
+        raise DamagedCheckpoint(f"{', '.join(wrong) or SUMS}: the content does not match its sum")
+    try:
+        state = json.loads((path / STATE).read_bytes())
+        return Checkpoint(_step(path), load_file(path / MODEL), load_file(path / OPTIMIZER), state)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise DamagedCheckpoint(str(error)) from None
+
+
+def optimizer_tensors(optimizer, names: dict[Tensor, str]) -> tuple[dict[str, Tensor], dict]:
+    """Optimizer state as tensors under canonical names, and the rest as JSON.
+
+    Args:
+        names: the canonical name of each parameter.
+    Returns:
+        ({"<parameter>/<key>": tensor}, {"groups": [...], "values": {"<parameter>/<key>": number}})
+    """
+    tensors, values = {}, {}
+    for parameter, state in optimizer.state.items():
+        for key, value in state.items():
+            target = tensors if isinstance(value, Tensor) else values
+            target[f"{names[parameter]}/{key}"] = value
+    groups = [
+        {key: value for key, value in group.items() if key != "params"}
+        | {"params": [names[parameter] for parameter in group["params"]]}
+        for group in optimizer.param_groups
+    ]
+    return tensors, {"groups": groups, "values": values}
+
+
+@torch.no_grad()
+def restore_optimizer(
+    optimizer, names: dict[Tensor, str], tensors: dict[str, Tensor], rest: dict
+) -> None:
+    """The inverse of `optimizer_tensors`, into an optimizer made with the same settings.
+
+    State of the shape of its parameter takes that parameter's memory format and device, as the
+    optimizer would have made it.
+
+    Raises:
+        UserError: the groups or the parameters are not those of the checkpoint.
+    """
+    parameters = {name: parameter for parameter, name in names.items()}
+    if [group["params"] for group in rest["groups"]] != [
+        [names[p] for p in group["params"]] for group in optimizer.param_groups
+    ]:
+        raise UserError("the checkpoint's optimizer has other parameters than this run's")
+    optimizer.state.clear()
+    for key, value in [*tensors.items(), *rest["values"].items()]:
+        name, _, entry = key.rpartition("/")
+        parameter = parameters[name]
+        if isinstance(value, Tensor) and value.shape == parameter.shape:
+            value = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+        elif isinstance(value, Tensor):
+            value = value.to(parameter.device)
+        optimizer.state[parameter][entry] = value
+    for group, saved_group in zip(optimizer.param_groups, rest["groups"], strict=True):
+        group["lr"] = saved_group["lr"]  # the rate of the last step; the schedule sets the next
+
+
+def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous copies on the CPU that share no memory, sorted by name."""
+    return {
+        name: tensors[name].detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name in sorted(tensors)
+    }
+
+
+def _step(path: Path) -> int:
+    digits = path.name.removeprefix("step-").removesuffix(".old")
+    return int(digits) if digits.isdecimal() else -1
+
+
+def _file_sum(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sums_text(sums: dict[str, str]) -> bytes:
+    return "".join(f"{digest}  {name}\n" for name, digest in sorted(sums.items())).encode()

@@ -1,0 +1,68 @@
+"""A step whose loss or gradient is not finite leaves no trace, and costs no wait.
+
+The verdict stays on the device as a flag: the optimizer's kernels read it there (`found_inf`),
+BatchNorm's statistics are taken back by selection, and the sums of the metrics leave the step out.
+The host reads how many there were, and when, where it reads the metrics anyway.
+"""
+
+import torch
+from torch import Tensor, nn
+
+
+class Guard:
+    """Args:
+    model: whose buffers are put back; they are moved into one piece of memory for each dtype,
+        so that copying and selecting them takes two calls, not two for each layer.
+    """
+
+    def __init__(self, model: nn.Module):
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        device = self.parameters[0].device
+        self.flat = _flatten_buffers(model)
+        self.before = [torch.empty_like(flat) for flat in self.flat]
+        # (steps left out, the first of them or -1, steps left out by the loss scaler)
+        self.left_out = torch.tensor([0, -1, 0], dtype=torch.int64, device=device)
+
+    def remember(self) -> None:
+        """Before the first forward pass of a step."""
+        for before, flat in zip(self.before, self.flat, strict=True):
+            before.copy_(flat)
+
+    def gradient_norm(self) -> Tensor:
+        """Global L2 norm of the gradient, (); infinite or NaN where any of it is."""
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        return torch.nn.utils.get_total_norm(gradients)
+
+    def judge(self, loss: Tensor, norm: Tensor, step: int, scaled: bool) -> Tensor:
+        """() bool: leave this step out. With a loss scaler (`scaled`) an infinite gradient of a
+        finite loss is its ordinary way to find the scale, and is counted apart."""
+        loss_bad = ~torch.isfinite(loss)
+        bad = loss_bad | ~torch.isfinite(norm)
+        fault = loss_bad if scaled else bad
+        count, first, by_scaler = self.left_out.unbind()
+        first.copy_(torch.where(fault & (first < 0), step, first))
+        count += fault
+        by_scaler += bad & ~fault
+        return bad
+
+    def take_back(self, bad: Tensor) -> None:
+        """Puts the buffers back where `bad`."""
+        for before, flat in zip(self.before, self.flat, strict=True):
+            torch.where(bad, before, flat, out=flat)
+
+
+@torch.no_grad()
+def _flatten_buffers(model: nn.Module) -> list[Tensor]:
+    """Moves the buffers into one tensor for each dtype, of which they become views."""
+    groups: dict[torch.dtype, list[tuple[nn.Module, str, Tensor]]] = {}
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            groups.setdefault(buffer.dtype, []).append((module, name, buffer))
+    flats = []
+    for members in groups.values():
+        flat = torch.cat([buffer.reshape(-1) for _, _, buffer in members])
+        pieces = flat.split([buffer.numel() for _, _, buffer in members])
+        for (module, name, buffer), piece in zip(members, pieces, strict=True):
+            module._buffers[name] = piece.view(buffer.shape)
+        flats.append(flat)
+    return flats
