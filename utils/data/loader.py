@@ -115,10 +115,11 @@ class ImageLoader:
 
     @property
     def samples(self) -> int:
-        """Samples in an epoch. In training a lone last sample is left out of its epoch (a new
-        one every time): BatchNorm cannot take statistics of a batch of one."""
+        """Samples in an epoch. In training a last step of one sample is left out of its epoch
+        (another sample every time): BatchNorm cannot take statistics of a batch of one."""
         n = len(self.images)
-        return n - 1 if self.shuffle and n > 1 and n % self.batch_size == 1 else n
+        lone = self.shuffle and n > 1 and self.step_size > 1 and n % self.step_size == 1
+        return n - 1 if lone else n
 
     @property
     def steps_per_epoch(self) -> int:
@@ -145,8 +146,7 @@ class ImageLoader:
             if self.augment is not None:
                 generator = random_generator(self.seed, AUGMENT_STREAM, epoch, step)
                 plan = self.augment.draw(len(chosen), generator)
-            for start in range(0, len(chosen), self.batch_size):
-                stop = min(start + self.batch_size, len(chosen))
+            for start, stop in _micro_batches(len(chosen), self.batch_size):
                 yield lambda chosen=chosen, plan=plan, start=start, stop=stop: Batch(
                     *self._make(chosen[start:stop], plan and plan.slice(start, stop)),
                     step_samples=len(chosen),
@@ -166,6 +166,14 @@ class ImageLoader:
             images = images.pin_memory().to(self.device, non_blocking=True)
             targets = targets.pin_memory().to(self.device, non_blocking=True)
         return self.normalize(images), targets
+
+
+def _micro_batches(n: int, size: int) -> list[tuple[int, int]]:
+    """Borders of the pieces of `size` samples; a lone last sample joins the piece before it."""
+    starts = list(range(0, n, size))
+    if len(starts) > 1 and size > 1 and n - starts[-1] == 1:
+        starts.pop()
+    return list(zip(starts, [*starts[1:], n], strict=True))
 
 
 def _one_ahead(makers, device: torch.device) -> Iterator[Batch]:

@@ -1,0 +1,140 @@
+"""A run small enough to be repeated hundreds of times: used by the tests of the training loop."""
+
+import json
+
+import numpy as np
+import torch
+from torch import nn
+
+from utils.augment.crop_flip import CropFlip
+from utils.data.loader import ImageLoader
+from utils.optim.factory import build_optimizer
+from utils.optim.schedules import Schedule
+from utils.reporting.console import Console
+from utils.reporting.metrics import MetricsLog
+from utils.training.checkpoint import Checkpoints
+from utils.training.evaluation import evaluate
+from utils.training.objective import Classification, Precision
+from utils.training.trainer import Trainer
+
+CPU = torch.device("cpu")
+
+
+class NoSignals:
+    """Stands for utils.signals.Signals; a test sets `received`."""
+
+    received = None
+
+    def defer(self):
+        pass
+
+
+def pictures(n=23, size=8, classes=3, seed=0):
+    rng = np.random.default_rng(seed)
+    labels = np.arange(n, dtype=np.int64) % classes
+    images = rng.integers(0, 256, (n, size, size, 3), dtype=np.uint8)
+    images[..., 0] = np.clip(images[..., 0] // 3 + 60 * labels[:, None, None], 0, 255)
+    return images, labels
+
+
+def network(norm=True, dropout=0.0, classes=3, seed=1):
+    torch.manual_seed(seed)
+    layers = [nn.Conv2d(3, 6, 3, padding=1, bias=not norm)]
+    layers += [nn.BatchNorm2d(6)] if norm else []
+    layers += [nn.ReLU(), nn.Conv2d(6, 4, 1), nn.Dropout(dropout), nn.AdaptiveAvgPool2d(2)]
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(16, classes))
+    return model.to(memory_format=torch.channels_last)
+
+
+def loader(batch_size=4, accumulation=1, n=23, augment=True, shuffle=True, **options):
+    images, labels = pictures(n)
+    return ImageLoader(
+        images,
+        labels,
+        mean=(0.5,) * 3,
+        std=(0.25,) * 3,
+        batch_size=batch_size,
+        device=CPU,
+        accumulation=accumulation,
+        augment=CropFlip(8, 8, padding=1) if augment else None,
+        shuffle=shuffle,
+        **options,
+    )
+
+
+def make_trainer(
+    folder,
+    *,
+    epochs=3,
+    batch_size=4,
+    accumulation=1,
+    optimizer="sgd",
+    lr=0.05,
+    model=None,
+    precision="fp32",
+    data=None,
+    objective=None,
+    signals=None,
+    max_steps=None,
+    dropout=0.2,
+    val=False,
+    **options,
+):
+    """A trainer over random pictures with BatchNorm and dropout, writing below `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model = model if model is not None else network(dropout=dropout)
+    data = data or loader(batch_size, accumulation)
+    arithmetic = Precision(precision, CPU)
+    signals = signals or NoSignals()
+    test = loader(5, n=12, augment=False, shuffle=False)
+    total = epochs * data.steps_per_epoch
+    total = min(total, max_steps) if max_steps else total
+    options = {
+        "checkpoints": Checkpoints(folder / "checkpoints", keep=100),
+        "log_every": 2,
+        "save_steps": 10**9,
+        "eval_every": 1,
+    } | options
+    return Trainer(
+        model=model,
+        objective=objective or Classification(model, arithmetic, 0.1),
+        optimizer=build_optimizer(optimizer, model, lr=lr, weight_decay=1e-3, momentum=0.9),
+        schedule=Schedule("cosine", total, 2),
+        loader=data,
+        precision=arithmetic,
+        total_steps=total,
+        evaluate=lambda: evaluate(
+            model, test.epoch(), arithmetic, lambda: signals.received is not None
+        ),
+        eval_split="val" if val else "test",
+        console=Console(),
+        metrics=MetricsLog(folder / "metrics.jsonl"),
+        signals=signals,
+        **options,
+    )
+
+
+def everything(trainer) -> dict:
+    """All that must be equal to the bit between a resumed run and an uninterrupted one."""
+    state = {f"model/{k}": v.clone() for k, v in trainer.model.state_dict().items()}
+    names = {p: n for n, p in trainer.model.named_parameters()}
+    for parameter, entries in trainer.optimizer.state.items():
+        for key, value in entries.items():
+            state[f"optimizer/{names[parameter]}/{key}"] = torch.as_tensor(value).clone()
+    state["random"] = torch.get_rng_state()
+    state["scaler"] = torch.tensor(trainer.scaler.get_scale())
+    state["lr"] = torch.tensor(trainer.learning_rate)
+    return state
+
+
+def assert_same(one: dict, other: dict) -> None:
+    assert one.keys() == other.keys()
+    for key, value in one.items():
+        assert torch.equal(value, other[key]), key
+
+
+def history(folder) -> list[dict]:
+    """metrics.jsonl without what depends on the clock."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    return [{k: v for k, v in r.items() if k != "samples_per_second"} for r in records]

@@ -1,0 +1,77 @@
+"""Evaluation: every sample once, with the running statistics, and no trace left on the model."""
+
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from utils.training.evaluation import evaluate
+from utils.training.objective import Precision
+
+FP32 = Precision("fp32", torch.device("cpu"))
+SAMPLES = 11
+
+
+class Batch(NamedTuple):
+    inputs: torch.Tensor
+    targets: torch.Tensor
+
+
+def task():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 3))
+    nn.init.normal_(model[1].running_mean)
+    nn.init.uniform_(model[1].running_var, 0.5, 2)
+    return model, torch.randn(SAMPLES, 4), torch.randint(0, 3, (SAMPLES,))
+
+
+def batches(inputs, targets, size):
+    return [Batch(inputs[i : i + size], targets[i : i + size]) for i in range(0, SAMPLES, size)]
+
+
+def reference(model, inputs, targets):
+    """Mean cross-entropy and accuracy in float64, with the running statistics, no dropout."""
+    w = {key: value.double().numpy() for key, value in model.state_dict().items()}
+    x = inputs.double().numpy() @ w["0.weight"].T + w["0.bias"]
+    x = (x - w["1.running_mean"]) / np.sqrt(w["1.running_var"] + 1e-5)
+    logits = (x * w["1.weight"] + w["1.bias"]) @ w["3.weight"].T + w["3.bias"]
+    log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    correct = logits.argmax(1) == targets.numpy()
+    return -log_p[np.arange(SAMPLES), targets.numpy()].mean(), 100 * correct.mean()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 10, 11, 50])
+def test_counts_each_sample_once_at_any_batch_size(size):
+    model, inputs, targets = task()
+    loss, accuracy = reference(model, inputs, targets)
+    result = evaluate(model, batches(inputs, targets, size), FP32)
+    assert result.samples == SAMPLES
+    assert result.loss == pytest.approx(loss, rel=1e-5)
+    assert result.accuracy == pytest.approx(accuracy, rel=1e-12)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_leaves_the_model_as_it_was(training):
+    model, inputs, targets = task()
+    model.train(training)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    evaluate(model, batches(inputs, targets, 4), FP32)
+    assert model.training is training and model[1].training is training
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    assert all(p.grad is None and not p.is_inference() for p in model.parameters())
+
+
+def test_interrupted_gives_none_and_goes_back_to_training():
+    model, inputs, targets = task()
+    answers = iter([False, True])
+    assert evaluate(model, batches(inputs, targets, 3), FP32, lambda: next(answers)) is None
+    assert model.training
+
+
+def test_goes_back_to_training_after_an_error():
+    model, _, targets = task()
+    with pytest.raises(RuntimeError):
+        evaluate(model, [Batch(torch.zeros(SAMPLES, 5), targets)], FP32)
+    assert model.training

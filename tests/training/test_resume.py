@@ -1,0 +1,114 @@
+"""A resumed run is the uninterrupted one, to the bit: weights, optimizer, order, losses."""
+
+import pytest
+import torch
+from toy import NoSignals, assert_same, everything, history, make_trainer, network
+
+from utils.signals import Stopped
+
+CASES = {
+    "sgd": {},
+    "adamw": {"optimizer": "adamw", "lr": 1e-2},
+    "accumulation": {"accumulation": 2},
+    "clip": {"clip": 0.1},
+    "validation": {"val": True},
+    "bf16": {"precision": "bf16"},
+    "fp16": {"precision": "fp16"},
+    "max_steps": {"max_steps": 8},
+}
+
+
+class SignalAt(NoSignals):
+    """SIGTERM (15) arrives during optimizer step `step`, or during the evaluation after it."""
+
+    def __init__(self, step, trainer=None):
+        self.step, self.trainer = step, trainer
+
+    @property
+    def received(self):
+        return 15 if self.trainer.progress.step >= self.step else None
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_resume_from_every_step_is_bit_equal(tmp_path, case):
+    options = CASES[case]
+    torch.manual_seed(5)
+    whole = make_trainer(tmp_path / "whole", **options)
+    whole.fit()
+    expected, figures = everything(whole), history(tmp_path / "whole")
+    assert whole.total_steps >= 6
+    for step in range(1, whole.total_steps):
+        folder = tmp_path / f"stopped{step}"
+        torch.manual_seed(5)
+        signals = SignalAt(step)
+        stopped = make_trainer(folder, signals=signals, **options)
+        signals.trainer = stopped
+        with pytest.raises(Stopped) as stop:
+            stopped.fit()
+        assert stop.value.exit_code == 143
+        assert stopped.checkpoints.steps()[-1] == step
+
+        torch.manual_seed(99)  # what is drawn must come from the checkpoint
+        resumed = make_trainer(folder, model=network(dropout=0.2, seed=77), **options)
+        checkpoint = resumed.checkpoints.load()
+        resumed.metrics.cut(checkpoint.state["metrics_bytes"])
+        resumed.restore(checkpoint)
+        assert resumed.progress.step == step
+        resumed.fit()
+        assert_same(expected, everything(resumed))
+        assert history(folder) == figures
+
+
+def test_resume_after_a_kill_cuts_the_metrics_back(tmp_path):
+    """Checkpoints every 2 steps; the run dies later; it resumes from an older checkpoint."""
+    torch.manual_seed(5)
+    whole = make_trainer(tmp_path / "whole", save_steps=2)
+    whole.fit()
+    steps = whole.checkpoints.steps()
+    assert len(steps) >= 5
+    for step in steps[:-1]:
+        later = [s for s in steps if s > step]
+        torch.manual_seed(5)
+        folder = tmp_path / f"killed{step}"
+        killed = make_trainer(folder, save_steps=2)
+        killed.fit()
+        for s in later:
+            (folder / "checkpoints" / f"step-{s:08}" / "model.safetensors").write_bytes(b"broken")
+        resumed = make_trainer(folder, save_steps=2)
+        said = []
+        resumed.checkpoints.warn = said.append
+        checkpoint = resumed.checkpoints.load()
+        assert checkpoint.step == step and len(said) == len(later)
+        resumed.metrics.cut(checkpoint.state["metrics_bytes"])
+        resumed.restore(checkpoint)
+        resumed.fit()
+        assert_same(everything(whole), everything(resumed))
+        assert history(folder) == history(tmp_path / "whole")
+
+
+def test_longer_run_continues(tmp_path):
+    """More --epochs: the same weights, a longer plan."""
+    short = make_trainer(tmp_path, epochs=1)
+    short.fit()
+    longer = make_trainer(tmp_path, epochs=3)
+    longer.restore(longer.checkpoints.load())
+    assert longer.fit().step == 3 * short.total_steps
+
+
+def test_memory_format_comes_back(tmp_path):
+    first = make_trainer(tmp_path, epochs=1)
+    first.fit()
+    second = make_trainer(tmp_path, epochs=1)
+    second.restore(second.checkpoints.load())
+    for parameter, state in second.optimizer.state.items():
+        if parameter.ndim == 4:
+            assert state["momentum_buffer"].stride() == parameter.stride()
+            assert parameter.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_another_optimizer_is_refused(tmp_path):
+    first = make_trainer(tmp_path, epochs=1)
+    first.fit()
+    other = make_trainer(tmp_path, model=network(norm=False))
+    with pytest.raises(Exception, match="does not fit the model"):
+        other.restore(other.checkpoints.load())

@@ -1,0 +1,219 @@
+"""The loop against plain ones, and what it does with numbers that are not finite."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from toy import CPU, everything, history, loader, make_trainer, network
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from utils.errors import UserError
+from utils.training.objective import Classification, Precision
+
+
+def plain_loop(model, data, *, epochs, lr, weight_decay, total, warmup, smoothing):
+    """SGD with Nesterov momentum, cosine and warm-up, written out."""
+    decayed = [p for p in model.parameters() if p.ndim > 1]
+    momentum = {p: torch.zeros_like(p) for p in model.parameters()}
+    losses, step = [], 0
+    for epoch in range(epochs):
+        for batch in data.epoch(epoch):
+            if step < warmup:
+                rate = lr * (step + 1) / warmup
+            else:
+                rate = lr * 0.5 * (1 + math.cos(math.pi * (step - warmup) / (total - warmup)))
+            loss = F.cross_entropy(model(batch.inputs), batch.targets, label_smoothing=smoothing)
+            model.zero_grad()
+            loss.backward()
+            with torch.no_grad():
+                for p in model.parameters():
+                    g = p.grad + (weight_decay * p if any(p is q for q in decayed) else 0)
+                    momentum[p] = 0.9 * momentum[p] + g
+                    p -= rate * (g + 0.9 * momentum[p])
+            losses.append(loss.item())
+            step += 1
+    return losses
+
+
+def test_equals_a_plain_loop(tmp_path):
+    trainer = make_trainer(tmp_path, dropout=0.0, log_every=1)
+    model = network(dropout=0.0)
+    trainer.fit()
+    losses = plain_loop(
+        model, loader(4), epochs=3, lr=0.05, weight_decay=1e-3, total=trainer.total_steps,
+        warmup=2, smoothing=0.1,
+    )  # fmt: skip
+    logged = [r["loss"] for r in history(tmp_path) if r.get("average_over") == "steps"]
+    np.testing.assert_allclose(logged, losses, rtol=1e-4)
+    for (name, ours), theirs in zip(
+        trainer.model.state_dict().items(), model.state_dict().values(), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5, msg=name)
+
+
+class DoubleLoader:
+    """The same batches in float64."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def epoch(self, *position):
+        for batch in self.inner.epoch(*position):
+            yield batch._replace(inputs=batch.inputs.double())
+
+
+@pytest.mark.parametrize("n", [23, 24, 17, 19])  # last windows: short, whole, one sample, two batches
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_accumulation_equals_one_large_batch(tmp_path, n, optimizer):
+    def train(batch_size, accumulation):
+        model = network(norm=False, dropout=0.0).double()
+        data = DoubleLoader(loader(batch_size, accumulation, n=n))
+        trainer = make_trainer(
+            tmp_path / f"{batch_size}", model=model, data=data, optimizer=optimizer, clip=1.0,
+            eval_every=0,
+        )  # fmt: skip
+        trainer.fit()
+        return trainer
+
+    small, large = train(2, 4), train(8, 1)
+    assert small.total_steps == large.total_steps
+    for (name, one), other in zip(
+        small.model.named_parameters(), large.model.parameters(), strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11, msg=name)
+
+
+class RefuseHostReads(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert func is not torch.ops.aten._local_scalar_dense.default, "the host waits here"
+        assert func is not torch.ops.aten.equal.default, "the host waits here"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_ten_steps_without_a_host_read(tmp_path, optimizer, precision):
+    trainer = make_trainer(
+        tmp_path, data=loader(4, 2, n=96), optimizer=optimizer, precision=precision, clip=1.0
+    )
+    trainer.model.train()
+    with RefuseHostReads():
+        trainer.guard.remember()
+        for batch in trainer.loader.epoch(0):
+            trainer.forward_backward(batch)
+            if batch.ends_step:
+                trainer.update()
+                trainer.guard.remember()
+            if trainer.progress.step == 10:
+                break
+    assert trainer.progress.step == 10
+
+
+class Poisoned(Classification):
+    """NaN in the loss, or in the gradient alone, at the given calls."""
+
+    def __init__(self, model, calls, where="loss"):
+        super().__init__(model, Precision("fp32", CPU), 0.0)
+        self.calls, self.where, self.count = calls, where, 0
+
+    def __call__(self, inputs, targets):
+        loss, sums = super().__call__(inputs, targets)
+        if self.count in self.calls:
+            if self.where == "loss":
+                loss, sums = loss * float("nan"), sums * float("nan")
+            else:
+                loss.register_hook(lambda gradient: gradient * float("inf"))
+        self.count += 1
+        return loss, sums
+
+
+@pytest.mark.parametrize("where", ["loss", "gradient"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("bad_step", [0, 3])
+def test_a_step_that_is_not_finite_leaves_no_trace(tmp_path, where, optimizer, bad_step):
+    model = network(dropout=0.0)
+    objective = Poisoned(model, {bad_step}, where)
+    trainer = make_trainer(
+        tmp_path, model=model, objective=objective, optimizer=optimizer, on_nonfinite="skip"
+    )
+    model.train()
+    batches = list(trainer.loader.epoch(0))
+    for step, batch in enumerate(batches[:5]):
+        before = everything(trainer)
+        trainer.guard.remember()
+        trainer.forward_backward(batch)
+        trainer.update()
+        after = everything(trainer)
+        for key in before:
+            if key.startswith("model/") or (key.startswith("optimizer/") and step):
+                unchanged = torch.equal(before[key], after[key])
+                assert unchanged == (step == bad_step), key
+    assert trainer.guard.left_out.tolist() == [1, bad_step, 0]
+    assert trainer.window[2].item() == 4 * 4
+
+
+def test_not_finite_stops_with_the_step_and_what_to_do(tmp_path):
+    model = network()
+    trainer = make_trainer(tmp_path, model=model, objective=Poisoned(model, {4}), save_steps=2)
+    with pytest.raises(UserError, match=r"step 5: .*--lr 0.05.*--on_nonfinite skip.*of step 4"):
+        trainer.fit()
+    checkpoint = trainer.checkpoints.load()
+    assert checkpoint.step == 4
+    assert all(torch.isfinite(t.float()).all() for t in checkpoint.model.values())
+
+
+def test_not_finite_skipped_is_counted(tmp_path):
+    model = network()
+    objective = Poisoned(model, {2, 7})
+    trainer = make_trainer(tmp_path, model=model, objective=objective, on_nonfinite="skip")
+    progress = trainer.fit()
+    assert progress.left_out[0] == 2 and progress.step == trainer.total_steps
+    assert history(tmp_path)[-3]["skipped_steps"] == 2
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
+def test_nothing_but_skipped_steps_stops(tmp_path):
+    model = network()
+    objective = Poisoned(model, set(range(100)))
+    trainer = make_trainer(tmp_path, model=model, objective=objective, on_nonfinite="skip")
+    with pytest.raises(UserError, match="not finite"):
+        trainer.fit()
+
+
+def test_fp16_scale_that_collapses_stops(tmp_path):
+    model = network()
+    objective = Poisoned(model, set(range(10**6)), "gradient")
+    trainer = make_trainer(
+        tmp_path, model=model, objective=objective, precision="fp16", epochs=30
+    )
+    with pytest.raises(UserError, match="--precision bf16"):
+        trainer.fit()
+
+
+def test_best_checkpoint_is_kept(tmp_path):
+    trainer = make_trainer(tmp_path, val=True, epochs=6, save_steps=1, lr=1e-6)
+    trainer.checkpoints.keep = 2
+    progress = trainer.fit()
+    assert progress.best_step is not None and progress.best_val_accuracy is not None
+    newest = [trainer.total_steps - 1, trainer.total_steps]
+    assert trainer.checkpoints.steps() == sorted({progress.best_step, *newest})
+
+
+def test_figures_do_not_depend_on_the_log_interval(tmp_path):
+    for log_every in (1, 3, 1000):
+        torch.manual_seed(5)
+        make_trainer(tmp_path / str(log_every), log_every=log_every).fit()
+    ends = [
+        [r for r in history(tmp_path / str(k)) if r.get("average_over") != "steps"]
+        for k in (1, 3, 1000)
+    ]
+    for other in ends[1:]:
+        for one, two in zip(ends[0], other, strict=True):
+            assert one.keys() == two.keys()
+            numbers = {k: v for k, v in one.items() if not isinstance(v, str)}
+            assert numbers == pytest.approx({k: two[k] for k in numbers}, rel=1e-12)

@@ -1,0 +1,136 @@
+"""Decoding image files of any kind to RGB pictures of one size."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import stat
+import warnings
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from PIL import Image
+
+# Pillow knows more, some of which start other programs (EPS) or hold no picture.
+FORMATS = (
+    *("AVIF", "BMP", "GIF", "ICO", "JPEG", "JPEG2000", "MPO", "PCX", "PNG", "PPM", "QOI", "SGI"),
+    *("TGA", "TIFF", "WEBP"),
+)
+_EXIF_ORIENTATION = 0x0112
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+def open_image(path: str) -> Image.Image:
+    """Read the header of an image file. Raises OSError or ValueError for anything else."""
+    if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would be waited for
+        raise ValueError("not a regular file")
+    return Image.open(path, formats=_known_formats())
+
+
+def decode(path: str, size: int) -> np.ndarray:
+    """One file as (size, size, 3) uint8: upright, RGB, its central square resized bicubically.
+
+    Of an animation it is the first frame. Transparency is dropped (as torchvision does), 16-bit
+    gray is scaled to 8 bits. Raises whatever Pillow raises for a broken file, ValueError for
+    pixels without a known range.
+    """
+    with open_image(path) as image:
+        if image.format == "JPEG":  # decode at 1/2, 1/4 or 1/8, still twice what is needed
+            image.draft(None, (2 * size, 2 * size))
+        image.load()
+        turn = _UPRIGHT.get(_orientation(image))
+        image = to_rgb(image)
+        if turn is not None:
+            image = image.transpose(turn)
+    width, height = image.size
+    if (width, height) != (size, size):
+        side = min(width, height)
+        left, top = (width - side) / 2, (height - side) / 2
+        box = (left, top, left + side, top + side)
+        image = image.resize((size, size), Image.Resampling.BICUBIC, box=box)
+    return np.asarray(image)
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """A loaded picture of any mode as 8-bit RGB."""
+    if image.mode.startswith("I"):  # 16 bits; "I" is where Pillow keeps them in 32
+        pixels = np.asarray(image).astype(np.int64)
+        if pixels.min() < 0 or pixels.max() > 65535:
+            raise ValueError("32-bit pixels, which have no known range")
+        image = Image.fromarray(((pixels + 128) // 257).astype(np.uint8))  # 65535 -> 255
+    elif image.mode == "F":
+        raise ValueError("floating-point pixels, which have no known range")
+    elif image.mode in ("P", "PA"):
+        image = image.convert("RGBA")  # through its palette; "RGB" at once would lose "PA"
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _orientation(image: Image.Image) -> int:
+    try:
+        return image.getexif().get(_EXIF_ORIENTATION, 1)
+    except Exception:  # broken EXIF says nothing about the picture
+        return 1
+
+
+@functools.cache
+def _known_formats() -> tuple[str, ...]:
+    Image.init()
+    return tuple(name for name in FORMATS if name in Image.OPEN)
+
+
+def decode_all(
+    paths: list[str], size: int, workers: int
+) -> Iterator[tuple[np.ndarray, dict[int, str]]]:
+    """Decode in order, several chunks at once; Pillow leaves the interpreter to other threads.
+
+    Yields for each chunk the good pictures, (number, size, size, 3) uint8, and the reasons why
+    others are bad by their offset in the chunk. A few chunks of at most 8 MiB are in memory.
+    """
+    length = max(1, min(256, (8 << 20) // (3 * size * size)))
+
+    def decode_chunk(chunk: list[str]) -> tuple[np.ndarray, dict[int, str]]:
+        pictures, errors = np.empty((len(chunk), size, size, 3), np.uint8), {}
+        good = 0
+        for offset, path in enumerate(chunk):
+            try:
+                pictures[good] = decode(path, size)
+                good += 1
+            except Exception as error:  # Pillow raises anything at all for a broken file
+                text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+                if isinstance(error, Image.UnidentifiedImageError):
+                    text = "not an image of a known format"
+                errors[offset] = " ".join(text.split())
+        return pictures[:good], errors
+
+    chunks = (paths[start : start + length] for start in range(0, len(paths), length))
+    pending: deque = deque()
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="decode")
+    try:
+        for chunk in chunks:
+            pending.append(pool.submit(decode_chunk, chunk))
+            if len(pending) > workers + 1:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+@contextlib.contextmanager
+def strict_pillow() -> Iterator[None]:
+    """A picture so large that Pillow would only warn is an error; its other warnings are noise."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="PIL")
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        yield
