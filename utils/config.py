@@ -217,6 +217,8 @@ def convert(field: dataclasses.Field, value, where: str):
             raise wrong
         if kind is int and isinstance(value, str):
             value = int(value)
+        if kind is str and not isinstance(value, (str, int, float)):  # a list or mapping of YAML
+            raise wrong
         value = kind(value)
     except (ValueError, TypeError, OverflowError):
         raise wrong from None

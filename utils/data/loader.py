@@ -52,6 +52,7 @@ class Normalize:
     def __init__(self, mean, std, width: int, device: torch.device, channels_last: bool = True):
         self.channels_last = channels_last
         std = torch.tensor(std, dtype=torch.float64)
+        std = torch.where(std > 0, std, 1.0)  # a channel of one value becomes 0 everywhere
         mean = torch.tensor(mean, dtype=torch.float64)
         self.scale = (1 / (255 * std)).float().repeat(width).to(device)  # (width * channels,)
         self.shift = (-mean / std).float().repeat(width).to(device)

@@ -24,7 +24,22 @@ def _conv3x3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
 
 
 def _conv1x1(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
-    return nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False)
+    narrow = stride > 1 and inputs < 16
+    kind = SlicedConv1x1 if narrow else nn.Conv2d
+    return kind(inputs, outputs, 1, stride=stride, bias=False)
+
+
+class SlicedConv1x1(nn.Conv2d):
+    """A strided 1x1 convolution that drops the unused pixels first: the same numbers.
+
+    On CPUs oneDNN's gradient of the weight writes past its buffer when a strided 1x1 convolution
+    has fewer input channels than a vector register (16) and channels come last: wrong results or
+    a crash (https://github.com/uxlfoundation/oneDNN/issues/6035). This way never gets there.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x[:, :, :: self.stride[0], :: self.stride[1]]  # (n, inputs, h / stride, w / stride)
+        return nn.functional.conv2d(x, self.weight)
 
 
 class BasicBlock(nn.Module):

@@ -1,5 +1,6 @@
 """What a run says: lines for people, on the console and in log.txt, and one live bar."""
 
+import contextlib
 import math
 import sys
 import time
@@ -22,7 +23,8 @@ class Console:
         self.live = sys.stderr.isatty()
 
     def open_log(self, path: Path) -> None:
-        self._log = open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
+        # Names of undecodable bytes hold what UTF-8 cannot.
+        self._log = open(path, "a", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
         for line in self._early:
             self._to_log(line)
         self._early.clear()
@@ -74,7 +76,8 @@ class Console:
     def close(self) -> None:
         self.end_bar()
         if self._log is not None:
-            self._log.close()
+            with contextlib.suppress(OSError):  # a full disk: see _to_log
+                self._log.close()
             self._log = None
 
 

@@ -33,7 +33,6 @@ class MetricsLog:
         try:
             self._append()
         except OSError as error:
-            os.ftruncate(self._file, self._end)
             if not warned:
                 self._warn(
                     f"{self._path}: {reason(error)}; the lines are kept in memory until there is "
@@ -43,9 +42,13 @@ class MetricsLog:
     def _append(self) -> None:
         position = self._end
         content = self._waiting
-        while content:
-            written = os.pwrite(self._file, content, position)
-            content, position = content[written:], position + written
+        try:
+            while content:
+                written = os.pwrite(self._file, content, position)
+                content, position = content[written:], position + written
+        except OSError:
+            os.ftruncate(self._file, self._end)  # no half line stays behind
+            raise
         self._end, self._waiting = position, b""
 
     def position(self) -> int:

@@ -17,11 +17,11 @@ def draw_curves(records: list[dict], path: Path, title: str) -> None:
         axis.plot(*_curve(steps, key), color=colours["train"], alpha=0.25, lw=1)
         for split, colour in colours.items():
             ends = [r for r in records if r["split"] == split and r.get("average_over") != "steps"]
-            if ends:
-                x, y = _curve(ends, key)
+            x, y = _curve(ends, key)
+            if y:  # a run that diverged has none
                 label = f"{split} {y[-1]:.3f}" if key == "loss" else f"{split} {y[-1]:.2f} %"
                 axis.plot(x, y, color=colour, label=label, marker="o", ms=3)
-        if axis.lines:
+        if axis.get_legend_handles_labels()[0]:
             axis.legend(frameon=False)
     loss.set_title("loss")
     accuracy.set_title("accuracy (%)")

@@ -1,0 +1,35 @@
+"""What all tests share: one thread, and a way to run the entry script as a user does."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    """One thread for arithmetic, here and in every subprocess."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def run_entry_script():
+    """run_entry_script(args, cwd=..., env=...) -> CompletedProcess with text."""
+
+    def run(args, cwd=ROOT, env=None, script="resnet50_test.py", timeout=300):
+        return subprocess.run(
+            [sys.executable, str(ROOT / script), *map(str, args)],
+            cwd=cwd,
+            env=os.environ | {"OMP_NUM_THREADS": "1"} | (env or {}),
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+
+    return run

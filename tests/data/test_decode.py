@@ -1,0 +1,100 @@
+"""One picture of any kind as RGB of one size, compared with what Pillow computes."""
+
+import numpy as np
+import pytest
+from picture_trees import noise
+from PIL import Image
+
+from utils.data.decode import decode
+
+
+def test_resize_and_centre_crop(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (30, 60, 3), dtype=np.uint8)
+    for name, array in {"wide": pixels, "high": pixels.transpose(1, 0, 2)}.items():
+        path = str(tmp_path / f"{name}.png")
+        image = Image.fromarray(np.ascontiguousarray(array))
+        image.save(path)
+        for side in (30, 10, 80):
+            size = (2 * side, side) if name == "wide" else (side, 2 * side)
+            left, top = ((length - side) // 2 for length in size)
+            resized = image.resize(size, Image.Resampling.BICUBIC)
+            expected = resized.crop((left, top, left + side, top + side))
+            # Off by the rounding between Pillow's two passes, whose order differs.
+            assert abs(decode(path, side).astype(int) - np.asarray(expected)).max() <= 1
+
+
+def test_large_jpeg_is_decoded_smaller_and_looks_the_same(tmp_path):
+    ramp = np.linspace(0, 255, 1024)
+    pixels = np.stack([ramp + 0 * ramp[:, None], 0 * ramp + ramp[:, None]], -1)
+    pixels = np.concatenate([pixels, 255 - pixels[..., :1]], -1).astype(np.uint8)
+    path = str(tmp_path / "large.jpg")
+    Image.fromarray(pixels).save(path, quality=95)
+    expected = np.asarray(Image.open(path).resize((32, 32), Image.Resampling.BICUBIC))
+    assert abs(decode(path, 32).astype(int) - expected).max() <= 4
+
+
+def in_mode(mode):
+    """A picture of `mode` in a file format that keeps it, and the RGB pixels to expect."""
+    colour = Image.fromarray(noise())
+    gray = colour.convert("L")
+    if mode == "LA":
+        image = Image.merge("LA", (gray, Image.fromarray(noise(channels=1)[..., 0])))
+        return image, "png", gray.convert("RGB")
+    if mode == "RGBA":
+        image = colour.copy()
+        image.putalpha(Image.fromarray(noise(channels=1)[..., 0]))
+        return image, "png", colour
+    if mode == "P with transparency":
+        image = colour.quantize(16)
+        expected = image.convert("RGB")
+        image.info["transparency"] = bytes(range(16))
+        return image, "png", expected
+    if mode == "I;16":
+        wide = (np.arange(64, dtype=np.uint16) * 1040).reshape(8, 8)  # 0..65520
+        expected = np.round(wide / 257).astype(np.uint8)
+        return Image.fromarray(wide), "png", Image.fromarray(expected).convert("RGB")
+    if mode == "I;16B":
+        wide = (np.arange(64, dtype=np.uint16) * 1040).reshape(8, 8)
+        image = Image.frombytes("I;16B", (8, 8), wide.astype(">u2").tobytes())
+        return image, "tiff", Image.fromarray(np.round(wide / 257).astype(np.uint8)).convert("RGB")
+    image = colour.quantize(16) if mode == "P" else colour.convert(mode)
+    return image, "png" if mode in ("1", "L", "P", "RGB") else "tiff", image.convert("RGB")
+
+
+@pytest.mark.parametrize(
+    "mode",
+    ["1", "L", "LA", "P", "P with transparency", "RGB", "RGBA", "CMYK", "YCbCr", "I;16", "I;16B"],
+)
+def test_modes(tmp_path, mode):
+    image, suffix, expected = in_mode(mode)
+    path = tmp_path / f"picture.{suffix}"
+    image.save(path)
+    assert np.array_equal(decode(str(path), 8), np.asarray(expected))
+
+
+@pytest.mark.parametrize("suffix", ["bmp", "gif", "jpg", "png", "ppm", "tif", "webp", "tga"])
+def test_formats(tmp_path, suffix):
+    path = tmp_path / f"picture.{suffix}"
+    Image.fromarray(noise()).save(path)
+    assert np.array_equal(decode(str(path), 8), np.asarray(Image.open(path).convert("RGB")))
+
+
+def test_cmyk_jpeg(tmp_path):
+    path = tmp_path / "picture.jpg"
+    Image.new("CMYK", (8, 8), (0, 255, 255, 0)).save(path, quality=100)  # red
+    assert abs(decode(str(path), 8).astype(int) - [255, 0, 0]).max() <= 3
+
+
+def test_first_frame_of_an_animation(tmp_path):
+    path = tmp_path / "moving.gif"
+    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
+    frames[0].save(path, save_all=True, append_images=frames[1:])
+    assert np.array_equal(decode(str(path), 8), np.asarray(frames[0]))
+
+
+def test_the_orientation_that_a_camera_notes_is_applied(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned clockwise
+    path = tmp_path / "turned.png"
+    Image.fromarray(noise()).save(path, exif=exif)
+    assert np.array_equal(decode(str(path), 8), np.rot90(noise(), -1))

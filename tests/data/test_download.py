@@ -1,0 +1,166 @@
+"""Downloads from a server on this machine that misbehaves in every way."""
+
+import hashlib
+import http.server
+import socket
+import threading
+
+import pytest
+
+from utils.data import download as module
+from utils.data.download import download
+from utils.errors import UserError
+
+CONTENT = bytes(range(256)) * 4000  # about 1 MB: several blocks
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        server, start = self.server, 0
+        server.requests.append(self.headers.get("Range"))
+        if self.path == "/missing":
+            self.send_error(404)
+            return
+        asked = self.headers.get("Range")
+        if asked and self.path != "/no-ranges":
+            start = int(asked.removeprefix("bytes=").removesuffix("-"))
+            if start >= len(CONTENT):
+                self.send_error(416)
+                return
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {start}-{len(CONTENT) - 1}/{len(CONTENT)}")
+        else:
+            self.send_response(200)
+        body = CONTENT[start:]
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.path == "/cut" and start == 0:
+            body = body[: len(body) // 2]
+        if self.path == "/stall":
+            self.wfile.write(body[:100])
+            self.wfile.flush()
+            server.release.wait(5)
+            return
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setenv("no_proxy", "*")
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.requests, server.release = [], threading.Event()
+    server.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.release.set()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def fails(url, path, *reasons, sha256=SHA256):
+    with pytest.raises(UserError) as error:
+        download(url, path, sha256, hint="see --data_dir")
+    message = str(error.value)
+    for reason in (*reasons, "see --data_dir"):
+        assert reason in message
+    assert "\n" not in message
+    assert not path.exists()
+
+
+def test_complete(server, tmp_path, capsys):
+    path = tmp_path / "new folder" / "fïle.tar.gz"
+    download(server.url + "/file", path, SHA256, hint="")
+    assert path.read_bytes() == CONTENT
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+    assert capsys.readouterr().err.count("\n") == 1  # no bar where there is no terminal
+
+
+def test_cut_off_then_continued(server, tmp_path):
+    path = tmp_path / "file"
+    fails(server.url + "/cut", path, "cut off after 512,000 of 1,024,000 bytes")
+    download(server.url + "/cut", path, SHA256, hint="")
+    assert path.read_bytes() == CONTENT
+    assert server.requests == [None, "bytes=512000-"]
+
+
+def test_a_server_that_cannot_continue_sends_it_all_again(server, tmp_path):
+    (tmp_path / "file.part").write_bytes(b"stale" * 99)
+    download(server.url + "/no-ranges", tmp_path / "file", SHA256, hint="")
+    assert (tmp_path / "file").read_bytes() == CONTENT
+
+
+def test_a_partial_file_longer_than_the_real_one(server, tmp_path):
+    (tmp_path / "file.part").write_bytes(CONTENT + b"more")
+    download(server.url + "/file", tmp_path / "file", SHA256, hint="")
+    assert (tmp_path / "file").read_bytes() == CONTENT
+
+
+def test_a_partial_file_of_something_else_costs_one_try(server, tmp_path):
+    (tmp_path / "file.part").write_bytes(b"stale" * 99)
+    fails(server.url + "/file", tmp_path / "file", "SHA-256")
+    download(server.url + "/file", tmp_path / "file", SHA256, hint="")
+
+
+def test_wrong_sum_leaves_nothing(server, tmp_path):
+    fails(server.url + "/file", tmp_path / "file", "SHA-256", sha256="0" * 64)
+    assert not list(tmp_path.iterdir())
+
+
+def test_not_found(server, tmp_path):
+    fails(server.url + "/missing", tmp_path / "file", "404")
+    assert not list(tmp_path.iterdir())
+
+
+def test_refused_connection_unknown_host_and_wrong_address(tmp_path, monkeypatch):
+    monkeypatch.setenv("no_proxy", "*")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    fails(f"http://127.0.0.1:{port}/file", tmp_path / "file", "refused")
+    fails("nonsense://x", tmp_path / "file", "unknown url type")
+    fails("no address", tmp_path / "file", "unknown url type")
+
+
+def test_silence_ends_in_a_time_out(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "TIMEOUT_S", 0.3)
+    fails(server.url + "/stall", tmp_path / "file", "timed out")
+
+
+def test_a_folder_that_cannot_be_written(server, tmp_path):
+    (tmp_path / "plain").write_text("a file where a folder should be")
+    for below in ("file", "folder/file"):
+        with pytest.raises(UserError, match=r"^cannot write .*(File exists|Not a directory); see$"):
+            download(server.url + "/file", tmp_path / "plain" / below, SHA256, hint="see")
+
+
+def test_a_full_disk(server, tmp_path, monkeypatch):
+    def full(_descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module.os, "fsync", full)
+    fails(server.url + "/file", tmp_path / "file", "cannot write", "No space left on device")
+
+
+def test_two_at_once(server, tmp_path):
+    path, errors = tmp_path / "file", []
+
+    def one():
+        try:
+            download(server.url + "/file", path, SHA256, hint="")
+        except UserError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=one) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors and path.read_bytes() == CONTENT
+    assert len(server.requests) == 1
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]

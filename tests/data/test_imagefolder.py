@@ -1,0 +1,216 @@
+"""Folders of image files: their layouts, their names, and files that are no pictures."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from picture_trees import load, make_tree, noise, refused
+from PIL import Image
+
+from utils.data import image_cache
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_train_and_test(tree):
+    data = load(tree)
+    assert data.classes == ["cat", "dog"] and data.val is None and data.skipped == 0
+    assert data.train.images.shape == (8, 8, 8, 3) and len(data.test) == 8
+    assert data.train.labels.tolist() == [0] * 4 + [1] * 4
+    assert np.array_equal(data.train.images[5], noise(8, 5))
+    assert np.array_equal(data.test.images[0], noise(8, 8))
+    pixels = np.stack([noise(8, seed) for seed in range(8)]).reshape(-1, 3) / 255
+    np.testing.assert_allclose(data.mean, pixels.mean(0))
+    np.testing.assert_allclose(data.std, pixels.std(0))
+
+
+def test_val_is_the_test_set_only_where_there_is_no_other(tmp_path):
+    three = load(make_tree(tmp_path / "three", ("train", "test", "val")))
+    two = load(make_tree(tmp_path / "two", ("train", "val")))
+    assert len(three.val) == 8 and not np.array_equal(three.val.images, three.test.images)
+    assert two.val is None and len(two.test) == 8
+
+
+@pytest.mark.parametrize("below", ["", "train"])
+def test_a_single_tree_is_divided_by_the_seed(tmp_path, no_decoding, below):
+    root = tmp_path / "pictures"
+    make_tree(root, (below,), per_class=10)
+    data = load(root, test_fraction=0.3, seed=1)
+    no_decoding()  # one cache serves every division
+    again, other = (load(root, test_fraction=0.3, seed=seed) for seed in (1, 2))
+    assert np.bincount(data.train.labels).tolist() == [7, 7]
+    assert np.bincount(data.test.labels).tolist() == [3, 3]
+    assert data.fingerprint == again.fingerprint != other.fingerprint
+    assert np.array_equal(data.test.images, again.test.images)
+    assert not np.array_equal(data.test.images, other.test.images)
+    together = {picture.tobytes() for picture in [*data.train.images, *data.test.images]}
+    assert together == {noise(8, seed).tobytes() for seed in range(20)}
+
+
+def test_a_cache_inside_the_tree_is_no_class(tmp_path):
+    root = make_tree(tmp_path, ("",))
+    for _ in range(2):
+        data = load(root, test_fraction=0.5, cache_dir=root / "cache")
+        assert data.classes == ["cat", "dog"]
+
+
+def test_a_class_may_be_called_train(tmp_path):
+    root = make_tree(tmp_path / "vehicles", ("",), classes=("bus", "train"))
+    assert load(root, test_fraction=0.5).classes == ["bus", "train"]
+
+
+def test_nested_folders_links_and_files_to_ignore(tree):
+    cat = tree / "train" / "cat"
+    (cat / "more" / "still more").mkdir(parents=True)
+    Image.fromarray(noise(8, 99)).save(cat / "more" / "still more" / "deep.png")
+    (cat / "more" / "loop").symlink_to(cat)
+    elsewhere = tree.parent / "elsewhere"
+    elsewhere.mkdir()
+    Image.fromarray(noise(8, 98)).save(elsewhere / "linked.png")
+    (elsewhere / "back").symlink_to(cat)
+    (cat / "zz").symlink_to(elsewhere)
+    for name in (".hidden.png", "Thumbs.db", "desktop.ini", ".DS_Store"):
+        (cat / name).write_text("no picture")
+    (tree / "train" / "README.txt").write_text("beside the classes")
+    (tree / "train" / ".ipynb_checkpoints").mkdir()
+    data = load(tree)
+    assert data.classes == ["cat", "dog"] and data.train.labels.tolist() == [0] * 6 + [1] * 4
+    assert np.array_equal(data.train.images[4], noise(8, 99))  # more/... < zz/...
+    assert np.array_equal(data.train.images[5], noise(8, 98))
+
+
+def test_trees_that_cannot_be_used(tree, tmp_path):
+    refused(tmp_path / "nowhere", "nowhere", "--data_dir", "train/<class>/")
+    (tmp_path / "empty").mkdir()
+    refused(tmp_path / "empty", "no class folders")
+    refused(tree, "--test_fraction has no effect", test_fraction=0.1)
+    refused(make_tree(tmp_path / "one", classes=("cat",)), "one class folder only, 'cat'")
+    refused(make_tree(tmp_path / "single", ("",)), "--test_fraction")
+    refused(make_tree(tmp_path / "train only", ("train",)), "--test_fraction")
+    refused(make_tree(tmp_path / "no train", ("test",)), "no train/")
+    (tree / "test" / "owl").mkdir()
+    refused(tree, "owl", "training pictures do not have")
+    (tree / "train" / "owl").mkdir()
+    refused(tree, tree / "train" / "owl", "is empty")
+
+
+def test_class_of_one_cannot_be_divided(tmp_path):
+    root = make_tree(tmp_path / "pictures", ("",))
+    (root / "owl").mkdir()
+    Image.fromarray(noise()).save(root / "owl" / "only.png")
+    refused(root, "class 'owl' has one sample", test_fraction=0.5)
+
+
+def test_common_small_size_is_kept_and_others_become_224(tmp_path):
+    assert load(make_tree(tmp_path / "small", side=12)).train.images.shape[1:] == (12, 12, 3)
+    mixed = make_tree(tmp_path / "mixed", ("train",), side=12)
+    make_tree(mixed, ("test",), side=9)
+    assert load(mixed).test.images.shape[1:] == (12, 12, 3)
+    big = make_tree(tmp_path / "big", side=65, per_class=1)
+    assert load(big).train.images.shape[1:] == (224, 224, 3)
+    assert load(big, image_size=5).train.images.shape[1:] == (5, 5, 3)
+
+
+def spoil(path, kind):
+    if kind == "text":
+        path.write_text("this is no picture")
+    elif kind == "empty":
+        path.write_bytes(b"")
+    elif kind == "truncated":
+        Image.fromarray(noise(32)).save(path)
+        path.write_bytes(path.read_bytes()[:-500])
+    elif kind == "bomb":
+        Image.new("1", (1000, 1000)).save(path)
+    elif kind == "float":
+        Image.fromarray(np.ones((8, 8), np.float32)).save(path, format="tiff")
+    elif kind == "postscript":  # Pillow would start another program on it
+        Image.fromarray(noise()).save(path, format="eps")
+    elif kind == "broken link":
+        path.symlink_to("nowhere.png")
+    elif kind == "pipe":
+        os.mkfifo(path)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["text", "empty", "truncated", "bomb", "float", "postscript", "broken link", "pipe"],
+)
+def test_bad_file_is_named_or_skipped(tree, monkeypatch, kind):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 600_000)  # where Pillow only warns of the bomb
+    bad = tree / "train" / "cat" / "001 bad.png"
+    spoil(bad, kind)
+    refused(tree, bad, "no readable image", "--on_bad skip")
+    data = load(tree, on_bad="skip")
+    assert data.skipped == 1
+    assert data.train.images.shape == (8, 8, 8, 3)
+    assert data.train.labels.tolist() == [0] * 4 + [1] * 4
+    assert np.array_equal(data.train.images[2], noise(8, 2))
+    (index,) = (tree.parent / "cache").glob("*/index.json")
+    assert str(bad) in json.loads(index.read_text())["skipped_first"][0]
+    # The cache of the run that skipped it does not hide it from one that must not.
+    refused(tree, bad, "--on_bad skip")
+    assert load(tree, on_bad="skip").skipped == 1
+
+
+def test_nothing_readable_left(tree):
+    for path in (tree / "train" / "cat").iterdir():
+        path.write_text("no picture")
+    refused(tree, "no readable image is left in class 'cat'", on_bad="skip")
+    assert not list((tree.parent / "cache").iterdir())
+
+
+def test_many_files_in_several_chunks(tmp_path, monkeypatch):
+    root = make_tree(tmp_path / "pictures", per_class=20, side=4)
+    bad = [root / "train" / "cat" / f"{index:03}.png" for index in (0, 3, 4, 5, 19)]
+    for path in bad:
+        path.write_text("no picture")
+    chunks = image_cache.decode_all
+    monkeypatch.setattr(
+        image_cache, "decode_all", lambda paths, size, workers: in_threes(chunks, paths, size)
+    )
+    data = load(root, on_bad="skip", image_size=4)
+    assert data.skipped == 5 and len(data.train) == 35
+    kept = [seed for seed in range(40) if seed not in (0, 3, 4, 5, 19)]
+    assert np.array_equal(data.train.images, np.stack([noise(4, seed) for seed in kept]))
+    refused(root, bad[0], image_size=4)
+
+
+def in_threes(decode_all, paths, size):
+    for start in range(0, len(paths), 3):
+        yield from decode_all(paths[start : start + 3], size, 2)
+
+
+def test_order_does_not_depend_on_the_number_of_threads(tmp_path):
+    root = make_tree(tmp_path / "pictures", per_class=300, side=4)
+    sets = [load(root, workers=workers, cache_dir=tmp_path / f"{workers}") for workers in (1, 7)]
+    assert sets[0].fingerprint == sets[1].fingerprint
+
+
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
+def test_spaces_and_other_letters_in_names(tmp_path, locale):
+    root = make_tree(
+        tmp_path / "Bilder für später 图片", classes=("groß e Katze", "犬"), per_class=1
+    )
+    os.rename(
+        os.fsencode(root / "train" / "犬" / "000.png"),
+        os.fsencode(root / "train" / "犬") + b"/\xff not UTF-8.png",
+    )
+    (root / "train" / "犬" / "schlecht ü.png").write_text("no picture")
+    code = (
+        "import sys; from utils.data.images import load_image_data;"
+        "data = load_image_data('imagefolder', data_dir=sys.argv[1], cache_dir=sys.argv[2],"
+        " on_bad='skip'); print(data.classes, len(data.train), data.skipped, data.source)"
+    )
+    environment = {**os.environ, "LC_ALL": locale, "PYTHONPATH": str(ROOT)}
+    for _ in range(2):
+        run = subprocess.run(
+            [sys.executable, "-c", code, root, tmp_path / "Ablage ü"],
+            env=environment,
+            capture_output=True,
+        )
+        assert run.returncode == 0, run.stderr.decode()
+        assert "['groß e Katze', '犬'] 2 1" in run.stdout.decode()

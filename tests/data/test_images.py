@@ -1,0 +1,136 @@
+"""The arithmetic that every data set shares: statistics, fingerprints, divisions."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from utils.data.images import (
+    IMAGE_DATASETS,
+    Split,
+    channel_statistics,
+    content_fingerprint,
+    load_image_data,
+    stratified_split,
+    stratified_subset,
+)
+from utils.errors import UserError
+
+
+def unbalanced(sizes=(70, 20, 9, 2), seed=0):
+    labels = np.repeat(np.arange(len(sizes)), sizes)
+    return np.random.default_rng(seed).permutation(labels)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 3), (7, 5, 3, 3), (3000, 32, 32, 3), (40, 8, 8, 1)])
+def test_channel_statistics_are_exact(shape):
+    images = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    mean, std = channel_statistics(images)
+    scaled = images.reshape(-1, shape[-1]).astype(np.float64) / 255
+    np.testing.assert_allclose(mean, scaled.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(std, scaled.std(0), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("value", [0, 255])
+def test_channel_statistics_of_one_colour_do_not_overflow(value):
+    images = np.full((70_000, 1, 1, 3), value, np.uint8)  # more rows than fit one 32-bit sum
+    assert channel_statistics(images) == ((value / 255,) * 3, (0.0,) * 3)
+
+
+def test_fingerprint_changes_with_every_part_of_the_content():
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (6, 4, 4, 3), dtype=np.uint8)
+    labels = np.array([0, 1, 0, 1, 0, 1])
+    prints = {content_fingerprint(["a", "b"], {"train": Split(images, labels), "val": None})}
+    assert prints == {content_fingerprint(["a", "b"], {"train": Split(images, labels)})}
+    for changed in (np.flip(images, 0), images ^ (np.arange(6) == 5).reshape(6, 1, 1, 1)):
+        prints.add(content_fingerprint(["a", "b"], {"train": Split(changed, labels)}))
+    prints.add(content_fingerprint(["a", "b"], {"train": Split(images, 1 - labels)}))
+    prints.add(content_fingerprint(["a", "c"], {"train": Split(images, labels)}))
+    prints.add(content_fingerprint(["a", "b"], {"test": Split(images, labels)}))
+    assert len(prints) == 6
+
+
+@pytest.mark.parametrize("fraction", [0.001, 0.1, 0.25, 0.5, 0.9, 0.999])
+def test_split_is_a_stratified_partition(fraction):
+    labels = unbalanced()
+    kept, held_out = stratified_split(labels, fraction, seed=1)
+    assert kept.dtype == held_out.dtype == np.int64
+    assert sorted([*kept, *held_out]) == list(range(len(labels)))
+    assert (np.diff(kept) > 0).all() and (np.diff(held_out) > 0).all()
+    assert len(held_out) == np.clip(int(fraction * 101 + 0.5), 4, 97)
+    for label in range(4):
+        wanted = fraction * (labels == label).sum()
+        got = (labels[held_out] == label).sum()
+        assert 1 <= got <= (labels == label).sum() - 1
+        # Off by rounding, and by what the guarantee for the smallest classes takes.
+        assert abs(got - wanted) <= 2.5
+
+
+def test_split_of_balanced_classes_is_balanced_and_depends_on_the_seed():
+    labels = np.tile(np.arange(10), 500)
+    _, held_out = stratified_split(labels, 0.1, seed=0)
+    assert np.bincount(labels[held_out]).tolist() == [50] * 10
+    assert np.array_equal(held_out, stratified_split(labels, 0.1, seed=0)[1])
+    assert not np.array_equal(held_out, stratified_split(labels, 0.1, seed=1)[1])
+
+
+def test_split_needs_two_of_each_class():
+    with pytest.raises(UserError, match="class 'owl' has one sample"):
+        stratified_split(np.array([0, 0, 1]), 0.5, seed=0, classes=["cat", "owl"])
+    with pytest.raises(UserError, match="class 1 has one sample"):
+        stratified_split(np.array([0, 0, 1]), 0.5, seed=0)
+    for fraction in (0, 1, -0.5, 1.5):
+        with pytest.raises(UserError, match="between 0 and 1"):
+            stratified_split(unbalanced(), fraction, seed=0)
+
+
+def test_subsets_are_exact_stratified_and_nested():
+    labels = unbalanced()
+    previous: set[int] = set()
+    for amount in [4, 5, 0.06, 0.1, 20, 0.33, 50, 0.9, 100, 1.0]:
+        indices = stratified_subset(labels, amount, seed=3)
+        total = amount if amount > 1 else round(amount * len(labels))
+        assert len(indices) == len(set(indices.tolist())) == total
+        assert indices.dtype == np.int64 and (np.diff(indices) > 0).all()
+        assert set(labels[indices]) == {0, 1, 2, 3}
+        assert previous <= set(indices.tolist())
+        previous = set(indices.tolist())
+        for label in range(4):
+            share = (labels == label).mean() * total
+            assert abs((labels[indices] == label).sum() - share) <= 2.5
+    assert not np.array_equal(stratified_subset(labels, 20, 3), stratified_subset(labels, 20, 4))
+    balanced = np.tile(np.arange(10), 50)
+    assert np.bincount(balanced[stratified_subset(balanced, 0.1, 0)]).tolist() == [5] * 10
+
+
+@pytest.mark.parametrize(
+    ("amount", "message"),
+    [(3, "fewer than the 4 classes"), (0.01, "fewer than"), (102, "more than"), (2.5, "whole")],
+)
+def test_subsets_that_cannot_be(amount, message):
+    with pytest.raises(UserError, match=message):
+        stratified_subset(unbalanced(), amount, seed=0)
+
+
+def test_wrong_settings_are_refused(tmp_path):
+    folders = {"data_dir": tmp_path, "cache_dir": tmp_path}
+    with pytest.raises(UserError, match="cifar10, imagefolder, shapes"):
+        load_image_data("mnist", **folders)
+    with pytest.raises(UserError, match="--on_bad"):
+        load_image_data("shapes", **folders, on_bad="ignore")
+    for dataset in ("shapes", "cifar10"):
+        with pytest.raises(UserError, match="--image_size 64 has no effect"):
+            load_image_data(dataset, **folders, image_size=64)
+        with pytest.raises(UserError, match="--test_fraction has no effect"):
+            load_image_data(dataset, **folders, test_fraction=0.5)
+    for wrong in ({"image_size": 0}, {"test_fraction": 1.0}):
+        with pytest.raises(UserError):
+            load_image_data("imagefolder", **folders, **wrong)
+
+
+def test_no_data_set_imports_torch():
+    modules = {entry.split(":")[0] for entry in IMAGE_DATASETS.values()}
+    code = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,0 +1,164 @@
+"""The run's folder: held by one process, refused where a run lies already, found again."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from utils.errors import UserError
+from utils.reporting.run_folder import RunFolder, default_path, find_run
+
+ROOT = Path(__file__).resolve().parents[2]
+HOLD = """
+import sys, time
+from utils.reporting.run_folder import RunFolder
+folder = RunFolder(sys.argv[1])
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # runs/ is relative
+    return tmp_path
+
+
+def make_run(path, entry="resnet50_test.py", age=0) -> Path:
+    path = Path(path)
+    path.mkdir(parents=True)
+    (path / "config.yaml").write_text(f"# {entry}\nepochs: 1\n", encoding="utf-8")
+    os.utime(path / "config.yaml", (1e9 - age, 1e9 - age))
+    return path
+
+
+def test_second_process_is_refused_until_the_first_is_killed(here):
+    path = here / "Läufe mit Leerzeichen" / "run"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, path],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert holder.stdout.readline() == "held\n"
+        for resume in (False, True):
+            with pytest.raises(UserError, match="another run is using this folder"):
+                RunFolder(path, resume=resume)
+    finally:
+        holder.send_signal(signal.SIGKILL)
+        holder.communicate()
+    folder = RunFolder(path)  # the lock has died with its holder
+    folder.close()
+
+
+def test_lock_is_freed_on_close():
+    first = RunFolder("run")
+    with pytest.raises(UserError, match="another run"):
+        RunFolder("run")
+    first.close()
+    RunFolder("run").close()
+
+
+def test_folder_with_a_run_is_refused_without_resume():
+    path = make_run("run")
+    for _ in range(2):  # the refusal itself holds no lock
+        with pytest.raises(UserError, match="--resume run"):
+            RunFolder(path)
+    folder = RunFolder(path, resume=True)
+    folder.close()
+    assert path.is_dir()
+
+
+def test_unused_folder_is_removed():
+    folder = RunFolder("a/b/run")
+    folder.log.write_text("said something\n")
+    folder.close()
+    assert not folder.path.exists()
+
+
+@pytest.mark.parametrize("used_by", ["config.yaml", "summary.json", "checkpoints/step"])
+def test_used_folder_stays(used_by):
+    folder = RunFolder("run")
+    (folder.path / used_by).parent.mkdir(exist_ok=True)
+    (folder.path / used_by).write_text("x")
+    folder.close()
+    assert (folder.path / used_by).exists()
+
+
+def test_a_folder_of_the_user_is_not_removed():
+    Path("mine").mkdir()
+    RunFolder("mine").close()
+    assert Path("mine").is_dir()
+
+
+def test_output_that_is_a_file_or_lies_in_one():
+    Path("file").write_text("x")
+    for path in ("file", "file/run"):
+        with pytest.raises(UserError, match=f"--output {path}: .*can be written"):
+            RunFolder(Path(path))
+
+
+def test_folder_that_cannot_be_written(monkeypatch):
+    """As on a read-only file system; the superuser passes every other check."""
+
+    def refuse(*arguments, **settings):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("utils.reporting.run_folder.os.open", refuse)
+    with pytest.raises(UserError, match="--output run: Read-only file system"):
+        RunFolder(Path("run"))
+
+
+def test_default_path_never_is_a_folder_that_exists(monkeypatch):
+    monkeypatch.setattr("utils.reporting.run_folder.time.strftime", lambda form: "20240101-120000")
+    paths = []
+    for _ in range(3):
+        paths.append(default_path("resnet18", "shapes"))
+        paths[-1].mkdir(parents=True)
+    name = "resnet18-shapes-20240101-120000"
+    assert [path.as_posix() for path in paths] == [
+        f"runs/{name}",
+        f"runs/{name}-2",
+        f"runs/{name}-3",
+    ]
+
+
+def test_find_run_by_folder_and_by_checkpoint():
+    run = make_run("some where/run")
+    step = run / "checkpoints" / "step-00000012"
+    step.mkdir(parents=True)
+    assert find_run(str(run), None, "x.py") == run
+    assert find_run(f"{run}/", None, "x.py") == run
+    assert find_run(str(step), None, "x.py") == run
+    with pytest.raises(UserError, match="--resume nowhere: no such folder"):
+        find_run("nowhere", None, "x.py")
+
+
+def test_find_run_auto_takes_the_output_folder():
+    make_run("runs/newer")
+    run = make_run("mine", age=100)
+    assert find_run("auto", "mine", "resnet50_test.py") == run
+    Path("empty").mkdir()
+    for output in ("empty", "missing"):
+        with pytest.raises(UserError, match=f"{output} holds no run"):
+            find_run("auto", output, "resnet50_test.py")
+
+
+def test_find_run_auto_takes_the_newest_of_its_entry():
+    make_run("runs/a", age=30)
+    newest = make_run("runs/b", age=10)
+    make_run("runs/c", age=20)
+    make_run("runs/other", entry="transformer_test.py")
+    Path("runs/no-run").mkdir()
+    assert find_run("auto", None, "resnet50_test.py") == newest
+    with pytest.raises(UserError, match=r"no run of vit_test\.py below runs/"):
+        find_run("auto", None, "vit_test.py")
+
+
+def test_find_run_auto_without_any_runs():
+    with pytest.raises(UserError, match="--resume FOLDER"):
+        find_run("auto", None, "resnet50_test.py")

@@ -1,0 +1,172 @@
+"""The rules of the house that no single module can hold: imports, pickles, import-time work."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+MODULES = sorted((ROOT / "utils").rglob("*.py"))
+UNPICKLER = "utils/data/cifar10.py"  # the one restricted unpickler
+
+IMPORT_ALL = """
+import sys, threading, matplotlib.figure, torch, torchvision, yaml, tqdm, safetensors.torch
+import PIL.Image, PIL.ImageOps, multiprocessing, concurrent.futures.thread, logging, urllib.request
+import argparse, tarfile, uuid, resource
+opened = []
+def watch(event, details):
+    if event == "open" and not str(details[0]).endswith((".py", ".pyc", ".so")):
+        opened.append(str(details[0]))
+    if event.startswith(("subprocess.", "socket.connect", "os.mkdir")):
+        opened.append(event)
+before = threading.active_count()
+random_state = torch.random.get_rng_state()
+sys.addaudithook(watch)
+for name in sys.argv[1:]:
+    __import__(name)
+assert not opened, opened
+assert threading.active_count() == before
+assert torch.equal(random_state, torch.random.get_rng_state())
+"""
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def dotted(node) -> str:
+    """ "a.b.c" of nested attributes, "" of anything else."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        inner = dotted(node.value)
+        return f"{inner}.{node.attr}" if inner else ""
+    return ""
+
+
+def imported(tree) -> set[str]:
+    """Every module and every name of a module that the tree imports, at any depth."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module}.{alias.name}" for alias in node.names} | {str(node.module)}
+    return names
+
+
+def uses_distributed(source: str) -> bool:
+    tree = ast.parse(source)
+    names = imported(tree) | {dotted(node) for node in ast.walk(tree)}
+    return any(f"{name}.".startswith("torch.distributed.") for name in names)
+
+
+def pickle_uses(source: str) -> list[str]:
+    """What could load a pickle: the pickle modules, torch.load and np.load without their guard."""
+    tree = ast.parse(source)
+    banned = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+    found = sorted(name for name in imported(tree) if name.split(".")[0] in banned)
+    guards = {"torch.load": ("weights_only", True), "np.load": ("allow_pickle", False)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and dotted(node.func) in guards:
+            name, needed = guards[dotted(node.func)]
+            given = {k.arg: getattr(k.value, "value", None) for k in node.keywords}
+            # np.load refuses pickles unless it is told otherwise.
+            if given.get(name, needed if name == "allow_pickle" else None) is not needed:
+                found.append(f"{dotted(node.func)} in line {node.lineno}")
+    return found + sorted(name for name in imported(tree) if name == "torch.load")
+
+
+def test_import_contracts():
+    """What `make lint` runs, with the linter that belongs to this interpreter."""
+    linter = Path(sys.executable).with_name("lint-imports")
+    result = subprocess.run(
+        [linter, "--no-cache"], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    ("source", "uses"),
+    [
+        ("import torch.distributed as dist", True),
+        ("from torch import distributed", True),
+        ("from torch.distributed.fsdp import fully_shard", True),
+        ("import torch\ndef f():\n    return torch.distributed.is_initialized()", True),
+        ("import torch\ntorch.distributions.Beta(1, 1)", False),
+    ],
+)
+def test_the_look_for_distributed_sees_every_form(source, uses):
+    assert uses_distributed(source) is uses
+
+
+def test_torch_distributed_stays_in_its_package():
+    outside = [path for path in MODULES if "distributed" not in path.relative_to(ROOT).parts]
+    assert [module_name(p) for p in outside if uses_distributed(p.read_text("utf-8"))] == []
+
+
+@pytest.mark.parametrize(
+    ("source", "allowed"),
+    [
+        ("import pickle", False),
+        ("from pickle import loads", False),
+        ("import torch\ntorch.load('x')", False),
+        ("import torch\ntorch.load('x', weights_only=False)", False),
+        ("from torch import load", False),
+        ("import torch\ntorch.load('x', weights_only=True)", True),
+        ("import numpy as np\nnp.load('x', allow_pickle=True)", False),
+        ("import numpy as np\nnp.load('x')", True),
+    ],
+)
+def test_the_look_for_pickles_sees_every_form(source, allowed):
+    assert (pickle_uses(source) == []) is allowed
+
+
+def test_no_pickle_is_loaded():
+    found = {}
+    for path in MODULES:
+        uses = pickle_uses(path.read_text("utf-8"))
+        if uses:
+            found[path.relative_to(ROOT).as_posix()] = uses
+    assert found.pop(UNPICKLER, ["pickle"]) == ["pickle"]
+    assert found == {}
+
+
+def test_the_unpickler_admits_names_one_by_one():
+    """pickle occurs in cifar10.py only as the base of an unpickler with its own find_class."""
+    tree = ast.parse((ROOT / UNPICKLER).read_text("utf-8"))
+    unpicklers = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and "pickle.Unpickler" in map(dotted, node.bases)
+    ]
+    assert len(unpicklers) == 1
+    methods = [node.name for node in unpicklers[0].body if isinstance(node, ast.FunctionDef)]
+    assert "find_class" in methods
+    uses = {dotted(node) for node in ast.walk(tree)}
+    assert not uses & {"pickle.load", "pickle.loads"}
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["utils.config", "utils.settings", "utils.run", "utils.data.images", "resnet50_test"],
+)
+def test_light_modules_do_not_import_torch(module):
+    """So that --help and wrong flags answer at once."""
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60).returncode == 0
+
+
+def test_importing_everything_does_no_work():
+    """No module of ours opens a file, starts a thread or draws a random number on import."""
+    names = [module_name(path) for path in MODULES] + ["resnet50_test"]
+    result = subprocess.run(
+        [sys.executable, "-B", "-c", IMPORT_ALL, *names],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr

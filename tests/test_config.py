@@ -1,0 +1,466 @@
+"""Settings: flags, YAML, their order, their limits, and what a resumed run may change."""
+
+import dataclasses
+
+import pytest
+import torch
+import yaml
+
+from resnet50_test import Settings
+from utils.config import (
+    ALIASES,
+    COMMAND_LINE,
+    DEFAULT,
+    FILE,
+    RESUMED,
+    VALUE_ALIASES,
+    fields,
+    parse,
+    to_yaml,
+)
+from utils.errors import UserError
+
+FIELDS = fields(Settings)
+CHOOSE_RUN = {"config", "output", "resume", "eval_only"}  # name files and runs: tested one by one
+OTHERS = sorted(FIELDS.keys() - CHOOSE_RUN)
+# What a setting needs beside it to have an effect.
+NEEDS = {
+    name: ["--dataset", "imagefolder"]
+    for name in ("image_size", "test_fraction", "on_bad", "cache_dir", "workers")
+}
+
+
+def settings_of(*argv) -> Settings:
+    return parse(Settings, [str(word) for word in argv], "")[0]
+
+
+def refused(*argv) -> str:
+    with pytest.raises(UserError) as caught:
+        settings_of(*argv)
+    text = str(caught.value)
+    assert text and "\n" not in text
+    return text
+
+
+def another_value(name: str):
+    """A valid value that is not the default."""
+    field = FIELDS[name]
+    meta, kind = field.metadata, field.type
+    if name == "save_every":
+        return "7m"
+    if meta["choices"]:
+        choices = meta["choices"]() if callable(meta["choices"]) else meta["choices"]
+        return next(choice for choice in reversed([*choices]) if choice != field.default)
+    if kind is bool:
+        return not field.default
+    if kind in (str, str | None):
+        return "some where"
+    if kind in (float, float | None):
+        return 0.25
+    return (field.default or meta["low"] or 0) + 2
+
+
+def flags_for(name: str, value) -> list[str]:
+    return [f"--{name}", str(value).lower() if isinstance(value, bool) else str(value)]
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(content, name="settings.yaml"):
+        path = tmp_path / name
+        text = content if isinstance(content, str) else yaml.safe_dump(content)
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+@pytest.fixture
+def make_run(tmp_path, monkeypatch):
+    """make_run(flags) -> the folder of a run that was started with them."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(*argv):
+        folder = tmp_path / "runs" / "ä run"
+        folder.mkdir(parents=True)
+        settings, origin = parse(Settings, [*map(str, argv)], "")
+        text = f"# {Settings.entry}\n{to_yaml(settings, origin)}"
+        (folder / "config.yaml").write_text(text, encoding="utf-8")
+        return folder
+
+    return make
+
+
+# ---- flags --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_flag_in_both_spellings(name):
+    value, needs = another_value(name), NEEDS.get(name, [])
+    flag, text = flags_for(name, value)
+    hyphens = flag.replace("_", "-")
+    for argv in ([flag, text], [hyphens, text], [f"{flag}={text}"], [f"{hyphens}={text}"]):
+        result = getattr(settings_of(*needs, *argv), name)
+        assert result == value and type(result) is type(value)
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+def test_alias(alias, write, make_run):
+    name = ALIASES[alias]
+    assert name in FIELDS and alias not in FIELDS
+    if name in ("resume", "eval_only"):  # these need a run
+        argv, value = ["--resume", make_run()], True
+        if name == "resume":
+            argv, value = [], str(argv[1])
+    else:
+        value, argv = another_value(name), NEEDS.get(name, [])
+    text = flags_for(alias, value)[1]
+    for flag in (
+        {f"-{alias}"} if len(alias) == 1 else {f"--{alias}", f"--{alias}".replace("_", "-")}
+    ):
+        assert getattr(settings_of(*argv, flag, text), name) == value
+    assert getattr(settings_of(*argv, "--config", write({alias: value})), name) == value
+
+
+def test_one_letter_flags_take_their_value_attached():
+    assert settings_of("-b64").batch_size == 64
+
+
+@pytest.mark.parametrize("name", [n for n in OTHERS if FIELDS[n].type is bool])
+def test_booleans(name):
+    def value(*argv):
+        return getattr(settings_of(*argv), name)
+
+    hyphens = name.replace("_", "-")
+    for on in ([f"--{name}"], [f"--{hyphens}"], *([f"--{name}", w] for w in ("true", "Yes", "on"))):
+        assert value(*on) is True
+    for off in ([f"--no_{name}"], [f"--no-{hyphens}"], [f"--{name}", "false"], [f"--{name}=no"]):
+        assert value(*off) is False
+    assert value(f"--no_{name}", f"--{name}") is True  # the last one counts
+    assert f"--{name}" in refused(f"--{name}", "maybe")
+
+
+@pytest.mark.parametrize(
+    ("name", "alias", "value"),
+    [
+        (name, alias, value)
+        for name, table in VALUE_ALIASES.items()
+        for alias, value in table.items()
+    ],
+)
+def test_other_spellings_of_a_value(name, alias, value, write):
+    assert getattr(settings_of(f"--{name}", alias.upper()), name) == value
+    assert getattr(settings_of("--config", write({name: alias})), name) == value
+
+
+@pytest.mark.parametrize("flag", ["--epo", "--batch", "--optim", "--learning_rate", "--no_epochs"])
+def test_no_abbreviations(flag):
+    assert f"unknown flag {flag}" in refused(flag, "3")
+
+
+@pytest.mark.parametrize(
+    ("argv", "parts"),
+    [
+        (["--epocs", "3"], ["--epocs", "did you mean --epochs?"]),
+        (["--weight-decy", "0"], ["--weight-decy", "did you mean --weight_decay?"]),
+        (["--smoothin", "0"], ["did you mean --label_smoothing?"]),  # by way of an alias
+        (["--qqqq"], ["unknown flag --qqqq"]),
+        (["resnet18"], ["'resnet18' stands alone"]),
+        (["--epochs"], ["--epochs", "expected one argument"]),
+        (["--epochs", "many"], ["--epochs", "'many'", "a whole number"]),
+        (["--epochs", "1.5"], ["--epochs", "a whole number"]),
+        (["--epochs", "0"], ["--epochs", "1 or more"]),
+        (["--lr", "0"], ["--lr", "above 0"]),
+        (["--lr", "-1"], ["--lr", "above 0"]),
+        (["--lr", "nan"], ["--lr"]),
+        (["--lr", "inf"], ["--lr"]),
+        (["--hflip", "1.01"], ["--hflip", "up to 1"]),
+        (["--momentum", "1"], ["--momentum", "below 1"]),
+        (["--seed", 2**32], ["--seed", "up to"]),
+        (["--depth", "20"], ["--depth", "18, 34, 50, 101, 152"]),
+        (["--optimizer", "adam"], ["--optimizer", "did you mean adamw?"]),
+        (["--batch_size", "none"], ["--batch_size", "a whole number"]),
+        (["--subset", "1.5"], ["--subset 1.5", "whole number"]),
+        (["--save_every", "soon"], ["--save_every soon", "10m"]),
+        (["--save_every", "0"], ["--save_every 0"]),
+        (["--save_every", "-5m"], ["--save_every"]),
+        (["--warmup_epochs", "3", "--epochs", "2"], ["--warmup_epochs", "--epochs 2"]),
+        (["--eval_only"], ["--eval_only", "--resume"]),
+        (["--config", "nowhere.yaml"], ["nowhere.yaml", "No such file"]),
+        (["--config", "."], ["--config", "Is a directory"]),
+    ],
+    ids=lambda value: " ".join(map(str, value)),
+)
+def test_wrong_flags_are_named_with_the_way_out(argv, parts):
+    text = refused(*argv)
+    assert [part for part in parts if part not in text] == []
+
+
+def test_defaults_that_depend_on_others():
+    assert (settings_of().lr, settings_of().weight_decay) == (0.1, 5e-4)
+    adamw = settings_of("--optimizer", "adamw")
+    assert (adamw.lr, adamw.weight_decay) == (1e-3, 0.05)
+    assert settings_of("--optimizer", "adamw", "--lr", "0.5").lr == 0.5
+
+
+# ---- YAML ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "parts"),
+    [
+        ("epocs: 3", ["'epocs'", "did you mean epochs?"]),
+        ("weigth-decay: 3", ["did you mean weight_decay?"]),
+        ("42: 3", ["unknown setting 42"]),
+        ("epochs: many", ["epochs", "'many'", "a whole number"]),
+        ("epochs: 1.5", ["epochs", "1.5", "a whole number"]),
+        ("epochs: true", ["epochs", "True", "a whole number"]),
+        ("epochs: [1, 2]", ["epochs", "a whole number"]),
+        ("epochs:", ["epochs", "a value is needed"]),
+        ("data_dir: [a, b]", ["data_dir", "a text"]),
+        ("output: {a: b}", ["output", "a text"]),
+        ("compile: 1", ["compile", "true or false"]),
+        ("lr: .inf", ["lr", "above 0"]),
+        ("label_smoothing: 1", ["label_smoothing", "below 1"]),
+        ("dataset: mnist", ["dataset", "cifar10, imagefolder, shapes"]),
+        ("resume: false", ["resume"]),
+        ("epochs: [1", ["no valid YAML"]),
+        ("a: b: c", ["no valid YAML"]),
+        ("epochs: !!python/object/apply:os.getcwd []", ["no valid YAML"]),
+        ("- epochs\n- 3", ["'name: value' lines are needed"]),
+        ("epochs 3", ["'name: value' lines are needed"]),
+        ("bs: 3\nbatch_size: 4", ["batch_size is set twice"]),
+        ("batch-size: 3\nbatch_size: 4", ["batch_size is set twice"]),
+    ],
+    ids=str,
+)
+def test_wrong_yaml_is_named_with_its_file(content, parts, write):
+    path = write(content, "mit Größe.yaml")
+    text = refused("--config", path)
+    assert [part for part in [str(path), *parts] if part not in text] == []
+
+
+def test_yaml_that_is_no_text(tmp_path):
+    path = tmp_path / "bad.yaml"
+    path.write_bytes(b"\xff\xfe\x00epochs")
+    assert "no valid YAML" in refused("--config", path)
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "value"),
+    [
+        ("lr: 1e-3", "lr", 1e-3),  # a text for YAML 1.1
+        ("lr: 1", "lr", 1.0),
+        ("depth: 18.0", "depth", 18),
+        ("save_every: 500", "save_every", "500"),
+        ("channels-last: off", "channels_last", False),
+        ("clip: null", "clip", None),
+        ("# nothing", "epochs", 50),
+        ("", "epochs", 50),
+    ],
+)
+def test_yaml_values(content, name, value, write):
+    result = getattr(settings_of("--config", write(content)), name)
+    assert result == value and type(result) is type(value)
+
+
+def test_command_line_wins_over_yaml_and_yaml_over_defaults(write):
+    path = write({"epochs": 7, "batch-size": 32, "wd": 0.25})
+    settings, origin = parse(Settings, ["--config", str(path), "--bs", "16"], "")
+    assert (settings.epochs, settings.batch_size, settings.weight_decay) == (7, 16, 0.25)
+    names = ("epochs", "batch_size", "weight_decay", "seed", "config")
+    assert [origin[name] for name in names] == [FILE, COMMAND_LINE, FILE, DEFAULT, COMMAND_LINE]
+    assert origin.keys() == FIELDS.keys()
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_to_yaml_and_back(name, write):
+    """What a run writes as config.yaml is taken back by --config, defaults without effect too."""
+    first, origin = parse(
+        Settings, [*NEEDS.get(name, []), *flags_for(name, another_value(name))], ""
+    )
+    text = to_yaml(first, origin)
+    assert len(text.splitlines()) == len(FIELDS)
+    [line] = [line for line in text.splitlines() if line.startswith(f"{name}:")]
+    assert line.endswith(f"# {COMMAND_LINE}")
+    path = write(text)
+    again = settings_of("--config", path)
+    assert dataclasses.replace(again, config=None) == first
+
+
+@pytest.mark.parametrize("dataset", ["cifar10", "imagefolder", "shapes"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_config_of_every_combination_is_accepted_again(dataset, optimizer, write):
+    flags = ["--dataset", dataset, "--optimizer", optimizer, "--crop_padding", 0]
+    flags += ["--weight_decay", 0, "--warmup_steps", 5]
+    settings, origin = parse(Settings, [*map(str, flags)], "")
+    again = settings_of("--config", write(to_yaml(settings, origin)))
+    assert dataclasses.replace(again, config=None) == settings
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: b # c",
+        "größe ✓",
+        "true",
+        "007",
+        "1e3",
+        "it's",
+        '"x"',
+        " x ",
+        "a\nb",
+        "caf\udce9",
+        "x " * 999,
+    ],
+)
+def test_awkward_paths_survive_the_round_trip(text, write):
+    settings, origin = parse(Settings, ["--output", text, "--data_dir", text], "")
+    again = settings_of("--config", write(to_yaml(settings, origin)))
+    assert (again.output, again.data_dir) == (text, text)
+
+
+# ---- settings without effect --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "argv"),
+    [
+        ("momentum", ["--optimizer", "adamw"]),
+        ("warmup_epochs", ["--warmup_steps", "5"]),
+        ("decay_all", ["--weight_decay", "0"]),
+        ("deterministic", ["--device", "cpu"]),
+        ("image_size", ["--dataset", "cifar10"]),
+        ("test_fraction", ["--dataset", "shapes"]),
+        ("on_bad", ["--dataset", "shapes"]),
+        ("data_dir", ["--dataset", "shapes"]),
+        ("padding_mode", ["--crop_padding", "0"]),
+    ],
+)
+def test_flag_without_effect_is_refused_with_the_reason(name, argv, write):
+    settings_of(*argv)
+    value = another_value(name)
+    for given in (flags_for(name, value), ["--config", write({name: value})]):
+        text = refused(*argv, *given)
+        assert text.startswith(f"--{name} has no effect: ")
+        assert argv[0] in text or argv[1] in text or "CPU" in text
+    default = FIELDS[name].default
+    if default is not None and name != "deterministic":  # which changes nothing when it is off
+        # Typed, even the default is a misunderstanding; a complete config.yaml holds all defaults.
+        assert "has no effect" in refused(*argv, *flags_for(name, default))
+        assert getattr(settings_of(*argv, "--config", write({name: default})), name) == default
+
+
+# ---- resume -------------------------------------------------------------------------------------
+
+
+def test_bare_resume_takes_the_newest_run_and_its_settings(make_run):
+    run = make_run("--epochs", 7, "--width", 16)
+    for argv in (["--resume"], ["-r"], ["--resume", run], ["--resume", "--output", run]):
+        settings, origin = parse(Settings, [*map(str, argv)], "")
+        assert (settings.epochs, settings.width) == (7, 16)
+        assert origin["epochs"] == RESUMED
+        assert (run.parent / settings.resume).resolve() == (run.parent / settings.output).resolve()
+
+
+def test_bare_resume_in_yaml(make_run, write):
+    run = make_run("--width", 16)
+    settings = settings_of("--config", write("resume: true"))
+    assert settings.width == 16 and settings.output == settings.resume
+    assert run.samefile(settings.resume)
+
+
+def test_resume_from_a_checkpoint_of_the_run(make_run):
+    run = make_run("--width", 16)
+    step = run / "checkpoints" / "step-00000003"
+    step.mkdir(parents=True)
+    settings = settings_of("--resume", step)
+    assert (settings.width, settings.resume, settings.output) == (16, str(step), str(run))
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_a_resumed_run_may_change(name, make_run, write):
+    run, value = make_run(*NEEDS.get(name, [])), another_value(name)
+    free = FIELDS[name].metadata["resume"] == "free"
+    for given in (flags_for(name, value), ["--config", write({name: value})]):
+        if free:
+            assert getattr(settings_of("--resume", run, *given), name) == value
+        else:
+            text = refused("--resume", run, *given)
+            assert text.startswith(f"--{name} {value}: the run in {run} was started with")
+
+
+def test_what_must_never_change_is_fixed():
+    fixed = {name for name in FIELDS if FIELDS[name].metadata["resume"] == "fixed"}
+    assert fixed >= {
+        *("depth", "width", "stem", "dataset", "image_size", "subset", "val_fraction", "seed"),
+        *("batch_size", "accumulation_steps", "optimizer", "precision", "crop_padding", "hflip"),
+    }
+    assert not fixed & {"epochs", "save_every", "output", "workers", "checkpoint_hist", "data_dir"}
+
+
+def test_settings_of_the_run_may_be_repeated(make_run):
+    run = make_run("--optimizer", "adamw", "--width", 16)
+    assert settings_of("--resume", run, "--optimizer", "adamw", "--width", 16).width == 16
+
+
+def test_resume_of_what_is_no_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "no such folder" in refused("--resume", "nowhere")
+    assert "no config.yaml" in refused("--resume", tmp_path)
+    assert "no run of resnet50_test.py" in refused("--resume")
+    assert "holds no run" in refused("--resume", "--output", tmp_path)
+
+
+# ---- help, and the entry as a user meets it -----------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_every_setting_is_documented(name):
+    meta = FIELDS[name].metadata
+    assert meta["help"] and meta["group"] and not meta["help"].endswith(".")
+    assert meta["resume"] in ("fixed", "free")
+    if FIELDS[name].type in (int, float, int | None, float | None) and not meta["choices"]:
+        assert any(meta[end] is not None for end in ("low", "above", "high", "below"))
+
+
+def test_help_lists_everything_without_importing_torch(run_entry_script):
+    result = run_entry_script(["--help"], env={"PYTHONPROFILEIMPORTTIME": "1", "COLUMNS": "100"})
+    assert result.returncode == 0
+    assert "utils.config" in result.stderr and "torch" not in result.stderr.replace("utils", "")
+    # One entry a setting, each with its default, up to where the next one begins.
+    entries = ("\n" + result.stdout).split("\n  --")
+    for name in FIELDS:
+        [entry] = [e for e in entries if e.split()[0].rstrip(",") == name]
+        assert "default: " in " ".join(entry.split()), name
+    for heading in {field.metadata["group"] for field in FIELDS.values()}:
+        assert f"\n{heading}:\n" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--epocs", "3"],
+        ["--epochs", "0"],
+        ["--optimizer", "adam"],
+        ["--config", "nowhere.yaml"],
+        ["--config", "unknown_key.yaml"],
+        ["--config", "two\nlines.yaml"],
+        ["--optimizer", "adamw", "--momentum", "0.9"],
+        ["--resume"],
+        ["--dataset", "shapes", "--crop_padding", "32"],  # found after the data is there
+        pytest.param(
+            ["--device", "cuda"],
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
+        ),
+    ],
+    ids=lambda argv: " ".join(argv).replace("\n", " "),
+)
+def test_users_mistake_is_one_line_and_exit_code_2(argv, run_entry_script, tmp_path):
+    (tmp_path / "unknown_key.yaml").write_text("epocs: 3\n")
+    files = sorted(tmp_path.iterdir())
+    result = run_entry_script(argv, cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
+    assert "Traceback" not in result.stdout
+    assert [p for p in tmp_path.rglob("*") if p.name != "runs"] == files  # no folder is left over
