@@ -75,5 +75,9 @@ def train(settings: Settings, origin: dict, signals) -> None:
             run.train(trainer, lambda: measure(task.test), **task.sizes)
 
 
+def main(argv: list[str] | None = None) -> int:
+    return run_entry(Settings, train, __doc__.splitlines()[0], argv)
+
+
 if __name__ == "__main__":
-    sys.exit(run_entry(Settings, train, __doc__.splitlines()[0]))
+    sys.exit(main())

@@ -50,6 +50,8 @@ VALUE_ALIASES = {
     "precision": {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"},
     "sched": {"cosineannealinglr": "cosine"},
 }
+# What belongs to one start of a run, not to the run: no recipe, and not kept on resume.
+OF_ONE_START = ("config", "output", "resume", "eval_only")
 DEFAULT, RESUMED, FILE, COMMAND_LINE = "default", "resumed run", "YAML", "command line"
 
 
@@ -143,8 +145,6 @@ def parse(config_class, argv: list[str], description: str):
 def _of_the_run(config_class, saved: Path, layers) -> dict:
     """The settings of the run that is resumed; those given anew must be free, or the same."""
     values = read_yaml(config_class, saved)
-    for name in ("resume", "config", "output", "eval_only"):
-        values.pop(name, None)
     known = fields(config_class)
     for _, content in layers:
         for name, value in content.items():
@@ -183,11 +183,15 @@ def read_yaml(config_class, path: Path) -> dict:
 
 
 def to_yaml(settings, origin: Mapping[str, str]) -> str:
-    """Every setting with a comment on where it came from; `--config` takes the text back."""
+    """Every setting with a comment on where it came from; `--config` takes the text back.
+
+    What belongs to one start of a run alone (OF_ONE_START) is commented out.
+    """
     lines = []
     for name in fields(type(settings)):
         line = yaml.safe_dump({name: getattr(settings, name)}, allow_unicode=True, width=1000)
-        lines.append(f"{line.strip()}  # {origin.get(name, DEFAULT)}")
+        line = f"{line.strip()}  # {origin.get(name, DEFAULT)}"
+        lines.append("# " + line.replace("\n", "\n# ") if name in OF_ONE_START else line)
     return "\n".join(lines) + "\n"
 
 

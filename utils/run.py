@@ -342,14 +342,14 @@ class Run:
             }
         title = f"{self.model_name} on {self.data_name}, {settings.optimizer}"
         try:
-            self._write("summary.json", json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
+            self._write("summary.json", json.dumps(summary, indent=2) + "\n")
             draw_curves(trainer.metrics.read(), self.folder.curves, title)
         except OSError as error:
             self.console.say(f"{self.folder.path}: {reason(error)}; the report is not complete")
 
     def _write(self, name: str, text: str, header: str = "") -> None:
         text = f"# {header}\n{text}" if header else text
-        replace_file(self.folder.path / name, text.encode())
+        replace_file(self.folder.path / name, text.encode(errors="surrogateescape"))
 
 
 def _same(one: Path | None, other: Path) -> bool:

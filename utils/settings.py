@@ -231,6 +231,9 @@ class TrainSettings(Config):
             yield "decay_all", "--weight_decay is 0"
         if self.deterministic and self.device == "cpu":
             yield "deterministic", "runs on a CPU are always deterministic"
+        if self.eval_only:
+            for name in ("epochs", "lr", "clip", "max_steps", "on_nonfinite", "save_every"):
+                yield name, "--eval_only does not train"
 
     def check(self):
         if self.lr is None:
@@ -323,7 +326,8 @@ class ImageSettings(TrainSettings):
         yield from super().ineffective()
         if self.dataset != "imagefolder":
             own = f"--dataset {self.dataset} brings its own pictures; it belongs to imagefolder"
-            yield from ((name, own) for name in ("image_size", "test_fraction", "on_bad"))
+            names = ("image_size", "test_fraction", "on_bad", "cache_dir", "workers")
+            yield from ((name, own) for name in names)
         if self.dataset == "shapes":
             yield "data_dir", "--dataset shapes is built in and reads no files"
         if self.crop_padding == 0:

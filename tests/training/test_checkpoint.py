@@ -106,7 +106,7 @@ def test_damage_falls_back_and_says_so(tmp_path):
     assert loaded.step == 1 and len(store.said) == 2
     assert "step-00000003 is damaged (model.safetensors" in store.said[0]
     shutil.rmtree(tmp_path / "step-00000001")
-    with pytest.raises(UserError, match="all checkpoints .* are damaged"):
+    with pytest.raises(UserError, match=r"all checkpoints .* are damaged"):
         store.load()
 
 
@@ -115,9 +115,7 @@ def test_the_newest_and_the_best_stay(tmp_path):
     for step in range(1, 8):
         store.save(example(step), best_step=3 if step >= 3 else None)
     assert store.steps() == [3, 6, 7]
-    assert sorted(p.name for p in tmp_path.iterdir()) == [
-        f"step-{step:08}" for step in (3, 6, 7)
-    ]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [f"step-{step:08}" for step in (3, 6, 7)]
 
 
 def test_the_same_step_again_replaces_it(tmp_path):
@@ -311,6 +309,8 @@ def test_full_disk_at_the_end_is_one_line(small_disk):
         real_save(final)
 
     trainer.save = save
-    with pytest.raises(UserError, match=r"No space left .* step 6 is intact; make room and --resume"):
+    with pytest.raises(
+        UserError, match=r"No space left .* step 6 is intact; make room and --resume"
+    ):
         trainer.fit()
     assert trainer.checkpoints.load().step == 6

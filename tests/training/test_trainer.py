@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from toy import CPU, everything, history, loader, make_trainer, network
 from torch.utils._python_dispatch import TorchDispatchMode
+from toy import CPU, everything, history, loader, make_trainer, network
 
 from utils.errors import UserError
 from utils.training.objective import Classification, Precision
@@ -67,7 +67,9 @@ class DoubleLoader:
             yield batch._replace(inputs=batch.inputs.double())
 
 
-@pytest.mark.parametrize("n", [23, 24, 17, 19])  # last windows: short, whole, one sample, two batches
+@pytest.mark.parametrize(
+    "n", [23, 24, 17, 19]
+)  # last windows: short, whole, one sample, two batches
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_accumulation_equals_one_large_batch(tmp_path, n, optimizer):
     def train(batch_size, accumulation):
@@ -188,9 +190,7 @@ def test_nothing_but_skipped_steps_stops(tmp_path):
 def test_fp16_scale_that_collapses_stops(tmp_path):
     model = network()
     objective = Poisoned(model, set(range(10**6)), "gradient")
-    trainer = make_trainer(
-        tmp_path, model=model, objective=objective, precision="fp16", epochs=30
-    )
+    trainer = make_trainer(tmp_path, model=model, objective=objective, precision="fp16", epochs=30)
     with pytest.raises(UserError, match="--precision bf16"):
         trainer.fit()
 

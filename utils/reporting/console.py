@@ -33,7 +33,8 @@ class Console:
         """One line on the console and, with the time, in the log."""
         if self._bar is not None:
             self._bar.clear()
-        print(_printable(line, sys.stdout), flush=True)
+        with contextlib.suppress(OSError):  # `| head` has gone: training goes on
+            print(_printable(line, sys.stdout), flush=True)
         if self._bar is not None:
             self._bar.refresh()
         self._to_log(line)
@@ -42,11 +43,10 @@ class Console:
         if self._log is None:
             self._early.append(line)
             return
-        try:
+        # A full disk: the console has the line, and the checkpoint says what is wrong.
+        with contextlib.suppress(OSError):
             self._log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
             self._log.flush()
-        except OSError:
-            pass  # a full disk: the console has the line, and the checkpoint says what is wrong
 
     def start_bar(self, total: int, done: int, unit: str = " samples") -> None:
         """A bar over the whole run, in samples."""

@@ -29,7 +29,7 @@ class MetricsLog:
             for key, value in record.items()
         }
         warned = bool(self._waiting)
-        self._waiting += (json.dumps(record, ensure_ascii=False) + "\n").encode()
+        self._waiting += (json.dumps(record) + "\n").encode()
         try:
             self._append()
         except OSError as error:

@@ -116,10 +116,9 @@ class RunFolder:
 
 def default_path(model: str, data: str) -> Path:
     """runs/<model>-<data>-<time>, with a number behind it where that is taken."""
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    path = RUNS / f"{model}-{data}-{stamp}"
-    number = 1
+    name = f"{model}-{data}-{time.strftime('%Y%m%d-%H%M%S')}"
+    path, number = RUNS / name, 1
     while path.exists():
         number += 1
-        path = RUNS / f"{model}-{data}-{stamp}-{number}"
+        path = RUNS / f"{name}-{number}"
     return path

@@ -78,7 +78,7 @@ class Checkpoints:
             contents = {
                 MODEL: to_bytes(_plain(checkpoint.model)),
                 OPTIMIZER: to_bytes(_plain(checkpoint.optimizer)),
-                STATE: json.dumps(checkpoint.state, indent=1, ensure_ascii=False).encode(),
+                STATE: json.dumps(checkpoint.state, indent=1).encode(),
             }
             sums = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
             for name, content in (contents | {SUMS: _sums_text(sums)}).items():

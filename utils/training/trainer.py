@@ -284,10 +284,11 @@ class Trainer:
             return
         saved = self.checkpoints.steps()
         last = f"; the last checkpoint is of step {saved[-1]}" if saved else ""
+        lr = self.optimizer.param_groups[0]["base_lr"]
         raise UserError(
-            f"step {first + 1}: the loss or its gradient is not finite, and was not applied. Likely "
-            f"a learning rate that is too high (--lr {self.optimizer.param_groups[0]['base_lr']:g}: "
-            "lower it, add --warmup_epochs or --clip 1), fp16 (--precision bf16) or bad data; "
+            f"step {first + 1}: the loss or its gradient is not finite; the step was not applied. "
+            f"Likely causes: a learning rate that is too high (--lr {lr:g}: lower it, add "
+            "--warmup_epochs or --clip 1), fp16 (take --precision bf16), bad data; "
             f"--on_nonfinite skip leaves such steps out{last}"
         )
 

@@ -1,0 +1,278 @@
+"""What is wrong is said in one line with exit code 2, and nothing is lost."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from resnet50_test import main
+
+ROOT = Path(__file__).parents[2]
+TINY = [
+    "--depth", "18", "--width", "4", "--device", "cpu", "--threads", "1", "--bs", "16",
+    "--log_every", "2", "--eval_every", "0",
+]  # fmt: skip
+SHAPES = ["--dataset", "shapes", "--subset", "100", "--max_steps", "4", *TINY]
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    """Each test in a folder of its own, and the signal handlers put back."""
+    monkeypatch.chdir(tmp_path)
+    handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for signum, handler in handlers.items():
+        signal.signal(signum, handler)
+
+
+@pytest.fixture
+def fails(capfd):
+    """Runs the entry, which must exit with 2 and one line; returns the line."""
+
+    def run(*arguments) -> str:
+        capfd.readouterr()
+        assert main([str(a) for a in arguments]) == 2
+        lines = capfd.readouterr().err.splitlines()
+        errors = [line for line in lines if line.startswith("error: ")]
+        assert len(errors) == 1 and "Traceback" not in "\n".join(lines)
+        return errors[0]
+
+    return run
+
+
+def picture(path: Path, label: int, size=(12, 10)) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(len(str(path))).integers(0, 100, (*size, 3)) + 100 * label
+    Image.fromarray(pixels.astype(np.uint8)).save(path)
+
+
+def tree(root: Path, classes=("cat", "dog"), train=8, test=3) -> Path:
+    for split, count in (("train", train), ("test", test)):
+        for label, name in enumerate(classes):
+            for number in range(count):
+                picture(root / split / name / f"{number}.png", label)
+    return root
+
+
+FOLDER = ["--dataset", "imagefolder", "--image_size", "16", "--max_steps", "2", *TINY]
+
+
+def test_a_run_works(capfd):
+    assert main([*SHAPES, "--output", "run"]) == 0
+    summary = json.loads(Path("run/summary.json").read_text())
+    assert summary["status"] == "finished" and summary["steps"] == 4
+    assert summary["test_samples"] == 1000 and 0 <= summary["test_accuracy"] <= 100
+    for key in [
+        "entry", "model", "dataset", "optimizer", "mixup", "epochs", "train_samples",
+        "train_loss", "train_accuracy", "test_loss", "seconds_total", "seconds_training",
+        "samples_per_second", "peak_memory_bytes", "world_size", "global_batch_size", "device",
+        "precision", "threads", "torch_version", "seed",
+    ]:  # fmt: skip
+        assert summary[key] is not None, key
+    assert sorted(os.listdir("run")) == [
+        ".lock", "checkpoints", "config.yaml", "curves.png", "log.txt", "metrics.jsonl",
+        "summary.json",
+    ]  # fmt: skip
+
+
+def test_config_yaml_is_a_recipe(capfd):
+    assert main([*SHAPES, "--output", "one"]) == 0
+    assert main(["--config", "one/config.yaml", "--output", "two"]) == 0
+    one, two = (Path(f"{n}/checkpoints/step-00000004/model.safetensors") for n in ("one", "two"))
+    assert one.read_bytes() == two.read_bytes()
+    assert "optimizer: sgd  # default" in Path("one/config.yaml").read_text()
+    assert "subset: 100.0  # command line" in Path("one/config.yaml").read_text()
+
+
+def test_a_folder_that_holds_a_run(fails):
+    assert main([*SHAPES, "--output", "run"]) == 0
+    assert "already holds a run: go on with it by --resume run" in fails(*SHAPES, "--output", "run")
+
+
+def test_a_folder_in_use(fails):
+    holder = subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.path.insert(0, sys.argv[1]); from pathlib import "
+         "Path; from utils.reporting.run_folder import RunFolder; r = RunFolder(Path('run')); "
+         "print('held', flush=True); sys.stdin.read()", ROOT],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert holder.stdout.readline() == b"held\n"
+    assert "another run is using this folder" in fails(*SHAPES, "--output", "run")
+    holder.communicate(b"")
+
+
+def test_an_output_that_cannot_be_written(fails, tmp_path):
+    Path("file").write_text("")
+    assert "choose a folder that can be written" in fails(*SHAPES, "--output", "file/run")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", disk]).returncode == 0:
+        try:
+            line = fails(*SHAPES, "--output", disk / "run")
+        finally:
+            subprocess.run(["umount", "-l", disk], check=True)
+        assert "Read-only file system; choose a folder that can be written" in line
+
+
+def test_no_network(fails, monkeypatch):
+    for name in ("http_proxy", "https_proxy", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    line = fails("--data_dir", "empty", *TINY)
+    for flag in ("--data_dir", "--dataset imagefolder", "--dataset shapes"):
+        assert flag in line
+    assert not Path("runs").exists() or not list(Path("runs").iterdir())
+
+
+def test_a_broken_archive(fails):
+    Path("data").mkdir()
+    Path("data/cifar-10-python.tar.gz").write_bytes(b"not an archive")
+    line = fails(*TINY)
+    for part in ("cifar-10-python.tar.gz", "--data_dir", "--dataset imagefolder", "shapes"):
+        assert part in line
+
+
+@pytest.mark.parametrize(
+    "case, expected",
+    [
+        ("absent", "pictures"),
+        ("empty", "pictures"),
+        ("one class", "class"),
+        ("empty class", "fox"),
+        ("not a picture", "notes.txt"),
+        ("truncated", "9.png"),
+        ("unknown test class", "fox"),
+    ],
+)
+def test_folders_that_will_not_do(fails, case, expected):
+    root = Path("pictures")
+    if case == "empty":
+        root.mkdir()
+    elif case == "one class":
+        tree(root, classes=("cat",))
+    elif case != "absent":
+        tree(root)
+    if case == "empty class":
+        (root / "train" / "fox").mkdir()
+    elif case == "not a picture":
+        (root / "train" / "cat" / "notes.txt").write_text("no picture")
+    elif case == "truncated":
+        content = (root / "train" / "cat" / "0.png").read_bytes()
+        (root / "train" / "cat" / "9.png").write_bytes(content[: len(content) // 2])
+    elif case == "unknown test class":
+        picture(root / "test" / "fox" / "0.png", 1)
+    assert expected in fails(*FOLDER, "--data_dir", root)
+
+
+def test_bad_files_are_skipped_and_counted():
+    root = tree(Path("pictures"))
+    (root / "train" / "cat" / "notes.txt").write_text("no picture")
+    assert main([*FOLDER, "--data_dir", str(root), "--on_bad", "skip", "--output", "run"]) == 0
+    assert json.loads(Path("run/summary.json").read_text())["skipped_files"] == 1
+
+
+def test_changed_data_is_refused_on_resume(fails):
+    root = tree(Path("pictures"))
+    assert main([*FOLDER, "--data_dir", str(root), "--output", "run"]) == 0
+    assert main(["--resume", "run", "--max_steps", "3", "--epochs", "9"]) == 0
+    picture(root / "train" / "dog" / "0.png", 0)
+    line = fails("--resume", "run", "--max_steps", "4", "--epochs", "9")
+    assert "is not what the run in run was trained on" in line
+
+
+@pytest.mark.parametrize(
+    "flags, name",
+    [(["--depth", "34"], "--depth 34"), (["--seed", "3"], "--seed 3"), (["--bs", "8"], "batch")],
+)
+def test_settings_that_must_stay_are_refused_by_name(fails, flags, name):
+    assert main([*SHAPES, "--output", "run"]) == 0
+    line = fails("--resume", "run", *flags)
+    assert name in line and "must keep it" in line
+
+
+def test_resume_into_another_folder():
+    assert main([*SHAPES, "--output", "run"]) == 0
+    assert main(["--resume", "run", "--output", "other", "--max_steps", "6"]) == 0
+    lines = Path("other/metrics.jsonl").read_text().splitlines()
+    steps = [json.loads(line)["step"] for line in lines]
+    assert steps == sorted(steps) and {2, 4, 6} <= set(steps)
+    assert json.loads(Path("run/summary.json").read_text())["steps"] == 4
+
+
+def test_resume_without_a_value_takes_the_newest(capfd):
+    assert main(SHAPES) == 0
+    (run,) = Path("runs").iterdir()
+    assert main(["--resume", "--max_steps", "5"]) == 0
+    assert json.loads((run / "summary.json").read_text())["steps"] == 5
+
+
+def test_resume_of_nothing(fails):
+    assert "there is no run of resnet50_test.py" in fails("--resume")
+    assert "no such folder" in fails("--resume", "nowhere")
+    assert "--resume RUN" in fails("--eval_only")
+
+
+def test_damaged_checkpoint_falls_back(capfd):
+    assert main([*SHAPES, "--output", "run", "--save_every", "1"]) == 0
+    newest = Path("run/checkpoints/step-00000004")
+    (newest / "state.json").write_text("{}")
+    assert main(["--resume", "run"]) == 0
+    assert "step-00000004 is damaged (state.json" in capfd.readouterr().out
+    shutil.rmtree("run/checkpoints/step-00000002")
+    for path in Path("run/checkpoints").iterdir():
+        (path / "model.safetensors").unlink()
+    assert main(["--resume", "run"]) == 2
+
+
+def test_loss_that_is_not_finite(fails):
+    line = fails(*SHAPES, "--lr", "1e30", "--output", "run")
+    assert "is not finite" in line and "--lr 1e+30" in line and "--on_nonfinite skip" in line
+
+
+def test_names_with_spaces_and_other_letters():
+    root = tree(Path("Bilder von Müllers Katze"), classes=("Kätzchen", "犬 dog"))
+    result = subprocess.run(
+        [sys.executable, ROOT / "resnet50_test.py", *FOLDER, "--data_dir", root, "--output",
+         "Läufe 1/犬"],
+        env=os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+        capture_output=True,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert Path("Läufe 1/犬/summary.json").exists()
+
+
+def test_wrong_flags_exit_before_pytorch_is_imported():
+    for flags in (["--lrr", "1"], ["--lr", "fast"], ["--width", "0"], ["--device", "tpu"]):
+        result = subprocess.run(
+            [sys.executable, "-X", "importtime", ROOT / "resnet50_test.py", *flags],
+            capture_output=True, text=True,
+        )  # fmt: skip
+        assert result.returncode == 2
+        assert "| torch" not in result.stderr
+        said = [line for line in result.stderr.splitlines() if not line.startswith("import time")]
+        assert len(said) == 1 and said[0].startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--subset", "5"],
+        ["--subset", "99999"],
+        ["--subset", "2.5"],
+        ["--crop_padding", "40"],
+        ["--image_size", "64"],
+        ["--warmup_epochs", "99"],
+        ["--save_every", "soon"],
+        ["--momentum", "0.5", "--optimizer", "adamw"],
+        ["--config", "absent.yaml"],
+    ],
+)
+def test_values_that_will_not_do(fails, flags):
+    assert fails("--dataset", "shapes", *TINY, *flags)
