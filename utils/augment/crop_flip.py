@@ -1,12 +1,12 @@
 """Random crop with padding, horizontal flip and cutout, for a whole batch of uint8 images.
 
-Two steps, kept apart so that the choices do not depend on how a batch is divided: `draw` chooses
-for every sample of the whole optimizer step, `apply` carries the choices out for any slice of it,
-on the device that holds the images. Crop and flip: He et al., "Deep residual learning" (2016),
-section 4.2. Cutout: DeVries and Taylor (2017).
+Two steps, kept apart so that the choices do not depend on how an epoch is divided: `draw` chooses
+for every sample of it, `apply` carries the choices out for any slice, on the device that holds
+the images. Crop and flip: He et al., "Deep residual learning" (2016), section 4.2. Cutout: DeVries
+and Taylor (2017).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -25,11 +25,11 @@ class CropFlipPlan(NamedTuple):
     hole_y: np.ndarray  # row of the centre of the hole that cutout leaves
     hole_x: np.ndarray  # column of it
 
-    def slice(self, start: int, stop: int) -> "CropFlipPlan":
-        return CropFlipPlan(*(choice[start:stop] for choice in self))
+    def slice(self, piece: slice) -> "CropFlipPlan":
+        return CropFlipPlan(*(choice[piece] for choice in self))
 
 
-@dataclass(frozen=True)
+@dataclass
 class CropFlip:
     """Shift by up to `padding` pixels, mirror with probability `flip`, blank a square.
 
@@ -47,6 +47,7 @@ class CropFlip:
     mode: str = "zeros"
     flip: float = 0.5
     cutout: int = 0
+    _room: "_Room | None" = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self):
         if self.mode not in ("zeros", "reflect"):
@@ -67,23 +68,31 @@ class CropFlip:
             hole_x=generator.integers(0, self.width, n),
         )
 
-    def apply(self, images: Tensor, plan: CropFlipPlan) -> Tensor:
-        """(n, height, width, channels) uint8 -> the same, on the same device.
+    def apply(self, images: Tensor, plan: CropFlipPlan, index: np.ndarray | None = None) -> Tensor:
+        """The pictures `images[index]`, cropped, mirrored and blanked as `plan` says.
 
-        On a CPU by memory copies of whole rows, elsewhere by one gather: equal to the bit. May
-        overwrite `images`.
+        On a CPU by memory copies of whole rows, elsewhere by one gather: equal to the bit.
+
+        Args:
+            images: (samples, height, width, channels) uint8; only read.
+            plan: for n samples.
+            index: (n,) int64, which pictures; None for all, in their order.
+        Returns:
+            (n, height, width, channels) uint8 on the device of `images`.
         """
+        if index is None:
+            index = np.arange(len(images))
         if images.device.type == "cpu":
-            return self.apply_rows(images, plan)
-        return self.apply_gather(images, plan)
+            return self.apply_rows(images, plan, index)
+        return self.apply_gather(images, plan, index)
 
-    def apply_gather(self, images: Tensor, plan: CropFlipPlan) -> Tensor:
+    def apply_gather(self, images: Tensor, plan: CropFlipPlan, index: np.ndarray) -> Tensor:
         """The definition: the source row and column of each target pixel, then one gather."""
-        n, height, width, _ = images.shape
-        packed = torch.from_numpy(np.stack(plan))
+        n, (height, width) = len(index), images.shape[1:3]
+        packed = torch.from_numpy(np.stack([index, *plan]))  # (6, n): one copy to the device
         if images.device.type == "cuda":
             packed = packed.pin_memory().to(images.device, non_blocking=True)
-        top, left, flip, hole_y, hole_x = packed
+        sample, top, left, flip, hole_y, hole_x = packed
         rows = torch.arange(height, device=images.device)
         columns = torch.arange(width, device=images.device)
         mirrored = torch.where(flip[:, None] == 1, width - 1 - columns, columns)
@@ -98,34 +107,36 @@ class CropFlip:
                 & self._in_hole(columns, hole_x[:, None])[:, None, :]
             )
         y, x = _mirror(y, height), _mirror(x, width)
-        sample = torch.arange(n, device=images.device)
         picked = images[sample[:, None, None], y[:, :, None], x[:, None, :]]
         return picked.masked_fill_(blank[..., None], 0)
 
-    def apply_rows(self, images: Tensor, plan: CropFlipPlan) -> Tensor:
-        """The same on a CPU: NumPy moves each row as one piece of memory."""
-        n, height, width, channels = images.shape
-        p = self.padding
-        pixels = images.contiguous().numpy()
-        if p:
-            pad = [(0, 0), (p, p), (p, p), (0, 0)]
-            padded = np.pad(pixels, pad, "constant" if self.mode == "zeros" else "reflect")
-            windows = np.lib.stride_tricks.as_strided(  # every crop of every padded image
-                padded,
-                (n, 2 * p + 1, 2 * p + 1, height, width * channels),
-                (*padded.strides[:3], padded.strides[1], 1),
-                writeable=False,
-            )
-            pixels = windows[np.arange(n), plan.top, plan.left]
-            pixels = pixels.reshape(n, height, width, channels)
+    def apply_rows(self, images: Tensor, plan: CropFlipPlan, index: np.ndarray) -> Tensor:
+        """The same on a CPU, in few passes over memory: the pictures are padded, those to mirror
+        behind the others, and every crop is cut out of its picture by whole rows."""
+        n, p = len(index), self.padding
+        if self._room is None or not self._room.fits(n, images):
+            self._room = _Room(n, images, p)
+        room = self._room
         mirrored = np.flatnonzero(plan.flip)
-        if len(mirrored):
-            # torch.flip is vectorised for interleaved channels, NumPy's reversal is not.
-            planes = torch.from_numpy(pixels[mirrored]).permute(0, 3, 1, 2)
-            pixels[mirrored] = torch.flip(planes, (3,)).permute(0, 2, 3, 1).numpy()
+        order = np.concatenate([np.flatnonzero(plan.flip == 0), mirrored])
+        first = n - len(mirrored)
+        taken = room.taken[:n]
+        torch.index_select(images, 0, torch.from_numpy(index[order]), out=taken)
+        room.inside[:first] = taken[:first]
+        # torch.flip is vectorised where channels come last; NumPy's reversal is not.
+        flipped = torch.flip(taken[first:].permute(0, 3, 1, 2), (3,)).permute(0, 2, 3, 1)
+        room.inside[first:n] = flipped
+        if self.mode == "reflect" and p:
+            _reflect_borders(room.padded[:n], p)
+        place = np.empty(n, np.int64)
+        place[order] = np.arange(n)  # where each picture of the batch lies in the room
+        # A mirrored picture is shifted the other way, as if it were mirrored after the crop.
+        left = np.where(plan.flip, 2 * p - plan.left, plan.left)
+        rows = room.windows[place, plan.top, left]  # (n, height), a row of pixels each
+        pixels = rows.view(np.uint8).reshape(n, *images.shape[1:])
         if self.cutout:
-            rows = self._in_hole(np.arange(height), plan.hole_y[:, None])
-            columns = self._in_hole(np.arange(width), plan.hole_x[:, None])
+            rows = self._in_hole(np.arange(self.height), plan.hole_y[:, None])
+            columns = self._in_hole(np.arange(self.width), plan.hole_x[:, None])
             pixels[rows[:, :, None] & columns[:, None, :]] = 0
         return torch.from_numpy(pixels)
 
@@ -138,3 +149,37 @@ def _mirror(index: Tensor, size: int) -> Tensor:
     """Positions outside 0 .. size - 1 reflected at the border, which is not repeated."""
     index = index.abs()
     return torch.where(index >= size, 2 * (size - 1) - index, index)
+
+
+class _Room:
+    """Memory for the pictures of a batch, as they are and padded.
+
+    It is kept from batch to batch: to allocate it would cost more than to fill it. The borders
+    are black from the start and stay so.
+    """
+
+    def __init__(self, n: int, images: Tensor, p: int):
+        height, width, channels = images.shape[1:]
+        self.taken = images.new_empty(n, height, width, channels)
+        self.padded = images.new_zeros(n, height + 2 * p, width + 2 * p, channels)
+        self.inside = self.padded[:, p : p + height, p : p + width]
+        # [picture, top, left] is a crop: `height` rows, each moved as one piece of memory.
+        strides = self.padded.stride()
+        self.windows = np.ndarray(
+            (n, 2 * p + 1, 2 * p + 1, height),
+            np.dtype((np.void, width * channels)),
+            self.padded.numpy(),
+            strides=(*strides[:3], strides[1]),
+        )
+
+    def fits(self, n: int, images: Tensor) -> bool:
+        return n <= len(self.taken) and images.shape[1:] == self.taken.shape[1:]
+
+
+def _reflect_borders(padded: Tensor, p: int) -> None:
+    """Fills p rows and columns on every side with the mirror image of what lies inside."""
+    inside = padded[:, p:-p]
+    inside[:, :, :p] = inside[:, :, p + 1 : 2 * p + 1].flip(2)
+    inside[:, :, -p:] = inside[:, :, -2 * p - 1 : -p - 1].flip(2)
+    padded[:, :p] = padded[:, p + 1 : 2 * p + 1].flip(1)
+    padded[:, -p:] = padded[:, -2 * p - 1 : -p - 1].flip(1)

@@ -1,11 +1,12 @@
 """Batches for training and evaluation, from images that live as uint8 in memory.
 
 What a batch holds depends on (seed, epoch, step) alone: the order of an epoch and the choices of
-the augmentation are drawn for the whole optimizer step, and each micro-batch takes its slice. So
-the same samples, augmented alike, are trained on with any accumulation, and a run is resumed at
-any step without replaying the ones before.
+the augmentation are drawn for the whole epoch at its start, and each micro-batch takes its slice.
+So the same samples, augmented alike, are trained on with any accumulation, and a run is resumed
+at any step without replaying the ones before.
 """
 
+import warnings
 from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import NamedTuple, Protocol
@@ -30,11 +31,11 @@ class Batch(NamedTuple):
 
 
 class Augmentation(Protocol):
-    """Draws for a whole optimizer step, applies to any slice of it (see utils/augment)."""
+    """Draws for a whole epoch, applies to any slice of it (see utils/augment)."""
 
     def draw(self, n: int, generator: np.random.Generator): ...
 
-    def apply(self, images: Tensor, plan) -> Tensor: ...
+    def apply(self, images: Tensor, plan, index: np.ndarray) -> Tensor: ...
 
 
 def random_generator(seed: int, stream: int, *position: int) -> np.random.Generator:
@@ -106,13 +107,13 @@ class ImageLoader:
         self.augment, self.shuffle, self.seed = augment, shuffle, seed
         self.normalize = Normalize(mean, std, images.shape[2], device, channels_last)
         self.labels = torch.from_numpy(np.ascontiguousarray(labels, dtype=np.int64))
-        self.images = images
-        self.resident = None  # the images on the GPU, where they have room
+        with warnings.catch_warnings():  # a map of a file is read-only, and is only read
+            warnings.filterwarnings("ignore", message=".*not writable.*")
+            self.images = torch.from_numpy(images)
         if device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(device)
             if images.nbytes <= GPU_SHARE * free:
-                self.resident = torch.from_numpy(np.ascontiguousarray(images)).to(device)
-                self.labels = self.labels.to(device)
+                self.images, self.labels = self.images.to(device), self.labels.to(device)
 
     @property
     def samples(self) -> int:
@@ -141,28 +142,29 @@ class ImageLoader:
         return (make() for make in makers)
 
     def _makers(self, order, epoch, start_step) -> Iterator[Callable[[], Batch]]:
-        for step in range(start_step, -(-len(order) // self.step_size)):
-            chosen = order[step * self.step_size : (step + 1) * self.step_size]
-            plan = None
-            if self.augment is not None:
-                generator = random_generator(self.seed, AUGMENT_STREAM, epoch, step)
-                plan = self.augment.draw(len(chosen), generator)
-            for start, stop in _micro_batches(len(chosen), self.batch_size):
-                yield lambda chosen=chosen, plan=plan, start=start, stop=stop: Batch(
-                    *self._make(chosen[start:stop], plan and plan.slice(start, stop)),
-                    step_samples=len(chosen),
-                    ends_step=stop == len(chosen),
+        plan = None
+        if self.augment is not None:
+            generator = random_generator(self.seed, AUGMENT_STREAM, epoch)
+            plan = self.augment.draw(len(order), generator)
+        for first in range(start_step * self.step_size, len(order), self.step_size):
+            n = min(self.step_size, len(order) - first)
+            for start, stop in _micro_batches(n, self.batch_size):
+                piece = slice(first + start, first + stop)
+                yield lambda piece=piece, n=n, ends=stop == n: Batch(
+                    *self._make(order[piece], plan and plan.slice(piece)),
+                    step_samples=n,
+                    ends_step=ends,
                 )
 
     def _make(self, index: np.ndarray, plan) -> tuple[Tensor, Tensor]:
-        if self.resident is not None:
-            where = torch.from_numpy(index).pin_memory().to(self.device, non_blocking=True)
-            images, targets = self.resident.index_select(0, where), self.labels[where]
+        where = torch.from_numpy(index)
+        if self.images.device.type == "cuda":
+            where = where.pin_memory().to(self.device, non_blocking=True)
+        if plan is None:
+            images = self.images.index_select(0, where)
         else:
-            images = torch.from_numpy(np.take(self.images, index, axis=0))
-            targets = self.labels[torch.from_numpy(index)]
-        if plan is not None:
-            images = self.augment.apply(images, plan)
+            images = self.augment.apply(self.images, plan, index)
+        targets = self.labels.index_select(0, where)
         if images.device != self.device:
             images = images.pin_memory().to(self.device, non_blocking=True)
             targets = targets.pin_memory().to(self.device, non_blocking=True)

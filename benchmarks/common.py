@@ -1,0 +1,72 @@
+"""What every benchmark states: the machine, the versions, ratios of runs taken in turn."""
+
+import argparse
+import json
+import platform
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+
+
+def arguments(description: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--repetitions", type=int, default=7, help="pairs of runs (default: 7)")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads (default: 2)")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    return parser.parse_args()
+
+
+def machine() -> dict:
+    import torch
+    import torchvision
+
+    cpu = platform.processor() or platform.machine()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            cpu = line.split(": ")[1]
+            break
+    return {
+        "cpu": cpu,
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "torchvision": torchvision.__version__,
+    }
+
+
+def side_by_side(runs: dict[str, Callable[[], float]], repetitions: int) -> dict[str, list]:
+    """Calls the runs in turn, A B A B ..., and keeps what each returns (samples per second).
+
+    The machine's speed drifts; the ratio of two neighbours hardly does.
+    """
+    figures = {name: [] for name in runs}
+    for run in runs.values():
+        run()  # not counted: memory, caches, worker processes
+    for _ in range(repetitions):
+        for name, run in runs.items():
+            figures[name].append(run())
+    return figures
+
+
+def ratio(figures: dict[str, list], name: str, baseline: str) -> dict:
+    pairs = [a / b for a, b in zip(figures[name], figures[baseline], strict=True)]
+    return {"median": statistics.median(pairs), "min": min(pairs), "max": max(pairs)}
+
+
+def report(title: str, results: dict, path: Path | None) -> None:
+    """Prints medians and ratios; writes everything as JSON where that is asked for."""
+    state = machine()
+    print(title)
+    print("  " + ", ".join(f"{key} {value}" for key, value in state.items() if value))
+    for case, result in results.items():
+        print(f"  {case}")
+        for name, values in result["samples_per_second"].items():
+            print(f"    {name:24} {statistics.median(values):12,.0f} samples/s")
+        for name, value in result["ratios"].items():
+            print(
+                f"    {name:24} {value['median']:12.3f} times ({value['min']:.3f} to "
+                f"{value['max']:.3f} over {len(values)} pairs)"
+            )
+    if path is not None:
+        path.write_text(json.dumps({"machine": state, "results": results}, indent=1) + "\n")
