@@ -11,8 +11,8 @@ from pathlib import Path
 
 from utils.config import parse, to_yaml
 from utils.errors import UserError
+from utils.files import reason, replace_file
 from utils.reporting.console import Console, duration
-from utils.reporting.files import reason, replace_file
 from utils.reporting.run_folder import RunFolder, default_path
 from utils.settings import TrainSettings, save_interval
 from utils.signals import Signals, Stopped

@@ -18,6 +18,7 @@ from typing import BinaryIO
 from tqdm import tqdm
 
 from utils.errors import UserError
+from utils.files import sync_folder
 
 TIMEOUT_S = 30  # without a single byte
 _BLOCK = 1 << 18
@@ -58,7 +59,7 @@ def download(url: str, path: str | Path, sha256: str, *, hint: str) -> None:
             file.flush()
             os.fsync(file.fileno())
             os.replace(partial, path)
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
     except _TransferError as error:
         raise UserError(f"cannot download {url}: {error}; {hint}") from error
     except OSError as error:
@@ -143,12 +144,3 @@ def _reason(error: Exception) -> str:
     cause = getattr(error, "reason", error)
     text = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
     return " ".join(text.split())
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename in `folder` survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

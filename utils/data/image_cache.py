@@ -26,6 +26,7 @@ from tqdm import tqdm
 from utils.data.decode import decode_all, strict_pillow
 from utils.data.images import Split, channel_statistics, content_fingerprint
 from utils.errors import UserError
+from utils.files import sync_folder
 
 VERSION = 1  # of the pictures in a cache and of its layout; part of every key
 _TEMPORARY, _LOCK = ".building-", "lock"
@@ -96,9 +97,9 @@ def build_cache(
         _check_space(parent, sources, image_size)
         with _temporary_folder(parent) as temporary:
             _write(temporary, sources, classes, image_size, on_bad, workers, progress)
-            _sync(temporary)
+            sync_folder(temporary)
             _put_in_place(temporary, folder)
-            _sync(parent)
+            sync_folder(parent)
             (folder / _LOCK).unlink(missing_ok=True)
     except OSError as error:
         reason = error.strerror or str(error)
@@ -254,12 +255,3 @@ def _put_in_place(temporary: Path, folder: Path) -> None:
             os.rename(folder, damaged / "damaged")
         shutil.rmtree(damaged, ignore_errors=True)
     raise OSError(errno.EBUSY, f"other processes keep changing {folder.name}")
-
-
-def _sync(folder: Path) -> None:
-    """Flush the names in a folder to disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

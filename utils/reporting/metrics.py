@@ -5,7 +5,7 @@ import math
 import os
 from pathlib import Path
 
-from utils.reporting.files import reason
+from utils.files import reason
 
 
 class MetricsLog:

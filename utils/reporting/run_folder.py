@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from utils.errors import UserError
-from utils.reporting.files import reason
+from utils.files import reason
 
 RUNS = Path("runs")
 

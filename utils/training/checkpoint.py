@@ -24,7 +24,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from utils.errors import UserError
-from utils.reporting.files import reason, sync_folder, write_synced
+from utils.files import reason, sync_folder, write_synced
 
 MODEL, OPTIMIZER, STATE, SUMS = (
     "model.safetensors",

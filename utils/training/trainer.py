@@ -6,14 +6,14 @@ end of an epoch, and nowhere else (`_read_sums`).
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 
 import torch
 from torch import nn
 
 from utils.errors import UserError
+from utils.files import reason
 from utils.reporting.console import Console, duration
-from utils.reporting.files import reason
 from utils.reporting.metrics import MetricsLog
 from utils.signals import Signals, Stopped
 from utils.training.checkpoint import (
@@ -25,27 +25,11 @@ from utils.training.checkpoint import (
 from utils.training.evaluation import Evaluation
 from utils.training.guard import Guard
 from utils.training.objective import Precision
+from utils.training.progress import Clock, Progress, figures
 from utils.training.random_state import random_states, restore_random_states
 
 # fp16: a loss scale below this means that no scale makes the gradients finite.
 SMALLEST_SCALE = 1e-3
-
-
-@dataclass
-class Progress:
-    """Where a run is; saved with every checkpoint. Epoch and position follow from the step."""
-
-    step: int = 0  # optimizer steps done
-    ended_step: int = 0  # the last step at which an epoch's end was carried out
-    epoch_sums: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])  # of objective.SUMS
-    window_sums: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
-    left_out: list[int] = field(default_factory=lambda: [0, -1, 0])  # see Guard
-    train: dict | None = None  # the last epoch's training figures
-    evaluated: dict | None = None  # the last evaluation
-    best_step: int | None = None
-    best_epoch: float | None = None
-    best_val_accuracy: float | None = None
-    seconds_training: float = 0.0  # without evaluations and checkpoints
 
 
 class Trainer:
@@ -166,7 +150,7 @@ class Trainer:
     def _train_to_epoch_end(self) -> None:
         progress, epoch_steps = self.progress, self.loader.steps_per_epoch
         epoch, start_step = divmod(progress.step, epoch_steps)
-        clock = _Clock(progress)
+        clock = Clock(progress)
         self.guard.remember()
         for batch in self.loader.epoch(epoch, start_step):
             self.forward_backward(batch)
@@ -204,7 +188,7 @@ class Trainer:
         progress = self.progress
         finished = progress.step >= self.total_steps
         epochs_done = progress.step / self.loader.steps_per_epoch
-        train = _figures(progress.epoch_sums)
+        train = figures(progress.epoch_sums)
         evaluation = None
         due = self.eval_every and (finished or round(epochs_done) % self.eval_every == 0)
         if due:
@@ -246,24 +230,22 @@ class Trainer:
         self._judge_left_out(left_out, sums)
         return sums
 
-    def _log_window(self, clock: "_Clock") -> None:
+    def _log_window(self, clock: Clock) -> None:
         sums = self._read_sums()
         self.window.zero_()
         progress = self.progress
         if sums[2] == 0:  # an epoch that ended on a log line, or nothing but skipped steps
             return
         progress.epoch_sums = [a + b for a, b in zip(progress.epoch_sums, sums, strict=True)]
-        figures, speed = _figures(sums), clock.lap()
+        mean, speed = figures(sums), clock.lap()
         epoch = progress.step / self.loader.steps_per_epoch
         self.metrics.write(
-            step=progress.step, epoch=epoch, split="train", average_over="steps", **figures,
+            step=progress.step, epoch=epoch, split="train", average_over="steps", **mean,
             lr=self.learning_rate, samples_per_second=round(speed, 1),
             skipped_steps=progress.left_out[0] + progress.left_out[2],
         )  # fmt: skip
         left = (self.samples_until(self.total_steps) - self.samples_until(progress.step)) / speed
-        text = (
-            f"epoch {epoch:.2f}, loss {figures['loss']:.4f}, accuracy {figures['accuracy']:.2f} %"
-        )
+        text = f"epoch {epoch:.2f}, loss {mean['loss']:.4f}, accuracy {mean['accuracy']:.2f} %"
         if not self.console.live:
             text += f", {speed:,.0f} samples/s, {duration(left)} left"
         self.console.progress(text)
@@ -374,42 +356,3 @@ class Trainer:
 
     def _run_folder(self):
         return self.checkpoints.folder.parent
-
-
-class _Clock:
-    """Time spent training, told apart from evaluations and checkpoints."""
-
-    def __init__(self, progress: Progress):
-        self.progress = progress
-        self.samples = 0  # since the last lap
-        self._lap_seconds = 0.0
-        self.resume()
-
-    def resume(self) -> None:
-        self._since = time.monotonic()
-
-    def pause(self) -> None:
-        now = time.monotonic()
-        self.progress.seconds_training += now - self._since
-        self._lap_seconds += now - self._since
-        self._since = now
-
-    def lap(self) -> float:
-        """Samples per second since the last lap."""
-        self.pause()
-        speed = self.samples / max(self._lap_seconds, 1e-9)
-        self.samples, self._lap_seconds = 0, 0.0
-        return speed
-
-    def first_step(self, device: torch.device) -> float:
-        """Seconds since the start; waits for the device, once in a run."""
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return time.monotonic() - self._since
-
-
-def _figures(sums: list[float]) -> dict:
-    loss, correct, samples = sums
-    if not samples:
-        return {"loss": float("nan"), "accuracy": float("nan")}
-    return {"loss": loss / samples, "accuracy": 100 * correct / samples}
