@@ -19,6 +19,11 @@ from utils.signals import Signals, Stopped
 
 # PyTorch is imported inside the functions that need it: --help and wrong flags answer at once.
 
+# How long a CPU thread that has finished its share spins before it sleeps, in turns of a loop.
+# With OpenMP's default a single other busy process makes two training threads wait for each other
+# most of the time (see docs/measurements.md).
+SPIN_TURNS = "1000"
+
 
 def run_entry(config_class, train: Callable, description: str, argv: list[str] | None = None):
     """Runs an entry script; returns its exit code.
@@ -30,6 +35,8 @@ def run_entry(config_class, train: Callable, description: str, argv: list[str] |
         train: called as `train(settings, origin, signals)`.
     """
     signals = Signals()
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", SPIN_TURNS)  # read when PyTorch is imported
     try:
         settings, origin = parse(config_class, sys.argv[1:] if argv is None else argv, description)
         train(settings, origin, signals)
