@@ -10,6 +10,7 @@ import sys
 from dataclasses import dataclass
 
 from utils.config import setting
+from utils.errors import UserError
 from utils.run import Run, run_entry
 from utils.settings import ImageSettings
 
@@ -41,7 +42,7 @@ def train(settings: Settings, origin: dict, signals) -> None:
     with Run(settings, origin, signals, model_name, settings.dataset) as run:
         import torch  # takes seconds: --help and wrong flags have answered before
 
-        from utils.images import load_image_task
+        from utils.image_task import load_image_task
         from utils.models.resnet import ResNet
         from utils.training.evaluation import evaluate
         from utils.training.objective import Classification
@@ -49,6 +50,11 @@ def train(settings: Settings, origin: dict, signals) -> None:
         task = load_image_task(settings, run.device, run.console)
 
         stem = settings.stem or ("cifar" if task.image_size <= 64 else "imagenet")
+        if settings.batch_size == 1 and task.image_size <= (8 if stem == "cifar" else 32):
+            raise UserError(
+                f"--batch_size 1: pictures of {task.image_size} pixels end as a single one, and "
+                "BatchNorm needs two or more; take a larger batch"
+            )
         model = ResNet(settings.depth, len(task.data.classes), settings.width, stem)
         memory_format = torch.channels_last if settings.channels_last else torch.contiguous_format
         model.to(run.device, memory_format=memory_format)
@@ -71,7 +77,7 @@ def train(settings: Settings, origin: dict, signals) -> None:
             fingerprint=task.data.fingerprint,
             checkpoint=checkpoint,
         )
-        if not run.already_finished(trainer):
+        if trainer is not None:
             run.train(trainer, lambda: measure(task.test), **task.sizes)
 
 

@@ -12,7 +12,6 @@ from utils.config import (
     COMMAND_LINE,
     DEFAULT,
     FILE,
-    RESUMED,
     VALUE_ALIASES,
     fields,
     parse,
@@ -341,12 +340,19 @@ def test_awkward_paths_survive_the_round_trip(text, write):
 def test_flag_without_effect_is_refused_with_the_reason(name, argv, write):
     settings_of(*argv)
     value = another_value(name)
-    for given in (flags_for(name, value), ["--config", write({name: value})]):
-        text = refused(*argv, *given)
+    in_file = dict(zip((flag.lstrip("-") for flag in argv[::2]), argv[1::2], strict=True))
+    for given in (
+        [*argv, *flags_for(name, value)],
+        ["--config", write(in_file | {name: value})],
+    ):
+        text = refused(*given)
         assert text.startswith(f"--{name} has no effect: ")
         assert argv[0] in text or argv[1] in text or "CPU" in text
+    # A recipe's setting gives way to the command line.
+    settings_of(*argv, "--config", write({name: value}))
     default = FIELDS[name].default
-    if default is not None and name != "deterministic":  # which changes nothing when it is off
+    # Off, these two change nothing.
+    if default is not None and name not in ("deterministic", "warmup_epochs"):
         # Typed, even the default is a misunderstanding; a complete config.yaml holds all defaults.
         assert "has no effect" in refused(*argv, *flags_for(name, default))
         assert getattr(settings_of(*argv, "--config", write({name: default})), name) == default
@@ -360,7 +366,7 @@ def test_bare_resume_takes_the_newest_run_and_its_settings(make_run):
     for argv in (["--resume"], ["-r"], ["--resume", run], ["--resume", "--output", run]):
         settings, origin = parse(Settings, [*map(str, argv)], "")
         assert (settings.epochs, settings.width) == (7, 16)
-        assert origin["epochs"] == RESUMED
+        assert origin["epochs"] == COMMAND_LINE  # where the run itself had it from
         assert (run.parent / settings.resume).resolve() == (run.parent / settings.output).resolve()
 
 

@@ -46,7 +46,7 @@ def network(norm=True, dropout=0.0, classes=3, seed=1):
     return model.to(memory_format=torch.channels_last)
 
 
-def loader(batch_size=4, accumulation=1, n=23, augment=True, shuffle=True, **options):
+def loader(batch_size=4, accumulation=1, n=23, augment=True, shuffle=True, device=CPU, **options):
     images, labels = pictures(n)
     return ImageLoader(
         images,
@@ -54,7 +54,7 @@ def loader(batch_size=4, accumulation=1, n=23, augment=True, shuffle=True, **opt
         mean=(0.5,) * 3,
         std=(0.25,) * 3,
         batch_size=batch_size,
-        device=CPU,
+        device=device,
         accumulation=accumulation,
         augment=CropFlip(8, 8, padding=1) if augment else None,
         shuffle=shuffle,
@@ -78,15 +78,16 @@ def make_trainer(
     max_steps=None,
     dropout=0.2,
     val=False,
+    device=CPU,
     **options,
 ):
     """A trainer over random pictures with BatchNorm and dropout, writing below `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    model = model if model is not None else network(dropout=dropout)
-    data = data or loader(batch_size, accumulation)
-    arithmetic = Precision(precision, CPU)
+    model = (model if model is not None else network(dropout=dropout)).to(device)
+    data = data or loader(batch_size, accumulation, device=device)
+    arithmetic = Precision(precision, device)
     signals = signals or NoSignals()
-    test = loader(5, n=12, augment=False, shuffle=False)
+    test = loader(5, n=12, augment=False, shuffle=False, device=device)
     total = epochs * data.steps_per_epoch
     total = min(total, max_steps) if max_steps else total
     options = {

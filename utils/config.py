@@ -52,7 +52,7 @@ VALUE_ALIASES = {
 }
 # What belongs to one start of a run, not to the run: no recipe, and not kept on resume.
 OF_ONE_START = ("config", "output", "resume", "eval_only")
-DEFAULT, RESUMED, FILE, COMMAND_LINE = "default", "resumed run", "YAML", "command line"
+DEFAULT, FILE, COMMAND_LINE = "default", "YAML", "command line"
 
 
 def setting(
@@ -81,7 +81,8 @@ def setting(
         unit: for `--help`: steps, pixels, ...
         default_text: for `--help` where `default` is None.
         bare: the value of the flag given without one; None where a value is needed.
-        resume: "fixed" if a resumed run must keep it, "free" if it may be changed.
+        resume: "fixed" if a resumed run must keep it, "free" if it may be changed, "evaluation"
+            if it may be changed for --eval_only.
     """
     return dataclasses.field(default=default, metadata=locals() | {"setting": True})
 
@@ -89,8 +90,8 @@ def setting(
 class Config:
     """Base of an entry's settings: a dataclass whose fields are all made by `setting`."""
 
-    def ineffective(self) -> Iterator[tuple[str, str]]:
-        """(setting, reason) for each that has no effect with the others as they are."""
+    def ineffective(self) -> Iterator[tuple[str, str, str]]:
+        """(setting, reason, the other setting that is the cause) for each without effect."""
         yield from ()
 
     def check(self) -> None:
@@ -108,55 +109,62 @@ def parse(config_class, argv: list[str], description: str):
         (settings, origin): an instance of `config_class` and, for each setting, where its value
         came from.
     """
-    given = _read_flags(config_class, argv, description)
-    config = given.get("config")
-    from_file = read_yaml(config_class, Path(config)) if config else {}
-    layers = [(FILE, from_file), (COMMAND_LINE, given)]
-    resume = given.get("resume", from_file.get("resume"))
-    if resume is not None:
-        # Which run this is decides what the other defaults are.
-        from utils.reporting.run_folder import find_run
-
-        name = f"--resume {resume}" if resume != "auto" else "--resume"
-        output = given.get("output", from_file.get("output"))
-        run = find_run(resume, output, getattr(config_class, "entry", ""))
-        saved = run / "config.yaml"
-        if not saved.is_file():
-            raise UserError(f"{name}: {run} has no config.yaml, so it is not the folder of a run")
-        layers.insert(0, (RESUMED, _of_the_run(config_class, saved, layers)))
-        given["resume"] = str(resume) if resume != "auto" else str(run)
-        given.setdefault("output", str(run))
-    values, origin = {}, {}
-    for name, field in fields(config_class).items():
-        values[name], origin[name] = field.default, DEFAULT
-        for layer, content in layers:
-            if name in content:
-                values[name], origin[name] = content[name], layer
+    typed = _read_flags(config_class, argv, description)
+    from_file = read_yaml(config_class, Path(typed["config"])) if typed.get("config") else {}
+    values = {name: field.default for name, field in fields(config_class).items()}
+    origin = dict.fromkeys(values, DEFAULT)
+    new = from_file | typed
+    if new.get("resume") is not None:
+        run = _find_run(config_class, new)
+        saved = read_yaml(config_class, run / "config.yaml")
+        _check_unchanged(config_class, run, saved, new)
+        values |= saved | {"output": str(run)}
+        origin |= _read_origins(run / "config.yaml")
+        if new["resume"] == "auto":
+            new["resume"] = str(run)
+    values |= new
+    origin |= dict.fromkeys(from_file, FILE) | dict.fromkeys(typed, COMMAND_LINE)
     settings = config_class(**values)
-    for name, reason in settings.ineffective():
-        typed = origin[name] == COMMAND_LINE
-        changed = origin[name] == FILE and values[name] != fields(config_class)[name].default
-        if typed or changed:
+    for name, reason, cause in settings.ineffective():
+        # A recipe's setting gives way to what the command line says; otherwise both are meant.
+        in_file = values[name] != fields(config_class)[name].default and cause not in typed
+        if name in typed or (name in from_file and in_file):
             raise UserError(f"--{name} has no effect: {reason}")
     settings.check()
     return settings, origin
 
 
-def _of_the_run(config_class, saved: Path, layers) -> dict:
-    """The settings of the run that is resumed; those given anew must be free, or the same."""
-    values = read_yaml(config_class, saved)
-    known = fields(config_class)
-    for _, content in layers:
-        for name, value in content.items():
-            if name not in values or known[name].metadata["resume"] == "free":
-                continue
-            if value != values[name]:
-                raise UserError(
-                    f"--{name} {value}: the run in {saved.parent} was started with "
-                    f"{values[name]}, and a resumed run must keep it; leave the flag out, or "
-                    "start a new run with --output"
-                )
-    return values
+def _find_run(config_class, new: Mapping) -> Path:
+    """The folder of the run that is resumed."""
+    from utils.reporting.run_folder import find_run
+
+    run = find_run(new["resume"], new.get("output"), getattr(config_class, "entry", ""))
+    if not (run / "config.yaml").is_file():
+        name = "" if new["resume"] == "auto" else f" {new['resume']}"
+        raise UserError(
+            f"--resume{name}: {run} has no config.yaml, so it is not the folder of a run"
+        )
+    return run
+
+
+def _check_unchanged(config_class, run: Path, saved: Mapping, new: Mapping) -> None:
+    """UserError for a setting that is given anew, differs, and must stay as the run has it."""
+    free = {"free", "evaluation"} if new.get("eval_only") else {"free"}
+    for name, field in fields(config_class).items():
+        if field.metadata["resume"] in free or name not in new or name not in saved:
+            continue
+        if new[name] != saved[name]:
+            raise UserError(
+                f"--{name} {new[name]}: the run in {run} was started with {saved[name]}, and a "
+                "resumed run must keep it; leave the flag out, or start a new run with --output"
+            )
+
+
+def _read_origins(path: Path) -> dict[str, str]:
+    """Where the settings of a run came from: the comments that `to_yaml` has written."""
+    lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    pairs = [(line.split(":")[0], line.rpartition("  # ")[2]) for line in lines if ":" in line]
+    return {name: came for name, came in pairs if came in (DEFAULT, FILE, COMMAND_LINE)}
 
 
 def read_yaml(config_class, path: Path) -> dict:
@@ -176,6 +184,8 @@ def read_yaml(config_class, path: Path) -> dict:
         name = _canonical(str(key))
         if name not in known:
             raise UserError(f"{path}: unknown setting {key!r}{_suggest(str(key), known)}")
+        if name == "config":
+            raise UserError(f"{path}: a recipe cannot name another one; put its settings here")
         if name in values:
             raise UserError(f"{path}: {name} is set twice")
         values[name] = convert(known[name], value, f"{path}: {key}")
@@ -251,7 +261,8 @@ def _read_flags(config_class, argv: list[str], description: str) -> dict:
         usage="%(prog)s [--flag value ...]",
         description=description,
         epilog="Every flag can also stand in a YAML file (--config), and may be written with "
-        "hyphens for underscores; --no_flag switches off what is on.",
+        "hyphens for underscores; --no_flag switches off what is on, and the value none takes an "
+        "optional setting back.",
         allow_abbrev=False,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=28, width=100),
     )

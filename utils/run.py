@@ -1,6 +1,7 @@
 """What the entry scripts assemble alike, once: exit codes, folder, engine, trainer, report."""
 
 import json
+import math
 import os
 import shutil
 import sys
@@ -13,6 +14,7 @@ from utils.config import parse, to_yaml
 from utils.errors import UserError
 from utils.files import reason, replace_file
 from utils.reporting.console import Console, duration
+from utils.reporting.metrics import MetricsLog, to_json
 from utils.reporting.run_folder import RunFolder, default_path
 from utils.settings import TrainSettings, save_interval
 from utils.signals import Signals, Stopped
@@ -22,7 +24,7 @@ from utils.signals import Signals, Stopped
 # How long a CPU thread that has finished its share spins before it sleeps, in turns of a loop.
 # With OpenMP's default a single other busy process makes two training threads wait for each other
 # most of the time (see docs/measurements.md).
-SPIN_TURNS = "1000"
+SPIN_TURNS = "10000"
 
 
 def run_entry(config_class, train: Callable, description: str, argv: list[str] | None = None):
@@ -69,7 +71,11 @@ class Run:
             path = Path(settings.output) if settings.output else default_path(model, data)
             source = self._resumed_folder()
             self.folder = RunFolder(path, resume=source is not None and _same(source, path))
-            self.console.open_log(self.folder.log)
+            try:
+                self.console.open_log(self.folder.log)
+            except OSError as error:
+                self.folder.close()
+                raise UserError(f"{self.folder.log}: {reason(error)}") from None
 
     def _set_up_engine(self) -> None:
         import torch
@@ -80,7 +86,9 @@ class Run:
         if settings.device == "cuda" and not torch.cuda.is_available():
             raise UserError("--device cuda: PyTorch finds no GPU here; use --device cpu or auto")
         cuda = torch.cuda.is_available() and settings.device != "cpu"
-        self.device = torch.device("cuda" if cuda else "cpu")
+        self.device = (
+            torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
+        )
         if settings.threads:
             torch.set_num_threads(settings.threads)
         torch.manual_seed(settings.seed)
@@ -93,7 +101,9 @@ class Run:
     def __enter__(self) -> "Run":
         return self
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, kind, error, traceback) -> None:
+        if isinstance(error, (UserError, Stopped)):
+            self.console.log(str(error))  # why the run ended; run_entry prints it
         self.console.close()
         if self.folder is not None:
             self.folder.close()
@@ -120,8 +130,8 @@ class Run:
         store = Checkpoints(source / "checkpoints", warn=self.console.say)
         path = Path(settings.resume)
         if path.parent.name == "checkpoints":
-            newest = store.steps()[-1:] == [int(path.name.removeprefix("step-"))]
-            if not newest and self.folder is not None and _same(source, self.folder.path):
+            newest = f"step-{max(store.steps(), default=0):08}"
+            if path.name != newest and self.folder is not None and _same(source, self.folder.path):
                 raise UserError(
                     f"--resume {path} is not the newest checkpoint of its run: give --output for a "
                     "folder of its own, or leave it out and resume the run"
@@ -143,12 +153,18 @@ class Run:
                 f"the data of {settings.data_dir} is not what the run in {source} was trained on; "
                 "bring the old data back, or start a new run"
             )
-        if saved["threads"] != self.threads and self.device.type == "cpu":
-            self.console.say(
-                f"note: {self.threads} threads now, {saved['threads']} before: results will "
-                "differ in the last bits"
-            )
+        for name, now in self._engine().items():
+            if saved[name] != now and not settings.eval_only:
+                self.console.say(
+                    f"note: {name} is {now} now and was {saved[name]} before: results will differ "
+                    "in the last bits"
+                )
         return loaded
+
+    def _engine(self) -> dict:
+        """What a resumed run must share with the one before to end with the same bits."""
+        engine = {"device": self.device.type, "precision": self.precision.name}
+        return engine | ({"threads": self.threads} if self.device.type == "cpu" else {})
 
     def evaluate_only(self, model, checkpoint, test: Callable) -> None:
         """Measures the weights of a checkpoint on the test set; the run stays as it is."""
@@ -177,20 +193,26 @@ class Run:
         return torch.get_num_threads()
 
     def trainer(self, *, model, objective, loader, evaluate, eval_split, fingerprint, checkpoint):
-        """A Trainer with everything that the settings say, put back to `checkpoint`."""
+        """A Trainer with everything that the settings say, put back to `checkpoint`.
+
+        Returns None, and says so, where the run is finished already.
+        """
         from utils.optim.factory import build_optimizer
         from utils.optim.schedules import Schedule
-        from utils.reporting.metrics import MetricsLog
         from utils.training.checkpoint import Checkpoints
         from utils.training.trainer import Trainer
 
         settings, folder = self.settings, self.folder
-        total_steps = settings.epochs * loader.steps_per_epoch
-        if settings.max_steps:
-            total_steps = min(total_steps, settings.max_steps)
+        total_steps, limit = settings.epochs * loader.steps_per_epoch, "--epochs"
+        if settings.max_steps is not None and settings.max_steps < total_steps:
+            total_steps, limit = settings.max_steps, "--max_steps"
+        if checkpoint is not None and self._is_finished(checkpoint.step, total_steps, limit):
+            return None
         warmup_steps = settings.warmup_steps
         if warmup_steps is None:
             warmup_steps = round(settings.warmup_epochs * loader.steps_per_epoch)
+        if warmup_steps >= total_steps:
+            self.console.say(f"note: the warm-up ({warmup_steps} steps) takes the whole run")
         try:
             self._write("config.yaml", to_yaml(settings, self.origin), header=settings.entry)
             source = self._resumed_folder()
@@ -234,23 +256,31 @@ class Run:
                 "entry": settings.entry,
                 "data_fingerprint": fingerprint,
                 "threads": self.threads,
-                "values": asdict(settings),
+                **self._engine(),
             },
         )
+        trainer.started = self.started
         if checkpoint is not None:
             trainer.restore(checkpoint)
         return trainer
 
-    def already_finished(self, trainer) -> bool:
-        """A finished run that is resumed says so; nothing is left to do."""
-        if trainer.progress.step < trainer.total_steps or not self.folder.summary.exists():
+    def _is_finished(self, step: int, total_steps: int, limit: str) -> bool:
+        """Whether the resumed run, which is at `step`, has nothing left to do; says so."""
+        path = self.folder.path
+        if step > total_steps:
+            raise UserError(
+                f"the run in {self.settings.resume} has done {step} steps and {limit} asks for "
+                f"{total_steps}: give more, or start a new run with --output"
+            )
+        try:
+            summary = json.loads(self.folder.summary.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
             return False
-        summary = json.loads(self.folder.summary.read_text(encoding="utf-8"))
-        if summary["status"] != "finished" or summary["steps"] < trainer.total_steps:
+        if step < total_steps or summary.get("status") != "finished":
             return False
         self.console.say(
             f"this run is finished: {summary['epochs']:g} epochs, test accuracy "
-            f"{summary['test_accuracy']:.2f} % in {self.folder.path}; more --epochs go on with it"
+            f"{summary['test_accuracy']:.2f} % in {path}; a larger {limit} goes on with it"
         )
         return True
 
@@ -279,20 +309,21 @@ class Run:
             figures = {key: at_end[key] for key in ("loss", "accuracy", "samples")}
         else:
             self.console.say("measuring on the test set")
-            figures = asdict(self._test(trainer, test))
+            figures = asdict(self._test(trainer, test, sizes))
             epoch = progress.step / trainer.loader.steps_per_epoch
             trainer.metrics.write(step=progress.step, epoch=epoch, split="test", **figures)
         self._report(trainer, "finished", figures, sizes)
         self.console.say(
-            f"test accuracy {figures['accuracy']:.2f} % on {figures['samples']:,} pictures, after "
+            f"test accuracy {figures['accuracy']:.2f} % on {figures['samples']:,} pictures"
+            f"{'' if math.isfinite(figures['loss']) else ' (the loss is not finite)'}, after "
             f"{duration(progress.seconds_training)} of training: {self.folder.path}"
         )
 
-    def _test(self, trainer, test: Callable):
+    def _test(self, trainer, test: Callable, sizes: dict):
         """The final evaluation; when a signal stops it, the finished training is saved already."""
         result = test()
         if result is None:
-            self._report(trainer, "interrupted", None, {})
+            self._report(trainer, "interrupted", None, sizes)
             raise Stopped(
                 self.signals.received,
                 "stopped before the last evaluation, all steps are saved; go on with "
@@ -326,7 +357,7 @@ class Run:
             "train_accuracy": train.get("accuracy"),
             "test_loss": test.get("loss"),
             "test_accuracy": test.get("accuracy"),
-            "seconds_total": round(time.monotonic() - self.started, 3),
+            "seconds_total": round(trainer.seconds_total, 3),
             "seconds_training": round(progress.seconds_training, 3),
             "seconds_first_step": round(trainer.seconds_first_step, 3),
             "samples_per_second": speed and round(speed, 1),
@@ -345,11 +376,14 @@ class Run:
             summary |= {
                 "best_epoch": progress.best_epoch,
                 "best_val_accuracy": progress.best_val_accuracy,
-                "best_checkpoint": f"checkpoints/step-{progress.best_step:08}",
             }
-        title = f"{self.model_name} on {self.data_name}, {settings.optimizer}"
+            best = f"checkpoints/step-{progress.best_step:08}"
+            if (self.folder.path / best).is_dir():
+                summary["best_checkpoint"] = best
+        note = " (synthetic)" if sizes.get("synthetic") else ""
+        title = f"{self.model_name} on {self.data_name}{note}, {settings.optimizer}"
         try:
-            self._write("summary.json", json.dumps(summary, indent=2) + "\n")
+            self._write("summary.json", to_json(summary, indent=2) + "\n")
             draw_curves(trainer.metrics.read(), self.folder.curves, title)
         except OSError as error:
             self.console.say(f"{self.folder.path}: {reason(error)}; the report is not complete")

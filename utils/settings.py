@@ -34,6 +34,7 @@ class TrainSettings(Config):
         group=OPTIMIZATION,
         low=1,
         unit="samples",
+        resume="evaluation",
     )
     optimizer: str = setting("sgd", "Optimizer", group=OPTIMIZATION, choices=OPTIMIZERS)
     lr: float | None = setting(
@@ -132,6 +133,7 @@ class TrainSettings(Config):
         "Where to compute; auto takes a GPU where there is one",
         group=ENGINE,
         choices=("auto", "cpu", "cuda"),
+        resume="free",
     )
     precision: str = setting(
         "auto",
@@ -139,11 +141,13 @@ class TrainSettings(Config):
         "fp16 with a loss scaler on older ones, fp32 on a CPU",
         group=ENGINE,
         choices=("auto", "fp32", "bf16", "fp16"),
+        resume="evaluation",
     )
     compile: bool = setting(
         False,
         "Compile the model with torch.compile; takes minutes at the start on a CPU",
         group=ENGINE,
+        resume="free",
     )
     deterministic: bool = setting(
         False, "The same bits on every run on a GPU too, at the price of speed", group=ENGINE
@@ -159,7 +163,7 @@ class TrainSettings(Config):
     )
     seed: int = setting(
         0,
-        "Seed of the weights, the order and the augmentation",
+        "Seed of the weights, the order, the augmentation, and of what is cut from the data",
         group=ENGINE,
         low=0,
         high=2**32 - 1,
@@ -224,16 +228,20 @@ class TrainSettings(Config):
 
     def ineffective(self):
         if "momentum" not in OPTIMIZERS[self.optimizer].settings:
-            yield "momentum", f"--optimizer {self.optimizer} has none"
-        if self.warmup_steps is not None:
-            yield "warmup_epochs", "--warmup_steps is given; leave one of the two out"
+            yield "momentum", f"--optimizer {self.optimizer} has none", "optimizer"
+        if self.warmup_steps is not None and self.warmup_epochs:
+            reason = "--warmup_steps is given; leave one of the two out"
+            yield "warmup_epochs", reason, "warmup_steps"
         if self.weight_decay == 0:
-            yield "decay_all", "--weight_decay is 0"
+            yield "decay_all", "--weight_decay is 0", "weight_decay"
         if self.deterministic and self.device == "cpu":
-            yield "deterministic", "runs on a CPU are always deterministic"
+            yield "deterministic", "runs on a CPU are always deterministic", "device"
+        if self.val_fraction and self.eval_every == 0:
+            yield "val_fraction", "--eval_every 0 never measures on that split", "eval_every"
         if self.eval_only:
-            for name in ("epochs", "lr", "clip", "max_steps", "on_nonfinite", "save_every"):
-                yield name, "--eval_only does not train"
+            of_training = ("epochs", "lr", "clip", "max_steps", "on_nonfinite", "save_every")
+            for name in (*of_training, "checkpoint_hist", "eval_every", "log_every", "output"):
+                yield name, "--eval_only does not train", "eval_only"
 
     def check(self):
         if self.lr is None:
@@ -327,8 +335,9 @@ class ImageSettings(TrainSettings):
         if self.dataset != "imagefolder":
             own = f"--dataset {self.dataset} brings its own pictures; it belongs to imagefolder"
             names = ("image_size", "test_fraction", "on_bad", "cache_dir", "workers")
-            yield from ((name, own) for name in names)
+            yield from ((name, own, "dataset") for name in names)
         if self.dataset == "shapes":
-            yield "data_dir", "--dataset shapes is built in and reads no files"
+            reason = "--dataset shapes is built in and reads no files"
+            yield "data_dir", reason, "dataset"
         if self.crop_padding == 0:
-            yield "padding_mode", "--crop_padding is 0"
+            yield "padding_mode", "--crop_padding is 0", "crop_padding"

@@ -165,3 +165,17 @@ def test_the_set_may_be_a_read_only_memory_map(tmp_path):
     for _ in range(2):
         assert torch.equal(pixels(from_file), pixels(from_memory))
     assert file.read_bytes() == content
+
+
+def test_a_device_with_a_number_is_the_same_device():
+    """cuda:0 and cuda, here cpu:0 and cpu: nothing is copied between them, or pinned."""
+    rng = np.random.default_rng(0)
+    loader = ImageLoader(
+        rng.integers(0, 256, (6, 8, 8, 3), dtype=np.uint8),
+        np.arange(6) % 2,
+        mean=(0.5,) * 3,
+        std=(0.5,) * 3,
+        batch_size=4,
+        device=torch.device("cpu", 0),
+    )
+    assert sum(len(batch.targets) for batch in loader.epoch()) == 6

@@ -213,9 +213,56 @@ def test_resume_without_a_value_takes_the_newest(capfd):
     assert json.loads((run / "summary.json").read_text())["steps"] == 5
 
 
+def test_resume_that_asks_for_less_changes_nothing(fails, capfd):
+    assert main([*SHAPES, "--output", "run"]) == 0
+    config = Path("run/config.yaml").read_text()
+    assert "has done 4 steps and --max_steps asks for 3" in fails(
+        "--resume", "run", "--max_steps", "3"
+    )
+    assert main(["--resume", "run", "--epochs", "7"]) == 0
+    assert "a larger --max_steps goes on with it" in capfd.readouterr().out
+    assert Path("run/config.yaml").read_text() == config
+    assert main(["--resume", "run", "--max_steps", "none", "--epochs", "1"]) == 0
+    assert json.loads(Path("run/summary.json").read_text())["steps"] == 7
+    assert "subset: 100.0  # command line" in Path("run/config.yaml").read_text()
+
+
+def test_evaluation_elsewhere_may_differ_in_device_batch_and_precision(capfd):
+    assert main([*SHAPES, "--output", "run"]) == 0
+    accuracy = json.loads(Path("run/summary.json").read_text())["test_accuracy"]
+    capfd.readouterr()
+    assert main(["--resume", "run", "--eval_only", "--bs", "100", "--device", "auto"]) == 0
+    assert f"test accuracy {accuracy:.2f} %" in capfd.readouterr().out
+
+
+def test_why_a_run_ended_is_in_its_log(fails):
+    line = fails(*SHAPES, "--lr", "1e30", "--output", "run")
+    assert line.removeprefix("error: ") in Path("run/log.txt").read_text()
+
+
+def test_summary_is_valid_json_whatever_the_loss(capfd):
+    assert main([*SHAPES, "--lr", "1e18", "--max_steps", "1", "--output", "run"]) == 0
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    json.loads(Path("run/summary.json").read_text(), parse_constant=refuse)
+    for line in Path("run/metrics.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=refuse)
+
+
+def test_the_command_line_wins_over_a_recipe():
+    Path("recipe.yaml").write_text("warmup_epochs: 2\nmomentum: 0.95\n")
+    flags = ["--config", "recipe.yaml", "--warmup_steps", "1", "--optimizer", "adamw"]
+    assert main([*SHAPES, *flags, "--output", "run"]) == 0
+
+
 def test_resume_of_nothing(fails):
     assert "there is no run of resnet50_test.py" in fails("--resume")
     assert "no such folder" in fails("--resume", "nowhere")
+    assert main([*SHAPES, "--output", "run"]) == 0
+    Path("run/checkpoints/foo").mkdir()
+    assert "foo" in fails("--resume", "run/checkpoints/foo")
     assert "--resume RUN" in fails("--eval_only")
 
 
@@ -267,6 +314,10 @@ def test_wrong_flags_exit_before_pytorch_is_imported():
         ["--subset", "99999"],
         ["--subset", "2.5"],
         ["--crop_padding", "40"],
+        ["--cutout", "40"],
+        ["--val_fraction", "0.1"],
+        ["--stem", "imagenet", "--bs", "1"],
+        ["--resume", "absent/checkpoints/foo"],
         ["--image_size", "64"],
         ["--warmup_epochs", "99"],
         ["--save_every", "soon"],

@@ -3,20 +3,19 @@
 import numpy as np
 import pytest
 import torch
-from toy import pictures
+from toy import make_trainer, pictures
 
 from utils.augment.crop_flip import CropFlip
 from utils.data.loader import ImageLoader
 from utils.models.resnet import ResNet
 from utils.optim.factory import build_optimizer
 from utils.training.guard import Guard
-from utils.training.objective import Classification, Precision
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
 ]
-CUDA = torch.device("cuda")
+CUDA = torch.device("cuda", 0)
 
 
 def loader(device, n=203, **options):
@@ -41,62 +40,50 @@ def test_batches_equal_those_of_the_cpu(resident, monkeypatch):
     assert count == 203
 
 
+def run_epoch(trainer, epoch):
+    trainer.guard.remember()
+    for batch in trainer.loader.epoch(epoch):
+        trainer.forward_backward(batch)
+        if batch.ends_step:
+            trainer.update()
+            trainer.guard.remember()
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_no_wait_between_log_lines(optimizer, precision, monkeypatch):
-    """Ten steps in which CUDA refuses every call that makes the host wait."""
-    arithmetic = Precision(precision, CUDA)
-    model = ResNet(18, 3, 16).to(CUDA, memory_format=torch.channels_last)
-    objective, scaler, guard = Classification(model, arithmetic), arithmetic.scaler(), Guard(model)
-    optimizer = build_optimizer(optimizer, model, lr=0.01, weight_decay=1e-4)
-
-    def steps(batches):
-        for batch in batches:
-            guard.remember()
-            loss, sums = objective(batch.inputs, batch.targets)
-            scaler.scale(loss / batch.step_samples).backward()
-            scaler.unscale_(optimizer)
-            norm = guard.gradient_norm()
-            bad = guard.judge(sums[0], norm, 0, scaler.is_enabled())
-            torch.nn.utils.clip_grads_with_norm_(guard.parameters, 1.0, norm)
-            optimizer.found_inf = bad.float()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            scaler.update()
-            guard.take_back(bad)
-
-    data = loader(CUDA)
-    steps(data.epoch(0))  # sets up memory, kernels and states
+def test_no_wait_between_log_lines(tmp_path, optimizer, precision):
+    """An epoch of the trainer's own steps in which CUDA refuses whatever makes the host wait."""
+    trainer = make_trainer(
+        tmp_path, device=CUDA, optimizer=optimizer, precision=precision, clip=1.0, accumulation=2
+    )
+    trainer.model.train()
+    run_epoch(trainer, 0)  # sets up memory, kernels and states
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        steps(data.epoch(1))
+        run_epoch(trainer, 1)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
 
 def test_the_profiler_shows_no_wait(tmp_path):
-    arithmetic = Precision("bf16", CUDA)
-    model = ResNet(18, 3, 16).to(CUDA, memory_format=torch.channels_last)
-    objective = Classification(model, arithmetic)
-    optimizer = build_optimizer("sgd", model, lr=0.01, weight_decay=1e-4)
-    data = loader(CUDA)
-
-    def steps(epoch):
-        for batch in data.epoch(epoch):
-            loss, _ = objective(batch.inputs, batch.targets)
-            (loss / batch.step_samples).backward()
-            optimizer.found_inf = torch.zeros((), device=CUDA)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-
-    steps(0)
+    trainer = make_trainer(tmp_path, device=CUDA, precision="bf16", clip=1.0)
+    trainer.model.train()
+    run_epoch(trainer, 0)
     torch.cuda.synchronize()
     with torch.profiler.profile() as profile:
-        steps(1)
+        run_epoch(trainer, 1)
     names = {event.name for event in profile.events()}
     waits = {n for n in names if "Synchronize" in n and n != "cudaDeviceSynchronize"}
     assert not waits, waits  # the profiler itself ends with cudaDeviceSynchronize
+
+
+def test_a_whole_run_and_its_resume(tmp_path):
+    whole = make_trainer(tmp_path / "whole", device=CUDA, epochs=2)
+    assert whole.fit().step == whole.total_steps
+    again = make_trainer(tmp_path / "whole", device=CUDA, epochs=3)
+    again.restore(again.checkpoints.load())
+    assert again.fit().step == again.total_steps
 
 
 def test_a_step_that_is_not_finite_leaves_no_trace():

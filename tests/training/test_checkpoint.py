@@ -129,6 +129,30 @@ def test_the_same_step_again_replaces_it(tmp_path):
     assert store.load().step == 5
 
 
+def test_saving_behind_a_damaged_one_keeps_the_new_and_drops_the_damaged(tmp_path):
+    store = quiet(tmp_path, keep=1)
+    store.save(example(80), best_step=80)
+    store.save(example(100), best_step=80)
+    (tmp_path / "step-00000100" / "model.safetensors").write_bytes(b"damaged")
+    assert store.load().step == 80
+    store.save(example(90), best_step=80)
+    assert store.steps() == [80, 90]
+    store.said.clear()
+    assert store.load().step == 90 and not store.said
+
+
+def test_a_lone_old_one_is_in_nobodys_way(tmp_path):
+    store = quiet(tmp_path, keep=2)
+    store.save(example(5))
+    (tmp_path / "step-00000005").rename(tmp_path / "step-00000005.old")
+    for step in (10, 15, 20):
+        store.save(example(step))
+    assert store.steps() == [15, 20] and not list(tmp_path.glob("*.old"))
+    shutil.copytree(tmp_path / "step-00000020", tmp_path / "step-00000020.old")
+    store.save(example(20, 3.0))
+    assert store.load().model["a.weight"][0, 0] == 3.0 and not list(tmp_path.glob("*.old"))
+
+
 # What the child does: three checkpoints stand; it waits to be told, then writes step 4, and again.
 CHILD = """
 import sys, os

@@ -179,10 +179,23 @@ def test_not_finite_skipped_is_counted(tmp_path):
     assert all(torch.isfinite(p).all() for p in model.parameters())
 
 
+@pytest.mark.parametrize("log_every, save_steps", [(1, 10**9), (5, 10**9), (1, 1), (20, 10**9)])
+def test_one_bad_step_is_skipped_at_any_log_interval(tmp_path, log_every, save_steps):
+    model = network()
+    objective = Poisoned(model, {5, 8, 9})
+    trainer = make_trainer(
+        tmp_path, model=model, objective=objective, on_nonfinite="skip", log_every=log_every,
+        save_steps=save_steps,
+    )  # fmt: skip
+    assert trainer.fit().left_out[0] == 3
+
+
 def test_nothing_but_skipped_steps_stops(tmp_path):
     model = network()
-    objective = Poisoned(model, set(range(100)))
-    trainer = make_trainer(tmp_path, model=model, objective=objective, on_nonfinite="skip")
+    objective = Poisoned(model, set(range(1000)))
+    trainer = make_trainer(
+        tmp_path, model=model, objective=objective, on_nonfinite="skip", epochs=50
+    )
     with pytest.raises(UserError, match="not finite"):
         trainer.fit()
 

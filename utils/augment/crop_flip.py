@@ -58,6 +58,12 @@ class CropFlip:
                 f"({self.height}x{self.width}): choose a smaller --crop_padding"
             )
 
+        if self.cutout > min(self.height, self.width):
+            raise UserError(
+                f"--cutout {self.cutout} blanks the whole image ({self.height}x{self.width}): "
+                "choose a smaller one"
+            )
+
     def draw(self, n: int, generator: np.random.Generator) -> CropFlipPlan:
         """Choices for n samples. What is off is drawn too, so that the others stay the same."""
         return CropFlipPlan(

@@ -148,8 +148,8 @@ def _list_tree(data_dir: Path, test_fraction: float | None, cache_dir: Path) -> 
             raise UserError(f"{root} has no class folders: {LAYOUT}")
         if test_fraction is None:
             raise UserError(
-                f"{data_dir} has no test/ or val/ beside train/: set --test_fraction (0.2, say) to "
-                "hold out a part of the pictures, or add such a folder"
+                f"{data_dir} has no test/ or val/ folder beside train/: hold out a part of the "
+                "pictures for the test by --test_fraction 0.2 (say), or add such a folder"
             )
         return {"all": _list_split(root, None, cache_dir)}
     train = _list_split(root, None, cache_dir)

@@ -165,7 +165,7 @@ class ImageLoader:
         else:
             images = self.augment.apply(self.images, plan, index)
         targets = self.labels.index_select(0, where)
-        if images.device != self.device:
+        if images.device.type != self.device.type:
             images = images.pin_memory().to(self.device, non_blocking=True)
             targets = targets.pin_memory().to(self.device, non_blocking=True)
         return self.normalize(images), targets

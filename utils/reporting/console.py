@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import os
 import sys
 import time
 from pathlib import Path
@@ -10,6 +11,8 @@ from tqdm import tqdm
 
 # Without a terminal a progress line at most this often, in seconds.
 PLAIN_LINE_SECONDS = 10.0
+# Loss and accuracy first: what does not fit into the terminal is cut off at the end.
+BAR = "{percentage:3.0f}%|{bar:16}|{postfix}, {rate_fmt}, {remaining} left ({n_fmt}/{total_fmt})"
 
 
 class Console:
@@ -20,13 +23,14 @@ class Console:
         self._early: list[str] = []  # said before the run's folder was there
         self._bar: tqdm | None = None
         self._last_plain = -math.inf
-        self.live = sys.stderr.isatty()
+        self.live = _columns(sys.stderr) > 0
 
     def open_log(self, path: Path) -> None:
+        """Raises OSError."""
         # Names of undecodable bytes hold what UTF-8 cannot.
         self._log = open(path, "a", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
         for line in self._early:
-            self._to_log(line)
+            self.log(line)
         self._early.clear()
 
     def say(self, line: str) -> None:
@@ -37,9 +41,10 @@ class Console:
             print(_printable(line, sys.stdout), flush=True)
         if self._bar is not None:
             self._bar.refresh()
-        self._to_log(line)
+        self.log(line)
 
-    def _to_log(self, line: str) -> None:
+    def log(self, line: str) -> None:
+        """One line in the log alone."""
         if self._log is None:
             self._early.append(line)
             return
@@ -53,7 +58,8 @@ class Console:
         if self.live:
             self._bar = tqdm(
                 total=total, initial=done, unit=unit, unit_scale=True, dynamic_ncols=True,
-                smoothing=0.05, leave=False,
+                smoothing=0.05,
+                bar_format=BAR, leave=False,
             )  # fmt: skip
 
     def advance(self, samples: int) -> None:
@@ -79,6 +85,14 @@ class Console:
             with contextlib.suppress(OSError):  # a full disk: see _to_log
                 self._log.close()
             self._log = None
+
+
+def _columns(stream) -> int:
+    """Width of the terminal behind a stream; 0 where there is none, or one of no size."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError, AttributeError):
+        return 0
 
 
 def duration(seconds: float) -> str:

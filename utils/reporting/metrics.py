@@ -8,6 +8,19 @@ from pathlib import Path
 from utils.files import reason
 
 
+def to_json(value, **options) -> str:
+    """JSON; numbers that are not finite become null, as JSON has no others."""
+    return json.dumps(_finite(value), allow_nan=False, **options)
+
+
+def _finite(value):
+    if isinstance(value, dict):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 class MetricsLog:
     """Appends records to a file; a full disk delays lines and loses none.
 
@@ -23,13 +36,9 @@ class MetricsLog:
         self._path, self._warn = path, warn
 
     def write(self, **record) -> None:
-        """A record; None and numbers that are not finite become null, as JSON has no others."""
-        record = {
-            key: None if isinstance(value, float) and not math.isfinite(value) else value
-            for key, value in record.items()
-        }
+        """One record, one line."""
         warned = bool(self._waiting)
-        self._waiting += (json.dumps(record) + "\n").encode()
+        self._waiting += (to_json(record) + "\n").encode()
         try:
             self._append()
         except OSError as error:

@@ -10,6 +10,7 @@ A checkpoint is written under a temporary name, flushed to disk and renamed. Not
 pickle.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -25,6 +26,7 @@ from torch import Tensor
 
 from utils.errors import UserError
 from utils.files import reason, sync_folder, write_synced
+from utils.reporting.metrics import to_json
 
 MODEL, OPTIMIZER, STATE, SUMS = (
     "model.safetensors",
@@ -70,7 +72,7 @@ class Checkpoints:
         Whatever fails, and whenever the process is killed, the checkpoints before are intact.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        final = self.folder / f"step-{checkpoint.step:08}"
+        final = self._path(checkpoint.step)
         aside = self.folder / f".writing-{final.name}"
         self._clean()
         try:
@@ -78,7 +80,7 @@ class Checkpoints:
             contents = {
                 MODEL: to_bytes(_plain(checkpoint.model)),
                 OPTIMIZER: to_bytes(_plain(checkpoint.optimizer)),
-                STATE: json.dumps(checkpoint.state, indent=1).encode(),
+                STATE: to_json(checkpoint.state, indent=1).encode(),
             }
             sums = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
             for name, content in (contents | {SUMS: _sums_text(sums)}).items():
@@ -88,10 +90,12 @@ class Checkpoints:
             shutil.rmtree(aside, ignore_errors=True)
             raise
         if final.exists():  # the same step again, after an evaluation: never without either
-            os.rename(final, self.folder / f"{final.name}.old")
+            old = self._old(checkpoint.step)
+            shutil.rmtree(old, ignore_errors=True)
+            os.rename(final, old)
         os.rename(aside, final)
         sync_folder(self.folder)
-        self._prune(best_step)
+        self._prune(checkpoint.step, best_step)
         return final
 
     def load(self) -> Checkpoint | None:
@@ -102,7 +106,7 @@ class Checkpoints:
         steps = self.steps()
         for step in reversed(steps):
             # A kill between two renames can leave the same step under its other name only.
-            for path in (self.folder / f"step-{step:08}", self.folder / f"step-{step:08}.old"):
+            for path in (self._path(step), self._old(step)):
                 if not path.is_dir():
                     continue
                 try:
@@ -115,17 +119,28 @@ class Checkpoints:
             raise UserError(f"all checkpoints in {self.folder} are damaged: start a new run")
         return None
 
-    def _prune(self, best_step: int | None) -> None:
+    def _prune(self, newest: int, best_step: int | None) -> None:
+        """Drops what is neither among the newest nor the best. Steps after `newest` are damaged
+        ones that the run fell back behind; a folder that cannot be dropped is left for later."""
         steps = self.steps()
+        kept = [step for step in steps if step <= newest][-self.keep :]
         for step in steps:
-            path = self.folder / f"step-{step:08}"
-            if path.exists():
-                shutil.rmtree(path.with_name(f"{path.name}.old"), ignore_errors=True)
-            if step in steps[-self.keep :] or step == best_step:
-                continue
-            aside = self.folder / f".dropping-{path.name}"
-            os.rename(path, aside)  # a half-deleted checkpoint must not look like a damaged one
-            shutil.rmtree(aside, ignore_errors=True)
+            path, old = self._path(step), self._old(step)
+            doomed = [path, old]
+            if step in kept or step == best_step:
+                doomed = [old] if path.exists() else []
+            for path in doomed:
+                aside = self.folder / f".dropping-{path.name}"
+                with contextlib.suppress(OSError):
+                    os.rename(path, aside)  # half deleted, it must not look like a damaged one
+                shutil.rmtree(aside, ignore_errors=True)
+
+    def _path(self, step: int) -> Path:
+        return self.folder / f"step-{step:08}"
+
+    def _old(self, step: int) -> Path:
+        """Where a checkpoint waits while it is replaced by another one of the same step."""
+        return self.folder / f"step-{step:08}.old"
 
     def _clean(self) -> None:
         """Removes what a killed process left half written or half deleted."""

@@ -8,6 +8,8 @@ The host reads how many there were, and when, where it reads the metrics anyway.
 import torch
 from torch import Tensor, nn
 
+ALIGNMENT = 64  # elements; vectorised kernels want memory that starts on a round address
+
 
 class Guard:
     """Args:
@@ -60,9 +62,12 @@ def _flatten_buffers(model: nn.Module) -> list[Tensor]:
             groups.setdefault(buffer.dtype, []).append((module, name, buffer))
     flats = []
     for members in groups.values():
-        flat = torch.cat([buffer.reshape(-1) for _, _, buffer in members])
-        pieces = flat.split([buffer.numel() for _, _, buffer in members])
-        for (module, name, buffer), piece in zip(members, pieces, strict=True):
-            module._buffers[name] = piece.view(buffer.shape)
+        starts = [0]  # each piece on a border of ALIGNMENT elements, as it was by itself
+        for _, _, buffer in members:
+            starts.append(starts[-1] + -(-buffer.numel() // ALIGNMENT) * ALIGNMENT)
+        flat = members[0][2].new_zeros(starts[-1])
+        for (module, name, buffer), start in zip(members, starts, strict=False):
+            piece = flat[start : start + buffer.numel()].view(buffer.shape)
+            module._buffers[name] = piece.copy_(buffer)
         flats.append(flat)
     return flats

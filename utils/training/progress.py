@@ -21,13 +21,14 @@ class Progress:
     best_epoch: float | None = None
     best_val_accuracy: float | None = None
     seconds_training: float = 0.0  # without evaluations and checkpoints
+    seconds_total: float = 0.0  # of all processes of the run, to the last checkpoint
 
 
 class Clock:
     """Time spent training, told apart from evaluations and checkpoints."""
 
-    def __init__(self, progress: Progress):
-        self.progress = progress
+    def __init__(self, progress: Progress, device: torch.device):
+        self.progress, self.device = progress, device
         self.samples = 0  # since the last lap
         self._lap_seconds = 0.0
         self.resume()
@@ -36,6 +37,9 @@ class Clock:
         self._since = time.monotonic()
 
     def pause(self) -> None:
+        """Waits for the device first: what it still has to do is training, not what comes next."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
         now = time.monotonic()
         self.progress.seconds_training += now - self._since
         self._lap_seconds += now - self._since
@@ -48,10 +52,10 @@ class Clock:
         self.samples, self._lap_seconds = 0, 0.0
         return speed
 
-    def first_step(self, device: torch.device) -> float:
+    def first_step(self) -> float:
         """Seconds since the start; waits for the device, once in a run."""
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
         return time.monotonic() - self._since
 
 

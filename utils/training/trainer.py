@@ -30,6 +30,8 @@ from utils.training.random_state import random_states, restore_random_states
 
 # fp16: a loss scale below this means that no scale makes the gradients finite.
 SMALLEST_SCALE = 1e-3
+# --on_nonfinite skip: after so many steps on end that could not be applied, the run is stopped.
+BARREN_STEPS = 100
 
 
 class Trainer:
@@ -94,8 +96,9 @@ class Trainer:
         self.window = torch.zeros(3, dtype=torch.float64, device=device)
         self.started_step = 0  # of this process
         self.seconds_first_step = 0.0  # of this process; compiling is in it
-        self._last_save = time.monotonic()
-        self._saved_step = 0
+        self._last_save = self.started = time.monotonic()
+        self._saved_step = self._barren_steps = 0
+        self._seconds_before = 0.0  # of the processes before this one
 
     # ---- one step ---------------------------------------------------------------------------
 
@@ -150,7 +153,7 @@ class Trainer:
     def _train_to_epoch_end(self) -> None:
         progress, epoch_steps = self.progress, self.loader.steps_per_epoch
         epoch, start_step = divmod(progress.step, epoch_steps)
-        clock = Clock(progress)
+        clock = Clock(progress, self.precision.device)
         self.guard.remember()
         for batch in self.loader.epoch(epoch, start_step):
             self.forward_backward(batch)
@@ -160,7 +163,8 @@ class Trainer:
             clock.samples += batch.step_samples
             self.console.advance(batch.step_samples)
             if progress.step == self.started_step + 1:
-                self.seconds_first_step = clock.first_step(self.precision.device)
+                self.seconds_first_step = clock.first_step()
+                self._show(self._read_sums())
             if progress.step % self.log_every == 0:
                 self._log_window(clock)
             if progress.step % epoch_steps == 0 or progress.step >= self.total_steps:
@@ -244,10 +248,19 @@ class Trainer:
             lr=self.learning_rate, samples_per_second=round(speed, 1),
             skipped_steps=progress.left_out[0] + progress.left_out[2],
         )  # fmt: skip
-        left = (self.samples_until(self.total_steps) - self.samples_until(progress.step)) / speed
-        text = f"epoch {epoch:.2f}, loss {mean['loss']:.4f}, accuracy {mean['accuracy']:.2f} %"
+        self._show(sums, speed)
+
+    def _show(self, sums: list[float], speed: float | None = None) -> None:
+        """Loss and accuracy beside the bar, or as a plain line now and then."""
+        progress, mean = self.progress, figures(sums)
+        text = f"loss {mean['loss']:.3f}, {mean['accuracy']:.1f} %"
         if not self.console.live:
-            text += f", {speed:,.0f} samples/s, {duration(left)} left"
+            epoch = progress.step / self.loader.steps_per_epoch
+            text = f"epoch {epoch:.2f}: train loss {mean['loss']:.4f}, "
+            text += f"accuracy {mean['accuracy']:.2f} %"
+        if speed and not self.console.live:
+            left = self.samples_until(self.total_steps) - self.samples_until(progress.step)
+            text += f", {speed:,.0f} samples/s, {duration(left / speed)} left"
         self.console.progress(text)
 
     def _judge_left_out(self, left_out: list[int], sums: list[float]) -> None:
@@ -261,7 +274,8 @@ class Trainer:
         if not new:
             return
         first = left_out[1]
-        if self.on_nonfinite == "skip" and sums[2]:
+        self._barren_steps = 0 if sums[2] else self._barren_steps + new
+        if self.on_nonfinite == "skip" and self._barren_steps < BARREN_STEPS:
             self.console.say(f"{new} step(s) with a loss or gradient that is not finite: skipped")
             return
         saved = self.checkpoints.steps()
@@ -277,10 +291,18 @@ class Trainer:
     @property
     def samples_per_second(self) -> float | None:
         """Of this process, without its first step, in which memory is set up and code compiled."""
-        first = min(self.started_step + 1, self.progress.step)
+        if self.progress.step == self.started_step:  # nothing was left to do
+            seconds = self.progress.seconds_training
+            return self.samples_until(self.progress.step) / seconds if seconds else None
+        first = self.started_step + 1
         samples = self.samples_until(self.progress.step) - self.samples_until(first)
         seconds = self.progress.seconds_training - self._started_seconds - self.seconds_first_step
         return samples / seconds if samples and seconds > 0 else None
+
+    @property
+    def seconds_total(self) -> float:
+        """Of all processes of this run."""
+        return self._seconds_before + time.monotonic() - self.started
 
     @property
     def learning_rate(self) -> float:
@@ -304,7 +326,7 @@ class Trainer:
         when the next one is due; only the last checkpoint must succeed."""
         sums = self._read_sums()
         progress = self.progress
-        progress.window_sums = sums
+        progress.window_sums, progress.seconds_total = sums, self.seconds_total
         names = {parameter: name for name, parameter in self.model.named_parameters()}
         tensors, optimizer = optimizer_tensors(self.optimizer, names)
         self._last_save, self._saved_step = time.monotonic(), progress.step
@@ -342,6 +364,7 @@ class Trainer:
             self.scaler.load_state_dict(state["scaler"])
         restore_random_states(state["random"])
         self.progress = Progress(**state["progress"])
+        self._seconds_before = self.progress.seconds_total
         device = self.precision.device
         self.window.copy_(torch.tensor(self.progress.window_sums, dtype=torch.float64))
         self.guard.left_out = torch.tensor(self.progress.left_out, device=device)

@@ -8,6 +8,7 @@ import torch
 from utils.augment.crop_flip import CropFlip
 from utils.data.images import ImageData, Split, load_image_data, stratified_split, stratified_subset
 from utils.data.loader import ImageLoader
+from utils.errors import UserError
 from utils.reporting.console import Console
 from utils.settings import ImageSettings
 
@@ -29,7 +30,11 @@ class ImageTask:
     @property
     def sizes(self) -> dict:
         """For the summary."""
-        sizes = {"classes": len(self.data.classes), "skipped_files": self.data.skipped}
+        sizes = {
+            "classes": len(self.data.classes),
+            "skipped_files": self.data.skipped,
+            "synthetic": self.data.synthetic,
+        }
         if self.val is not None:
             sizes["val_samples"] = self.val.samples
         return sizes
@@ -48,6 +53,11 @@ def load_image_task(settings: ImageSettings, device: torch.device, console: Cons
         workers=settings.workers,
     )
     chosen, val = np.arange(len(data.train)), data.val
+    if settings.val_fraction and val is not None:
+        raise UserError(
+            f"--val_fraction: the val/ folder in {settings.data_dir} is the validation split; "
+            "leave the flag out"
+        )
     if settings.val_fraction:
         chosen, held_out = stratified_split(
             data.train.labels, settings.val_fraction, settings.seed, data.classes
