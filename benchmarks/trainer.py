@@ -36,7 +36,7 @@ from utils.training.trainer import Trainer
 
 BATCH = 64
 CASES = {  # name -> (depth, width, steps of one run)
-    "ResNet-50, batch 64": (50, 64, 3),
+    "ResNet-50, batch 64": (50, 64, 4),
     "ResNet-18 of width 8, batch 64": (18, 8, 40),
 }
 CPU = torch.device("cpu")

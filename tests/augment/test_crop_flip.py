@@ -38,7 +38,7 @@ def plain(augment: CropFlip, image: np.ndarray, top, left, flip, hole_y, hole_x)
 def test_rows_and_gather_equal_a_loop_over_images(size, mode):
     images = pictures(*size)
     generator = np.random.default_rng(0)
-    for padding, flip, cutout in itertools.product(range(5), (0, 0.5, 1), (0, 1, 4, 30)):
+    for padding, flip, cutout in itertools.product(range(5), (0, 0.5, 1), (0, 1, 4, 5)):
         augment = CropFlip(*size[:2], padding, mode, flip, cutout)
         plan = augment.draw(N, generator)
         expected = [

@@ -58,7 +58,7 @@ class CropFlip:
                 f"({self.height}x{self.width}): choose a smaller --crop_padding"
             )
 
-        if self.cutout > min(self.height, self.width):
+        if self.cutout > max(self.height, self.width):
             raise UserError(
                 f"--cutout {self.cutout} blanks the whole image ({self.height}x{self.width}): "
                 "choose a smaller one"
