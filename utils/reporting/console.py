@@ -11,8 +11,8 @@ from tqdm import tqdm
 
 # Without a terminal a progress line at most this often, in seconds.
 PLAIN_LINE_SECONDS = 10.0
-# Loss and accuracy first: what does not fit into the terminal is cut off at the end.
-BAR = "{percentage:3.0f}%|{bar:16}|{postfix}, {rate_fmt}, {remaining} left ({n_fmt}/{total_fmt})"
+# Fits into 80 columns; the postfix is loss and accuracy.
+BAR = "{percentage:3.0f}%|{bar:10}| {n_fmt}/{total_fmt}, {remaining} left, {rate_fmt}{postfix}"
 
 
 class Console:
