@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -170,15 +169,14 @@ def test_a_plain_line_where_there_is_no_terminal(tree, capsys):
 
 
 @pytest.mark.real_data
-def test_real_pictures(tmp_path):
+def test_real_pictures(tmp_path, no_decoding):
     if "REAL_DATA" not in os.environ:
         pytest.skip("needs the folder of real images that REAL_DATA names")
     root = Path(os.environ["REAL_DATA"]) / "cifar10-jpeg"
     settings = {"data_dir": root, "cache_dir": tmp_path, "progress": False}
     first = load_image_data("imagefolder", **settings)
-    start = time.perf_counter()
+    no_decoding()
     data = load_image_data("imagefolder", **settings)
-    assert time.perf_counter() - start < 1
     assert "mapped in" in data.source and data.fingerprint == first.fingerprint
     assert data.train.images.shape == (50_000, 32, 32, 3)
     assert data.test.images.shape == (10_000, 32, 32, 3)
