@@ -14,7 +14,7 @@ from utils.config import parse, to_yaml
 from utils.errors import UserError
 from utils.files import reason, replace_file
 from utils.reporting.console import Console, duration
-from utils.reporting.metrics import MetricsLog, to_json
+from utils.reporting.metrics import MetricsLog
 from utils.reporting.run_folder import RunFolder, default_path
 from utils.settings import TrainSettings, save_interval
 from utils.signals import Signals, Stopped
@@ -214,7 +214,8 @@ class Run:
         if warmup_steps >= total_steps:
             self.console.say(f"note: the warm-up ({warmup_steps} steps) takes the whole run")
         try:
-            self._write("config.yaml", to_yaml(settings, self.origin), header=settings.entry)
+            text = f"# {settings.entry}\n{to_yaml(settings, self.origin)}"
+            replace_file(folder.config, text.encode(errors="surrogateescape"))
             source = self._resumed_folder()
             if checkpoint is not None and not _same(source, folder.path):
                 shutil.copyfile(source / "metrics.jsonl", folder.metrics)
@@ -291,6 +292,8 @@ class Run:
             test: () -> Evaluation, on the whole test set.
             sizes: what the summary says about the data besides.
         """
+        from utils.report import write_report
+
         resumed = f", from step {trainer.progress.step}" if trainer.progress.step else ""
         parameters = sum(p.numel() for p in trainer.model.parameters())
         self.console.say(
@@ -302,7 +305,7 @@ class Run:
         try:
             progress = trainer.fit()
         except Stopped:
-            self._report(trainer, "interrupted", None, sizes)
+            write_report(self, trainer, "interrupted", None, sizes)
             raise
         at_end = progress.evaluated or {}
         if at_end.get("split") == "test" and at_end["step"] == progress.step:
@@ -312,18 +315,21 @@ class Run:
             figures = asdict(self._test(trainer, test, sizes))
             epoch = progress.step / trainer.loader.steps_per_epoch
             trainer.metrics.write(step=progress.step, epoch=epoch, split="test", **figures)
-        self._report(trainer, "finished", figures, sizes)
+        write_report(self, trainer, "finished", figures, sizes)
+        finite = figures["loss"] is not None and math.isfinite(figures["loss"])
         self.console.say(
             f"test accuracy {figures['accuracy']:.2f} % on {figures['samples']:,} pictures"
-            f"{'' if math.isfinite(figures['loss']) else ' (the loss is not finite)'}, after "
+            f"{'' if finite else ' (the loss is not finite)'}, after "
             f"{duration(progress.seconds_training)} of training: {self.folder.path}"
         )
 
     def _test(self, trainer, test: Callable, sizes: dict):
         """The final evaluation; when a signal stops it, the finished training is saved already."""
+        from utils.report import write_report
+
         result = test()
         if result is None:
-            self._report(trainer, "interrupted", None, sizes)
+            write_report(self, trainer, "interrupted", None, sizes)
             raise Stopped(
                 self.signals.received,
                 "stopped before the last evaluation, all steps are saved; go on with "
@@ -331,88 +337,6 @@ class Run:
             )
         return result
 
-    # ---- reporting ----------------------------------------------------------------------------
-
-    def _report(self, trainer, status: str, test: dict | None, sizes: dict) -> None:
-        """summary.json and curves.png. A full disk costs these, never the run."""
-        import torch
-
-        from utils.reporting.plots import draw_curves
-
-        progress, settings = trainer.progress, self.settings
-        test, train = test or {}, progress.train or {}
-        speed = trainer.samples_per_second
-        summary = {
-            "status": status,
-            "entry": settings.entry,
-            "model": self.model_name,
-            "dataset": self.data_name,
-            "optimizer": settings.optimizer,
-            "mixup": "none",
-            "epochs": progress.step / trainer.loader.steps_per_epoch,
-            "steps": progress.step,
-            "train_samples": trainer.loader.samples,
-            "test_samples": test.get("samples"),
-            "train_loss": train.get("loss"),
-            "train_accuracy": train.get("accuracy"),
-            "test_loss": test.get("loss"),
-            "test_accuracy": test.get("accuracy"),
-            "seconds_total": round(trainer.seconds_total, 3),
-            "seconds_training": round(progress.seconds_training, 3),
-            "seconds_first_step": round(trainer.seconds_first_step, 3),
-            "samples_per_second": speed and round(speed, 1),
-            "peak_memory_bytes": _peak_memory(self.device),
-            "skipped_steps": progress.left_out[0],
-            "skipped_steps_by_scaler": progress.left_out[2],
-            "world_size": 1,
-            "global_batch_size": trainer.loader.step_size,
-            "device": _device_name(self.device),
-            "precision": self.precision.name,
-            "threads": self.threads,
-            "torch_version": torch.__version__,
-            "seed": settings.seed,
-        } | sizes
-        if progress.best_step is not None:
-            summary |= {
-                "best_epoch": progress.best_epoch,
-                "best_val_accuracy": progress.best_val_accuracy,
-            }
-            best = f"checkpoints/step-{progress.best_step:08}"
-            if (self.folder.path / best).is_dir():
-                summary["best_checkpoint"] = best
-        note = " (synthetic)" if sizes.get("synthetic") else ""
-        title = f"{self.model_name} on {self.data_name}{note}, {settings.optimizer}"
-        try:
-            self._write("summary.json", to_json(summary, indent=2) + "\n")
-            draw_curves(trainer.metrics.read(), self.folder.curves, title)
-        except OSError as error:
-            self.console.say(f"{self.folder.path}: {reason(error)}; the report is not complete")
-
-    def _write(self, name: str, text: str, header: str = "") -> None:
-        text = f"# {header}\n{text}" if header else text
-        replace_file(self.folder.path / name, text.encode(errors="surrogateescape"))
-
 
 def _same(one: Path | None, other: Path) -> bool:
     return one is not None and one.resolve() == other.resolve()
-
-
-def _peak_memory(device) -> int:
-    """Bytes: of the GPU's allocator, or of the whole process on a CPU."""
-    if device.type == "cuda":
-        import torch
-
-        return torch.cuda.max_memory_allocated(device)
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def _device_name(device) -> str:
-    if device.type == "cuda":
-        import torch
-
-        return torch.cuda.get_device_name(device)
-    import platform
-
-    return f"cpu ({platform.processor() or platform.machine()})"

@@ -1,0 +1,82 @@
+"""The report that a run leaves: summary.json and curves.png."""
+
+import platform
+import resource
+
+import torch
+
+from utils.files import reason, replace_file
+from utils.reporting.metrics import to_json
+from utils.reporting.plots import draw_curves
+
+
+def write_report(run, trainer, status: str, test: dict | None, sizes: dict) -> None:
+    """Writes both. A full disk costs these, never the run.
+
+    Args:
+        run, trainer: a `utils.run.Run` and its `Trainer`.
+        status: "finished", "stopped_early" or "interrupted".
+        test: loss, accuracy and samples on the test set; None where it was not measured.
+        sizes: what the summary says about the data besides.
+    """
+    progress, settings = trainer.progress, run.settings
+    test, train = test or {}, progress.train or {}
+    speed = trainer.samples_per_second
+    summary = {
+        "status": status,
+        "entry": settings.entry,
+        "model": run.model_name,
+        "dataset": run.data_name,
+        "optimizer": settings.optimizer,
+        "mixup": "none",
+        "epochs": progress.step / trainer.loader.steps_per_epoch,
+        "steps": progress.step,
+        "train_samples": trainer.loader.samples,
+        "test_samples": test.get("samples"),
+        "train_loss": train.get("loss"),
+        "train_accuracy": train.get("accuracy"),
+        "test_loss": test.get("loss"),
+        "test_accuracy": test.get("accuracy"),
+        "seconds_total": round(trainer.seconds_total, 3),
+        "seconds_training": round(progress.seconds_training, 3),
+        "seconds_first_step": round(trainer.seconds_first_step, 3),
+        "samples_per_second": speed and round(speed, 1),
+        "peak_memory_bytes": _peak_memory(run.device),
+        "skipped_steps": progress.left_out[0],
+        "skipped_steps_by_scaler": progress.left_out[2],
+        "world_size": 1,
+        "global_batch_size": trainer.loader.step_size,
+        "device": _device_name(run.device),
+        "precision": run.precision.name,
+        "threads": run.threads,
+        "torch_version": torch.__version__,
+        "seed": settings.seed,
+    } | sizes
+    if progress.best_step is not None:
+        summary |= {
+            "best_epoch": progress.best_epoch,
+            "best_val_accuracy": progress.best_val_accuracy,
+        }
+        best = f"checkpoints/step-{progress.best_step:08}"
+        if (run.folder.path / best).is_dir():
+            summary["best_checkpoint"] = best
+    note = " (synthetic)" if sizes.get("synthetic") else ""
+    title = f"{run.model_name} on {run.data_name}{note}, {settings.optimizer}"
+    try:
+        replace_file(run.folder.summary, (to_json(summary, indent=2) + "\n").encode())
+        draw_curves(trainer.metrics.read(), run.folder.curves, title)
+    except OSError as error:
+        run.console.say(f"{run.folder.path}: {reason(error)}; the report is not complete")
+
+
+def _peak_memory(device) -> int:
+    """Bytes: of the GPU's allocator, or of the whole process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _device_name(device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"cpu ({platform.processor() or platform.machine()})"
