@@ -64,7 +64,8 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Steps that have a checkpoint, oldest first, whole or not."""
-        return sorted({_step(path) for path in self.folder.glob("step-*") if path.is_dir()})
+        found = {_step(path) for path in self.folder.glob("step-*") if path.is_dir()}
+        return sorted(found - {-1})  # -1: a name that is not ours
 
     def save(self, checkpoint: Checkpoint, best_step: int | None = None) -> Path:
         """Writes one durably, then drops the oldest beyond `keep`. Raises OSError.
