@@ -36,16 +36,18 @@ def machine() -> dict:
 
 
 def side_by_side(runs: dict[str, Callable[[], float]], repetitions: int) -> dict[str, list]:
-    """Calls the runs in turn, A B A B ..., and keeps what each returns (samples per second).
+    """Calls the runs in turn, A B B A A B ..., and keeps what each returns (samples per second).
 
-    The machine's speed drifts; the ratio of two neighbours hardly does.
+    The machine's speed drifts; the ratio of two neighbours hardly does. The order changes from
+    pair to pair, so that neither always follows the other.
     """
     figures = {name: [] for name in runs}
     for run in runs.values():
         run()  # not counted: memory, caches, worker processes
-    for _ in range(repetitions):
-        for name, run in runs.items():
-            figures[name].append(run())
+    for repetition in range(repetitions):
+        order = list(runs) if repetition % 2 == 0 else list(reversed(runs))
+        for name in order:
+            figures[name].append(runs[name]())
     return figures
 
 
