@@ -62,11 +62,16 @@ def write_report(run, trainer, status: str, test: dict | None, sizes: dict) -> N
             summary["best_checkpoint"] = best
     note = " (synthetic)" if sizes.get("synthetic") else ""
     title = f"{run.model_name} on {run.data_name}{note}, {settings.optimizer}"
-    try:
-        replace_file(run.folder.summary, (to_json(summary, indent=2) + "\n").encode())
-        draw_curves(trainer.metrics.read(), run.folder.curves, title)
-    except OSError as error:
-        run.console.say(f"{run.folder.path}: {reason(error)}; the report is not complete")
+    # The summary comes last: with it a killed run counts as finished, and nothing is made up for.
+    text = to_json(summary, indent=2) + "\n"
+    for write in (
+        lambda: draw_curves(trainer.metrics.read(), run.folder.curves, title),
+        lambda: replace_file(run.folder.summary, text.encode()),
+    ):
+        try:
+            write()
+        except OSError as error:
+            run.console.say(f"{run.folder.path}: {reason(error)}; the report is not complete")
 
 
 def _peak_memory(device) -> int:

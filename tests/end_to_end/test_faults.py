@@ -213,6 +213,20 @@ def test_resume_without_a_value_takes_the_newest(capfd):
     assert json.loads((run / "summary.json").read_text())["steps"] == 5
 
 
+def test_a_kill_while_the_report_is_written_loses_no_part_of_it(monkeypatch):
+    """The summary, by which a run counts as finished, is written after everything else."""
+    import utils.report
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(utils.report, "draw_curves", killed)
+        main([*SHAPES, "--output", "run"])
+    assert main(["--resume", "run"]) == 0
+    assert Path("run/curves.png").exists() and Path("run/summary.json").exists()
+
+
 def test_resume_that_asks_for_less_changes_nothing(fails, capfd):
     assert main([*SHAPES, "--output", "run"]) == 0
     config = Path("run/config.yaml").read_text()
