@@ -4,6 +4,7 @@
 python resnet50_test.py
 python resnet50_test.py --dataset imagefolder --data_dir my_pictures --depth 18
 python resnet50_test.py --resume
+python resnet50_test.py --resume runs/my_run --predict new_pictures
 """
 
 import sys
@@ -36,49 +37,103 @@ class Settings(ImageSettings):
         choices=("cifar", "imagenet"), default_text="cifar for pictures of up to 64 pixels",
     )  # fmt: skip
 
+    zero_init_residual: bool = setting(
+        False, "The last BatchNorm of each block starts at 0, so that blocks start as shortcuts",
+        group=MODEL,
+    )  # fmt: skip
+    drop_path: float = setting(
+        0.0, "Stochastic depth: probability that the last block is skipped, less for earlier ones",
+        group=MODEL, low=0, below=1,
+    )  # fmt: skip
+
+
+def build_model(settings: Settings, card):
+    """The ResNet for the pictures and classes of `card` (a ModelCard), on the CPU."""
+    from utils.models.resnet import ResNet
+
+    size = max(card.height, card.width)
+    # Published ImageNet weights belong to the imagenet stem, whatever the pictures' size.
+    imagenet = size > 64 or settings.pretrained == "imagenet"
+    stem = settings.stem or ("imagenet" if imagenet else "cifar")
+    if settings.batch_size == 1 and size <= (8 if stem == "cifar" else 32):
+        raise UserError(
+            f"--batch_size 1: pictures of {size} pixels end as a single one, and BatchNorm needs "
+            "two or more; take a larger batch"
+        )
+    return ResNet(
+        settings.depth,
+        len(card.classes),
+        settings.width,
+        stem,
+        channels=card.channels,
+        zero_init_residual=settings.zero_init_residual,
+        drop_path=settings.drop_path,
+    )
+
 
 def train(settings: Settings, origin: dict, signals) -> None:
-    model_name = f"resnet{settings.depth}" + (f"w{settings.width}" if settings.width != 64 else "")
+    model_name = f"resnet{settings.depth}"
+    model_name += f"w{settings.width}" if settings.width != 64 else ""
     with Run(settings, origin, signals, model_name, settings.dataset) as run:
         import torch  # takes seconds: --help and wrong flags have answered before
 
         from utils.image_task import load_image_task
-        from utils.models.resnet import ResNet
+        from utils.rehearsal import rehearse
+        from utils.train import build_trainer, evaluate_only, run_training
         from utils.training.evaluation import evaluate
         from utils.training.objective import Classification
+        from utils.transfer import fit_weights, load_pretrained
+        from utils.use import model_card, use_model
 
-        task = load_image_task(settings, run.device, run.console)
-
-        stem = settings.stem or ("cifar" if task.image_size <= 64 else "imagenet")
-        if settings.batch_size == 1 and task.image_size <= (8 if stem == "cifar" else 32):
-            raise UserError(
-                f"--batch_size 1: pictures of {task.image_size} pixels end as a single one, and "
-                "BatchNorm needs two or more; take a larger batch"
-            )
-        model = ResNet(settings.depth, len(task.data.classes), settings.width, stem)
         memory_format = torch.channels_last if settings.channels_last else torch.contiguous_format
+        checkpoint = run.load_checkpoint()
+        if settings.predict or settings.export:
+            card = model_card(checkpoint)
+            model = build_model(settings, card).to(run.device, memory_format=memory_format)
+            use_model(run, model, checkpoint, card)
+            return
+
+        pretrained = None
+        if settings.pretrained and checkpoint is None:
+            pretrained = load_pretrained(settings.pretrained, model_name, run.console.say)
+        source = model_card(checkpoint) if checkpoint else pretrained
+        task = run.closing(load_image_task(settings, run.device, run.console, source))
+        run.check_data(checkpoint, task.data.fingerprint)
+
+        model = build_model(settings, task.card)
+        if pretrained is not None:
+            fit_weights(model, pretrained, model.HEAD, run.console.say)
         model.to(run.device, memory_format=memory_format)
         forward = torch.compile(model) if settings.compile else model
         objective = Classification(forward, run.precision, settings.label_smoothing)
 
-        def measure(loader):
-            return evaluate(model, loader.epoch(), run.precision, run.interrupted)
+        def measure(loader, **options):
+            return evaluate(model, loader.epoch(), run.precision, run.interrupted, **options)
 
-        checkpoint = run.checkpoint(task.data.fingerprint)
+        def test(**options):
+            return measure(task.test, **options)
+
         if settings.eval_only:
-            run.evaluate_only(model, checkpoint, lambda: measure(task.test))
+            evaluate_only(run, model, checkpoint, test, task.data.classes)
             return
-        trainer = run.trainer(
+        trainer = build_trainer(
+            run,
             model=model,
+            head=model.HEAD,
             objective=objective,
             loader=task.train,
-            evaluate=lambda: measure(task.val or task.test),
+            measure=lambda: measure(task.val or task.test),
             eval_split="val" if task.val else "test",
+            card=task.card,
             fingerprint=task.data.fingerprint,
             checkpoint=checkpoint,
         )
-        if trainer is not None:
-            run.train(trainer, lambda: measure(task.test), **task.sizes)
+        if trainer is None:
+            return
+        if settings.dry_run:
+            rehearse(run, trainer, (task.val or task.test).samples)
+        else:
+            run_training(run, trainer, test, task.data.classes, task.sizes)
 
 
 def main(argv: list[str] | None = None) -> int:

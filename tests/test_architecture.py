@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = sorted((ROOT / "utils").rglob("*.py"))
-UNPICKLER = "utils/data/cifar10.py"  # the one restricted unpickler
+UNPICKLER = "utils/data/cifar.py"  # the one restricted unpickler
 
 IMPORT_ALL = """
 import sys, threading, matplotlib.figure, torch, torchvision, yaml, tqdm, safetensors.torch
@@ -135,7 +135,7 @@ def test_no_pickle_is_loaded():
 
 
 def test_the_unpickler_admits_names_one_by_one():
-    """pickle occurs in cifar10.py only as the base of an unpickler with its own find_class."""
+    """pickle occurs in cifar.py only as the base of an unpickler with its own find_class."""
     tree = ast.parse((ROOT / UNPICKLER).read_text("utf-8"))
     unpicklers = [
         node

@@ -12,20 +12,34 @@ from utils.config import (
     COMMAND_LINE,
     DEFAULT,
     FILE,
+    OF_ONE_START,
     VALUE_ALIASES,
     fields,
     parse,
     to_yaml,
 )
+from utils.data.images import IMAGE_DATASETS
 from utils.errors import UserError
 
 FIELDS = fields(Settings)
-CHOOSE_RUN = {"config", "output", "resume", "eval_only"}  # name files and runs: tested one by one
+# name files and runs: tested one by one
+CHOOSE_RUN = {"config", "output", "resume", "eval_only", "predict", "predictions", "export"}
 OTHERS = sorted(FIELDS.keys() - CHOOSE_RUN)
+KEPT = [name for name in OTHERS if name not in OF_ONE_START]
 # What a setting needs beside it to have an effect.
 NEEDS = {
     name: ["--dataset", "imagefolder"]
     for name in ("image_size", "test_fraction", "on_bad", "cache_dir", "workers")
+} | {
+    "gamma": ["--sched", "step"],
+    "step_epochs": ["--sched", "step"],
+    "milestones": ["--sched", "multistep"],
+    "plateau_patience": ["--sched", "plateau"],
+    "min_lr": ["--sched", "linear", "--lr", "1"],
+    "freeze_backbone": ["--pretrained"],
+    "unfreeze_epoch": ["--pretrained", "--freeze_backbone"],
+    "wandb_project": ["--wandb", "offline"],
+    "wandb_tags": ["--wandb", "offline"],
 }
 
 
@@ -45,8 +59,8 @@ def another_value(name: str):
     """A valid value that is not the default."""
     field = FIELDS[name]
     meta, kind = field.metadata, field.type
-    if name == "save_every":
-        return "7m"
+    if name in ("save_every", "milestones"):
+        return {"save_every": "7m", "milestones": "3,7.5"}[name]
     if meta["choices"]:
         choices = meta["choices"]() if callable(meta["choices"]) else meta["choices"]
         return next(choice for choice in reversed([*choices]) if choice != field.default)
@@ -128,7 +142,7 @@ def test_one_letter_flags_take_their_value_attached():
 @pytest.mark.parametrize("name", [n for n in OTHERS if FIELDS[n].type is bool])
 def test_booleans(name):
     def value(*argv):
-        return getattr(settings_of(*argv), name)
+        return getattr(settings_of(*NEEDS.get(name, []), *argv), name)
 
     hyphens = name.replace("_", "-")
     for on in ([f"--{name}"], [f"--{hyphens}"], *([f"--{name}", w] for w in ("true", "Yes", "on"))):
@@ -136,7 +150,7 @@ def test_booleans(name):
     for off in ([f"--no_{name}"], [f"--no-{hyphens}"], [f"--{name}", "false"], [f"--{name}=no"]):
         assert value(*off) is False
     assert value(f"--no_{name}", f"--{name}") is True  # the last one counts
-    assert f"--{name}" in refused(f"--{name}", "maybe")
+    assert f"--{name}" in refused(*NEEDS.get(name, []), f"--{name}", "maybe")
 
 
 @pytest.mark.parametrize(
@@ -185,6 +199,19 @@ def test_no_abbreviations(flag):
         (["--save_every", "-5m"], ["--save_every"]),
         (["--warmup_epochs", "3", "--epochs", "2"], ["--warmup_epochs", "--epochs 2"]),
         (["--eval_only"], ["--eval_only", "--resume"]),
+        (["--predict", "x"], ["--predict", "--resume RUN"]),
+        (["--export", "onnx"], ["--export", "--resume RUN"]),
+        (["--export", "onnx", "--eval_only"], ["--eval_only and --export", "one at a time"]),
+        (["--export", "tflite"], ["--export", "onnx, safetensors"]),
+        (["--sched", "multistep", "--milestones", "30,20"], ["--milestones 30,20", "30,60,80"]),
+        (["--sched", "multistep", "--milestones", "x"], ["--milestones x", "30,60,80"]),
+        (["--min_lr", "1"], ["--min_lr 1.0 is above --lr 0.1"]),
+        (["--freeze_backbone"], ["--freeze_backbone", "--pretrained"]),
+        (["--early_stop_patience", "3", "--eval_every", "0"], ["--eval_every 0"]),
+        (
+            ["--pretrained", "--freeze_backbone", "--unfreeze_epoch", "50"],
+            ["--unfreeze_epoch 50", "--epochs 50"],
+        ),
         (["--config", "nowhere.yaml"], ["nowhere.yaml", "No such file"]),
         (["--config", "."], ["--config", "Is a directory"]),
     ],
@@ -221,7 +248,7 @@ def test_defaults_that_depend_on_others():
         ("compile: 1", ["compile", "true or false"]),
         ("lr: .inf", ["lr", "above 0"]),
         ("label_smoothing: 1", ["label_smoothing", "below 1"]),
-        ("dataset: mnist", ["dataset", "cifar10, imagefolder, shapes"]),
+        ("dataset: cifar11", ["dataset", "did you mean cifar10?"]),
         ("resume: false", ["resume"]),
         ("epochs: [1", ["no valid YAML"]),
         ("a: b: c", ["no valid YAML"]),
@@ -272,7 +299,7 @@ def test_command_line_wins_over_yaml_and_yaml_over_defaults(write):
     assert origin.keys() == FIELDS.keys()
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", KEPT)
 def test_to_yaml_and_back(name, write):
     """What a run writes as config.yaml is taken back by --config, defaults without effect too."""
     first, origin = parse(
@@ -287,7 +314,7 @@ def test_to_yaml_and_back(name, write):
     assert dataclasses.replace(again, config=None) == first
 
 
-@pytest.mark.parametrize("dataset", ["cifar10", "imagefolder", "shapes"])
+@pytest.mark.parametrize("dataset", IMAGE_DATASETS)
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_config_of_every_combination_is_accepted_again(dataset, optimizer, write):
     flags = ["--dataset", dataset, "--optimizer", optimizer, "--crop_padding", 0]
@@ -335,6 +362,16 @@ def test_awkward_paths_survive_the_round_trip(text, write):
         ("on_bad", ["--dataset", "shapes"]),
         ("data_dir", ["--dataset", "shapes"]),
         ("padding_mode", ["--crop_padding", "0"]),
+        ("workers", ["--dataset", "cifar10"]),
+        ("gamma", ["--sched", "cosine"]),
+        ("step_epochs", ["--sched", "multistep"]),
+        ("milestones", ["--sched", "step"]),
+        ("min_lr", ["--sched", "constant"]),
+        ("plateau_patience", ["--sched", "linear"]),
+        ("epochs_for_sched", ["--sched", "constant"]),
+        ("warmup_epochs", ["--sched", "onecycle"]),
+        ("warmup_steps", ["--sched", "onecycle"]),
+        ("wandb_tags", ["--wandb", "disabled"]),
     ],
 )
 def test_flag_without_effect_is_refused_with_the_reason(name, argv, write):
@@ -356,6 +393,10 @@ def test_flag_without_effect_is_refused_with_the_reason(name, argv, write):
         # Typed, even the default is a misunderstanding; a complete config.yaml holds all defaults.
         assert "has no effect" in refused(*argv, *flags_for(name, default))
         assert getattr(settings_of(*argv, "--config", write({name: default})), name) == default
+
+
+def test_nothing_to_unfreeze():
+    assert "without --freeze_backbone" in refused("--unfreeze_epoch", "3")
 
 
 # ---- resume -------------------------------------------------------------------------------------

@@ -12,9 +12,13 @@ from utils.optim.factory import build_optimizer
 from utils.optim.schedules import Schedule
 from utils.reporting.console import Console
 from utils.reporting.metrics import MetricsLog
+from utils.training.average import Average
 from utils.training.checkpoint import Checkpoints
 from utils.training.evaluation import evaluate
+from utils.training.freeze import Freeze
+from utils.training.guard import Guard
 from utils.training.objective import Classification, Precision
+from utils.training.saver import Saver
 from utils.training.trainer import Trainer
 
 CPU = torch.device("cpu")
@@ -79,6 +83,10 @@ def make_trainer(
     dropout=0.2,
     val=False,
     device=CPU,
+    schedule=None,
+    ema_decay=None,
+    freeze_until=None,
+    save_steps=10**9,
     **options,
 ):
     """A trainer over random pictures with BatchNorm and dropout, writing below `folder`."""
@@ -90,17 +98,15 @@ def make_trainer(
     test = loader(5, n=12, augment=False, shuffle=False, device=device)
     total = epochs * data.steps_per_epoch
     total = min(total, max_steps) if max_steps else total
-    options = {
-        "checkpoints": Checkpoints(folder / "checkpoints", keep=100),
-        "log_every": 2,
-        "save_steps": 10**9,
-        "eval_every": 1,
-    } | options
+    options = {"log_every": 2, "eval_every": 1} | options
+    metrics, console = MetricsLog(folder / "metrics.jsonl"), Console()
+    store = Checkpoints(folder / "checkpoints", keep=100)
+    guard = Guard(model)
     return Trainer(
         model=model,
         objective=objective or Classification(model, arithmetic, 0.1),
         optimizer=build_optimizer(optimizer, model, lr=lr, weight_decay=1e-3, momentum=0.9),
-        schedule=Schedule("cosine", total, 2),
+        schedule=schedule() if schedule else Schedule("cosine", total, 2),
         loader=data,
         precision=arithmetic,
         total_steps=total,
@@ -108,9 +114,13 @@ def make_trainer(
             model, test.epoch(), arithmetic, lambda: signals.received is not None
         ),
         eval_split="val" if val else "test",
-        console=Console(),
-        metrics=MetricsLog(folder / "metrics.jsonl"),
+        console=console,
+        metrics=metrics,
+        saver=Saver(store, metrics, console, save_steps),
         signals=signals,
+        guard=guard,
+        average=ema_decay and Average(model, ema_decay),
+        freeze=freeze_until and Freeze(model, f"{len(model) - 1}", freeze_until),
         **options,
     )
 
@@ -122,6 +132,9 @@ def everything(trainer) -> dict:
     for parameter, entries in trainer.optimizer.state.items():
         for key, value in entries.items():
             state[f"optimizer/{names[parameter]}/{key}"] = torch.as_tensor(value).clone()
+    for name, mean in trainer.average.mean.items() if trainer.average else ():
+        state[f"average/{name}"] = mean.clone()
+    state |= {f"schedule/{k}": torch.tensor(v) for k, v in trainer.schedule.state_dict().items()}
     state["random"] = torch.get_rng_state()
     state["scaler"] = torch.tensor(trainer.scaler.get_scale())
     state["lr"] = torch.tensor(trainer.learning_rate)
@@ -138,4 +151,5 @@ def history(folder) -> list[dict]:
     """metrics.jsonl without what depends on the clock."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
-    return [{k: v for k, v in r.items() if k != "samples_per_second"} for r in records]
+    of_the_clock = ("samples_per_second", "time_share", "peak_memory_bytes")
+    return [{k: v for k, v in r.items() if k not in of_the_clock} for r in records]

@@ -29,29 +29,52 @@ ALIASES = {
     "clip_grad": "clip",
     "clip_grad_norm": "clip",
     "data_path": "data_dir",
+    "decay_epochs": "step_epochs",
+    "decay_milestones": "milestones",
+    "decay_rate": "gamma",
     "epoch": "epochs",
     "grad_accum_steps": "accumulation_steps",
     "img_size": "image_size",
     "j": "workers",
     "log_interval": "log_every",
+    "lr_gamma": "gamma",
+    "lr_min": "min_lr",
     "lr_scheduler": "sched",
+    "lr_step_size": "step_epochs",
     "lr_warmup_epochs": "warmup_epochs",
+    "model_ema_decay": "ema_decay",
     "opt": "optimizer",
     "output_dir": "output",
+    "patience_epochs": "plateau_patience",
     "r": "resume",
+    "random_erase": "random_erasing",
+    "reprob": "random_erasing",
     "smoothing": "label_smoothing",
     "test_only": "eval_only",
     "torchcompile": "compile",
     "use_deterministic_algorithms": "deterministic",
     "wd": "weight_decay",
+    "weights": "pretrained",
 }
 # Other spellings of a value.
 VALUE_ALIASES = {
     "precision": {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"},
-    "sched": {"cosineannealinglr": "cosine"},
+    "sched": {
+        "cosineannealinglr": "cosine",
+        "linearlr": "linear",
+        "multisteplr": "multistep",
+        "onecyclelr": "onecycle",
+        "reducelronplateau": "plateau",
+        "steplr": "step",
+    },
 }
 # What belongs to one start of a run, not to the run: no recipe, and not kept on resume.
-OF_ONE_START = ("config", "output", "resume", "eval_only")
+OF_ONE_START = (
+    *("config", "output", "resume", "dry_run", "profile"),
+    *("eval_only", "predict", "predictions", "export"),
+)
+# What is done with a trained model instead of training one.
+WITHOUT_TRAINING = ("eval_only", "predict", "export")
 DEFAULT, FILE, COMMAND_LINE = "default", "YAML", "command line"
 
 
@@ -82,7 +105,7 @@ def setting(
         default_text: for `--help` where `default` is None.
         bare: the value of the flag given without one; None where a value is needed.
         resume: "fixed" if a resumed run must keep it, "free" if it may be changed, "evaluation"
-            if it may be changed for --eval_only.
+            if it may be changed where nothing is trained (WITHOUT_TRAINING).
     """
     return dataclasses.field(default=default, metadata=locals() | {"setting": True})
 
@@ -149,7 +172,8 @@ def _find_run(config_class, new: Mapping) -> Path:
 
 def _check_unchanged(config_class, run: Path, saved: Mapping, new: Mapping) -> None:
     """UserError for a setting that is given anew, differs, and must stay as the run has it."""
-    free = {"free", "evaluation"} if new.get("eval_only") else {"free"}
+    training = not any(new.get(name) for name in WITHOUT_TRAINING)
+    free = {"free"} if training else {"free", "evaluation"}
     for name, field in fields(config_class).items():
         if field.metadata["resume"] in free or name not in new or name not in saved:
             continue

@@ -1,7 +1,11 @@
 """Files that survive a kill: written aside, flushed to disk, renamed."""
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
+
+from utils.errors import UserError
 
 
 def sync_folder(folder: Path) -> None:
@@ -31,6 +35,30 @@ def replace_file(path: Path, content: bytes) -> None:
         aside.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def written_aside(path: str | Path) -> Iterator[Path]:
+    """A temporary path beside `path`, which takes its name when the block ends without an error.
+
+    Raises UserError where the file cannot be written; nothing is left behind then.
+    """
+    path = Path(path)
+    aside = path.with_name(f".writing-{path.name}")  # the ending tells readers the format
+    try:
+        if path.is_dir():
+            raise UserError(f"{path} is a folder: give the name of a file")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield aside
+        with open(aside, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {reason(error)}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)
 
 
 def reason(error: OSError) -> str:

@@ -1,31 +1,42 @@
 """What the entry scripts for pictures assemble alike: data set, splits, loaders."""
 
+import os
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from utils.augment.chain import Chain
 from utils.augment.crop_flip import CropFlip
+from utils.augment.random_erasing import RandomErasing
 from utils.data.images import ImageData, Split, load_image_data, stratified_split, stratified_subset
-from utils.data.loader import ImageLoader
+from utils.data.loader import Augmentation, ImageLoader
+from utils.data.worker_process import is_map
+from utils.data.workers import WorkerPool
 from utils.errors import UserError
+from utils.model_card import ModelCard
 from utils.reporting.console import Console
 from utils.settings import ImageSettings
+
+# Most processes that are started unasked: two read faster than a GPU trains a small network.
+AUTOMATIC_WORKERS = 4
 
 
 @dataclass(frozen=True)
 class ImageTask:
-    """A data set with its splits made, and a loader for each of them."""
+    """A data set with its splits made, and a loader for each of them. To be closed."""
 
     data: ImageData
+    card: ModelCard  # what a model needs to know of the pictures
     train: ImageLoader
     test: ImageLoader
     val: ImageLoader | None
+    pool: WorkerPool | None = None
 
-    @property
-    def image_size(self) -> int:
-        """The longer side in pixels."""
-        return max(self.data.train.images.shape[1:3])
+    def close(self) -> None:
+        """Ends the reading processes, if there are any."""
+        if self.pool is not None:
+            self.pool.close()
 
     @property
     def sizes(self) -> dict:
@@ -40,8 +51,15 @@ class ImageTask:
         return sizes
 
 
-def load_image_task(settings: ImageSettings, device: torch.device, console: Console) -> ImageTask:
-    """Loads the data set that the settings name, and cuts it as they say."""
+def load_image_task(
+    settings: ImageSettings, device: torch.device, console: Console, source=None
+) -> ImageTask:
+    """Loads the data set that the settings name, and cuts it as they say.
+
+    Args:
+        source: where the weights come from (a ModelCard or Pretrained), whose normalisation the
+            pictures then get; None: that of the data.
+    """
     data = load_image_data(
         settings.dataset,
         data_dir=settings.data_dir,
@@ -62,20 +80,57 @@ def load_image_task(settings: ImageSettings, device: torch.device, console: Cons
         chosen, held_out = stratified_split(
             data.train.labels, settings.val_fraction, settings.seed, data.classes
         )
-        val = _part(data.train, held_out)
+        val = data.train.part(held_out)
     if settings.subset is not None:
         amount = settings.subset if settings.subset <= 1 else int(settings.subset)
         chosen = chosen[stratified_subset(data.train.labels[chosen], amount, settings.seed)]
     whole = len(chosen) == len(data.train)
-    train = data.train if whole else _part(data.train, chosen)
+    train = data.train if whole else data.train.part(chosen)
     note = ", synthetic" if data.synthetic else ""
     note += f", {data.skipped} bad files left out" if data.skipped else ""
     console.say(
         f"{data.name}{note}: {len(train):,} training, {len(val) if val else 0:,} validation, "
         f"{len(data.test):,} test pictures of {len(data.classes)} classes from {data.source}"
     )
-    height, width = data.train.images.shape[1:3]
-    augment = CropFlip(
+    height, width, channels = data.train.images.shape[1:]
+    normalisation = source and source.normalisation(channels)
+    mean, std = normalisation or (data.mean, data.std)
+    card = ModelCard(tuple(data.classes), mean, std, height, width, channels)
+    pool = _pool(settings, train, console)
+
+    def loader(split: Split, **training) -> ImageLoader:
+        return ImageLoader(
+            split.images,
+            split.labels,
+            mean=mean,
+            std=std,
+            batch_size=settings.batch_size,
+            device=device,
+            channels_last=settings.channels_last,
+            rows=split.rows,
+            pool=pool if is_map(split.images) else None,
+            **training,
+        )
+
+    return ImageTask(
+        data,
+        card,
+        train=loader(
+            train,
+            accumulation=settings.accumulation_steps,
+            augment=_augmentation(settings, card),
+            shuffle=True,
+            seed=settings.seed,
+        ),
+        test=loader(data.test),
+        val=loader(val) if val else None,
+        pool=pool,
+    )
+
+
+def _augmentation(settings: ImageSettings, card: ModelCard) -> Augmentation:
+    height, width = card.height, card.width
+    crop = CropFlip(
         height,
         width,
         padding=settings.crop_padding,
@@ -83,32 +138,37 @@ def load_image_task(settings: ImageSettings, device: torch.device, console: Cons
         flip=settings.hflip,
         cutout=settings.cutout,
     )
-
-    def loader(split: Split, **training) -> ImageLoader:
-        return ImageLoader(
-            split.images,
-            split.labels,
-            mean=data.mean,
-            std=data.std,
-            batch_size=settings.batch_size,
-            device=device,
-            channels_last=settings.channels_last,
-            **training,
-        )
-
-    return ImageTask(
-        data,
-        train=loader(
-            train,
-            accumulation=settings.accumulation_steps,
-            augment=augment,
-            shuffle=True,
-            seed=settings.seed,
-        ),
-        test=loader(data.test),
-        val=loader(val) if val else None,
-    )
+    if not settings.random_erasing:
+        return crop
+    colour = [round(255 * mean) for mean in card.mean]
+    return Chain(crop, RandomErasing(height, width, settings.random_erasing, colour))
 
 
-def _part(split: Split, index: np.ndarray) -> Split:
-    return Split(split.images[index], split.labels[index])
+def _pool(settings: ImageSettings, train: Split, console: Console) -> WorkerPool | None:
+    """Processes to read with; None where the pictures lie in memory, or will stay in it."""
+    workers, picture = settings.workers, train.images[0].nbytes
+    if not is_map(train.images):
+        return None
+    if workers is None:
+        large = len(train) * picture > _available_memory() / 2
+        workers = min(AUTOMATIC_WORKERS, _cores()) if large else 0
+    # A lone last sample joins the micro-batch before it.
+    largest = (settings.batch_size + 1) * picture
+    return WorkerPool(workers, largest, warn=console.say) if workers else None
+
+
+def _available_memory() -> float:
+    """Bytes that processes can still take; without limit where the system does not tell."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return 1024 * int(line.split()[1])
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return float("inf")
+
+
+def _cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

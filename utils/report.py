@@ -1,13 +1,13 @@
 """The report that a run leaves: summary.json and curves.png."""
 
 import platform
-import resource
 
 import torch
 
 from utils.files import reason, replace_file
 from utils.reporting.metrics import to_json
 from utils.reporting.plots import draw_curves
+from utils.training.memory import peak_memory
 
 
 def write_report(run, trainer, status: str, test: dict | None, sizes: dict) -> None:
@@ -41,13 +41,14 @@ def write_report(run, trainer, status: str, test: dict | None, sizes: dict) -> N
         "seconds_training": round(progress.seconds_training, 3),
         "seconds_first_step": round(trainer.seconds_first_step, 3),
         "samples_per_second": speed and round(speed, 1),
-        "peak_memory_bytes": _peak_memory(run.device),
+        "peak_memory_bytes": peak_memory(run.device),
         "skipped_steps": progress.left_out[0],
         "skipped_steps_by_scaler": progress.left_out[2],
         "world_size": 1,
         "global_batch_size": trainer.loader.step_size,
         "device": _device_name(run.device),
         "precision": run.precision.name,
+        "ema_decay": settings.ema_decay,
         "threads": run.threads,
         "torch_version": torch.__version__,
         "seed": settings.seed,
@@ -72,13 +73,6 @@ def write_report(run, trainer, status: str, test: dict | None, sizes: dict) -> N
             write()
         except OSError as error:
             run.console.say(f"{run.folder.path}: {reason(error)}; the report is not complete")
-
-
-def _peak_memory(device) -> int:
-    """Bytes: of the GPU's allocator, or of the whole process on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _device_name(device) -> str:

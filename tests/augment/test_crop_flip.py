@@ -1,6 +1,9 @@
 """Crop, flip and cutout: two implementations equal to the bit, and to a loop over images."""
 
 import itertools
+import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -47,7 +50,9 @@ def test_rows_and_gather_equal_a_loop_over_images(size, mode):
         ]
         expected = torch.from_numpy(np.stack(expected))
         assert torch.equal(augment.apply_gather(images, plan, np.arange(len(images))), expected)
-        assert torch.equal(augment.apply_rows(images, plan, np.arange(len(images))), expected)
+        rows = augment.apply_rows(images.numpy(), plan, np.arange(len(images)))
+        assert np.array_equal(rows, expected)
+        assert np.array_equal(augment.apply(images.numpy(), plan), expected)
         assert torch.equal(augment.apply(images.clone(), plan), expected)
 
 
@@ -65,7 +70,7 @@ def test_everything_off_is_the_identity():
     images = pictures(8, 6, 3)
     augment = CropFlip(8, 6, padding=0, flip=0, cutout=0)
     plan = augment.draw(N, np.random.default_rng(0))
-    assert torch.equal(augment.apply_rows(images, plan, np.arange(len(images))), images)
+    assert np.array_equal(augment.apply_rows(images.numpy(), plan, np.arange(N)), images)
     assert torch.equal(augment.apply_gather(images, plan, np.arange(len(images))), images)
 
 
@@ -117,6 +122,24 @@ def test_the_same_generator_draws_the_same_and_what_is_off_changes_nothing_else(
 def test_padding_as_large_as_the_image(padding):
     with pytest.raises(UserError, match="--crop_padding"):
         CropFlip(5, 8, padding=padding)
+
+
+def test_a_copy_for_another_process_has_the_settings_and_no_memory():
+    images = pictures(8, 8, 3).numpy()
+    augment = CropFlip(8, 8, padding=3, cutout=2)
+    plan = augment.draw(N, np.random.default_rng(0))
+    expected = augment.apply(images, plan)
+    sent = pickle.dumps(augment)
+    assert len(sent) < 1000
+    assert np.array_equal(pickle.loads(sent).apply(images, plan), expected)
+
+
+def test_the_module_does_without_pytorch():
+    code = (
+        "import sys, utils.augment.crop_flip, utils.augment.chain, utils.augment.random_erasing;"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_unknown_mode():

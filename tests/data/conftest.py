@@ -1,9 +1,11 @@
-"""What the tests of image folders share."""
+"""What the tests of data sets share."""
 
 import pytest
 from picture_trees import make_tree
 
+from utils.data import cifar, mnist
 from utils.data import decode as decode_module
+from utils.errors import UserError
 
 
 @pytest.fixture
@@ -20,3 +22,14 @@ def no_decoding(monkeypatch):
         monkeypatch.setattr(decode_module, "decode", decode)
 
     return refuse
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    """Every download of a published data set fails."""
+
+    def refuse(url, path, checksum, *, hint):
+        raise UserError(f"cannot download {url}: no network; {hint}")
+
+    for module in (cifar, mnist):
+        monkeypatch.setattr(module, "download", refuse)

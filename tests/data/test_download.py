@@ -13,6 +13,7 @@ from utils.errors import UserError
 
 CONTENT = bytes(range(256)) * 4000  # about 1 MB: several blocks
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
+MD5 = hashlib.md5(CONTENT).hexdigest()
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -63,9 +64,9 @@ def server(monkeypatch):
     server.server_close()
 
 
-def fails(url, path, *reasons, sha256=SHA256):
+def fails(url, path, *reasons, checksum=SHA256):
     with pytest.raises(UserError) as error:
-        download(url, path, sha256, hint="see --data_dir")
+        download(url, path, checksum, hint="see --data_dir")
     message = str(error.value)
     for reason in (*reasons, "see --data_dir"):
         assert reason in message
@@ -107,9 +108,22 @@ def test_a_partial_file_of_something_else_costs_one_try(server, tmp_path):
     download(server.url + "/file", tmp_path / "file", SHA256, hint="")
 
 
-def test_wrong_sum_leaves_nothing(server, tmp_path):
-    fails(server.url + "/file", tmp_path / "file", "SHA-256", sha256="0" * 64)
+@pytest.mark.parametrize(("checksum", "name"), [("0" * 64, "SHA-256"), ("0" * 32, "MD5")])
+def test_wrong_sum_leaves_nothing(server, tmp_path, checksum, name):
+    reason = f"the {name} of what arrived is not the expected one"
+    fails(server.url + "/file", tmp_path / "file", reason, checksum=checksum)
     assert not list(tmp_path.iterdir())
+
+
+def test_md5_is_told_by_its_length(server, tmp_path):
+    download(server.url + "/file", tmp_path / "file", MD5, hint="")
+    assert (tmp_path / "file").read_bytes() == CONTENT
+
+
+def test_a_sum_of_another_length_is_a_bug_found_before_the_transfer(server, tmp_path):
+    with pytest.raises(KeyError):
+        download(server.url + "/file", tmp_path / "file", SHA256[:40], hint="")
+    assert not server.requests and not list(tmp_path.iterdir())
 
 
 def test_not_found(server, tmp_path):

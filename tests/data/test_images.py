@@ -38,6 +38,36 @@ def test_channel_statistics_of_one_colour_do_not_overflow(value):
     assert channel_statistics(images) == ((value / 255,) * 3, (0.0,) * 3)
 
 
+def test_a_part_of_a_split_shares_its_pictures():
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (9, 4, 5, 3), dtype=np.uint8)
+    labels = rng.integers(0, 3, 9)
+    whole, first, second = Split(images, labels), np.array([7, 0, 3, 8]), np.array([3, 1])
+    assert np.array_equal(np.concatenate(list(whole.chunks(2))), images)
+    for part, index in (
+        (whole.part(first), first),
+        (whole.part(first).part(second), first[second]),  # a part of a part
+        (whole.part(np.array([], np.int64)), []),
+    ):
+        index = np.asarray(index, np.int64)
+        assert part.images is images and len(part) == len(index)
+        assert part.labels.tolist() == labels[index].tolist()
+        copied = Split(images[index], labels[index])
+        for size in (1, 3, 100):
+            assert np.array_equal(np.concatenate([images[:0], *part.chunks(size)]), copied.images)
+        if len(part):
+            prints = [content_fingerprint(["a"], {"train": split}) for split in (part, copied)]
+            assert prints[0] == prints[1]
+            assert channel_statistics(part) == channel_statistics(copied.images)
+
+
+def test_statistics_of_a_part_are_read_in_chunks():
+    images = np.random.default_rng(1).integers(0, 256, (3000, 32, 32, 3), dtype=np.uint8)
+    index = np.random.default_rng(2).permutation(3000)[:1500]  # two chunks
+    part = Split(images, np.zeros(3000, np.int64)).part(index)
+    assert channel_statistics(part) == channel_statistics(images[index])
+
+
 def test_fingerprint_changes_with_every_part_of_the_content():
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (6, 4, 4, 3), dtype=np.uint8)
@@ -116,8 +146,8 @@ def test_subsets_that_cannot_be(amount, message):
 
 def test_wrong_settings_are_refused(tmp_path):
     folders = {"data_dir": tmp_path, "cache_dir": tmp_path}
-    with pytest.raises(UserError, match="cifar10, imagefolder, shapes"):
-        load_image_data("mnist", **folders)
+    with pytest.raises(UserError, match=r"--dataset takes one of cifar10, .*imagefolder, .*shapes"):
+        load_image_data("nothing", **folders)
     with pytest.raises(UserError, match="--on_bad"):
         load_image_data("shapes", **folders, on_bad="ignore")
     for dataset in ("shapes", "cifar10"):

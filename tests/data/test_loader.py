@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from utils.augment.crop_flip import CropFlip
-from utils.data.loader import ImageLoader, Normalize
+from utils.data.loader import ImageLoader, Normalize, _upload
 
 CPU = torch.device("cpu")
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
@@ -165,6 +165,28 @@ def test_the_set_may_be_a_read_only_memory_map(tmp_path):
     for _ in range(2):
         assert torch.equal(pixels(from_file), pixels(from_memory))
     assert file.read_bytes() == content
+
+
+@pytest.mark.parametrize("rows", [None, [7, 0, 3, 8, 1]])
+def test_only_the_rows_of_a_split_go_to_a_device(rows):
+    """On a GPU; the same copy here, in pieces of five pictures."""
+    images = pictures(10, height=1024, width=1024)  # 3 MiB each, 16 MiB at a time
+    rows = None if rows is None else np.array(rows)
+    resident = _upload(images, rows, CPU)
+    assert np.array_equal(resident, images if rows is None else images[rows])
+
+
+def test_rows_are_visited_as_a_copy_of_them_would_be():
+    images, rows = pictures(30), np.random.default_rng(0).permutation(30)[:21]
+    of_rows = ImageLoader(
+        images, np.arange(21), mean=MEAN, std=STD, batch_size=4, device=CPU, rows=rows,
+        accumulation=2, augment=augmentation(), shuffle=True, seed=3,
+    )  # fmt: skip
+    copied = make_loader(21, 4, 2, images=images[rows], augment=augmentation())
+    assert of_rows.samples == copied.samples == 21 and of_rows.steps_per_epoch == 3
+    for ours, expected in zip(of_rows.epoch(1), copied.epoch(1), strict=True):
+        assert torch.equal(ours.inputs, expected.inputs)
+        assert torch.equal(ours.targets, expected.targets) and ours[2:] == expected[2:]
 
 
 def test_a_device_with_a_number_is_the_same_device():

@@ -78,7 +78,7 @@ def test_a_run_works(capfd):
         assert summary[key] is not None, key
     assert sorted(os.listdir("run")) == [
         ".lock", "checkpoints", "config.yaml", "curves.png", "log.txt", "metrics.jsonl",
-        "summary.json",
+        "summary.json", "tensorboard",
     ]  # fmt: skip
 
 

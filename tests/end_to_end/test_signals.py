@@ -113,7 +113,7 @@ def test_a_finished_run_says_so(tmp_path, whole):
     assert losses(whole) == before
     code, out, _ = finish(start("--resume", whole, "--eval_only"))
     accuracy = json.loads((whole / "summary.json").read_text())["test_accuracy"]
-    assert code == 0 and f"test accuracy {accuracy:.2f} % on 1,000 pictures" in out
+    assert code == 0 and f"test accuracy {accuracy:.2f} % on 1,000 samples" in out
 
 
 @pytest.mark.slow

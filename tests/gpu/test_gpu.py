@@ -82,7 +82,7 @@ def test_a_whole_run_and_its_resume(tmp_path):
     whole = make_trainer(tmp_path / "whole", device=CUDA, epochs=2)
     assert whole.fit().step == whole.total_steps
     again = make_trainer(tmp_path / "whole", device=CUDA, epochs=3)
-    again.restore(again.checkpoints.load())
+    again.restore(again.saver.store.load())
     assert again.fit().step == again.total_steps
 
 

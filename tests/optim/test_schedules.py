@@ -5,8 +5,20 @@ import math
 
 import pytest
 import torch
+from torch.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    LinearLR,
+    MultiStepLR,
+    OneCycleLR,
+    ReduceLROnPlateau,
+    StepLR,
+)
 
-from utils.optim.schedules import SCHEDULES, Schedule
+from utils.optim.schedules import SCHEDULES, Plateau, Schedule, build_schedule
+
+# onecycle has its own warm-up, plateau follows the loss.
+WARMED = [name for name in SCHEDULES if name not in ("onecycle", "plateau")]
+PATIENCES = (0, 1, 3)
 
 
 def test_cosine_without_warmup():
@@ -21,9 +33,9 @@ def test_constant_is_one_everywhere():
     assert {Schedule("constant", 5).factor(step) for step in range(8)} == {1.0}
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", WARMED)
 def test_warmup_is_linear_and_ends_at_the_peak(name):
-    schedule = Schedule(name, 20, warmup_steps=4)
+    schedule = Schedule(name, 20, warmup_steps=4, step_size=10, milestones=(10,))
     assert [schedule.factor(step) for step in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
 
 
@@ -38,20 +50,106 @@ def test_warmup_longer_than_the_run_is_cut_off_by_its_end():
 
 
 @pytest.mark.parametrize("warmup", [0, 1])
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", WARMED)
 def test_run_of_one_step_takes_the_whole_rate(name, warmup):
-    assert Schedule(name, 1, warmup).factor(0) == 1
+    assert Schedule(name, 1, warmup, step_size=1, milestones=(1,)).factor(0) == 1
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", WARMED)
 def test_factor_stays_between_0_and_1_and_falls_after_the_warmup(name):
     for total, warmup in itertools.product((1, 2, 3, 7, 100), (0, 1, 2, 7, 150)):
-        schedule = Schedule(name, total, warmup)
+        schedule = Schedule(name, total, warmup, step_size=3, milestones=(2, 5))
         factors = [schedule.factor(step) for step in range(max(total, warmup) + 5)]
         assert all(0 <= factor <= 1 for factor in factors)
         assert all(factor > 0 for factor in factors[:total])  # no step of the run is idle
         assert factors[:warmup] == sorted(factors[:warmup])
         assert factors[warmup:] == sorted(factors[warmup:], reverse=True)
+
+
+def factors_of(scheduler, optimizer, steps) -> list[float]:
+    """Of a scheduler of PyTorch over an optimizer with the base rate 1."""
+    factors = []
+    for _ in range(steps):
+        factors.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return factors
+
+
+def reference_optimizer():
+    return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    "ours, theirs",
+    [
+        (Schedule("step", 30, gamma=0.3, step_size=7), lambda o: StepLR(o, 7, 0.3)),
+        (
+            Schedule("multistep", 30, gamma=0.5, milestones=(3, 4, 20)),
+            lambda o: MultiStepLR(o, [3, 4, 20], 0.5),
+        ),
+        (
+            Schedule("linear", 30, min_factor=0.1),
+            lambda o: LinearLR(o, 1.0, 0.1, total_iters=30),
+        ),
+        (
+            Schedule("cosine", 30, min_factor=0.1),
+            lambda o: CosineAnnealingLR(o, 30, eta_min=0.1),
+        ),
+        (Schedule("onecycle", 31), lambda o: OneCycleLR(o, 1.0, 31, cycle_momentum=False)),
+    ],
+)
+def test_equal_to_pytorch(ours, theirs):
+    optimizer = reference_optimizer()
+    scheduler = theirs(optimizer)
+    expected = factors_of(scheduler, optimizer, 30)
+    assert [ours.factor(step) for step in range(30)] == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("patience", PATIENCES)
+def test_plateau_is_pytorchs(patience):
+    losses = [3.0, 2.0, 2.0, 2.5, 1.9999, 1.5, 1.6, 1.7, 1.6, 1.6, 1.6, 1.4, 1.4, 1.4, 1.4, 1.4]
+    optimizer = reference_optimizer()
+    theirs = ReduceLROnPlateau(optimizer, factor=0.3, patience=patience, min_lr=0.05)
+    ours = Plateau("plateau", 0, gamma=0.3, patience=patience, min_factor=0.05)
+    for step, loss in enumerate(losses):
+        theirs.step(loss)
+        before = ours.reduced
+        fell = ours.observe(loss)
+        assert ours.factor(step) == pytest.approx(optimizer.param_groups[0]["lr"])
+        assert fell == (ours.reduced < before)
+        again = Plateau("plateau", 0, gamma=0.3, patience=patience, min_factor=0.05)
+        again.load_state_dict(ours.state_dict())
+        assert again == ours  # resumed here, it goes on alike
+        ours = again
+    assert patience > 1 or ours.reduced < 1
+
+
+def test_plateau_before_the_first_evaluation():
+    plateau = Plateau("plateau", 0, warmup_steps=2)
+    again = Plateau("plateau", 0, warmup_steps=2)
+    again.load_state_dict(plateau.state_dict())
+    assert again == plateau and [again.factor(step) for step in range(4)] == [0.5, 1, 1, 1]
+
+
+def test_onecycle_of_few_steps():
+    for total in range(1, 12):
+        factors = [Schedule("onecycle", total).factor(step) for step in range(total + 3)]
+        assert all(0 < factor <= 1 for factor in factors)
+        assert factors[-1] == factors[-3]  # beyond its end: the lowest rate
+
+
+def test_lengths_in_epochs():
+    build = lambda name, **given: build_schedule(  # noqa: E731
+        name, lr=0.2, total_steps=300, steps_per_epoch=10, **given
+    )
+    assert build("step").step_size == 100
+    assert build("step", step_epochs=2.5).step_size == 25
+    assert build("multistep").milestones == (150, 225)
+    assert build("multistep", milestones=[1, 2.5]).milestones == (10, 25)
+    assert build("cosine", min_lr=0.05).factor(300) == pytest.approx(0.25)
+    assert build("plateau", min_lr=0.05, plateau_patience=2).patience == 2
 
 
 def test_apply_scales_every_group_by_its_own_peak():
@@ -65,4 +163,4 @@ def test_apply_scales_every_group_by_its_own_peak():
 
 def test_unknown_name():
     with pytest.raises(ValueError, match="cosine"):
-        Schedule("linear", 10)
+        Schedule("lineal", 10)

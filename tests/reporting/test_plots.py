@@ -1,6 +1,7 @@
 """curves.png is drawn from whatever metrics.jsonl holds."""
 
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 from utils.reporting.plots import draw_curves
@@ -25,6 +26,14 @@ RECORDS = {
     "whole": WHOLE_RUN,
     "steps alone": [step(0.5, loss=2.0, accuracy=20.0)],
     "diverged": [step(0.5, loss=None, accuracy=10.0), end("test", 1.0, loss=None, accuracy=10.0)],
+    "one step": [step(0.01, step=1, loss=2.3, accuracy=10.0)],
+    "event": [*WHOLE_RUN, {"step": 9, "epoch": 0.5, "split": "event", "event": "unfrozen $"}],
+    "zero rate": [step(0.1 * i, loss=0.0, accuracy=0.0, lr=0.0) for i in range(9)],
+    "tiny rates": [step(i, loss=1.0, accuracy=0.0, lr=10.0**-i) for i in range(9)],
+    "time shares": [
+        end("train", float(i), loss=1.0, average_over="epoch", time_share={"data": 0.1, "f": None})
+        for i in (1, 2)
+    ],
     "keys missing": [{"split": "train", "epoch": 1.0}, {"split": "test", "epoch": 1.0}],
 }
 
@@ -40,6 +49,100 @@ def test_picture_of_a_sensible_size(tmp_path, records):
         assert 800 <= picture.width <= 4000 and 300 <= picture.height <= 2000
         assert picture.convert("L").getextrema() != (255, 255)
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.filterwarnings("error")
+def test_hundreds_of_epochs(tmp_path):
+    records = [step(0.05 * i, loss=2.0, accuracy=50.0) for i in range(6000)]
+    records += [end("val", float(i), loss=2.0, accuracy=i / 4) for i in range(1, 301)]
+    draw_curves(records, tmp_path / "curves.png", "title")
+
+
+# ---- what the panels show, read back from matplotlib ------------------------------------------
+
+
+@pytest.fixture
+def panels(tmp_path, monkeypatch):
+    """Draws records; returns the axes by the first word of their titles."""
+    figures = []
+    save = Figure.savefig
+    monkeypatch.setattr(
+        Figure, "savefig", lambda self, *a, **k: (figures.append(self), save(self, *a, **k))
+    )
+
+    def draw(records):
+        draw_curves(records, tmp_path / "curves.png", "title")
+        return {axis.get_title().split()[0]: axis for axis in figures[-1].axes}
+
+    return draw
+
+
+def legend(axis) -> list[str]:
+    return [text.get_text() for text in axis.get_legend().get_texts()]
+
+
+def validated(accuracies, losses=None):
+    losses = losses or [1.0] * len(accuracies)
+    return [
+        end("val", float(i), loss=loss, accuracy=accuracy)
+        for i, (accuracy, loss) in enumerate(zip(accuracies, losses, strict=True), 1)
+    ]
+
+
+def test_last_and_best_and_its_epoch(panels):
+    axes = panels(validated([50.0, 70.5, 70.5, 60.0], [2.0, 0.5, 0.7, 0.9]))
+    assert legend(axes["accuracy"]) == ["val 60.00 %, best 70.50", "best epoch 2"]
+    assert legend(axes["loss"]) == ["val 0.900, best 0.500", "best epoch 2"]
+
+
+def test_other_weights_are_not_mixed_in(panels):
+    axes = panels([*WHOLE_RUN, end("val", 1.0, loss=9.0, accuracy=99.0, model="average")])
+    assert not any("99" in text for text in legend(axes["accuracy"]))
+
+
+def test_diverged_run_says_when(panels):
+    axes = panels(validated([50.0, 60.0, 10.0], [2.0, 1.0, None]))
+    assert legend(axes["loss"])[0] == "val not finite after epoch 2, best 1.000"
+
+
+def test_a_start_that_explodes_does_not_flatten_the_rest(panels):
+    records = [step(0.01, loss=5e4, accuracy=10.0)]
+    records += [step(i / 10, loss=2.0 - i / 60, accuracy=10.0) for i in range(1, 100)]
+    axes = panels(records)
+    assert axes["loss"].get_ylim()[1] < 10
+    assert "1 higher values, up to 5e+04" in [text.get_text() for text in axes["loss"].texts]
+    calm = panels([step(i / 10, loss=2.3 - i / 60, accuracy=10.0) for i in range(1, 100)])
+    assert calm["loss"].get_ylim()[1] > 2.3 and not calm["loss"].texts
+
+
+def test_scale_of_the_learning_rate(panels):
+    small = [step(i, loss=1.0, lr=0.1 if i < 2 else 1e-4) for i in range(10)]
+    assert panels(small)["learning"].get_yscale() == "log"
+    even = [step(i, loss=1.0, lr=0.1 - i / 100) for i in range(10)]
+    assert panels(even)["learning"].get_yscale() == "linear"
+
+
+def test_event_is_a_line_in_every_panel(panels):
+    event = {"step": 9, "epoch": 0.5, "split": "event", "event": "unfrozen"}
+    axes = panels([*WHOLE_RUN, event])
+    for axis in axes.values():
+        assert "unfrozen" in [text.get_text().strip() for text in axis.texts]
+
+
+def test_time_shares_are_a_panel_of_their_own(panels):
+    shares = [{"data": 0.1, "optimizer": 0.9}, {"data": 0.3, "optimizer": 0.7}]
+    records = [
+        end("train", float(i), loss=1.0, average_over="epoch", time_share=share)
+        for i, share in enumerate(shares, 1)
+    ]
+    axes = panels(records)
+    assert legend(axes["time"]) == ["data 20 %", "optimizer 80 %"]
+    assert "time" not in panels(WHOLE_RUN)
+
+
+def test_folder_that_is_not_there(tmp_path):
+    with pytest.raises(OSError):
+        draw_curves([], tmp_path / "missing" / "curves.png", "title")
 
 
 def test_replaces_the_picture_before(tmp_path):

@@ -302,6 +302,7 @@ def test_full_disk_is_said_and_the_run_goes_on(small_disk, capsys):
     real_save, calls = trainer.save, []
 
     def save(final=False):
+        trainer.saver.wait()
         if len(calls) == 1:  # the second checkpoint finds the disk full
             fill(ballast)
         elif len(calls) == 3:
@@ -314,9 +315,9 @@ def test_full_disk_is_said_and_the_run_goes_on(small_disk, capsys):
     said = capsys.readouterr().out
     assert "no checkpoint of step 6: No space left on device; that of step 3 is intact" in said
     assert "the run goes on and tries again" in said
-    steps = trainer.checkpoints.steps()
+    steps = trainer.saver.store.steps()
     assert 3 in steps and 6 not in steps and trainer.total_steps in steps
-    assert trainer.checkpoints.load().step == trainer.total_steps
+    assert trainer.saver.store.load().step == trainer.total_steps
     metrics = (small_disk / "run" / "metrics.jsonl").read_text().splitlines()
     logged = [json.loads(line)["step"] for line in metrics]
     assert logged == sorted(logged) and logged[-1] == trainer.total_steps
@@ -329,6 +330,7 @@ def test_full_disk_at_the_end_is_one_line(small_disk):
 
     def save(final=False):
         if final:
+            trainer.saver.wait()
             fill(small_disk / "ballast")
         real_save(final)
 
@@ -337,4 +339,4 @@ def test_full_disk_at_the_end_is_one_line(small_disk):
         UserError, match=r"No space left .* step 6 is intact; make room and --resume"
     ):
         trainer.fit()
-    assert trainer.checkpoints.load().step == 6
+    assert trainer.saver.store.load().step == 6

@@ -164,7 +164,7 @@ def test_not_finite_stops_with_the_step_and_what_to_do(tmp_path):
     trainer = make_trainer(tmp_path, model=model, objective=Poisoned(model, {4}), save_steps=2)
     with pytest.raises(UserError, match=r"step 5: .*--lr 0.05.*--on_nonfinite skip.*of step 4"):
         trainer.fit()
-    checkpoint = trainer.checkpoints.load()
+    checkpoint = trainer.saver.store.load()
     assert checkpoint.step == 4
     assert all(torch.isfinite(t.float()).all() for t in checkpoint.model.values())
 
@@ -210,11 +210,11 @@ def test_fp16_scale_that_collapses_stops(tmp_path):
 
 def test_best_checkpoint_is_kept(tmp_path):
     trainer = make_trainer(tmp_path, val=True, epochs=6, save_steps=1, lr=1e-6)
-    trainer.checkpoints.keep = 2
+    trainer.saver.store.keep = 2
     progress = trainer.fit()
     assert progress.best_step is not None and progress.best_val_accuracy is not None
     newest = [trainer.total_steps - 1, trainer.total_steps]
-    assert trainer.checkpoints.steps() == sorted({progress.best_step, *newest})
+    assert trainer.saver.store.steps() == sorted({progress.best_step, *newest})
 
 
 def test_figures_do_not_depend_on_the_log_interval(tmp_path):

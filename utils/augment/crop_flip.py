@@ -6,14 +6,17 @@ the images. Crop and flip: He et al., "Deep residual learning" (2016), section 4
 and Taylor (2017).
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from utils.errors import UserError
+
+if TYPE_CHECKING:  # reading processes come here and do without PyTorch: they start at once
+    from torch import Tensor
 
 
 class CropFlipPlan(NamedTuple):
@@ -25,7 +28,7 @@ class CropFlipPlan(NamedTuple):
     hole_y: np.ndarray  # row of the centre of the hole that cutout leaves
     hole_x: np.ndarray  # column of it
 
-    def slice(self, piece: slice) -> "CropFlipPlan":
+    def slice(self, piece: slice) -> CropFlipPlan:
         return CropFlipPlan(*(choice[piece] for choice in self))
 
 
@@ -47,7 +50,7 @@ class CropFlip:
     mode: str = "zeros"
     flip: float = 0.5
     cutout: int = 0
-    _room: "_Room | None" = field(default=None, init=False, repr=False, compare=False)
+    _room: _Room | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self):
         if self.mode not in ("zeros", "reflect"):
@@ -57,12 +60,14 @@ class CropFlip:
                 f"padding {self.padding} is not smaller than the image "
                 f"({self.height}x{self.width}): choose a smaller --crop_padding"
             )
-
         if self.cutout > max(self.height, self.width):
             raise UserError(
                 f"--cutout {self.cutout} blanks the whole image ({self.height}x{self.width}): "
                 "choose a smaller one"
             )
+
+    def __getstate__(self) -> dict:
+        return self.__dict__ | {"_room": None}  # another process gets the settings, not the memory
 
     def draw(self, n: int, generator: np.random.Generator) -> CropFlipPlan:
         """Choices for n samples. What is off is drawn too, so that the others stay the same."""
@@ -74,26 +79,32 @@ class CropFlip:
             hole_x=generator.integers(0, self.width, n),
         )
 
-    def apply(self, images: Tensor, plan: CropFlipPlan, index: np.ndarray | None = None) -> Tensor:
+    def apply(self, images, plan: CropFlipPlan, index: np.ndarray | None = None):
         """The pictures `images[index]`, cropped, mirrored and blanked as `plan` says.
 
-        On a CPU by memory copies of whole rows, elsewhere by one gather: equal to the bit.
+        In host memory by copies of whole rows, elsewhere by one gather: equal to the bit.
 
         Args:
-            images: (samples, height, width, channels) uint8; only read.
+            images: (samples, height, width, channels) uint8, an array or a tensor; only read.
             plan: for n samples.
             index: (n,) int64, which pictures; None for all, in their order.
         Returns:
-            (n, height, width, channels) uint8 on the device of `images`.
+            (n, height, width, channels) uint8: an array for an array, a tensor for a tensor.
         """
         if index is None:
             index = np.arange(len(images))
-        if images.device.type == "cpu":
+        if isinstance(images, np.ndarray):
             return self.apply_rows(images, plan, index)
-        return self.apply_gather(images, plan, index)
+        if images.device.type != "cpu":
+            return self.apply_gather(images, plan, index)
+        import torch
+
+        return torch.from_numpy(self.apply_rows(images.numpy(), plan, index))
 
     def apply_gather(self, images: Tensor, plan: CropFlipPlan, index: np.ndarray) -> Tensor:
         """The definition: the source row and column of each target pixel, then one gather."""
+        import torch
+
         n, (height, width) = len(index), images.shape[1:3]
         packed = torch.from_numpy(np.stack([index, *plan]))  # (6, n): one copy to the device
         if images.device.type == "cuda":
@@ -116,8 +127,8 @@ class CropFlip:
         picked = images[sample[:, None, None], y[:, :, None], x[:, None, :]]
         return picked.masked_fill_(blank[..., None], 0)
 
-    def apply_rows(self, images: Tensor, plan: CropFlipPlan, index: np.ndarray) -> Tensor:
-        """The same on a CPU, in few passes over memory: the pictures are padded, those to mirror
+    def apply_rows(self, images: np.ndarray, plan: CropFlipPlan, index: np.ndarray) -> np.ndarray:
+        """The same by NumPy, in few passes over memory: the pictures are padded, those to mirror
         behind the others, and every crop is cut out of its picture by whole rows."""
         n, p = len(index), self.padding
         if self._room is None or not self._room.fits(n, images):
@@ -126,12 +137,12 @@ class CropFlip:
         mirrored = np.flatnonzero(plan.flip)
         order = np.concatenate([np.flatnonzero(plan.flip == 0), mirrored])
         first = n - len(mirrored)
-        taken = room.taken[:n]
-        torch.index_select(images, 0, torch.from_numpy(index[order]), out=taken)
-        room.inside[:first] = taken[:first]
-        # torch.flip is vectorised where channels come last; NumPy's reversal is not.
-        flipped = torch.flip(taken[first:].permute(0, 3, 1, 2), (3,)).permute(0, 2, 3, 1)
-        room.inside[first:n] = flipped
+        taken, inside = room.taken[:n], room.inside[:n]
+        # With mode="clip" NumPy writes into `taken` without a copy of its own in between.
+        np.take(images, index[order], axis=0, out=taken, mode="clip")
+        inside[:first] = taken[:first]
+        for channel in range(images.shape[3]):  # NumPy reverses one channel at a time fastest
+            inside[first:, ..., channel] = taken[first:, :, ::-1, channel]
         if self.mode == "reflect" and p:
             _reflect_borders(room.padded[:n], p)
         place = np.empty(n, np.int64)
@@ -144,7 +155,7 @@ class CropFlip:
             rows = self._in_hole(np.arange(self.height), plan.hole_y[:, None])
             columns = self._in_hole(np.arange(self.width), plan.hole_x[:, None])
             pixels[rows[:, :, None] & columns[:, None, :]] = 0
-        return torch.from_numpy(pixels)
+        return pixels
 
     def _in_hole(self, positions, centre):
         start = centre - self.cutout // 2
@@ -154,7 +165,7 @@ class CropFlip:
 def _mirror(index: Tensor, size: int) -> Tensor:
     """Positions outside 0 .. size - 1 reflected at the border, which is not repeated."""
     index = index.abs()
-    return torch.where(index >= size, 2 * (size - 1) - index, index)
+    return index.where(index < size, 2 * (size - 1) - index)
 
 
 class _Room:
@@ -164,28 +175,28 @@ class _Room:
     are black from the start and stay so.
     """
 
-    def __init__(self, n: int, images: Tensor, p: int):
+    def __init__(self, n: int, images: np.ndarray, p: int):
         height, width, channels = images.shape[1:]
-        self.taken = images.new_empty(n, height, width, channels)
-        self.padded = images.new_zeros(n, height + 2 * p, width + 2 * p, channels)
+        self.taken = np.empty((n, height, width, channels), np.uint8)
+        self.padded = np.zeros((n, height + 2 * p, width + 2 * p, channels), np.uint8)
         self.inside = self.padded[:, p : p + height, p : p + width]
         # [picture, top, left] is a crop: `height` rows, each moved as one piece of memory.
-        strides = self.padded.stride()
+        strides = self.padded.strides
         self.windows = np.ndarray(
             (n, 2 * p + 1, 2 * p + 1, height),
             np.dtype((np.void, width * channels)),
-            self.padded.numpy(),
+            self.padded,
             strides=(*strides[:3], strides[1]),
         )
 
-    def fits(self, n: int, images: Tensor) -> bool:
+    def fits(self, n: int, images: np.ndarray) -> bool:
         return n <= len(self.taken) and images.shape[1:] == self.taken.shape[1:]
 
 
-def _reflect_borders(padded: Tensor, p: int) -> None:
+def _reflect_borders(padded: np.ndarray, p: int) -> None:
     """Fills p rows and columns on every side with the mirror image of what lies inside."""
     inside = padded[:, p:-p]
-    inside[:, :, :p] = inside[:, :, p + 1 : 2 * p + 1].flip(2)
-    inside[:, :, -p:] = inside[:, :, -2 * p - 1 : -p - 1].flip(2)
-    padded[:, :p] = padded[:, p + 1 : 2 * p + 1].flip(1)
-    padded[:, -p:] = padded[:, -2 * p - 1 : -p - 1].flip(1)
+    inside[:, :, :p] = inside[:, :, p + 1 : 2 * p + 1][:, :, ::-1]
+    inside[:, :, -p:] = inside[:, :, -2 * p - 1 : -p - 1][:, :, ::-1]
+    padded[:, :p] = padded[:, p + 1 : 2 * p + 1][:, ::-1]
+    padded[:, -p:] = padded[:, -2 * p - 1 : -p - 1][:, ::-1]

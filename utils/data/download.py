@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import hashlib
 import http.client
 import os
@@ -22,14 +23,21 @@ from utils.files import sync_folder
 
 TIMEOUT_S = 30  # without a single byte
 _BLOCK = 1 << 18
+# Number of hexadecimal digits of a checksum -> its name and what computes it.
+_ALGORITHMS = {
+    32: ("MD5", functools.partial(hashlib.md5, usedforsecurity=False)),
+    64: ("SHA-256", hashlib.sha256),
+}
 
 
 class _TransferError(Exception):
     """The network's part of a failed download; `str()` is the reason."""
 
 
-def download(url: str, path: str | Path, sha256: str, *, hint: str) -> None:
-    """Download `url` to `path`, which appears only once its SHA-256 (hexadecimal) is right.
+def download(url: str, path: str | Path, checksum: str, *, hint: str) -> None:
+    """Download `url` to `path`, which appears only once its checksum is right.
+
+    `checksum` is a SHA-256 or an MD5, hexadecimal: the length tells which.
 
     The bytes arrive in `path` + ".part", which a kernel lock (it dies with its holder) guards
     against a second process; what a cut-off or killed download left there is continued. An
@@ -38,6 +46,7 @@ def download(url: str, path: str | Path, sha256: str, *, hint: str) -> None:
     Raises:
         UserError: in one line the reason and `hint`, which tells what the user can do instead.
     """
+    algorithm, start_digest = _ALGORITHMS[len(checksum)]
     path = Path(path)
     partial = path.with_name(path.name + ".part")
     try:
@@ -53,9 +62,9 @@ def download(url: str, path: str | Path, sha256: str, *, hint: str) -> None:
                 if os.fstat(file.fileno()).st_size == 0:
                     partial.unlink()
             file.seek(0)
-            if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
+            if hashlib.file_digest(file, start_digest).hexdigest() != checksum:
                 partial.unlink()
-                raise _TransferError("the SHA-256 of what arrived is not the expected one")
+                raise _TransferError(f"the {algorithm} of what arrived is not the expected one")
             file.flush()
             os.fsync(file.fileno())
             os.replace(partial, path)

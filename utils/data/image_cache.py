@@ -220,14 +220,18 @@ def _check_space(parent: Path, sources: dict[str, Source], image_size: int) -> N
 @contextlib.contextmanager
 def _temporary_folder(parent: Path) -> Iterator[Path]:
     """A new folder; the kernel lock on a file in it says that its owner is alive."""
-    folder = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=parent))
-    try:
-        folder.chmod(0o755)  # mkdtemp's 0700 would keep a shared cache from others
-        with open(folder / _LOCK, "wb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)  # gone already if it was put in place
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=parent))
+        try:
+            folder.chmod(0o755)  # mkdtemp's 0700 would keep a shared cache from others
+            with open(folder / _LOCK, "wb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not (folder / _LOCK).exists():
+                    continue  # another process took it for an abandoned one before it was locked
+                yield folder
+                return
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)  # gone already if it was put in place
 
 
 def _remove_abandoned(parent: Path) -> None:

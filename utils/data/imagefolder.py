@@ -103,11 +103,10 @@ def load_imagefolder(
 
 
 def _divide(index: Index, everything: Split, fraction: float, seed: int, source: str) -> ImageData:
-    """A single tree in two. The cache is the same for every seed, so the parts are copies."""
+    """A single tree in two. The cache is the same for every seed: the parts are rows of it."""
     kept, held_out = stratified_split(everything.labels, fraction, seed, index.classes)
-    train = Split(everything.images[kept], everything.labels[kept])
-    test = Split(everything.images[held_out], everything.labels[held_out])
-    mean, std = channel_statistics(train.images)
+    train, test = everything.part(kept), everything.part(held_out)
+    mean, std = channel_statistics(train)
     division = f"{index.fingerprint} {fraction!r} {seed}"
     return ImageData(
         name="imagefolder",

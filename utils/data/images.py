@@ -10,7 +10,7 @@ import hashlib
 import importlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,25 +20,46 @@ from utils.errors import UserError
 
 # Name -> "module:function", imported on use: `--dataset shapes` needs no decoder, `--help` nothing.
 IMAGE_DATASETS = {
-    "cifar10": "utils.data.cifar10:load_cifar10",
+    "cifar10": "utils.data.cifar:load_cifar10",
+    "cifar100": "utils.data.cifar:load_cifar100",
+    "fashion_mnist": "utils.data.mnist:load_fashion_mnist",
     "imagefolder": "utils.data.imagefolder:load_imagefolder",
+    "mnist": "utils.data.mnist:load_mnist",
     "shapes": "utils.data.shapes:load_shapes",
 }
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Pictures and their classes; `images` may be a read-only memory map."""
+    """Pictures and their classes.
 
-    images: np.ndarray  # (samples, height, width, channels) uint8
+    `images` may be a read-only memory map, larger than the memory. So a part of a split shares
+    the pictures of the whole, and `rows` says which of them are its own.
+    """
+
+    images: np.ndarray  # (pictures, height, width, channels) uint8
     labels: np.ndarray  # (samples,) int64
+    rows: np.ndarray | None = None  # (samples,) int64: places in `images`; None: all, in order
 
     def __post_init__(self) -> None:
         assert self.images.ndim == 4 and self.images.dtype == np.uint8
-        assert self.labels.shape == self.images.shape[:1] and self.labels.dtype == np.int64
+        samples = self.images.shape[:1] if self.rows is None else self.rows.shape
+        assert self.labels.shape == samples and self.labels.dtype == np.int64
+        assert self.rows is None or self.rows.dtype == np.int64
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def part(self, index: np.ndarray) -> Split:
+        """The samples `index` (n,) int64 of this split, in that order; no picture is copied."""
+        rows = index if self.rows is None else self.rows[index]
+        return Split(self.images, self.labels[index], rows)
+
+    def chunks(self, samples: int) -> Iterator[np.ndarray]:
+        """The pictures in order, (up to `samples`, height, width, channels) uint8 at a time."""
+        for start in range(0, len(self), samples):
+            piece = slice(start, start + samples)
+            yield self.images[piece if self.rows is None else self.rows[piece]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,21 +151,25 @@ def refuse_folder_settings(
         )
 
 
-def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def channel_statistics(
+    images: np.ndarray | Split,
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation (of the population) per channel, of pixels scaled to 0..1.
 
     Exact: the sums of pixels and of their squares are integers, and the variance is formed from
-    Python integers before the only rounding. Reads `images` (samples, height, width, channels)
-    uint8 once, a few MiB at a time.
+    Python integers before the only rounding. Reads `images`, (samples, height, width, channels)
+    uint8 or the pictures of a split, once, a few MiB at a time.
     """
-    samples, channels = len(images), images.shape[-1]
-    assert samples and images.dtype == np.uint8
-    row = images[0].size  # height * width * channels
+    if not isinstance(images, Split):
+        images = Split(images, np.zeros(len(images), np.int64))
+    samples, channels = len(images), images.images.shape[-1]
+    assert samples
+    row = images.images[0].size  # height * width * channels
     # A column is summed in uint32: 65,025 * 66,051 rows are the most that cannot overflow it.
     rows = max(1, min(1 << 16, (1 << 21) // row))
     sums, squares = np.zeros(row, np.int64), np.zeros(row, np.int64)
-    for start in range(0, samples, rows):
-        chunk = images[start : start + rows].reshape(-1, row)  # (rows, height * width * channels)
+    for chunk in images.chunks(rows):
+        chunk = chunk.reshape(-1, row)  # (rows, height * width * channels)
         sums += np.add.reduce(chunk, axis=0, dtype=np.uint32)
         squared = np.multiply(chunk, chunk, dtype=np.uint16)  # 255 * 255 fits 16 bits
         squares += np.add.reduce(squared, axis=0, dtype=np.uint32)
@@ -165,11 +190,12 @@ def content_fingerprint(classes: Sequence[str], splits: dict[str, Split | None])
     for name, split in splits.items():
         if split is None:
             continue
-        digest.update(json.dumps([name, list(split.images.shape)]).encode())
+        shape = [len(split), *split.images.shape[1:]]
+        digest.update(json.dumps([name, shape]).encode())
         digest.update(np.ascontiguousarray(split.labels, dtype="<i8"))
         step = max(1, (1 << 22) // split.images[0].size)
-        for start in range(0, len(split), step):
-            digest.update(np.ascontiguousarray(split.images[start : start + step]))
+        for chunk in split.chunks(step):
+            digest.update(np.ascontiguousarray(chunk))
     return digest.hexdigest()
 
 

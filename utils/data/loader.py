@@ -8,12 +8,15 @@ at any step without replaying the ones before.
 
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from itertools import chain
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from utils.data.workers import WorkerPool
 
 # One stream of random numbers each, so that none depends on how much another one draws.
 ORDER_STREAM, AUGMENT_STREAM = 0, 1
@@ -35,7 +38,7 @@ class Augmentation(Protocol):
 
     def draw(self, n: int, generator: np.random.Generator): ...
 
-    def apply(self, images: Tensor, plan, index: np.ndarray) -> Tensor: ...
+    def apply(self, images, plan, index: np.ndarray): ...  # an array or a tensor, and so back
 
 
 def random_generator(seed: int, stream: int, *position: int) -> np.random.Generator:
@@ -72,9 +75,10 @@ class ImageLoader:
     On a GPU the images live there when they take at most a quarter of its free memory, else in
     host memory; either way the next batch is made on a side stream while the current one trains.
     On a CPU a batch is made when it is asked for: that costs a fraction of a per cent of a step.
+    With a `pool` the pictures of host memory are gathered and augmented by its processes, ahead.
 
     Args:
-        images: (samples, height, width, channels) uint8, in memory or mapped from a file.
+        images: (pictures, height, width, channels) uint8, in memory or mapped from a file.
         labels: (samples,) int64.
         mean, std: per channel, of pixels scaled to 0..1.
         batch_size: samples in a micro-batch.
@@ -84,6 +88,8 @@ class ImageLoader:
         shuffle: a new order every epoch, else the order of `images`.
         seed: of the order and the augmentation.
         channels_last: memory order of the batches.
+        rows: (samples,) int64, where in `images` each sample lies; None: all, in order.
+        pool: processes to read with, where `images` are mapped from a file; None: none.
     """
 
     def __init__(
@@ -100,6 +106,8 @@ class ImageLoader:
         shuffle: bool = False,
         seed: int = 0,
         channels_last: bool = True,
+        rows: np.ndarray | None = None,
+        pool: WorkerPool | None = None,
     ):
         self.device = device
         self.batch_size = batch_size
@@ -110,16 +118,20 @@ class ImageLoader:
         with warnings.catch_warnings():  # a map of a file is read-only, and is only read
             warnings.filterwarnings("ignore", message=".*not writable.*")
             self.images = torch.from_numpy(images)
+        self.rows = rows
         if device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(device)
-            if images.nbytes <= GPU_SHARE * free:
-                self.images, self.labels = self.images.to(device), self.labels.to(device)
+            if len(labels) * images[0].nbytes <= GPU_SHARE * free:
+                self.images, self.labels = _upload(images, rows, device), self.labels.to(device)
+                self.rows = pool = None
+        self._pool = pool
+        self._reader = pool.reader(images, augment) if pool is not None else None
 
     @property
     def samples(self) -> int:
         """Samples in an epoch. In training a last step of one sample is left out of its epoch
         (another sample every time): BatchNorm cannot take statistics of a batch of one."""
-        n = len(self.images)
+        n = len(self.labels)
         lone = self.shuffle and n > 1 and self.step_size > 1 and n % self.step_size == 1
         return n - 1 if lone else n
 
@@ -130,45 +142,78 @@ class ImageLoader:
     def order(self, epoch: int) -> np.ndarray:
         """(samples,) int64: the samples of an epoch in the order in which they are visited."""
         if not self.shuffle:
-            return np.arange(len(self.images))
+            return np.arange(len(self.labels))
         generator = random_generator(self.seed, ORDER_STREAM, epoch)
-        return generator.permutation(len(self.images))[: self.samples]
+        return generator.permutation(len(self.labels))[: self.samples]
 
     def epoch(self, epoch: int = 0, start_step: int = 0) -> Iterator[Batch]:
         """The micro-batches of one epoch, from optimizer step `start_step` (of the epoch) on."""
-        makers = self._makers(self.order(epoch), epoch, start_step)
+        makers = self._makers(epoch, start_step)
         if self.device.type == "cuda":
             return _one_ahead(makers, self.device)
         return (make() for make in makers)
 
-    def _makers(self, order, epoch, start_step) -> Iterator[Callable[[], Batch]]:
-        plan = None
+    def _makers(self, epoch: int, start_step: int) -> Iterator[Callable[[], Batch]]:
+        order, plan = self.order(epoch), None
         if self.augment is not None:
             generator = random_generator(self.seed, AUGMENT_STREAM, epoch)
             plan = self.augment.draw(len(order), generator)
-        for first in range(start_step * self.step_size, len(order), self.step_size):
-            n = min(self.step_size, len(order) - first)
-            for start, stop in _micro_batches(n, self.batch_size):
-                piece = slice(first + start, first + stop)
-                yield lambda piece=piece, n=n, ends=stop == n: Batch(
-                    *self._make(order[piece], plan and plan.slice(piece)),
-                    step_samples=n,
-                    ends_step=ends,
+        rows = order if self.rows is None else self.rows[order]
+        pieces = list(self._pieces(len(order), start_step))
+        parts = ((rows[piece], plan and plan.slice(piece)) for piece, _, _ in pieces)
+        if self._pool is None:
+            inputs = (self._finish(self._gather(*part)) for part in parts)
+        else:
+            inputs = self._pool.batches(self._reader, parts, self._finish_array)
+        with closing(inputs):
+            for piece, n, ends in pieces:
+                yield lambda piece=piece, n=n, ends=ends: Batch(
+                    next(inputs), self._targets(order[piece]), step_samples=n, ends_step=ends
                 )
 
-    def _make(self, index: np.ndarray, plan) -> tuple[Tensor, Tensor]:
-        where = torch.from_numpy(index)
-        if self.images.device.type == "cuda":
-            where = where.pin_memory().to(self.device, non_blocking=True)
-        if plan is None:
-            images = self.images.index_select(0, where)
-        else:
-            images = self.augment.apply(self.images, plan, index)
-        targets = self.labels.index_select(0, where)
+    def _pieces(self, samples: int, start_step: int) -> Iterator[tuple[slice, int, bool]]:
+        """Of each micro-batch: its place in the order, the samples of its step, if it ends it."""
+        for first in range(start_step * self.step_size, samples, self.step_size):
+            n = min(self.step_size, samples - first)
+            for start, stop in _micro_batches(n, self.batch_size):
+                yield slice(first + start, first + stop), n, stop == n
+
+    def _gather(self, rows: np.ndarray, plan) -> Tensor:
+        """(n, height, width, channels) uint8, where the images are."""
+        if plan is not None:
+            return self.augment.apply(self.images, plan, rows)
+        return self.images.index_select(0, self._index(rows, self.images.device))
+
+    def _finish(self, images: Tensor) -> Tensor:
         if images.device.type != self.device.type:
             images = images.pin_memory().to(self.device, non_blocking=True)
+        return self.normalize(images)
+
+    def _finish_array(self, images: np.ndarray) -> Tensor:
+        return self._finish(torch.from_numpy(images))  # a new tensor: the array is used again
+
+    def _targets(self, index: np.ndarray) -> Tensor:
+        targets = self.labels.index_select(0, self._index(index, self.labels.device))
+        if targets.device.type != self.device.type:
             targets = targets.pin_memory().to(self.device, non_blocking=True)
-        return self.normalize(images), targets
+        return targets
+
+    @staticmethod
+    def _index(index: np.ndarray, device: torch.device) -> Tensor:
+        where = torch.from_numpy(index)
+        return where.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else where
+
+
+def _upload(images: np.ndarray, rows: np.ndarray | None, device: torch.device) -> Tensor:
+    """The pictures `rows` on the device, a few MiB at a time: they may be more than the memory."""
+    n = len(images) if rows is None else len(rows)
+    resident = torch.empty(n, *images.shape[1:], dtype=torch.uint8, device=device)
+    size = max(1, (1 << 24) // images[0].nbytes)
+    for start in range(0, n, size):
+        piece = slice(start, start + size)
+        chunk = np.array(images[piece if rows is None else rows[piece]])
+        resident[piece].copy_(torch.from_numpy(chunk))
+    return resident
 
 
 def _micro_batches(n: int, size: int) -> list[tuple[int, int]]:

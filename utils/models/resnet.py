@@ -42,12 +42,39 @@ class SlicedConv1x1(nn.Conv2d):
         return nn.functional.conv2d(x, self.weight)
 
 
+class DropPath(nn.Module):
+    """Drops each sample with probability `rate` in training and divides the kept ones by
+    1 - rate, so that the mean stays what it is. (n, channels, h, w) -> the same.
+
+    Around a residual branch this is the stochastic depth of Huang et al., "Deep networks with
+    stochastic depth" (2016), which scales in evaluation instead.
+    """
+
+    def __init__(self, rate: float):
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        keep = 1 - self.rate
+        kept = x.new_empty(len(x), 1, 1, 1).bernoulli_(keep)
+        # Divided last: 1 / keep would be rounded to bf16 before it meets the values.
+        return (x * kept).div_(keep)
+
+    def extra_repr(self) -> str:
+        return f"rate={self.rate:.3f}"
+
+
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions; (n, inputs, h, w) -> (n, width, h / stride, w / stride)."""
 
     expansion = 1
+    last_norm = "bn2"  # the one before the shortcut is added
 
-    def __init__(self, inputs: int, width: int, stride: int, downsample: nn.Module | None):
+    def __init__(
+        self, inputs: int, width: int, stride: int, downsample: nn.Module | None, drop_path: float
+    ):
         super().__init__()
         self.conv1 = _conv3x3(inputs, width, stride)
         self.bn1 = nn.BatchNorm2d(width)
@@ -55,20 +82,24 @@ class BasicBlock(nn.Module):
         self.conv2 = _conv3x3(width, width)
         self.bn2 = nn.BatchNorm2d(width)
         self.downsample = downsample
+        self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         shortcut = x if self.downsample is None else self.downsample(x)
         x = self.relu(self.bn1(self.conv1(x)))
         x = self.bn2(self.conv2(x))
-        return self.relu(x + shortcut)
+        return self.relu(self.drop_path(x) + shortcut)
 
 
 class Bottleneck(nn.Module):
     """1x1, 3x3, 1x1; (n, inputs, h, w) -> (n, 4 * width, h / stride, w / stride)."""
 
     expansion = 4
+    last_norm = "bn3"
 
-    def __init__(self, inputs: int, width: int, stride: int, downsample: nn.Module | None):
+    def __init__(
+        self, inputs: int, width: int, stride: int, downsample: nn.Module | None, drop_path: float
+    ):
         super().__init__()
         self.conv1 = _conv1x1(inputs, width)
         self.bn1 = nn.BatchNorm2d(width)
@@ -78,63 +109,89 @@ class Bottleneck(nn.Module):
         self.bn3 = nn.BatchNorm2d(width * self.expansion)
         self.relu = nn.ReLU(inplace=True)
         self.downsample = downsample
+        self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         shortcut = x if self.downsample is None else self.downsample(x)
         x = self.relu(self.bn1(self.conv1(x)))
         x = self.relu(self.bn2(self.conv2(x)))
         x = self.bn3(self.conv3(x))
-        return self.relu(x + shortcut)
+        return self.relu(self.drop_path(x) + shortcut)
 
 
 class ResNet(nn.Module):
-    """(n, 3, height, width) -> logits (n, classes).
+    """(n, channels, height, width) -> logits (n, classes).
 
     Args:
         depth: 18 and 34 of basic blocks, 50, 101 and 152 of bottlenecks.
         classes: number of logits.
         width: channels of the first stage, doubled in each of the next three; 64 in the paper.
         stem: "imagenet" (7x7, stride 2, max-pooling) or "cifar" (3x3, stride 1).
+        channels: of the pictures: 3 for RGB, 1 for grey.
+        zero_init_residual: the weight of the last BatchNorm of each block starts at 0, so that
+            the network starts as its shortcuts alone (Goyal et al., 2017, section 5.1).
+        drop_path: in training each sample skips the residual branch of a block with a probability
+            that rises linearly from 0 in the first block to this in the last; 0 to below 1. (In
+            the paper the first of L blocks has 1 / L of it.)
     """
 
-    def __init__(self, depth: int = 50, classes: int = 10, width: int = 64, stem: str = "cifar"):
+    HEAD = "fc"  # the layer that depends on the classes: a transfer to others starts it anew
+
+    def __init__(
+        self,
+        depth: int = 50,
+        classes: int = 10,
+        width: int = 64,
+        stem: str = "cifar",
+        channels: int = 3,
+        zero_init_residual: bool = False,
+        drop_path: float = 0.0,
+    ):
         super().__init__()
         if depth not in STAGES:
             raise ValueError(f"depth is one of {sorted(STAGES)}, not {depth}")
         if stem not in STEMS:
             raise ValueError(f"stem is one of {STEMS}, not {stem!r}")
+        if not 0 <= drop_path < 1:
+            raise ValueError(f"drop_path lies between 0 and below 1, not {drop_path}")
         block = BasicBlock if depth < 50 else Bottleneck
-        self.channels = width
         if stem == "imagenet":
-            self.conv1 = nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False)
+            self.conv1 = nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False)
             self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
         else:
-            self.conv1 = _conv3x3(3, width)
+            self.conv1 = _conv3x3(channels, width)
             self.maxpool = nn.Identity()
         self.bn1 = nn.BatchNorm2d(width)
         self.relu = nn.ReLU(inplace=True)
+        total = sum(STAGES[depth])
+        rates = [drop_path * index / (total - 1) for index in range(total)]
+        inputs = width
         for index, blocks in enumerate(STAGES[depth]):
-            stage = self._stage(block, width << index, blocks, stride=1 if index == 0 else 2)
+            stride = 1 if index == 0 else 2
+            stage = _stage(block, inputs, width << index, stride, rates[:blocks])
             self.add_module(f"layer{index + 1}", stage)
+            inputs, rates = (width << index) * block.expansion, rates[blocks:]
         self.avgpool = nn.AdaptiveAvgPool2d(1)
-        self.fc = nn.Linear(self.channels, classes)
+        self.fc = nn.Linear(inputs, classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-
-    def _stage(self, block, width: int, blocks: int, stride: int) -> nn.Sequential:
-        outputs = width * block.expansion
-        downsample = None
-        if stride != 1 or self.channels != outputs:
-            downsample = nn.Sequential(
-                _conv1x1(self.channels, outputs, stride), nn.BatchNorm2d(outputs)
-            )
-        stage = [block(self.channels, width, stride, downsample)]
-        stage += [block(outputs, width, 1, None) for _ in range(blocks - 1)]
-        self.channels = outputs
-        return nn.Sequential(*stage)
+            elif zero_init_residual and isinstance(module, block):
+                nn.init.zeros_(getattr(module, block.last_norm).weight)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return self.fc(torch.flatten(self.avgpool(x), 1))
+
+
+def _stage(block, inputs: int, width: int, stride: int, rates: list[float]) -> nn.Sequential:
+    """Blocks with these drop-path rates; the first one has the stride and adapts the shortcut."""
+    outputs = width * block.expansion
+    downsample = None
+    if stride != 1 or inputs != outputs:
+        downsample = nn.Sequential(_conv1x1(inputs, outputs, stride), nn.BatchNorm2d(outputs))
+    first, *others = rates
+    stage = [block(inputs, width, stride, downsample, first)]
+    stage += [block(outputs, width, 1, None, rate) for rate in others]
+    return nn.Sequential(*stage)

@@ -1,33 +1,54 @@
 """Learning-rate schedules, counted in optimizer steps.
 
-A schedule is a pure function of the step, so a resumed run needs none of its past, and the
-learning rate is a number on the host: setting it waits for nothing.
+All but one are pure functions of the step, so a resumed run needs none of its past; `Plateau` has
+a state, which is saved with every checkpoint. The learning rate is a number on the host: setting
+it waits for nothing.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
-SCHEDULES: dict[str, Callable[[float], float]] = {
-    # progress after the warm-up, 0 to 1 -> factor of the base learning rate
-    "cosine": lambda progress: 0.5 * (1 + math.cos(math.pi * progress)),
-    "constant": lambda progress: 1.0,
+# name -> the settings that it has besides those of all (flags of the entries)
+SCHEDULES: dict[str, tuple[str, ...]] = {
+    "cosine": ("min_lr", "warmup"),
+    "linear": ("min_lr", "warmup"),
+    "step": ("gamma", "step_epochs", "warmup"),
+    "multistep": ("gamma", "milestones", "warmup"),
+    "onecycle": (),
+    "plateau": ("gamma", "plateau_patience", "min_lr", "warmup"),
+    "constant": ("warmup",),
 }
+# onecycle: share of the run in which the rate rises, the divisor at its start and, from there,
+# at its end: the defaults of PyTorch's OneCycleLR.
+RISE, START_DIVISOR, END_DIVISOR = 0.3, 25.0, 1e4
+# plateau: a loss counts as lower when it is so by this share (PyTorch's ReduceLROnPlateau).
+PLATEAU_THRESHOLD = 1e-4
 
 
-@dataclass(frozen=True)
+@dataclass
 class Schedule:
     """factor(step) of the base learning rate: linear warm-up, then the named shape.
 
     Args:
-        name: a key of SCHEDULES. Cosine: Loshchilov and Hutter, "SGDR" (2017), without restarts.
-        total_steps: optimizer steps of the whole run, the warm-up among them.
+        name: a key of SCHEDULES but "plateau" (see `Plateau`). Cosine: Loshchilov and Hutter,
+            "SGDR" (2017), without restarts; onecycle: Smith and Topin, "Super-convergence"
+            (2018), the learning rate alone; step and multistep: PyTorch's StepLR, MultiStepLR.
+        total_steps: optimizer steps of the schedule, the warm-up among them; later steps have
+            the factor of its end.
         warmup_steps: step 0 gets 1 / warmup_steps of the rate, step warmup_steps - 1 all of it.
+        min_factor: where cosine and linear end, 0 to 1.
+        gamma: of step and multistep: the factor at each of their borders.
+        step_size: of step: optimizer steps between two borders, the warm-up counted.
+        milestones: of multistep: the optimizer steps at which the rate falls.
     """
 
     name: str
     total_steps: int
     warmup_steps: int = 0
+    min_factor: float = 0.0
+    gamma: float = 0.1
+    step_size: int = 1
+    milestones: tuple[int, ...] = ()
 
     def __post_init__(self):
         if self.name not in SCHEDULES:
@@ -36,11 +57,126 @@ class Schedule:
     def factor(self, step: int) -> float:
         if step < self.warmup_steps:
             return (step + 1) / self.warmup_steps
+        return self.after_warmup(step)
+
+    def after_warmup(self, step: int) -> float:
         after = max(1, self.total_steps - self.warmup_steps)
-        return SCHEDULES[self.name](min(1.0, (step - self.warmup_steps) / after))
+        progress = min(1.0, (step - self.warmup_steps) / after)
+        if self.name == "cosine":
+            return self.min_factor + (1 - self.min_factor) * _half_cosine(progress)
+        if self.name == "linear":
+            return self.min_factor + (1 - self.min_factor) * (1 - progress)
+        if self.name == "step":
+            return self.gamma ** (step // self.step_size)
+        if self.name == "multistep":
+            return self.gamma ** sum(step >= border for border in self.milestones)
+        if self.name == "onecycle":
+            return _one_cycle(step, self.total_steps)
+        return 1.0
 
     def apply(self, optimizer, step: int) -> None:
         """Sets the rate of every parameter group for optimizer step `step` (from 0)."""
         factor = self.factor(step)
         for group in optimizer.param_groups:
             group["lr"] = group["base_lr"] * factor
+
+    def observe(self, loss: float) -> bool:
+        """Told the validation loss after each evaluation; whether the rate falls by it."""
+        return False
+
+    def state_dict(self) -> dict:
+        return {}
+
+    def load_state_dict(self, state: dict) -> None:
+        pass
+
+
+@dataclass
+class Plateau(Schedule):
+    """Falls by `gamma` when the validation loss has not fallen for more than `patience`
+    evaluations in a row, never below `min_factor`: PyTorch's ReduceLROnPlateau (mode min,
+    relative threshold, no cooldown)."""
+
+    patience: int = 5
+    reduced: float = 1.0
+    best: float = math.inf
+    since_best: int = 0
+
+    def after_warmup(self, step: int) -> float:
+        return self.reduced
+
+    def observe(self, loss: float) -> bool:
+        if loss < self.best * (1 - PLATEAU_THRESHOLD):
+            self.best, self.since_best = loss, 0
+            return False
+        self.since_best += 1
+        if self.since_best <= self.patience or self.reduced <= self.min_factor:
+            return False
+        self.reduced, self.since_best = max(self.reduced * self.gamma, self.min_factor), 0
+        return True
+
+    def state_dict(self) -> dict:
+        best = self.best if math.isfinite(self.best) else None  # JSON has no infinity
+        return {"reduced": self.reduced, "best": best, "since_best": self.since_best}
+
+    def load_state_dict(self, state: dict) -> None:
+        if state:
+            self.reduced, self.since_best = state["reduced"], state["since_best"]
+            self.best = math.inf if state["best"] is None else state["best"]
+
+
+def _half_cosine(progress: float) -> float:
+    """1 at progress 0, 0 at progress 1."""
+    return 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def _one_cycle(step: int, total_steps: int) -> float:
+    """From 1 / START_DIVISOR up to 1, then down to 1 / (START_DIVISOR * END_DIVISOR), by half
+    cosines; the last step has the lowest rate."""
+    start, end = 1 / START_DIVISOR, 1 / (START_DIVISOR * END_DIVISOR)
+    top = RISE * total_steps - 1
+    if step <= top:
+        return 1 - (1 - start) * _half_cosine(step / top if top > 0 else 1.0)
+    progress = (step - top) / max(1.0, total_steps - 1 - top)
+    return end + (1 - end) * _half_cosine(min(1.0, progress))
+
+
+def build_schedule(
+    name: str,
+    *,
+    lr: float,
+    total_steps: int,
+    steps_per_epoch: int,
+    warmup_steps: int = 0,
+    min_lr: float = 0.0,
+    gamma: float = 0.1,
+    step_epochs: float | None = None,
+    milestones: list[float] | None = None,
+    plateau_patience: int = 5,
+) -> Schedule:
+    """The schedule `name` (a key of SCHEDULES) with its lengths given in epochs.
+
+    Args:
+        lr, min_lr: peak and lowest learning rate.
+        total_steps: optimizer steps that the schedule spans.
+        step_epochs: of step; None: a third of the schedule.
+        milestones: of multistep, in epochs; None: after a half and three quarters of it
+            (He et al., "Deep residual learning" (2016), section 4.2).
+        plateau_patience: of plateau, in evaluations.
+    """
+    step_size = total_steps / 3 if step_epochs is None else step_epochs * steps_per_epoch
+    borders = (
+        [total_steps * share for share in (0.5, 0.75)]
+        if milestones is None
+        else [epoch * steps_per_epoch for epoch in milestones]
+    )
+    values = {
+        "name": name,
+        "total_steps": total_steps,
+        "warmup_steps": warmup_steps,
+        "min_factor": min_lr / lr,
+        "gamma": gamma,
+        "step_size": max(1, round(step_size)),
+        "milestones": tuple(round(border) for border in borders),
+    }
+    return Plateau(**values, patience=plateau_patience) if name == "plateau" else Schedule(**values)

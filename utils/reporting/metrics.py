@@ -27,9 +27,11 @@ class MetricsLog:
     Args:
         path: the file; made where it is missing.
         warn: told once, in a line, when a record cannot be written for now.
+        trackers: are told every record too (see trackers.py).
     """
 
-    def __init__(self, path: Path, warn=print):
+    def __init__(self, path: Path, warn=print, trackers=()):
+        self.trackers = trackers
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         self._end = os.lseek(self._file, 0, os.SEEK_END)
         self._waiting = b""
@@ -37,6 +39,8 @@ class MetricsLog:
 
     def write(self, **record) -> None:
         """One record, one line."""
+        for tracker in self.trackers:
+            tracker.log(record)
         warned = bool(self._waiting)
         self._waiting += (to_json(record) + "\n").encode()
         try:
@@ -61,11 +65,14 @@ class MetricsLog:
         self._end, self._waiting = position, b""
 
     def position(self) -> int:
-        """Bytes in the file once it is flushed to disk: what `cut` takes on resume."""
+        """Bytes in the file: what `cut` takes on resume. Raises OSError if the disk is full."""
         if self._waiting:
             self._append()
-        os.fsync(self._file)
         return self._end
+
+    def sync(self) -> None:
+        """Waits until the lines are on disk. Raises OSError."""
+        os.fsync(self._file)
 
     def cut(self, position: int) -> None:
         """Drops what was written after `position`, which a checkpoint remembers."""
@@ -76,6 +83,8 @@ class MetricsLog:
         return read_metrics(self._path)
 
     def close(self) -> None:
+        for tracker in self.trackers:
+            tracker.close()
         os.close(self._file)
 
 

@@ -1,41 +1,208 @@
-"""curves.png: loss, accuracy and learning rate over the run."""
+"""curves.png: loss, accuracy, learning rate, and where the time went, over the epochs of a run."""
 
+import itertools
+import math
 import os
 from pathlib import Path
 
+COLOURS = {"train": "tab:blue", "val": "tab:orange", "test": "tab:green"}
+# Parts of an epoch's time besides the wait for data, the largest first.
+PHASE_COLOURS = ("#9ecae1", "#c7c7c7", "#a1d99b", "#bcbddc", "#fdd0a2")
+# More points than this are drawn without a marker at each.
+MARKED_POINTS = 60
+
 
 def draw_curves(records: list[dict], path: Path, title: str) -> None:
-    """Draws the records of metrics.jsonl; replaces `path` in one moment."""
+    """Draws the records of metrics.jsonl; replaces `path` in one moment.
+
+    Faint: the training figures of each log line; strong: those of whole epochs. A star marks the
+    epoch of the best validation accuracy, dotted lines the records with an "event". The fourth
+    panel is there where records have "time_share".
+
+    Raises:
+        OSError: the file cannot be written.
+    """
     os.environ.setdefault("MPLBACKEND", "Agg")
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 3.8), layout="constrained")
-    loss, accuracy, rate = figure.subplots(1, 3)
-    colours = {"train": "tab:blue", "val": "tab:orange", "test": "tab:green"}
-    steps = [r for r in records if r["split"] == "train" and r.get("average_over") == "steps"]
-    for axis, key in ((loss, "loss"), (accuracy, "accuracy")):
-        axis.plot(*_curve(steps, key), color=colours["train"], alpha=0.25, lw=1)
-        for split, colour in colours.items():
-            ends = [r for r in records if r["split"] == split and r.get("average_over") != "steps"]
-            x, y = _curve(ends, key)
-            if y:  # a run that diverged has none
-                label = f"{split} {y[-1]:.3f}" if key == "loss" else f"{split} {y[-1]:.2f} %"
-                axis.plot(x, y, color=colour, label=label, marker="o", ms=3)
-        if axis.get_legend_handles_labels()[0]:
-            axis.legend(frameon=False)
-    loss.set_title("loss")
-    accuracy.set_title("accuracy (%)")
-    rate.plot(*_curve(steps, "lr"), color="tab:gray")
-    rate.set_title("learning rate")
-    for axis in (loss, accuracy, rate):
+    shares = [r for r in records if r.get("time_share")]
+    panels = 4 if shares else 3
+    figure = Figure(figsize=(4.2 * panels, 3.8), layout="constrained")
+    axes = figure.subplots(1, panels)
+    best = _best_epoch(records)
+    _draw_figure(axes[0], records, "loss", best)
+    _draw_figure(axes[1], records, "accuracy", best)
+    _draw_learning_rate(axes[2], records)
+    if shares:
+        _draw_time_shares(axes[3], shares)
+    last = max((r["epoch"] for r in records), default=0.0)
+    for axis in axes:
         axis.set_xlabel("epoch")
         axis.grid(alpha=0.3)
-    figure.suptitle(title, fontsize=10)
+        axis.set_xlim(0, max(last * 1.02, 1e-9) if last else 1)
+        _mark_events(axis, records)
+    figure.suptitle(title, fontsize=10, parse_math=False)
     aside = path.with_name(f".{path.name}.tmp")
-    figure.savefig(aside, format="png", dpi=110)
-    os.replace(aside, path)
+    try:
+        figure.savefig(aside, format="png", dpi=110)
+        os.replace(aside, path)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
+
+
+# ---- the panels -------------------------------------------------------------------------------
+
+
+def _draw_figure(axis, records: list[dict], key: str, best: float | None) -> None:
+    """Loss or accuracy of every split."""
+    unit, digits, better = ("", 3, min) if key == "loss" else (" %", 2, max)
+    windows = _curve(_of(records, "train", steps=True), key)
+    ends = {split: _curve(_of(records, split, steps=False), key) for split in COLOURS}
+    label = None
+    if windows[1] and not ends["train"][1]:
+        label = f"train {windows[1][-1]:.{digits}f}{unit}, less than an epoch"
+    marker = "." if len(windows[0]) <= MARKED_POINTS else None
+    axis.plot(*windows, color=COLOURS["train"], alpha=0.25, lw=1, marker=marker, label=label)
+    for split, (x, y) in ends.items():
+        if not y:  # a run that diverged, or has no such split
+            continue
+        label = f"{split} {y[-1]:.{digits}f}{unit}"
+        if _lost(_of(records, split, steps=False), key):
+            label = f"{split} not finite after epoch {x[-1]:g}"
+        if len(y) > 1 and split != "train":
+            label += f", best {better(y):.{digits}f}"
+        style = {"marker": "o" if len(y) <= MARKED_POINTS else None, "ms": 3}
+        if len(y) == 1:  # the test set at the end: a point that must be seen
+            style = {"marker": "o", "ms": 7, "ls": "none", "clip_on": False, "zorder": 4}
+        axis.plot(x, y, color=COLOURS[split], label=label, lw=1.5, **style)
+        if split == "val" and best in x:
+            axis.plot(
+                best, y[x.index(best)], "*", color=COLOURS[split], mec="black", mew=0.6, ms=11,
+                ls="none", label=f"best epoch {best:g}", zorder=3,
+            )  # fmt: skip
+    axis.set_title("loss" if key == "loss" else "accuracy (%)")
+    if key == "loss":
+        _limit_loss(axis, windows, ends)
+    if axis.get_legend_handles_labels()[0]:
+        axis.legend(frameon=True, framealpha=0.7, edgecolor="none", fontsize=8)
+    else:
+        _say(axis, "no finite figures")
+
+
+def _limit_loss(axis, windows, ends) -> None:
+    """Cuts off a start, or an end, that would flatten everything else, and says so.
+
+    Cut at three times the 75th percentile of the epochs' values (of the log lines' too where there
+    is hardly an epoch), and only where more than half of the panel would be lost otherwise.
+    """
+    means = [value for _, y in ends.values() for value in y]
+    everything = means + windows[1]
+    values = sorted(means if len(means) >= 4 else everything)
+    if len(values) < 4:
+        return
+    limit = 3 * values[(3 * len(values)) // 4]
+    if limit <= 0 or max(everything) < 2 * limit:
+        return
+    axis.set_ylim(top=limit)
+    lowest = min(everything)
+    axis.set_ylim(bottom=lowest - 0.05 * (limit - lowest))
+    over = sum(value > limit for value in everything)
+    _say(axis, f"{over} higher values, up to {max(everything):.3g}", y=0.97, size=7)
+
+
+def _draw_learning_rate(axis, records: list[dict]) -> None:
+    """On a logarithmic scale where most of the run lies far below the highest rate."""
+    x, y = _curve(_of(records, "train", steps=True), "lr")
+    if len(y) < 2:
+        x, y = _curve(sorted(records, key=lambda r: r["epoch"]), "lr")
+    axis.set_title("learning rate")
+    if not y:
+        _say(axis, "no figures")
+        return
+    axis.plot(x, y, color="tab:gray", marker="o" if len(y) == 1 else None)
+    median = sorted(y)[len(y) // 2]
+    if 0 < median < max(y) / 20:
+        axis.set_yscale("log", nonpositive="mask")
+    elif max(y) > 0:
+        axis.set_ylim(0, 1.05 * max(y))
+
+
+def _draw_time_shares(axis, records: list[dict]) -> None:
+    """What each epoch's time went into, stacked."""
+    totals: dict[str, float] = {}
+    for record in records:
+        for phase, share in record["time_share"].items():
+            totals[phase] = totals.get(phase, 0.0) + _number(share)
+    # The wait for data, which the user can mend, is red and lies at the bottom.
+    phases = sorted(totals, key=lambda phase: (phase != "data", -totals[phase]))
+    right = [r["epoch"] for r in records]
+    left = [0.0, *right[:-1]]
+    # Each epoch is a flat step from its beginning to its end.
+    x = [edge for pair in zip(left, right, strict=True) for edge in pair]
+    parts = [
+        [100 * _number(r["time_share"].get(phase)) for r in records for _ in range(2)]
+        for phase in phases
+    ]
+    mean = [f"{phase} {100 * totals[phase] / len(records):.0f} %" for phase in phases]
+    others = itertools.cycle(PHASE_COLOURS)
+    colours = ["tab:red" if phase == "data" else next(others) for phase in phases]
+    axis.stackplot(x, parts, labels=mean, colors=colours, alpha=0.75, lw=0)
+    axis.set_ylim(0, 100)
+    axis.set_title("time (%)")
+    axis.legend(frameon=True, framealpha=0.85, edgecolor="none", fontsize=8, loc="upper right")
+
+
+def _mark_events(axis, records: list[dict]) -> None:
+    for record in records:
+        if record.get("event"):
+            axis.axvline(record["epoch"], color="black", ls=":", lw=1)
+            axis.text(record["epoch"], 0.02, f" {record['event']}", rotation=90, fontsize=7,
+                      va="bottom", ha="right", transform=axis.get_xaxis_transform(),
+                      parse_math=False)  # fmt: skip
+
+
+def _say(axis, text: str, y: float = 0.5, size: int = 9) -> None:
+    axis.text(0.5, y, text, transform=axis.transAxes, ha="center", va="top", fontsize=size,
+              color="gray")  # fmt: skip
+
+
+# ---- the records ------------------------------------------------------------------------------
+
+
+def _of(records: list[dict], split: str, *, steps: bool) -> list[dict]:
+    """The records of a split: of log lines, or of whole epochs and evaluations.
+
+    Figures of other weights than the run's main ones ("model") are left to the trackers.
+    """
+    return [
+        r
+        for r in records
+        if r.get("split") == split
+        and (r.get("average_over") == "steps") == steps
+        and not r.get("model")
+    ]
 
 
 def _curve(records: list[dict], key: str) -> tuple[list, list]:
-    points = [(r["epoch"], r[key]) for r in records if r.get(key) is not None]
+    points = [(r["epoch"], r[key]) for r in records if _is_finite(r.get(key))]
     return [x for x, _ in points], [y for _, y in points]
+
+
+def _lost(records: list[dict], key: str) -> bool:
+    """Whether the last figure is not finite, which metrics.jsonl has as null."""
+    return bool(records) and key in records[-1] and not _is_finite(records[-1][key])
+
+
+def _best_epoch(records: list[dict]) -> float | None:
+    """The first epoch of the highest validation accuracy; None with fewer than two of them."""
+    x, y = _curve(_of(records, "val", steps=False), "accuracy")
+    return x[y.index(max(y))] if len(y) > 1 else None
+
+
+def _is_finite(value) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def _number(value) -> float:
+    return float(value) if _is_finite(value) else 0.0

@@ -99,6 +99,18 @@ class RunFolder:
         return self.path / "log.txt"
 
     @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report"
+
+    @property
+    def trace(self) -> Path:
+        return self.path / "trace.json.gz"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 

@@ -2,6 +2,7 @@
 
     checkpoints/step-00001234/
         model.safetensors      weights and buffers under canonical names
+        average.safetensors    their moving average, with --ema_decay
         optimizer.safetensors  optimizer state, `<parameter>/<key>`
         state.json             everything else
         SHA256SUMS             of the files above; `sha256sum -c SHA256SUMS` checks it
@@ -15,7 +16,7 @@ import hashlib
 import json
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -28,8 +29,9 @@ from utils.errors import UserError
 from utils.files import reason, sync_folder, write_synced
 from utils.reporting.metrics import to_json
 
-MODEL, OPTIMIZER, STATE, SUMS = (
+MODEL, AVERAGE, OPTIMIZER, STATE, SUMS = (
     "model.safetensors",
+    "average.safetensors",
     "optimizer.safetensors",
     "state.json",
     "SHA256SUMS",
@@ -42,12 +44,25 @@ class DamagedCheckpoint(Exception):
 
 @dataclass
 class Checkpoint:
-    """What one step left: tensors on the CPU and a JSON object."""
+    """What one step left: tensors (once read or copied, on the CPU) and a JSON object."""
 
     step: int
     model: dict[str, Tensor]
     optimizer: dict[str, Tensor]
     state: dict
+    average: dict[str, Tensor] | None = None  # of the weights, where the run keeps one
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """What is evaluated and used: the average where there is one."""
+        return self.model if self.average is None else self.average
+
+    def copy(self) -> "Checkpoint":
+        """Of the tensors, on the CPU: the run can go on while the copy is written."""
+        average = None if self.average is None else _plain(self.average)
+        return replace(
+            self, model=_plain(self.model), optimizer=_plain(self.optimizer), average=average
+        )
 
 
 class Checkpoints:
@@ -68,7 +83,8 @@ class Checkpoints:
         return sorted(found - {-1})  # -1: a name that is not ours
 
     def save(self, checkpoint: Checkpoint, best_step: int | None = None) -> Path:
-        """Writes one durably, then drops the oldest beyond `keep`. Raises OSError.
+        """Writes one (a copy: see `Checkpoint.copy`) durably, then drops the oldest beyond `keep`.
+        Raises OSError.
 
         Whatever fails, and whenever the process is killed, the checkpoints before are intact.
         """
@@ -79,10 +95,12 @@ class Checkpoints:
         try:
             aside.mkdir()
             contents = {
-                MODEL: to_bytes(_plain(checkpoint.model)),
-                OPTIMIZER: to_bytes(_plain(checkpoint.optimizer)),
+                MODEL: to_bytes(checkpoint.model),
+                OPTIMIZER: to_bytes(checkpoint.optimizer),
                 STATE: to_json(checkpoint.state, indent=1).encode(),
             }
+            if checkpoint.average is not None:
+                contents[AVERAGE] = to_bytes(checkpoint.average)
             sums = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
             for name, content in (contents | {SUMS: _sums_text(sums)}).items():
                 write_synced(aside / name, content)
@@ -152,8 +170,10 @@ class Checkpoints:
 def read_checkpoint(path: Path) -> Checkpoint:
     """Verifies every byte of a checkpoint, then reads it. Raises DamagedCheckpoint."""
     path = Path(path)
-    names = (MODEL, OPTIMIZER, STATE)
     try:
+        names = [MODEL, OPTIMIZER, STATE]
+        if (path / AVERAGE).exists() or AVERAGE.encode() in (path / SUMS).read_bytes():
+            names.append(AVERAGE)
         sums = {name: _file_sum(path / name) for name in names}
         written = (path / SUMS).read_bytes()
     except OSError as error:
@@ -163,7 +183,9 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise DamagedCheckpoint(f"{', '.join(wrong) or SUMS}: the content does not match its sum")
     try:
         state = json.loads((path / STATE).read_bytes())
-        return Checkpoint(_step(path), load_file(path / MODEL), load_file(path / OPTIMIZER), state)
+        average = load_file(path / AVERAGE) if AVERAGE in names else None
+        model, optimizer = load_file(path / MODEL), load_file(path / OPTIMIZER)
+        return Checkpoint(_step(path), model, optimizer, state, average)
     except (OSError, ValueError, SafetensorError) as error:
         raise DamagedCheckpoint(str(error)) from None
 
@@ -220,7 +242,7 @@ def restore_optimizer(
 
 
 def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous copies on the CPU that share no memory, sorted by name."""
+    """Contiguous tensors on the CPU that share no memory with anything, sorted by name."""
     return {
         name: tensors[name].detach().cpu().clone(memory_format=torch.contiguous_format)
         for name in sorted(tensors)

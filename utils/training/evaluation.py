@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -15,6 +16,14 @@ class Evaluation:
     loss: float  # mean cross-entropy, without label smoothing
     accuracy: float  # per cent
     samples: int
+    # (classes, classes) int64 where it was asked for: rows are the classes, columns what the
+    # model took them for
+    confusion: np.ndarray | None = None
+
+    @property
+    def figures(self) -> dict:
+        """For the metrics and the summary."""
+        return {"loss": self.loss, "accuracy": self.accuracy, "samples": self.samples}
 
 
 def evaluate(
@@ -22,14 +31,17 @@ def evaluate(
     batches: Iterable,
     precision: Precision,
     interrupted: Callable[[], bool] = lambda: False,
+    classes: int | None = None,
 ) -> Evaluation | None:
     """Mean loss and accuracy of `model` over `batches`, each sample counted once.
 
-    The host reads the sums once, at the end. Returns None when `interrupted()` turned true.
+    The host reads the sums once, at the end. Returns None when `interrupted()` turned true. With
+    the number of `classes` the confusion matrix is counted too.
     """
     training = model.training
     model.eval()
     sums = torch.zeros(3, dtype=torch.float64, device=precision.device)
+    counts = torch.zeros((classes or 0) ** 2, dtype=torch.int64, device=precision.device)
     try:
         with torch.inference_mode():
             for batch in batches:
@@ -39,7 +51,11 @@ def evaluate(
                     logits = model(batch.inputs)
                 loss = F.cross_entropy(logits.float(), batch.targets, reduction="sum")
                 sums += classification_sums(loss, logits, batch.targets)
+                if classes:
+                    cell = batch.targets * classes + logits.argmax(1)
+                    counts.scatter_add_(0, cell, torch.ones_like(cell))
     finally:
         model.train(training)
     loss, correct, samples = sums.tolist()
-    return Evaluation(loss / samples, 100 * correct / samples, int(samples))
+    matrix = counts.reshape(classes, classes).cpu().numpy() if classes else None
+    return Evaluation(loss / samples, 100 * correct / samples, int(samples), matrix)

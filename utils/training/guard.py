@@ -8,6 +8,12 @@ The host reads how many there were, and when, where it reads the metrics anyway.
 import torch
 from torch import Tensor, nn
 
+from utils.errors import UserError
+from utils.reporting.console import Console
+from utils.training.checkpoint import Checkpoints
+
+# --on_nonfinite skip: after so many steps on end that could not be applied, the run is stopped.
+BARREN_STEPS = 100
 ALIGNMENT = 64  # elements; vectorised kernels want memory that starts on a round address
 
 
@@ -18,7 +24,7 @@ class Guard:
     """
 
     def __init__(self, model: nn.Module):
-        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.parameters = list(model.parameters())
         device = self.parameters[0].device
         self.flat = _flatten_buffers(model)
         self.before = [torch.empty_like(flat) for flat in self.flat]
@@ -26,7 +32,7 @@ class Guard:
         self.left_out = torch.tensor([0, -1, 0], dtype=torch.int64, device=device)
 
     def remember(self) -> None:
-        """Before the first forward pass of a step."""
+        """Before the first step, and after each."""
         for before, flat in zip(self.before, self.flat, strict=True):
             before.copy_(flat)
 
@@ -51,6 +57,36 @@ class Guard:
         """Puts the buffers back where `bad`."""
         for before, flat in zip(self.before, self.flat, strict=True):
             torch.where(bad, before, flat, out=flat)
+
+
+class OnNonFinite:
+    """What is done about steps that were left out: the run is stopped, or goes on without them.
+
+    Args:
+        policy: "stop" or "skip".
+        console, store: where it is said; whose last checkpoint is named.
+    """
+
+    def __init__(self, policy: str, console: Console, store: Checkpoints):
+        self.policy, self.console, self.store = policy, console, store
+        self._barren_steps = 0
+
+    def judge(self, new: int, first: int, others: bool, optimizer) -> None:
+        """Told where the host reads the metrics that `new` steps were left out since the last
+        time, the `first` ever, and whether `others` were applied. Raises UserError."""
+        self._barren_steps = 0 if others else self._barren_steps + new
+        if self.policy == "skip" and self._barren_steps < BARREN_STEPS:
+            self.console.say(f"{new} step(s) with a loss or gradient that is not finite: skipped")
+            return
+        saved = self.store.steps()
+        last = f"; the last checkpoint is of step {saved[-1]}" if saved else ""
+        lr = optimizer.param_groups[0]["base_lr"]
+        raise UserError(
+            f"step {first + 1}: the loss or its gradient is not finite; the step was not applied. "
+            f"Likely causes: a learning rate that is too high (--lr {lr:g}: lower it, add "
+            "--warmup_epochs or --clip 1), fp16 (take --precision bf16), bad data; "
+            f"--on_nonfinite skip leaves such steps out{last}"
+        )
 
 
 @torch.no_grad()

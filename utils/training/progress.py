@@ -5,6 +5,17 @@ from dataclasses import dataclass, field
 
 import torch
 
+# What an optimizer step and an epoch are made of, for the shares of time.
+PHASES = ("data", "forward_backward", "optimizer", "checkpoint", "evaluation")
+# The share of an epoch from which on a phase is worth a word.
+NOTABLE = {
+    "data": 0.2,
+    "forward_backward": 0.7,
+    "optimizer": 0.25,
+    "checkpoint": 0.05,
+    "evaluation": 0.35,
+}
+
 
 @dataclass
 class Progress:
@@ -20,6 +31,8 @@ class Progress:
     best_step: int | None = None
     best_epoch: float | None = None
     best_val_accuracy: float | None = None
+    since_best: int = 0  # evaluations on the validation split that were not better
+    stopped_early: bool = False
     seconds_training: float = 0.0  # without evaluations and checkpoints
     seconds_total: float = 0.0  # of all processes of the run, to the last checkpoint
 
@@ -57,6 +70,42 @@ class Clock:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.monotonic() - self._since
+
+
+class PhaseTimes:
+    """Seconds spent in each phase: `mark(phase)` at its end, all the time since the mark before.
+
+    On a GPU the marks are events on its stream, so that the time is the device's, with what it
+    waited for the host or the data; they are read where the host waits anyway.
+    """
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.seconds = dict.fromkeys((*PHASES, "other"), 0.0)
+        self._marks: list[tuple[str, torch.cuda.Event | float]] = []
+
+    def mark(self, phase: str) -> None:
+        if self.device.type == "cuda":
+            now = torch.cuda.Event(enable_timing=True)
+            now.record()
+        else:
+            now = time.perf_counter()
+        self._marks.append((phase, now))
+
+    def read(self) -> None:
+        """Adds up the marks so far; on a GPU to be called after it has been waited for."""
+        for (_, before), (phase, now) in zip(self._marks, self._marks[1:], strict=False):
+            cuda = self.device.type == "cuda"
+            self.seconds[phase] += before.elapsed_time(now) / 1000 if cuda else now - before
+        del self._marks[:-1]
+
+    def shares(self) -> dict[str, float]:
+        """The share of each phase in the time since the last call, with 3 digits."""
+        self.read()
+        total = sum(self.seconds.values())
+        shares = {phase: round(s / total, 3) for phase, s in self.seconds.items() if total}
+        self.seconds = dict.fromkeys(self.seconds, 0.0)
+        return shares
 
 
 def figures(sums: list[float]) -> dict:

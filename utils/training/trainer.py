@@ -4,6 +4,7 @@ The host runs ahead of the device. It reads from it at a log line, before a chec
 end of an epoch, and nowhere else (`_read_sums`).
 """
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -12,26 +13,22 @@ import torch
 from torch import nn
 
 from utils.errors import UserError
-from utils.files import reason
 from utils.reporting.console import Console, duration
 from utils.reporting.metrics import MetricsLog
 from utils.signals import Signals, Stopped
-from utils.training.checkpoint import (
-    Checkpoint,
-    Checkpoints,
-    optimizer_tensors,
-    restore_optimizer,
-)
+from utils.training.average import Average
+from utils.training.checkpoint import Checkpoint, optimizer_tensors, restore_optimizer
 from utils.training.evaluation import Evaluation
-from utils.training.guard import Guard
+from utils.training.freeze import Freeze
+from utils.training.guard import Guard, OnNonFinite
+from utils.training.memory import batch_that_fits, is_out_of_memory, peak_memory
 from utils.training.objective import Precision
-from utils.training.progress import Clock, Progress, figures
+from utils.training.progress import NOTABLE, Clock, PhaseTimes, Progress, figures
 from utils.training.random_state import random_states, restore_random_states
+from utils.training.saver import Saver
 
 # fp16: a loss scale below this means that no scale makes the gradients finite.
 SMALLEST_SCALE = 1e-3
-# --on_nonfinite skip: after so many steps on end that could not be applied, the run is stopped.
-BARREN_STEPS = 100
 
 
 class Trainer:
@@ -41,17 +38,23 @@ class Trainer:
         model: on its device; never a compiled wrapper (the objective may hold one).
         objective: (inputs, targets) -> summed loss, sums (see training/objective.py).
         optimizer: honours `found_inf` (see optim/factory.py).
-        schedule: `apply(optimizer, step)` sets the learning rate of a step.
+        schedule: `apply(optimizer, step)` sets the learning rate of a step, `observe(loss)` is
+            told the loss on the validation split.
         loader: `epoch(epoch, start_step)` yields batches, `steps_per_epoch` is their number.
         precision: its scaler is used around backward.
         total_steps: optimizer steps of the whole run.
         evaluate: () -> Evaluation or None when interrupted; called at the end of epochs.
         eval_split: what `evaluate` measures: "val", by which the best step is kept, or "test".
         eval_every: epochs between evaluations; 0 for none.
+        saver: where and how often checkpoints are saved.
         clip: largest global L2 norm of the gradient; None for any.
         on_nonfinite: "stop" or "skip", when a loss or gradient is not finite.
         log_every: steps between log lines.
-        checkpoints, save_steps, save_seconds: where and how often to save; either interval.
+        average: of the weights, evaluated in their place; None: the weights themselves.
+        freeze: which part trains in which epoch; None: all of it.
+        early_stop_patience: evaluations on "val" without a better accuracy; None: any number.
+        advice: {phase: what to do}, said once where that phase takes much of an epoch's time.
+        profiler: `step()` is called after every optimizer step.
         saved_settings: goes into every checkpoint.
         console, metrics, signals: of the run.
     """
@@ -71,33 +74,39 @@ class Trainer:
         eval_every: int,
         console: Console,
         metrics: MetricsLog,
-        checkpoints: Checkpoints,
+        saver: Saver,
         signals: Signals,
-        save_steps: int | None = None,
-        save_seconds: float | None = None,
+        guard: Guard,
         clip: float | None = None,
         on_nonfinite: str = "stop",
         log_every: int = 20,
+        average: Average | None = None,
+        freeze: Freeze | None = None,
+        early_stop_patience: int | None = None,
+        advice: dict[str, str] | None = None,
+        profiler=None,
         saved_settings: dict | None = None,
     ):
         self.model, self.objective, self.optimizer = model, objective, optimizer
         self.schedule, self.loader, self.precision = schedule, loader, precision
         self.scaler = precision.scaler()
-        self.guard = Guard(model)
+        self.guard, self.average, self.freeze = guard, average, freeze
         self.total_steps, self.clip = total_steps, clip
-        self.on_nonfinite, self.log_every = on_nonfinite, log_every
+        self.on_nonfinite = OnNonFinite(on_nonfinite, console, saver.store)
+        self.log_every = log_every
         self.evaluate, self.eval_split, self.eval_every = evaluate, eval_split, eval_every
+        self.early_stop_patience = early_stop_patience
         self.console, self.metrics, self.signals = console, metrics, signals
-        self.checkpoints, self.saved_settings = checkpoints, saved_settings or {}
-        self.save_steps, self.save_seconds = save_steps, save_seconds
+        self.saver, self.saved_settings = saver, saved_settings or {}
+        self.advice, self.profiler = dict(advice or {}), profiler
         self.progress = Progress()
         device = precision.device
+        self.times = PhaseTimes(device)
         self.step_sums = torch.zeros(3, dtype=torch.float64, device=device)
         self.window = torch.zeros(3, dtype=torch.float64, device=device)
         self.started_step = 0  # of this process
         self.seconds_first_step = 0.0  # of this process; compiling is in it
-        self._last_save = self.started = time.monotonic()
-        self._saved_step = self._barren_steps = 0
+        self.started = time.monotonic()
         self._seconds_before = 0.0  # of the processes before this one
 
     # ---- one step ---------------------------------------------------------------------------
@@ -121,8 +130,11 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         self.scaler.update()
         self.guard.take_back(bad)
+        if self.average is not None:
+            self.average.update(self.progress.step, bad)
         self.window += torch.where(bad, 0.0, self.step_sums)
         self.step_sums.zero_()
+        self.guard.remember()
         self.progress.step += 1
 
     # ---- the loop ---------------------------------------------------------------------------
@@ -131,40 +143,64 @@ class Trainer:
         """Trains to the end. Raises Stopped on a signal, UserError when it cannot go on."""
         progress = self.progress
         self.signals.defer()
-        self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
-        self.started_step = self._saved_step = progress.step
+        self.started_step = progress.step
+        self.saver.start(progress.step)
+        self.guard.remember()
         self._started_seconds = progress.seconds_training
-        self._last_save = time.monotonic()
         self.console.start_bar(
             self.samples_until(self.total_steps), self.samples_until(progress.step)
         )
+        failed = None
         try:
-            while progress.step < self.total_steps or self._end_is_due():
+            while not progress.stopped_early and (
+                progress.step < self.total_steps or self._end_is_due()
+            ):
                 if not self._end_is_due():
                     self._train_to_epoch_end()
                 self._end_epoch()
                 if self.signals.received is not None and progress.step < self.total_steps:
                     self._stop()
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            failed = str(error)
         finally:
             self.console.end_bar()
+            self.saver.wait()
+        if failed:  # outside the handler, which holds the failed step's tensors
+            raise self._out_of_memory(failed)
         return progress
+
+    def prepare(self, epoch: int) -> None:
+        """Training mode, for as much of the model as trains in `epoch`."""
+        self.model.train()
+        if self.freeze is not None:
+            self.freeze.apply(epoch)
 
     def _train_to_epoch_end(self) -> None:
         progress, epoch_steps = self.progress, self.loader.steps_per_epoch
         epoch, start_step = divmod(progress.step, epoch_steps)
-        clock = Clock(progress, self.precision.device)
-        self.guard.remember()
+        self.prepare(epoch)
+        if self.freeze is not None and start_step == 0 and epoch == self.freeze.until:
+            self._say_unfrozen(epoch)
+        clock, times = Clock(progress, self.precision.device), self.times
+        times.mark("other")
         for batch in self.loader.epoch(epoch, start_step):
+            times.mark("data")
             self.forward_backward(batch)
+            times.mark("forward_backward")
             if not batch.ends_step:
                 continue
             self.update()
+            times.mark("optimizer")
             clock.samples += batch.step_samples
             self.console.advance(batch.step_samples)
             if progress.step == self.started_step + 1:
                 self.seconds_first_step = clock.first_step()
                 self._show(self._read_sums())
+            if self.profiler is not None:
+                self.profiler.step()
             if progress.step % self.log_every == 0:
                 self._log_window(clock)
             if progress.step % epoch_steps == 0 or progress.step >= self.total_steps:
@@ -172,11 +208,10 @@ class Trainer:
             if self.signals.received is not None:
                 clock.pause()
                 self._stop()
-            if self._save_is_due():
+            if self.saver.is_due(progress.step):
                 clock.pause()
                 self.save()
                 clock.resume()
-            self.guard.remember()
         self._log_window(clock)
         clock.pause()
 
@@ -195,35 +230,63 @@ class Trainer:
         train = figures(progress.epoch_sums)
         evaluation = None
         due = self.eval_every and (finished or round(epochs_done) % self.eval_every == 0)
+        self.times.mark("other")
         if due:
-            evaluation = self.evaluate()
+            with self.evaluated_weights():
+                evaluation = self.evaluate()
+            self.times.mark("evaluation")
             if evaluation is None:
                 self._stop()
         progress.ended_step, progress.train = progress.step, train
         progress.epoch_sums = [0.0, 0.0, 0.0]
         position = {"step": progress.step, "epoch": epochs_done}
+        shares = self.times.shares()
         self.metrics.write(
-            **position, split="train", average_over="epoch", **train, lr=self.learning_rate
-        )
+            **position, split="train", average_over="epoch", **train, lr=self.learning_rate,
+            samples_per_second=self.samples_per_second, time_share=shares,
+            peak_memory_bytes=peak_memory(self.precision.device),
+        )  # fmt: skip
         line = f"epoch {epochs_done:g}: train loss {train['loss']:.4f}, "
         line += f"accuracy {train['accuracy']:.2f} %"
         best = False
         if evaluation is not None:
-            progress.evaluated = position | {"split": self.eval_split} | asdict(evaluation)
+            progress.evaluated = position | {"split": self.eval_split} | evaluation.figures
             self.metrics.write(**progress.evaluated)
             line += f"; {self.eval_split} loss {evaluation.loss:.4f}, "
             line += f"accuracy {evaluation.accuracy:.2f} %"
-            best = self.eval_split == "val" and (
-                progress.best_val_accuracy is None
-                or evaluation.accuracy > progress.best_val_accuracy
-            )
-            if best:
-                progress.best_step, progress.best_epoch = progress.step, epochs_done
-                progress.best_val_accuracy = evaluation.accuracy
-                line += " (best)"
+            if self.eval_split == "val":
+                best, note = self._judge(evaluation, epochs_done)
+                line += note
         self.console.say(line)
-        if finished or best or self._save_is_due():
-            self.save(final=finished)
+        self._advise(shares)
+        if finished or best or progress.stopped_early or self.saver.is_due(progress.step):
+            self.save(final=finished or progress.stopped_early)
+
+    def _judge(self, evaluation: Evaluation, epochs_done: float) -> tuple[bool, str]:
+        """What follows from a figure on the validation split: (it is the best so far, a note)."""
+        progress, note = self.progress, ""
+        best = (
+            progress.best_val_accuracy is None or evaluation.accuracy > progress.best_val_accuracy
+        )
+        progress.since_best = 0 if best else progress.since_best + 1
+        if best:
+            progress.best_step, progress.best_epoch = progress.step, epochs_done
+            progress.best_val_accuracy = evaluation.accuracy
+            note = " (best)"
+        if self.schedule.observe(evaluation.loss):
+            note += "; no lower loss: the learning rate falls"
+        if self._patience_is_over():
+            progress.stopped_early = True
+            note += f"; no better accuracy for {progress.since_best} evaluations: stopped early"
+        return best, note
+
+    def _patience_is_over(self) -> bool:
+        patience = self.early_stop_patience
+        return patience is not None and self.progress.since_best >= patience
+
+    def evaluated_weights(self) -> contextlib.AbstractContextManager:
+        """Within it the model holds the weights that are evaluated."""
+        return contextlib.nullcontext() if self.average is None else self.average.applied()
 
     # ---- what the host reads, and says --------------------------------------------------------
 
@@ -231,7 +294,14 @@ class Trainer:
         """The sums since the last call and what was left out: the one place of waiting."""
         values = torch.cat([self.window, self.guard.left_out.double()]).tolist()
         sums, left_out = values[:3], [int(value) for value in values[3:]]
-        self._judge_left_out(left_out, sums)
+        if self.scaler.is_enabled() and self.scaler.get_scale() < SMALLEST_SCALE:
+            raise UserError(
+                f"step {self.progress.step}: no loss scale keeps the fp16 gradients finite; use "
+                "--precision bf16 or fp32, or a lower --lr"
+            )
+        new, self.progress.left_out = left_out[0] - self.progress.left_out[0], left_out
+        if new:
+            self.on_nonfinite.judge(new, left_out[1], bool(sums[2]), self.optimizer)
         return sums
 
     def _log_window(self, clock: Clock) -> None:
@@ -242,6 +312,8 @@ class Trainer:
             return
         progress.epoch_sums = [a + b for a, b in zip(progress.epoch_sums, sums, strict=True)]
         mean, speed = figures(sums), clock.lap()
+        self.times.read()
+        self.saver.poll()
         epoch = progress.step / self.loader.steps_per_epoch
         self.metrics.write(
             step=progress.step, epoch=epoch, split="train", average_over="steps", **mean,
@@ -263,30 +335,18 @@ class Trainer:
             text += f", {speed:,.0f} samples/s, {duration(left / speed)} left"
         self.console.progress(text)
 
-    def _judge_left_out(self, left_out: list[int], sums: list[float]) -> None:
-        new = left_out[0] - self.progress.left_out[0]
-        self.progress.left_out = left_out
-        if self.scaler.is_enabled() and self.scaler.get_scale() < SMALLEST_SCALE:
-            raise UserError(
-                f"step {self.progress.step}: no loss scale keeps the fp16 gradients finite; use "
-                "--precision bf16 or fp32, or a lower --lr"
-            )
-        if not new:
-            return
-        first = left_out[1]
-        self._barren_steps = 0 if sums[2] else self._barren_steps + new
-        if self.on_nonfinite == "skip" and self._barren_steps < BARREN_STEPS:
-            self.console.say(f"{new} step(s) with a loss or gradient that is not finite: skipped")
-            return
-        saved = self.checkpoints.steps()
-        last = f"; the last checkpoint is of step {saved[-1]}" if saved else ""
-        lr = self.optimizer.param_groups[0]["base_lr"]
-        raise UserError(
-            f"step {first + 1}: the loss or its gradient is not finite; the step was not applied. "
-            f"Likely causes: a learning rate that is too high (--lr {lr:g}: lower it, add "
-            "--warmup_epochs or --clip 1), fp16 (take --precision bf16), bad data; "
-            f"--on_nonfinite skip leaves such steps out{last}"
+    def _say_unfrozen(self, epoch: int) -> None:
+        self.metrics.write(
+            step=self.progress.step, epoch=float(epoch), split="event", event="unfrozen"
         )
+        self.console.say(f"epoch {epoch}: from here on all layers train")
+
+    def _advise(self, shares: dict[str, float]) -> None:
+        """The flag that helps where a phase takes a notable part of an epoch; each once."""
+        for phase, share in shares.items():
+            if share >= NOTABLE.get(phase, 2.0) and phase in self.advice:
+                name = phase.replace("_", " and ")
+                self.console.say(f"{name} took {share:.0%} of the time: {self.advice.pop(phase)}")
 
     @property
     def samples_per_second(self) -> float | None:
@@ -316,39 +376,27 @@ class Trainer:
 
     # ---- saving and resuming ------------------------------------------------------------------
 
-    def _save_is_due(self) -> bool:
-        if self.save_steps is not None:
-            return self.progress.step - self._saved_step >= self.save_steps
-        return time.monotonic() - self._last_save >= (self.save_seconds or float("inf"))
-
     def save(self, final: bool = False) -> None:
-        """Writes a checkpoint of the present step. A disk that is full is said, and tried again
-        when the next one is due; only the last checkpoint must succeed."""
+        """A checkpoint of the present step; `final`: it is on disk on return (see Saver)."""
+        self.times.mark("other")
         sums = self._read_sums()
         progress = self.progress
         progress.window_sums, progress.seconds_total = sums, self.seconds_total
         names = {parameter: name for name, parameter in self.model.named_parameters()}
         tensors, optimizer = optimizer_tensors(self.optimizer, names)
-        self._last_save, self._saved_step = time.monotonic(), progress.step
-        try:
-            state = {
-                "format": 1,
-                "progress": asdict(progress),
-                "optimizer": optimizer,
-                "scaler": self.scaler.state_dict(),
-                "random": random_states(),
-                "settings": self.saved_settings,
-                "metrics_bytes": self.metrics.position(),
-            }
-            checkpoint = Checkpoint(progress.step, self.model.state_dict(), tensors, state)
-            self.checkpoints.save(checkpoint, progress.best_step)
-        except OSError as error:
-            before = [step for step in self.checkpoints.steps() if step < progress.step]
-            last = f"that of step {before[-1]} is intact" if before else "there is none before it"
-            line = f"no checkpoint of step {progress.step}: {reason(error)}; {last}"
-            if final:
-                raise UserError(f"{line}; make room and --resume {self._run_folder()}") from None
-            self.console.say(f"{line}; the run goes on and tries again")
+        state = {
+            "format": 1,
+            "progress": asdict(progress),
+            "optimizer": optimizer,
+            "schedule": self.schedule.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "random": random_states(),
+            "settings": self.saved_settings,
+        }
+        average = self.average and self.average.state_dict()
+        checkpoint = Checkpoint(progress.step, self.model.state_dict(), tensors, state, average)
+        self.saver.save(checkpoint, progress.best_step, final)
+        self.times.mark("checkpoint")
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Puts model, optimizer, random states and position back to where they were saved."""
@@ -360,10 +408,14 @@ class Trainer:
         names = {parameter: name for name, parameter in self.model.named_parameters()}
         state = checkpoint.state
         restore_optimizer(self.optimizer, names, checkpoint.optimizer, state["optimizer"])
+        self.schedule.load_state_dict(state.get("schedule", {}))
+        if self.average is not None:
+            self.average.load_state_dict(checkpoint.weights)
         if self.scaler.is_enabled() and state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
         restore_random_states(state["random"])
         self.progress = Progress(**state["progress"])
+        self.progress.stopped_early = self._patience_is_over()
         self._seconds_before = self.progress.seconds_total
         device = self.precision.device
         self.window.copy_(torch.tensor(self.progress.window_sums, dtype=torch.float64))
@@ -377,5 +429,17 @@ class Trainer:
             f"--resume {self._run_folder()}",
         )
 
+    def _out_of_memory(self, reason: str) -> UserError:
+        """The line to stop with, after a batch that would have fitted has been looked for."""
+        self.guard.take_back(torch.ones((), dtype=torch.bool, device=self.precision.device))
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step_sums.zero_()
+        saved = ""
+        if self.progress.step > 0:  # the step that failed has left nothing behind
+            self.save(final=True)
+            saved = f" Step {self.progress.step} is saved in {self._run_folder()}."
+        fits = batch_that_fits(self.objective, self.optimizer, self.loader)
+        return UserError(f"out of memory: {fits}.{saved} ({reason})")
+
     def _run_folder(self):
-        return self.checkpoints.folder.parent
+        return self.saver.store.folder.parent

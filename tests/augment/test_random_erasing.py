@@ -1,0 +1,101 @@
+"""Random erasing, and several augmentations as one."""
+
+import numpy as np
+import pytest
+import torch
+
+from utils.augment.chain import Chain
+from utils.augment.crop_flip import CropFlip
+from utils.augment.random_erasing import AREA, ASPECT, ErasingPlan, RandomErasing
+
+N = 50
+COLOURS = {1: (77,), 3: (10, 20, 30)}
+
+
+def pictures(height, width, channels, n=N):
+    generator = np.random.default_rng(height)
+    return generator.integers(100, 256, (n, height, width, channels), dtype=np.uint8)
+
+
+def plain(images, plan, colour):
+    """One picture after the other, by slices."""
+    result = images.copy()
+    for image, top, left, height, width in zip(result, *plan, strict=True):
+        image[top : top + height, left : left + width] = colour
+    return result
+
+
+@pytest.mark.parametrize("size", [(8, 8, 3), (5, 9, 1), (12, 6, 3), (1, 1, 3)], ids=str)
+def test_paints_the_rectangles_of_the_plan_alone(size):
+    images, colour = pictures(*size), COLOURS[size[2]]
+    erasing = RandomErasing(*size[:2], 0.5, colour)
+    plan = erasing.draw(N, np.random.default_rng(0))
+    expected = plain(images, plan, colour)
+    index = np.random.default_rng(1).permutation(N)[:20]
+    picked = plain(images[index], plan.slice(slice(20)), colour)
+    assert not np.array_equal(expected, images)
+    assert np.array_equal(erasing.apply(images, plan.slice(slice(20)), index), picked)
+    tensor = torch.from_numpy(images.copy())
+    assert torch.equal(
+        erasing.apply(tensor, plan.slice(slice(20)), index), torch.from_numpy(picked)
+    )
+    assert np.array_equal(tensor, images)  # only a copy was painted on
+    on_device = erasing._paint_on_device(tensor, plan.slice(slice(20)), index)
+    assert np.array_equal(on_device, picked) and np.array_equal(tensor, images)
+    assert np.array_equal(erasing._paint_on_device(tensor.clone(), plan, None), expected)
+    assert np.array_equal(erasing.apply(tensor, plan), expected)
+    assert erasing.apply(images, plan) is images and np.array_equal(images, expected)
+
+
+def test_rectangles_lie_inside_and_have_the_areas_and_aspects_of_the_paper():
+    n, side = 20_000, 64
+    erasing = RandomErasing(side, side, 0.25, (0,))
+    plan = erasing.draw(n, np.random.default_rng(0))
+    erased = plan.height > 0
+    assert np.array_equal(erased, plan.width > 0)
+    assert abs(erased.mean() - 0.25) < 5 * np.sqrt(0.25 * 0.75 / n)
+    top, left, height, width = (choice[erased] for choice in plan)
+    assert (top >= 0).all() and (top + height <= side).all() and (top + height == side).any()
+    assert (left >= 0).all() and (left + width <= side).all() and (left + width == side).any()
+    area, aspect = height * width / side**2, height / width
+    assert AREA[0] * 0.9 < area.min() < 0.03 and 0.31 < area.max() < AREA[1] * 1.05
+    assert abs(area.mean() - sum(AREA) / 2) < 0.005
+    assert ASPECT[0] * 0.85 < aspect.min() < 0.35 and 2.9 < aspect.max() < ASPECT[1] * 1.15
+    # On a logarithmic scale the middle is 1: flat and tall ones are equally likely.
+    assert abs(np.log(aspect).mean()) < 0.03
+
+
+def test_flat_pictures_are_clipped_and_probabilities_zero_and_one_are_sure():
+    plan = RandomErasing(2, 100, 1, (0,)).draw(500, np.random.default_rng(0))
+    assert plan.height.min() >= 1 and (plan.top + plan.height).max() == 2
+    assert plan.width.min() >= 1 and (plan.left + plan.width).max() <= 100
+    never = RandomErasing(2, 100, 0, (0,)).draw(500, np.random.default_rng(0))
+    assert not never.height.any() and not never.width.any()
+
+
+def test_slices_of_a_plan_equal_the_whole():
+    images = pictures(8, 8, 3)
+    erasing = RandomErasing(8, 8, 0.7, COLOURS[3])
+    plan = erasing.draw(N, np.random.default_rng(1))
+    whole = erasing.apply(images.copy(), plan)
+    for start in range(0, N, 7):
+        piece = slice(start, start + 7)
+        assert np.array_equal(erasing.apply(images[piece].copy(), plan.slice(piece)), whole[piece])
+
+
+def test_a_chain_crops_as_the_crop_alone_and_erases_the_result():
+    images = torch.from_numpy(pictures(8, 8, 3))
+    crop, erasing = CropFlip(8, 8, padding=2, cutout=3), RandomErasing(8, 8, 0.5, COLOURS[3])
+    chain = Chain(crop, erasing)
+    plan = chain.draw(N, np.random.default_rng(4))
+    alone = crop.draw(N, np.random.default_rng(4))
+    assert all(map(np.array_equal, plan.plans[0], alone))
+    assert isinstance(plan.plans[1], ErasingPlan)
+    index = np.random.default_rng(5).permutation(N)
+    before = images.clone()
+    result = chain.apply(images, plan, index)
+    expected = erasing.apply(crop.apply(images, alone, index), plan.plans[1])
+    assert torch.equal(result, expected) and torch.equal(images, before)
+    piece = slice(10, 17)
+    assert torch.equal(chain.apply(images, plan.slice(piece), index[piece]), expected[piece])
+    assert np.array_equal(chain.apply(images.numpy(), plan, index), expected)

@@ -1,0 +1,316 @@
+"""Reading processes: the same bits as without them, whatever happens to them."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from worker_helpers import PROGRAM, Fault, Plan, mapped
+
+from utils.augment.chain import Chain
+from utils.augment.crop_flip import CropFlip
+from utils.augment.random_erasing import RandomErasing
+from utils.data import shared_ring
+from utils.data.loader import ImageLoader
+from utils.data.worker_process import is_map
+from utils.data.workers import WorkerPool
+from utils.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+SHM = Path(shared_ring.FOLDER)
+N, PICTURE = 61, 6 * 8 * 3
+needs_shm = pytest.mark.skipif(not SHM.is_dir(), reason="the system has no /dev/shm")
+
+
+@pytest.fixture
+def images(tmp_path):
+    return mapped(tmp_path / "images.npy", N)
+
+
+@pytest.fixture
+def make_pool():
+    pools = []
+
+    def make(workers=2, pictures=16):
+        said = []
+        pools.append(WorkerPool(workers, pictures * PICTURE, said.append))
+        pools[-1].said = said
+        return pools[-1]
+
+    before = set(os.listdir(SHM)) if SHM.is_dir() else set()
+    yield make
+    for pool in pools:
+        members = list(pool._members)
+        pool.close()
+        pool.close()  # once more does nothing
+        assert not any(worker.process.is_alive() for worker in members)
+    assert not SHM.is_dir() or set(os.listdir(SHM)) <= before
+
+
+def augmentation():
+    crop = CropFlip(6, 8, padding=2, cutout=2)
+    return Chain(crop, RandomErasing(6, 8, 0.5, (10, 20, 30)))
+
+
+def make_loader(images, pool, batch_size=8, accumulation=1, *, rows=None, **settings):
+    """Labels are positions, so that the targets of a batch tell its samples."""
+    n = len(images) if rows is None else len(rows)
+    settings = {"shuffle": True, "seed": 3, "augment": augmentation()} | settings
+    return ImageLoader(
+        images, np.arange(n), mean=(0.4,) * 3, std=(0.2,) * 3, batch_size=batch_size, rows=rows,
+        device=torch.device("cpu"), accumulation=accumulation, pool=pool, **settings,
+    )  # fmt: skip
+
+
+def assert_same(batches, expected):
+    for one, other in zip(batches, expected, strict=True):
+        assert torch.equal(one.inputs, other.inputs) and torch.equal(one.targets, other.targets)
+        assert one[2:] == other[2:]
+
+
+def wait_until(condition, seconds=20):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def is_gone(pid: int) -> bool:
+    """No such process, or a dead one that nobody has asked for yet."""
+    try:
+        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return True
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_batches_are_those_without_workers(images, make_pool, workers):
+    """All of these take turns with one pool: accumulation, resuming, a lone last sample, rows."""
+    pool = make_pool(workers)
+    rows = np.random.default_rng(0).permutation(N)[:33]
+    cases = [
+        {},
+        {"batch_size": 15, "accumulation": 2},  # 61 = 2 * 30 + 1: one sample is left out
+        {"batch_size": 4, "accumulation": 4, "rows": rows},  # 33 = 2 * 16 + 1
+        {"batch_size": 15, "shuffle": False, "augment": None, "rows": rows[:31]},  # 15, 16
+        {"batch_size": 1, "rows": rows[:3]},
+        {"augment": CropFlip(6, 8, padding=3, mode="reflect"), "seed": 4},
+    ]
+    for case in cases:
+        loader, plain = make_loader(images, pool, **case), make_loader(images, None, **case)
+        for epoch, start_step in ((0, 0), (1, 0), (1, 2)):
+            assert_same(loader.epoch(epoch, start_step), plain.epoch(epoch, start_step))
+    assert pool.said == [] and len(pool._free) == len(pool._ring.array) == 2 * workers
+
+
+def test_rows_are_the_samples_with_and_without_workers(images, make_pool):
+    rows = np.random.default_rng(1).permutation(N)[:20]
+    copied = make_loader(np.array(images[rows]), None)
+    for pool in (None, make_pool(1)):
+        loader = make_loader(images, pool, rows=rows)
+        assert loader.samples == 20 and loader.steps_per_epoch == 3
+        assert np.array_equal(loader.order(2), copied.order(2))
+        assert_same(loader.epoch(2), copied.epoch(2))
+
+
+def test_iterators_that_are_left_and_that_take_turns(images, make_pool):
+    pool = make_pool()
+    train, val = make_loader(images, pool), make_loader(images, pool, shuffle=False, augment=None)
+    plain = make_loader(images, None)
+    plain_val = make_loader(images, None, shuffle=False, augment=None)
+    kept = []  # left in the middle and not closed
+    for epoch in range(4):
+        kept.append(train.epoch(epoch))
+        next(kept[-1])
+        train.epoch(epoch)  # never begun
+        next(train.epoch(epoch))  # left and closed
+        assert_same(val.epoch(), plain_val.epoch())
+    for epoch, batches in enumerate(kept):  # each goes on where it stopped
+        expected = plain.epoch(epoch)
+        next(expected)
+        assert_same(batches, expected)
+    one, other = train.epoch(7), val.epoch()
+    both = zip(one, other, strict=True)  # a batch of each in turn
+    for pair in zip(both, plain.epoch(7), plain_val.epoch(), strict=True):
+        (ours, ours_val), theirs, theirs_val = pair
+        assert torch.equal(ours.inputs, theirs.inputs)
+        assert torch.equal(ours_val.inputs, theirs_val.inputs)
+    assert_same(train.epoch(8), plain.epoch(8))
+    assert len(pool._free) == 4 and pool.said == []
+
+
+def test_workers_start_with_the_first_batch_and_end_with_the_pool(images, make_pool):
+    pool = make_pool()
+    loader = make_loader(images, pool)
+    batches = loader.epoch()
+    assert pool._members == [] and pool._ring is None
+    next(batches)
+    assert len(pool._members) == 2
+    pool.close()
+    assert pool._members == []
+    with pytest.raises(RuntimeError, match="closed"):
+        next(batches)
+
+
+def test_workers_do_without_pytorch():
+    code = "import sys, utils.data.workers; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+@pytest.mark.parametrize("victims", [1, 2])
+def test_killed_workers_are_replaced_and_no_batch_is_lost(images, make_pool, victims):
+    pool = make_pool()
+    loader, plain = make_loader(images, pool, 4), make_loader(images, None, 4)
+    batches = []
+    for step, batch in enumerate(loader.epoch()):
+        batches.append(batch)
+        if step in (0, 3, 9):
+            for worker in pool._members[:victims]:
+                os.kill(worker.process.pid, signal.SIGKILL)
+    assert_same(batches, plain.epoch())
+    assert_same(loader.epoch(1), plain.epoch(1))
+    # A worker is missed when there is work for it.
+    assert 2 <= len(pool.said) <= 3 * victims and all("SIGKILL" in line for line in pool.said)
+    assert len(pool._free) == 4
+
+
+def test_workers_that_keep_dying_end_the_run_in_one_line(images, make_pool):
+    pool = make_pool()
+    reader = pool.reader(images, Fault(20, deadly=True))
+    pieces = [(np.arange(start, start + 8), Plan()) for start in range(0, 40, 8)]
+    batches = pool.batches(reader, iter(pieces), np.array)
+    assert np.array_equal(next(batches), images[:8])
+    assert np.array_equal(next(batches), images[8:16])
+    with pytest.raises(UserError, match=r"SIGKILL.*memory.*--workers") as error:
+        next(batches)
+    assert "\n" not in str(error.value)
+    assert pool._members == []
+
+
+def test_an_exception_in_a_worker_comes_out_in_its_turn(images, make_pool):
+    pool = make_pool()
+    reader = pool.reader(images, Fault(20, deadly=False))
+    pieces = [(np.arange(start, start + 8), Plan()) for start in range(0, 40, 8)]
+    batches = pool.batches(reader, iter(pieces), np.array)
+    assert np.array_equal([next(batches), next(batches)], [images[:8], images[8:16]])
+    with pytest.raises(RuntimeError, match="ArithmeticError: row 20 is no good"):
+        next(batches)
+    loader, plain = make_loader(images, pool), make_loader(images, None)
+    assert_same(loader.epoch(), plain.epoch())  # the workers are none the worse for it
+
+
+@pytest.mark.parametrize("fault", ["vanished", "truncated", "another file", "truncated later"])
+def test_a_file_that_is_not_what_it_was(images, make_pool, fault):
+    file = Path(images.filename)
+    pool = make_pool(1)
+    loader = make_loader(images, pool, 4)
+    batches = loader.epoch()
+    if fault == "truncated later":  # a worker that reads what is no longer there gets a SIGBUS
+        next(batches)
+    if fault == "vanished":
+        file.unlink()
+    elif fault == "another file":
+        file.rename(file.with_name("old.npy"))
+        file.write_bytes(file.with_name("old.npy").read_bytes())
+    else:
+        os.truncate(file, 0)
+    with pytest.raises(UserError) as error:
+        list(batches)
+    message = str(error.value)
+    assert str(file) in message and "--resume" in message and "\n" not in message
+    assert len(pool.said) == (fault == "truncated later")
+
+
+@needs_shm
+def test_little_shared_memory_means_fewer_slots(images, make_pool, monkeypatch):
+    monkeypatch.setattr(shared_ring, "free_bytes", lambda: 3 * 4096 + 100)
+    pool = make_pool(3)
+    loader, plain = make_loader(images, pool), make_loader(images, None)
+    assert_same(loader.epoch(), plain.epoch())
+    assert len(pool._ring.array) == 3
+    (line,) = pool.said
+    assert "3 batches" in line and "--shm-size" in line and "\n" not in line
+
+
+@needs_shm
+@pytest.mark.parametrize("moment", ["look", "reserve"])
+def test_no_room_for_two_slots(images, make_pool, monkeypatch, moment):
+    if moment == "look":
+        monkeypatch.setattr(shared_ring, "free_bytes", lambda: 2 * 4096 - 1)
+    else:  # others took it meanwhile
+
+        def refuse(*_):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(os, "posix_fallocate", refuse)
+    before = set(os.listdir(SHM))
+    with pytest.raises(UserError) as error:
+        next(make_loader(images, make_pool(1)).epoch())
+    for flag in ("--workers 0", "--batch_size", "--shm-size"):
+        assert flag in str(error.value)
+    assert "\n" not in str(error.value) and set(os.listdir(SHM)) == before
+
+
+@needs_shm
+def test_shared_memory_is_taken_at_once():
+    ring = shared_ring.Ring.create(3, 1 << 20, print)
+    try:
+        assert os.stat(SHM / ring.name).st_blocks * 512 >= 3 << 20
+        assert ring.array.shape == (3, 1 << 20)
+    finally:
+        ring.close()
+    assert not (SHM / ring.name).exists()
+
+
+def start_program(images, tmp_path, mode):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    process = subprocess.Popen(
+        [sys.executable, program, images.filename, mode],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    name, *pids = process.stdout.readline().split()
+    return process, SHM / name, [int(pid) for pid in pids]
+
+
+@needs_shm
+def test_nothing_is_left_when_the_training_process_is_killed(images, tmp_path):
+    process, memory, pids = start_program(images, tmp_path, "held")
+    assert process.stdout.readline() == "first\n"
+    assert memory.exists() and len(pids) == 2
+    process.kill()
+    process.wait()
+    wait_until(lambda: all(map(is_gone, pids)))
+    wait_until(lambda: not memory.exists())
+    process.stdout.close(), process.stderr.close()
+
+
+@needs_shm
+def test_signals_to_the_whole_group_do_not_touch_the_workers(images, tmp_path):
+    """From the start on, when a worker does not run Python yet; and the exit does not hang."""
+    process, memory, pids = start_program(images, tmp_path, "whole")
+    for _ in range(5):
+        os.killpg(process.pid, signal.SIGINT)
+        os.killpg(process.pid, signal.SIGTERM)
+        time.sleep(0.05)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 0 and err == ""
+    assert out.split() == ["first", str(images.sum())]  # and no line about a dead worker
+    assert all(map(is_gone, pids)) and not memory.exists()
+
+
+def test_only_a_whole_map_of_a_file_can_be_opened_again(images):
+    assert is_map(images)
+    assert not is_map(images[3:]) and not is_map(np.array(images))
+    assert not is_map(np.asarray(images))
+    assert isinstance(images[3:], np.memmap)  # with the offset of the whole

@@ -1,0 +1,56 @@
+"""What worker processes import in tests (no PyTorch), and the program that is killed in some."""
+
+import os
+import signal
+
+import numpy as np
+
+
+class Fault:
+    """An augmentation that goes wrong for one sample: the process dies, or an exception."""
+
+    def __init__(self, row: int, deadly: bool):
+        self.row, self.deadly = row, deadly
+
+    def apply(self, images, plan, index):
+        if self.row in index:
+            if self.deadly:
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise ArithmeticError(f"row {self.row} is no good")
+        return images[index]
+
+
+class Plan:
+    def slice(self, piece):
+        return self
+
+
+# Arguments: the file of pictures; "held" waits after the first batch, "whole" runs to the end.
+PROGRAM = """
+import signal, sys, time
+import numpy as np
+from utils.data.workers import WorkerPool
+if __name__ == "__main__":
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, lambda *_: None)
+    images = np.load(sys.argv[1], mmap_mode="r")
+    pool = WorkerPool(2, images[:8].nbytes, warn=print)
+    pieces = ((rows, None) for rows in np.split(np.arange(len(images)), range(8, len(images), 8)))
+    batches = pool.batches(pool.reader(images, None), pieces, lambda pictures: int(pictures.sum()))
+    pool._start()
+    print(pool._ring.name, *(worker.process.pid for worker in pool._members), flush=True)
+    total = next(batches)
+    print("first", flush=True)
+    if sys.argv[2] == "held":
+        time.sleep(60)
+    for part in batches:
+        total += part
+        time.sleep(0.01)
+    print(total, flush=True)  # and ends without closing the pool, an iterator still there
+"""
+
+
+def mapped(path, n=61, height=6, width=8, channels=3) -> np.memmap:
+    shape = (n, height, width, channels)
+    np.save(path, np.random.default_rng(n).integers(0, 256, shape, dtype=np.uint8))
+    return np.load(path, mmap_mode="r")

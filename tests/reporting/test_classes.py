@@ -1,0 +1,123 @@
+"""The per-class report: right figures, tables a spreadsheet reads, a picture at any size."""
+
+import csv
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from utils.reporting.classes import class_scores, summary_lines, write_class_report
+
+MATRIX = np.array([[8, 2, 0], [1, 9, 0], [0, 5, 15]])
+NAMES = ["cat", "dog", "horse"]
+
+
+def table(path) -> list[list[str]]:
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        return list(csv.reader(file))
+
+
+def test_scores_against_their_definitions():
+    """By counting over the samples themselves."""
+    true = np.repeat(np.arange(3), MATRIX.sum(1))
+    predicted = np.concatenate([np.repeat(np.arange(3), row) for row in MATRIX])
+    scores = class_scores(MATRIX)
+    for i in range(3):
+        recall = (predicted[true == i] == i).mean()
+        precision = (true[predicted == i] == i).mean()
+        assert scores["samples"][i] == (true == i).sum()
+        assert scores["recall"][i] == pytest.approx(recall)
+        assert scores["precision"][i] == pytest.approx(precision)
+        f1 = 2 * precision * recall / (precision + recall)
+        assert scores["f1"][i] == pytest.approx(f1)
+
+
+def test_tables(tmp_path):
+    write_class_report(MATRIX, NAMES, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "confusion.csv",
+        "confusion.png",
+        "per_class.csv",
+    ]
+    rows = table(tmp_path / "per_class.csv")
+    assert rows[0][:3] == ["class", "samples", "recall"]
+    assert rows[1] == ["cat", "10", "0.8000", "0.8889", "0.8421", "dog", "2"]
+    assert rows[3] == ["horse", "20", "0.7500", "1.0000", "0.8571", "dog", "5"]
+    rows = table(tmp_path / "confusion.csv")
+    assert rows[0][1:] == NAMES
+    assert [[int(cell) for cell in row[1:]] for row in rows[1:]] == MATRIX.tolist()
+
+
+def test_class_without_samples_has_no_figures(tmp_path):
+    matrix = np.array([[5, 1, 0], [0, 0, 0], [0, 0, 4]])
+    write_class_report(matrix, NAMES, tmp_path)
+    rows = table(tmp_path / "per_class.csv")
+    # It was predicted once, wrongly: precision and F1 are 0, recall cannot be measured.
+    assert rows[2] == ["dog", "0", "", "0.0000", "0.0000", "", ""]
+    lines = summary_lines(matrix, NAMES)
+    assert "dog 0" not in lines[0] and "worst classes of 2" in lines[0]
+    assert lines[-1] == "without samples: 1 of 3 classes"
+
+
+def test_never_seen_and_never_predicted(tmp_path):
+    write_class_report(np.array([[3, 0], [0, 0]]), ["a", "b"], tmp_path)
+    assert table(tmp_path / "per_class.csv")[2] == ["b", "0", "", "", "", "", ""]
+
+
+def test_nothing_at_all(tmp_path):
+    empty = np.zeros((2, 2), np.int64)
+    write_class_report(empty, ["a", "b"], tmp_path)
+    assert summary_lines(empty, ["a", "b"]) == []
+
+
+def test_summary_names_the_worst_and_the_most_frequent_confusions():
+    assert summary_lines(MATRIX, NAMES, count=2) == [
+        "worst classes of 3: horse 75.0 %, cat 80.0 %",
+        "most frequent confusions: horse taken for dog (5 times), cat taken for dog (2 times)",
+    ]
+    assert len(summary_lines(np.eye(3, dtype=np.int64), NAMES)) == 1  # nothing was confused
+
+
+NASTY = ["a,b", 'say "x"', "two\nlines", "=1+1", "@SUM(A1)", "-x", "Größe 猫", "caf\udce9", "$x^{$"]
+
+
+def test_names_that_a_spreadsheet_or_a_plot_could_misread(tmp_path):
+    matrix = np.eye(len(NASTY), dtype=np.int64) + 1
+    write_class_report(matrix, NASTY, tmp_path)
+    for name, rows in (
+        ("per_class.csv", [row[0] for row in table(tmp_path / "per_class.csv")[1:]]),
+        ("confusion.csv", table(tmp_path / "confusion.csv")[0][1:]),
+    ):
+        assert rows[:3] == NASTY[:3], name
+        assert rows[3:6] == ["'=1+1", "'@SUM(A1)", "'-x"], name
+        assert rows[6] == "Größe 猫", name
+    assert all("\n" not in line for line in summary_lines(matrix, NASTY))
+
+
+@pytest.mark.parametrize("count", [1, 2, 10, 60, 100, 1000])
+@pytest.mark.filterwarnings("error")
+def test_picture_at_any_number_of_classes(tmp_path, count):
+    generator = np.random.default_rng(0)
+    matrix = generator.integers(0, 2, (count, count)) + 50 * np.eye(count, dtype=np.int64)
+    names = [f"a class with a rather long name {i}" for i in range(count)]
+    write_class_report(matrix, names, tmp_path)
+    with Image.open(tmp_path / "confusion.png") as picture:
+        picture.load()
+        assert 400 <= picture.width <= 2000 and 400 <= picture.height <= 2000
+
+
+def test_one_confusion_among_a_thousand_classes_is_seen(tmp_path):
+    matrix = 50 * np.eye(1000, dtype=np.int64)
+    write_class_report(matrix, [str(i) for i in range(1000)], tmp_path)
+    without = np.asarray(Image.open(tmp_path / "confusion.png").convert("L")).astype(int)
+    matrix[700, 200] = 1
+    write_class_report(matrix, [str(i) for i in range(1000)], tmp_path)
+    with_one = np.asarray(Image.open(tmp_path / "confusion.png").convert("L")).astype(int)
+    height = without.shape[0]
+    darker = (without - with_one)[height // 2 :] > 20  # below the title, which differs as well
+    assert 4 <= darker.sum() <= 200
+
+
+def test_folder_that_cannot_be_written(tmp_path):
+    with pytest.raises(OSError):
+        write_class_report(MATRIX, NAMES, tmp_path / "missing")

@@ -1,0 +1,117 @@
+"""The moving average: its formula, what it leaves alone, and what the model holds meanwhile."""
+
+import pytest
+import torch
+from toy import everything, make_trainer, network
+
+from utils.training.average import Average
+from utils.training.guard import Guard
+
+
+def test_formula_in_float64():
+    model = network()
+    Guard(model)
+    average = Average(model, 0.9)
+    expected = {name: tensor.double() for name, tensor in average.live.items()}
+    expected = {name: tensor.clone() for name, tensor in expected.items()}
+    good = torch.tensor(False)
+    for step in range(30):
+        with torch.no_grad():
+            for tensor in average.live.values():
+                tensor.add_(torch.randn(tensor.shape))
+        average.update(step, good)
+        decay = min(0.9, (1 + step) / (10 + step))
+        for name, tensor in average.live.items():
+            expected[name] = decay * expected[name] + (1 - decay) * tensor.double()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(average.mean[name].double(), tensor, rtol=1e-5, atol=1e-5)
+    assert any("running_var" in name for name in average.mean)
+    assert not any("num_batches" in name for name in average.mean)
+
+
+def test_a_step_that_is_left_out_changes_nothing():
+    model = network()
+    average = Average(model, 0.5)
+    before = {name: tensor.clone() for name, tensor in average.mean.items()}
+    for tensor in average.live.values():
+        tensor.data.add_(1.0)
+    average.update(7, torch.tensor(True))
+    assert all(torch.equal(average.mean[name], before[name]) for name in before)
+
+
+def test_applied_swaps_and_puts_back():
+    model = network()
+    guard = Guard(model)
+    average = Average(model, 0.5)
+    for tensor in average.live.values():
+        tensor.data.add_(1.0)
+    live, mean = (
+        {name: tensor.clone() for name, tensor in state.state_dict().items()}
+        for state in (model, average)
+    )
+    with average.applied():
+        held = model.state_dict()
+        assert all(torch.equal(held[name], mean[name]) for name in held)
+    assert all(torch.equal(tensor, live[name]) for name, tensor in model.state_dict().items())
+    guard.flat[0].add_(1)  # the buffers are still views of the guard's memory
+    changed = [not torch.equal(tensor, live[name]) for name, tensor in model.named_buffers()]
+    assert any(changed)
+
+
+def test_decay_0_would_be_the_weights_and_a_constant_model_its_own_average():
+    model = network()
+    average = Average(model, 1e-9)
+    for tensor in average.live.values():
+        tensor.data.add_(1.0)
+    average.update(10**9, torch.tensor(False))
+    for name, tensor in average.live.items():
+        torch.testing.assert_close(average.mean[name], tensor)
+
+
+def test_training_is_the_same_with_it_and_evaluation_is_not(tmp_path):
+    torch.manual_seed(5)
+    plain = make_trainer(tmp_path / "plain")
+    plain.fit()
+    torch.manual_seed(5)
+    averaged = make_trainer(tmp_path / "averaged", ema_decay=0.9)
+    averaged.fit()
+    ours, expected = everything(averaged), everything(plain)
+    assert all(torch.equal(ours[key], expected[key]) for key in expected)
+    assert averaged.progress.evaluated["loss"] != plain.progress.evaluated["loss"]
+
+
+def test_checkpoint_holds_both(tmp_path):
+    trainer = make_trainer(tmp_path, ema_decay=0.9)
+    trainer.fit()
+    checkpoint = trainer.saver.store.load()
+    assert checkpoint.weights is checkpoint.average
+    for name, tensor in trainer.average.mean.items():
+        assert torch.equal(checkpoint.average[name], tensor)
+    for name, tensor in trainer.model.state_dict().items():
+        assert torch.equal(checkpoint.model[name], tensor)
+    model = network()
+    model.load_state_dict(checkpoint.average)  # complete: it loads into a plain model
+
+
+def test_without_an_average_a_checkpoint_has_none(tmp_path):
+    trainer = make_trainer(tmp_path, epochs=1)
+    trainer.fit()
+    checkpoint = trainer.saver.store.load()
+    assert checkpoint.average is None and checkpoint.weights is checkpoint.model
+
+
+@pytest.mark.parametrize("where", ["average.safetensors", "SHA256SUMS"])
+def test_a_damaged_average_is_noticed(tmp_path, where):
+    trainer = make_trainer(tmp_path, ema_decay=0.9, save_steps=4, epochs=1)
+    trainer.fit()
+    steps = trainer.saver.store.steps()
+    path = tmp_path / "checkpoints" / f"step-{steps[-1]:08}" / where
+    content = path.read_bytes()
+    if where == "SHA256SUMS":  # the line of the average is lost
+        content = b"".join(line for line in content.splitlines(True) if b"average" not in line)
+    else:
+        content = content[:-1] + bytes([content[-1] ^ 1])
+    path.write_bytes(content)
+    trainer.saver.store.warn = lambda line: None
+    loaded = trainer.saver.store.load()
+    assert loaded.step == steps[-2]

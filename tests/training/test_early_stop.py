@@ -1,0 +1,56 @@
+"""Stopping early and falling rates follow the validation split, and say so."""
+
+from toy import history, make_trainer
+
+from utils.optim.schedules import Plateau
+from utils.training.evaluation import Evaluation
+
+
+def trainer_with(folder, accuracies, losses=None, **options):
+    """Its evaluations give these figures, one after the other."""
+    trainer = make_trainer(folder, val=True, epochs=len(accuracies), **options)
+    figures = iter(zip(losses or [1.0] * len(accuracies), accuracies, strict=True))
+    trainer.evaluate = lambda: Evaluation(*next(figures), samples=10)
+    return trainer
+
+
+def test_stops_after_so_many_evaluations_without_a_better_one(tmp_path, capsys):
+    trainer = trainer_with(tmp_path, [10, 30, 20, 30, 25, 90], early_stop_patience=3)
+    progress = trainer.fit()
+    epoch = trainer.loader.steps_per_epoch
+    assert progress.stopped_early and progress.step == 5 * epoch
+    assert (progress.best_epoch, progress.best_val_accuracy) == (2, 30)
+    assert "for 3 evaluations: stopped early" in capsys.readouterr().out
+    assert {2 * epoch, 5 * epoch} <= set(trainer.saver.store.steps())
+
+
+def test_a_better_one_in_time_goes_on(tmp_path):
+    trainer = trainer_with(tmp_path, [10, 5, 5, 11, 5, 5], early_stop_patience=3)
+    progress = trainer.fit()
+    assert not progress.stopped_early and progress.step == trainer.total_steps
+    assert progress.since_best == 2
+
+
+def test_more_patience_goes_on_where_it_stopped(tmp_path):
+    stopped = trainer_with(tmp_path, [10, 5, 5, 5, 5], early_stop_patience=1)
+    stopped.fit()
+    resumed = trainer_with(tmp_path, [11, 5, 5, 5, 5], early_stop_patience=4)
+    resumed.restore(resumed.saver.store.load())
+    assert not resumed.progress.stopped_early
+    assert resumed.fit().best_epoch == 3
+    same = trainer_with(tmp_path, [10, 5, 5, 5, 5], early_stop_patience=1)
+    checkpoint = stopped.saver.store.load()
+    assert checkpoint.step == resumed.total_steps
+    same.restore(checkpoint)
+    assert same.progress.stopped_early  # since_best is 2
+
+
+def test_plateau_falls_and_says_so(tmp_path, capsys):
+    trainer = trainer_with(
+        tmp_path, [1] * 6, losses=[3, 2, 2, 2, 1, 1],
+        schedule=lambda: Plateau("plateau", 0, gamma=0.5, patience=1),
+    )  # fmt: skip
+    trainer.fit()
+    rates = [r["lr"] for r in history(tmp_path) if r.get("average_over") == "epoch"]
+    assert rates == [0.05, 0.05, 0.05, 0.05, 0.025, 0.025]
+    assert capsys.readouterr().out.count("the learning rate falls") == 1

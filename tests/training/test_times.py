@@ -1,0 +1,58 @@
+"""Where the time goes: shares of an epoch, and advice where a phase takes much of it."""
+
+import time
+
+import pytest
+import torch
+from toy import history, make_trainer
+
+from utils.training.progress import PHASES, PhaseTimes
+
+
+def test_time_belongs_to_the_mark_at_its_end(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    times = PhaseTimes(torch.device("cpu"))
+    times.mark("other")
+    for phase, seconds in (("data", 1), ("forward_backward", 5), ("data", 1), ("optimizer", 1)):
+        now[0] += seconds
+        times.mark(phase)
+        times.read()
+    now[0] += 2
+    times.mark("evaluation")
+    assert times.shares() == {
+        "data": 0.2, "forward_backward": 0.5, "optimizer": 0.1, "checkpoint": 0.0,
+        "evaluation": 0.2, "other": 0.0,
+    }  # fmt: skip
+    now[0] += 3
+    times.mark("checkpoint")
+    assert times.shares()["checkpoint"] == 1.0  # counted from anew
+
+
+def test_every_epoch_tells_its_shares(tmp_path):
+    import json
+
+    make_trainer(tmp_path, save_steps=3).fit()
+    records = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    epochs = [r for r in records if r.get("average_over") == "epoch"]
+    assert len(epochs) == 3
+    for record in epochs:
+        shares = record["time_share"]
+        assert set(shares) == {*PHASES, "other"}
+        assert sum(shares.values()) == pytest.approx(1, abs=0.01)
+        assert shares["forward_backward"] > 0 and shares["evaluation"] > 0
+        assert record["peak_memory_bytes"] > 0
+    assert "time_share" not in history(tmp_path)[-2]
+
+
+def test_advice_is_said_once_for_the_phase_that_dominates(tmp_path, capsys):
+    trainer = make_trainer(tmp_path, advice={"evaluation": "do A", "checkpoint": "do B"})
+
+    def slow(real=trainer.evaluate):
+        time.sleep(0.2)
+        return real()
+
+    trainer.evaluate = slow
+    trainer.fit()
+    said = capsys.readouterr().out
+    assert said.count("% of the time: do A") == 1 and "do B" not in said

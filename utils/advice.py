@@ -1,0 +1,32 @@
+"""The one flag that would help, for each part of a step that can take too much of the time."""
+
+from pathlib import Path
+
+
+def phase_advice(settings, run) -> dict[str, str]:
+    """{phase: advice}, of what the settings do not already have; see training/progress.py."""
+    advice = {
+        "optimizer": "a larger --batch_size, or --accumulation_steps 4, takes fewer of its steps",
+        "checkpoint": "save less often by --save_every 30m",
+        "evaluation": f"evaluate less often by --eval_every {2 * (settings.eval_every or 1)}",
+    }
+    if getattr(settings, "dataset", "") == "imagefolder" and not settings.workers:
+        advice["data"] = "read by more processes: --workers 4"
+    if run.precision.name == "fp32" and _computes_bf16(run.device):
+        advice["forward_backward"] = "this machine computes faster with --precision bf16"
+    elif run.device.type == "cuda" and not settings.compile:
+        advice["forward_backward"] = "--compile may shorten it"
+    return advice
+
+
+def _computes_bf16(device) -> bool:
+    """Whether bf16 is faster than fp32 there."""
+    import torch
+
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    try:
+        flags = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+    return "amx_bf16" in flags or "avx512_bf16" in flags

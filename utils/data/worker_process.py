@@ -1,0 +1,90 @@
+"""What happens in a worker: batches are read, augmented and put into shared memory.
+
+This module, and all that it needs, does without PyTorch: a worker starts at once and takes little
+memory.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import traceback
+from dataclasses import dataclass
+from mmap import mmap
+from typing import Any
+
+import numpy as np
+
+from utils.data.shared_ring import Ring
+from utils.errors import UserError
+
+# A terminal sends Ctrl-C, and a scheduler SIGTERM, to the workers too; the training process still
+# needs them to finish its step. They end when it does.
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def is_map(images: np.ndarray) -> bool:
+    """Whether `images` are all of what a file is mapped to, which a worker can open again."""
+    return isinstance(images, np.memmap) and isinstance(images.base, mmap)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """What a worker must know of a set of pictures; it is sent to each of them once."""
+
+    number: int
+    file: str
+    offset: int  # bytes
+    shape: tuple[int, ...]  # (pictures, height, width, channels), uint8
+    identity: tuple[int, int]  # of the file: another one may have come in its place
+    augment: Any
+
+    def open(self) -> np.ndarray:
+        try:
+            with open(self.file, "rb") as file:
+                if file_identity(os.fstat(file.fileno())) == self.identity:
+                    return np.memmap(file, np.uint8, "r", self.offset, self.shape)
+            problem = "the file was changed during the run"
+        except OSError as error:
+            problem = error.strerror or str(error)
+        raise UserError(
+            f"cannot read the decoded pictures in {self.file}: {problem}; start again with "
+            "--resume, and leave the folder alone meanwhile"
+        )
+
+
+def file_identity(found: os.stat_result) -> tuple[int, int]:
+    return found.st_ino, found.st_size
+
+
+def work(connection, name: str, slots: int, slot_bytes: int) -> None:
+    """A worker's life: until the pipe is closed, by whatever end of the training process."""
+    for signum in SIGNALS:
+        signal.signal(signum, signal.SIG_IGN)
+    ring = Ring.attach(name, slots, slot_bytes)
+    readers: dict[int, Reader] = {}
+    opened: dict[int, np.ndarray] = {}
+    try:
+        while True:
+            message = connection.recv()
+            if isinstance(message, Reader):
+                readers[message.number] = message
+                continue
+            number, slot, rows, plan = message
+            failure = None
+            try:
+                reader = readers[number]
+                if number not in opened:
+                    opened[number] = reader.open()
+                out = ring.pictures(slot, len(rows), reader.shape)
+                if plan is None:
+                    np.take(opened[number], rows, axis=0, out=out, mode="clip")
+                else:
+                    out[:] = reader.augment.apply(opened[number], plan, rows)
+            except UserError as error:
+                failure = True, str(error)
+            except Exception:
+                failure = False, traceback.format_exc()
+            connection.send(failure)
+    except (EOFError, OSError):
+        os._exit(0)  # the memory is not ours to clean up

@@ -1,0 +1,272 @@
+"""Processes that read a memory map and augment, for sets that do not fit in memory.
+
+In such a set a picture may have to come from the disk, and the step must not wait for it. The
+training process draws which samples a batch holds and what happens to each, as it does without
+workers (see loader.py); a worker carries that out and puts the batch into shared memory. So the
+batches are the same bits with any number of workers, and after any of them has died.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import deque
+from collections.abc import Callable, Iterator
+from multiprocessing import connection as connections
+from multiprocessing import get_context
+from multiprocessing.util import Finalize
+
+import numpy as np
+
+from utils.data.shared_ring import Ring
+from utils.data.worker_process import SIGNALS, Reader, file_identity, is_map, work
+from utils.errors import UserError
+
+AHEAD = 2  # batches on their way for each worker
+# So many deaths for each worker, with no batch finished in between, and the run gives up.
+DEATHS = 3
+
+
+class _Job:
+    """One batch on its way. `slot`: where it goes to, None as long as it has not been sent."""
+
+    def __init__(self, reader: Reader, rows: np.ndarray, plan):
+        self.reader, self.rows, self.plan = reader, rows, plan
+        self.slot: int | None = None
+        self.done = self.stale = False
+        self.failure: Exception | None = None
+
+
+class _Worker:
+    """A process, our end of the pipe to it, and the jobs that it was sent, oldest first."""
+
+    def __init__(self, process, connection):
+        self.process, self.connection = process, connection
+        self.jobs: deque[_Job] = deque()
+        self.knows: set[int] = set()  # numbers of readers
+
+
+class WorkerPool:
+    """Workers that all loaders of a task share. They are started when the first batch is needed.
+
+    Of several iterators the one asked last has the workers: what was read ahead for another one
+    is dropped, and read again when that one goes on.
+
+    Args:
+        workers: number of processes.
+        slot_bytes: size of the largest batch.
+        warn: is handed a line about what was wrong and has been mended.
+    """
+
+    def __init__(self, workers: int, slot_bytes: int, warn: Callable[[str], None]):
+        assert workers > 0
+        self.workers, self.slot_bytes, self._warn = workers, slot_bytes, warn
+        self._ring: Ring | None = None
+        self._free: list[int] = []  # slots
+        self._members: list[_Worker] = []
+        self._active: deque[_Job] | None = None  # what is read ahead, of the last iterator
+        self._readers = 0
+        self._deaths = 0  # since a batch was finished
+        self._end: Finalize | None = None
+        self._closed = False
+
+    def reader(self, images: np.ndarray, augment) -> Reader:
+        """For `batches`. `images` are a map (see `is_map`); `augment` as in loader.py, or None."""
+        assert is_map(images)
+        self._readers += 1
+        file = str(images.filename)
+        try:
+            identity = file_identity(os.stat(file))
+        except OSError:
+            identity = (0, 0)  # gone already: the first worker will say so
+        return Reader(self._readers, file, images.offset, images.shape, identity, augment)
+
+    def batches(self, reader: Reader, pieces: Iterator[tuple], finish: Callable) -> Iterator:
+        """For each (rows, plan) of `pieces`, in order: finish(pictures).
+
+        Args:
+            pieces: rows (n,) int64 of the set; the plan of `reader.augment` for them, or None.
+            finish: called with (n, height, width, channels) uint8, which it must not keep.
+
+        Raises:
+            UserError: the file is gone, there is no room for two batches, or workers keep dying.
+        """
+        ahead: deque[_Job] = deque()
+        try:
+            while self._next_is_ready(ahead, reader, pieces):
+                job = ahead[0]
+                if job.failure is not None:
+                    raise job.failure
+                result = finish(self._ring.pictures(job.slot, len(job.rows), reader.shape))
+                self._let_go(ahead.popleft())
+                self._send_ahead(ahead, reader, pieces)  # the workers go on while we train
+                yield result
+        finally:
+            for job in ahead:
+                self._let_go(job)
+            ahead.clear()
+
+    def close(self) -> None:
+        """Ends the workers and frees the memory."""
+        self._closed = True
+        if self._end is not None:
+            self._end()
+        self._ring = self._end = None
+
+    # ---- jobs ---------------------------------------------------------------------------------
+
+    def _next_is_ready(self, ahead: deque[_Job], reader: Reader, pieces: Iterator) -> bool:
+        """Waits for the next batch; False at the end."""
+        while True:
+            self._send_ahead(ahead, reader, pieces)
+            if not ahead or ahead[0].done:
+                return bool(ahead)
+            self._collect(timeout=None)
+
+    def _send_ahead(self, ahead: deque[_Job], reader: Reader, pieces: Iterator) -> None:
+        """Sends jobs as long as there are slots for them."""
+        if self._ring is None:
+            self._start()
+        if self._active is not ahead:
+            self._take_back(self._active)
+            self._active = ahead
+        self._collect(timeout=0)
+        waiting = deque(job for job in ahead if job.slot is None)  # those taken back before
+        while True:
+            if not waiting:  # even without a slot for it: only the end leaves `ahead` empty
+                piece = next(pieces, None)
+                if piece is None:
+                    return
+                ahead.append(_Job(reader, *piece))
+                waiting.append(ahead[-1])
+            if not self._free:
+                return
+            job = waiting.popleft()
+            job.slot = self._free.pop()
+            self._send(min(self._members, key=lambda worker: len(worker.jobs)), job)
+
+    def _take_back(self, jobs: deque[_Job] | None) -> None:
+        """Makes room for another iterator: the owner of these will send them again."""
+        for place, job in enumerate(jobs or ()):
+            self._let_go(job)
+            jobs[place] = _Job(job.reader, job.rows, job.plan)
+
+    def _let_go(self, job: _Job) -> None:
+        """The job is used or not wanted. A slot that a worker may write to comes back later."""
+        job.stale = True
+        if job.done:
+            self._free.append(job.slot)
+
+    def _send(self, worker: _Worker, job: _Job) -> None:
+        worker.jobs.append(job)
+        try:
+            if job.reader.number not in worker.knows:
+                worker.connection.send(job.reader)
+                worker.knows.add(job.reader.number)
+            worker.connection.send((job.reader.number, job.slot, job.rows, job.plan))
+        except OSError:
+            pass  # it has died: `_collect` will notice, and send the job to another one
+
+    def _collect(self, timeout: float | None) -> None:
+        """Notes what workers have finished, and replaces those that have died."""
+        if timeout == 0 and not any(worker.jobs for worker in self._members):
+            return
+        members = {worker.connection: worker for worker in self._members}
+        for connection in connections.wait(members, timeout):
+            worker = members[connection]
+            try:
+                failure = connection.recv()
+            except (EOFError, OSError):
+                self._replace(worker)
+                continue
+            self._deaths = 0
+            job = worker.jobs.popleft()
+            job.done, job.failure = True, _exception(failure)
+            if job.stale:
+                self._free.append(job.slot)
+
+    # ---- processes ----------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        if self._closed:
+            raise RuntimeError("the workers are closed")
+        self._ring = Ring.create(AHEAD * self.workers, self.slot_bytes, self._warn)
+        self._free = list(range(len(self._ring.array)))
+        # Before multiprocessing waits for its children at exit, and also when nobody closes us.
+        self._end = Finalize(self, _end, (self._members, self._ring), exitpriority=20)
+        for _ in range(self.workers):
+            self._members.append(self._hire())
+
+    def _hire(self) -> _Worker:
+        context = get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(
+            target=work, args=(theirs, self._ring.name, *self._ring.array.shape), daemon=True
+        )
+        # Blocked signals stay blocked in the child, which ignores them as soon as it runs.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        try:
+            process.start()
+        except OSError as error:
+            ours.close()
+            self.close()
+            raise UserError(
+                f"cannot start a reading process: {error.strerror or error}; use fewer --workers"
+            ) from error
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            theirs.close()
+        return _Worker(process, ours)
+
+    def _replace(self, dead: _Worker) -> None:
+        """Another worker does the jobs of one that has died."""
+        _bury(dead)
+        self._deaths += 1
+        cause = _cause(dead.process.exitcode)
+        if self._deaths >= DEATHS * self.workers:
+            self.close()
+            likely = "the disk that holds --cache_dir fails, or there is too little memory"
+            if cause != "SIGBUS":
+                likely = "there is too little memory"
+            raise UserError(
+                f"the reading processes keep dying ({cause}), most likely because {likely}: use "
+                "fewer --workers (0: none) or a smaller --batch_size"
+            ) from None
+        self._warn(f"note: a reading process died ({cause}) and was replaced; no batch is lost")
+        worker = self._hire()
+        self._members[self._members.index(dead)] = worker
+        for job in dead.jobs:
+            if job.stale:
+                self._free.append(job.slot)
+            else:
+                self._send(worker, job)
+
+
+def _end(members: list[_Worker], ring: Ring) -> None:
+    for worker in members:  # nothing of theirs needs to be saved
+        worker.process.kill()
+    for worker in members:
+        _bury(worker)
+    members.clear()
+    ring.close()
+
+
+def _bury(worker: _Worker) -> None:
+    worker.connection.close()
+    worker.process.join(1)
+    if worker.process.is_alive():  # its pipe was closed all the same
+        worker.process.kill()
+        worker.process.join()
+
+
+def _cause(exitcode: int | None) -> str:
+    if exitcode is not None and exitcode < 0:
+        return signal.Signals(-exitcode).name
+    return f"exit code {exitcode}"
+
+
+def _exception(failure: tuple[bool, str] | None) -> Exception | None:
+    if failure is None:
+        return None
+    is_users, text = failure
+    return UserError(text) if is_users else RuntimeError(f"in a reading process:\n{text}")

@@ -1,0 +1,305 @@
+"""TensorBoard and Weights & Biases: both are told every record that goes to metrics.jsonl.
+
+A tracker is an object with `log(record)` and `close()`, neither of which ever raises: what goes
+wrong after the start is said once, and the training goes on without the tracker.
+"""
+
+import contextlib
+import math
+import os
+import sys
+import threading
+import uuid
+from pathlib import Path
+
+from utils.errors import UserError
+from utils.files import reason, replace_file
+
+# TensorBoard and wandb are imported inside: together they take half a second, and most runs use
+# neither.
+
+# Keys of a record that say what it is about; every other number in it is a figure.
+POSITION = {"step", "epoch", "split", "average_over", "model", "event", "samples"}
+
+
+def figures(record: dict) -> dict[str, float]:
+    """The figures of a record under the names of their charts.
+
+    What stands before the last slash groups the charts, so that one figure's train, val and test
+    lie beside each other: loss/train_steps (the mean since the last log line), loss/train (of the
+    epoch), loss/val, loss/val_average (of the averaged weights), time_share/data; lr stands alone.
+
+    Args:
+        record: as in metrics.jsonl. What is None, not finite or no number is left out.
+    """
+    series = record.get("split", "train")
+    if record.get("average_over") == "steps":
+        series += "_steps"
+    if record.get("model"):
+        series += f"_{record['model']}"
+    found = {}
+    for key, value in record.items():
+        if key in POSITION:
+            continue
+        if isinstance(value, dict):
+            found |= {f"{key}/{name}": entry for name, entry in value.items()}
+        else:
+            found["lr" if key == "lr" else f"{key}/{series}"] = value
+    return {tag: float(value) for tag, value in found.items() if _is_figure(value)}
+
+
+def _is_figure(value) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+class _Tracker:
+    """Says the first failure and is silent from then on."""
+
+    name: str
+
+    def __init__(self, warn):
+        self._warn, self._works = warn, True
+
+    @contextlib.contextmanager
+    def _guarded(self):
+        try:
+            yield
+        except Exception as error:  # of a foreign package, whose errors are not ours to list
+            if self._works:
+                self._works = False
+                told = reason(error) if isinstance(error, OSError) else _one_line(error)
+                self._warn(f"{self.name}: {told}; the training goes on without it")
+
+
+class TensorBoard(_Tracker):
+    """Event files that `tensorboard --logdir` shows, also while the run goes on.
+
+    Each record is in the file within milliseconds (with TensorFlow installed, whose files the
+    package then uses, within five seconds), so a killed run loses hardly any. A failing write (a
+    full disk) is said at one of the next calls.
+
+    Args:
+        folder: made where it is missing; one event file in it for each start of the run.
+        purge_step: on resume, the first step that is done again or anew: TensorBoard drops what
+            the earlier files say about it and the steps after it.
+        warn: told once, in a line, when the events cannot be written.
+
+    Raises:
+        UserError: the package is missing.
+    """
+
+    def __init__(self, folder: Path, purge_step: int | None = None, warn=print):
+        super().__init__(warn)
+        self.name, self._writer = str(folder), None
+        try:
+            from tensorboard.compat.proto.summary_pb2 import Summary
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise UserError(
+                "--tensorboard: the package is missing: pip install tensorboard, or leave the "
+                "flag out"
+            ) from None
+        self._summary = Summary
+        _silence_its_thread()
+        with self._guarded():
+            # The values wait here only while the thread that writes them waits for the disk.
+            self._writer = SummaryWriter(
+                str(folder), purge_step=purge_step, max_queue=1000, flush_secs=5
+            )
+
+    def log(self, record: dict) -> None:
+        values = figures(record)
+        if not self._works or not values:
+            return
+        with self._guarded():
+            # One event for the whole record: an event for each value costs three times as much.
+            summary = self._summary(
+                value=[{"tag": tag, "simple_value": value} for tag, value in values.items()]
+            )
+            self._writer.file_writer.add_summary(summary, record["step"])
+
+    def close(self) -> None:
+        if self._writer is not None:
+            with self._guarded():
+                self._writer.close()
+            self._writer = None
+        self._works = False
+
+
+def _silence_its_thread() -> None:
+    """SummaryWriter's thread prints no traceback when it fails.
+
+    It keeps its exception for the next call, which raises it, and would print it on stderr as
+    well, in the midst of the progress bar.
+    """
+    say = threading.excepthook
+
+    def hook(arguments) -> None:
+        if not type(arguments.thread).__module__.startswith("tensorboard."):
+            say(arguments)
+
+    threading.excepthook = hook
+
+
+# wandb.Settings: only the figures and the settings of the run leave the machine. Options that the
+# installed version lacks are left out (0.31 has all of them).
+PRIVATE = {
+    "save_code": False,
+    "disable_code": True,
+    "disable_git": True,
+    "disable_job_creation": True,
+    "console": "off",  # log.txt has what the console said
+    "label_disable": True,  # reads the program's source for labels
+    "sagemaker_disable": True,
+    "symlink": False,
+    "sync_tensorboard": False,
+    "x_disable_machine_info": True,
+    "x_disable_meta": True,  # command line, host, user, system
+    "x_disable_stats": True,  # use of CPU, GPU, disk and network
+    "x_save_requirements": False,
+    # wandb fills these in by itself where they are None.
+    "docker": "",
+    "email": "",
+    "host": "",
+    "program": "",
+    "program_abspath": "",
+    "program_relpath": "",
+    "username": "",
+    "x_executable": "",
+}
+# Seconds: a server that does not answer delays the start and the end of a run by no more.
+LIMITS = {"init_timeout": 30.0, "login_timeout": 5.0, "finish_timeout": 60.0}
+
+
+class Wandb(_Tracker):
+    """A run at Weights & Biases, or in offline mode its files, for `wandb sync` later.
+
+    Sends the figures and the settings, and nothing about the code, the machine, the user, the
+    command line or the environment; of a setting that is an absolute path, the last part alone.
+    What wandb adds cannot be turned off: its own version, Python's, "linux-x86_64", and which
+    well-known packages are imported.
+
+    Args:
+        folder: of the run. wandb's files go below wandb/ there; wandb/run_id keeps the run's
+            identity, so that a resumed run goes on with the same one.
+        mode: "online" or "offline".
+        project, name, tags: as the web page shows them; no name: one that wandb makes up.
+        settings: of the run.
+        warn: told once, in a line, when a record cannot be logged.
+
+    Raises:
+        UserError: the package is missing, nobody is logged in, the server cannot be reached, or
+            a name is refused.
+    """
+
+    name = "wandb"
+
+    def __init__(self, folder: Path, *, mode: str, project: str, name: str | None = None,
+                 tags=(), settings: dict | None = None, warn=print):  # fmt: skip
+        super().__init__(warn)
+        self._run = None
+        os.environ["WANDB_ERROR_REPORTING"] = "false"  # reports of wandb's crashes to its makers
+        try:
+            import wandb
+        except ImportError:
+            raise UserError(
+                f"--wandb {mode}: the package is missing: pip install wandb, or --wandb disabled"
+            ) from None
+        try:
+            identity = run_id(folder)
+            options = wandb_options(wandb.Settings, PRIVATE | LIMITS | {"silent": True})
+            with _no_questions():
+                wandb.setup(settings=wandb.Settings(**options))
+                self._run = wandb.init(
+                    mode=mode,
+                    project=project,
+                    name=name,
+                    tags=list(tags) or None,
+                    dir=str(folder),
+                    id=identity,
+                    resume="allow",
+                    config={key: _public(value) for key, value in (settings or {}).items()},
+                    settings=wandb.Settings(**options),
+                )
+                # A resumed run repeats steps, which wandb's own count of steps would refuse.
+                self._run.define_metric("step", hidden=True)
+                self._run.define_metric("*", step_metric="step")
+        except Exception as error:  # of a foreign package: no login, no network, a bad name
+            told = reason(error) if isinstance(error, OSError) else _one_line(error)
+            way_out = "mend it, or take --wandb disabled"
+            if mode == "online":
+                way_out = "mend it or run `wandb login`, or take --wandb offline"
+            with contextlib.suppress(Exception):
+                wandb.teardown()
+            raise UserError(f"--wandb {mode}: {told}; {way_out}") from None
+        self._teardown = wandb.teardown
+
+    def log(self, record: dict) -> None:
+        values = figures(record)
+        if not self._works or not values:
+            return
+        with self._guarded():
+            position = {key: record[key] for key in ("step", "epoch") if key in record}
+            self._run.log(values | position)
+
+    def close(self) -> None:
+        if self._run is not None:
+            for end in (self._run.finish, self._teardown):  # the second one ends wandb's process
+                with self._guarded():
+                    end()
+            self._run = None
+        self._works = False
+
+
+def run_id(folder: Path) -> str:
+    """The identity of the run in this folder, made up the first time. Raises OSError."""
+    path = Path(folder) / "wandb" / "run_id"
+    with contextlib.suppress(FileNotFoundError):
+        return path.read_text(encoding="ascii").strip()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    identity = uuid.uuid4().hex[:12]
+    replace_file(path, f"{identity}\n".encode())
+    return identity
+
+
+def wandb_options(settings_class, options: dict) -> dict:
+    """Those of the options that this version of wandb.Settings has.
+
+    Before 0.19 the options that now begin with x_ began with an underscore.
+    """
+    known = getattr(settings_class, "model_fields", None) or settings_class.__annotations__
+    found = {}
+    for key, value in options.items():
+        for spelling in (key, key.removeprefix("x")):
+            if spelling in known:
+                found[spelling] = value
+                break
+    return found
+
+
+@contextlib.contextmanager
+def _no_questions():
+    """Without a terminal to ask at, wandb reports that nobody is logged in."""
+    terminal = sys.stdin
+    with open(os.devnull) as nobody:
+        sys.stdin = nobody
+        try:
+            yield
+        finally:
+            sys.stdin = terminal
+
+
+def _public(value):
+    """A setting as wandb takes it, without the folders of this machine."""
+    if isinstance(value, dict):
+        return {str(key): _public(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_public(entry) for entry in value]
+    if isinstance(value, (str, Path)):
+        path = os.path.expanduser(value)
+        return os.path.basename(os.path.normpath(path)) if os.path.isabs(path) else str(value)
+    return value
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__

@@ -1,0 +1,52 @@
+"""Flags of the data, whatever it is."""
+
+from dataclasses import dataclass
+
+from utils.config import Config, setting
+from utils.errors import UserError
+
+GROUP = "data"
+
+
+@dataclass
+class DataSettings(Config):
+    data_dir: str = setting("data", "Folder of the data", group=GROUP, resume="free")
+    cache_dir: str = setting(
+        "data/cache", "Folder of what is decoded once and reused", group=GROUP, resume="free"
+    )
+    subset: float | None = setting(
+        None,
+        "Train on a part of the training data, the same share of each class: a fraction up "
+        "to 1, or a number of samples",
+        group=GROUP,
+        above=0,
+    )
+    val_fraction: float = setting(
+        0.0,
+        "Share of the training data held out for validation, the same of each class",
+        group=GROUP,
+        low=0,
+        below=1,
+    )
+    workers: int | None = setting(
+        None,
+        "Processes that read a data set too large for memory; 0: none. Also the threads that "
+        "decode files",
+        group=GROUP,
+        low=0,
+        unit="processes",
+        default_text="as many as cores, up to 4, where the set is larger than half of the memory",
+        resume="free",
+    )
+
+    def ineffective(self):
+        yield from super().ineffective()
+        if self.val_fraction and self.eval_every == 0:
+            yield "val_fraction", "--eval_every 0 never measures on that split", "eval_every"
+
+    def check(self):
+        super().check()
+        if self.subset is not None and self.subset > 1 and not float(self.subset).is_integer():
+            raise UserError(
+                f"--subset {self.subset}: a fraction up to 1, or a whole number of samples"
+            )

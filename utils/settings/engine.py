@@ -1,0 +1,56 @@
+"""Flags of the machine and its arithmetic."""
+
+from dataclasses import dataclass
+
+from utils.config import Config, setting
+
+GROUP = "engine"
+
+
+@dataclass
+class EngineSettings(Config):
+    device: str = setting(
+        "auto",
+        "Where to compute; auto takes a GPU where there is one",
+        group=GROUP,
+        choices=("auto", "cpu", "cuda"),
+        resume="free",
+    )
+    precision: str = setting(
+        "auto",
+        "Arithmetic of the forward pass; auto: bf16 where the GPU has it, "
+        "fp16 with a loss scaler on older ones, fp32 on a CPU",
+        group=GROUP,
+        choices=("auto", "fp32", "bf16", "fp16"),
+        resume="evaluation",
+    )
+    compile: bool = setting(
+        False,
+        "Compile the model with torch.compile; takes minutes at the start on a CPU",
+        group=GROUP,
+        resume="free",
+    )
+    deterministic: bool = setting(
+        False, "The same bits on every run on a GPU too, at the price of speed", group=GROUP
+    )
+    threads: int | None = setting(
+        None,
+        "CPU threads for arithmetic",
+        group=GROUP,
+        low=1,
+        unit="threads",
+        default_text="PyTorch's choice",
+        resume="free",
+    )
+    seed: int = setting(
+        0,
+        "Seed of the weights, the order, the augmentation, and of what is cut from the data",
+        group=GROUP,
+        low=0,
+        high=2**32 - 1,
+    )
+
+    def ineffective(self):
+        yield from super().ineffective()
+        if self.deterministic and self.device == "cpu":
+            yield "deterministic", "runs on a CPU are always deterministic", "device"

@@ -1,0 +1,98 @@
+"""Flags of pictures."""
+
+from dataclasses import dataclass
+
+from utils.config import Config, setting
+from utils.data.images import IMAGE_DATASETS
+from utils.settings.engine import GROUP as ENGINE
+
+GROUP = "images"
+
+
+@dataclass
+class PictureSettings(Config):
+    dataset: str = setting(
+        "cifar10",
+        "Data set; imagefolder is a tree of your own with a folder for each class, shapes is "
+        "synthetic and needs no files, the others are downloaded once",
+        group=GROUP,
+        choices=IMAGE_DATASETS,
+    )
+    image_size: int | None = setting(
+        None,
+        "Side of the pictures of an imagefolder, resized and centre-cropped",
+        group=GROUP,
+        low=8,
+        unit="pixels",
+        default_text="that of the files if they are alike and small, else 224",
+    )
+    test_fraction: float | None = setting(
+        None,
+        "Share of an imagefolder without a test/ or val/ folder that becomes the test set",
+        group=GROUP,
+        above=0,
+        below=1,
+    )
+    on_bad: str = setting(
+        "error",
+        "A file that is no image: stop, or skip and count it",
+        group=GROUP,
+        choices=("error", "skip"),
+        resume="evaluation",
+    )
+    crop_padding: int = setting(
+        4,
+        "Random crop after padding every side by this much; 0: none",
+        group=GROUP,
+        low=0,
+        unit="pixels",
+    )
+    padding_mode: str = setting(
+        "zeros",
+        "What the padding holds: black, or the image's mirror",
+        group=GROUP,
+        choices=("zeros", "reflect"),
+    )
+    hflip: float | None = setting(
+        None,
+        "Probability of the mirror image",
+        group=GROUP,
+        low=0,
+        high=1,
+        default_text="0 for mnist, whose digits have no mirror image, else 0.5",
+    )
+    cutout: int = setting(
+        0,
+        "Side of a blank square on every training picture; 0: none",
+        group=GROUP,
+        low=0,
+        unit="pixels",
+    )
+    random_erasing: float = setting(
+        0.0,
+        "Probability of a rectangle of 2 to 33 % of the picture in the mean colour",
+        group=GROUP,
+        low=0,
+        high=1,
+    )
+    channels_last: bool = setting(
+        True, "Keep the channels of a pixel together in memory: faster convolutions", group=ENGINE
+    )
+
+    def ineffective(self):
+        yield from super().ineffective()
+        if self.dataset != "imagefolder":
+            own = f"--dataset {self.dataset} brings its own pictures; it belongs to imagefolder"
+            names = ("image_size", "test_fraction", "cache_dir")
+            names += () if self.predict else ("on_bad", "workers")
+            yield from ((name, own, "dataset") for name in names)
+        if self.dataset == "shapes":
+            reason = "--dataset shapes is built in and reads no files"
+            yield "data_dir", reason, "dataset"
+        if self.crop_padding == 0:
+            yield "padding_mode", "--crop_padding is 0", "crop_padding"
+
+    def check(self):
+        super().check()
+        if self.hflip is None:
+            self.hflip = 0.0 if self.dataset == "mnist" else 0.5

@@ -1,0 +1,186 @@
+"""Flags of the optimizer, its schedule, and what is kept of the weights."""
+
+from dataclasses import dataclass
+
+from utils.config import Config, setting
+from utils.errors import UserError
+from utils.optim.factory import OPTIMIZERS
+from utils.optim.schedules import SCHEDULES
+
+GROUP = "optimization"
+
+
+def _by_optimizer(name: str) -> str:
+    return ", ".join(f"{getattr(entry, name)} with {key}" for key, entry in OPTIMIZERS.items())
+
+
+@dataclass
+class OptimizationSettings(Config):
+    epochs: int = setting(
+        50, "Passes over the training data", group=GROUP, low=1, unit="epochs", resume="free"
+    )
+    batch_size: int = setting(
+        128,
+        "Samples in a batch of one process",
+        group=GROUP,
+        low=1,
+        unit="samples",
+        resume="evaluation",
+    )
+    optimizer: str = setting("sgd", "Optimizer", group=GROUP, choices=OPTIMIZERS)
+    lr: float | None = setting(
+        None,
+        "Peak learning rate",
+        group=GROUP,
+        above=0,
+        resume="free",
+        default_text=_by_optimizer("lr"),
+    )
+    momentum: float = setting(0.9, "Nesterov momentum of sgd", group=GROUP, low=0, below=1)
+    weight_decay: float | None = setting(
+        None, "Weight decay", group=GROUP, low=0, default_text=_by_optimizer("weight_decay")
+    )
+    decay_all: bool = setting(False, "Weight decay on biases and norms too", group=GROUP)
+    label_smoothing: float = setting(
+        0.0, "Share of the target spread over all classes", group=GROUP, low=0, below=1
+    )
+    clip: float | None = setting(
+        None,
+        "Scale the gradient down to this global L2 norm",
+        group=GROUP,
+        above=0,
+        resume="free",
+    )
+    accumulation_steps: int = setting(
+        1, "Batches whose gradients make one optimizer step", group=GROUP, low=1, unit="batches"
+    )
+    sched: str = setting(
+        "cosine",
+        "Learning-rate schedule after the warm-up, counted in optimizer steps; onecycle has its "
+        "own warm-up, plateau follows the loss on the validation split",
+        group=GROUP,
+        choices=SCHEDULES,
+    )
+    warmup_epochs: float = setting(
+        0.0, "Linear warm-up of the learning rate", group=GROUP, low=0, unit="epochs"
+    )
+    warmup_steps: int | None = setting(
+        None, "The same in optimizer steps", group=GROUP, low=0, unit="steps"
+    )
+    min_lr: float = setting(
+        0.0, "Learning rate at which cosine, linear and plateau end", group=GROUP, low=0
+    )
+    gamma: float = setting(
+        0.1, "Factor of the learning rate in step, multistep and plateau", group=GROUP, above=0,
+        high=1,
+    )  # fmt: skip
+    step_epochs: float | None = setting(
+        None,
+        "Epochs between two falls of step",
+        group=GROUP,
+        above=0,
+        unit="epochs",
+        default_text="a third of the run",
+    )
+    milestones: str | None = setting(
+        None,
+        "Epochs at which multistep falls, as in 30,60,80",
+        group=GROUP,
+        unit="epochs",
+        default_text="a half and three quarters of the run",
+    )
+    plateau_patience: int = setting(
+        5, "Evaluations without a lower loss before plateau falls", group=GROUP, low=0,
+        unit="evaluations",
+    )  # fmt: skip
+    epochs_for_sched: int | None = setting(
+        None,
+        "Epochs that the schedule spans: more than --epochs for a part of a longer plan, fewer "
+        "to end at the lowest rate",
+        group=GROUP,
+        low=1,
+        unit="epochs",
+        default_text="--epochs",
+        resume="free",
+    )
+    max_steps: int | None = setting(
+        None,
+        "Stop after so many optimizer steps, whatever --epochs says; the schedule ends there",
+        group=GROUP,
+        low=1,
+        unit="steps",
+        resume="free",
+    )
+    ema_decay: float | None = setting(
+        None,
+        "Keep an exponential moving average of the weights with this decay a step, and evaluate "
+        "it; the last weights are saved besides",
+        group=GROUP,
+        above=0,
+        below=1,
+    )
+    early_stop_patience: int | None = setting(
+        None,
+        "Stop after so many evaluations without a better accuracy on the validation split",
+        group=GROUP,
+        low=1,
+        unit="evaluations",
+        resume="free",
+    )
+    on_nonfinite: str = setting(
+        "stop",
+        "A step whose loss or gradient is not finite is never applied: stop the run there, "
+        "or skip it and count it",
+        group=GROUP,
+        choices=("stop", "skip"),
+        resume="free",
+    )
+
+    def ineffective(self):
+        yield from super().ineffective()
+        if "momentum" not in OPTIMIZERS[self.optimizer].settings:
+            yield "momentum", f"--optimizer {self.optimizer} has none", "optimizer"
+        if self.warmup_steps is not None and self.warmup_epochs:
+            reason = "--warmup_steps is given; leave one of the two out"
+            yield "warmup_epochs", reason, "warmup_steps"
+        if self.weight_decay == 0:
+            yield "decay_all", "--weight_decay is 0", "weight_decay"
+        own = SCHEDULES[self.sched]
+        for name in ("min_lr", "gamma", "step_epochs", "milestones", "plateau_patience"):
+            if name not in own:
+                yield name, f"--sched {self.sched} has none", "sched"
+        if "warmup" not in own:
+            for name in ("warmup_epochs", "warmup_steps"):
+                yield name, f"--sched {self.sched} has its own warm-up", "sched"
+        if self.sched in ("plateau", "constant"):
+            reason = f"--sched {self.sched} spans no number of epochs"
+            yield "epochs_for_sched", reason, "sched"
+
+    def check(self):
+        super().check()
+        if self.lr is None:
+            self.lr = OPTIMIZERS[self.optimizer].lr
+        if self.weight_decay is None:
+            self.weight_decay = OPTIMIZERS[self.optimizer].weight_decay
+        if "min_lr" in SCHEDULES[self.sched] and self.min_lr > self.lr:
+            raise UserError(f"--min_lr {self.min_lr} is above --lr {self.lr}")
+        span = self.epochs_for_sched or self.epochs
+        if self.warmup_epochs > span:
+            raise UserError(f"--warmup_epochs {self.warmup_epochs} is longer than --epochs {span}")
+        milestone_epochs(self.milestones)
+
+
+def milestone_epochs(text: str | None) -> list[float] | None:
+    """ "30,60" -> [30.0, 60.0]."""
+    if text is None:
+        return None
+    try:
+        epochs = [float(word) for word in str(text).split(",")]
+    except ValueError:
+        epochs = []
+    if not epochs or epochs != sorted(set(epochs)) or not 0 < epochs[0] <= epochs[-1] < 1e9:
+        raise UserError(
+            f"--milestones {text}: epochs in rising order, above 0, separated by commas, as in "
+            "30,60,80"
+        )
+    return epochs

@@ -1,0 +1,174 @@
+"""Flags of the run: what is done, where it is kept, what is said and reported."""
+
+from dataclasses import dataclass
+
+from utils.config import WITHOUT_TRAINING, Config, setting
+from utils.errors import UserError
+
+GROUP, USE = "run and report", "use a trained model"
+OF_TRAINING = (
+    *("epochs", "lr", "clip", "max_steps", "epochs_for_sched", "early_stop_patience"),
+    *("on_nonfinite", "save_every", "checkpoint_hist", "eval_every", "log_every", "output"),
+    *("wandb", "wandb_project", "wandb_tags", "dry_run", "profile"),
+)
+
+
+@dataclass
+class RunSettings(Config):
+    config: str | None = setting(
+        None, "YAML file of settings; the command line wins over it", group=GROUP, resume="free"
+    )
+    output: str | None = setting(
+        None,
+        "Folder of the run",
+        group=GROUP,
+        default_text="runs/<model>-<data>-<time>",
+        resume="free",
+    )
+    resume: str | None = setting(
+        None,
+        "Go on from the newest checkpoint of a run: its folder, or one checkpoint's; "
+        "without a value the newest run",
+        group=GROUP,
+        bare="auto",
+        resume="free",
+    )
+    dry_run: bool = setting(
+        False,
+        "Build everything, train a few steps, say what the run will take, and stop",
+        group=GROUP,
+        resume="free",
+    )
+    save_every: str = setting(
+        "10m",
+        "Time between checkpoints: a number of steps, or minutes with an m",
+        group=GROUP,
+        unit="steps or minutes",
+        resume="free",
+    )
+    checkpoint_hist: int = setting(
+        3,
+        "Checkpoints kept, the newest ones; the best is kept besides",
+        group=GROUP,
+        low=1,
+        unit="checkpoints",
+        resume="free",
+    )
+    eval_every: int = setting(
+        1,
+        "Epochs between evaluations, on the validation split where there is one, else on the "
+        "test set; 0: the test set at the end only",
+        group=GROUP,
+        low=0,
+        unit="epochs",
+        resume="free",
+    )
+    log_every: int = setting(
+        20,
+        "Steps between log lines; only there does the host wait for the device",
+        group=GROUP,
+        low=1,
+        unit="steps",
+        resume="free",
+    )
+    report: bool = setting(
+        False,
+        "At the end the accuracy of each class and the confusion matrix, on the test set",
+        group=GROUP,
+        resume="free",
+    )
+    profile: bool = setting(
+        False,
+        "Write a trace of a few steps, for a browser's trace viewer",
+        group=GROUP,
+        resume="free",
+    )
+    wandb: str = setting(
+        "disabled",
+        "Log to Weights & Biases: figures and settings, never code or environment",
+        group=GROUP,
+        choices=("online", "offline", "disabled"),
+        resume="free",
+    )
+    wandb_project: str = setting("training-toolkit", "Project there", group=GROUP, resume="free")
+    wandb_tags: str | None = setting(
+        None, "Tags there, separated by commas", group=GROUP, resume="free"
+    )
+
+    eval_only: bool = setting(
+        False,
+        "Evaluate the checkpoint that --resume names on the test set, and stop",
+        group=USE,
+        resume="free",
+    )
+    predict: str | None = setting(
+        None,
+        "Classify new files, a file or a folder of them, by the model that --resume names",
+        group=USE,
+        resume="free",
+    )
+    predictions: str | None = setting(
+        None,
+        "CSV file for them: file, class, probability",
+        group=USE,
+        default_text="predictions.csv in the run's folder",
+        resume="free",
+    )
+    export: str | None = setting(
+        None,
+        "Write the model that --resume names for use elsewhere, with classes and normalisation",
+        group=USE,
+        choices=("onnx", "safetensors"),
+        resume="free",
+    )
+
+    def ineffective(self):
+        yield from super().ineffective()
+        if self.wandb == "disabled":
+            for name in ("wandb_project", "wandb_tags"):
+                yield name, "--wandb is disabled", "wandb"
+        if self.predict is None:
+            yield "predictions", "it belongs to --predict", "predict"
+        for name in self.without_training:
+            for other in OF_TRAINING:
+                yield other, f"--{name} does not train", name
+        if self.predict or self.export:
+            yield "report", "it belongs to training and --eval_only", "predict"
+        if self.dry_run:
+            for name in ("wandb", "profile", "report"):
+                yield name, "--dry_run stops after a few steps", "dry_run"
+
+    def check(self):
+        super().check()
+        chosen = self.without_training
+        if len(chosen) > 1:
+            raise UserError(f"--{chosen[0]} and --{chosen[1]}: one at a time")
+        if chosen and self.resume is None:
+            raise UserError(f"--{chosen[0]} needs a trained model: name its run by --resume RUN")
+        if self.early_stop_patience is not None:
+            self._need_validation("--early_stop_patience")
+        if self.sched == "plateau":
+            self._need_validation("--sched plateau")
+        save_interval(self.save_every)
+
+    @property
+    def without_training(self) -> list[str]:
+        """Which of WITHOUT_TRAINING is asked for."""
+        return [name for name in WITHOUT_TRAINING if getattr(self, name)]
+
+    def _need_validation(self, flag: str) -> None:
+        """The split itself may come with the data, so `build_trainer` looks for it."""
+        if self.eval_every == 0:
+            raise UserError(f"{flag} follows evaluations, and --eval_every 0 makes none")
+
+
+def save_interval(text: str) -> tuple[int | None, float | None]:
+    """ "500" -> (500 steps, None); "10m" -> (None, 600.0 seconds)."""
+    number, minutes = (text[:-1], True) if text.endswith("m") else (text, False)
+    try:
+        value = float(number)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf") or (not minutes and not value.is_integer()):
+        raise UserError(f"--save_every {text}: a number of steps such as 500, or minutes as in 10m")
+    return (None, value * 60) if minutes else (int(value), None)

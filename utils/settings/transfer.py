@@ -1,0 +1,45 @@
+"""Flags for training that starts from weights that are there already."""
+
+from dataclasses import dataclass
+
+from utils.config import Config, setting
+from utils.errors import UserError
+
+GROUP = "transfer"
+
+
+@dataclass
+class TransferSettings(Config):
+    pretrained: str | None = setting(
+        None,
+        "Start from these weights: a .safetensors or .pth file, the folder of a run, or imagenet "
+        "for torchvision's; a head for other classes is replaced",
+        group=GROUP,
+        bare="imagenet",
+    )
+    freeze_backbone: bool = setting(
+        False,
+        "Train the head alone; the rest, BatchNorm's statistics too, stays as it is",
+        group=GROUP,
+    )
+    unfreeze_epoch: int | None = setting(
+        None, "Train everything from this epoch on, counted from 0", group=GROUP, low=1,
+        unit="epoch",
+    )  # fmt: skip
+
+    def ineffective(self):
+        yield from super().ineffective()
+        if not self.freeze_backbone:
+            yield "unfreeze_epoch", "nothing is frozen without --freeze_backbone", "freeze_backbone"
+
+    def check(self):
+        super().check()
+        if self.freeze_backbone and self.pretrained is None:
+            raise UserError(
+                "--freeze_backbone would keep random weights: name trained ones by --pretrained"
+            )
+        if self.unfreeze_epoch is not None and self.unfreeze_epoch >= self.epochs:
+            raise UserError(
+                f"--unfreeze_epoch {self.unfreeze_epoch} never comes in --epochs {self.epochs}: "
+                "leave it out, or take an earlier one"
+            )

@@ -1,0 +1,65 @@
+"""Exponential moving average of the weights: Polyak and Juditsky (1992), in the form of
+TensorFlow's ExponentialMovingAverage, whose decay grows from 0.1 so that the first, random
+weights are soon forgotten.
+"""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+
+class Average:
+    """mean <- mean + (1 - d) * (weights - mean), d = min(decay, (1 + t) / (10 + t)) at step t.
+
+    BatchNorm's statistics are averaged alike; counters are not, they stay those of the model.
+
+    Args:
+        model: on its device, with the buffers it will keep (see Guard, which moves them).
+        decay: 0 to 1, exclusive.
+    """
+
+    def __init__(self, model: nn.Module, decay: float):
+        self.model, self.decay = model, decay
+        tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+        self.live = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
+        self.mean = {name: tensor.detach().clone() for name, tensor in self.live.items()}
+
+    @torch.no_grad()
+    def update(self, step: int, bad: Tensor) -> None:
+        """After optimizer step `step` (from 0); a step that is left out (`bad`, () bool on the
+        device) leaves the average as it was."""
+        decay = min(self.decay, (1 + step) / (10 + step))
+        weight = torch.where(bad, 0.0, 1.0 - decay)
+        mean, live = list(self.mean.values()), list(self.live.values())
+        if bad.device.type == "cpu":  # one pass over memory
+            for average, tensor in zip(mean, live, strict=True):
+                average.lerp_(tensor, weight.to(tensor.dtype))
+        else:  # three passes in a handful of kernels
+            difference = torch._foreach_sub(live, mean)
+            torch._foreach_mul_(difference, weight)
+            torch._foreach_add_(mean, difference)
+
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        """The model holds the average; afterwards its own weights again. Nothing is copied."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    def _swap(self) -> None:
+        for name, tensor in self.live.items():
+            mean = self.mean[name]
+            tensor.data, mean.data = mean.data, tensor.data
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Under the names of the model's own, counters included: it loads into a plain model."""
+        return self.model.state_dict() | self.mean
+
+    @torch.no_grad()
+    def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
+        for name, mean in self.mean.items():
+            mean.copy_(tensors[name])

@@ -1,0 +1,57 @@
+"""What a trained model is used for: predictions for new files, and export."""
+
+from pathlib import Path
+
+from utils.errors import UserError
+from utils.export import export_onnx, export_safetensors
+from utils.model_card import ModelCard
+from utils.predict import list_pictures, predict_images
+from utils.run import Run
+from utils.signals import Stopped
+from utils.training.checkpoint import Checkpoint
+
+
+def model_card(checkpoint: Checkpoint) -> ModelCard:
+    """Of the run that the checkpoint is from."""
+    try:
+        return ModelCard.from_dict(checkpoint.state["settings"]["data"])
+    except (KeyError, ValueError) as error:
+        raise UserError(
+            f"the checkpoint of step {checkpoint.step} does not say what its model was trained "
+            f"on ({error}): train it with this version of the toolkit"
+        ) from None
+
+
+def use_model(run: Run, model, checkpoint: Checkpoint, card: ModelCard) -> None:
+    """Does what --predict or --export asks for, with the weights of `checkpoint`."""
+    settings, say = run.settings, run.console.say
+    model.load_state_dict(checkpoint.weights)
+    folder = run.resumed_folder()
+    averaged = "" if checkpoint.average is None else ", averaged weights"
+    say(f"{run.model_name} of {folder}, step {checkpoint.step}{averaged}")
+    if settings.export:
+        path = folder / "export" / ("model.onnx" if settings.export == "onnx" else
+                                    "model.safetensors")  # fmt: skip
+        export = export_onnx if settings.export == "onnx" else export_safetensors
+        checked = export(model, card, path, architecture=run.model_name)
+        say(f"{path}: {checked}")
+        return
+    output = Path(settings.predictions or folder / "predictions.csv")
+    run.signals.defer()
+    done = predict_images(
+        model,
+        card,
+        list_pictures(settings.predict),
+        output_csv=output,
+        batch_size=settings.batch_size,
+        precision=run.precision,
+        device=run.device,
+        on_bad=settings.on_bad,
+        workers=settings.workers,
+        channels_last=settings.channels_last,
+        say=say,
+        interrupted=run.interrupted,
+    )
+    if done is None:
+        raise Stopped(run.signals.received, "stopped before the last file: no CSV was written")
+    say(f"{done.pictures:,} predictions: {output}")
