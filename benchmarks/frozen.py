@@ -1,0 +1,52 @@
+#!/usr/bin/env python3
+"""Training the head of a frozen ResNet-18 against training all of it.
+
+    python benchmarks/frozen.py
+
+The same loop, pictures of 32x32 and batches of 64, in turns of a few steps; fp32 and bf16.
+"""
+
+import copy
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.common import arguments, ratio, report, side_by_side
+from benchmarks.loop import make_trainer, silent, take_steps
+from utils.models.resnet import ResNet
+from utils.signals import Signals
+
+STEPS = {"all": 3, "frozen": 9}
+
+
+def main() -> None:
+    options = arguments(__doc__.splitlines()[0])
+    torch.set_num_threads(options.threads)
+    signals, results = Signals(), {}
+    model = ResNet(18, 10).to(memory_format=torch.channels_last)
+    for precision in ("fp32", "bf16"):
+        with tempfile.TemporaryDirectory() as folder, silent():
+            trainers = {
+                name: make_trainer(
+                    copy.deepcopy(model), Path(folder, name), signals, precision=precision,
+                    frozen=name == "frozen",
+                )
+                for name in STEPS
+            }  # fmt: skip
+            runs = {
+                name: lambda trainer=trainer, steps=STEPS[name]: take_steps(trainer, steps)
+                for name, trainer in trainers.items()
+            }
+            figures = side_by_side(runs, options.repetitions)
+        results[f"ResNet-18, batch 64, {precision}"] = {
+            "samples_per_second": figures,
+            "ratios": {"frozen / all": ratio(figures, "frozen", "all")},
+        }
+    report("frozen backbone against full training", results, options.json)
+
+
+if __name__ == "__main__":
+    main()

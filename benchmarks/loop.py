@@ -1,0 +1,109 @@
+"""The toolkit's training loop over random pictures, for the benchmarks that time it."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from utils.augment.crop_flip import CropFlip
+from utils.data.loader import ImageLoader
+from utils.optim.factory import build_optimizer
+from utils.optim.schedules import Schedule
+from utils.reporting.console import Console
+from utils.reporting.metrics import MetricsLog
+from utils.signals import Signals
+from utils.training.average import Average
+from utils.training.checkpoint import Checkpoints
+from utils.training.freeze import Freeze
+from utils.training.guard import Guard
+from utils.training.objective import Classification, Precision
+from utils.training.saver import Saver
+from utils.training.trainer import Trainer
+
+EPOCH = 400  # steps
+CPU = torch.device("cpu")
+
+
+class NoCheckpoints(Checkpoints):
+    """Writing them is not what is measured, and would disturb it."""
+
+    def save(self, checkpoint, best_step=None):
+        return self.folder
+
+
+def make_trainer(
+    model,
+    folder: Path,
+    signals: Signals,
+    *,
+    batch: int = 64,
+    precision: str = "fp32",
+    frozen: bool = False,
+    ema_decay: float | None = None,
+    checkpoints: bool = False,
+) -> Trainer:
+    """A trainer as the entries build it, over pictures of 32x32; see `take_steps`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(0)
+    loader = ImageLoader(
+        rng.integers(0, 256, (EPOCH * batch, 32, 32, 3), dtype=np.uint8),
+        rng.integers(0, 10, EPOCH * batch),
+        mean=(0.5,) * 3,
+        std=(0.25,) * 3,
+        batch_size=batch,
+        device=CPU,
+        augment=CropFlip(32, 32),
+        shuffle=True,
+    )
+    console = Console()
+    console.live = True  # with its bar, wherever that goes
+    arithmetic = Precision(precision, CPU)
+    metrics = MetricsLog(folder / "metrics.jsonl")
+    kind = Checkpoints if checkpoints else NoCheckpoints
+    guard = Guard(model)
+    freeze = Freeze(model, "fc") if frozen else None
+    if freeze is not None:
+        freeze.apply(0)
+    return Trainer(
+        model=model,
+        objective=Classification(model, arithmetic),
+        optimizer=build_optimizer("sgd", model, lr=0.01, weight_decay=5e-4),
+        schedule=Schedule("cosine", 10**6, 0),
+        loader=loader,
+        precision=arithmetic,
+        total_steps=0,
+        evaluate=lambda: None,
+        eval_split="test",
+        eval_every=0,
+        console=console,
+        metrics=metrics,
+        saver=Saver(kind(folder / "checkpoints"), metrics, console),
+        signals=signals,
+        guard=guard,
+        average=Average(model, ema_decay) if ema_decay else None,
+        freeze=freeze,
+    )
+
+
+def take_steps(trainer: Trainer, steps: int) -> float:
+    """So many more steps of the same run; samples per second, without what comes at its end."""
+    before = trainer.progress.seconds_training
+    trainer.total_steps += steps
+    trainer.fit()
+    seconds = trainer.progress.seconds_training - before
+    return steps * trainer.loader.batch_size / seconds
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[None]:
+    """What the runs say goes nowhere."""
+    with open(os.devnull, "w") as nowhere:
+        shown, sys.stdout, sys.stderr = (sys.stdout, sys.stderr), nowhere, nowhere
+        try:
+            yield
+        finally:
+            sys.stdout, sys.stderr = shown
