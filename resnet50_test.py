@@ -77,9 +77,10 @@ def train(settings: Settings, origin: dict, signals) -> None:
     with Run(settings, origin, signals, model_name, settings.dataset) as run:
         import torch  # takes seconds: --help and wrong flags have answered before
 
+        from utils.build import build_trainer
         from utils.image_task import load_image_task
         from utils.rehearsal import rehearse
-        from utils.train import build_trainer, evaluate_only, run_training
+        from utils.train import evaluate_only, run_training
         from utils.training.evaluation import evaluate
         from utils.training.objective import Classification
         from utils.transfer import fit_weights, load_pretrained

@@ -36,6 +36,7 @@ def run_entry(config_class, train: Callable, description: str, argv: list[str] |
     signals = Signals()
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN_TURNS)  # read when PyTorch is imported
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own chatter on stderr
     try:
         settings, origin = parse(config_class, sys.argv[1:] if argv is None else argv, description)
         train(settings, origin, signals)

@@ -14,6 +14,8 @@ from utils.training.checkpoint import Checkpoints
 
 # --on_nonfinite skip: after so many steps on end that could not be applied, the run is stopped.
 BARREN_STEPS = 100
+# fp16: a loss scale below this means that no scale makes the gradients finite.
+SMALLEST_SCALE = 1e-3
 ALIGNMENT = 64  # elements; vectorised kernels want memory that starts on a round address
 
 
@@ -70,6 +72,14 @@ class OnNonFinite:
     def __init__(self, policy: str, console: Console, store: Checkpoints):
         self.policy, self.console, self.store = policy, console, store
         self._barren_steps = 0
+
+    def check_scale(self, scaler: torch.amp.GradScaler, step: int) -> None:
+        """Raises UserError where fp16 has come to its end."""
+        if scaler.is_enabled() and scaler.get_scale() < SMALLEST_SCALE:
+            raise UserError(
+                f"step {step}: no loss scale keeps the fp16 gradients finite; use "
+                "--precision bf16 or fp32, or a lower --lr"
+            )
 
     def judge(self, new: int, first: int, others: bool, optimizer) -> None:
         """Told where the host reads the metrics that `new` steps were left out since the last

@@ -5,6 +5,8 @@ from collections.abc import Callable
 
 import torch
 
+from utils.errors import UserError
+
 
 def peak_memory(device: torch.device) -> int:
     """Bytes: of the GPU's allocator, or of the whole process on a CPU."""
@@ -50,8 +52,21 @@ def largest_batch(attempt: Callable[[int], None], failed: int) -> int:
     return max(low - low // 10, min(low, 1))
 
 
-def batch_that_fits(objective, optimizer, loader) -> str:
-    """After a batch of `loader` did not fit: what to do, by trying smaller ones."""
+def out_of_memory(trainer, reason: str) -> UserError:
+    """What a Trainer stops with after a step that did not fit; that step leaves nothing behind."""
+    trainer.guard.take_back(torch.ones((), dtype=torch.bool, device=trainer.precision.device))
+    trainer.optimizer.zero_grad(set_to_none=True)
+    trainer.step_sums.zero_()
+    saved = ""
+    if trainer.progress.step > 0:
+        trainer.save(final=True)
+        saved = f" Step {trainer.progress.step} is saved in {trainer.run_folder}."
+    fits = _batch_that_fits(trainer.objective, trainer.optimizer, trainer.loader)
+    return UserError(f"out of memory: {fits}.{saved} ({reason})")
+
+
+def _batch_that_fits(objective, optimizer, loader) -> str:
+    """What to do, by trying smaller batches."""
     batch = next(iter(loader.epoch(0, 0)))
 
     def attempt(n: int) -> None:

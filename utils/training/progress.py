@@ -100,7 +100,10 @@ class PhaseTimes:
         del self._marks[:-1]
 
     def shares(self) -> dict[str, float]:
-        """The share of each phase in the time since the last call, with 3 digits."""
+        """The share of each phase in the time since the last call, with 3 digits. Waits for the
+        device."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
         self.read()
         total = sum(self.seconds.values())
         shares = {phase: round(s / total, 3) for phase, s in self.seconds.items() if total}

@@ -7,28 +7,23 @@ end of an epoch, and nowhere else (`_read_sums`).
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 
 import torch
 from torch import nn
 
-from utils.errors import UserError
 from utils.reporting.console import Console, duration
 from utils.reporting.metrics import MetricsLog
 from utils.signals import Signals, Stopped
 from utils.training.average import Average
-from utils.training.checkpoint import Checkpoint, optimizer_tensors, restore_optimizer
+from utils.training.checkpoint import Checkpoint
 from utils.training.evaluation import Evaluation
 from utils.training.freeze import Freeze
 from utils.training.guard import Guard, OnNonFinite
-from utils.training.memory import batch_that_fits, is_out_of_memory, peak_memory
+from utils.training.memory import is_out_of_memory, out_of_memory, peak_memory
 from utils.training.objective import Precision
 from utils.training.progress import NOTABLE, Clock, PhaseTimes, Progress, figures
-from utils.training.random_state import random_states, restore_random_states
 from utils.training.saver import Saver
-
-# fp16: a loss scale below this means that no scale makes the gradients finite.
-SMALLEST_SCALE = 1e-3
+from utils.training.snapshot import restore, snapshot
 
 
 class Trainer:
@@ -169,7 +164,7 @@ class Trainer:
             self.console.end_bar()
             self.saver.wait()
         if failed:  # outside the handler, which holds the failed step's tensors
-            raise self._out_of_memory(failed)
+            raise out_of_memory(self, failed)
         return progress
 
     def prepare(self, epoch: int) -> None:
@@ -294,11 +289,7 @@ class Trainer:
         """The sums since the last call and what was left out: the one place of waiting."""
         values = torch.cat([self.window, self.guard.left_out.double()]).tolist()
         sums, left_out = values[:3], [int(value) for value in values[3:]]
-        if self.scaler.is_enabled() and self.scaler.get_scale() < SMALLEST_SCALE:
-            raise UserError(
-                f"step {self.progress.step}: no loss scale keeps the fp16 gradients finite; use "
-                "--precision bf16 or fp32, or a lower --lr"
-            )
+        self.on_nonfinite.check_scale(self.scaler, self.progress.step)
         new, self.progress.left_out = left_out[0] - self.progress.left_out[0], left_out
         if new:
             self.on_nonfinite.judge(new, left_out[1], bool(sums[2]), self.optimizer)
@@ -379,42 +370,14 @@ class Trainer:
     def save(self, final: bool = False) -> None:
         """A checkpoint of the present step; `final`: it is on disk on return (see Saver)."""
         self.times.mark("other")
-        sums = self._read_sums()
-        progress = self.progress
-        progress.window_sums, progress.seconds_total = sums, self.seconds_total
-        names = {parameter: name for name, parameter in self.model.named_parameters()}
-        tensors, optimizer = optimizer_tensors(self.optimizer, names)
-        state = {
-            "format": 1,
-            "progress": asdict(progress),
-            "optimizer": optimizer,
-            "schedule": self.schedule.state_dict(),
-            "scaler": self.scaler.state_dict(),
-            "random": random_states(),
-            "settings": self.saved_settings,
-        }
-        average = self.average and self.average.state_dict()
-        checkpoint = Checkpoint(progress.step, self.model.state_dict(), tensors, state, average)
-        self.saver.save(checkpoint, progress.best_step, final)
+        self.progress.window_sums = self._read_sums()
+        self.progress.seconds_total = self.seconds_total
+        self.saver.save(snapshot(self), self.progress.best_step, final)
         self.times.mark("checkpoint")
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Puts model, optimizer, random states and position back to where they were saved."""
-        try:
-            self.model.load_state_dict(checkpoint.model)
-        except RuntimeError as error:
-            detail = " ".join(str(error).split())
-            raise UserError(f"the checkpoint does not fit the model: {detail}") from None
-        names = {parameter: name for name, parameter in self.model.named_parameters()}
-        state = checkpoint.state
-        restore_optimizer(self.optimizer, names, checkpoint.optimizer, state["optimizer"])
-        self.schedule.load_state_dict(state.get("schedule", {}))
-        if self.average is not None:
-            self.average.load_state_dict(checkpoint.weights)
-        if self.scaler.is_enabled() and state["scaler"]:
-            self.scaler.load_state_dict(state["scaler"])
-        restore_random_states(state["random"])
-        self.progress = Progress(**state["progress"])
+        self.progress = restore(self, checkpoint)
         self.progress.stopped_early = self._patience_is_over()
         self._seconds_before = self.progress.seconds_total
         device = self.precision.device
@@ -426,20 +389,9 @@ class Trainer:
         raise Stopped(
             self.signals.received,
             f"stopped after step {self.progress.step} and saved; go on with "
-            f"--resume {self._run_folder()}",
+            f"--resume {self.run_folder}",
         )
 
-    def _out_of_memory(self, reason: str) -> UserError:
-        """The line to stop with, after a batch that would have fitted has been looked for."""
-        self.guard.take_back(torch.ones((), dtype=torch.bool, device=self.precision.device))
-        self.optimizer.zero_grad(set_to_none=True)
-        self.step_sums.zero_()
-        saved = ""
-        if self.progress.step > 0:  # the step that failed has left nothing behind
-            self.save(final=True)
-            saved = f" Step {self.progress.step} is saved in {self._run_folder()}."
-        fits = batch_that_fits(self.objective, self.optimizer, self.loader)
-        return UserError(f"out of memory: {fits}.{saved} ({reason})")
-
-    def _run_folder(self):
+    @property
+    def run_folder(self):
         return self.saver.store.folder.parent

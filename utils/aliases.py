@@ -1,0 +1,50 @@
+"""Other names for settings and their values; the one table of them."""
+
+# Other names for a setting: what users of timm, torchvision's references and hand-made scripts
+# type. Each works on the command line and as a YAML key, where the entry has the setting.
+ALIASES = {
+    "amp_dtype": "precision",
+    "b": "batch_size",
+    "bs": "batch_size",
+    "clip_grad": "clip",
+    "clip_grad_norm": "clip",
+    "data_path": "data_dir",
+    "decay_epochs": "step_epochs",
+    "decay_milestones": "milestones",
+    "decay_rate": "gamma",
+    "epoch": "epochs",
+    "grad_accum_steps": "accumulation_steps",
+    "img_size": "image_size",
+    "j": "workers",
+    "log_interval": "log_every",
+    "lr_gamma": "gamma",
+    "lr_min": "min_lr",
+    "lr_scheduler": "sched",
+    "lr_step_size": "step_epochs",
+    "lr_warmup_epochs": "warmup_epochs",
+    "model_ema_decay": "ema_decay",
+    "opt": "optimizer",
+    "output_dir": "output",
+    "patience_epochs": "plateau_patience",
+    "r": "resume",
+    "random_erase": "random_erasing",
+    "reprob": "random_erasing",
+    "smoothing": "label_smoothing",
+    "test_only": "eval_only",
+    "torchcompile": "compile",
+    "use_deterministic_algorithms": "deterministic",
+    "wd": "weight_decay",
+    "weights": "pretrained",
+}
+# Other spellings of a value.
+VALUE_ALIASES = {
+    "precision": {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"},
+    "sched": {
+        "cosineannealinglr": "cosine",
+        "linearlr": "linear",
+        "multisteplr": "multistep",
+        "onecyclelr": "onecycle",
+        "reducelronplateau": "plateau",
+        "steplr": "step",
+    },
+}

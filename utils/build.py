@@ -1,0 +1,227 @@
+"""The trainer that the settings ask for, with the run's folder ready for it."""
+
+import json
+import shutil
+from collections.abc import Callable
+
+from utils.advice import phase_advice
+from utils.config import to_yaml
+from utils.errors import UserError
+from utils.files import reason, replace_file
+from utils.model_card import ModelCard
+from utils.optim.factory import build_optimizer
+from utils.optim.schedules import build_schedule
+from utils.reporting.metrics import MetricsLog
+from utils.reporting.trackers import TensorBoard, Wandb
+from utils.run import Run, same
+from utils.settings.optimization import milestone_epochs
+from utils.settings.run import save_interval
+from utils.training.average import Average
+from utils.training.checkpoint import Checkpoint, Checkpoints
+from utils.training.evaluation import Evaluation
+from utils.training.freeze import Freeze
+from utils.training.guard import Guard
+from utils.training.saver import Saver
+from utils.training.trainer import Trainer
+
+
+def build_trainer(
+    run: Run,
+    *,
+    model,
+    head: str,
+    objective,
+    loader,
+    measure: Callable[..., Evaluation | None],
+    eval_split: str,
+    card: ModelCard,
+    fingerprint: str,
+    checkpoint: Checkpoint | None,
+) -> Trainer | None:
+    """A Trainer with everything that the settings say, put back to `checkpoint`.
+
+    Args:
+        model: on its device, with the weights to start from; `head` is its last layer.
+        loader: of the training split.
+        measure: () -> Evaluation on the split `eval_split`, "val" or "test".
+        card: what it takes to use the model; goes into every checkpoint.
+        fingerprint: of the data, likewise.
+
+    Returns None, and says so, where the run is finished already.
+    """
+    settings, folder = run.settings, run.folder
+    if eval_split != "val":
+        for flag in _needs_validation(settings):
+            raise UserError(
+                f"{flag} decides by a validation split, never by the test set: give "
+                "--val_fraction 0.1 (say)"
+            )
+    total_steps, limit = settings.epochs * loader.steps_per_epoch, "--epochs"
+    if settings.max_steps is not None and settings.max_steps < total_steps:
+        total_steps, limit = settings.max_steps, "--max_steps"
+    if checkpoint is not None and _is_finished(run, checkpoint, total_steps, limit):
+        return None
+    span = total_steps
+    if settings.epochs_for_sched is not None:
+        span = settings.epochs_for_sched * loader.steps_per_epoch
+    schedule = _schedule(run, span, loader.steps_per_epoch, checkpoint)
+    guard = Guard(model)
+    freeze = None
+    if settings.freeze_backbone:
+        freeze = Freeze(model, head, settings.unfreeze_epoch)
+        if settings.unfreeze_epoch is None:
+            freeze.apply(0)  # what never trains needs no optimizer state
+    metrics = _open_metrics(run, checkpoint)
+    save_steps, save_seconds = save_interval(settings.save_every)
+    store = Checkpoints(folder.checkpoints, keep=settings.checkpoint_hist, warn=run.console.say)
+    trainer = Trainer(
+        model=model,
+        objective=objective,
+        optimizer=build_optimizer(
+            settings.optimizer,
+            model,
+            lr=settings.lr,
+            weight_decay=settings.weight_decay,
+            momentum=settings.momentum,
+            decay_all=settings.decay_all,
+        ),
+        schedule=schedule,
+        loader=loader,
+        precision=run.precision,
+        total_steps=total_steps,
+        evaluate=measure,
+        eval_split=eval_split,
+        eval_every=settings.eval_every,
+        console=run.console,
+        metrics=metrics,
+        saver=Saver(store, metrics, run.console, save_steps, save_seconds),
+        signals=run.signals,
+        guard=guard,
+        clip=settings.clip,
+        on_nonfinite=settings.on_nonfinite,
+        log_every=settings.log_every,
+        average=None if settings.ema_decay is None else Average(model, settings.ema_decay),
+        freeze=freeze,
+        early_stop_patience=settings.early_stop_patience,
+        advice=phase_advice(settings, run),
+        saved_settings={
+            "entry": settings.entry,
+            "data": card.to_dict(),
+            "data_fingerprint": fingerprint,
+            "schedule_steps": span,
+            "threads": run.threads,
+            **run.engine(),
+        },
+    )
+    trainer.started = run.started
+    if checkpoint is not None:
+        trainer.restore(checkpoint)
+    return trainer
+
+
+def _needs_validation(settings) -> list[str]:
+    flags = ["--early_stop_patience"] if settings.early_stop_patience is not None else []
+    return flags + (["--sched plateau"] if settings.sched == "plateau" else [])
+
+
+def _schedule(run: Run, span: int, steps_per_epoch: int, checkpoint: Checkpoint | None):
+    """The schedule over `span` optimizer steps; says where a resumed run leaves its old plan."""
+    settings = run.settings
+    warmup_steps = settings.warmup_steps
+    if warmup_steps is None:
+        warmup_steps = round(settings.warmup_epochs * steps_per_epoch)
+    if warmup_steps >= span:
+        run.console.say(f"note: the warm-up ({warmup_steps} steps) takes the whole schedule")
+
+    def build(steps: int):
+        return build_schedule(
+            settings.sched,
+            lr=settings.lr,
+            total_steps=steps,
+            steps_per_epoch=steps_per_epoch,
+            warmup_steps=warmup_steps,
+            min_lr=settings.min_lr,
+            gamma=settings.gamma,
+            step_epochs=settings.step_epochs,
+            milestones=milestone_epochs(settings.milestones),
+            plateau_patience=settings.plateau_patience,
+        )
+
+    schedule = build(span)
+    before = checkpoint and checkpoint.state["settings"].get("schedule_steps", span)
+    if before and before != span and settings.sched != "plateau":
+        step = checkpoint.step
+        now, then = (settings.lr * plan.factor(step) for plan in (schedule, build(before)))
+        keep = f"; --epochs_for_sched {before // steps_per_epoch} keeps the old plan"
+        run.console.say(
+            f"note: the {settings.sched} schedule spans {span} steps now and spanned {before}: the "
+            f"learning rate goes on with {now:.3g}, where the old plan has {then:.3g}"
+            f"{keep if before % steps_per_epoch == 0 else ''}"
+        )
+    return schedule
+
+
+def _open_metrics(run: Run, checkpoint: Checkpoint | None) -> MetricsLog:
+    """The run's settings written down, and its metrics and trackers ready to go on."""
+    settings, folder = run.settings, run.folder
+    try:
+        text = f"# {settings.entry}\n{to_yaml(settings, run.origin)}"
+        replace_file(folder.config, text.encode(errors="surrogateescape"))
+        source = run.resumed_folder()
+        if checkpoint is not None and not same(source, folder.path):
+            shutil.copyfile(source / "metrics.jsonl", folder.metrics)
+        trackers = [] if settings.dry_run else _trackers(run, checkpoint)
+        metrics = MetricsLog(folder.metrics, warn=run.console.say, trackers=trackers)
+        run.closing(metrics)
+        metrics.cut(checkpoint.state["metrics_bytes"] if checkpoint else 0)
+    except OSError as error:
+        raise UserError(f"--output {folder.path}: {reason(error)}") from None
+    return metrics
+
+
+def _trackers(run: Run, checkpoint: Checkpoint | None) -> list:
+    settings, folder = run.settings, run.folder
+    purge_step = checkpoint.step + 1 if checkpoint else None
+    trackers = [TensorBoard(folder.tensorboard, purge_step=purge_step, warn=run.console.say)]
+    if settings.wandb != "disabled":
+        tags = [tag.strip() for tag in (settings.wandb_tags or "").split(",") if tag.strip()]
+        trackers.append(
+            Wandb(
+                mode=settings.wandb,
+                project=settings.wandb_project,
+                name=folder.path.name,
+                tags=tags,
+                folder=folder.path,
+                settings=vars(settings),
+                warn=run.console.say,
+            )
+        )
+    return trackers
+
+
+def _is_finished(run: Run, checkpoint: Checkpoint, total_steps: int, limit: str) -> bool:
+    """Whether the run that is resumed has nothing left to do; says so."""
+    step, path = checkpoint.step, run.folder.path
+    if step > total_steps:
+        raise UserError(
+            f"the run in {run.settings.resume} has done {step} steps and {limit} asks for "
+            f"{total_steps}: give more, or start a new run with --output"
+        )
+    try:
+        summary = json.loads(run.folder.summary.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    patience, since = run.settings.early_stop_patience, checkpoint.state["progress"]["since_best"]
+    stopped_early = patience is not None and since >= patience
+    if summary.get("status") not in ("finished", "stopped_early"):
+        return False
+    if step < total_steps and not stopped_early:
+        return False
+    how, more = ("has stopped early", "--early_stop_patience") if step < total_steps else (
+        "is finished", limit
+    )  # fmt: skip
+    run.console.say(
+        f"this run {how}: {summary['epochs']:g} epochs, test accuracy "
+        f"{summary['test_accuracy']:.2f} % in {path}; a larger {more} goes on with it"
+    )
+    return True
