@@ -55,7 +55,8 @@ def build_model(settings: Settings, card):
     # Published ImageNet weights belong to the imagenet stem, whatever the pictures' size.
     imagenet = size > 64 or settings.pretrained == "imagenet"
     stem = settings.stem or ("imagenet" if imagenet else "cifar")
-    if settings.batch_size == 1 and size <= (8 if stem == "cifar" else 32):
+    lone = settings.batch_size == 1 and not settings.without_training
+    if lone and size <= (8 if stem == "cifar" else 32):
         raise UserError(
             f"--batch_size 1: pictures of {size} pixels end as a single one, and BatchNorm needs "
             "two or more; take a larger batch"

@@ -170,6 +170,9 @@ def _open_metrics(run: Run, checkpoint: Checkpoint | None) -> MetricsLog:
         source = run.resumed_folder()
         if checkpoint is not None and not same(source, folder.path):
             shutil.copyfile(source / "metrics.jsonl", folder.metrics)
+            best = checkpoint.state["progress"]["best_step"]
+            if best is not None and best != checkpoint.step:
+                Checkpoints(folder.checkpoints).adopt(source / "checkpoints", best)
         trackers = [] if settings.dry_run else _trackers(run, checkpoint)
         metrics = MetricsLog(folder.metrics, warn=run.console.say, trackers=trackers)
         run.closing(metrics)

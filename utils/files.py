@@ -44,7 +44,8 @@ def written_aside(path: str | Path) -> Iterator[Path]:
     Raises UserError where the file cannot be written; nothing is left behind then.
     """
     path = Path(path)
-    aside = path.with_name(f".writing-{path.name}")  # the ending tells readers the format
+    # Two processes may write it at once. The ending tells readers the format.
+    aside = path.with_name(f".writing-{os.getpid()}-{path.name}")
     try:
         if path.is_dir():
             raise UserError(f"{path} is a folder: give the name of a file")

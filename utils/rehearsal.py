@@ -10,6 +10,7 @@ from utils.reporting.console import duration
 from utils.reporting.run_folder import RUNS
 from utils.run import Run
 from utils.training.memory import peak_memory
+from utils.training.progress import wait_for
 from utils.training.trainer import Trainer
 
 WARM_STEPS, TIMED_STEPS, TIMED_SECONDS = 2, 20, 15.0
@@ -29,10 +30,10 @@ def rehearse(run: Run, trainer: Trainer, evaluated: int) -> None:
         evaluated: samples in one evaluation.
     """
     say, settings, loader = run.console.say, run.settings, trainer.loader
+    left = trainer.total_steps - trainer.progress.step
     first, seconds, steps = _time_steps(trainer)
     step = seconds / steps
     epoch = step * loader.steps_per_epoch
-    left = trainer.total_steps - trainer.progress.step
     say(f"dry run: {steps} steps of {loader.step_size} samples after {WARM_STEPS} to warm up")
     say(f"  first step     {first:.1f} s")
     say(f"  speed          {loader.step_size / step:,.0f} samples/s, {1000 * step:,.1f} ms a step")
@@ -68,8 +69,7 @@ def _time_steps(trainer: Trainer) -> tuple[float, float, int]:
             continue
         trainer.update()
         done += 1
-        if done == 1 or done == WARM_STEPS or done > WARM_STEPS:
-            trainer._read_sums()  # waits for the device
+        wait_for(trainer.precision.device)
         now = time.monotonic()
         if done == 1:
             first = now - started

@@ -96,8 +96,7 @@ class TensorBoard(_Tracker):
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise UserError(
-                "--tensorboard: the package is missing: pip install tensorboard, or leave the "
-                "flag out"
+                "the package tensorboard is missing: pip install -r requirements.txt"
             ) from None
         self._summary = Summary
         _silence_its_thread()

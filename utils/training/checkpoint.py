@@ -117,6 +117,18 @@ class Checkpoints:
         self._prune(checkpoint.step, best_step)
         return final
 
+    def adopt(self, other: Path, step: int) -> None:
+        """Copies the checkpoint of `step` from another run's folder, if it is there. A damaged
+        one is copied as it is: it is verified before it is used. Raises OSError."""
+        final = self._path(step)
+        if final.exists() or not (other / final.name).is_dir():
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._clean()
+        aside = self.folder / f".writing-{final.name}"
+        shutil.copytree(other / final.name, aside)
+        os.rename(aside, final)
+
     def load(self) -> Checkpoint | None:
         """The newest checkpoint that is whole; says which damaged ones it passed over.
 

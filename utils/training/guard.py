@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from utils.errors import UserError
 from utils.reporting.console import Console
-from utils.training.checkpoint import Checkpoints
+from utils.training.saver import Saver
 
 # --on_nonfinite skip: after so many steps on end that could not be applied, the run is stopped.
 BARREN_STEPS = 100
@@ -66,11 +66,11 @@ class OnNonFinite:
 
     Args:
         policy: "stop" or "skip".
-        console, store: where it is said; whose last checkpoint is named.
+        console, saver: where it is said; whose last checkpoint is named.
     """
 
-    def __init__(self, policy: str, console: Console, store: Checkpoints):
-        self.policy, self.console, self.store = policy, console, store
+    def __init__(self, policy: str, console: Console, saver: Saver):
+        self.policy, self.console, self.saver = policy, console, saver
         self._barren_steps = 0
 
     def check_scale(self, scaler: torch.amp.GradScaler, step: int) -> None:
@@ -88,7 +88,8 @@ class OnNonFinite:
         if self.policy == "skip" and self._barren_steps < BARREN_STEPS:
             self.console.say(f"{new} step(s) with a loss or gradient that is not finite: skipped")
             return
-        saved = self.store.steps()
+        self.saver.wait()
+        saved = self.saver.store.steps()
         last = f"; the last checkpoint is of step {saved[-1]}" if saved else ""
         lr = optimizer.param_groups[0]["base_lr"]
         raise UserError(

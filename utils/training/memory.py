@@ -60,7 +60,10 @@ def out_of_memory(trainer, reason: str) -> UserError:
     saved = ""
     if trainer.progress.step > 0:
         trainer.save(final=True)
-        saved = f" Step {trainer.progress.step} is saved in {trainer.run_folder}."
+        saved = (
+            f" Step {trainer.progress.step} is saved; a resumed run keeps its batch size, so go on "
+            f"in a new one with --pretrained {trainer.run_folder}."
+        )
     fits = _batch_that_fits(trainer.objective, trainer.optimizer, trainer.loader)
     return UserError(f"out of memory: {fits}.{saved} ({reason})")
 

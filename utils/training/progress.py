@@ -51,8 +51,7 @@ class Clock:
 
     def pause(self) -> None:
         """Waits for the device first: what it still has to do is training, not what comes next."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        wait_for(self.device)
         now = time.monotonic()
         self.progress.seconds_training += now - self._since
         self._lap_seconds += now - self._since
@@ -67,8 +66,7 @@ class Clock:
 
     def first_step(self) -> float:
         """Seconds since the start; waits for the device, once in a run."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        wait_for(self.device)
         return time.monotonic() - self._since
 
 
@@ -102,13 +100,18 @@ class PhaseTimes:
     def shares(self) -> dict[str, float]:
         """The share of each phase in the time since the last call, with 3 digits. Waits for the
         device."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        wait_for(self.device)
         self.read()
         total = sum(self.seconds.values())
         shares = {phase: round(s / total, 3) for phase, s in self.seconds.items() if total}
         self.seconds = dict.fromkeys(self.seconds, 0.0)
         return shares
+
+
+def wait_for(device: torch.device) -> None:
+    """Until the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def figures(sums: list[float]) -> dict:

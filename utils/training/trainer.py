@@ -87,7 +87,7 @@ class Trainer:
         self.scaler = precision.scaler()
         self.guard, self.average, self.freeze = guard, average, freeze
         self.total_steps, self.clip = total_steps, clip
-        self.on_nonfinite = OnNonFinite(on_nonfinite, console, saver.store)
+        self.on_nonfinite = OnNonFinite(on_nonfinite, console, saver)
         self.log_every = log_every
         self.evaluate, self.eval_split, self.eval_every = evaluate, eval_split, eval_every
         self.early_stop_patience = early_stop_patience
@@ -196,6 +196,7 @@ class Trainer:
                 self._show(self._read_sums())
             if self.profiler is not None:
                 self.profiler.step()
+                times.mark("other")  # it may write its trace
             if progress.step % self.log_every == 0:
                 self._log_window(clock)
             if progress.step % epoch_steps == 0 or progress.step >= self.total_steps:
