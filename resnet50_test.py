@@ -55,7 +55,8 @@ def build_model(settings: Settings, card):
     # Published ImageNet weights belong to the imagenet stem, whatever the pictures' size.
     imagenet = size > 64 or settings.pretrained == "imagenet"
     stem = settings.stem or ("imagenet" if imagenet else "cifar")
-    lone = settings.batch_size == 1 and not settings.without_training
+    frozen = settings.freeze_backbone and settings.unfreeze_epoch is None
+    lone = settings.batch_size == 1 and not settings.without_training and not frozen
     if lone and size <= (8 if stem == "cifar" else 32):
         raise UserError(
             f"--batch_size 1: pictures of {size} pixels end as a single one, and BatchNorm needs "
@@ -98,6 +99,7 @@ def train(settings: Settings, origin: dict, signals) -> None:
         pretrained = None
         if settings.pretrained and checkpoint is None:
             pretrained = load_pretrained(settings.pretrained, model_name, run.console.say)
+            run.console.say(f"weights from {pretrained.source_text}")
         source = model_card(checkpoint) if checkpoint else pretrained
         task = run.closing(load_image_task(settings, run.device, run.console, source))
         run.check_data(checkpoint, task.data.fingerprint)

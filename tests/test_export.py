@@ -101,7 +101,9 @@ def test_names_of_files(tmp_path):
     refused(export_safetensors, network(), CARD, tmp_path / "m.pth", "toy", says="end in .safeten")
     refused(export_onnx, network(), CARD, tmp_path / "m.pth", says="must end in .onnx")
     (tmp_path / "m.safetensors").mkdir()
-    refused(export_safetensors, network(), CARD, tmp_path / "m.safetensors", "toy", says="a folder")
+    refused(
+        export_safetensors, network(), CARD, tmp_path / "m.safetensors", "toy", says="and no file"
+    )
     path = tmp_path / "file"
     path.write_bytes(b"")
     path = path / "m.safetensors"

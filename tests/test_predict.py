@@ -215,8 +215,15 @@ def test_old_file_is_replaced_only_by_a_whole_one(tmp_path):
 
 def test_output_that_cannot_be_written(tmp_path):
     paths = make_pictures(tmp_path / "in", ["a.png"])
-    with pytest.raises(UserError, match="is a folder"):
+    with pytest.raises(UserError, match="and no file"):
         predicted(paths, tmp_path / "in")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match="and no file"):
+        predicted(paths, tmp_path / "pipe")
+    assert (tmp_path / "pipe").is_fifo()
+    (tmp_path / "link.csv").symlink_to("target.csv")
+    predicted(paths, tmp_path / "link.csv")
+    assert (tmp_path / "link.csv").is_symlink() and (tmp_path / "target.csv").is_file()
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(UserError, match=r"cannot write .*out\.csv"):
         predicted(paths, tmp_path / "file" / "out.csv")

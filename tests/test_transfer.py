@@ -254,7 +254,10 @@ def test_run_gives_its_best_checkpoint_and_the_average(tmp_path):
     assert load_pretrained(tmp_path, "resnet18").source_text.endswith("step 1, averaged")
     assert first_value(tmp_path / "checkpoints" / "step-00000002") == 2
     (best / "model.safetensors").write_bytes(b"")
-    refused(tmp_path, best, "is damaged", "another checkpoint")
+    refused(best, best, "is damaged", "another checkpoint")
+    said = []
+    loaded = load_pretrained(tmp_path, "resnet18", said.append)
+    assert loaded.source_text.endswith("step 2") and "is damaged" in said[0]
 
 
 def test_damaged_newest_checkpoint_is_passed_over_and_said(tmp_path):

@@ -3,15 +3,15 @@
 from pathlib import Path
 
 
-def phase_advice(settings, run) -> dict[str, str]:
+def phase_advice(settings, run, loader) -> dict[str, str]:
     """{phase: advice}, of what the settings do not already have; see training/progress.py."""
     advice = {
         "optimizer": "a larger --batch_size, or --accumulation_steps 4, takes fewer of its steps",
-        "checkpoint": "save less often by --save_every 30m",
+        "checkpoint": f"save less often than --save_every {settings.save_every}",
         "evaluation": f"evaluate less often by --eval_every {2 * (settings.eval_every or 1)}",
     }
-    if getattr(settings, "dataset", "") == "imagefolder" and not settings.workers:
-        advice["data"] = "read by more processes: --workers 4"
+    if getattr(settings, "dataset", "") == "imagefolder":
+        advice["data"] = f"read by more processes: --workers {2 * loader.workers or 4}"
     if run.precision.name == "fp32" and _computes_bf16(run.device):
         advice["forward_backward"] = "this machine computes faster with --precision bf16"
     elif run.device.type == "cuda" and not settings.compile:

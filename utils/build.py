@@ -103,7 +103,7 @@ def build_trainer(
         average=None if settings.ema_decay is None else Average(model, settings.ema_decay),
         freeze=freeze,
         early_stop_patience=settings.early_stop_patience,
-        advice=phase_advice(settings, run),
+        advice=phase_advice(settings, run, loader),
         saved_settings={
             "entry": settings.entry,
             "data": card.to_dict(),
@@ -114,6 +114,7 @@ def build_trainer(
         },
     )
     trainer.started = run.started
+    run.trainer = trainer
     if checkpoint is not None:
         trainer.restore(checkpoint)
     return trainer
@@ -149,7 +150,7 @@ def _schedule(run: Run, span: int, steps_per_epoch: int, checkpoint: Checkpoint 
 
     schedule = build(span)
     before = checkpoint and checkpoint.state["settings"].get("schedule_steps", span)
-    if before and before != span and settings.sched != "plateau":
+    if before and before != span and settings.schedule_has_span:
         step = checkpoint.step
         now, then = (settings.lr * plan.factor(step) for plan in (schedule, build(before)))
         keep = f"; --epochs_for_sched {before // steps_per_epoch} keeps the old plan"
@@ -164,19 +165,24 @@ def _schedule(run: Run, span: int, steps_per_epoch: int, checkpoint: Checkpoint 
 def _open_metrics(run: Run, checkpoint: Checkpoint | None) -> MetricsLog:
     """The run's settings written down, and its metrics and trackers ready to go on."""
     settings, folder = run.settings, run.folder
+    source = run.resumed_folder()
     try:
-        text = f"# {settings.entry}\n{to_yaml(settings, run.origin)}"
-        replace_file(folder.config, text.encode(errors="surrogateescape"))
-        source = run.resumed_folder()
         if checkpoint is not None and not same(source, folder.path):
-            shutil.copyfile(source / "metrics.jsonl", folder.metrics)
-            best = checkpoint.state["progress"]["best_step"]
-            if best is not None and best != checkpoint.step:
-                Checkpoints(folder.checkpoints).adopt(source / "checkpoints", best)
+            # A branch has what it starts from before it counts as a run.
+            store = Checkpoints(folder.checkpoints)
+            for step in {checkpoint.step, checkpoint.state["progress"]["best_step"]} - {None}:
+                store.adopt(source / "checkpoints", step)
+            if (source / "metrics.jsonl").exists():
+                shutil.copyfile(source / "metrics.jsonl", folder.metrics)
         trackers = [] if settings.dry_run else _trackers(run, checkpoint)
         metrics = MetricsLog(folder.metrics, warn=run.console.say, trackers=trackers)
         run.closing(metrics)
-        metrics.cut(checkpoint.state["metrics_bytes"] if checkpoint else 0)
+        if checkpoint is None:
+            metrics.cut(0)
+        else:
+            metrics.cut(checkpoint.state["metrics_bytes"], checkpoint.step)
+        text = f"# {settings.entry}\n{to_yaml(settings, run.origin)}"
+        replace_file(folder.config, text.encode(errors="surrogateescape"))
     except OSError as error:
         raise UserError(f"--output {folder.path}: {reason(error)}") from None
     return metrics
@@ -184,7 +190,8 @@ def _open_metrics(run: Run, checkpoint: Checkpoint | None) -> MetricsLog:
 
 def _trackers(run: Run, checkpoint: Checkpoint | None) -> list:
     settings, folder = run.settings, run.folder
-    purge_step = checkpoint.step + 1 if checkpoint else None
+    # What the checkpoint's own step has in metrics.jsonl is told again (see MetricsLog.cut).
+    purge_step = checkpoint.step if checkpoint else None
     trackers = [TensorBoard(folder.tensorboard, purge_step=purge_step, warn=run.console.say)]
     if settings.wandb != "disabled":
         tags = [tag.strip() for tag in (settings.wandb_tags or "").split(",") if tag.strip()]
@@ -223,8 +230,10 @@ def _is_finished(run: Run, checkpoint: Checkpoint, total_steps: int, limit: str)
     how, more = ("has stopped early", "--early_stop_patience") if step < total_steps else (
         "is finished", limit
     )  # fmt: skip
+    report = f"; --resume {path} --eval_only --report makes its report"
     run.console.say(
         f"this run {how}: {summary['epochs']:g} epochs, test accuracy "
         f"{summary['test_accuracy']:.2f} % in {path}; a larger {more} goes on with it"
+        f"{report if run.settings.report else ''}"
     )
     return True

@@ -43,12 +43,12 @@ def written_aside(path: str | Path) -> Iterator[Path]:
 
     Raises UserError where the file cannot be written; nothing is left behind then.
     """
-    path = Path(path)
+    path = Path(os.path.realpath(path))  # what a link points to is replaced, not the link
     # Two processes may write it at once. The ending tells readers the format.
     aside = path.with_name(f".writing-{os.getpid()}-{path.name}")
     try:
-        if path.is_dir():
-            raise UserError(f"{path} is a folder: give the name of a file")
+        if path.exists() and not path.is_file():  # a folder, a device, a pipe
+            raise UserError(f"{path} is there and no file: give another name")
         path.parent.mkdir(parents=True, exist_ok=True)
         yield aside
         with open(aside, "rb") as file:

@@ -5,11 +5,10 @@ import shutil
 import time
 from pathlib import Path
 
-from utils.config import DEFAULT
 from utils.reporting.console import duration
 from utils.reporting.run_folder import RUNS
 from utils.run import Run
-from utils.training.memory import peak_memory
+from utils.training.memory import peak_memory, within_memory
 from utils.training.progress import wait_for
 from utils.training.trainer import Trainer
 
@@ -31,12 +30,14 @@ def rehearse(run: Run, trainer: Trainer, evaluated: int) -> None:
     """
     say, settings, loader = run.console.say, run.settings, trainer.loader
     left = trainer.total_steps - trainer.progress.step
-    first, seconds, steps = _time_steps(trainer)
+    first, seconds, steps, samples = within_memory(
+        trainer, lambda: _time_steps(trainer), save=False
+    )
     step = seconds / steps
     epoch = step * loader.steps_per_epoch
     say(f"dry run: {steps} steps of {loader.step_size} samples after {WARM_STEPS} to warm up")
     say(f"  first step     {first:.1f} s")
-    say(f"  speed          {loader.step_size / step:,.0f} samples/s, {1000 * step:,.1f} ms a step")
+    say(f"  speed          {samples / seconds:,.0f} samples/s, {1000 * step:,.1f} ms a step")
     say(f"  an epoch       {duration(epoch)} ({loader.steps_per_epoch:,} steps)")
     say(f"  the run        {duration(step * left)} of training ({left:,} steps left), without")
     say(f"                 evaluations ({evaluated:,} samples each)")
@@ -56,13 +57,14 @@ def rehearse(run: Run, trainer: Trainer, evaluated: int) -> None:
     say("dry run: nothing was kept")
 
 
-def _time_steps(trainer: Trainer) -> tuple[float, float, int]:
-    """(seconds of the first step, seconds of the timed steps, their number)."""
-    trainer.prepare(trainer.progress.step // trainer.loader.steps_per_epoch)
+def _time_steps(trainer: Trainer) -> tuple[float, float, int, int]:
+    """(seconds of the first step, seconds of the timed steps, their number, their samples)."""
+    # As in the last epoch: what thaws on the way takes the most time and memory.
+    trainer.prepare((trainer.total_steps - 1) // trainer.loader.steps_per_epoch)
     trainer.guard.remember()
     started = time.monotonic()
     first = timed = 0.0
-    done = 0
+    done = samples = 0
     for batch in _batches(trainer):
         trainer.forward_backward(batch)
         if not batch.ends_step:
@@ -75,11 +77,11 @@ def _time_steps(trainer: Trainer) -> tuple[float, float, int]:
             first = now - started
         if done == WARM_STEPS:
             timed = now
-        elif done > WARM_STEPS and (
-            done == WARM_STEPS + TIMED_STEPS or now - timed > TIMED_SECONDS
-        ):
-            break
-    return first, time.monotonic() - timed, done - WARM_STEPS
+        elif done > WARM_STEPS:
+            samples += batch.step_samples
+            if done == WARM_STEPS + TIMED_STEPS or now - timed > TIMED_SECONDS:
+                break
+    return first, time.monotonic() - timed, done - WARM_STEPS, samples
 
 
 def _batches(trainer: Trainer):
@@ -102,8 +104,7 @@ def _disk(run: Run, trainer: Trainer) -> tuple[int, int, Path]:
     """Bytes that the checkpoints need, bytes that are free, and where."""
     trainer.save(final=True)  # into the temporary folder of the dry run
     size = sum(file.stat().st_size for file in run.folder.checkpoints.rglob("*") if file.is_file())
-    chosen = run.origin.get("output", DEFAULT) != DEFAULT and run.settings.output
-    place = Path(chosen) if chosen else RUNS
+    place = Path(run.settings.output or RUNS)
     while not place.exists():
         place = place.parent
     return size * (run.settings.checkpoint_hist + 2), shutil.disk_usage(place).free, place

@@ -12,7 +12,7 @@ from utils.config import parse
 from utils.errors import UserError
 from utils.files import reason
 from utils.reporting.console import Console
-from utils.reporting.run_folder import RunFolder, default_path
+from utils.reporting.run_folder import RunFolder, default_path, refuse_run
 from utils.settings import TrainSettings
 from utils.signals import Signals, Stopped
 
@@ -65,13 +65,15 @@ class Run:
         self.console = Console()
         self._set_up_engine()
         self._closing = contextlib.ExitStack()
-        self.folder = None
+        self.folder = self.trainer = None  # the trainer: see build.py
         if not settings.without_training:
             path = Path(settings.output) if settings.output else default_path(model, data)
+            source = self.resumed_folder()
             if settings.dry_run:
+                if source is None:
+                    refuse_run(path)
                 scratch = tempfile.TemporaryDirectory(prefix="dry_run-")
                 path = Path(self._closing.enter_context(scratch)) / "run"
-            source = self.resumed_folder()
             self.folder = RunFolder(path, resume=source is not None and same(source, path))
             self._closing.callback(self.folder.close)
             try:
@@ -107,6 +109,9 @@ class Run:
     def __exit__(self, kind, error, traceback) -> None:
         if isinstance(error, (UserError, Stopped)):
             self.console.log(str(error))  # why the run ended; run_entry prints it
+        trained = self.trainer is not None and self.trainer.progress.step > 0
+        if isinstance(error, UserError) and self.folder is not None and not trained:
+            self.folder.discard()
         self._closing.close()
         self.console.close()
 

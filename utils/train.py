@@ -9,11 +9,13 @@ from utils.files import reason
 from utils.report import write_report
 from utils.reporting.classes import summary_lines, write_class_report
 from utils.reporting.console import duration
+from utils.reporting.run_folder import REPORT
 from utils.run import Run
 from utils.signals import Stopped
 from utils.training.checkpoint import Checkpoint, DamagedCheckpoint, read_checkpoint
 from utils.training.evaluation import Evaluation
 from utils.training.trainer import Trainer
+from utils.use import another_is_best
 
 # --profile: steps left out, to warm up, and written.
 PROFILE_WAIT, PROFILE_WARMUP, PROFILE_STEPS = 3, 2, 5
@@ -62,7 +64,7 @@ def run_training(
         if at_end.get("split") != "test" or at_end["step"] != progress.step:
             trainer.metrics.write(step=progress.step, epoch=epoch, split="test", **figures)
         if settings.report:
-            _report_classes(run, evaluation, classes)
+            _report_classes(run, evaluation, classes, folder.report)
     best = _measure_best(run, trainer, figures, measured)
     status = "stopped_early" if progress.stopped_early else "finished"
     write_report(run, trainer, status, figures, sizes | best)
@@ -77,8 +79,11 @@ def run_training(
 def _introduce(run: Run, trainer: Trainer) -> None:
     resumed = f", from step {trainer.progress.step}" if trainer.progress.step else ""
     parameters = sum(p.numel() for p in trainer.model.parameters())
-    trained = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
-    part = f", {trained / 1e6:.2f} M of them trained" if trained < parameters else ""
+    part = ""
+    if trainer.freeze is not None:
+        trained = sum(p.numel() for p in trainer.freeze.head.parameters())
+        until = f" until epoch {trainer.freeze.until}" if trainer.freeze.until is not None else ""
+        part = f", {trained / 1e6:.2f} M of them trained{until}"
     run.console.say(
         f"{run.model_name} ({parameters / 1e6:.2f} M parameters{part}) on {run.data_name} "
         f"({trainer.loader.samples:,} samples), {run.device.type} {run.precision.name}, "
@@ -106,9 +111,8 @@ def _measure_best(run: Run, trainer: Trainer, last: dict, measured: Callable) ->
         trainer.average = None  # all is saved: the model may hold other weights from here on
         trainer.model.load_state_dict(weights)
         result = measured().figures
-        trainer.metrics.write(
-            step=progress.best_step, epoch=progress.best_epoch, split="test", model="best", **result
-        )
+        epoch = progress.step / trainer.loader.steps_per_epoch
+        trainer.metrics.write(step=progress.step, epoch=epoch, split="test", model="best", **result)
     run.console.say(
         f"best on the validation split: epoch {progress.best_epoch:g} with "
         f"{progress.best_val_accuracy:.2f} %, on the test set {result['accuracy']:.2f} %"
@@ -116,14 +120,15 @@ def _measure_best(run: Run, trainer: Trainer, last: dict, measured: Callable) ->
     return {"best_test_loss": result["loss"], "best_test_accuracy": result["accuracy"]}
 
 
-def _report_classes(run: Run, evaluation: Evaluation, classes: list[str]) -> None:
+def _report_classes(run: Run, evaluation: Evaluation, classes: list[str], folder: Path) -> None:
     for line in summary_lines(evaluation.confusion, classes):
         run.console.say(line)
     try:
-        run.folder.report.mkdir(exist_ok=True)
-        write_class_report(evaluation.confusion, classes, run.folder.report)
+        folder.mkdir(exist_ok=True)
+        write_class_report(evaluation.confusion, classes, folder)
+        run.console.say(f"accuracy of each class and confusion matrix: {folder}")
     except OSError as error:
-        run.console.say(f"{run.folder.report}: {reason(error)}; the report is not complete")
+        run.console.say(f"{folder}: {reason(error)}; the report is not complete")
 
 
 @contextlib.contextmanager
@@ -138,8 +143,12 @@ def _profiler(run: Run, trainer: Trainer):
     written = []
 
     def write(profiler) -> None:
-        profiler.export_chrome_trace(str(path))
         written.append(path)
+        try:
+            profiler.export_chrome_trace(str(path))
+        except (OSError, RuntimeError) as error:
+            run.console.say(f"profile: {path} cannot be written ({error}); the run goes on")
+            return
         run.console.say(f"profile: {path}, for https://ui.perfetto.dev or chrome://tracing")
 
     steps = trainer.total_steps - trainer.progress.step
@@ -158,14 +167,15 @@ def _profiler(run: Run, trainer: Trainer):
 
 
 def evaluate_only(run: Run, model, checkpoint: Checkpoint, test: Callable, classes) -> None:
-    """Measures the weights of a checkpoint on the test set; the run stays as it is."""
+    """Measures the weights of a checkpoint on the test set; the run goes on being what it is."""
+    folder = run.resumed_folder()
     model.load_state_dict(checkpoint.weights)
     result = test(classes=len(classes) if run.settings.report else None)
     if run.settings.report:
-        for line in summary_lines(result.confusion, classes):
-            run.console.say(line)
+        _report_classes(run, result, classes, folder / REPORT)
     averaged = "" if checkpoint.average is None else " (averaged weights)"
     run.console.say(
         f"step {checkpoint.step}{averaged}: test loss {result.loss:.4f}, test accuracy "
         f"{result.accuracy:.2f} % on {result.samples:,} samples"
+        f"{another_is_best(checkpoint, folder)}"
     )

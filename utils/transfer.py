@@ -259,8 +259,12 @@ def _from_folder(path: Path, say: Callable) -> Pretrained:
                 )
             best = (checkpoint.state.get("progress") or {}).get("best_step")
             if best is not None and best != checkpoint.step:
-                path = store.folder / f"step-{best:08}"
-                checkpoint = read_checkpoint(path)
+                better = store.folder / f"step-{best:08}"
+                try:
+                    checkpoint = read_checkpoint(better)
+                    path = better
+                except DamagedCheckpoint as error:
+                    say(f"the best checkpoint, {better}, is damaged ({error}): the newest is taken")
     except DamagedCheckpoint as error:
         raise UserError(
             f"--pretrained {path} is damaged ({error}): give another checkpoint of the run"

@@ -22,13 +22,24 @@ def model_card(checkpoint: Checkpoint) -> ModelCard:
         ) from None
 
 
+def another_is_best(checkpoint: Checkpoint, folder: Path) -> str:
+    """A note where another checkpoint of the run in `folder` was better on its validation split."""
+    best = checkpoint.state["progress"]["best_step"]
+    if best in (None, checkpoint.step):
+        return ""
+    return f"; best on the validation split: --resume {folder}/checkpoints/step-{best:08}"
+
+
 def use_model(run: Run, model, checkpoint: Checkpoint, card: ModelCard) -> None:
     """Does what --predict or --export asks for, with the weights of `checkpoint`."""
     settings, say = run.settings, run.console.say
     model.load_state_dict(checkpoint.weights)
     folder = run.resumed_folder()
     averaged = "" if checkpoint.average is None else ", averaged weights"
-    say(f"{run.model_name} of {folder}, step {checkpoint.step}{averaged}")
+    say(
+        f"{run.model_name} of {folder}, step {checkpoint.step}{averaged}"
+        f"{another_is_best(checkpoint, folder)}"
+    )
     if settings.export:
         path = folder / "export" / ("model.onnx" if settings.export == "onnx" else
                                     "model.safetensors")  # fmt: skip

@@ -299,8 +299,11 @@ def test_advice_on_time():
         precision = type("Precision", (), {"name": "bf16"})
         device = torch.device("cuda")
 
+    class Loader:
+        workers = 0
+
     settings = Settings(dataset="imagefolder", eval_every=1)
-    for phase, advice in phase_advice(settings, Run()).items():
+    for phase, advice in phase_advice(settings, Run(), Loader()).items():
         (helps,) = [cells[2] for cells in table if cells[0] == f"`{phase}`"]
         assert set(re.findall(r"--\w+", advice)) <= coded(helps), phase
 

@@ -20,9 +20,10 @@ FLAGS = [
 
 
 def start(*arguments) -> subprocess.Popen:
+    """The entry script in a session of its own, by which all its processes are found."""
     return subprocess.Popen(
         [sys.executable, "resnet50_test.py", *map(str, arguments)],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
 
 

@@ -1,74 +1,85 @@
-"""What only a GPU can show; skipped, with the reason, where there is none."""
+"""What only a GPU can show of training; skipped, with the reason, where there is none."""
 
-import numpy as np
+import gc
+import re
+import time
+
 import pytest
 import torch
-from toy import make_trainer, pictures
+from toy import make_trainer, network, pictures
 
-from utils.augment.crop_flip import CropFlip
 from utils.data.loader import ImageLoader
+from utils.errors import UserError
 from utils.models.resnet import ResNet
 from utils.optim.factory import build_optimizer
+from utils.training.average import Average
+from utils.training.checkpoint import read_checkpoint
 from utils.training.guard import Guard
+from utils.training.progress import PhaseTimes
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
 ]
-CUDA = torch.device("cuda", 0)
-
-
-def loader(device, n=203, **options):
-    images, labels = pictures(n, size=32)
-    return ImageLoader(
-        images, labels, mean=(0.5,) * 3, std=(0.25,) * 3, batch_size=16, device=device,
-        augment=CropFlip(32, 32, cutout=8), shuffle=True, **options,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("resident", [True, False])
-def test_batches_equal_those_of_the_cpu(resident, monkeypatch):
-    if not resident:
-        monkeypatch.setattr("utils.data.loader.GPU_SHARE", 0.0)
-    on_gpu, on_cpu = loader(CUDA), loader(torch.device("cpu"))
-    assert (on_gpu.images.device.type == "cuda") == resident
-    count = 0
-    for ours, expected in zip(on_gpu.epoch(1), on_cpu.epoch(1), strict=True):
-        torch.testing.assert_close(ours.inputs.cpu(), expected.inputs, rtol=1e-6, atol=1e-6)
-        assert torch.equal(ours.targets.cpu(), expected.targets)
-        count += len(ours.targets)
-    assert count == 203
+CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 
 
 def run_epoch(trainer, epoch):
+    """As the loop of the trainer does it, without log lines."""
+    trainer.prepare(epoch)
     trainer.guard.remember()
+    trainer.times.mark("other")
     for batch in trainer.loader.epoch(epoch):
+        trainer.times.mark("data")
         trainer.forward_backward(batch)
+        trainer.times.mark("forward_backward")
         if batch.ends_step:
             trainer.update()
-            trainer.guard.remember()
+            trainer.times.mark("optimizer")
+
+
+def run_epoch_without_waiting(trainer, epoch):
+    """CUDA refuses whatever makes the host wait."""
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        run_epoch(trainer, epoch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_no_wait_between_log_lines(tmp_path, optimizer, precision):
-    """An epoch of the trainer's own steps in which CUDA refuses whatever makes the host wait."""
     trainer = make_trainer(
         tmp_path, device=CUDA, optimizer=optimizer, precision=precision, clip=1.0, accumulation=2
     )
-    trainer.model.train()
     run_epoch(trainer, 0)  # sets up memory, kernels and states
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        run_epoch(trainer, 1)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    run_epoch_without_waiting(trainer, 1)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_no_wait_with_an_average_and_a_frozen_backbone(tmp_path, optimizer, precision):
+    trainer = make_trainer(
+        tmp_path, device=CUDA, optimizer=optimizer, precision=precision, clip=1.0,
+        accumulation=2, ema_decay=0.9, freeze_until=2,
+    )  # fmt: skip
+    frozen = trainer.model[0].weight
+    before = frozen.detach().clone()
+    run_epoch(trainer, 0)
+    run_epoch_without_waiting(trainer, 1)
+    assert torch.equal(frozen, before)
+    run_epoch(trainer, 2)  # the states of what trains from here on
+    run_epoch_without_waiting(trainer, 3)
+    if precision != "fp16":  # whose scaler may have left out the few steps that there were
+        assert not torch.equal(frozen, before)
+    shares = trainer.times.shares()
+    assert shares["forward_backward"] > 0 and sum(shares.values()) == pytest.approx(1, abs=0.01)
 
 
 def test_the_profiler_shows_no_wait(tmp_path):
-    trainer = make_trainer(tmp_path, device=CUDA, precision="bf16", clip=1.0)
-    trainer.model.train()
+    trainer = make_trainer(tmp_path, device=CUDA, precision="bf16", clip=1.0, ema_decay=0.9)
     run_epoch(trainer, 0)
     torch.cuda.synchronize()
     with torch.profiler.profile() as profile:
@@ -103,6 +114,114 @@ def test_a_step_that_is_not_finite_leaves_no_trace():
             assert torch.equal(value, before[key]), key
 
 
-def test_picture_order_does_not_depend_on_the_device():
-    orders = [loader(device).order(3) for device in (CUDA, torch.device("cpu"))]
-    assert np.array_equal(*orders)
+# ---- average, times, memory, checkpoints --------------------------------------------------------
+
+
+def test_an_average_is_that_of_the_cpu():
+    models = [network().to(device) for device in (CUDA, CPU)]
+    for model in models:
+        Guard(model)
+    ours, expected = (Average(model, 0.9) for model in models)
+    generator = torch.Generator().manual_seed(0)
+    for step in range(20):
+        for name, tensor in expected.live.items():
+            change = torch.randn(tensor.shape, generator=generator)
+            tensor.data.add_(change)
+            ours.live[name].data.copy_(tensor)
+        left_out = step == 7
+        before = {name: mean.clone() for name, mean in ours.mean.items()}
+        ours.update(step, torch.tensor(left_out, device=CUDA))
+        expected.update(step, torch.tensor(left_out))
+        for name, mean in ours.mean.items():
+            assert torch.equal(mean, before[name]) == left_out, name
+            torch.testing.assert_close(mean.cpu(), expected.mean[name], rtol=1e-5, atol=1e-6)
+
+
+def test_the_device_keeps_the_time():
+    """The host is through at once; the shares are those of what the device did."""
+    times, cycles = PhaseTimes(CUDA), 50_000_000  # some 30 ms
+    torch.cuda._sleep(20 * cycles)  # until its clock has come up to speed
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        started = time.perf_counter()
+        times.mark("other")
+        for phase, amount in (("data", 1), ("forward_backward", 3), ("optimizer", 1)):
+            torch.cuda._sleep(amount * cycles)
+            times.mark(phase)
+        host = time.perf_counter() - started
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.synchronize()
+    device = time.perf_counter() - started
+    times.read()
+    assert host < device / 2
+    assert sum(times.seconds.values()) == pytest.approx(device, rel=0.2)
+    shares = times.shares()
+    assert shares["forward_backward"] == pytest.approx(0.6, abs=0.1)
+    assert shares["data"] == pytest.approx(0.2, abs=0.1)
+    assert shares["checkpoint"] == 0
+
+
+def large(batch_size):
+    images, labels = pictures(4096, size=32)
+    return ImageLoader(
+        images, labels, mean=(0.5,) * 3, std=(0.25,) * 3, batch_size=batch_size, device=CUDA,
+        shuffle=True,
+    )  # fmt: skip
+
+
+def test_out_of_memory_names_a_batch_that_fits(tmp_path):
+    """With 300 MiB, of which a batch of 4,096 pictures needs more."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(CUDA).total_memory
+    room = torch.cuda.memory_reserved(CUDA) + (300 << 20)
+    torch.cuda.set_per_process_memory_fraction(room / total, CUDA)
+    try:
+        trainer = make_trainer(tmp_path / "first", device=CUDA, data=large(4096))
+        with pytest.raises(UserError, match="--batch_size 4096 does not fit") as error:
+            trainer.fit()
+        fits = int(re.search(r"--batch_size (\d+) is likely to", str(error.value))[1])
+        assert 64 <= fits < 4096
+        assert f"--accumulation_steps {-(-4096 // fits)} " in str(error.value)
+        assert trainer.saver.store.steps() == []  # it was the first step
+        del trainer, error
+        gc.collect()
+        torch.cuda.empty_cache()
+        again = make_trainer(tmp_path / "again", device=CUDA, data=large(fits), max_steps=3)
+        assert again.fit().step == 3
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, CUDA)
+
+
+def test_checkpoints_hold_their_own_step(tmp_path, monkeypatch):
+    """They are written while the device goes on training; what is in them is older."""
+    trainer = make_trainer(
+        tmp_path, device=CUDA, optimizer="adamw", epochs=2, save_steps=2, ema_decay=0.9
+    )
+    seen, save, write = {}, trainer.save, trainer.saver.store.save
+
+    def saved(final=False):
+        save(final)
+        torch.cuda.synchronize()
+        states = trainer.model.state_dict(), trainer.average.state_dict()
+        seen[trainer.progress.step] = [
+            {name: tensor.to("cpu", copy=True) for name, tensor in state.items()}
+            for state in states
+        ]
+
+    def written(checkpoint, best_step=None):
+        time.sleep(0.3)  # meanwhile the next steps are trained
+        return write(checkpoint, best_step)
+
+    monkeypatch.setattr(trainer, "save", saved)
+    monkeypatch.setattr(trainer.saver.store, "save", written)
+    trainer.fit()
+    assert len(seen) >= 5 and trainer.total_steps in seen
+    for step, (model, average) in seen.items():
+        checkpoint = read_checkpoint(tmp_path / "checkpoints" / f"step-{step:08}")
+        assert checkpoint.state["progress"]["step"] == step
+        for ours, expected in ((checkpoint.model, model), (checkpoint.average, average)):
+            assert ours.keys() == expected.keys()
+            assert all(torch.equal(ours[name], expected[name]) for name in expected)

@@ -128,6 +128,11 @@ class ImageLoader:
         self._reader = pool.reader(images, augment) if pool is not None else None
 
     @property
+    def workers(self) -> int:
+        """Processes that read for it."""
+        return self._pool.workers if self._pool is not None else 0
+
+    @property
     def samples(self) -> int:
         """Samples in an epoch. In training a last step of one sample is left out of its epoch
         (another sample every time): BatchNorm cannot take statistics of a batch of one."""

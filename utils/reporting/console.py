@@ -82,7 +82,7 @@ class Console:
     def close(self) -> None:
         self.end_bar()
         if self._log is not None:
-            with contextlib.suppress(OSError):  # a full disk: see _to_log
+            with contextlib.suppress(OSError):  # a full disk: see `log`
                 self._log.close()
             self._log = None
 

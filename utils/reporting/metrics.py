@@ -74,10 +74,17 @@ class MetricsLog:
         """Waits until the lines are on disk. Raises OSError."""
         os.fsync(self._file)
 
-    def cut(self, position: int) -> None:
-        """Drops what was written after `position`, which a checkpoint remembers."""
+    def cut(self, position: int, step: int = 0) -> None:
+        """Drops what was written after `position`, which the checkpoint of `step` remembers.
+        Trackers drop what they know from that step on, so they are told again what is left of it.
+        """
         self._end = min(position, self._end)
         os.ftruncate(self._file, self._end)
+        kept = self.read() if self.trackers and self._end else []
+        for record in kept:
+            if record["step"] >= step:
+                for tracker in self.trackers:
+                    tracker.log(record)
 
     def read(self) -> list[dict]:
         return read_metrics(self._path)

@@ -84,6 +84,9 @@ def _draw_figure(axis, records: list[dict], key: str, best: float | None) -> Non
     axis.set_title("loss" if key == "loss" else "accuracy (%)")
     if key == "loss":
         _limit_loss(axis, windows, ends)
+        for line in axis.lines:  # a lone point may stick out of the panel, but not lie outside
+            if not line.get_clip_on() and max(line.get_ydata()) > axis.get_ylim()[1]:
+                line.set_clip_on(True)
     if axis.get_legend_handles_labels()[0]:
         axis.legend(frameon=True, framealpha=0.7, edgecolor="none", fontsize=8)
     else:

@@ -1,7 +1,9 @@
 """The folder of a run: found, made, and held against a second run."""
 
+import contextlib
 import fcntl
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -9,6 +11,7 @@ from utils.errors import UserError
 from utils.files import reason
 
 RUNS = Path("runs")
+REPORT = "report"  # folder of --report in that of a run
 
 
 def find_run(resume: str, output: str | None, entry: str) -> Path:
@@ -71,12 +74,12 @@ class RunFolder:
                 f"--output {self.path}: another run is using this folder; wait for it to end, or "
                 "choose another one"
             ) from None
-        if self.config.exists() and not resume:
-            os.close(self._lock)
-            raise UserError(
-                f"--output {self.path} already holds a run: go on with it by --resume {self.path}, "
-                "or choose another folder"
-            )
+        if not resume:
+            try:
+                refuse_run(self.path)
+            except UserError:
+                os.close(self._lock)
+                raise
 
     @property
     def config(self) -> Path:
@@ -104,7 +107,7 @@ class RunFolder:
 
     @property
     def report(self) -> Path:
-        return self.path / "report"
+        return self.path / REPORT
 
     @property
     def trace(self) -> Path:
@@ -114,16 +117,31 @@ class RunFolder:
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
+    def discard(self) -> None:
+        """After a failure before the first step: without a checkpoint, of another start of the
+        run, the folder no longer counts as a run."""
+        if not any(self.checkpoints.glob("step-*")):
+            self.config.unlink(missing_ok=True)
+
     def close(self) -> None:
-        """Lets the folder go; removes it again where nothing was ever written into it."""
-        lock = self.path / ".lock"
+        """Lets the folder go; removes it again where it was made for nothing."""
         if self.made and not self.config.exists():
-            left = [path for path in self.path.iterdir() if path != lock]
-            if not any(path.name != "log.txt" for path in left):
-                for path in [*left, lock]:
-                    path.unlink(missing_ok=True)
+            for path in (self.log, self.metrics, self.path / ".lock"):
+                path.unlink(missing_ok=True)
+            for path in (self.tensorboard, self.path / "wandb"):
+                shutil.rmtree(path, ignore_errors=True)
+            with contextlib.suppress(OSError):  # what else is in it is not ours
                 self.path.rmdir()
         os.close(self._lock)
+
+
+def refuse_run(path: Path) -> None:
+    """UserError where the folder holds a run."""
+    if (Path(path) / "config.yaml").exists():
+        raise UserError(
+            f"--output {path} already holds a run: go on with it by --resume {path}, or choose "
+            "another folder"
+        )
 
 
 def default_path(model: str, data: str) -> Path:

@@ -152,8 +152,9 @@ class OptimizationSettings(Config):
         if "warmup" not in own:
             for name in ("warmup_epochs", "warmup_steps"):
                 yield name, f"--sched {self.sched} has its own warm-up", "sched"
-        if self.sched in ("plateau", "constant"):
-            reason = f"--sched {self.sched} spans no number of epochs"
+        if not self.schedule_has_span:
+            given = {"step": " with --step_epochs", "multistep": " with --milestones"}
+            reason = f"--sched {self.sched}{given.get(self.sched, '')} does not depend on it"
             yield "epochs_for_sched", reason, "sched"
 
     def check(self):
@@ -164,10 +165,19 @@ class OptimizationSettings(Config):
             self.weight_decay = OPTIMIZERS[self.optimizer].weight_decay
         if "min_lr" in SCHEDULES[self.sched] and self.min_lr > self.lr:
             raise UserError(f"--min_lr {self.min_lr} is above --lr {self.lr}")
-        span = self.epochs_for_sched or self.epochs
-        if self.warmup_epochs > span:
-            raise UserError(f"--warmup_epochs {self.warmup_epochs} is longer than --epochs {span}")
+        flag = "epochs_for_sched" if self.epochs_for_sched else "epochs"
+        if self.warmup_epochs > getattr(self, flag):
+            raise UserError(
+                f"--warmup_epochs {self.warmup_epochs} is longer than --{flag} "
+                f"{getattr(self, flag)}"
+            )
         milestone_epochs(self.milestones)
+
+    @property
+    def schedule_has_span(self) -> bool:
+        """Whether the learning rate depends on the number of epochs."""
+        fixed = {"step": self.step_epochs, "multistep": self.milestones}
+        return self.sched not in ("plateau", "constant") and fixed.get(self.sched) is None
 
 
 def milestone_epochs(text: str | None) -> list[float] | None:

@@ -126,8 +126,12 @@ class Checkpoints:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._clean()
         aside = self.folder / f".writing-{final.name}"
-        shutil.copytree(other / final.name, aside)
+        aside.mkdir()
+        for path in (other / final.name).iterdir():
+            write_synced(aside / path.name, path.read_bytes())
+        sync_folder(aside)
         os.rename(aside, final)
+        sync_folder(self.folder)
 
     def load(self) -> Checkpoint | None:
         """The newest checkpoint that is whole; says which damaged ones it passed over.

@@ -15,10 +15,17 @@ def peak_memory(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+# What libraries below PyTorch say, which come out as plain RuntimeErrors.
+OUT_OF_MEMORY = (
+    *("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED"),
+    *("CUDNN_STATUS_ALLOC_FAILED", "unable to find an engine to execute this computation"),
+)
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY)
 
 
 def largest_batch(attempt: Callable[[int], None], failed: int) -> int:
@@ -52,25 +59,54 @@ def largest_batch(attempt: Callable[[int], None], failed: int) -> int:
     return max(low - low // 10, min(low, 1))
 
 
-def out_of_memory(trainer, reason: str) -> UserError:
-    """What a Trainer stops with after a step that did not fit; that step leaves nothing behind."""
-    trainer.guard.take_back(torch.ones((), dtype=torch.bool, device=trainer.precision.device))
+def within_memory(trainer, work: Callable, save: bool = True):
+    """work(), where running out of memory is a UserError that names a batch that fits.
+
+    Args:
+        save: keep the last whole step of the Trainer before that.
+    """
+    try:
+        return work()
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        reason = " ".join(str(error).split())
+    # Outside the handler, which holds the tensors of the failed step.
+    saved = _save_last_step(trainer) if save else ""
     trainer.optimizer.zero_grad(set_to_none=True)
-    trainer.step_sums.zero_()
-    saved = ""
-    if trainer.progress.step > 0:
-        trainer.save(final=True)
-        saved = (
-            f" Step {trainer.progress.step} is saved; a resumed run keeps its batch size, so go on "
-            f"in a new one with --pretrained {trainer.run_folder}."
-        )
     fits = _batch_that_fits(trainer.objective, trainer.optimizer, trainer.loader)
-    return UserError(f"out of memory: {fits}.{saved} ({reason})")
+    raise UserError(f"out of memory: {fits}.{saved} ({reason})")
+
+
+def _save_last_step(trainer) -> str:
+    """Takes back what the failed step has left behind, and saves the one before, if it can."""
+    step = trainer.progress.step
+    if step == 0:
+        return ""
+    if trainer.updating:
+        steps = trainer.saver.store.steps()
+        if not steps:
+            return ""
+        step = steps[-1]
+    else:
+        trainer.guard.take_back(torch.ones((), dtype=torch.bool, device=trainer.precision.device))
+        trainer.optimizer.zero_grad(set_to_none=True)
+        trainer.step_sums.zero_()
+        trainer.save(final=True)
+    return (
+        f" Step {step} is saved; a resumed run keeps its batch size, so go on in a new one with "
+        f"--pretrained {trainer.run_folder}."
+    )
 
 
 def _batch_that_fits(objective, optimizer, loader) -> str:
     """What to do, by trying smaller batches."""
-    batch = next(iter(loader.epoch(0, 0)))
+    try:
+        batch = next(iter(loader.epoch(0, 0)))
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        return f"no batch of --batch_size {loader.batch_size} can be made; take a smaller one"
 
     def attempt(n: int) -> None:
         loss, _ = objective(batch.inputs[:n], batch.targets[:n])

@@ -19,7 +19,7 @@ from utils.training.checkpoint import Checkpoint
 from utils.training.evaluation import Evaluation
 from utils.training.freeze import Freeze
 from utils.training.guard import Guard, OnNonFinite
-from utils.training.memory import is_out_of_memory, out_of_memory, peak_memory
+from utils.training.memory import peak_memory, within_memory
 from utils.training.objective import Precision
 from utils.training.progress import NOTABLE, Clock, PhaseTimes, Progress, figures
 from utils.training.saver import Saver
@@ -99,6 +99,7 @@ class Trainer:
         self.times = PhaseTimes(device)
         self.step_sums = torch.zeros(3, dtype=torch.float64, device=device)
         self.window = torch.zeros(3, dtype=torch.float64, device=device)
+        self.updating = False  # weights, optimizer and average are of different steps meanwhile
         self.started_step = 0  # of this process
         self.seconds_first_step = 0.0  # of this process; compiling is in it
         self.started = time.monotonic()
@@ -112,6 +113,7 @@ class Trainer:
         self.step_sums += sums
 
     def update(self) -> None:
+        self.updating = True
         self.scaler.unscale_(self.optimizer)
         norm = self.guard.gradient_norm()
         bad = self.guard.judge(
@@ -131,11 +133,15 @@ class Trainer:
         self.step_sums.zero_()
         self.guard.remember()
         self.progress.step += 1
+        self.updating = False
 
     # ---- the loop ---------------------------------------------------------------------------
 
     def fit(self) -> Progress:
         """Trains to the end. Raises Stopped on a signal, UserError when it cannot go on."""
+        return within_memory(self, self._fit)
+
+    def _fit(self) -> Progress:
         progress = self.progress
         self.signals.defer()
         self.optimizer.zero_grad(set_to_none=True)
@@ -146,7 +152,6 @@ class Trainer:
         self.console.start_bar(
             self.samples_until(self.total_steps), self.samples_until(progress.step)
         )
-        failed = None
         try:
             while not progress.stopped_early and (
                 progress.step < self.total_steps or self._end_is_due()
@@ -156,15 +161,9 @@ class Trainer:
                 self._end_epoch()
                 if self.signals.received is not None and progress.step < self.total_steps:
                     self._stop()
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            failed = str(error)
         finally:
             self.console.end_bar()
             self.saver.wait()
-        if failed:  # outside the handler, which holds the failed step's tensors
-            raise out_of_memory(self, failed)
         return progress
 
     def prepare(self, epoch: int) -> None:
@@ -331,7 +330,7 @@ class Trainer:
         self.metrics.write(
             step=self.progress.step, epoch=float(epoch), split="event", event="unfrozen"
         )
-        self.console.say(f"epoch {epoch}: from here on all layers train")
+        self.console.say(f"after {epoch} epochs: from here on all layers train")
 
     def _advise(self, shares: dict[str, float]) -> None:
         """The flag that helps where a phase takes a notable part of an epoch; each once."""

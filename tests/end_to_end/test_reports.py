@@ -1,0 +1,238 @@
+"""What a run says and leaves besides its weights: figures, traces, notes, and how it ended."""
+
+import csv
+import gzip
+import json
+import math
+import shutil
+import signal
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+import torch
+
+from resnet50_test import main
+from utils.training.objective import Classification
+
+TINY = [
+    "--dataset", "shapes", "--subset", "64", "--depth", "18", "--width", "4", "--device", "cpu",
+    "--threads", "1", "--bs", "16",
+]  # fmt: skip
+STEPS = 4  # in an epoch
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    """Each test in a folder of its own, and the signal handlers put back."""
+    monkeypatch.chdir(tmp_path)
+    handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for signum, handler in handlers.items():
+        signal.signal(signum, handler)
+
+
+@pytest.fixture
+def works(capfd):
+    """Runs the entry, which must exit with 0; returns what it said."""
+
+    def run(*arguments) -> str:
+        capfd.readouterr()
+        code = main([str(argument) for argument in arguments])
+        out, err = capfd.readouterr()
+        assert code == 0, err
+        return out
+
+    return run
+
+
+def summary(run: str) -> dict:
+    return json.loads(Path(run, "summary.json").read_text())
+
+
+def metrics(run: str) -> list[dict]:
+    return [json.loads(line) for line in Path(run, "metrics.jsonl").read_text().splitlines()]
+
+
+def newest_weights(run: str) -> bytes:
+    return (sorted(Path(run, "checkpoints").glob("step-*"))[-1] / "model.safetensors").read_bytes()
+
+
+# ---- TensorBoard ------------------------------------------------------------------------------
+
+
+def assert_tensorboard_has_the_metrics(run: str) -> None:
+    """Loss, accuracy and rate of every record, under its chart, once and at its step."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(f"{run}/tensorboard", size_guidance={"scalars": 0})
+    events.Reload()
+    expected = defaultdict(list)
+    for record in metrics(run):
+        chart = record["split"] + ("_steps" if record.get("average_over") == "steps" else "")
+        chart += f"_{record['model']}" if "model" in record else ""
+        for figure in ("loss", "accuracy", "samples_per_second"):
+            if record.get(figure) is not None:
+                expected[f"{figure}/{chart}"].append((record["step"], record[figure]))
+        if "lr" in record:
+            expected["lr"].append((record["step"], record["lr"]))
+    assert {"loss/train", "loss/train_steps", "loss/test"} <= expected.keys()
+    assert expected.keys() <= set(events.Tags()["scalars"])
+    for tag, points in expected.items():
+        found = [(event.step, event.value) for event in events.Scalars(tag)]
+        assert [step for step, _ in found] == [step for step, _ in points], tag
+        for (_, value), (_, wanted) in zip(found, points, strict=True):
+            assert math.isclose(value, wanted, rel_tol=1e-6, abs_tol=1e-6), tag  # float32
+
+
+def test_tensorboard_holds_the_metrics_also_after_a_kill(works):
+    works(*TINY, "--epochs", "2", "--log_every", "1", "--save_every", "3", "--output", "run")
+    assert_tensorboard_has_the_metrics("run")
+    # As if killed after step 7, with the checkpoint of step 6 the last one: the lines after it
+    # are done again, and their events must not be there twice.
+    shutil.rmtree("run/checkpoints/step-00000008")
+    Path("run/summary.json").unlink()
+    works("--resume", "run", "--epochs", "3", "--epochs_for_sched", "2")
+    steps = [r["step"] for r in metrics("run") if r.get("average_over") == "steps"]
+    assert steps == list(range(1, 3 * STEPS + 1))
+    assert_tensorboard_has_the_metrics("run")
+
+
+# ---- files that are asked for -----------------------------------------------------------------
+
+
+def table(path: str) -> list[list[str]]:
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        return list(csv.reader(file))
+
+
+def test_report_of_the_classes(works):
+    said = works(*TINY, "--epochs", "1", "--report", "--output", "run")
+    assert "worst classes of 10" in said
+    told, rows = summary("run"), table("run/report/confusion.csv")
+    matrix = torch.tensor([[int(cell) for cell in row[1:]] for row in rows[1:]])
+    assert matrix.shape == (10, 10) and matrix.sum() == told["test_samples"] == 1000
+    assert 100 * matrix.trace() / matrix.sum() == pytest.approx(told["test_accuracy"])
+    for name, samples, recall, *_ in table("run/report/per_class.csv")[1:]:
+        row = rows[0][1:].index(name)
+        assert int(samples) == matrix[row].sum()
+        expected = matrix[row, row] / matrix[row].sum()
+        assert float(recall) == pytest.approx(float(expected), abs=1e-4)
+    assert Path("run/report/confusion.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_trace_of_a_profile(works):
+    said = works(*TINY, "--max_steps", "11", "--epochs", "3", "--eval_every", "0", "--profile",
+                 "--output", "run")  # fmt: skip
+    assert "profile: run/trace.json.gz" in said
+    with gzip.open("run/trace.json.gz", "rt") as file:
+        events = json.load(file)["traceEvents"]
+    names = {event.get("name", "") for event in events}
+    assert "aten::convolution" in names and any("Backward" in name for name in names)
+    works(*TINY, "--max_steps", "11", "--epochs", "3", "--eval_every", "0", "--output", "plain")
+    assert newest_weights("run") == newest_weights("plain")
+
+
+@pytest.mark.parametrize("output", [[], ["--output", "chosen"]])
+def test_a_dry_run_says_its_lines_and_leaves_nothing(works, tmp_path, monkeypatch, output):
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    said = works(*TINY, "--dry_run", *output)
+    for word in (
+        "dry run:", "first step", "samples/s", "an epoch", "the run", "memory", "GiB", "disk",
+        "MiB free", "nothing was kept",
+    ):  # fmt: skip
+        assert word in said, word
+    assert not list(scratch.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["scratch"]
+
+
+def test_a_dry_run_beside_a_run_leaves_it_as_it_was(works):
+    works(*TINY, "--epochs", "1", "--output", "run")
+    before = {path: path.stat().st_mtime_ns for path in sorted(Path("run").rglob("*"))}
+    works("--resume", "run", "--epochs", "2", "--dry_run")
+    assert {path: path.stat().st_mtime_ns for path in sorted(Path("run").rglob("*"))} == before
+
+
+# ---- how a run ends ---------------------------------------------------------------------------
+
+
+def test_out_of_memory_names_a_batch_and_loses_no_step(works, monkeypatch, capfd):
+    forward, calls = Classification.__call__, []
+
+    def limited(self, inputs, targets):
+        calls.append(len(inputs))
+        if len(inputs) > 8 and len(calls) > 5:
+            raise torch.OutOfMemoryError("tried to allocate 2.00 GiB")
+        return forward(self, inputs, targets)
+
+    flags = [*TINY, "--epochs", "2", "--eval_every", "0", "--log_every", "2"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Classification, "__call__", limited)
+        assert main([*flags, "--output", "run"]) == 2
+    errors = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
+    (line,) = errors
+    assert "--batch_size 16 does not fit, --batch_size 8 is likely to" in line
+    assert "--accumulation_steps 2" in line and "2.00 GiB" in line
+    assert "Step 5 is saved" in line and "--pretrained run" in line
+    assert calls[5:] == [16, 8, 12, 10]
+    # The way on that the line names, where there is no more memory:
+    smaller = ["-b", "8", "--accumulation_steps", "2", "--pretrained", "run", "--output", "small"]
+    works(*flags, "--max_steps", "1", *smaller)
+    assert summary("small")["global_batch_size"] == 16
+    works("--resume", "run")  # and where there is
+    works(*flags, "--output", "whole")
+    assert newest_weights("run") == newest_weights("whole")
+
+
+def test_not_even_one_sample_fits(monkeypatch, capfd):
+    def full(*_):
+        raise torch.OutOfMemoryError("no memory at all")
+
+    monkeypatch.setattr(Classification, "__call__", full)
+    assert main([*TINY, "--output", "run"]) == 2
+    error = capfd.readouterr().err
+    assert "not even one sample fits; take a smaller model or smaller inputs" in error
+    assert "saved" not in error and "Traceback" not in error
+    assert not Path("run/checkpoints").exists()
+
+
+def test_early_stop_and_the_best_weights_beside_the_last(works):
+    flags = [*TINY, "--subset", "0.03", "--val_fraction", "0.02", "--epochs", "40"]
+    said = works(*flags, "--lr", "0.3", "--early_stop_patience", "1", "--output", "run")
+    told = summary("run")
+    assert "stopped early" in said and told["status"] == "stopped_early"
+    assert told["steps"] < 40 * STEPS and told["best_epoch"] == told["epochs"] - 1
+    vals = [r["accuracy"] for r in metrics("run") if r["split"] == "val"]
+    assert vals[-1] <= vals[-2] == max(vals) == told["best_val_accuracy"]
+
+    best = f"run/{told['best_checkpoint']}"
+    assert sorted(Path("run/checkpoints").glob("step-*"))[-1] != Path(best)
+    for place, figure in ((best, "best_test_accuracy"), ("run", "test_accuracy")):
+        said = works("--resume", place, "--eval_only")
+        assert f"test accuracy {told[figure]:.2f} % on 1,000 samples" in said
+
+    said = works("--resume", "run")
+    assert "has stopped early" in said and "--early_stop_patience" in said
+    assert summary("run") == told
+    works("--resume", "run", "--early_stop_patience", "2")
+    assert summary("run")["steps"] > told["steps"]
+
+
+# ---- more epochs than were planned ------------------------------------------------------------
+
+
+def test_more_epochs_change_the_schedule_unless_the_old_plan_is_kept(works):
+    flags = [*TINY, "--eval_every", "0"]
+    for output in ("new plan", "old plan"):
+        works(*flags, "--epochs", "2", "--output", output)
+    said = works("--resume", "new plan", "--epochs", "3")
+    note = "note: the cosine schedule spans 12 steps now and spanned 8"
+    assert note in said and "--epochs_for_sched 2 keeps the old plan" in said
+    said = works("--resume", "old plan", "--epochs", "3", "--epochs_for_sched", "2")
+    assert "note: the cosine schedule" not in said
+    works(*flags, "--epochs", "3", "--epochs_for_sched", "2", "--output", "whole")
+    assert newest_weights("old plan") == newest_weights("whole")
+    assert newest_weights("new plan") != newest_weights("whole")

@@ -1,0 +1,184 @@
+"""Runs that fail early, branch off, or run out of memory: what stands afterwards is sound."""
+
+import json
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from resnet50_test import main
+from utils.training.average import Average
+from utils.training.checkpoint import Checkpoints
+from utils.training.objective import Classification
+
+TINY = [
+    "--dataset", "shapes", "--subset", "64", "--depth", "18", "--width", "4", "--device", "cpu",
+    "--threads", "1", "--bs", "16",
+]  # fmt: skip
+STEPS = 4  # in an epoch
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    """Each test in a folder of its own, and the signal handlers put back."""
+    monkeypatch.chdir(tmp_path)
+    handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for signum, handler in handlers.items():
+        signal.signal(signum, handler)
+
+
+@pytest.fixture
+def run(capfd):
+    """run(flags) -> (exit code, what was said, the line of the error or '')."""
+
+    def start(*arguments) -> tuple[int, str, str]:
+        capfd.readouterr()
+        code = main([str(argument) for argument in arguments])
+        out, err = capfd.readouterr()
+        errors = [line for line in err.splitlines() if line.startswith("error: ")]
+        assert "Traceback" not in err and len(errors) == (code == 2), err
+        return code, out, "".join(errors)
+
+    return start
+
+
+def cramp(monkeypatch, room: int, since: int = 0) -> None:
+    """From call `since` on, the objective has room for so many samples."""
+    real, calls = Classification.__call__, []
+
+    def call(self, inputs, targets):
+        calls.append(len(inputs))
+        if len(calls) > since and len(inputs) > room:
+            raise torch.OutOfMemoryError("tried to allocate 2 GiB")
+        return real(self, inputs, targets)
+
+    monkeypatch.setattr(Classification, "__call__", call)
+
+
+def test_a_failure_before_the_first_step_leaves_the_folder_free(run, monkeypatch):
+    with monkeypatch.context() as patch:
+        cramp(patch, room=5)
+        code, _, error = run(*TINY, "--epochs", 1, "--output", "run")
+    assert code == 2 and "out of memory: --batch_size 16 does not fit" in error
+    assert not Path("run").exists()
+    Path("mine").mkdir()
+    Path("mine/notes.txt").write_text("mine")
+    with monkeypatch.context() as patch:
+        cramp(patch, room=5)
+        assert run(*TINY, "--epochs", 1, "--output", "mine")[0] == 2
+    assert Path("mine/notes.txt").exists()
+    assert run(*TINY, "--epochs", 1, "--output", "mine")[0] == 0  # not "already holds a run"
+
+
+def test_a_branch_has_what_it_starts_from_and_the_best(run, monkeypatch):
+    flags = ["--val_fraction", "0.1", "--save_every", "2", "--checkpoint_hist", "1"]
+    assert run(*TINY, *flags, "--epochs", 3, "--lr", "1e-9", "--output", "run")[0] == 0
+    summary = json.loads(Path("run/summary.json").read_text())
+    best = Path("run") / summary["best_checkpoint"]
+    assert best.name != f"step-{3 * STEPS:08}"
+    real, saves = Checkpoints.save, []
+
+    def killed(self, checkpoint, best_step=None):
+        saves.append(checkpoint.step)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Checkpoints, "save", killed)
+        main(["--resume", "run", "--output", "branch", "--epochs", "5"])
+    assert saves and real is Checkpoints.save
+    found = {path.name for path in Path("branch/checkpoints").glob("step-*")}
+    assert found == {best.name, f"step-{3 * STEPS:08}"}
+    code, out, _ = run("--resume", "branch")
+    assert code == 0 and f"from step {3 * STEPS}" in out
+    branch = json.loads(Path("branch/summary.json").read_text())
+    assert branch["steps"] == 5 * STEPS and "best_test_accuracy" in branch
+    assert run("--resume", "run", "--epochs", "5")[0] == 0
+    last = f"checkpoints/step-{5 * STEPS:08}/model.safetensors"
+    assert Path("branch", last).read_bytes() == Path("run", last).read_bytes()
+
+
+def test_a_branch_of_a_run_without_metrics(run):
+    assert run(*TINY, "--epochs", 1, "--output", "run")[0] == 0
+    Path("run/metrics.jsonl").unlink()
+    assert run("--resume", "run", "--output", "branch", "--epochs", 2)[0] == 0
+
+
+def test_out_of_memory_inside_the_update_saves_no_mixture(run, monkeypatch):
+    real, calls = Average.update, []
+
+    def update(self, step, bad):
+        calls.append(step)
+        if len(calls) == 3:
+            raise torch.OutOfMemoryError("no room for the difference")
+        real(self, step, bad)
+
+    flags = ["--ema_decay", "0.9", "--epochs", 2]
+    assert run(*TINY, *flags, "--output", "whole")[0] == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(Average, "update", update)
+        code, _, error = run(*TINY, *flags, "--save_every", 1, "--output", "run")
+    assert code == 2 and "Step 2 is saved" in error
+    assert [path.name for path in Path("run/checkpoints").glob("step-*")] != []
+    assert run("--resume", "run")[0] == 0
+    for name in ("model", "average", "optimizer"):
+        last = f"checkpoints/step-{2 * STEPS:08}/{name}.safetensors"
+        assert Path("run", last).read_bytes() == Path("whole", last).read_bytes()
+
+
+def test_out_of_memory_in_a_dry_run(run, monkeypatch):
+    cramp(monkeypatch, room=8)
+    code, _, error = run(*TINY, "--epochs", 1, "--dry_run", "--output", "run")
+    assert code == 2 and "--batch_size 8 is likely to" in error
+    assert not Path("run").exists()
+
+
+def test_a_dry_run_where_a_run_is_already(run):
+    assert run(*TINY, "--epochs", 1, "--output", "run")[0] == 0
+    code, _, error = run(*TINY, "--epochs", 1, "--dry_run", "--output", "run")
+    assert code == 2 and "already holds a run" in error
+    code, out, _ = run("--resume", "run", "--epochs", 3, "--dry_run")
+    assert code == 0 and f"({2 * STEPS} steps left)" in out and "free in run" in out
+
+
+def test_a_trace_that_cannot_be_written_costs_only_itself(run):
+    Path("run/trace.json.gz").mkdir(parents=True)
+    code, out, _ = run(*TINY, "--epochs", 3, "--profile", "--output", "run")
+    assert code == 0 and "cannot be written" in out and "test accuracy" in out
+
+
+def test_the_schedule_note_is_said_only_where_the_plan_changes(run):
+    for number, (schedule, said) in enumerate(
+        [(["constant"], False), (["step", "--step_epochs", 1], False), (["linear"], True)]
+    ):
+        folder = f"run{number}"
+        assert run(*TINY, "--epochs", 1, "--sched", *schedule, "--output", folder)[0] == 0
+        code, out, _ = run("--resume", folder, "--epochs", 2)
+        assert code == 0 and ("schedule spans" in out) is said
+    code, _, error = run(*TINY, "--sched", "step", "--step_epochs", 1, "--epochs_for_sched", 2)
+    assert code == 2 and "--epochs_for_sched has no effect: --sched step with --step" in error
+
+
+def test_a_finished_run_points_to_its_report(run):
+    assert run(*TINY, "--epochs", 1, "--output", "run")[0] == 0
+    assert "--eval_only --report makes its report" in run("--resume", "run", "--report")[1]
+    code, out, _ = run("--resume", "run", "--eval_only", "--report")
+    assert code == 0 and "run/report" in out
+    assert sorted(path.name for path in Path("run/report").iterdir()) == [
+        "confusion.csv", "confusion.png", "per_class.csv",
+    ]  # fmt: skip
+
+
+def test_a_damaged_best_checkpoint_costs_only_its_figures(run):
+    flags = ["--val_fraction", "0.1", "--lr", "1e-9", "--eval_every", 1]
+    assert run(*TINY, *flags, "--epochs", 2, "--output", "run")[0] == 0
+    best = Path("run") / json.loads(Path("run/summary.json").read_text())["best_checkpoint"]
+    (best / "model.safetensors").write_bytes(b"broken")
+    code, out, _ = run("--resume", "run", "--epochs", 3)
+    assert code == 0 and f"the best checkpoint, {best}, cannot be measured" in out
+    code, out, _ = run(*TINY, "--pretrained", "run", "--epochs", 1, "--output", "next")
+    assert code == 0 and "is damaged" in out and "weights from run, step 12" in out
+    shutil.rmtree(best)
+    assert run("--resume", "run", "--epochs", 4)[0] == 0

@@ -1,0 +1,244 @@
+"""Everything that keeps a state of its own, switched on at once: a run that is stopped, killed or
+robbed of its workers ends with the bytes of the run that nothing disturbed."""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from test_signals import finish, start
+
+SHM = Path("/dev/shm")
+TINY = ["--depth", "18", "--width", "4", "--device", "cpu", "--threads", "1"]
+EVERYTHING = [
+    "--dataset", "imagefolder", "--image_size", "16", "--val_fraction", "0.2", "--workers", "2",
+    "--freeze_backbone", "--unfreeze_epoch", "1", "--epochs", "5", "-b", "8",
+    "--accumulation_steps", "2", "--optimizer", "adamw", "--lr", "0.01", "--warmup_steps", "5",
+    "--sched", "plateau", "--plateau_patience", "0", "--gamma", "0.5", "--clip", "1",
+    "--label_smoothing", "0.1", "--ema_decay", "0.9", "--early_stop_patience", "5",
+    "--random_erasing", "0.5", "--cutout", "4", "--drop_path", "0.3",
+    "--log_every", "2", "--save_every", "3", "--checkpoint_hist", "2", *TINY,
+]  # fmt: skip
+WEIGHTS = ("model.safetensors", "average.safetensors", "optimizer.safetensors")
+OF_THE_CLOCK = {
+    "samples_per_second", "time_share", "peak_memory_bytes", "seconds_total", "seconds_training",
+    "seconds_first_step", "metrics_bytes",
+}  # fmt: skip
+
+
+# ---- what must be equal -----------------------------------------------------------------------
+
+
+def without_clock(value):
+    """JSON without what depends on the clock, at any depth."""
+    if isinstance(value, dict):
+        return {k: without_clock(v) for k, v in value.items() if k not in OF_THE_CLOCK}
+    return value
+
+
+def result(folder: Path) -> dict:
+    """What the run left, but for the clock: a name for each part, so that a failure names it."""
+    summary = json.loads((folder / "summary.json").read_text())
+    newest = sorted((folder / "checkpoints").glob("step-*"))[-1]
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    found = {
+        "summary": without_clock(summary),
+        "metrics": [without_clock(json.loads(line)) for line in lines],
+        "last step": newest.name,
+        "state": without_clock(json.loads((newest / "state.json").read_text())),
+    }
+    for place in (newest, folder / summary["best_checkpoint"]):
+        found |= {f"{place.name}/{name}": (place / name).read_bytes() for name in WEIGHTS}
+    return found
+
+
+def assert_same(folder: Path, whole: Path) -> None:
+    ours, expected = result(folder), result(whole)
+    assert ours.keys() == expected.keys()
+    for part, value in expected.items():
+        assert ours[part] == value, part
+
+
+# ---- what must be gone ------------------------------------------------------------------------
+
+
+def processes(session: int) -> dict[int, str]:
+    """{id: command line} of the living processes of a session, which each run has of its own."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            state, _, _, number = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
+            if int(number) == session and state != "Z":
+                found[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ")
+        except OSError:  # it has ended meanwhile
+            continue
+    return found
+
+
+def workers(process: subprocess.Popen) -> list[int]:
+    return [pid for pid, command in processes(process.pid).items() if "spawn_main" in command]
+
+
+def abandoned() -> set[str]:
+    """Pieces of shared memory that no living process has mapped. (Other programs may well use
+    some at the same time.)"""
+    names = {path.name for path in SHM.glob("psm_*")}
+    for maps in Path("/proc").glob("[0-9]*/maps") if names else ():
+        try:
+            text = maps.read_text()
+        except OSError:
+            continue
+        names -= {name for name in names if name in text}
+    return names
+
+
+def wait_until(condition, what: str, seconds=20.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def launch():
+    """start(...), after which no process and no shared memory may be left, however it ended."""
+    before, runs = abandoned() if SHM.is_dir() else set(), []
+
+    def run(*arguments) -> subprocess.Popen:
+        runs.append(start(*arguments))
+        return runs[-1]
+
+    yield run
+    for process in runs:
+        if process.poll() is None:  # the test has failed
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+        wait_until(lambda p=process: not processes(p.pid), "a process is left")
+    if SHM.is_dir():
+        wait_until(lambda: abandoned() <= before, "shared memory is left")
+
+
+# ---- the runs ---------------------------------------------------------------------------------
+
+
+def arguments(root: Path, output: str) -> list:
+    """Of the run `output` below `root`: to start it, or to go on with it."""
+    folder = root / output
+    if (folder / "config.yaml").exists():
+        return ["--resume", folder]
+    data = ["--data_dir", root / "pictures", "--cache_dir", root / "cache"]
+    return [*EVERYTHING, *data, "--pretrained", root / "small", "--output", folder]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """A folder with pictures, a run to start from, and the run `whole`, which nothing disturbs."""
+    root = tmp_path_factory.mktemp("everything")
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 60), ("test", 10)):
+        for label, name in enumerate(("ant", "bee", "cat")):
+            folder = root / "pictures" / split / name
+            folder.mkdir(parents=True)
+            for number in range(count):
+                pixels = rng.integers(0, 200, (16, 16, 3)) + 55 * np.eye(3, dtype=int)[label]
+                Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{number}.png")
+    small = ["--dataset", "shapes", "--subset", "40", "--max_steps", "2", "--eval_every", "0"]
+    code, _, err = finish(start(*small, *TINY, "--output", root / "small"))
+    assert code == 0, err
+    code, out, err = finish(start(*arguments(root, "whole")))
+    assert code == 0, err
+    assert "head of 10 classes replaced by one of 3" in out
+    assert "from here on all layers train" in out and "the learning rate falls" in out
+    return root
+
+
+def steps_done(folder: Path) -> int:
+    """By the last whole line of the metrics."""
+    try:
+        lines = (folder / "metrics.jsonl").read_bytes().split(b"\n")[:-1]
+    except OSError:
+        return 0
+    return json.loads(lines[-1])["step"] if lines else 0
+
+
+def is_writing(folder: Path) -> bool:
+    return any(folder.glob("checkpoints/.writing-*"))
+
+
+def poll_until(condition, process, seconds=60.0) -> None:
+    """Until the condition holds or the process has ended; looks thousands of times a second."""
+    end = time.monotonic() + seconds
+    while process.poll() is None and not condition():
+        assert time.monotonic() < end
+        time.sleep(0.0002)
+
+
+def test_stopped_and_killed_and_robbed(launch, place):
+    """SIGTERM at a random step; SIGKILL while a checkpoint is being written, and between two; a
+    worker killed. Each time the run goes on, and ends as if nothing had happened."""
+    rng, folder = random.Random(), place / "disturbed"
+    first = rng.randint(3, 30)
+    process = launch(*arguments(place, "disturbed"))
+    poll_until(lambda: steps_done(folder) >= first, process)
+    process.send_signal(signal.SIGTERM)
+    code, _, err = finish(process)
+    assert code == 143 and "saved; go on with --resume" in err, err
+
+    process = launch(*arguments(place, "disturbed"))
+    poll_until(lambda: steps_done(folder) >= first + 4 and is_writing(folder), process)
+    process.kill()
+    assert finish(process)[0] == -signal.SIGKILL
+
+    process = launch(*arguments(place, "disturbed"))
+    poll_until(lambda: steps_done(folder) >= first + 8, process)
+    os.kill(rng.choice(workers(process)), signal.SIGKILL)
+    code, out, err = finish(process)
+    assert code == 0, err
+    assert "a reading process died (SIGKILL) and was replaced" in out
+    assert_same(folder, place / "whole")
+
+
+def disturb(process, folder: Path, kind: str, rng: random.Random) -> None:
+    """A signal at a random moment, or the workers of the run killed."""
+    if kind == "SIGKILL while writing":
+        for _ in range(rng.randint(1, 4)):  # all but the last are let pass
+            poll_until(lambda: not is_writing(folder), process)
+            poll_until(lambda: is_writing(folder), process)
+        time.sleep(rng.uniform(0, 0.01))
+        process.kill()
+    elif kind == "workers":
+        poll_until(lambda: workers(process), process)
+        for pid in workers(process)[: rng.randint(1, 2)]:
+            time.sleep(rng.uniform(0, 1.0))
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    else:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(rng.uniform(1.0, 6.0))
+        process.send_signal(getattr(signal, kind))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("kind", ["SIGTERM", "SIGKILL", "SIGKILL while writing", "workers"])
+def test_random_moments(launch, place, kind, seed):
+    """Up to five times disturbed, then left alone."""
+    rng, output = random.Random(f"{kind} {seed}"), f"{kind} {seed}"
+    expected = {"SIGTERM": {143, -15}, "workers": {0}}.get(kind, {-9}) | {0}
+    for attempt in range(6):
+        process = launch(*arguments(place, output))
+        if attempt < 5:
+            disturb(process, place / output, kind, rng)
+        code, _, err = finish(process)
+        assert code in expected, err
+        if code == 0:
+            break
+    assert code == 0
+    assert_same(place / output, place / "whole")
