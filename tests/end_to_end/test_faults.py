@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,37 +13,14 @@ from PIL import Image
 
 from resnet50_test import main
 
+pytestmark = pytest.mark.usefixtures("own_folder")
+
 ROOT = Path(__file__).parents[2]
 TINY = [
     "--depth", "18", "--width", "4", "--device", "cpu", "--threads", "1", "--bs", "16",
     "--log_every", "2", "--eval_every", "0",
 ]  # fmt: skip
 SHAPES = ["--dataset", "shapes", "--subset", "100", "--max_steps", "4", *TINY]
-
-
-@pytest.fixture(autouse=True)
-def place(tmp_path, monkeypatch):
-    """Each test in a folder of its own, and the signal handlers put back."""
-    monkeypatch.chdir(tmp_path)
-    handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for signum, handler in handlers.items():
-        signal.signal(signum, handler)
-
-
-@pytest.fixture
-def fails(capfd):
-    """Runs the entry, which must exit with 2 and one line; returns the line."""
-
-    def run(*arguments) -> str:
-        capfd.readouterr()
-        assert main([str(a) for a in arguments]) == 2
-        lines = capfd.readouterr().err.splitlines()
-        errors = [line for line in lines if line.startswith("error: ")]
-        assert len(errors) == 1 and "Traceback" not in "\n".join(lines)
-        return errors[0]
-
-    return run
 
 
 def picture(path: Path, label: int, size=(12, 10)) -> None:

@@ -5,7 +5,6 @@ import gzip
 import json
 import math
 import shutil
-import signal
 import tempfile
 from collections import defaultdict
 from pathlib import Path
@@ -16,35 +15,13 @@ import torch
 from resnet50_test import main
 from utils.training.objective import Classification
 
+pytestmark = pytest.mark.usefixtures("own_folder")
+
 TINY = [
     "--dataset", "shapes", "--subset", "64", "--depth", "18", "--width", "4", "--device", "cpu",
     "--threads", "1", "--bs", "16",
 ]  # fmt: skip
 STEPS = 4  # in an epoch
-
-
-@pytest.fixture(autouse=True)
-def place(tmp_path, monkeypatch):
-    """Each test in a folder of its own, and the signal handlers put back."""
-    monkeypatch.chdir(tmp_path)
-    handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for signum, handler in handlers.items():
-        signal.signal(signum, handler)
-
-
-@pytest.fixture
-def works(capfd):
-    """Runs the entry, which must exit with 0; returns what it said."""
-
-    def run(*arguments) -> str:
-        capfd.readouterr()
-        code = main([str(argument) for argument in arguments])
-        out, err = capfd.readouterr()
-        assert code == 0, err
-        return out
-
-    return run
 
 
 def summary(run: str) -> dict:

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
@@ -13,36 +12,13 @@ from utils.training.average import Average
 from utils.training.checkpoint import Checkpoints
 from utils.training.objective import Classification
 
+pytestmark = pytest.mark.usefixtures("own_folder")
+
 TINY = [
     "--dataset", "shapes", "--subset", "64", "--depth", "18", "--width", "4", "--device", "cpu",
     "--threads", "1", "--bs", "16",
 ]  # fmt: skip
 STEPS = 4  # in an epoch
-
-
-@pytest.fixture(autouse=True)
-def place(tmp_path, monkeypatch):
-    """Each test in a folder of its own, and the signal handlers put back."""
-    monkeypatch.chdir(tmp_path)
-    handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for signum, handler in handlers.items():
-        signal.signal(signum, handler)
-
-
-@pytest.fixture
-def run(capfd):
-    """run(flags) -> (exit code, what was said, the line of the error or '')."""
-
-    def start(*arguments) -> tuple[int, str, str]:
-        capfd.readouterr()
-        code = main([str(argument) for argument in arguments])
-        out, err = capfd.readouterr()
-        errors = [line for line in err.splitlines() if line.startswith("error: ")]
-        assert "Traceback" not in err and len(errors) == (code == 2), err
-        return code, out, "".join(errors)
-
-    return start
 
 
 def cramp(monkeypatch, room: int, since: int = 0) -> None:

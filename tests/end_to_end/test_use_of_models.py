@@ -3,7 +3,6 @@ torchvision's own ResNet where the architecture is the same."""
 
 import csv
 import json
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,8 @@ from torchvision.models import resnet18
 from resnet50_test import main
 from utils.models.resnet import ResNet
 
+pytestmark = pytest.mark.usefixtures("own_folder")
+
 ENGINE = ["--device", "cpu", "--threads", "1"]
 # A small rate: a model that is certain of one class for every picture shows no differences.
 MODEL = ["--depth", "18", "--lr", "0.002", *ENGINE]
@@ -24,30 +25,6 @@ TINY = [*MODEL, "--width", "4"]
 REAL = [*MODEL, "--stem", "imagenet"]  # torchvision's resnet18, for pictures of 32 pixels
 SHAPES = ["--dataset", "shapes", "--subset", "64", "--max_steps", "2", "--eval_every", "0"]
 CLASSES = ("ant", "bee", "cat")
-
-
-@pytest.fixture(autouse=True)
-def place(tmp_path, monkeypatch):
-    """Each test in a folder of its own, and the signal handlers put back."""
-    monkeypatch.chdir(tmp_path)
-    handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for signum, handler in handlers.items():
-        signal.signal(signum, handler)
-
-
-@pytest.fixture
-def works(capfd):
-    """Runs the entry, which must exit with 0; returns what it said."""
-
-    def run(*arguments) -> str:
-        capfd.readouterr()
-        code = main([str(argument) for argument in arguments])
-        out, err = capfd.readouterr()
-        assert code == 0, err
-        return out
-
-    return run
 
 
 def pictures(root: str, size=16, count=8) -> list[str]:

@@ -1,0 +1,56 @@
+"""The entry script in the process of the test, each time in a folder of its own."""
+
+import signal
+
+import pytest
+
+from resnet50_test import main
+
+
+@pytest.fixture
+def own_folder(tmp_path, monkeypatch):
+    """The present folder is an empty one; the signal handlers are put back afterwards."""
+    monkeypatch.chdir(tmp_path)
+    handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for signum, handler in handlers.items():
+        signal.signal(signum, handler)
+
+
+@pytest.fixture
+def run(capfd):
+    """run(flags) -> (exit code, what was said, the line of the error or '')."""
+
+    def start(*arguments) -> tuple[int, str, str]:
+        capfd.readouterr()
+        code = main([str(argument) for argument in arguments])
+        out, err = capfd.readouterr()
+        errors = [line for line in err.splitlines() if line.startswith("error: ")]
+        assert "Traceback" not in err and len(errors) == (code == 2), err
+        return code, out, "".join(errors)
+
+    return start
+
+
+@pytest.fixture
+def works(run):
+    """Runs the entry, which must exit with 0; returns what it said."""
+
+    def start(*arguments) -> str:
+        code, out, error = run(*arguments)
+        assert code == 0, error
+        return out
+
+    return start
+
+
+@pytest.fixture
+def fails(run):
+    """Runs the entry, which must exit with 2 and one line; returns the line."""
+
+    def start(*arguments) -> str:
+        code, _, error = run(*arguments)
+        assert code == 2
+        return error
+
+    return start
