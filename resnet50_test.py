@@ -34,7 +34,8 @@ class Settings(ImageSettings):
     )  # fmt: skip
     stem: str | None = setting(
         None, "First layers: cifar keeps the resolution, imagenet divides it by 4", group=MODEL,
-        choices=("cifar", "imagenet"), default_text="cifar for pictures of up to 64 pixels",
+        choices=("cifar", "imagenet"),
+        default_text="cifar for pictures of up to 64 pixels without --pretrained imagenet",
     )  # fmt: skip
 
     zero_init_residual: bool = setting(

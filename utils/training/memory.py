@@ -7,19 +7,18 @@ import torch
 
 from utils.errors import UserError
 
+# What libraries below PyTorch say, which come out as plain RuntimeErrors.
+OUT_OF_MEMORY = (
+    *("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED"),
+    *("CUDNN_STATUS_ALLOC_FAILED", "unable to find an engine to execute this computation"),
+)
+
 
 def peak_memory(device: torch.device) -> int:
     """Bytes: of the GPU's allocator, or of the whole process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-# What libraries below PyTorch say, which come out as plain RuntimeErrors.
-OUT_OF_MEMORY = (
-    *("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED"),
-    *("CUDNN_STATUS_ALLOC_FAILED", "unable to find an engine to execute this computation"),
-)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
