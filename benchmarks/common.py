@@ -7,13 +7,20 @@ import statistics
 from collections.abc import Callable
 from pathlib import Path
 
+UNITS = {"samples_per_second": ("samples/s", 0), "steps_per_second": ("steps/s", 2)}
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """What all benchmarks take."""
+    words = argparse.ArgumentParser(description=description)
+    words.add_argument("--repetitions", type=int, default=7, help="pairs of runs (default: 7)")
+    words.add_argument("--threads", type=int, default=2, help="CPU threads (default: 2)")
+    words.add_argument("--json", type=Path, help="also write the figures to this file")
+    return words
+
 
 def arguments(description: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--repetitions", type=int, default=7, help="pairs of runs (default: 7)")
-    parser.add_argument("--threads", type=int, default=2, help="CPU threads (default: 2)")
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    return parser.parse_args()
+    return parser(description).parse_args()
 
 
 def machine() -> dict:
@@ -36,7 +43,7 @@ def machine() -> dict:
 
 
 def side_by_side(runs: dict[str, Callable[[], float]], repetitions: int) -> dict[str, list]:
-    """Calls the runs in turn, A B B A A B ..., and keeps what each returns (samples per second).
+    """Calls the runs in turn, A B B A A B ..., and keeps what each returns (a speed: see UNITS).
 
     The machine's speed drifts; the ratio of two neighbours hardly does. The order changes from
     pair to pair, so that neither always follows the other.
@@ -63,8 +70,11 @@ def report(title: str, results: dict, path: Path | None) -> None:
     print("  " + ", ".join(f"{key} {value}" for key, value in state.items() if value))
     for case, result in results.items():
         print(f"  {case}")
-        for name, values in result["samples_per_second"].items():
-            print(f"    {name:24} {statistics.median(values):12,.0f} samples/s")
+        unit = next(unit for unit in UNITS if unit in result)
+        for name, values in result[unit].items():
+            print(
+                f"    {name:24} {statistics.median(values):12,.{UNITS[unit][1]}f} {UNITS[unit][0]}"
+            )
         for name, value in result["ratios"].items():
             print(
                 f"    {name:24} {value['median']:12.3f} times ({value['min']:.3f} to "

@@ -20,6 +20,7 @@ from utils.config import (
 )
 from utils.data.images import IMAGE_DATASETS
 from utils.errors import UserError
+from utils.optim.factory import NGD_SETTINGS, OPTIMIZERS
 
 FIELDS = fields(Settings)
 # name files and runs: tested one by one
@@ -36,11 +37,13 @@ NEEDS = {
     "milestones": ["--sched", "multistep"],
     "plateau_patience": ["--sched", "plateau"],
     "min_lr": ["--sched", "linear", "--lr", "1"],
+    "lookahead_alpha": ["--lookahead_k", "5"],
     "freeze_backbone": ["--pretrained"],
     "unfreeze_epoch": ["--pretrained", "--freeze_backbone"],
     "wandb_project": ["--wandb", "offline"],
     "wandb_tags": ["--wandb", "offline"],
 }
+NEEDS |= {name: ["--ngd"] for name in NGD_SETTINGS}
 
 
 def settings_of(*argv) -> Settings:
@@ -189,6 +192,12 @@ def test_no_abbreviations(flag):
         (["--lr", "inf"], ["--lr"]),
         (["--hflip", "1.01"], ["--hflip", "up to 1"]),
         (["--momentum", "1"], ["--momentum", "below 1"]),
+        (["--ngd", "--ngd_alpha", "0"], ["--ngd_alpha", "above 0"]),
+        (["--ngd", "--ngd_eta", "1.5"], ["--ngd_eta", "above 0 up to 1"]),
+        (["--ngd", "--ngd_axes", "rows"], ["--ngd_axes", "one of all, channels"]),
+        (["--lookahead_k", "0"], ["--lookahead_k", "1 or more"]),
+        (["--lookahead_alpha", "0.5"], ["--lookahead_alpha has no effect", "--lookahead_k"]),
+        (["--ngd", "--ngd_decoupled", "--wd", "0"], ["--ngd_decoupled has no effect", "_decay is"]),
         (["--seed", 2**32], ["--seed", "up to"]),
         (["--depth", "20"], ["--depth", "18, 34, 50, 101, 152"]),
         (["--optimizer", "adam"], ["--optimizer", "did you mean adamw?"]),
@@ -227,6 +236,44 @@ def test_defaults_that_depend_on_others():
     adamw = settings_of("--optimizer", "adamw")
     assert (adamw.lr, adamw.weight_decay) == (1e-3, 0.05)
     assert settings_of("--optimizer", "adamw", "--lr", "0.5").lr == 0.5
+    momenta = {name: settings_of("--optimizer", name).momentum for name in OPTIMIZERS}
+    assert momenta == {
+        "sgd": 0.9, "adamw": None, "lamb": None, "muon": 0.95, "madgrad": 0.9, "ngd": 0.9,
+    }  # fmt: skip
+
+
+# ---- short flags --------------------------------------------------------------------------------
+
+
+def test_a_short_flag_stands_for_another(write):
+    for given in (
+        ["--ngd"],
+        ["--ngd", "--optimizer", "ngd"],
+        ["--config", write("ngd: true")],
+        ["--config", write("ngd: true\noptimizer: ngd", "both.yaml")],
+        ["--config", write("optimizer: sgd", "sgd.yaml"), "--ngd"],  # the command line wins
+    ):
+        settings, origin = parse(Settings, [*map(str, given)], "")
+        assert settings.optimizer == "ngd" and origin["optimizer"] != DEFAULT
+        assert "\noptimizer: ngd  # " in to_yaml(settings, origin)
+    assert settings_of("--config", write("ngd: true"), "--optimizer", "sgd").optimizer == "sgd"
+    assert settings_of("--config", write("ngd: false")).optimizer == "sgd"
+
+
+def test_a_short_flag_and_another_value_are_refused(write):
+    for argv in (["--ngd", "--optimizer", "sgd"], ["--opt", "adamw", "--ngd"]):
+        text = refused(*argv)
+        assert text.startswith("--ngd is short for --optimizer ngd") and argv[-1][-3:] in text
+    path = write("ngd: true\noptimizer: lamb")
+    assert f"{path}: ngd is short for --optimizer ngd" in refused("--config", path)
+    assert "ngd: 1 is not true or false" in refused("--config", write("ngd: 1"))
+    assert "did you mean --ngd?" in refused("--nggd")
+
+
+def test_a_resumed_run_keeps_its_optimizer_under_its_short_flag(make_run):
+    run = make_run("--ngd")
+    assert settings_of("--resume", run, "--ngd").optimizer == "ngd"
+    assert "--optimizer sgd" in refused("--resume", run, "--optimizer", "sgd")
 
 
 # ---- YAML ---------------------------------------------------------------------------------------
@@ -315,7 +362,7 @@ def test_to_yaml_and_back(name, write):
 
 
 @pytest.mark.parametrize("dataset", IMAGE_DATASETS)
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_config_of_every_combination_is_accepted_again(dataset, optimizer, write):
     flags = ["--dataset", dataset, "--optimizer", optimizer, "--crop_padding", 0]
     flags += ["--weight_decay", 0, "--warmup_steps", 5]
@@ -354,6 +401,8 @@ def test_awkward_paths_survive_the_round_trip(text, write):
     ("name", "argv"),
     [
         ("momentum", ["--optimizer", "adamw"]),
+        ("momentum", ["--optimizer", "lamb"]),
+        *((name, ["--optimizer", "muon"]) for name in NGD_SETTINGS),
         ("warmup_epochs", ["--warmup_steps", "5"]),
         ("decay_all", ["--weight_decay", "0"]),
         ("deterministic", ["--device", "cpu"]),
@@ -495,6 +544,7 @@ def test_help_lists_everything_without_importing_torch(run_entry_script):
         ["--config", "unknown_key.yaml"],
         ["--config", "two\nlines.yaml"],
         ["--optimizer", "adamw", "--momentum", "0.9"],
+        ["--ngd", "--optimizer", "sgd"],
         ["--resume"],
         ["--dataset", "shapes", "--crop_padding", "32"],  # found after the data is there
         pytest.param(

@@ -10,6 +10,9 @@ def phase_advice(settings, run, loader) -> dict[str, str]:
         "checkpoint": f"save less often than --save_every {settings.save_every}",
         "evaluation": f"evaluate less often by --eval_every {2 * (settings.eval_every or 1)}",
     }
+    if settings.optimizer == "ngd":
+        period = 2 * settings.ngd_update_period
+        advice["optimizer"] += f"; --ngd_update_period {period} makes them cheaper"
     if getattr(settings, "dataset", "") == "imagefolder":
         advice["data"] = f"read by more processes: --workers {2 * loader.workers or 4}"
     if run.precision.name == "fp32" and _computes_bf16(run.device):

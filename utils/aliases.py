@@ -36,6 +36,8 @@ ALIASES = {
     "wd": "weight_decay",
     "weights": "pretrained",
 }
+# Flags without a value that are short for a setting with one; in YAML, `ngd: true`.
+SHORT_FOR = {"ngd": ("optimizer", "ngd")}
 # Other spellings of a value.
 VALUE_ALIASES = {
     "precision": {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"},

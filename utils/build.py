@@ -9,7 +9,7 @@ from utils.config import to_yaml
 from utils.errors import UserError
 from utils.files import reason, replace_file
 from utils.model_card import ModelCard
-from utils.optim.factory import build_optimizer
+from utils.optim.factory import OPTIMIZERS, build_optimizer
 from utils.optim.schedules import build_schedule
 from utils.reporting.metrics import MetricsLog
 from utils.reporting.trackers import TensorBoard, Wandb
@@ -82,8 +82,10 @@ def build_trainer(
             model,
             lr=settings.lr,
             weight_decay=settings.weight_decay,
-            momentum=settings.momentum,
             decay_all=settings.decay_all,
+            lookahead_k=settings.lookahead_k,
+            lookahead_alpha=settings.lookahead_alpha,
+            **{name: getattr(settings, name) for name in OPTIMIZERS[settings.optimizer].settings},
         ),
         schedule=schedule,
         loader=loader,

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import yaml
 
-from utils.aliases import ALIASES, VALUE_ALIASES
+from utils.aliases import ALIASES, SHORT_FOR, VALUE_ALIASES
 from utils.errors import UserError
 
 # What belongs to one start of a run, not to the run: no recipe, and not kept on resume.
@@ -156,9 +156,14 @@ def read_yaml(config_class, path: Path) -> dict:
     content = {} if content is None else content
     if not isinstance(content, Mapping):
         raise UserError(f"--config {path}: 'name: value' lines are needed, one for each setting")
-    known, values = fields(config_class), {}
+    known, values, short = fields(config_class), {}, set()
     for key, value in content.items():
         name = _canonical(str(key))
+        if name in _short_for(known):
+            if not isinstance(value, bool):
+                raise UserError(f"{path}: {key}: {value!r} is not true or false")
+            short |= {name} if value else set()
+            continue
         if name not in known:
             raise UserError(f"{path}: unknown setting {key!r}{_suggest(str(key), known)}")
         if name == "config":
@@ -166,7 +171,7 @@ def read_yaml(config_class, path: Path) -> dict:
         if name in values:
             raise UserError(f"{path}: {name} is set twice")
         values[name] = convert(known[name], value, f"{path}: {key}")
-    return values
+    return _spelled_out(values, short, f"{path}: ")
 
 
 def to_yaml(settings, origin: Mapping[str, str]) -> str:
@@ -249,13 +254,22 @@ def _read_flags(config_class, argv: list[str], description: str) -> dict:
         if heading not in groups:
             groups[heading] = parser.add_argument_group(heading)
         _add_flag(groups[heading], field)
+        for flag, (name, value) in _short_for(known).items():
+            if name == field.name:
+                text = f"Short for --{name} {value} (default: off)"
+                groups[heading].add_argument(
+                    f"--{flag}", action="store_true", default=argparse.SUPPRESS, help=text
+                )
     typed, unknown = parser.parse_known_args(argv)
     if unknown:
         flag = unknown[0].split("=")[0]
         if not flag.startswith("-"):
             raise UserError(f"{flag!r} stands alone: a flag is --name value; see --help")
         raise UserError(f"unknown flag {flag}{_suggest(flag, known, '--')}; see --help")
-    return {name: convert(known[name], value, f"--{name}") for name, value in vars(typed).items()}
+    given = vars(typed)
+    short = {name for name in _short_for(known) if given.pop(name, False)}
+    values = {name: convert(known[name], value, f"--{name}") for name, value in given.items()}
+    return _spelled_out(values, short, "--")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -341,10 +355,28 @@ def _canonical(key: str) -> str:
     return ALIASES.get(name, name)
 
 
+def _short_for(known) -> dict[str, tuple[str, object]]:
+    """Those of SHORT_FOR whose setting the entry has."""
+    return {flag: target for flag, target in SHORT_FOR.items() if target[0] in known}
+
+
+def _spelled_out(values: dict, short: set[str], where: str) -> dict:
+    """`values` with what the flags in `short` stand for; a UserError where both are given."""
+    for flag in sorted(short):
+        name, value = SHORT_FOR[flag]
+        if values.setdefault(name, value) != value:
+            raise UserError(
+                f"{where}{flag} is short for --{name} {value}, and --{name} {values[name]} is "
+                "given too: leave one of the two out"
+            )
+    return values
+
+
 def _suggest(word: object, known, prefix: str = "") -> str:
     """', did you mean ...?' with the nearest of the known names, their aliases included."""
     names = {str(name): str(name) for name in known}
     names |= {alias: target for alias, target in ALIASES.items() if target in names}
+    names |= {flag: flag for flag in _short_for(known)}
     wanted = str(word).lstrip("-").replace("-", "_")
     near = difflib.get_close_matches(wanted, names, n=1, cutoff=0.5)
     return f", did you mean {prefix}{names[near[0]]}?" if near else ""

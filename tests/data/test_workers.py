@@ -275,6 +275,7 @@ def start_program(images, tmp_path, mode):
     process = subprocess.Popen(
         [sys.executable, program, images.filename, mode],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -293,7 +294,7 @@ def test_nothing_is_left_when_the_training_process_is_killed(images, tmp_path):
     process.wait()
     wait_until(lambda: all(map(is_gone, pids)))
     wait_until(lambda: not memory.exists())
-    process.stdout.close(), process.stderr.close()
+    process.stdin.close(), process.stdout.close(), process.stderr.close()
 
 
 @needs_shm

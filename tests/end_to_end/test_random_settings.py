@@ -42,6 +42,7 @@ OWN_VALUES = {
     "image_size": [8, 9, 16, 33, 100],
     "workers": [0, 1, 2],
     "seed": [0, 7],
+    "lookahead_k": [1, 2, 5],
     "epochs": [1, 2, 5],
     "crop_padding": [0, 1, 4, 40],
     "cutout": [0, 3, 64],

@@ -1,46 +1,30 @@
 """Every optimizer of the factory against its formula in plain float64, step by step."""
 
 import copy
+import json
 
 import pytest
 import torch
+from optimizer_formulas import AdamW, Lamb, Lookahead, Madgrad, Sgd
 from torch import nn
 
+from utils.errors import UserError
 from utils.optim.factory import OPTIMIZERS, build_optimizer, parameter_groups
+from utils.reporting.metrics import to_json
+from utils.training.checkpoint import optimizer_tensors, restore_optimizer
+
+# muon has a test of its own below, ngd its own files of tests.
+REFERENCES = {"sgd": Sgd, "adamw": AdamW, "lamb": Lamb, "madgrad": Madgrad}
+LR = {"sgd": 0.1, "adamw": 0.01, "lamb": 0.01, "muon": 0.01, "madgrad": 0.01, "ngd": 0.1}
+# "lookahead sgd" is Lookahead around sgd.
+VARIANTS = [*OPTIMIZERS, *(f"lookahead {name}" for name in OPTIMIZERS)]
+K = 3
+each_optimizer = pytest.mark.parametrize("name", VARIANTS)
 
 
-class Sgd:
-    """g' = g + wd p;  b = m b + g', from b = 0;  p = p - lr (g' + m b)."""
-
-    lr = 0.1
-
-    def __init__(self, momentum):
-        self.momentum, self.buffer = momentum, 0.0
-
-    def step(self, p, g, lr, decay):
-        g = g + decay * p
-        self.buffer = self.momentum * self.buffer + g
-        return p - lr * (g + self.momentum * self.buffer)
-
-
-class AdamW:
-    """p = p - lr wd p - lr m' / (sqrt(v') + eps), with m' and v' free of their start's bias."""
-
-    lr = 0.01
-
-    def __init__(self, momentum):
-        self.m, self.v, self.t = 0.0, 0.0, 0
-
-    def step(self, p, g, lr, decay):
-        self.t += 1
-        self.m = 0.9 * self.m + 0.1 * g
-        self.v = 0.999 * self.v + 0.001 * g * g
-        m, v = self.m / (1 - 0.9**self.t), self.v / (1 - 0.999**self.t)
-        return p - lr * decay * p - lr * m / (v.sqrt() + 1e-8)
-
-
-REFERENCES = {"sgd": Sgd, "adamw": AdamW}
-each_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
+def reference(name: str, momentum: float):
+    inner = REFERENCES[name.split()[-1]](momentum)
+    return Lookahead(inner, K) if "lookahead" in name else inner
 
 
 def small_model(channels_last=False, dtype=torch.float64) -> nn.Module:
@@ -70,8 +54,9 @@ def poison(model: nn.Module) -> None:
 
 
 def build(name, model, **settings):
-    settings = {"lr": REFERENCES[name].lr, "weight_decay": 0.1} | settings
-    return build_optimizer(name, model, **settings)
+    around, _, name = name.rpartition(" ")
+    settings = {"lr": LR[name], "weight_decay": 0.1} | settings
+    return build_optimizer(name, model, lookahead_k=K if around else None, **settings)
 
 
 def bits(model, optimizer) -> list[torch.Tensor]:
@@ -79,7 +64,7 @@ def bits(model, optimizer) -> list[torch.Tensor]:
     tensors = [parameter.detach().clone() for parameter in model.parameters()]
     for parameter in model.parameters():
         state = optimizer.state.get(parameter, {})
-        tensors += [state[key].clone() for key in sorted(state)]
+        tensors += [torch.as_tensor(state[key]).clone() for key in sorted(state)]
     return tensors
 
 
@@ -87,7 +72,7 @@ def same(one, other) -> bool:
     return len(one) == len(other) and all(map(torch.equal, one, other))
 
 
-@each_optimizer
+@pytest.mark.parametrize("name", [name for name in VARIANTS if name.split()[-1] in REFERENCES])
 @pytest.mark.parametrize("channels_last", [False, True], ids=["contiguous", "channels_last"])
 @pytest.mark.parametrize("decay_all", [False, True])
 @pytest.mark.parametrize("momentum", [0.9, 0.0])
@@ -95,17 +80,71 @@ def test_equals_its_formula(name, channels_last, decay_all, momentum):
     model = small_model(channels_last)
     optimizer = build(name, model, decay_all=decay_all, momentum=momentum)
     plain = [parameter.detach().clone() for parameter in model.parameters()]
-    references = [REFERENCES[name](momentum) for _ in plain]
+    references = [reference(name, momentum) for _ in plain]
     for step in range(20):
         backward(model, step)
-        lr = REFERENCES[name].lr / (1 + step)  # as a schedule changes it
+        lr = LR[name.split()[-1]] / (1 + step)  # as a schedule changes it
         for group in optimizer.param_groups:
             group["lr"] = lr
-        optimizer.step()
         for index, parameter in enumerate(model.parameters()):
             decay = 0.1 if decay_all or parameter.ndim > 1 else 0.0
             plain[index] = references[index].step(plain[index], parameter.grad, lr, decay)
-    torch.testing.assert_close(list(model.parameters()), plain, rtol=1e-10, atol=1e-12)
+        optimizer.step()  # which may change the gradients
+    torch.testing.assert_close(list(model.parameters()), plain, rtol=1e-9, atol=1e-11)
+
+
+def quintic(s):
+    """What five steps of Newton and Schulz make of singular values, with coefficients that bring
+    them near to 1 (https://leloykun.github.io/ponder/muon-opt-coeffs/)."""
+    for a, b, c in (
+        (4.0848, -6.8946, 2.9270), (3.9505, -6.3029, 2.6377), (3.7418, -5.5913, 2.3037),
+        (2.8769, -3.1427, 1.2046), (2.8366, -3.0525, 1.2012),
+    ):  # fmt: skip
+        s = a * s + b * s**3 + c * s**5
+    return s
+
+
+def test_muon_turns_gradients_into_orthogonal_matrices():
+    """b = m b + (1 - m) g;  u = (1 - m) g + m b;  p = p - lr wd p - lr 0.2 sqrt(max(shape)) O(u),
+    where O sets the singular values of the flattened kernel to about 1 (in bfloat16)."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.Linear(9, 12), nn.Linear(12, 5))
+    model = model.double().to(memory_format=torch.channels_last)
+    lr, decay, momentum = 0.05, 0.1, 0.95
+    optimizer = build_optimizer("muon", model, lr=lr, weight_decay=decay)
+    for weight in (model[0].weight, model[1].weight):
+        rows = weight.shape[0]
+        for _ in range(3):
+            for parameter in model.parameters():
+                parameter.grad = torch.randn_like(parameter)
+            before = weight.detach().clone()
+            buffer = optimizer.state.get(weight, {}).get("momentum_buffer", torch.zeros(()))
+            buffer = momentum * buffer + (1 - momentum) * weight.grad
+            u = (1 - momentum) * weight.grad + momentum * buffer
+            left, s, right = torch.linalg.svd(u.reshape(rows, -1), full_matrices=False)
+            step = left @ (quintic(s / s.norm())[:, None] * right)
+            scale = 0.2 * max(step.shape) ** 0.5
+            optimizer.step()
+            done = before * (1 - lr * decay) - weight.detach()
+            torch.testing.assert_close(
+                done.reshape(rows, -1) / (lr * scale), step, rtol=0, atol=0.03
+            )
+
+
+def test_muon_leaves_to_adam_what_is_no_hidden_matrix():
+    """Vectors, kernels of one channel, and the classifier; as Adam with Nesterov momentum."""
+    model = small_model()
+    optimizer = build("muon", model)
+    backward(model, 0)
+    before, last = model[6].weight.detach().clone(), model[6].weight
+    optimizer.step()
+    uses = {name: optimizer.state[p]["use_muon"] for name, p in model.named_parameters()}
+    assert [name for name, muon in uses.items() if muon] == ["0.weight", "3.weight"]
+    g = last.grad
+    m = (0.9 * 0.1 * g + 0.1 * g) / (1 - 0.9)
+    expected = before * (1 - 0.01 * 0.1) - 0.01 * m / (g.abs() + 1e-7)
+    torch.testing.assert_close(last.detach(), expected, rtol=1e-9, atol=1e-12)
+    assert [len(group["params"]) for group in optimizer.param_groups] == [2, 1, 4]
 
 
 @each_optimizer
@@ -125,7 +164,8 @@ def test_gradients_and_state_lie_in_memory_as_their_weights(
         optimizer.step()
     for p in model.parameters():
         assert p.grad.stride() == p.stride()
-        state = [value for value in optimizer.state[p].values() if value.shape == p.shape]
+        state = [torch.as_tensor(value) for value in optimizer.state[p].values()]
+        state = [value for value in state if value.shape == p.shape]
         assert state and all(value.stride() == p.stride() for value in state)
 
 
@@ -223,4 +263,86 @@ def test_frozen_parameters_are_left_out(name):
 @each_optimizer
 def test_groups_keep_the_peak_rate(name):
     optimizer = build(name, small_model(), lr=0.025)
-    assert [group["base_lr"] for group in optimizer.param_groups] == [0.025, 0.025]
+    assert {group["base_lr"] for group in optimizer.param_groups} == {0.025}
+    assert {group["lr"] for group in optimizer.param_groups} == {0.025}
+
+
+# ---- saving and resuming ------------------------------------------------------------------------
+
+
+def train(model, optimizer, steps) -> None:
+    for step in steps:
+        backward(model, step)
+        for group in optimizer.param_groups:
+            group["lr"] = group["base_lr"] / (1 + step)
+        optimizer.step()
+
+
+def through_checkpoint(optimizer, again, model, other) -> None:
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    tensors, rest = optimizer_tensors(optimizer, names)
+    tensors = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
+    rest = json.loads(to_json(rest))
+    restore_optimizer(again, {p: name for name, p in other.named_parameters()}, tensors, rest)
+    for tensor in tensors.values():  # what was read is not what is trained on
+        tensor.zero_()
+
+
+def through_state_dict(optimizer, again, model, other) -> None:
+    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+
+
+@each_optimizer
+@pytest.mark.parametrize("way", [through_checkpoint, through_state_dict])
+@pytest.mark.parametrize("channels_last", [False, True], ids=["contiguous", "channels_last"])
+@pytest.mark.parametrize("stop", [0, 1, 4])
+def test_resumed_is_uninterrupted_to_the_bit(name, way, channels_last, stop):
+    whole = small_model(channels_last, torch.float32)
+    expected = build(name, whole)
+    train(whole, expected, range(7))
+    model = small_model(channels_last, torch.float32)
+    optimizer = build(name, model)
+    train(model, optimizer, range(stop))
+    other = small_model(channels_last, torch.float32)
+    with torch.no_grad():  # the slow weights must come from what is saved
+        for parameter in other.parameters():
+            parameter.add_(1.0)
+    again = build(name, other)
+    other.load_state_dict(model.state_dict())
+    way(optimizer, again, model, other)
+    for parameter, values in again.state.items():
+        for value in values.values():
+            if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+                assert value.stride() == parameter.stride()
+    train(other, again, range(stop, 7))
+    assert same(bits(other, again), bits(whole, expected))
+    groups = [{k: v for k, v in g.items() if k != "params"} for g in again.param_groups]
+    assert groups == [{k: v for k, v in g.items() if k != "params"} for g in expected.param_groups]
+
+
+def test_a_resumed_run_may_have_another_update_period():
+    """Which no state depends on: it is that of the new start, and holds from there on."""
+    model, other = small_model(), small_model()
+    optimizer, again = build("ngd", model), build("ngd", other, ngd_update_period=3)
+    train(model, optimizer, range(12))
+    other.load_state_dict(model.state_dict())
+    through_checkpoint(optimizer, again, model, other)
+    assert [group["update_period"] for group in again.param_groups] == [3, 3]
+    before = again.state[other[0].weight]["spectrum_0"].clone()
+    train(other, again, [12])  # 12 is a multiple of 3, 13 and 14 are not
+    after = again.state[other[0].weight]["spectrum_0"].clone()
+    train(other, again, [13, 14])
+    assert not torch.equal(after, before)
+    assert torch.equal(again.state[other[0].weight]["spectrum_0"], after)
+
+
+@each_optimizer
+def test_a_checkpoint_of_other_parameters_is_refused(name):
+    model, other = small_model(), nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)).double()
+    with pytest.raises(UserError, match="has other parameters"):
+        through_checkpoint(build(name, model), build(name, other), model, other)
+
+
+def test_settings_that_an_optimizer_does_not_have():
+    with pytest.raises(TypeError, match="ngd_alpha"):
+        build("sgd", small_model(), ngd_alpha=2.0)

@@ -1,15 +1,26 @@
 """A resumed run is the uninterrupted one, to the bit: weights, optimizer, order, losses."""
 
+import functools
+
 import pytest
 import torch
+import toy
 from toy import NoSignals, assert_same, everything, history, make_trainer, network
 
+from utils.optim.factory import build_optimizer
 from utils.optim.schedules import Plateau
 from utils.signals import Stopped
 
 CASES = {
     "sgd": {},
     "adamw": {"optimizer": "adamw", "lr": 1e-2},
+    "lamb": {"optimizer": "lamb", "lr": 1e-2},
+    "muon": {"optimizer": "muon", "lr": 1e-2},
+    "madgrad": {"optimizer": "madgrad", "lr": 1e-3},
+    "ngd": {"optimizer": "ngd"},
+    "lookahead": {"lookahead_k": 3},
+    "lookahead, muon, unfreeze": {"optimizer": "muon", "lookahead_k": 2, "freeze_until": 1},
+    "lookahead, lamb, fp16": {"optimizer": "lamb", "lookahead_k": 2, "precision": "fp16"},
     "accumulation": {"accumulation": 2},
     "clip": {"clip": 0.1},
     "validation": {"val": True},
@@ -42,8 +53,10 @@ class SignalAt(NoSignals):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_resume_from_every_step_is_bit_equal(tmp_path, case):
-    options = CASES[case]
+def test_resume_from_every_step_is_bit_equal(tmp_path, case, monkeypatch):
+    options = dict(CASES[case])
+    lookahead = {"lookahead_k": options.pop("lookahead_k", None)}
+    monkeypatch.setattr(toy, "build_optimizer", functools.partial(build_optimizer, **lookahead))
     torch.manual_seed(5)
     whole = make_trainer(tmp_path / "whole", **options)
     whole.fit()

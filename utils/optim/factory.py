@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from utils.optim.libraries import lamb, madgrad, muon
+
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
@@ -28,24 +30,76 @@ def sgd(groups, *, lr: float, momentum: float) -> Optimizer:
     return optimizer
 
 
-def adamw(groups, *, lr: float, momentum: float) -> Optimizer:
+def adamw(groups, *, lr: float) -> Optimizer:
     """AdamW: Loshchilov and Hutter (2019); its two moments are left at their usual rates."""
     import torch
 
     return torch.optim.AdamW(groups, lr=lr, fused=True)
 
 
+def ngd(
+    groups,
+    *,
+    lr: float,
+    momentum: float,
+    ngd_alpha: float = 4.0,
+    ngd_rank: int | None = None,
+    ngd_update_period: int = 4,
+    ngd_eta: float = 0.1,
+    ngd_axes: str = "all",
+    ngd_decoupled: bool = False,
+) -> Optimizer:
+    """Natural-gradient descent with Nesterov momentum (plain where momentum is 0)."""
+    from utils.optim.ngd import NGD
+
+    return NGD(
+        groups,
+        lr=lr,
+        momentum=momentum,
+        nesterov=momentum > 0,
+        decoupled=ngd_decoupled,
+        alpha=ngd_alpha,
+        rank=ngd_rank,
+        update_period=ngd_update_period,
+        eta=ngd_eta,
+        axes=ngd_axes,
+    )
+
+
+# The keywords of `ngd` that no other optimizer has, which are its flags too.
+NGD_SETTINGS = (
+    *("ngd_alpha", "ngd_rank", "ngd_update_period"),
+    *("ngd_eta", "ngd_axes", "ngd_decoupled"),
+)
+
+
 @dataclass(frozen=True)
 class OptimizerEntry:
-    make: Callable[..., Optimizer]  # (groups, lr=, momentum=)
+    make: Callable[..., Optimizer]  # (groups, lr=, and each of `settings`)
     lr: float  # default learning rate
     weight_decay: float  # default weight decay
-    settings: tuple[str, ...] = ()  # settings that only some optimizers have
+    momentum: float | None = None  # default; None where that is no setting of it
+    own: tuple[str, ...] = ()  # settings that no other optimizer has
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """What `make` takes besides the learning rate."""
+        return (() if self.momentum is None else ("momentum",)) + self.own
 
 
 OPTIMIZERS = {
-    "sgd": OptimizerEntry(sgd, lr=0.1, weight_decay=5e-4, settings=("momentum",)),
+    "sgd": OptimizerEntry(sgd, lr=0.1, weight_decay=5e-4, momentum=0.9),
     "adamw": OptimizerEntry(adamw, lr=1e-3, weight_decay=0.05),
+    # The rate and decay of ResNet-50 in Wightman, Touvron and Jegou, "ResNet strikes back" (2021),
+    # arXiv:2110.00476, whose 5e-3 at 2,048 samples is 1.25e-3 at 128 by the square root of the
+    # batch, the rule of LAMB's paper.
+    "lamb": OptimizerEntry(lamb, lr=1.25e-3, weight_decay=0.02),
+    # Those of AdamW, to whose steps its own are scaled; the momentum of its authors.
+    "muon": OptimizerEntry(muon, lr=1e-3, weight_decay=0.05, momentum=0.95),
+    # Those of CIFAR-10 in its paper.
+    "madgrad": OptimizerEntry(madgrad, lr=2.5e-4, weight_decay=1e-4, momentum=0.9),
+    # Those of sgd, which it is but for the direction of the gradient.
+    "ngd": OptimizerEntry(ngd, lr=0.1, weight_decay=5e-4, momentum=0.9, own=NGD_SETTINGS),
 }
 
 
@@ -68,24 +122,42 @@ def build_optimizer(
     *,
     lr: float,
     weight_decay: float,
-    momentum: float = 0.9,
+    momentum: float | None = None,
     decay_all: bool = False,
+    lookahead_k: int | None = None,
+    lookahead_alpha: float = 0.5,
+    **own,
 ) -> Optimizer:
     """The optimizer `name` (a key of OPTIMIZERS) over the parameters of `model` that are trained.
 
     Every optimizer made here leaves its parameters and its state as they were when its attribute
-    `found_inf`, a float tensor of shape () on the device, is 1 at the time of `step()`. Each
-    parameter group keeps the peak rate as `base_lr` for the schedule.
+    `found_inf`, a float tensor of shape () on the device, is 1 at the time of `step()`; a flagged
+    first step is as if it had not been. The device never waits for the host, nor the host for the
+    present step: see found_inf.py for those that count on the host (timm's, and lookahead), of
+    which `state_dict()` gives the state, `state` itself not before the next step. Each parameter
+    group keeps the peak rate as `base_lr` for the schedule.
 
     Args:
-        lr: step size; for sgd per unit of gradient, for adamw about the change of a weight.
-        weight_decay: sgd adds it times the weight to the gradient; adamw shrinks the weight by it
-            times lr.
-        momentum: of sgd; no effect on the others.
+        lr: step size; for sgd and ngd per unit of gradient, for adamw and muon about the change of
+            a weight, for lamb about the relative change of a layer's weights.
+        weight_decay: adamw and muon shrink the weight by it times lr (ngd too if `ngd_decoupled`);
+            sgd, ngd and madgrad add it times the weight to the gradient, lamb to the step before
+            that is scaled to the layer's norm.
+        momentum: None for the default of OPTIMIZERS; no effect on those that have none there.
         decay_all: weight decay on biases and norms too.
+        lookahead_k: steps between two synchronisations of Lookahead; None for none.
+        lookahead_alpha: how far the slow weights go; no effect without `lookahead_k`.
+        own: settings of this optimizer alone (`OptimizerEntry.own`).
     """
+    entry = OPTIMIZERS[name]
     groups = parameter_groups(model, weight_decay, decay_all)
-    optimizer = OPTIMIZERS[name].make(groups, lr=lr, momentum=momentum)
+    if entry.momentum is not None:
+        own["momentum"] = entry.momentum if momentum is None else momentum
+    optimizer = entry.make(groups, lr=lr, **own)
+    if lookahead_k is not None:
+        from utils.optim.lookahead import Lookahead
+
+        optimizer = Lookahead(optimizer, lookahead_k, lookahead_alpha)
     for group in optimizer.param_groups:
         group["base_lr"] = lr
     return optimizer

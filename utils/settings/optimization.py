@@ -4,14 +4,15 @@ from dataclasses import dataclass
 
 from utils.config import Config, setting
 from utils.errors import UserError
-from utils.optim.factory import OPTIMIZERS
+from utils.optim.factory import NGD_SETTINGS, OPTIMIZERS
 from utils.optim.schedules import SCHEDULES
 
 GROUP = "optimization"
 
 
 def _by_optimizer(name: str) -> str:
-    return ", ".join(f"{getattr(entry, name)} with {key}" for key, entry in OPTIMIZERS.items())
+    values = {key: getattr(entry, name) for key, entry in OPTIMIZERS.items()}
+    return ", ".join(f"{v:g} with {key}" for key, v in values.items() if v is not None)
 
 
 @dataclass
@@ -36,11 +37,70 @@ class OptimizationSettings(Config):
         resume="free",
         default_text=_by_optimizer("lr"),
     )
-    momentum: float = setting(0.9, "Nesterov momentum of sgd", group=GROUP, low=0, below=1)
+    momentum: float | None = setting(
+        None,
+        "Momentum (Nesterov's, except with madgrad)",
+        group=GROUP,
+        low=0,
+        below=1,
+        default_text=_by_optimizer("momentum"),
+    )
     weight_decay: float | None = setting(
         None, "Weight decay", group=GROUP, low=0, default_text=_by_optimizer("weight_decay")
     )
     decay_all: bool = setting(False, "Weight decay on biases and norms too", group=GROUP)
+    ngd_alpha: float = setting(
+        4.0,
+        "Smoothing of ngd's Fisher matrices, in multiples of their mean diagonal; larger is "
+        "nearer to sgd",
+        group=GROUP,
+        above=0,
+    )
+    ngd_rank: int | None = setting(
+        None,
+        "Rank of the low-rank part of ngd's Fisher matrices",
+        group=GROUP,
+        low=1,
+        default_text="half the axis's length, at most 80",
+    )
+    ngd_update_period: int = setting(
+        4,
+        "Steps between two updates of ngd's Fisher matrices",
+        group=GROUP,
+        low=1,
+        unit="steps",
+        resume="free",
+    )
+    ngd_eta: float = setting(
+        0.1, "Weight of the newest gradient in ngd's Fisher matrices", group=GROUP, above=0, high=1
+    )
+    ngd_axes: str = setting(
+        "all",
+        "Axes of a weight that have a Fisher matrix: channels leaves out the short axes of "
+        "kernels, such as 3x3",
+        group=GROUP,
+        choices=("all", "channels"),
+    )
+    ngd_decoupled: bool = setting(
+        False,
+        "Weight decay shrinks the weights of ngd, times the learning rate, instead of entering "
+        "the gradient",
+        group=GROUP,
+    )
+    lookahead_k: int | None = setting(
+        None,
+        "Lookahead around the optimizer: slow weights follow after every so many steps; 5 is usual",
+        group=GROUP,
+        low=1,
+        unit="steps",
+    )
+    lookahead_alpha: float = setting(
+        0.5,
+        "Share of the way to the fast weights that Lookahead's slow ones go",
+        group=GROUP,
+        above=0,
+        high=1,
+    )
     label_smoothing: float = setting(
         0.0, "Share of the target spread over all classes", group=GROUP, low=0, below=1
     )
@@ -138,13 +198,17 @@ class OptimizationSettings(Config):
 
     def ineffective(self):
         yield from super().ineffective()
-        if "momentum" not in OPTIMIZERS[self.optimizer].settings:
-            yield "momentum", f"--optimizer {self.optimizer} has none", "optimizer"
+        for name in ("momentum", *NGD_SETTINGS):
+            if name not in OPTIMIZERS[self.optimizer].settings:
+                yield name, f"--optimizer {self.optimizer} has none", "optimizer"
+        if self.lookahead_k is None:
+            yield "lookahead_alpha", "there is no Lookahead without --lookahead_k", "lookahead_k"
         if self.warmup_steps is not None and self.warmup_epochs:
             reason = "--warmup_steps is given; leave one of the two out"
             yield "warmup_epochs", reason, "warmup_steps"
         if self.weight_decay == 0:
-            yield "decay_all", "--weight_decay is 0", "weight_decay"
+            for name in ("decay_all", "ngd_decoupled"):
+                yield name, "--weight_decay is 0", "weight_decay"
         own = SCHEDULES[self.sched]
         for name in ("min_lr", "gamma", "step_epochs", "milestones", "plateau_patience"):
             if name not in own:
@@ -159,10 +223,10 @@ class OptimizationSettings(Config):
 
     def check(self):
         super().check()
-        if self.lr is None:
-            self.lr = OPTIMIZERS[self.optimizer].lr
-        if self.weight_decay is None:
-            self.weight_decay = OPTIMIZERS[self.optimizer].weight_decay
+        entry = OPTIMIZERS[self.optimizer]
+        for name in ("lr", "weight_decay", "momentum"):
+            if getattr(self, name) is None:
+                setattr(self, name, getattr(entry, name))
         if "min_lr" in SCHEDULES[self.sched] and self.min_lr > self.lr:
             raise UserError(f"--min_lr {self.min_lr} is above --lr {self.lr}")
         flag = "epochs_for_sched" if self.epochs_for_sched else "epochs"

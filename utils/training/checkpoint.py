@@ -36,6 +36,9 @@ MODEL, AVERAGE, OPTIMIZER, STATE, SUMS = (
     "state.json",
     "SHA256SUMS",
 )
+# What the steps themselves leave in a parameter group: the rate of the last one (the schedule sets
+# the next), and how many there were.
+OF_THE_STEPS = ("lr", "step", "lookahead_step")
 
 
 class DamagedCheckpoint(Exception):
@@ -214,15 +217,19 @@ def optimizer_tensors(optimizer, names: dict[Tensor, str]) -> tuple[dict[str, Te
     Returns:
         ({"<parameter>/<key>": tensor}, {"groups": [...], "values": {"<parameter>/<key>": number}})
     """
+    saved = optimizer.state_dict()  # parameters are numbers there
+    numbers = [number for group in saved["param_groups"] for number in group["params"]]
+    own = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
+    name_of = dict(zip(numbers, own, strict=True))
     tensors, values = {}, {}
-    for parameter, state in optimizer.state.items():
+    for number, state in saved["state"].items():
         for key, value in state.items():
             target = tensors if isinstance(value, Tensor) else values
-            target[f"{names[parameter]}/{key}"] = value
+            target[f"{name_of[number]}/{key}"] = value
     groups = [
-        {key: value for key, value in group.items() if key != "params"}
-        | {"params": [names[parameter] for parameter in group["params"]]}
-        for group in optimizer.param_groups
+        {k: v.item() if isinstance(v, Tensor) else v for k, v in group.items()}  # a count of steps
+        | {"params": [name_of[number] for number in group["params"]]}
+        for group in saved["param_groups"]
     ]
     return tensors, {"groups": groups, "values": values}
 
@@ -231,10 +238,11 @@ def optimizer_tensors(optimizer, names: dict[Tensor, str]) -> tuple[dict[str, Te
 def restore_optimizer(
     optimizer, names: dict[Tensor, str], tensors: dict[str, Tensor], rest: dict
 ) -> None:
-    """The inverse of `optimizer_tensors`, into an optimizer made with the same settings.
+    """The inverse of `optimizer_tensors`, into an optimizer made with the same settings, by its
+    own `load_state_dict`. Of the groups' settings, the present ones count.
 
-    State of the shape of its parameter takes that parameter's memory format and device, as the
-    optimizer would have made it.
+    State of the shape of its parameter takes that parameter's memory format, as the optimizer
+    would have made it.
 
     Raises:
         UserError: the groups or the parameters are not those of the checkpoint.
@@ -244,17 +252,22 @@ def restore_optimizer(
         [names[p] for p in group["params"]] for group in optimizer.param_groups
     ]:
         raise UserError("the checkpoint's optimizer has other parameters than this run's")
-    optimizer.state.clear()
+    number_of, groups = {}, []
+    for group, saved in zip(optimizer.param_groups, rest["groups"], strict=True):
+        first = len(number_of)
+        number_of |= {name: first + i for i, name in enumerate(saved["params"])}
+        kept = {key: saved[key] for key in OF_THE_STEPS if key in saved}
+        groups.append(group | kept | {"params": [number_of[name] for name in saved["params"]]})
+    state: dict[int, dict] = {}
     for key, value in [*tensors.items(), *rest["values"].items()]:
         name, _, entry = key.rpartition("/")
         parameter = parameters[name]
         if isinstance(value, Tensor) and value.shape == parameter.shape:
             value = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
         elif isinstance(value, Tensor):
-            value = value.to(parameter.device)
-        optimizer.state[parameter][entry] = value
-    for group, saved_group in zip(optimizer.param_groups, rest["groups"], strict=True):
-        group["lr"] = saved_group["lr"]  # the rate of the last step; the schedule sets the next
+            value = value.clone()  # the checkpoint's own is not to change
+        state.setdefault(number_of[name], {})[entry] = value
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
 def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

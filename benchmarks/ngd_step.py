@@ -1,0 +1,314 @@
+#!/usr/bin/env python3
+"""What a step of natural-gradient descent costs, updates of the Fisher matrices included.
+
+    python benchmarks/ngd_step.py
+    python benchmarks/ngd_step.py --only step
+    python benchmarks/ngd_step.py --only training --device cuda --batch 256 --precision bf16
+
+`step`: the optimizer alone, over the parameters of ResNet-50 and of a Transformer with six layers,
+against fused and foreach SGD, against the definition in utils/optim/fisher.py (`foreach=False`),
+and against natural gradient as PyTorch code for it is usually written (`Usual`, below): tensor
+after tensor, axis after axis, with numbers read by the host. They take turns; one turn is one
+period of updates. The usual version is checked to take the same steps as ours.
+
+`training`: forward, backward and step of ResNet-50 on pictures of 32x32, with NGD and with fused
+SGD. On a GPU it also runs a period in which PyTorch raises an error wherever the host waits.
+"""
+
+import contextlib
+import copy
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.common import parser, ratio, report, side_by_side
+from utils.models.resnet import ResNet
+from utils.optim.fisher import DELTA, default_rank, first_basis
+from utils.optim.ngd import NGD
+from utils.optim.ngd_batch import EARLY_UPDATES
+
+PERIOD = 4
+MOMENTUM = {"momentum": 0.9, "nesterov": True}
+DECAY = 5e-4
+
+
+class UsualAxis:
+    """Online natural gradient of one axis, X - X R'E R in the paper's notation; with host reads."""
+
+    def __init__(self, like: Tensor, axis: int, alpha: float = 4.0, eta: float = 0.1):
+        self.axis, self.length, self.alpha, self.eta = axis, like.shape[axis], alpha, eta
+        self.rank = min(default_rank(self.length), self.length - 1)
+        self.e = None
+        self.r = first_basis(self.rank, self.length, device=like.device)
+        self.d_plus_rho, self.rho = torch.zeros(self.rank), 0.0  # on the host
+
+    def __call__(self, gradient: Tensor, updating: bool) -> Tensor:
+        turned = gradient.transpose(-1, self.axis).contiguous()
+        x = turned.view(-1, self.length)
+        before = (x * x).sum()
+        x_hat = x if self.e is None else x - (x @ self.r.T * self.e) @ self.r
+        if updating:
+            self.update(x, before.item())
+        after = (x_hat * x_hat).sum()
+        if after.item() > 0:
+            x_hat = x_hat * torch.sqrt(before / after)
+        return x_hat.view(turned.shape).transpose(-1, self.axis)
+
+    def update(self, x: Tensor, square: float) -> None:
+        rows, rank, length, eta = len(x), self.rank, self.length, self.eta
+        product = (x @ self.r.T).T @ x / rows
+        shift = eta * DELTA * product.norm().item()
+        y = eta * product + self.r * ((1 - eta) * self.d_plus_rho + shift).to(x.device)[:, None]
+        c, u = torch.linalg.eigh((y @ y.T).cpu().double())
+        root = c.clamp_min(1e-300).sqrt()
+        self.r = ((u / root).T.to(x) @ y).contiguous()
+        trace = eta * square / rows + shift * length
+        trace += (1 - eta) * (self.d_plus_rho.sum().item() + (length - rank) * self.rho)
+        self.d_plus_rho = root.float()
+        self.rho = max((trace - root.sum().item()) / (length - rank), shift)
+        beta0 = self.alpha * (root.sum().item() + (length - rank) * self.rho) / length
+        e = 1 - (self.rho + beta0) / (root + beta0)
+        self.e = e.to(x)
+
+
+class Usual(torch.optim.SGD):
+    """SGD with momentum (foreach) on gradients that are preconditioned one by one."""
+
+    def __init__(self, params, lr: float):
+        super().__init__(params, lr=lr, foreach=True, **MOMENTUM)
+        self.axes: dict[Tensor, list[UsualAxis]] = {}
+        self.steps = 0
+
+    @torch.no_grad()
+    def step(self):
+        updating = self.steps < EARLY_UPDATES or self.steps % PERIOD == 0
+        self.steps += 1
+        kept = {}
+        for parameter in self.param_groups[0]["params"]:
+            gradient = parameter.grad + DECAY * parameter
+            if sum(length > 1 for length in parameter.shape) > 1:
+                if parameter not in self.axes:
+                    numbers = [k for k, length in enumerate(parameter.shape) if length > 1]
+                    self.axes[parameter] = [UsualAxis(parameter, number) for number in numbers]
+                for axis in self.axes[parameter]:
+                    gradient = axis(gradient, updating)
+            kept[parameter], parameter.grad = parameter.grad, gradient
+        super().step()
+        for parameter, gradient in kept.items():
+            parameter.grad = gradient
+
+
+def transformer() -> nn.Module:
+    """Six layers of width 512 over a vocabulary of 20,000 for four classes: 29 M parameters."""
+    layer = nn.TransformerEncoderLayer(512, 8, 2048, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
+    return nn.ModuleList([nn.Embedding(20_000, 512), encoder, nn.Linear(512, 4)])
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "ResNet-50": lambda: ResNet(50, 10).to(memory_format=torch.channels_last),
+    "Transformer, 6 layers": transformer,
+}
+
+
+def optimizers(lr: float) -> dict[str, Callable]:
+    return {
+        "NGD": lambda p: NGD(p, lr=lr, weight_decay=DECAY, update_period=PERIOD, **MOMENTUM),
+        "NGD, channels": lambda p: NGD(
+            p, lr=lr, weight_decay=DECAY, update_period=PERIOD, axes="channels", **MOMENTUM
+        ),
+        "fused SGD": lambda p: torch.optim.SGD(
+            p, lr=lr, weight_decay=DECAY, fused=True, **MOMENTUM
+        ),
+        "foreach SGD": lambda p: torch.optim.SGD(
+            p, lr=lr, weight_decay=DECAY, foreach=True, **MOMENTUM
+        ),
+        "usual NGD": lambda p: Usual(p, lr=lr),
+        "NGD's definition": lambda p: NGD(
+            p, lr=lr, weight_decay=DECAY, update_period=PERIOD, foreach=False, **MOMENTUM
+        ),
+    }
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def with_gradients(model: nn.Module, device: torch.device) -> list[Tensor]:
+    """Parameters whose gradients are of low rank and noisy, as real ones are."""
+    generator = torch.Generator().manual_seed(0)
+    parameters = list(model.to(device).parameters())
+    for parameter in parameters:
+        rows = parameter.shape[0]
+        noise = torch.randn(parameter.shape, generator=generator) * 1e-4
+        some = torch.randn(8, parameter[0].numel(), generator=generator) * 1e-3
+        low = torch.randn(rows, 8, generator=generator) @ some
+        parameter.grad = torch.empty_like(parameter).copy_(noise + low.view(parameter.shape))
+    return parameters
+
+
+def time_steps(make: Callable, parameters: list[Tensor], device: torch.device) -> Callable:
+    """() -> steps per second over one period of updates."""
+    optimizer = make(parameters)
+    for _ in range(EARLY_UPDATES + 2):
+        optimizer.step()
+
+    def run() -> float:
+        synchronize(device)
+        started = time.perf_counter()
+        for _ in range(PERIOD):
+            optimizer.step()
+        synchronize(device)
+        return PERIOD / (time.perf_counter() - started)
+
+    run.optimizer = optimizer
+    return run
+
+
+def check_same(model: nn.Module, device: torch.device) -> float:
+    """Largest relative difference of the weights after 14 steps of ours and the usual version."""
+    made = []
+    for name in ("NGD", "usual NGD"):
+        parameters = with_gradients(copy.deepcopy(model), device)
+        optimizer = optimizers(0.1)[name](parameters)
+        for _ in range(14):
+            optimizer.step()
+        made.append(parameters)
+    return max(
+        ((a - b).norm() / b.norm()).item() for a, b in zip(*made, strict=True) if b.norm() > 0
+    )
+
+
+def state_bytes(optimizer, key: Callable[[str], bool]) -> int:
+    return sum(
+        value.numel() * value.element_size()
+        for state in optimizer.state.values()
+        for name, value in state.items()
+        if key(name) and isinstance(value, Tensor)
+    )
+
+
+def measure_steps(device: torch.device, repetitions: int) -> dict:
+    results = {}
+    for case, make_model in MODELS.items():
+        torch.manual_seed(0)
+        model = make_model()
+        difference = check_same(model, device)
+        assert difference < 1e-3, f"{case}: the usual version differs by {difference}"
+        runs = {
+            name: time_steps(make, with_gradients(copy.deepcopy(model), device), device)
+            for name, make in optimizers(1e-6).items()
+        }
+        ngd = runs["NGD"].optimizer
+        weights = sum(p.numel() * p.element_size() for p in model.parameters()) / 1e6
+        fisher = state_bytes(ngd, lambda name: name.startswith(("basis", "spectrum", "rest"))) / 1e6
+        multipliers = sum(
+            axis.multiplier.numel() * axis.multiplier.element_size()
+            for batch in ngd._batches
+            for axis in batch.axes
+        )
+        working = sum(
+            m.numel() * m.element_size() for pair in ngd._workspaces.values() for m in pair
+        )
+        print(
+            f"{case}: weights {weights:.0f} MB, momentum the same, Fisher matrices {fisher:.0f} MB "
+            f"(in checkpoints) and {multipliers / 1e6:.0f} MB (for multiplying), working memory "
+            f"{working / 1e6:.0f} MB; after 14 steps the usual version differs by {difference:.1e}"
+        )
+        figures = side_by_side(runs, repetitions)
+        pairs = [("NGD", name) for name in runs if name != "NGD"]
+        results[case] = {
+            "steps_per_second": figures,
+            "megabytes": {
+                "weights": weights, "fisher": fisher, "multipliers": multipliers / 1e6,
+                "working": working / 1e6,
+            },
+            "ratios": {f"{a} / {b}": ratio(figures, a, b) for a, b in pairs},
+        }  # fmt: skip
+    return results
+
+
+def measure_training(device: torch.device, repetitions: int, batch: int, precision: str) -> dict:
+    torch.manual_seed(0)
+    inputs = torch.randn(batch, 3, 32, 32, device=device).to(memory_format=torch.channels_last)
+    targets = torch.randint(0, 10, (batch,), device=device)
+    autocast = contextlib.nullcontext()
+    if precision == "bf16":
+        autocast = torch.autocast(device.type, torch.bfloat16)
+    steps = PERIOD * (8 if device.type == "cuda" else 1)
+
+    def training(name: str) -> Callable:
+        model = MODELS["ResNet-50"]().to(device)
+        optimizer = optimizers(1e-3)[name](model.parameters())
+
+        def run(steps: int = steps) -> float:
+            synchronize(device)
+            started = time.perf_counter()
+            for _ in range(steps):
+                with autocast:
+                    loss = F.cross_entropy(model(inputs), targets)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+            synchronize(device)
+            return steps * batch / (time.perf_counter() - started)
+
+        with autocast:
+            loss = F.cross_entropy(model(inputs), targets)
+        loss.backward()
+        for _ in range(EARLY_UPDATES + 2):  # past the steps that all update
+            optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        run(PERIOD)
+        if name == "NGD" and device.type == "cuda":
+            torch.cuda.set_sync_debug_mode("error")
+            synchronize_mode_steps(run)
+        return run
+
+    def synchronize_mode_steps(run: Callable) -> None:
+        """No host wait in a whole period; the mode's error ends the benchmark."""
+        global synchronize
+        wait, synchronize = synchronize, lambda device: None
+        try:
+            run(PERIOD)
+        finally:
+            synchronize = wait
+            torch.cuda.set_sync_debug_mode("default")
+        print("no host wait in a period of NGD's training steps")
+
+    figures = side_by_side({name: training(name) for name in ("NGD", "fused SGD")}, repetitions)
+    return {
+        f"ResNet-50, batch {batch}, {precision}": {
+            "samples_per_second": figures,
+            "ratios": {"fused SGD / NGD": ratio(figures, "fused SGD", "NGD")},
+        }
+    }
+
+
+def main() -> None:
+    words = parser(__doc__.splitlines()[0])
+    words.add_argument("--only", choices=("step", "training"), help="one part (default: both)")
+    words.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
+    words.add_argument("--batch", type=int, default=128, help="of `training` (default: 128)")
+    words.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
+    options = words.parse_args()
+    torch.set_num_threads(options.threads)
+    device, results = torch.device(options.device), {}
+    if options.only != "training":
+        results |= measure_steps(device, options.repetitions)
+    if options.only != "step":
+        results |= measure_training(
+            device, max(2, options.repetitions // 2), options.batch, options.precision
+        )
+    report("NGD: steps updates included", results, options.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,239 @@
+#!/usr/bin/env python3
+"""An honest comparison of optimizers on real pictures: each tuned with the same budget.
+
+    python -m benchmarks.study --data_dir FOLDER --output runs/study --jobs 2 --precision bf16
+    python -m benchmarks.study --data_dir FOLDER --output runs/full --device cuda \\
+        --precision bf16 --width 64 --train_samples 45000 --test_samples 10000 --epochs 100
+
+FOLDER has train/<class>/ and test/<class>/; without it the pictures are the built-in synthetic
+shapes. A ResNet-18 with crop-and-flip, a cosine schedule and a warm-up of 5 % of the steps:
+
+1. Timing: the optimizers take turns, some steps at a time, at each batch size.
+2. Tuning: each gets --trials runs of half of --epochs at each batch size, first over learning
+   rates, then over weight decays. Chosen by accuracy on pictures held out of training; one seed.
+3. Final: as tuned, at several lengths of training (--fractions), each with other seeds, on the
+   test pictures, which nothing was chosen by. The target is the first optimizer's mean accuracy at
+   the full length.
+
+The output has results.jsonl, summary.json, table.md, accuracy.png and learning_rates.png. Started
+again with the same flags, a study goes on where it was stopped.
+"""
+
+import argparse
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from benchmarks.common import machine
+from benchmarks.study.plan import Case, Optimizer, Plan, Run, finished_runs, next_runs
+from benchmarks.study.plots import draw_accuracy, draw_learning_rates
+from benchmarks.study.pool import train_all
+from benchmarks.study.progress import Progress
+from benchmarks.study.store import Store
+from benchmarks.study.summary import summarize, table
+from benchmarks.study.train import DEPTH, Bench, Setting
+from utils.errors import UserError
+from utils.files import reason, replace_file
+from utils.optim.factory import OPTIMIZERS
+
+
+def flags(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        "benchmarks.study", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    add = parser.add_argument
+    add("--optimizers", default="sgd,adamw,muon,ngd", help="the first one is the baseline")
+    add(
+        "--variant",
+        action="append",
+        default=[],
+        metavar="LABEL=NAME:KEY=VALUE,...",
+        help="one more optimizer with own settings, say ngd-channels=ngd:ngd_axes=channels;\n"
+        "lr and weight_decay are where its search begins; may be repeated",
+    )
+    add("--output", type=Path, required=True, help="folder of the results")
+    add("--data_dir", type=Path, help="train/<class>/, test/<class>/ (default: synthetic shapes)")
+    add("--cache_dir", type=Path, default=Path(".cache"), help="decoded pictures")
+    add("--train_samples", type=int, help="default: 10,000, or two thirds of a smaller set")
+    add("--val_samples", type=int, help="held out for the tuning; default: half as many")
+    add("--test_samples", type=int, default=5000)
+    add("--width", type=int, default=8, help="channels of the first stage (default: 8)")
+    add("--batches", type=int, nargs="+", default=[128, 1024])
+    add("--epochs", type=float, default=Plan.epochs, help="the full length (default: 10)")
+    add("--fractions", type=float, nargs="+", default=list(Plan.fractions))
+    add("--trials", type=int, default=Plan.trials, help="tuning runs of each (default: 6)")
+    add("--seeds", type=int, default=Plan.seeds, help="final runs of each length (default: 3)")
+    add("--precision", choices=("fp32", "bf16"), default="fp32")
+    add("--device", choices=("cpu", "cuda"), default="cpu")
+    add("--jobs", type=int, default=1, help="processes that train at once (default: 1)")
+    add("--threads", type=int, default=1, help="CPU threads of each (default: 1)")
+    add(
+        "--timing_steps",
+        type=int,
+        default=8,
+        help="of one turn (default: 8); a multiple of\nthe update period of NGD",
+    )
+    add("--timing_repetitions", type=int, default=5, help="turns (default: 5)")
+    options = parser.parse_args(argv)
+    counts = ("width", "epochs", "trials", "seeds", "jobs", "threads", "test_samples")
+    counts += ("timing_steps", "timing_repetitions")
+    for name in counts:
+        if getattr(options, name) <= 0:
+            raise UserError(f"--{name} must be above 0, not {getattr(options, name):g}")
+    if min(options.batches) < 2:
+        raise UserError("--batches: BatchNorm needs batches of at least 2 samples")
+    if not all(0 < fraction <= 1 for fraction in options.fractions):
+        raise UserError("--fractions lie above 0 and up to 1")
+    if 1 not in options.fractions:
+        raise UserError("--fractions: 1 must be among them: the target is of the full length")
+    options.batches, options.fractions = (
+        list(dict.fromkeys(values)) for values in (options.batches, options.fractions)
+    )
+    return options
+
+
+def parse_optimizers(names: str, variants: list[str]) -> list[Optimizer]:
+    """What --optimizers and --variant name, in this order. Raises UserError."""
+    texts = [f"{name}={name}:" for name in names.split(",") if name]
+    optimizers = []
+    for text in texts + variants:
+        label, _, rest = text.partition("=")
+        name, _, pairs = rest.partition(":")
+        if name not in OPTIMIZERS:
+            raise UserError(
+                f"unknown optimizer {name!r}: the optimizers are {', '.join(OPTIMIZERS)}"
+            )
+        if label in (one.label for one in optimizers):
+            raise UserError(f"{label!r} is named twice: give the variant another label")
+        settings = {}
+        for pair in pairs.split(",") if pairs else ():
+            key, equals, value = pair.partition("=")
+            if not equals:
+                raise UserError(f"--variant {text}: {pair!r} is not KEY=VALUE")
+            settings[key] = parse_value(value)
+        entry = OPTIMIZERS[name]
+        lr = settings.pop("lr", entry.lr)
+        decay = settings.pop("weight_decay", entry.weight_decay)
+        optimizers.append(Optimizer(label, name, tuple(sorted(settings.items())), lr, decay))
+    if not optimizers:
+        raise UserError(f"--optimizers: name one or more of {', '.join(OPTIMIZERS)}")
+    return optimizers
+
+
+def parse_value(text: str):
+    """A number, true, false or none; else the text itself."""
+    if text == "none":
+        return None
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def main(argv: list[str] | None = None) -> int:
+    try:
+        study(flags(argv))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped: the same command goes on from the finished runs", file=sys.stderr)
+        return 130
+    return 0
+
+
+def study(options: argparse.Namespace) -> None:
+    optimizers = parse_optimizers(options.optimizers, options.variant)
+    plan = Plan(options.epochs, tuple(options.fractions), options.trials, options.seeds)
+    cases = [Case(one, batch) for batch in options.batches for one in optimizers]
+    store = Store(options.output / "results.jsonl")
+    bench = Bench(
+        Setting(
+            options.data_dir, options.cache_dir, options.train_samples, options.val_samples,
+            options.test_samples, options.width, options.precision, options.device,
+            options.threads,
+        )
+    )  # fmt: skip
+    bench.check(cases)
+
+    def setting_of(run: Run) -> dict:
+        return bench.identity("train", run.split)
+
+    results = store.results(setting_of)
+    conditions = describe(bench, options)
+    print(conditions)
+    speeds = {
+        batch: timing([case for case in cases if case.batch == batch], bench, store, options)
+        for batch in options.batches
+    }
+    progress = Progress(cases, plan, speeds, bench, options.jobs)
+    for run in finished_runs(cases, plan, results):
+        progress.skip(run)
+    done = f"{progress.runs} runs, {progress.done} of them done"
+    print(f"{done}; about {progress.estimate()} left", flush=True)
+    for run, result in train_all(bench, options.jobs, lambda: next_runs(cases, plan, results)):
+        results[run] = result
+        store.add_run(run, setting_of(run), result)
+        print(progress.line(run, result), flush=True)
+    summary = {
+        "title": title(bench),
+        "conditions": conditions,
+        "machine": machine(),
+        "plan": dataclasses.asdict(plan),
+        "setting": bench.identity("train", "val", "test"),
+        "batches": summarize(cases, plan, results, speeds, len(bench.splits["train"])),
+    }
+    write(summary, options.output)
+
+
+def timing(cases: list[Case], bench: Bench, store: Store, options) -> dict[str, list[float]]:
+    """The speeds of one batch size: measured, or as they were before a restart."""
+    of = {
+        "cases": [dataclasses.asdict(case) for case in cases],
+        "steps": options.timing_steps,
+        "repetitions": options.timing_repetitions,
+    }
+    setting = bench.identity("train") | {"machine": machine()}
+    speeds = store.timing(of, setting)
+    if speeds is None:
+        print(f"batch {cases[0].batch}: measuring the speed, in turns", flush=True)
+        speeds = bench.speeds(cases, options.timing_steps, options.timing_repetitions)
+        store.add_timing(of, setting, speeds)
+    return speeds
+
+
+def title(bench: Bench) -> str:
+    pictures = len(bench.splits["train"])
+    kind = "synthetic shapes" if bench.data.synthetic else bench.setting.data_dir.name
+    return f"ResNet-{DEPTH} of width {bench.setting.width} on {pictures:,} pictures of {kind}"
+
+
+def describe(bench: Bench, options) -> str:
+    """The data and the machine, one sentence each."""
+    data, sizes = bench.data, {name: len(split) for name, split in bench.splits.items()}
+    source = data.source if data.synthetic else f"{bench.setting.data_dir}"
+    state = ", ".join(f"{key} {value}" for key, value in machine().items() if value)
+    return (
+        f"{sizes['train']:,} training, {sizes['val']:,} validation and {sizes['test']:,} test "
+        f"pictures of {len(data.classes)} classes ({source}), {options.precision}. {state}; "
+        f"jobs {options.jobs}."
+    )
+
+
+def write(summary: dict, folder: Path) -> None:
+    """The summary, the table, also on the screen, and the plots."""
+    text = table(summary)
+    try:
+        replace_file(folder / "summary.json", f"{json.dumps(summary, indent=1)}\n".encode())
+        replace_file(folder / "table.md", text.encode())
+        draw_accuracy(summary, folder / "accuracy.png")
+        draw_learning_rates(summary, folder / "learning_rates.png")
+    except OSError as error:
+        raise UserError(f"--output: {folder}: {reason(error)}") from None
+    print(f"\n{text}\nwritten to {folder}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,228 @@
+"""One run of the study: the toolkit's loader, model, objective and evaluation, in a bare loop."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from benchmarks.common import side_by_side
+from benchmarks.study.plan import Case, Optimizer, Result, Run
+from utils.augment.crop_flip import CropFlip
+from utils.data.images import ImageData, Split, load_image_data, stratified_order
+from utils.data.loader import Batch, ImageLoader
+from utils.errors import UserError
+from utils.models.resnet import ResNet
+from utils.optim.factory import build_optimizer
+from utils.optim.schedules import Schedule
+from utils.training.evaluation import evaluate
+from utils.training.objective import Classification, Precision
+
+DATA_SEED = 0  # which pictures train, validate and test: the same for every seed of the runs
+WARMUP = 0.05  # share of the steps
+EVALUATION_BATCH = 500
+DEPTH = 18
+# Steps before the clock starts: NGD updates its Fisher matrices in each of its first ten. In a run
+# of few steps they are a part of its cost that the seconds per epoch leave out.
+UNTIMED_STEPS = 12
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all runs of a study have in common; goes to its processes."""
+
+    data_dir: Path | None  # None: the built-in synthetic shapes
+    cache_dir: Path
+    train_samples: int | None  # None: up to 10,000, two thirds of the training pictures at most
+    val_samples: int | None  # None: half as many
+    test_samples: int
+    width: int
+    precision: str
+    device: str
+    threads: int
+
+
+class Bench:
+    """The pictures, cut as the setting says; trains single runs on them.
+
+    Raises:
+        UserError: the data is missing or has too few pictures.
+    """
+
+    def __init__(self, setting: Setting):
+        torch.set_num_threads(setting.threads)
+        self.setting, self.device = setting, torch.device(setting.device)
+        if self.device.type == "cuda" and not torch.cuda.is_available():
+            raise UserError("--device cuda: PyTorch finds no GPU here; use --device cpu")
+        self.precision = Precision(setting.precision, self.device)
+        self.data = load_image_data(
+            "shapes" if setting.data_dir is None else "imagefolder",
+            data_dir=setting.data_dir or Path(),
+            cache_dir=setting.cache_dir,
+        )
+        self.splits = _cut(self.data, setting)
+
+    def identity(self, *splits: str) -> dict:
+        """What has to be equal for a result on these splits to be used again, besides its Run."""
+        return {
+            "data": self.data.fingerprint,
+            "samples": {split: len(self.splits[split]) for split in splits},
+            "model": [DEPTH, self.setting.width],
+            "precision": self.setting.precision,
+            "device": self.device.type,
+        }
+
+    def loader(self, split: str, batch: int, seed: int = 0) -> ImageLoader:
+        part, training = self.splits[split], split == "train"
+        height, width = part.images.shape[1:3]
+        return ImageLoader(
+            part.images,
+            part.labels,
+            rows=part.rows,
+            mean=self.data.mean,
+            std=self.data.std,
+            batch_size=batch,
+            device=self.device,
+            augment=CropFlip(height, width) if training else None,
+            shuffle=training,
+            seed=seed,
+        )
+
+    def model(self, seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        height, _, channels = self.splits["train"].images.shape[1:]
+        model = ResNet(
+            DEPTH,
+            classes=len(self.data.classes),
+            width=self.setting.width,
+            stem="cifar" if height <= 64 else "imagenet",
+            channels=channels,
+        )
+        return model.to(self.device, memory_format=torch.channels_last)
+
+    def optimizer(self, model: nn.Module, of: Optimizer | Run, lr: float, weight_decay: float):
+        return build_optimizer(
+            of.name, model, lr=lr, weight_decay=weight_decay, **dict(of.settings)
+        )
+
+    def check(self, cases: list[Case]) -> None:
+        """Raises UserError for a setting that its optimizer does not take."""
+        model = self.model(0)
+        for case in cases:
+            one = case.optimizer
+            try:
+                self.optimizer(model, one, case.lr, one.weight_decay)
+            except (TypeError, ValueError) as error:
+                raise UserError(f"--variant {one.label}: {error}") from error
+
+    def training_step(self, model: nn.Module, optimizer: torch.optim.Optimizer):
+        """batch -> sums of its loss, its correct samples and its samples, (3,) float64."""
+        objective = Classification(model, self.precision)
+
+        def step(batch: Batch) -> torch.Tensor:
+            loss, sums = objective(batch.inputs, batch.targets)
+            (loss / batch.step_samples).backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            return sums
+
+        return step
+
+    def train(self, run: Run) -> Result:
+        """Trains from scratch and evaluates once, at the end. A run whose loss is not finite ends
+        with the epoch."""
+        started = time.perf_counter()
+        model = self.model(run.seed)
+        optimizer = self.optimizer(model, run, run.lr, run.weight_decay)
+        loader = self.loader("train", run.batch, run.seed)
+        total = max(1, round(run.epochs * loader.steps_per_epoch))
+        schedule = Schedule("cosine", total, math.ceil(WARMUP * total))
+        try:
+            train_loss = self._fit(
+                self.training_step(model, optimizer), loader, schedule, optimizer
+            )
+        except torch.linalg.LinAlgError:  # the optimizer decomposed what is not finite
+            train_loss = math.nan
+        if not math.isfinite(train_loss):
+            return Result(None, None, time.perf_counter() - started)
+        evaluation = evaluate(
+            model, self.loader(run.split, EVALUATION_BATCH).epoch(), self.precision
+        )
+        # Weights that the last step has spoilt show in this loss alone.
+        accuracy = evaluation.accuracy if math.isfinite(evaluation.loss) else None
+        return Result(accuracy, train_loss, time.perf_counter() - started)
+
+    def _fit(self, train_step, loader: ImageLoader, schedule: Schedule, optimizer) -> float:
+        """All steps of the schedule; the mean training loss of the last epoch, or of the first
+        one in which it is not finite."""
+        step, loss = 0, math.nan
+        while step < schedule.total_steps:
+            sums = torch.zeros(3, dtype=torch.float64, device=self.device)
+            for batch in loader.epoch(step // loader.steps_per_epoch):
+                schedule.apply(optimizer, step)
+                sums += train_step(batch)
+                step += 1
+                if step >= schedule.total_steps:
+                    break
+            loss = float(sums[0] / sums[2])  # the host waits here
+            if not math.isfinite(loss):
+                break
+        return loss
+
+    def speeds(self, cases: list[Case], steps: int, repetitions: int) -> dict[str, list[float]]:
+        """{label: samples per second of each turn}, the cases (of one batch size) side by side."""
+        runs = {case.optimizer.label: self._timed(case, steps) for case in cases}
+        return side_by_side(runs, repetitions)
+
+    def _timed(self, case: Case, steps: int) -> Callable[[], float]:
+        model, one = self.model(0), case.optimizer
+        optimizer = self.optimizer(model, one, case.lr, one.weight_decay)
+        train_step = self.training_step(model, optimizer)
+        batches = _endless(self.loader("train", case.batch))
+        for _ in range(UNTIMED_STEPS):
+            train_step(next(batches))
+
+        def turn() -> float:
+            self._wait()
+            started, samples = time.perf_counter(), 0
+            for _ in range(steps):
+                batch = next(batches)
+                train_step(batch)
+                samples += batch.step_samples
+            self._wait()
+            return samples / (time.perf_counter() - started)
+
+        return turn
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def _endless(loader: ImageLoader):
+    epoch = 0
+    while True:
+        yield from loader.epoch(epoch)
+        epoch += 1
+
+
+def _cut(data: ImageData, setting: Setting) -> dict[str, Split]:
+    """Three splits without a common picture, each with the classes in proportion."""
+    available = len(data.train)
+    train = setting.train_samples or min(10_000, 2 * available // 3)
+    val = setting.val_samples or min(train // 2, available - train)
+    if train + val > available or val < 1:
+        raise UserError(
+            f"{train:,} training and {val:,} validation pictures are more than the "
+            f"{available:,} there are: lower --train_samples or --val_samples"
+        )
+    order = stratified_order(data.train.labels, DATA_SEED)
+    # In the order of the file the pages of a mapped cache are read one after another.
+    parts = {"train": np.sort(order[:train]), "val": np.sort(order[train : train + val])}
+    splits = {name: data.train.part(rows) for name, rows in parts.items()}
+    test = stratified_order(data.test.labels, DATA_SEED)[: setting.test_samples]
+    return splits | {"test": data.test.part(np.sort(test))}

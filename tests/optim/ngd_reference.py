@@ -1,0 +1,109 @@
+"""Natural-gradient descent in plain float64 NumPy, one tensor and one axis at a time.
+
+Written from the equations at the head of `utils/optim/fisher.py`, not from its code: here F and G
+are whole D x D matrices, which are built and inverted as they stand. Slow, and easy to check.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from utils.optim.fisher import DELTA
+
+EARLY_UPDATES = 10  # steps that all update F, whatever `update_period`
+
+
+@dataclass
+class Axis:
+    """F = R' Lambda R + rho (I - R'R) of one axis. r: R (r, D). lam: Lambda (r, r)."""
+
+    r: np.ndarray
+    lam: np.ndarray
+    rho: float
+
+    @property
+    def fisher(self) -> np.ndarray:
+        """F, (D, D)"""
+        rest = np.eye(self.r.shape[1]) - self.r.T @ self.r
+        return self.r.T @ self.lam @ self.r + self.rho * rest
+
+    def precondition(self, x: np.ndarray, alpha: float) -> np.ndarray:
+        """X_hat = X G^-1 |X| / |X G^-1|, where G = F + (alpha / D) tr(F) I."""
+        f, length = self.fisher, self.r.shape[1]
+        if not f.any() or not x.any():
+            return x
+        g = f + alpha / length * np.trace(f) * np.eye(length)
+        turned = x @ np.linalg.inv(g)
+        return turned * (np.linalg.norm(x) / np.linalg.norm(turned))
+
+    def update(self, x: np.ndarray, eta: float) -> None:
+        """One step of subspace iteration on T = eta (S + delta s I) + (1 - eta) F."""
+        (rank, length), s = self.r.shape, x.T @ x / len(x)
+        floor = DELTA * np.linalg.norm(self.r @ s)
+        t = eta * (s + floor * np.eye(length)) + (1 - eta) * self.fisher
+        y = self.r @ t
+        if not y.any():
+            return
+        c, u = np.linalg.eigh(y @ y.T)
+        self.r = np.diag(c**-0.5) @ u.T @ y
+        self.lam = np.diag(c**0.5)
+        self.rho = (np.trace(t) - np.trace(self.lam)) / (length - rank)
+
+
+def first_axis(length: int, rank: int | None) -> Axis:
+    """F = 0; row i of R has a 1.1 at i and ones at i + r, i + 2 r, ..., and is of length 1."""
+    rank = min((length + 1) // 2, 80) if rank is None else rank
+    rank = min(rank, length - 1)
+    r = np.zeros((rank, length))
+    for i in range(rank):
+        r[i, i::rank] = 1.0
+        r[i, i] = 1.1
+    r /= np.linalg.norm(r, axis=1, keepdims=True)
+    return Axis(r, np.zeros((rank, rank)), 0.0)
+
+
+class Weight:
+    """One tensor with its momentum and the axes that are longer than 1, if there are two."""
+
+    def __init__(self, start: np.ndarray, rank: int | None, axes: str):
+        self.value, self.momentum, self.steps = start.astype(np.float64), None, 0
+        long = [k for k, length in enumerate(start.shape) if length > 1]
+        chosen = long if axes == "all" else [k for k in long if k < 2]
+        self.axes = {k: first_axis(start.shape[k], rank) for k in chosen if len(long) > 1}
+
+    def step(
+        self, g, *, lr=0.1, momentum=0.9, nesterov=True, dampening=0.0, weight_decay=0.0,
+        decoupled=False, alpha=4.0, update_period=4, eta=0.1,
+    ):  # fmt: skip
+        """Each axis sees the gradient as the axes before it leave it, with the first F still."""
+        if decoupled:
+            self.value = self.value * (1 - lr * weight_decay)
+        else:
+            g = g + weight_decay * self.value
+        for k, axis in self.axes.items():
+            turned = np.moveaxis(g, k, -1)
+            x = turned.reshape(-1, g.shape[k])  # (N, D)
+            x_hat = axis.precondition(x, alpha)
+            if self.steps < EARLY_UPDATES or self.steps % update_period == 0:
+                axis.update(x, eta)
+            g = np.moveaxis(x_hat.reshape(turned.shape), -1, k)
+        if self.momentum is None:
+            self.momentum = g
+        else:
+            self.momentum = momentum * self.momentum + (1 - dampening) * g
+        self.value = self.value - lr * (g + momentum * self.momentum if nesterov else self.momentum)
+        self.steps += 1
+
+
+def trajectory(start: dict, gradients: list[dict], rank=None, axes="all", **settings) -> list[dict]:
+    """The weights after every step, from arrays and the gradients of each step, by name.
+
+    A name that is missing from a step's gradients is a weight without gradient in that step.
+    """
+    weights = {name: Weight(value, rank, axes) for name, value in start.items()}
+    after = []
+    for step in gradients:
+        for name, gradient in step.items():
+            weights[name].step(gradient.astype(np.float64), **settings)
+        after.append({name: weight.value for name, weight in weights.items()})
+    return after

@@ -1,0 +1,145 @@
+"""Steps that must leave no trace, by selection and with late news, as on a GPU."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from test_factory import OPTIMIZERS, backward, bits, build, poison, same, small_model
+
+from utils.optim import libraries
+from utils.optim.found_inf import HonoursFoundInf, LateFlag
+from utils.optim.lookahead import Lookahead
+
+LIBRARY = ["lamb", "muon", "madgrad"]
+CASES = [*LIBRARY, *(f"lookahead {name}" for name in OPTIMIZERS)]
+
+
+@torch.no_grad()
+def late_step(optimizer, flag) -> None:
+    """A step whose flag only the device knows, as it is taken there."""
+    optimizer._late.settle()
+    if isinstance(optimizer, Lookahead):
+        inner = optimizer.optimizer
+        if isinstance(inner, HonoursFoundInf):
+            late_step(inner, flag)
+        else:
+            inner.found_inf = flag
+            inner.step()
+        optimizer._follow(flag)
+    else:
+        optimizer.found_inf = flag
+        optimizer._step_by_selection()
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("flags", ["1000000", "0110100", "1101111", "0000001", "1111110"])
+def test_flagged_steps_leave_no_trace(name, flags):
+    runs = []
+    for with_flagged in (True, False):
+        model = small_model(True, torch.float32)
+        optimizer = build(name, model)
+        for step, flag in enumerate(map(int, flags)):
+            if flag and not with_flagged:
+                continue
+            backward(model, step)
+            if flag:
+                poison(model)
+            for group in optimizer.param_groups:  # as the schedule does it, before the step
+                group["lr"] = 0.01 / (1 + step)
+            if with_flagged:
+                late_step(optimizer, torch.tensor(float(flag)))
+            else:
+                optimizer.step()
+        saved = optimizer.state_dict()["param_groups"]  # the last flag is known from here on
+        counts = [{k: v for k, v in g.items() if k not in ("lr", "params")} for g in saved]
+        runs.append((bits(model, optimizer), counts))
+    assert same(runs[0][0], runs[1][0]) and runs[0][1] == runs[1][1]
+
+
+def test_weights_are_right_at_once_and_counts_at_the_next_step():
+    model = small_model(True, torch.float32)
+    optimizer = build("madgrad", model)
+    backward(model, 0)
+    optimizer.step()
+    before = bits(model, optimizer)
+    poison(model)
+    late_step(optimizer, torch.ones(()))
+    weight = model[0].weight
+    assert torch.equal(weight, before[0]) and optimizer.state[weight]["step"] == 2
+    optimizer._late.settle()
+    assert optimizer.state[weight]["step"] == 1 and same(bits(model, optimizer), before)
+
+
+def test_what_is_loaded_is_not_undone():
+    model = small_model(True, torch.float32)
+    optimizer = build("lookahead lamb", model)
+    for step in range(2):
+        backward(model, step)
+        optimizer.step()
+    saved = optimizer.state_dict()
+    late_step(optimizer, torch.ones(()))
+    optimizer.load_state_dict(saved)
+    loaded = bits(model, optimizer)
+    optimizer._late.settle()
+    optimizer.optimizer._late.settle()
+    assert same(bits(model, optimizer), loaded)
+
+
+def test_a_late_flag_is_that_of_its_time():
+    late, undone = LateFlag(), []
+    flag = torch.ones(())
+    late.expect(flag, lambda: undone.append("first"))
+    flag.zero_()
+    late.settle()
+    late.settle()
+    late.expect(flag, lambda: undone.append("second"))
+    late.settle()
+    assert undone == ["first"]
+
+
+@pytest.mark.parametrize("name", LIBRARY)
+@pytest.mark.parametrize("way", ["pickle", "deepcopy"])
+def test_copies_of_an_optimizer_go_on_alike(name, way):
+    model = small_model(True, torch.float32)
+    optimizer = build(name, model)
+    for step in range(3):
+        backward(model, step)
+        optimizer.step()
+    both = {"model": model, "optimizer": optimizer}
+    both = pickle.loads(pickle.dumps(both)) if way == "pickle" else copy.deepcopy(both)
+    assert type(both["optimizer"]) is type(optimizer)
+    runs = []
+    for each, own in ((model, optimizer), (both["model"], both["optimizer"])):
+        backward(each, 3)
+        poison(each)
+        late_step(own, torch.ones(()))
+        backward(each, 4)
+        own.step()
+        runs.append(bits(each, own))
+    assert same(*runs)
+
+
+def test_a_copy_knows_the_flag_that_was_late():
+    model = small_model(True, torch.float32)
+    optimizer = build("madgrad", model)
+    backward(model, 0)
+    optimizer.step()
+    late_step(optimizer, torch.ones(()))
+    again = copy.deepcopy(optimizer)
+    assert {state["step"] for state in again.state.values()} == {1}
+
+
+def test_classes_of_timm_are_there_by_name_and_no_others():
+    assert libraries.Lamb is libraries.Lamb and issubclass(libraries.Lamb, HonoursFoundInf)
+    with pytest.raises(AttributeError, match="no attribute 'Lion'"):
+        _ = libraries.Lion
+
+
+@pytest.mark.parametrize("name", LIBRARY)
+def test_a_flagged_step_on_the_cpu_does_not_call_the_closure(name):
+    model = small_model(True, torch.float32)
+    optimizer = build(name, model)
+    backward(model, 0)
+    optimizer.found_inf = torch.ones(())
+    assert optimizer.step(lambda: pytest.fail("was called")) is None

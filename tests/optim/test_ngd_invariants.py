@@ -1,0 +1,304 @@
+"""Natural gradient: what must hold by the theory, and the update of many tensors at once."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from ngd_tools import (
+    DTYPES,
+    SHAPES,
+    SMALL,
+    WITHOUT_LONG_AXIS,
+    assert_equal_to_the_bit,
+    assert_near,
+    each_dtype,
+    each_foreach,
+    random_gradients,
+    random_start,
+    run,
+)
+
+from utils.optim import fisher
+from utils.optim.batched_fisher import (
+    AxisBatch,
+    inverse_root,
+    polish,
+    precondition_,
+    square_norms,
+    update_,
+)
+from utils.optim.ngd import NGD
+
+# ---- what the theory says -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"nesterov": True}, {"dampening": 0.4}, {"weight_decay": 0.1}],
+    ids=["plain", "nesterov", "dampening", "weight_decay"],
+)
+def test_large_alpha_is_sgd(momentum, settings):
+    if settings.get("nesterov") and not momentum:
+        settings = {"weight_decay": 0.01}
+    settings = {"lr": 0.05, "momentum": momentum, "nesterov": False} | settings
+    shapes = WITHOUT_LONG_AXIS
+    start, gradients = random_start(shapes), random_gradients(shapes, 20)
+    expected, _ = run(start, gradients, optimizer=torch.optim.SGD, **settings)
+    ours, _ = run(start, gradients, alpha=1e12, **settings)
+    assert_near(ours, expected, 1e-6)
+
+
+@each_foreach
+@each_dtype
+def test_the_norm_of_each_gradient_is_kept(dtype, foreach):
+    start, gradients = random_start(SHAPES), random_gradients(SHAPES, 15)
+    settings = {"lr": 1.0, "momentum": 0.0, "nesterov": False, "foreach": foreach, "alpha": 0.1}
+    ours, _ = run(start, gradients, dtype, **settings)
+    turned = 0
+    for index, step in enumerate(gradients):
+        before = ours[index - 1] if index else start
+        for name, gradient in step.items():
+            natural = before[name] - ours[index][name]
+            assert np.linalg.norm(natural) == pytest.approx(
+                np.linalg.norm(gradient), rel=20 * DTYPES[dtype]
+            )
+            turned += np.abs(natural - gradient).max() > 0.1
+    assert turned > 50  # most of them are not what they were
+
+
+def batch_of(gradients: torch.Tensor, alpha=4.0, eta=0.1, rank=None, basis=None) -> AxisBatch:
+    """F of the last axis of gradients (B, ..., D), before the first update."""
+    tensors, length = gradients.shape[0], gradients.shape[-1]
+    rank = rank or fisher.default_rank(length)
+    new = fisher.zero_fisher(rank, length, dtype=gradients.dtype)
+    basis = new.basis if basis is None else basis
+    stacked = [torch.stack([each] * tensors) for each in (basis, new.spectrum, new.rest)]
+    return AxisBatch(gradients.ndim - 1, alpha, eta, *stacked)
+
+
+def natural(gradients: torch.Tensor, axis: AxisBatch, learn=True) -> torch.Tensor:
+    """Gradients (B, ..., D) preconditioned along the last axis and scaled; `axis` takes them up."""
+    x, square = gradients.clone(), square_norms(gradients)
+    x, _ = precondition_(x, axis, torch.empty_like(x), square if learn else None)
+    x = x * (square / square_norms(x)).sqrt().view(-1, *[1] * (x.ndim - 1))
+    if learn:
+        update_([axis], None)
+    return x
+
+
+def full(axis: AxisBatch) -> torch.Tensor:
+    """F, (B, D, D)"""
+    projection = axis.basis.mT @ axis.basis
+    rest = torch.eye(projection.shape[-1], dtype=projection.dtype) - projection
+    return axis.basis.mT @ axis.spectrum @ axis.basis + axis.rest[:, None, None] * rest
+
+
+def correlated(rows: int, length: int, generator, tensors=2, dtype=torch.float64):
+    """A function that draws gradients (tensors, rows, length) of a fixed steep covariance."""
+    mixer = torch.randn(tensors, length, length, generator=generator, dtype=dtype)
+    mixer = mixer * torch.logspace(0, -2, length, dtype=dtype)[:, None]
+
+    def draw():
+        return torch.randn(tensors, rows, length, generator=generator, dtype=dtype) @ mixer
+
+    return draw
+
+
+@pytest.mark.parametrize("rank", [5, 12], ids=["V", "I_minus_RV"])
+def test_the_basis_stays_orthonormal_in_float32(rank):
+    """And with it the paper's W W' = E is diagonal.
+
+    In the paper W = E^1/2 R with R in the eigenbasis of F and E = diag(1 / (beta / d + 1)), d being
+    the eigenvalues above rho; and the gradient is multiplied by I - W'W, which is what is kept.
+    """
+    generator = torch.Generator().manual_seed(0)
+    draw = correlated(30, 20, generator, dtype=torch.float32)
+    axis = batch_of(draw(), rank=rank)
+    for _ in range(200):
+        natural(draw(), axis)
+    eye = torch.eye(rank)
+    assert (axis.basis @ axis.basis.mT - eye).abs().max() < 1e-5
+    assert torch.equal(axis.spectrum, axis.spectrum.mT)
+    eigenvalues, rotation = torch.linalg.eigh(axis.spectrum)
+    r = rotation.mT @ axis.basis
+    d = eigenvalues - axis.rest[:, None]
+    assert (d[:, -3:] > 0).all()
+    trace = eigenvalues.sum(1) + (20 - rank) * axis.rest
+    beta = axis.rest + axis.alpha / 20 * trace
+    e = d / (d + beta[:, None])
+    signed = r * e.abs().sqrt()[:, :, None]
+    product = signed @ signed.mT  # W W', up to signs of E
+    assert (product - torch.diag_embed(e.abs())).abs().max() < 1e-5
+    inverse = r.mT @ (e[:, :, None] * r)  # W'W
+    if axis.whole:
+        expected, found = torch.eye(20) - inverse, axis.multiplier
+    else:
+        assert axis.multiplier.shape == (2, rank, 20)
+        expected, found = inverse, axis.basis.mT @ axis.multiplier
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+@each_foreach
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_rotation_of_gradients_and_basis_rotates_the_result(foreach, axis):
+    """With gradients Q g along an axis and R Q' at first, all weights are Q w."""
+    rng = np.random.default_rng(3)
+    start, gradients = random_start({"w": (9, 11)}), random_gradients({"w": (9, 11)}, 25)
+    length = start["w"].shape[axis]
+    q = np.linalg.qr(rng.standard_normal((length, length)))[0]
+
+    def rotated(array):
+        return np.moveaxis(np.moveaxis(array, axis, -1) @ q.T, -1, axis)
+
+    plain, _ = run(start, gradients, foreach=foreach, weight_decay=0.1)
+    weight = torch.tensor(rotated(start["w"])).requires_grad_()
+    optimizer = NGD([weight], foreach=foreach, weight_decay=0.1)
+    first = fisher.first_basis(fisher.default_rank(length), length, dtype=torch.float64)
+    optimizer.state[weight][f"basis_{axis}"] = first @ torch.tensor(q).T
+    for step, expected in zip(gradients, plain, strict=True):
+        weight.grad = torch.tensor(rotated(step["w"]))
+        optimizer.step()
+        np.testing.assert_allclose(weight.detach(), rotated(expected["w"]), rtol=0, atol=1e-9)
+
+
+@each_foreach
+@pytest.mark.parametrize("scale", [1e-6, 3.0, 1e6])
+def test_the_scale_of_gradients_changes_no_direction(foreach, scale):
+    start, gradients = random_start(SMALL), random_gradients(SMALL, 20)
+    start = {name: 0 * value for name, value in start.items()}
+    scaled = [{name: scale * value for name, value in step.items()} for step in gradients]
+    plain, _ = run(start, gradients, foreach=foreach)
+    ours, _ = run(start, scaled, foreach=foreach)
+    ours = [{name: value / scale for name, value in step.items()} for step in ours]
+    assert_near(ours, plain, 1e-8)
+
+
+def test_a_known_covariance_is_learned_and_whitened():
+    """F goes to the covariance C, and the covariance of natural gradients to that of X G^-1.
+
+    With C = sum_i lambda_i v_i v_i' and F = C, along v_i X is multiplied by the inverse of lambda_i
+    + alpha tr(F) / D and by a common factor; so C goes to the matrix of the same eigenvectors with
+    eigenvalues that are a common factor times lambda / (lambda + alpha tr(F) / D)^2.
+    """
+    generator, (rows, length, rank) = torch.Generator().manual_seed(1), (4000, 12, 4)
+    v = torch.linalg.qr(torch.randn(length, length, generator=generator, dtype=torch.float64)).Q
+    eigenvalues = torch.ones(length, dtype=torch.float64)
+    eigenvalues[:3] = torch.tensor([40.0, 20.0, 5.0])
+    covariance = v @ torch.diag(eigenvalues) @ v.T
+    root = torch.diag(eigenvalues.sqrt()) @ v.T
+
+    def draw():
+        return (torch.randn(rows, length, generator=generator, dtype=torch.float64) @ root)[None]
+
+    alpha = 0.5
+    axis = batch_of(draw(), alpha=alpha, rank=rank)
+    for _ in range(60):
+        natural(draw(), axis)
+    learned = full(axis)[0]
+    expected = covariance / covariance.trace()
+    assert (learned / learned.trace() - expected).norm() < 0.02 * expected.norm()
+    x = torch.cat([natural(draw(), axis, learn=False)[0] for _ in range(10)])
+    along = v.T @ (x.T @ x / len(x)) @ v
+    predicted = eigenvalues / (eigenvalues + alpha * eigenvalues.mean()) ** 2
+    predicted = predicted / predicted.sum()
+    along = along / along.trace()
+    assert (along.diagonal() / predicted - 1).abs().max() < 0.05
+    off_diagonal = along - torch.diag(along.diagonal())
+    assert off_diagonal.abs().max() < 0.02 * predicted.max()
+    # Whiter: the eigenvalue furthest from their mean, in the ratio that is predicted.
+    assert predicted.max() / predicted.min() < 10 < (eigenvalues.max() / eigenvalues.min())
+
+
+def test_the_trace_of_f_is_the_running_mean_of_squared_norms():
+    """tr F = tr T: no part of a gradient is lost by the low rank, but for delta's share."""
+    generator = torch.Generator().manual_seed(2)
+    draw = correlated(15, 10, generator)
+    axis, mean = batch_of(draw(), eta=0.2), torch.zeros(2, dtype=torch.float64)
+    for _ in range(30):
+        x = draw()
+        natural(x, axis)
+        mean = 0.8 * mean + 0.2 * square_norms(x) / 15
+        trace = full(axis).diagonal(dim1=1, dim2=2).sum(1)
+        assert ((trace / mean - 1) > 0).all() and ((trace / mean - 1) < 0.01).all()
+
+
+# ---- Z^-1/2 -------------------------------------------------------------------------------------
+
+
+def symmetric(eigenvalues: torch.Tensor, seed=0) -> torch.Tensor:
+    """(B, r, r) of these eigenvalues (r,), in random bases."""
+    generator, rank = torch.Generator().manual_seed(seed), len(eigenvalues)
+    q = torch.linalg.qr(torch.randn(3, rank, rank, generator=generator, dtype=torch.float64)).Q
+    return q @ torch.diag(eigenvalues) @ q.mT
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+@pytest.mark.parametrize("rank", [1, 2, 40])
+def test_inverse_root(rank, scale):
+    """Alone to a thousandth, which is enough for `polish` to bring it to rounding."""
+    for condition in (10, 1e2, 1e3, 1e4, 1e5, 1e6):
+        z = scale * symmetric(torch.logspace(0, -math.log10(condition), rank).double())
+        eigenvalues, vectors = torch.linalg.eigh(z)
+        expected = vectors @ torch.diag_embed(eigenvalues**-0.5) @ vectors.mT
+        found = inverse_root(z)
+        polished = polish(found @ z @ found) @ found
+        for each, tolerance in ((found, 2e-3), (polished, 1e-9)):
+            difference = torch.linalg.matrix_norm(each - expected, 2)
+            relative = difference / torch.linalg.matrix_norm(expected, 2)
+            assert relative.max() < tolerance, condition
+
+
+@each_dtype
+@pytest.mark.parametrize("rank", [0, 1, 5])
+def test_inverse_root_of_a_singular_matrix_is_finite(rank, dtype):
+    eigenvalues = torch.zeros(8, dtype=torch.float64)
+    eigenvalues[:rank] = 1.0
+    found = inverse_root(symmetric(eigenvalues).to(dtype))
+    if rank:  # of a matrix of zeros there is none: the caller leaves such a one out
+        assert found.isfinite().all()
+
+
+# ---- the update ---------------------------------------------------------------------------------
+
+
+def noted_axes() -> list[AxisBatch]:
+    """Two axes that have noted a gradient, for `update_`."""
+    generator, made = torch.Generator().manual_seed(0), []
+    for length, rank in ((6, 3), (9, 2)):
+        x = torch.randn(2, 8, length, generator=generator)
+        new = fisher.zero_fisher(rank, length)
+        stacked = [torch.stack([each] * 2) for each in (new.basis, new.spectrum, new.rest)]
+        axis = AxisBatch(2, 4.0, 0.1, *stacked)
+        precondition_(x, axis, torch.empty_like(x), square_norms(x))
+        made.append(axis)
+    return made
+
+
+def of_axis(axis: AxisBatch) -> list[torch.Tensor]:
+    return [axis.basis.clone(), axis.spectrum.clone(), axis.rest.clone(), axis.multiplier.clone()]
+
+
+def test_an_update_is_left_out_by_selection():
+    """As a GPU does it, which does not tell the host."""
+    flagged, taken, plain = noted_axes(), noted_axes(), noted_axes()
+    update_(flagged, torch.tensor(True))
+    update_(taken, torch.tensor(False))
+    update_(plain, None)
+    for one, other, third, before in zip(flagged, taken, plain, noted_axes(), strict=True):
+        assert_equal_to_the_bit(of_axis(one), of_axis(before))
+        assert_equal_to_the_bit(of_axis(other), of_axis(third))
+        assert not torch.equal(other.multiplier, before.multiplier)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_update_can_be_compiled():
+    """Traced as a whole, in graph and result; nothing in it asks for a value on the host."""
+    plain, traced = noted_axes(), noted_axes()
+    update_(plain, torch.tensor(False))
+    torch._dynamo.reset()
+    torch.compile(update_, fullgraph=True, backend="eager")(traced, torch.tensor(False))
+    for one, other in zip(traced, plain, strict=True):
+        torch.testing.assert_close(of_axis(one), of_axis(other))
+        assert other.rest.all()

@@ -1,0 +1,152 @@
+"""Lookahead: slow weights that follow, every few steps, those of any optimizer.
+
+timm has one, which does not do here: its slow weights begin at the first synchronisation, as the
+fast ones of that moment, so that this does nothing; its count of steps is the host's alone, so that
+a step left out by the device (`found_inf`) would count; and it hands `found_inf` to no one.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from utils.optim.found_inf import LateFlag
+
+SLOW, COUNT = "slow_weight", "lookahead_step"  # keys in the state, and in the parameter groups
+
+
+class Lookahead(Optimizer):
+    """After every k steps of `optimizer` both its weights p and the slow ones s, which start as
+    the weights that it is given, become s + alpha (p - s).
+
+    Source: Zhang, Lucas, Hinton and Ba, "Lookahead Optimizer: k steps forward, 1 step back"
+    (2019), arXiv:1907.08610, algorithm 1.
+
+    Its state is that of `optimizer` with the slow weights besides; groups, which count the steps,
+    are those of `optimizer` too. Honours `found_inf` if `optimizer` does: a step at which it is 1
+    does not count.
+
+    Args:
+        optimizer: honours `found_inf`, if that is ever set.
+        k: steps between two synchronisations, 1 or more.
+        alpha: how far the slow weights go, in (0, 1]; 1 is `optimizer` alone.
+    """
+
+    found_inf: Tensor | None = None
+
+    # Optimizer.__init__ would make groups and state of its own; __setstate__ makes hooks alone.
+    def __init__(self, optimizer: Optimizer, k: int = 5, alpha: float = 0.5):
+        if k < 1 or not 0 < alpha <= 1:
+            raise ValueError(f"Lookahead takes k of 1 or more, alpha in (0, 1]; not {k}, {alpha}")
+        self.optimizer, self.k, self.alpha = optimizer, k, alpha
+        self._slow = {p: p.detach().clone() for p in self._parameters()}
+        self._count(0)
+        self.__setstate__({})
+
+    def __getstate__(self) -> dict:
+        """For pickle and deepcopy; without hooks, as of any optimizer."""
+        self._late.settle()
+        return {name: getattr(self, name) for name in ("optimizer", "k", "alpha", "_slow")}
+
+    def __setstate__(self, state: dict) -> None:
+        super().__setstate__(state)
+        self._late = LateFlag()
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self._late.settle()
+        flag = self.optimizer.found_inf = self.found_inf
+        loss = self.optimizer.step(closure)
+        if flag is not None and flag.device.type == "cpu":
+            if flag:
+                return loss
+            flag = None
+        self._follow(flag)
+        return loss
+
+    def _follow(self, flag: Tensor | None) -> None:
+        """What comes after a step; `flag`: whether that was left out, if only the device knows."""
+        before = self.param_groups[0][COUNT]
+        self._count(before + 1)
+        if (before + 1) % self.k == 0:
+            self._synchronize(flag)
+        if flag is not None:
+            self._late.expect(flag, lambda: self._count(before))
+
+    def _synchronize(self, flag: Tensor | None) -> None:
+        fast, slow = list(self._slow), list(self._slow.values())
+        new = torch._foreach_lerp(slow, fast, self.alpha)
+        if flag is None:
+            torch._foreach_copy_(slow, new)
+            torch._foreach_copy_(fast, new)
+            return
+        left_out = flag > 0
+        for p, s, value in zip(fast, slow, new, strict=True):
+            torch.where(left_out, s, value, out=s)
+            p.copy_(torch.where(left_out, p, value))
+
+    def _count(self, steps: int) -> None:
+        for group in self.param_groups:
+            group[COUNT] = steps
+
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+    @property
+    def param_groups(self) -> list[dict]:
+        return self.optimizer.param_groups
+
+    @property
+    def defaults(self) -> dict:
+        return self.optimizer.defaults
+
+    @property
+    def state(self) -> dict:
+        """Of each parameter; a view: nothing is set in it."""
+        own = self.optimizer.state
+        return {p: {**own.get(p, {}), SLOW: slow} for p, slow in self._slow.items()}
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.optimizer.zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict) -> None:
+        self.optimizer.add_param_group(param_group)
+        self._slow |= {p: p.detach().clone() for p in self.param_groups[-1]["params"]}
+        self._count(self.param_groups[0][COUNT])
+
+    def state_dict(self) -> dict:
+        for hook in self._optimizer_state_dict_pre_hooks.values():
+            hook(self)
+        self._late.settle()
+        saved = self.optimizer.state_dict()
+        keys = [key for group in saved["param_groups"] for key in group["params"]]
+        state = {key: dict(saved["state"].get(key, {})) for key in keys}
+        for key, parameter in zip(keys, self._parameters(), strict=True):
+            state[key][SLOW] = self._slow[parameter]
+        saved = saved | {"state": state}
+        for hook in self._optimizer_state_dict_post_hooks.values():
+            changed = hook(self, saved)
+            saved = saved if changed is None else changed
+        return saved
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict) -> None:
+        """Raises KeyError where there are no slow weights."""
+        for hook in self._optimizer_load_state_dict_pre_hooks.values():
+            changed = hook(self, state_dict)
+            state_dict = state_dict if changed is None else changed
+        keys = [key for group in state_dict["param_groups"] for key in group["params"]]
+        slow = [state_dict["state"][key][SLOW] for key in keys]
+        state = {
+            key: {name: value for name, value in values.items() if name != SLOW}
+            for key, values in state_dict["state"].items()
+        }
+        # An optimizer without a state yet is to find none, not an empty one.
+        state = {key: values for key, values in state.items() if values}
+        self.optimizer.load_state_dict(state_dict | {"state": state})
+        self._late = LateFlag()
+        for parameter, value in zip(self._parameters(), slow, strict=True):
+            self._slow[parameter].copy_(value)
+        for hook in self._optimizer_load_state_dict_post_hooks.values():
+            hook(self)

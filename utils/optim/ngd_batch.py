@@ -1,0 +1,233 @@
+"""The parameters of one shape that NGD steps together, and their state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from utils.optim import fisher
+from utils.optim.batched_fisher import (
+    AxisBatch,
+    precondition_,
+    refresh_multiplier,
+    square_norms,
+)
+
+EARLY_UPDATES = 10  # steps from the start that all update the Fisher matrices, as in Kaldi
+FISHER = ("basis", "spectrum", "rest")  # of one axis: state keys are `basis_0`, ...
+
+
+@dataclass
+class Flags:
+    """What a step is told from outside, as GradScaler does: () tensors or None."""
+
+    found_inf: Tensor | None
+    grad_scale: Tensor | None
+
+    @staticmethod
+    def of(optimizer, device: torch.device) -> Flags:
+        found_inf = getattr(optimizer, "found_inf", None)
+        scale = getattr(optimizer, "grad_scale", None)
+        return Flags(
+            None if found_inf is None else found_inf.to(device, non_blocking=True),
+            None if scale is None else scale.to(device, non_blocking=True),
+        )
+
+    @property
+    def left_out(self) -> Tensor | None:
+        """() bool: nothing may change."""
+        return None if self.found_inf is None else self.found_inf > 0
+
+
+class Batch:
+    """Parameters of one group, shape and age, and their state; without axes: any shapes.
+
+    Stacked gradients have the shape (B, D0, kernel ..., D1), as a convolution's weights lie in
+    memory in channels_last: so both large axes are rows or columns of matrices, and nothing needs
+    to be transposed.
+    """
+
+    def __init__(self, group: dict, parameters: list[Tensor], state: dict, step: int):
+        first = parameters[0]
+        self.group, self.parameters, self.step = group, parameters, step
+        self.device, self.dtype = first.device, kind_of(first)["dtype"]
+        self.momenta = []
+        if group["momentum"]:
+            for parameter in parameters:
+                buffer = state[parameter].get("momentum_buffer")
+                if buffer is None:
+                    state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+                elif buffer.stride() != parameter.stride():  # the fused kernel walks through memory
+                    state[parameter]["momentum_buffer"] = torch.empty_like(parameter).copy_(buffer)
+            self.momenta = [state[parameter]["momentum_buffer"] for parameter in parameters]
+        self.numbers = axes_of(first, group["axes"])  # of the axes, in a parameter
+        self.axes = [self._axis(number, state) for number in self.numbers]
+        self.size = len(parameters) * first.numel() if self.axes else 0
+
+    def _axis(self, number: int, state: dict) -> AxisBatch:
+        """The Fisher matrices of an axis; the parameters' state becomes views of them."""
+        first = self.parameters[0]
+        length, kind = first.shape[number], kind_of(first)
+        rank = min(self.group["rank"] or fisher.default_rank(length), length - 1)
+        new = fisher.zero_fisher(rank, length, **kind)
+        stacked = {}
+        for name in FISHER:
+            start, key = getattr(new, name), f"{name}_{number}"
+            known = [state[parameter].get(key, start) for parameter in self.parameters]
+            if any(value.shape != start.shape for value in known):
+                raise RuntimeError(f"NGD: the state is not of rank {rank}: keep the group's `rank`")
+            stacked[name] = torch.stack(known)
+            for parameter, view in zip(self.parameters, stacked[name].unbind(), strict=True):
+                state[parameter][key] = view
+        dim = {0: 1, 1: first.ndim}.get(number, number)
+        return AxisBatch(dim, self.group["alpha"], self.group["eta"], **stacked)
+
+    def is_of(self, state: dict) -> bool:
+        """Whether this is still what the state holds: not if that was loaded."""
+        for index, parameter in enumerate(self.parameters):
+            own = state[parameter]
+            if self.momenta and own.get("momentum_buffer") is not self.momenta[index]:
+                return False
+            for number, axis in zip(self.numbers, self.axes, strict=True):
+                basis = own.get(f"basis_{number}")
+                if basis is None or basis.data_ptr() != axis.basis[index].data_ptr():
+                    return False
+        return True
+
+    @property
+    def updates_now(self) -> bool:
+        """Whether the Fisher matrices take up the gradients of this step."""
+        return self.step < EARLY_UPDATES or self.step % self.group["update_period"] == 0
+
+    def follow_settings(self) -> None:
+        """Takes up what may change from step to step."""
+        for axis in self.axes:
+            axis.eta = self.group["eta"]
+            if axis.alpha != self.group["alpha"]:
+                axis.alpha = self.group["alpha"]
+                refresh_multiplier(axis)
+
+    def gradients(self) -> list[Tensor]:
+        return [parameter.grad for parameter in self.parameters]
+
+    def precondition(self, memory: Tensor, other: Tensor, flags: Flags) -> list[Tensor]:
+        """Natural gradients, in the memory given; see `fisher.py`."""
+        first = self.parameters[0]
+        shape = (len(self.parameters), first.shape[0], *first.shape[2:], first.shape[1])
+        x = memory[: self.size].view(shape)
+        other = other[: self.size].view(shape) if other.numel() >= self.size else None
+        self._stack(x.movedim(-1, 2).unbind(), flags)
+        square = square_norms(x)
+        for axis in self.axes:
+            x, other = precondition_(x, axis, other, square if self.updates_now else None)
+        scale = (square / square_norms(x)).sqrt()
+        x *= torch.where(scale.isfinite(), scale, 1.0).view(-1, *[1] * first.ndim)
+        return x.movedim(-1, 2).unbind()
+
+    def _stack(self, stacked: tuple[Tensor, ...], flags: Flags) -> None:
+        """Copies the gradients, with the coupled weight decay."""
+        gradients, parameters = self.gradients(), self.parameters
+        decay = 0.0 if self.group["decoupled"] else self.group["weight_decay"]
+        if (
+            self.device.type == "cpu"
+            and flags.grad_scale is None
+            and self.dtype == parameters[0].dtype
+        ):
+            # In one pass over memory.
+            for target, gradient, parameter in zip(stacked, gradients, parameters, strict=True):
+                if decay:
+                    torch.add(gradient, parameter, alpha=decay, out=target)
+                else:
+                    target.copy_(gradient)
+            return
+        torch._foreach_copy_(stacked, gradients)
+        if flags.grad_scale is not None:
+            torch._foreach_div_(stacked, flags.grad_scale)
+        if decay:
+            torch._foreach_add_(stacked, parameters, alpha=decay)
+
+    def precondition_one_by_one(self, flags: Flags) -> list[Tensor]:
+        """The same, and the updates, by the definition in `fisher.py`."""
+        natural = []
+        for index, parameter in enumerate(self.parameters):
+            gradient = parameter.grad.to(self.dtype)
+            if flags.grad_scale is not None:
+                gradient = gradient / flags.grad_scale
+            if self.group["weight_decay"] and not self.group["decoupled"]:
+                gradient = gradient + self.group["weight_decay"] * parameter
+            for number, axis in zip(self.numbers, self.axes, strict=True):
+                turned = gradient.movedim(number, -1)
+                x = turned.reshape(-1, turned.shape[-1])
+                own = [getattr(axis, name)[index] for name in FISHER]
+                before = fisher.Fisher(*own)
+                x_hat = fisher.precondition(x, before, axis.alpha)
+                if self.updates_now:
+                    after = fisher.update(x, before, axis.eta)
+                    for name, value in zip(FISHER, own, strict=True):
+                        value.copy_(getattr(after, name))
+                gradient = x_hat.view(turned.shape).movedim(-1, number)
+            natural.append(gradient)
+        return natural
+
+    def descend(self, gradients: list[Tensor], flags: Flags) -> None:
+        """Momentum, and the step itself, in PyTorch's fused kernel."""
+        group, parameters = self.group, self.parameters
+        decay, coupled = group["weight_decay"], not group["decoupled"]
+        if decay and not coupled:
+            shrink = 1 - group["lr"] * decay
+            if flags.found_inf is not None:
+                whole = torch.ones((), dtype=self.dtype, device=self.device)
+                shrink = torch.where(flags.left_out, whole, whole * shrink)
+            torch._foreach_mul_(parameters, shrink)
+        if self.axes:
+            # The kernel walks through memory, so all must lie in it as the parameters do.
+            moved = [
+                i for i, (p, g) in enumerate(zip(parameters, gradients, strict=True))
+                if g.stride() != p.stride() or g.dtype != p.dtype
+            ]  # fmt: skip
+            if moved:
+                gradients = list(gradients)
+                copies = [torch.empty_like(parameters[i]) for i in moved]
+                torch._foreach_copy_(copies, [gradients[i] for i in moved])
+                for i, copy in zip(moved, copies, strict=True):
+                    gradients[i] = copy
+        torch._fused_sgd_(
+            parameters,
+            gradients,
+            self.momenta,
+            weight_decay=decay if coupled and not self.axes else 0.0,
+            momentum=group["momentum"],
+            lr=group["lr"],
+            dampening=group["dampening"] if self.step else 0.0,  # as in SGD: b = g at first
+            nesterov=group["nesterov"],
+            maximize=False,
+            is_first_step=False,
+            grad_scale=None if self.axes else flags.grad_scale,
+            found_inf=flags.found_inf,
+        )
+
+
+def axes_of(parameter: Tensor, which: str) -> list[int]:
+    """Numbers of the axes that have a Fisher matrix; none where there is one alone."""
+    long = [number for number, length in enumerate(parameter.shape) if length > 1]
+    if len(long) < 2 or parameter.numel() == 0:
+        return []
+    return long if which == "all" else [number for number in long if number < 2]
+
+
+def is_dense(parameter: Tensor) -> bool:
+    """Whether its elements fill one piece of memory, in any order of the axes."""
+    size = 1
+    for stride, length in sorted(zip(parameter.stride(), parameter.shape, strict=True)):
+        if length != 1 and stride != size:
+            return parameter.numel() == 0
+        size *= length
+    return True
+
+
+def kind_of(parameter: Tensor) -> dict:
+    """dtype and device of the Fisher matrices of a parameter."""
+    dtype = torch.float64 if parameter.dtype == torch.float64 else torch.float32
+    return {"dtype": dtype, "device": parameter.device}
