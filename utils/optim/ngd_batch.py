@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 import torch
@@ -9,14 +10,15 @@ from torch import Tensor
 
 from utils.optim import fisher
 from utils.optim.batched_fisher import (
+    FISHER,
     AxisBatch,
+    float32_products,
     precondition_,
-    refresh_multiplier,
     square_norms,
 )
 
 EARLY_UPDATES = 10  # steps from the start that all update the Fisher matrices, as in Kaldi
-FISHER = ("basis", "spectrum", "rest")  # of one axis: state keys are `basis_0`, ...
+SHORT = 16  # up to this length, as along kernels, to round factors takes longer than to multiply
 
 
 @dataclass
@@ -105,9 +107,7 @@ class Batch:
         """Takes up what may change from step to step."""
         for axis in self.axes:
             axis.eta = self.group["eta"]
-            if axis.alpha != self.group["alpha"]:
-                axis.alpha = self.group["alpha"]
-                refresh_multiplier(axis)
+            axis.set_alpha(self.group["alpha"])
 
     def gradients(self) -> list[Tensor]:
         return [parameter.grad for parameter in self.parameters]
@@ -116,15 +116,32 @@ class Batch:
         """Natural gradients, in the memory given; see `fisher.py`."""
         first = self.parameters[0]
         shape = (len(self.parameters), first.shape[0], *first.shape[2:], first.shape[1])
-        x = memory[: self.size].view(shape)
-        other = other[: self.size].view(shape) if other.numel() >= self.size else None
-        self._stack(x.movedim(-1, 2).unbind(), flags)
+        x, other = memory[: self.size].view(shape), other[: self.size].view(shape)
+        self._stack(_as_parameters(x), flags)
         square = square_norms(x)
+        fast = self.group["products"] == "fast"
         for axis in self.axes:
-            x, other = precondition_(x, axis, other, square if self.updates_now else None)
+            rounding = fast and axis.basis.shape[-1] > SHORT
+            with float32_products("fast") if rounding else contextlib.nullcontext():
+                x, other = precondition_(x, axis, other, square if self.updates_now else None)
         scale = (square / square_norms(x)).sqrt()
         x *= torch.where(scale.isfinite(), scale, 1.0).view(-1, *[1] * first.ndim)
-        return x.movedim(-1, 2).unbind()
+        return self._as_they_lie(_as_parameters(x), other)
+
+    def _as_they_lie(self, natural: tuple[Tensor, ...], memory: Tensor) -> tuple[Tensor, ...]:
+        """The same in the dtype and order in memory of the parameters, through which the fused
+        kernel walks."""
+        parameters = self.parameters
+        pairs = zip(natural, parameters, strict=True)
+        if all(g.stride() == p.stride() and g.dtype == p.dtype for g, p in pairs):
+            return natural
+        size, memory = parameters[0].numel(), memory.flatten().view(parameters[0].dtype)
+        laid = tuple(
+            memory[i * size : (i + 1) * size].as_strided(p.shape, p.stride())
+            for i, p in enumerate(parameters)
+        )
+        torch._foreach_copy_(laid, natural)
+        return laid
 
     def _stack(self, stacked: tuple[Tensor, ...], flags: Flags) -> None:
         """Copies the gradients, with the coupled weight decay."""
@@ -168,7 +185,7 @@ class Batch:
                     for name, value in zip(FISHER, own, strict=True):
                         value.copy_(getattr(after, name))
                 gradient = x_hat.view(turned.shape).movedim(-1, number)
-            natural.append(gradient)
+            natural.append(torch.empty_like(parameter).copy_(gradient))
         return natural
 
     def descend(self, gradients: list[Tensor], flags: Flags) -> None:
@@ -181,18 +198,6 @@ class Batch:
                 whole = torch.ones((), dtype=self.dtype, device=self.device)
                 shrink = torch.where(flags.left_out, whole, whole * shrink)
             torch._foreach_mul_(parameters, shrink)
-        if self.axes:
-            # The kernel walks through memory, so all must lie in it as the parameters do.
-            moved = [
-                i for i, (p, g) in enumerate(zip(parameters, gradients, strict=True))
-                if g.stride() != p.stride() or g.dtype != p.dtype
-            ]  # fmt: skip
-            if moved:
-                gradients = list(gradients)
-                copies = [torch.empty_like(parameters[i]) for i in moved]
-                torch._foreach_copy_(copies, [gradients[i] for i in moved])
-                for i, copy in zip(moved, copies, strict=True):
-                    gradients[i] = copy
         torch._fused_sgd_(
             parameters,
             gradients,
@@ -207,6 +212,11 @@ class Batch:
             grad_scale=None if self.axes else flags.grad_scale,
             found_inf=flags.found_inf,
         )
+
+
+def _as_parameters(stacked: Tensor) -> tuple[Tensor, ...]:
+    """(B, D0, kernel ..., D1) -> B views (D0, D1, kernel ...)"""
+    return stacked.movedim(-1, 2).unbind()
 
 
 def axes_of(parameter: Tensor, which: str) -> list[int]:
