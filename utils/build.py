@@ -9,7 +9,7 @@ from utils.config import to_yaml
 from utils.errors import UserError
 from utils.files import reason, replace_file
 from utils.model_card import ModelCard
-from utils.optim.factory import OPTIMIZERS, build_optimizer
+from utils.optim.factory import OPTIMIZERS, build_optimizer, products
 from utils.optim.schedules import build_schedule
 from utils.reporting.metrics import MetricsLog
 from utils.reporting.trackers import TensorBoard, Wandb
@@ -86,6 +86,7 @@ def build_trainer(
             lookahead_k=settings.lookahead_k,
             lookahead_alpha=settings.lookahead_alpha,
             **{name: getattr(settings, name) for name in OPTIMIZERS[settings.optimizer].settings},
+            **products(settings.optimizer, run.precision.name),
         ),
         schedule=schedule,
         loader=loader,

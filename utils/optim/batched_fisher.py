@@ -162,7 +162,7 @@ def _times_transposed(small: Tensor, x: Tensor) -> Tensor:
 
 def square_norms(x: Tensor) -> Tensor:
     """(B, ...) -> (B,)"""
-    return torch.linalg.vector_norm(x.flatten(1), dim=1).square()
+    return torch.linalg.vector_norm(x.reshape(len(x), -1), dim=1).square()
 
 
 def update_(axes: list[AxisBatch], left_out: Tensor | None) -> None:

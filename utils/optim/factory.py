@@ -48,6 +48,8 @@ def ngd(
     ngd_eta: float = 0.1,
     ngd_axes: str = "all",
     ngd_decoupled: bool = False,
+    ngd_norm: str = "gradient",
+    ngd_products: str = "float32",
 ) -> Optimizer:
     """Natural-gradient descent with Nesterov momentum (plain where momentum is 0)."""
     from utils.optim.ngd import NGD
@@ -63,6 +65,8 @@ def ngd(
         update_period=ngd_update_period,
         eta=ngd_eta,
         axes=ngd_axes,
+        norm=ngd_norm,
+        products=ngd_products,
     )
 
 
@@ -101,6 +105,12 @@ OPTIMIZERS = {
     # Those of sgd, which it is but for the direction of the gradient.
     "ngd": OptimizerEntry(ngd, lr=0.1, weight_decay=5e-4, momentum=0.9, own=NGD_SETTINGS),
 }
+
+
+def products(name: str, precision: str) -> dict:
+    """Settings of the optimizer `name` that follow from the precision of the training: gradients
+    of half precision are no better than rounded products with them."""
+    return {"ngd_products": "fast"} if name == "ngd" and precision != "fp32" else {}
 
 
 def parameter_groups(model: nn.Module, weight_decay: float, decay_all: bool = False) -> list[dict]:

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from utils.optim.batched_fisher import AxisBatch, float32_products, update_
-from utils.optim.ngd_batch import FISHER, Batch, Flags, axes_of, is_dense, kind_of
+from utils.optim.batched_fisher import FISHER, AxisBatch, float32_products, update_
+from utils.optim.ngd_batch import Batch, Flags, is_dense, is_plain, kind_of
 
 AXES = ("all", "channels")
+NORMS = ("gradient", "fixed")
 PRODUCTS = ("float32", "fast")
 
 
@@ -55,6 +56,10 @@ class NGD(Optimizer):
         eta: weight of the newest gradient in their running mean, in (0, 1].
         axes: "all", or "channels" for the first two alone (output and input), which leaves out
             the axes of kernels.
+        norm: "gradient": a step is as long as the gradient (times lr), the paper's choice; biases
+            and the like take plain momentum. "fixed": 0.2 lr is the root mean square of every
+            tensor's step before momentum, whatever the gradient's size, so that lr means what it
+            means to AdamW and Muon, and weight decay is better decoupled.
         products: "float32", or "fast" for those with gradients as matrix units multiply, added up
             in float32: of TF32 on a GPU, of bfloat16 on a CPU that has such units. What gradients
             computed in bfloat16 are worth is not lost by it.
@@ -87,6 +92,7 @@ class NGD(Optimizer):
         update_period: int = 4,
         eta: float = 0.1,
         axes: str = "all",
+        norm: str = "gradient",
         products: str = "float32",
         foreach: bool | None = True,
     ):
@@ -94,7 +100,7 @@ class NGD(Optimizer):
             "lr": lr, "momentum": momentum, "nesterov": nesterov, "dampening": dampening,
             "weight_decay": weight_decay, "decoupled": decoupled, "alpha": alpha, "rank": rank,
             "update_period": update_period, "eta": eta, "axes": axes,
-            "products": products,
+            "norm": norm, "products": products,
             "foreach": foreach is None or bool(foreach),
         }  # fmt: skip
         self._batches: list[Batch] = []
@@ -146,7 +152,7 @@ class NGD(Optimizer):
         due: dict[tuple, list[AxisBatch]] = {}
         for batch in self._batches:
             flags = Flags.of(self, batch.device)
-            if not batch.axes:
+            if batch.is_plain:
                 batch.descend(batch.gradients(), flags)
             elif batch.group["foreach"]:
                 memory, other = self._workspaces[batch.device, batch.dtype]
@@ -183,7 +189,8 @@ class NGD(Optimizer):
                     "(contiguous) of its own"
                 )
             step = self.state[parameter].get("step", 0)
-            shape = parameter.shape if axes_of(parameter, "all") else None
+            plain = is_plain(parameter, self.param_groups[number])
+            shape = None if plain else parameter.shape
             kind = (number, parameter.device, parameter.dtype, shape, step)
             members.setdefault(kind, []).append(parameter)
         self._batches = [
@@ -229,7 +236,8 @@ _RANGES = {
     "update_period": (_whole, "a whole number above 0"),
     "eta": (lambda value: 0 < value <= 1, "above 0, up to 1"),
     "axes": (lambda value: value in AXES, f"one of {', '.join(AXES)}"),
+    "norm": (lambda value: value in NORMS, f"one of {', '.join(NORMS)}"),
     "products": (lambda value: value in PRODUCTS, f"one of {', '.join(PRODUCTS)}"),
 }
 # Settings that batches are made of: where one changes, they are made anew.
-_OF_BATCHES = ("rank", "axes", "foreach")
+_OF_BATCHES = ("rank", "axes", "norm", "foreach")

@@ -18,6 +18,10 @@ from utils.optim.batched_fisher import (
 )
 
 EARLY_UPDATES = 10  # steps from the start that all update the Fisher matrices, as in Kaldi
+# Root mean square of a step of a fixed size, before the learning rate: that of AdamW's steps, to
+# which Muon's are scaled as well (Liu et al., "Muon is scalable for LLM training" (2025),
+# arXiv:2502.16982, section 2.2).
+FIXED_RMS = 0.2
 SHORT = 16  # up to this length, as along kernels, to round factors takes longer than to multiply
 
 
@@ -44,7 +48,7 @@ class Flags:
 
 
 class Batch:
-    """Parameters of one group, shape and age, and their state; without axes: any shapes.
+    """Parameters of one group, shape and age, and their state; any shapes where `is_plain`.
 
     Stacked gradients have the shape (B, D0, kernel ..., D1), as a convolution's weights lie in
     memory in channels_last: so both large axes are rows or columns of matrices, and nothing needs
@@ -66,7 +70,8 @@ class Batch:
             self.momenta = [state[parameter]["momentum_buffer"] for parameter in parameters]
         self.numbers = axes_of(first, group["axes"])  # of the axes, in a parameter
         self.axes = [self._axis(number, state) for number in self.numbers]
-        self.size = len(parameters) * first.numel() if self.axes else 0
+        self.is_plain = is_plain(first, group)
+        self.size = 0 if self.is_plain else len(parameters) * first.numel()
 
     def _axis(self, number: int, state: dict) -> AxisBatch:
         """The Fisher matrices of an axis; the parameters' state becomes views of them."""
@@ -113,9 +118,9 @@ class Batch:
         return [parameter.grad for parameter in self.parameters]
 
     def precondition(self, memory: Tensor, other: Tensor, flags: Flags) -> list[Tensor]:
-        """Natural gradients, in the memory given; see `fisher.py`."""
+        """Natural gradients, scaled, in the memory given; see `fisher.py`."""
         first = self.parameters[0]
-        shape = (len(self.parameters), first.shape[0], *first.shape[2:], first.shape[1])
+        shape = len(self.parameters), *first.shape[:1], *first.shape[2:], *first.shape[1:2]
         x, other = memory[: self.size].view(shape), other[: self.size].view(shape)
         self._stack(_as_parameters(x), flags)
         square = square_norms(x)
@@ -124,7 +129,8 @@ class Batch:
             rounding = fast and axis.basis.shape[-1] > SHORT
             with float32_products("fast") if rounding else contextlib.nullcontext():
                 x, other = precondition_(x, axis, other, square if self.updates_now else None)
-        scale = (square / square_norms(x)).sqrt()
+        wanted = square if self.group["norm"] == "gradient" else fixed_square(first)
+        scale = (wanted / (square_norms(x) if self.axes else square)).sqrt()
         x *= torch.where(scale.isfinite(), scale, 1.0).view(-1, *[1] * first.ndim)
         return self._as_they_lie(_as_parameters(x), other)
 
@@ -185,6 +191,9 @@ class Batch:
                     for name, value in zip(FISHER, own, strict=True):
                         value.copy_(getattr(after, name))
                 gradient = x_hat.view(turned.shape).movedim(-1, number)
+            if self.group["norm"] == "fixed":
+                scale = (fixed_square(parameter) / gradient.square().sum()).sqrt()
+                gradient = gradient * scale if scale.isfinite() else gradient
             natural.append(torch.empty_like(parameter).copy_(gradient))
         return natural
 
@@ -202,21 +211,31 @@ class Batch:
             parameters,
             gradients,
             self.momenta,
-            weight_decay=decay if coupled and not self.axes else 0.0,
+            weight_decay=decay if coupled and self.is_plain else 0.0,
             momentum=group["momentum"],
             lr=group["lr"],
             dampening=group["dampening"] if self.step else 0.0,  # as in SGD: b = g at first
             nesterov=group["nesterov"],
             maximize=False,
             is_first_step=False,
-            grad_scale=None if self.axes else flags.grad_scale,
+            grad_scale=flags.grad_scale if self.is_plain else None,
             found_inf=flags.found_inf,
         )
 
 
 def _as_parameters(stacked: Tensor) -> tuple[Tensor, ...]:
     """(B, D0, kernel ..., D1) -> B views (D0, D1, kernel ...)"""
-    return stacked.movedim(-1, 2).unbind()
+    return (stacked.movedim(-1, 2) if stacked.ndim > 3 else stacked).unbind()
+
+
+def fixed_square(parameter: Tensor) -> float:
+    """The squared norm of a step of a fixed size, before the learning rate."""
+    return FIXED_RMS**2 * parameter.numel()
+
+
+def is_plain(parameter: Tensor, group: dict) -> bool:
+    """Whether the fused kernel takes the gradient as it is: plain momentum."""
+    return group["norm"] == "gradient" and not axes_of(parameter, "all")
 
 
 def axes_of(parameter: Tensor, which: str) -> list[int]:
