@@ -15,7 +15,7 @@ from utils.training.checkpoint import optimizer_tensors, restore_optimizer
 
 # muon has a test of its own below, ngd its own files of tests.
 REFERENCES = {"sgd": Sgd, "adamw": AdamW, "lamb": Lamb, "madgrad": Madgrad}
-LR = {"sgd": 0.1, "adamw": 0.01, "lamb": 0.01, "muon": 0.01, "madgrad": 0.01, "ngd": 0.1}
+LR = {"sgd": 0.1, "adamw": 0.01, "lamb": 0.01, "muon": 0.01, "madgrad": 0.01, "ngd": 0.02}
 # "lookahead sgd" is Lookahead around sgd.
 VARIANTS = [*OPTIMIZERS, *(f"lookahead {name}" for name in OPTIMIZERS)]
 K = 3
