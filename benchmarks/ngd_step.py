@@ -6,10 +6,11 @@
     python benchmarks/ngd_step.py --only training --device cuda --batch 256 --precision bf16
 
 `step`: the optimizer alone, over the parameters of ResNet-50 and of a Transformer with six layers,
-in float32 and with "fast" products, against fused and foreach SGD, against the definition in utils/optim/fisher.py (`foreach=False`),
-and against natural gradient as PyTorch code for it is usually written (`Usual`, below): tensor
-after tensor, axis after axis, with numbers read by the host. They take turns; one turn is one
-period of updates. The usual version is checked to take the same steps as ours.
+with float32 and with "fast" products, against fused and foreach SGD, against the definition in
+utils/optim/fisher.py (`foreach=False`), and against natural gradient as PyTorch code for it is
+usually written (`Usual`, below): tensor after tensor, axis after axis, with numbers read by the
+host. They take turns; one turn is one period of updates. The usual version is checked to take the
+same steps as ours.
 
 `training`: forward, backward and step of ResNet-50 on pictures of 32x32, with NGD and with fused
 SGD. On a GPU it also runs a period in which PyTorch raises an error wherever the host waits.

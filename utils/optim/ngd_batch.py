@@ -124,15 +124,17 @@ class Batch:
         x, other = memory[: self.size].view(shape), other[: self.size].view(shape)
         self._stack(_as_parameters(x), flags)
         square = square_norms(x)
-        fast = self.group["products"] == "fast"
         for axis in self.axes:
-            rounding = fast and axis.basis.shape[-1] > SHORT
-            with float32_products("fast") if rounding else contextlib.nullcontext():
+            with self._products(axis):
                 x, other = precondition_(x, axis, other, square if self.updates_now else None)
         wanted = square if self.group["norm"] == "gradient" else fixed_square(first)
         scale = (wanted / (square_norms(x) if self.axes else square)).sqrt()
         x *= torch.where(scale.isfinite(), scale, 1.0).view(-1, *[1] * first.ndim)
         return self._as_they_lie(_as_parameters(x), other)
+
+    def _products(self, axis: AxisBatch) -> contextlib.AbstractContextManager:
+        fast = self.group["products"] == "fast" and axis.multiplier.shape[-1] > SHORT
+        return float32_products("fast") if fast else contextlib.nullcontext()
 
     def _as_they_lie(self, natural: tuple[Tensor, ...], memory: Tensor) -> tuple[Tensor, ...]:
         """The same in the dtype and order in memory of the parameters, through which the fused
