@@ -87,12 +87,14 @@ def make_trainer(
     ema_decay=None,
     freeze_until=None,
     save_steps=10**9,
+    mixing=None,
+    clean_accuracy=False,
     **options,
 ):
     """A trainer over random pictures with BatchNorm and dropout, writing below `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     model = (model if model is not None else network(dropout=dropout)).to(device)
-    data = data or loader(batch_size, accumulation, device=device)
+    data = data or loader(batch_size, accumulation, device=device, mixing=mixing)
     arithmetic = Precision(precision, device)
     signals = signals or NoSignals()
     test = loader(5, n=12, augment=False, shuffle=False, device=device)
@@ -102,9 +104,11 @@ def make_trainer(
     metrics, console = MetricsLog(folder / "metrics.jsonl"), Console()
     store = Checkpoints(folder / "checkpoints", keep=100)
     guard = Guard(model)
+    mixes = {"mixing": mixing is not None, "clean_accuracy": clean_accuracy}
+    objective = objective or Classification(model, arithmetic, 0.1, **mixes)
     return Trainer(
         model=model,
-        objective=objective or Classification(model, arithmetic, 0.1),
+        objective=objective,
         optimizer=build_optimizer(optimizer, model, lr=lr, weight_decay=1e-3, momentum=0.9),
         schedule=schedule() if schedule else Schedule("cosine", total, 2),
         loader=data,
