@@ -44,6 +44,33 @@ CASES = {
         "clean_accuracy": True,
         "accumulation": 2,
     },
+    "policy": {"mixing": Mixing(alpha=0.5, block=4, learned="policy", clean=4, clean_every=2)},
+    "policy, exact, cutmix, adamw, accumulation, average": {
+        "mixing": Mixing(
+            alpha=0.5,
+            cutmix_alpha=1.0,
+            block=2,
+            learned="policy",
+            clean=4,
+            clean_every=3,
+            per_sample=True,
+            different=True,
+            height=8,
+            width=8,
+        ),
+        "exact": True,
+        "optimizer": "adamw",
+        "accumulation": 2,
+        "ema_decay": 0.9,
+    },
+    "policy, fp16": {
+        "mixing": Mixing(alpha=0.5, block=4, learned="policy", clean=4, clean_every=2),
+        "precision": "fp16",
+    },
+    "a lambda for each pair": {
+        "mixing": Mixing(alpha=0.5, block=4, learned="sample", clean=4),
+        "ema_decay": 0.9,
+    },
     "early stop": {"val": True, "early_stop_patience": 2, "epochs": 12},
 }
 

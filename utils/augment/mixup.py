@@ -33,8 +33,13 @@ def mix(inputs: Tensor, partner: Tensor, lam: Tensor) -> Tensor:
         partner: (n,) int64.
         lam: (n,), 0 to 1; differentiable.
     """
-    weight = lam.to(inputs.dtype).view(-1, *(1,) * (inputs.ndim - 1))
-    return torch.lerp(inputs[partner], inputs, weight)
+    return mix_pairs(inputs, inputs[partner], lam)
+
+
+def mix_pairs(own: Tensor, other: Tensor, lam: Tensor) -> Tensor:
+    """lam own + (1 - lam) other; (n, ...), (n, ...), (n,)."""
+    weight = lam.to(own.dtype).view(-1, *(1,) * (own.ndim - 1))
+    return torch.lerp(other, own, weight)
 
 
 def paste(inputs: Tensor, partner: Tensor, box: Tensor) -> Tensor:
