@@ -54,7 +54,8 @@ class MixupPolicy(nn.Module):
         )
 
     def forward(self, targets: Tensor, partners: Tensor, quantile: Tensor) -> Tensor:
-        """(n,) int64, (n,) int64, (n,) 1/2 to 1 -> lambda (n,), the larger share; differentiable."""
+        """lambda, the larger share, (n,); differentiable. `targets` and `partners` are (n,) int64,
+        `quantile` is (n,), 1/2 to 1."""
         pair = self.pair[torch.minimum(targets, partners), torch.maximum(targets, partners)]
         return lambda_at(quantile, self.shared + pair)
 
