@@ -38,8 +38,8 @@ class VirtualStep:
     Args:
         model: never a compiled wrapper.
         losses: (logits, targets, partners' targets, lambda) -> (n,).
-        autocast: () -> context of the forward passes; the ends of the finite difference do without
-            (see hypergradient.py).
+        autocast: () -> context of the forward pass of the clean samples; that of the mixed ones is
+            in the weights' own precision (see hypergradient.py).
         exact: by double backward.
     """
 
@@ -72,9 +72,10 @@ class VirtualStep:
             logits = self._logits(dict(zip(weights, at, strict=True)), inputs, context)
             return self.losses(logits, targets, partners, lam).mean()
 
-        def mixed(at: Weights, lam: Tensor, context=self.autocast) -> Tensor:
+        def mixed(at: Weights, lam: Tensor) -> Tensor:
             inputs = mix_pairs(pairs.own, pairs.other, lam)
-            return loss(at, inputs, pairs.targets, pairs.partners, lam, context)
+            no_context = contextlib.nullcontext
+            return loss(at, inputs, pairs.targets, pairs.partners, lam, no_context)
 
         def clean_loss(at: Weights) -> Tensor:
             return loss(at, inputs, targets, targets, ones, self.autocast)
@@ -83,11 +84,7 @@ class VirtualStep:
         if self.exact:
             return exact_hypergradient(mixed, clean_loss, now, lam, lr)
         gradient = [p.grad for p in now] if known else None
-
-        def mixed_again(at: Weights, lam: Tensor) -> Tensor:
-            return mixed(at, lam, contextlib.nullcontext)
-
-        return fast_hypergradient(mixed, clean_loss, now, lam, lr, gradient, mixed_again)
+        return fast_hypergradient(mixed, clean_loss, now, lam, lr, gradient)
 
     def _logits(self, weights: dict[str, Tensor], inputs: Tensor, context: Callable) -> Tensor:
         """Of the model with other weights. It counts in copies of its buffers, and every call
