@@ -35,14 +35,13 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.common import machine
 from utils.errors import UserError
 from utils.files import reason, replace_file
 from utils.reporting.console import duration
 
-ENTRY = ROOT / "resnet50_test.py"
+ENTRY = Path(__file__).resolve().parents[1] / "resnet50_test.py"
 METHODS = {
     "none": "",
     "fixed": "--mixup fixed --alpha {alpha}",

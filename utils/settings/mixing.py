@@ -79,7 +79,7 @@ class MixingSettings(Config):
         choices=("policy", "sample"),
     )
     meta_every: int = setting(
-        16, "Steps between two updates of meta's policy", group=GROUP, low=1, unit="steps"
+        20, "Steps between two updates of meta's policy", group=GROUP, low=1, unit="steps"
     )
     meta_batch: int = setting(
         64,
