@@ -110,7 +110,13 @@ def train(settings: Settings, origin: dict, signals) -> None:
             fit_weights(model, pretrained, model.HEAD, run.console.say)
         model.to(run.device, memory_format=memory_format)
         forward = torch.compile(model) if settings.compile else model
-        objective = Classification(forward, run.precision, settings.label_smoothing)
+        objective = Classification(
+            forward,
+            run.precision,
+            settings.label_smoothing,
+            mixing=settings.mixing != "none",
+            clean_accuracy=settings.log_clean_accuracy,
+        )
 
         def measure(loader, **options):
             return evaluate(model, loader.epoch(), run.precision, run.interrupted, **options)

@@ -1,6 +1,7 @@
 """Settings: flags, YAML, their order, their limits, and what a resumed run may change."""
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -44,6 +45,12 @@ NEEDS = {
     "wandb_tags": ["--wandb", "offline"],
 }
 NEEDS |= {name: ["--ngd"] for name in NGD_SETTINGS}
+NEEDS |= {name: ["--mixup", "fixed"] for name in FIELDS if name.startswith("mixup_")}
+NEEDS |= {name: ["--mixup", "fixed"] for name in ("alpha", "log_clean_accuracy")}
+NEEDS |= {name: ["--mixup", "meta"] for name in FIELDS if name.startswith("meta_")}
+NEEDS |= {name: ["--mixup", "fixed"] for name in FIELDS if name.startswith("mixup_")}
+NEEDS |= {name: ["--mixup", "fixed"] for name in ("alpha", "log_clean_accuracy")}
+NEEDS |= {name: ["--mixup", "meta"] for name in FIELDS if name.startswith("meta_")}
 
 
 def settings_of(*argv) -> Settings:
@@ -165,8 +172,9 @@ def test_booleans(name):
     ],
 )
 def test_other_spellings_of_a_value(name, alias, value, write):
-    assert getattr(settings_of(f"--{name}", alias.upper()), name) == value
-    assert getattr(settings_of("--config", write({name: alias})), name) == value
+    needs = NEEDS.get(name, [])
+    assert getattr(settings_of(*needs, f"--{name}", alias.upper()), name) == value
+    assert getattr(settings_of(*needs, "--config", write({name: alias})), name) == value
 
 
 @pytest.mark.parametrize("flag", ["--epo", "--batch", "--optim", "--learning_rate", "--no_epochs"])
@@ -416,6 +424,15 @@ def test_awkward_paths_survive_the_round_trip(text, write):
         ("data_dir", ["--dataset", "shapes"]),
         ("padding_mode", ["--crop_padding", "0"]),
         ("workers", ["--dataset", "cifar10"]),
+        ("alpha", ["--mixup", "none"]),
+        ("alpha", ["--mixup", "none", "--cutmix_alpha", "1"]),
+        *((name, ["--mixup", "none"]) for name in FIELDS if name.startswith("mixup_")),
+        ("log_clean_accuracy", ["--mixup", "none"]),
+        *((name, ["--mixup", "fixed"]) for name in FIELDS if name.startswith("meta_")),
+        *(
+            (name, ["--meta_form", "sample", "--mixup", "meta"])
+            for name in ("meta_every", "meta_decay", "mixup_mode")
+        ),
         ("gamma", ["--sched", "cosine"]),
         ("step_epochs", ["--sched", "multistep"]),
         ("milestones", ["--sched", "step"]),
@@ -446,6 +463,57 @@ def test_flag_without_effect_is_refused_with_the_reason(name, argv, write):
         # Typed, even the default is a misunderstanding; a complete config.yaml holds all defaults.
         assert "has no effect" in refused(*argv, *flags_for(name, default))
         assert getattr(settings_of(*argv, "--config", write({name: default})), name) == default
+
+
+# ---- mixup ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argv", "mixup", "alpha", "mixing"),
+    [
+        (["--mixup", "0.4"], "fixed", 0.4, "fixed"),
+        (["--mixup-alpha", "0.4"], "fixed", 0.4, "fixed"),
+        (["--mixup", "0"], "none", 0.2, "none"),
+        (["--mixup", "0", "--cutmix", "1.0"], "none", 0.2, "cutmix"),
+        (["--mixup", "0.4", "--alpha", "0.4"], "fixed", 0.4, "fixed"),
+        (["--meta_learning"], "meta", 0.2, "meta"),
+        (["--meta-learning", "--alpha", "0.5", "--cutmix-alpha", "1"], "meta", 0.5, "meta, cutmix"),
+    ],
+)
+def test_mixup_by_a_number_or_a_word(argv, mixup, alpha, mixing, write):
+    in_file, words = {}, [*argv, "end"]
+    for word, value in itertools.pairwise(words):
+        if word.startswith("--"):
+            in_file[word[2:]] = True if value.startswith("--") or value == "end" else float(value)
+    for settings in (settings_of(*argv), settings_of("--config", write(in_file))):
+        assert (settings.mixup, settings.alpha, settings.mixing) == (mixup, alpha, mixing)
+
+
+@pytest.mark.parametrize(
+    ("argv", "parts"),
+    [
+        (["--mixup", "0.4", "--alpha", "0.3"], ["--mixup 0.4 is short for --alpha", "0.3"]),
+        (["--mixup", "0.4", "--meta_learning"], ["--meta_learning is short for --mixup meta"]),
+        (["--mixup", "-1"], ["--mixup", "above 0"]),
+        (["--mixup", "nan"], ["--mixup"]),
+        (["--mixup", "1000"], ["--mixup", "up to 100"]),
+        (["--mixup", "some"], ["--mixup", "none, fixed, meta"]),
+        (["--mixup", "1", "--mixup_off_epoch", "5", "--epochs", "5"], ["--mixup_off_epoch 5"]),
+        (["--mixup", "1", "--mixup_block", "48"], ["--batch_size 128", "--mixup_block 48"]),
+    ],
+)
+def test_mixup_is_refused(argv, parts):
+    text = refused(*argv)
+    assert all(part in text for part in parts), text
+
+
+def test_mixup_of_a_run_is_kept(make_run):
+    run = make_run("--mixup", "0.4")
+    again = settings_of("--resume", run, "--mixup", "0.4")
+    assert (again.mixup, again.alpha, again.mixup_mode) == ("fixed", 0.4, "batch")
+    for flags in (["--mixup", "0.3"], ["--mixup", "meta"], ["--cutmix", "1"]):
+        assert "a resumed run must keep it" in refused("--resume", run, *flags)
+    assert settings_of("--resume", run, "--log_clean_accuracy").log_clean_accuracy
 
 
 def test_nothing_to_unfreeze():

@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 from utils.augment.crop_flip import CropFlip
+from utils.augment.meta_mixup import PolicyMixup, SampleMixup, VirtualStep
+from utils.augment.mixup_policy import MixupPolicy
 from utils.data.loader import ImageLoader
 from utils.optim.factory import build_optimizer
 from utils.optim.schedules import Schedule
@@ -17,7 +19,7 @@ from utils.training.checkpoint import Checkpoints
 from utils.training.evaluation import evaluate
 from utils.training.freeze import Freeze
 from utils.training.guard import Guard
-from utils.training.objective import Classification, Precision
+from utils.training.objective import Classification, Precision, mixed_cross_entropy
 from utils.training.saver import Saver
 from utils.training.trainer import Trainer
 
@@ -87,12 +89,15 @@ def make_trainer(
     ema_decay=None,
     freeze_until=None,
     save_steps=10**9,
+    mixing=None,
+    clean_accuracy=False,
+    exact=False,
     **options,
 ):
     """A trainer over random pictures with BatchNorm and dropout, writing below `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     model = (model if model is not None else network(dropout=dropout)).to(device)
-    data = data or loader(batch_size, accumulation, device=device)
+    data = data or loader(batch_size, accumulation, device=device, mixing=mixing)
     arithmetic = Precision(precision, device)
     signals = signals or NoSignals()
     test = loader(5, n=12, augment=False, shuffle=False, device=device)
@@ -102,9 +107,11 @@ def make_trainer(
     metrics, console = MetricsLog(folder / "metrics.jsonl"), Console()
     store = Checkpoints(folder / "checkpoints", keep=100)
     guard = Guard(model)
+    mixes = {"mixing": mixing is not None, "clean_accuracy": clean_accuracy}
+    objective = objective or Classification(model, arithmetic, 0.1, **mixes)
     return Trainer(
         model=model,
-        objective=objective or Classification(model, arithmetic, 0.1),
+        objective=objective,
         optimizer=build_optimizer(optimizer, model, lr=lr, weight_decay=1e-3, momentum=0.9),
         schedule=schedule() if schedule else Schedule("cosine", total, 2),
         loader=data,
@@ -120,9 +127,18 @@ def make_trainer(
         signals=signals,
         guard=guard,
         average=ema_decay and Average(model, ema_decay),
+        meta=meta(model, mixing, exact, device) if mixing is not None else None,
         freeze=freeze_until and Freeze(model, f"{len(model) - 1}", freeze_until),
         **options,
     )
+
+
+def meta(model, mixing, exact=False, device=CPU):
+    """What learns how to mix, if `mixing` says that it is learned."""
+    virtual = VirtualStep(model, mixed_cross_entropy, exact=exact)
+    if mixing.learned == "policy":
+        return PolicyMixup(MixupPolicy(3, 0.5, 0.1, 0.1, device), virtual, mixing.clean)
+    return SampleMixup(virtual, 0.1) if mixing.learned else None
 
 
 def everything(trainer) -> dict:
@@ -134,6 +150,8 @@ def everything(trainer) -> dict:
             state[f"optimizer/{names[parameter]}/{key}"] = torch.as_tensor(value).clone()
     for name, mean in trainer.average.mean.items() if trainer.average else ():
         state[f"average/{name}"] = mean.clone()
+    learned = trainer.meta.state_dict() if trainer.meta else {}
+    state |= {f"mixup/{name}": tensor.clone() for name, tensor in learned.items()}
     state |= {f"schedule/{k}": torch.tensor(v) for k, v in trainer.schedule.state_dict().items()}
     state["random"] = torch.get_rng_state()
     state["scaler"] = torch.tensor(trainer.scaler.get_scale())

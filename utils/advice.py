@@ -13,6 +13,8 @@ def phase_advice(settings, run, loader) -> dict[str, str]:
     if settings.optimizer == "ngd":
         period = 2 * settings.ngd_update_period
         advice["optimizer"] += f"; --ngd_update_period {period} makes them cheaper"
+    if settings.mixup == "meta" and settings.meta_form == "policy":
+        advice["optimizer"] += f"; --meta_every {2 * settings.meta_every} learns to mix more rarely"
     if getattr(settings, "dataset", "") == "imagefolder":
         advice["data"] = f"read by more processes: --workers {2 * loader.workers or 4}"
     if run.precision.name == "fp32" and _computes_bf16(run.device):

@@ -8,6 +8,7 @@ ALIASES = {
     "bs": "batch_size",
     "clip_grad": "clip",
     "clip_grad_norm": "clip",
+    "cutmix": "cutmix_alpha",
     "data_path": "data_dir",
     "decay_epochs": "step_epochs",
     "decay_milestones": "milestones",
@@ -22,6 +23,7 @@ ALIASES = {
     "lr_scheduler": "sched",
     "lr_step_size": "step_epochs",
     "lr_warmup_epochs": "warmup_epochs",
+    "mixup_alpha": "mixup",
     "model_ema_decay": "ema_decay",
     "opt": "optimizer",
     "output_dir": "output",
@@ -37,9 +39,13 @@ ALIASES = {
     "weights": "pretrained",
 }
 # Flags without a value that are short for a setting with one; in YAML, `ngd: true`.
-SHORT_FOR = {"ngd": ("optimizer", "ngd")}
+SHORT_FOR = {"meta_learning": ("mixup", "meta"), "ngd": ("optimizer", "ngd")}
+# A number as the value of a setting: short for a word and a number for another setting, or for
+# the last word where it is 0.
+NUMBER_FOR = {"mixup": ("fixed", "alpha", "none")}
 # Other spellings of a value.
 VALUE_ALIASES = {
+    "mixup_mode": {"elem": "sample"},
     "precision": {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"},
     "sched": {
         "cosineannealinglr": "cosine",

@@ -1,10 +1,14 @@
 """The trainer that the settings ask for, with the run's folder ready for it."""
 
+import contextlib
+import functools
 import json
 import shutil
 from collections.abc import Callable
 
 from utils.advice import phase_advice
+from utils.augment.meta_mixup import PolicyMixup, SampleMixup, VirtualStep
+from utils.augment.mixup_policy import MixupPolicy
 from utils.config import COMMAND_LINE, FILE, to_yaml
 from utils.errors import UserError
 from utils.files import reason, replace_file
@@ -21,6 +25,7 @@ from utils.training.checkpoint import Checkpoint, Checkpoints
 from utils.training.evaluation import Evaluation
 from utils.training.freeze import Freeze
 from utils.training.guard import Guard
+from utils.training.objective import mixed_cross_entropy
 from utils.training.saver import Saver
 from utils.training.trainer import Trainer
 
@@ -109,6 +114,7 @@ def build_trainer(
         freeze=freeze,
         early_stop_patience=settings.early_stop_patience,
         advice=phase_advice(settings, run, loader),
+        meta=_meta(run, model, len(card.classes)),
         saved_settings={
             "entry": settings.entry,
             "data": card.to_dict(),
@@ -136,6 +142,22 @@ def _say_foreign_rates(run: Run) -> None:
             f"says; the default of --optimizer {settings.optimizer} is "
             f"{', '.join(f'{own[n]:g}' for n in foreign)}"
         )
+
+
+def _meta(run: Run, model, classes: int) -> PolicyMixup | SampleMixup | None:
+    """With --mixup meta, what learns how to mix."""
+    settings = run.settings
+    if settings.mixup != "meta":
+        return None
+    losses = functools.partial(mixed_cross_entropy, label_smoothing=settings.label_smoothing)
+    # Without a loss scaler fp16 would lose small gradients: the virtual step is then in fp32.
+    half = run.precision.name == "bf16"
+    autocast = run.precision.autocast if half else contextlib.nullcontext
+    virtual = VirtualStep(model, losses, autocast, settings.meta_exact)
+    if settings.meta_form == "sample":
+        return SampleMixup(virtual, settings.meta_lr)
+    policy = MixupPolicy(classes, settings.alpha, settings.meta_lr, settings.meta_decay, run.device)
+    return PolicyMixup(policy, virtual, settings.meta_batch)
 
 
 def _needs_validation(settings) -> list[str]:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import yaml
 
-from utils.aliases import ALIASES, SHORT_FOR, VALUE_ALIASES
+from utils.aliases import ALIASES, NUMBER_FOR, SHORT_FOR, VALUE_ALIASES
 from utils.errors import UserError
 
 # What belongs to one start of a run, not to the run: no recipe, and not kept on resume.
@@ -171,7 +171,7 @@ def read_yaml(config_class, path: Path) -> dict:
         if name in values:
             raise UserError(f"{path}: {name} is set twice")
         values[name] = convert(known[name], value, f"{path}: {key}")
-    return _spelled_out(values, short, f"{path}: ")
+    return _spelled_out(known, values, short, f"{path}: ")
 
 
 def to_yaml(settings, origin: Mapping[str, str]) -> str:
@@ -218,6 +218,8 @@ def convert(field: dataclasses.Field, value, where: str):
         value = kind(value)
     except (ValueError, TypeError, OverflowError):
         raise wrong from None
+    if field.name in NUMBER_FOR and (number := _number(value)) is not None:
+        return number  # _spelled_out says what it means
     choices = _choices(meta)
     if choices and value not in choices:
         raise UserError(
@@ -257,9 +259,12 @@ def _read_flags(config_class, argv: list[str], description: str) -> dict:
         for flag, (name, value) in _short_for(known).items():
             if name == field.name:
                 text = f"Short for --{name} {value} (default: off)"
-                groups[heading].add_argument(
-                    f"--{flag}", action="store_true", default=argparse.SUPPRESS, help=text
-                )
+                common = {"dest": flag, "action": "store_true", "default": argparse.SUPPRESS}
+                groups[heading].add_argument(f"--{flag}", help=text, **common)
+                if "_" in flag:
+                    groups[heading].add_argument(
+                        f"--{_hyphens(flag)}", help=argparse.SUPPRESS, **common
+                    )
     typed, unknown = parser.parse_known_args(argv)
     if unknown:
         flag = unknown[0].split("=")[0]
@@ -269,7 +274,7 @@ def _read_flags(config_class, argv: list[str], description: str) -> dict:
     given = vars(typed)
     short = {name for name in _short_for(known) if given.pop(name, False)}
     values = {name: convert(known[name], value, f"--{name}") for name, value in given.items()}
-    return _spelled_out(values, short, "--")
+    return _spelled_out(known, values, short, "--")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -360,8 +365,21 @@ def _short_for(known) -> dict[str, tuple[str, object]]:
     return {flag: target for flag, target in SHORT_FOR.items() if target[0] in known}
 
 
-def _spelled_out(values: dict, short: set[str], where: str) -> dict:
-    """`values` with what the flags in `short` stand for; a UserError where both are given."""
+def _spelled_out(known, values: dict, short: set[str], where: str) -> dict:
+    """`values` with what the flags in `short` and numbers in place of words (NUMBER_FOR) stand
+    for; a UserError where both are given."""
+    for name, (word, other, zero) in NUMBER_FOR.items():
+        number = values.get(name)
+        if not isinstance(number, float):
+            continue
+        values[name] = word if number else zero
+        if number and values.setdefault(other, number) != number:
+            raise UserError(
+                f"{where}{name} {number:g} is short for --{other} {number:g}, and --{other} "
+                f"{values[other]:g} is given too: leave one of the two out"
+            )
+        if number:
+            convert(known[other], number, f"{where}{name}")
     for flag in sorted(short):
         name, value = SHORT_FOR[flag]
         if values.setdefault(name, value) != value:
@@ -370,6 +388,13 @@ def _spelled_out(values: dict, short: set[str], where: str) -> dict:
                 "given too: leave one of the two out"
             )
     return values
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def _suggest(word: object, known, prefix: str = "") -> str:

@@ -1,4 +1,4 @@
-"""The report that a run leaves: summary.json and curves.png."""
+"""The report that a run leaves: summary.json, curves.png, and what mixup has learned."""
 
 import platform
 
@@ -6,12 +6,13 @@ import torch
 
 from utils.files import reason, replace_file
 from utils.reporting.metrics import to_json
+from utils.reporting.mixup import draw_mean_lambda
 from utils.reporting.plots import draw_curves
 from utils.training.memory import peak_memory
 
 
 def write_report(run, trainer, status: str, test: dict | None, sizes: dict) -> None:
-    """Writes both. A full disk costs these, never the run.
+    """Writes them. A full disk costs these, never the run.
 
     Args:
         run, trainer: a `utils.run.Run` and its `Trainer`.
@@ -28,13 +29,13 @@ def write_report(run, trainer, status: str, test: dict | None, sizes: dict) -> N
         "model": run.model_name,
         "dataset": run.data_name,
         "optimizer": settings.optimizer,
-        "mixup": "none",
+        "mixup": settings.mixing,
         "epochs": progress.step / trainer.loader.steps_per_epoch,
         "steps": progress.step,
         "train_samples": trainer.loader.samples,
         "test_samples": test.get("samples"),
         "train_loss": train.get("loss"),
-        "train_accuracy": train.get("accuracy"),
+        "train_accuracy": train.get("accuracy_weighted", train.get("accuracy")),
         "test_loss": test.get("loss"),
         "test_accuracy": test.get("accuracy"),
         "seconds_total": round(trainer.seconds_total, 3),
@@ -65,8 +66,15 @@ def write_report(run, trainer, status: str, test: dict | None, sizes: dict) -> N
     title = f"{run.model_name} on {run.data_name}{note}, {settings.optimizer}"
     # The summary comes last: with it a killed run counts as finished, and nothing is made up for.
     text = to_json(summary, indent=2) + "\n"
+    mean_lambda = trainer.meta and trainer.meta.mean_lambda()
     for write in (
         lambda: draw_curves(trainer.metrics.read(), run.folder.curves, title),
+        lambda: (
+            mean_lambda is None
+            or draw_mean_lambda(
+                mean_lambda.numpy(), trainer.saved_settings["data"]["classes"], run.folder.policy
+            )
+        ),
         lambda: replace_file(run.folder.summary, text.encode()),
     ):
         try:

@@ -305,7 +305,7 @@ def test_advice_on_time():
     class Loader:
         workers = 0
 
-    settings = Settings(dataset="imagefolder", eval_every=1, optimizer="ngd")
+    settings = Settings(dataset="imagefolder", eval_every=1, optimizer="ngd", mixup="meta")
     for phase, advice in phase_advice(settings, Run(), Loader()).items():
         (helps,) = [cells[2] for cells in table if cells[0] == f"`{phase}`"]
         assert set(re.findall(r"--\w+", advice)) <= coded(helps), phase
@@ -315,6 +315,7 @@ def test_advice_on_time():
 def full_run(workplace) -> Path:
     """A run that leaves all it can but what wandb does."""
     flags = "--dataset shapes --val_fraction 0.1 --ema_decay 0.9 --report --profile"
+    flags += " --meta_learning --meta_every 1 --log_clean_accuracy"
     assert run([*f"{flags} --output runs/full {SHORT} {SMALL} --max_steps 3".split()]).code == 0
     assert run(["--resume", "runs/full", "--export", "safetensors"]).code == 0
     assert run(["--resume", "runs/full", "--predict", "new_pictures"]).code == 0

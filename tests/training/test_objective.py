@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from utils.training.objective import SUMS, Classification, Precision, resolve_precision
+from utils.augment.mixup import MixPlan
+from utils.training.objective import (
+    MIXED_SUMS,
+    SUMS,
+    Classification,
+    Precision,
+    mixed_cross_entropy,
+    resolve_precision,
+)
 
 CPU = torch.device("cpu")
 
@@ -69,3 +77,94 @@ def test_precision_on_a_cpu():
     ]
     assert Precision("fp16", CPU).scaler().is_enabled()
     assert not Precision("bf16", CPU).scaler().is_enabled()
+
+
+# ---- mixed batches ------------------------------------------------------------------------------
+
+
+def mixed_reference(logits, targets, partners, lam, smoothing):
+    """The loss of each sample by dense targets, and its gradient with respect to the logits."""
+    shifted = logits - logits.max(1, keepdims=True)
+    log_p = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+    one_hot = np.eye(logits.shape[1])
+    q = lam[:, None] * one_hot[targets] + (1 - lam[:, None]) * one_hot[partners]
+    q = (1 - smoothing) * q + smoothing / logits.shape[1]
+    return -(q * log_p).sum(1), np.exp(log_p) - q
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.9])
+def test_mixed_targets_against_one_hot_float64(smoothing):
+    generator = np.random.default_rng(0)
+    logits, lam = generator.normal(scale=5, size=(13, 7)), generator.random(13)
+    targets, partners = generator.integers(0, 7, (2, 13))
+    losses, gradient = mixed_reference(logits, targets, partners, lam, smoothing)
+    inputs = torch.from_numpy(logits).requires_grad_()
+    result = mixed_cross_entropy(
+        inputs, *map(torch.from_numpy, (targets, partners, lam)), smoothing
+    )
+    np.testing.assert_allclose(result.detach(), losses, rtol=1e-12)
+    result.sum().backward()
+    np.testing.assert_allclose(inputs.grad, gradient, atol=1e-12)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_lambda_1_is_no_mixup_to_the_bit(smoothing):
+    torch.manual_seed(0)
+    logits, targets = 5 * torch.randn(200, 10), torch.randint(0, 10, (200,))
+    plan = MixPlan(torch.randperm(200), torch.ones(200))
+    results = []
+    for mixing in (None, plan):
+        inputs = logits.clone().requires_grad_()
+        objective = Classification(torch.nn.Identity(), Precision("fp32", CPU), smoothing, True)
+        loss, sums = objective(inputs, targets, mixing)
+        loss.backward()
+        results.append((loss, inputs.grad, sums[:3]))
+    for plain, mixed in zip(*results, strict=True):
+        assert torch.equal(plain, mixed)
+
+
+def test_sums_of_a_mixed_batch():
+    """Four samples whose largest logits are known; the last one has no partner."""
+    logits = torch.tensor([[5.0, 0, 0], [5.0, 0, 0], [0, 0, 5.0], [0, 5.0, 0]])
+    targets = torch.tensor([0, 1, 2, 0])
+    plan = MixPlan(torch.tensor([1, 0, 0, 3]), torch.tensor([0.75, 0.25, 0.5, 0.5]))
+
+    class Fixed(torch.nn.Module):
+        def forward(self, inputs):
+            return logits[: len(inputs)]
+
+    objective = Classification(Fixed(), Precision("fp32", CPU), mixing=True, clean_accuracy=True)
+    loss, sums = objective(torch.zeros(4, 1), targets, plan)
+    found = dict(zip(objective.sums, sums.tolist(), strict=True))
+    assert objective.sums == SUMS + MIXED_SUMS
+    assert found == {
+        "loss": pytest.approx(loss.item()),
+        "correct": 0.75 + 0.75 + 0.5 + 0,
+        "samples": 4,
+        "larger_share": 0.75 + 0.75 + 0.5,
+        "mixed": 3,
+        "clean_correct": 1,
+        "clean_samples": 1,
+    }
+
+
+def test_a_look_at_the_unmixed_leaves_no_trace():
+    """Statistics, random state, gradient and the mode of each module are as without it."""
+    states = []
+    for clean in (False, True):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(
+            torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.5),
+            torch.nn.Linear(8, 3),
+        )  # fmt: skip
+        model[1].eval()  # as a frozen one
+        objective = Classification(model, Precision("bf16", CPU), 0.1, True, clean)
+        inputs, targets = torch.randn(16, 4), torch.randint(0, 3, (16,))
+        plan = MixPlan(torch.randperm(16), torch.rand(16))
+        loss, sums = objective(inputs, targets, plan)
+        loss.backward()
+        assert [module.training for module in model] == [True, False, True, True]
+        states.append([loss, sums[:5], torch.get_rng_state(), *model.state_dict().values()]
+                      + [p.grad for p in model.parameters()])  # fmt: skip
+        assert sums[6] == (2 if clean else 0)
+    assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))

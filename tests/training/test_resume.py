@@ -7,6 +7,7 @@ import torch
 import toy
 from toy import NoSignals, assert_same, everything, history, make_trainer, network
 
+from utils.augment.mixup import Mixing
 from utils.optim.factory import build_optimizer
 from utils.optim.schedules import Plateau
 from utils.signals import Stopped
@@ -36,6 +37,39 @@ CASES = {
         "schedule": lambda: Plateau("plateau", 0, gamma=0.5, patience=0, min_factor=0.2),
         "lr": 0.5,
         "epochs": 5,
+    },
+    "mixup": {"mixing": Mixing(alpha=1.0, block=4)},
+    "mixup, cutmix, accumulation": {
+        "mixing": Mixing(alpha=0.4, cutmix_alpha=1.0, block=2, per_sample=True, height=8, width=8),
+        "clean_accuracy": True,
+        "accumulation": 2,
+    },
+    "policy": {"mixing": Mixing(alpha=0.5, block=4, learned="policy", clean=4, clean_every=2)},
+    "policy, exact, cutmix, adamw, accumulation, average": {
+        "mixing": Mixing(
+            alpha=0.5,
+            cutmix_alpha=1.0,
+            block=2,
+            learned="policy",
+            clean=4,
+            clean_every=3,
+            per_sample=True,
+            different=True,
+            height=8,
+            width=8,
+        ),
+        "exact": True,
+        "optimizer": "adamw",
+        "accumulation": 2,
+        "ema_decay": 0.9,
+    },
+    "policy, fp16": {
+        "mixing": Mixing(alpha=0.5, block=4, learned="policy", clean=4, clean_every=2),
+        "precision": "fp16",
+    },
+    "a lambda for each pair": {
+        "mixing": Mixing(alpha=0.5, block=4, learned="sample", clean=4),
+        "ema_decay": 0.9,
     },
     "early stop": {"val": True, "early_stop_patience": 2, "epochs": 12},
 }

@@ -123,7 +123,7 @@ class Poisoned(Classification):
         super().__init__(model, Precision("fp32", CPU), 0.0)
         self.calls, self.where, self.count = calls, where, 0
 
-    def __call__(self, inputs, targets):
+    def __call__(self, inputs, targets, mixing=None):
         loss, sums = super().__call__(inputs, targets)
         if self.count in self.calls:
             if self.where == "loss":

@@ -3,7 +3,8 @@
 What a batch holds depends on (seed, epoch, step) alone: the order of an epoch and the choices of
 the augmentation are drawn for the whole epoch at its start, and each micro-batch takes its slice.
 So the same samples, augmented alike, are trained on with any accumulation, and a run is resumed
-at any step without replaying the ones before.
+at any step without replaying the ones before. How samples are mixed is drawn likewise, for each
+optimizer step.
 """
 
 import warnings
@@ -19,7 +20,7 @@ from torch import Tensor
 from utils.data.workers import WorkerPool
 
 # One stream of random numbers each, so that none depends on how much another one draws.
-ORDER_STREAM, AUGMENT_STREAM = 0, 1
+ORDER_STREAM, AUGMENT_STREAM, MIX_STREAM = 0, 1, 2
 # Share of the free memory of a GPU that a data set may take to live there.
 GPU_SHARE = 0.25
 
@@ -31,6 +32,15 @@ class Batch(NamedTuple):
     targets: Tensor  # (n,) int64
     step_samples: int  # samples in the whole optimizer step that this micro-batch belongs to
     ends_step: bool  # the last micro-batch of that step
+    mixing: object | None = None  # what `Draws.plan` made for it; None: it is not mixed
+    # Inputs and targets of samples apart from this step, where the mixing learns from such.
+    clean: tuple[Tensor, Tensor] | None = None
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All that lies on the device."""
+        for part in (self.inputs, self.targets, *(self.mixing or ()), *(self.clean or ())):
+            if isinstance(part, Tensor):
+                yield part
 
 
 class Augmentation(Protocol):
@@ -39,6 +49,26 @@ class Augmentation(Protocol):
     def draw(self, n: int, generator: np.random.Generator): ...
 
     def apply(self, images, plan, index: np.ndarray): ...  # an array or a tensor, and so back
+
+
+class Draws(Protocol):
+    """What was drawn for the samples of a step (see utils/augment/mixup.py)."""
+
+    clean: int  # samples of the clean batch that goes with it; 0: none
+
+    def slice(self, piece: slice): ...  # of a micro-batch, counted from the step's first sample
+
+    def plan(self, targets: Tensor): ...  # on the device
+
+
+class Mixing(Protocol):
+    """Draws for an optimizer step how its samples are mixed (see utils/augment/mixup.py)."""
+
+    def draw(
+        self, n: int, epoch: int, step: int, generator: np.random.Generator
+    ) -> Draws | None: ...
+
+    def check(self, samples: int, step_size: int) -> None: ...
 
 
 def random_generator(seed: int, stream: int, *position: int) -> np.random.Generator:
@@ -90,6 +120,7 @@ class ImageLoader:
         channels_last: memory order of the batches.
         rows: (samples,) int64, where in `images` each sample lies; None: all, in order.
         pool: processes to read with, where `images` are mapped from a file; None: none.
+        mixing: how samples are mixed with each other; None: not at all.
     """
 
     def __init__(
@@ -108,6 +139,7 @@ class ImageLoader:
         channels_last: bool = True,
         rows: np.ndarray | None = None,
         pool: WorkerPool | None = None,
+        mixing: Mixing | None = None,
     ):
         self.device = device
         self.batch_size = batch_size
@@ -126,6 +158,9 @@ class ImageLoader:
                 self.rows = pool = None
         self._pool = pool
         self._reader = pool.reader(images, augment) if pool is not None else None
+        self.mixing = mixing
+        if mixing is not None:
+            mixing.check(self.samples, min(self.step_size, self.samples))
 
     @property
     def workers(self) -> int:
@@ -170,11 +205,41 @@ class ImageLoader:
             inputs = (self._finish(self._gather(*part)) for part in parts)
         else:
             inputs = self._pool.batches(self._reader, parts, self._finish_array)
+        draws = self._draws(epoch, len(order), start_step)
         with closing(inputs):
             for piece, n, ends in pieces:
-                yield lambda piece=piece, n=n, ends=ends: Batch(
-                    next(inputs), self._targets(order[piece]), step_samples=n, ends_step=ends
-                )
+
+                def make(piece=piece, n=n, ends=ends) -> Batch:
+                    targets = self._targets(order[piece])
+                    drawn, clean = next(draws), None
+                    if drawn is not None and drawn.clean:
+                        after = self._after(piece, n, len(order), drawn.clean)
+                        # Made here by hand: they are few, and not every step has any.
+                        pictures = self._gather(rows[after], plan and plan.slice(after))
+                        clean = self._finish(pictures), self._targets(order[after])
+                    mixing = drawn and drawn.plan(targets)
+                    return Batch(next(inputs), targets, n, ends, mixing, clean)
+
+                yield make
+
+    def _draws(self, epoch: int, samples: int, start_step: int) -> Iterator[Draws | None]:
+        """How each micro-batch of `_pieces` is mixed."""
+        step, drawn = start_step, None
+        for piece, n, ends in self._pieces(samples, start_step):
+            first = step * self.step_size
+            if self.mixing is not None and piece.start == first:
+                generator = random_generator(self.seed, MIX_STREAM, epoch, step)
+                run_step = epoch * self.steps_per_epoch + step
+                drawn = self.mixing.draw(n, epoch, run_step, generator)
+            yield drawn and drawn.slice(slice(piece.start - first, piece.stop - first))
+            step += ends
+
+    def _after(self, piece: slice, n: int, samples: int, count: int) -> np.ndarray:
+        """Places in the order of `count` samples apart from the step of n samples that the
+        micro-batch `piece` belongs to: those that come next, and then those of the epoch's start.
+        They were trained on longest ago. Fewer where there are not as many."""
+        first = piece.start // self.step_size * self.step_size
+        return (first + n + np.arange(min(count, samples - n))) % samples
 
     def _pieces(self, samples: int, start_step: int) -> Iterator[tuple[slice, int, bool]]:
         """Of each micro-batch: its place in the order, the samples of its step, if it ends it."""
@@ -243,6 +308,6 @@ def _one_ahead(makers, device: torch.device) -> Iterator[Batch]:
             batch, made = ready
             training = torch.cuda.current_stream(device)
             training.wait_event(made)  # the device waits, the host does not
-            batch.inputs.record_stream(training)
-            batch.targets.record_stream(training)
+            for tensor in batch.tensors():
+                tensor.record_stream(training)
             yield batch

@@ -63,12 +63,12 @@ def summary_lines(matrix: np.ndarray, classes: list[str], count: int = 5) -> lis
         return []
     # The worst first; of equally bad ones the more frequent.
     order = np.lexsort((-matrix.sum(1)[measured], recall[measured]))
-    worst = [f"{_short(classes[i])} {100 * recall[i]:.1f} %" for i in measured[order][:count]]
+    worst = [f"{short_name(classes[i])} {100 * recall[i]:.1f} %" for i in measured[order][:count]]
     lines = [f"worst classes of {len(measured)}: {', '.join(worst)}"]
     wrong = matrix - np.diag(matrix.diagonal())
     pairs = np.argsort(-wrong, axis=None, kind="stable")[:count]
     confusions = [
-        f"{_short(classes[i])} taken for {_short(classes[j])} ({wrong[i, j]:,} times)"
+        f"{short_name(classes[i])} taken for {short_name(classes[j])} ({wrong[i, j]:,} times)"
         for i, j in zip(*np.unravel_index(pairs, wrong.shape), strict=True)
         if wrong[i, j]
     ]
@@ -140,7 +140,7 @@ def _picture(matrix: np.ndarray, classes: list[str]) -> bytes:
     bar = figure.colorbar(image, ax=axis, shrink=0.8, fraction=0.04, ticks=ticks)
     bar.set_label("% of the true class")
     if count <= CLASSES_WITH_NAMES:
-        names = [_short(name) for name in classes]
+        names = [short_name(name) for name in classes]
         style = {"fontsize": 9 if with_numbers else 6, "parse_math": False}
         upright = with_numbers and max(map(len, names)) <= 4
         axis.set_xticks(range(count), names, rotation=0 if upright else 90, **style)
@@ -186,7 +186,7 @@ def _number(value: int) -> str:
     return f"{value / 1e3:.0f}k" if value < 1_000_000 else f"{value / 1e6:.0f}M"
 
 
-def _short(name: str, length: int = 24) -> str:
+def short_name(name: str, length: int = 24) -> str:
     """One line of printable letters, cut in the middle: the ends tell names apart."""
     printable = "".join(
         letter if unicodedata.category(letter)[0] != "C" else "\N{REPLACEMENT CHARACTER}"

@@ -16,8 +16,8 @@ def draw_curves(records: list[dict], path: Path, title: str) -> None:
     """Draws the records of metrics.jsonl; replaces `path` in one moment.
 
     Faint: the training figures of each log line; strong: those of whole epochs. A star marks the
-    epoch of the best validation accuracy, dotted lines the records with an "event". The fourth
-    panel is there where records have "time_share".
+    epoch of the best validation accuracy, dotted lines the records with an "event". There are
+    panels more where records have "time_share" or, of mixed samples, "lambda".
 
     Raises:
         OSError: the file cannot be written.
@@ -26,7 +26,8 @@ def draw_curves(records: list[dict], path: Path, title: str) -> None:
     from matplotlib.figure import Figure
 
     shares = [r for r in records if r.get("time_share")]
-    panels = 4 if shares else 3
+    mixed = any("lambda" in r for r in records)
+    panels = 3 + bool(shares) + mixed
     figure = Figure(figsize=(4.2 * panels, 3.8), layout="constrained")
     axes = figure.subplots(1, panels)
     best = _best_epoch(records)
@@ -35,6 +36,8 @@ def draw_curves(records: list[dict], path: Path, title: str) -> None:
     _draw_learning_rate(axes[2], records)
     if shares:
         _draw_time_shares(axes[3], shares)
+    if mixed:
+        _draw_lambda(axes[-1], records)
     last = max((r["epoch"] for r in records), default=0.0)
     for axis in axes:
         axis.set_xlabel("epoch")
@@ -57,18 +60,24 @@ def draw_curves(records: list[dict], path: Path, title: str) -> None:
 def _draw_figure(axis, records: list[dict], key: str, best: float | None) -> None:
     """Loss or accuracy of every split."""
     unit, digits, better = ("", 3, min) if key == "loss" else (" %", 2, max)
-    windows = _curve(_of(records, "train", steps=True), key)
-    ends = {split: _curve(_of(records, split, steps=False), key) for split in COLOURS}
+    weighted = f"{key}_weighted"  # by lambda: of the training data where it was mixed
+    keys = {"train": weighted if any(weighted in r for r in records) else key}
+    names = {"train": "train (weighted by lambda)"} if keys["train"] == weighted else {}
+    windows = _curve(_of(records, "train", steps=True), keys["train"])
+    ends = {
+        split: _curve(_of(records, split, steps=False), keys.get(split, key)) for split in COLOURS
+    }
     label = None
     if windows[1] and not ends["train"][1]:
-        label = f"train {windows[1][-1]:.{digits}f}{unit}, less than an epoch"
+        label = f"{names.get('train', 'train')} {windows[1][-1]:.{digits}f}{unit}, "
+        label += "less than an epoch"
     marker = "." if len(windows[0]) <= MARKED_POINTS else None
     axis.plot(*windows, color=COLOURS["train"], alpha=0.25, lw=1, marker=marker, label=label)
     for split, (x, y) in ends.items():
         if not y:  # a run that diverged, or has no such split
             continue
-        label = f"{split} {y[-1]:.{digits}f}{unit}"
-        if _lost(_of(records, split, steps=False), key):
+        label = f"{names.get(split, split)} {y[-1]:.{digits}f}{unit}"
+        if _lost(_of(records, split, steps=False), keys.get(split, key)):
             label = f"{split} not finite after epoch {x[-1]:g}"
         if len(y) > 1 and split != "train":
             label += f", best {better(y):.{digits}f}"
@@ -81,6 +90,10 @@ def _draw_figure(axis, records: list[dict], key: str, best: float | None) -> Non
                 best, y[x.index(best)], "*", color=COLOURS[split], mec="black", mew=0.6, ms=11,
                 ls="none", label=f"best epoch {best:g}", zorder=3,
             )  # fmt: skip
+    x, y = _curve(_of(records, "train", steps=False), f"{key}_clean")
+    if y:
+        label = f"train, unmixed {y[-1]:.{digits}f}{unit}"
+        axis.plot(x, y, color=COLOURS["train"], ls="--", lw=1, label=label)
     axis.set_title("loss" if key == "loss" else "accuracy (%)")
     if key == "loss":
         _limit_loss(axis, windows, ends)
@@ -129,6 +142,19 @@ def _draw_learning_rate(axis, records: list[dict]) -> None:
         axis.set_yscale("log", nonpositive="mask")
     elif max(y) > 0:
         axis.set_ylim(0, 1.05 * max(y))
+
+
+def _draw_lambda(axis, records: list[dict]) -> None:
+    """How much was mixed: the larger one of lambda and 1 - lambda, in the mean."""
+    faint = _curve(_of(records, "train", steps=True), "lambda")
+    x, y = _curve(_of(records, "train", steps=False), "lambda")
+    axis.plot(*faint, color="tab:purple", alpha=0.25, lw=1)
+    if y:
+        style = {"marker": "o" if len(y) <= MARKED_POINTS else None, "ms": 3}
+        axis.plot(x, y, color="tab:purple", lw=1.5, label=f"{y[-1]:.3f}", **style)
+        axis.legend(frameon=True, framealpha=0.7, edgecolor="none", fontsize=8)
+    axis.set_ylim(0.48, 1.02)
+    axis.set_title("larger share of a mixed pair (mean)")
 
 
 def _draw_time_shares(axis, records: list[dict]) -> None:

@@ -98,6 +98,10 @@ class RunFolder:
         return self.path / "curves.png"
 
     @property
+    def policy(self) -> Path:
+        return self.path / "mixup_policy.png"
+
+    @property
     def log(self) -> Path:
         return self.path / "log.txt"
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from utils.settings.data import DataSettings
 from utils.settings.engine import EngineSettings
 from utils.settings.images import PictureSettings
+from utils.settings.mixing import MixingSettings
 from utils.settings.optimization import OptimizationSettings
 from utils.settings.run import RunSettings
 from utils.settings.transfer import TransferSettings
@@ -15,7 +16,12 @@ from utils.settings.transfer import TransferSettings
 
 @dataclass
 class TrainSettings(
-    RunSettings, EngineSettings, DataSettings, TransferSettings, OptimizationSettings
+    RunSettings,
+    EngineSettings,
+    DataSettings,
+    TransferSettings,
+    MixingSettings,
+    OptimizationSettings,
 ):
     """What every training run has, whatever it trains on."""
 

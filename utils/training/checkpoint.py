@@ -3,6 +3,7 @@
     checkpoints/step-00001234/
         model.safetensors      weights and buffers under canonical names
         average.safetensors    their moving average, with --ema_decay
+        mixup.safetensors      what was learned about mixing, with --mixup meta
         optimizer.safetensors  optimizer state, `<parameter>/<key>`
         state.json             everything else
         SHA256SUMS             of the files above; `sha256sum -c SHA256SUMS` checks it
@@ -29,9 +30,10 @@ from utils.errors import UserError
 from utils.files import reason, sync_folder, write_synced
 from utils.reporting.metrics import to_json
 
-MODEL, AVERAGE, OPTIMIZER, STATE, SUMS = (
+MODEL, AVERAGE, MIXUP, OPTIMIZER, STATE, SUMS = (
     "model.safetensors",
     "average.safetensors",
+    "mixup.safetensors",
     "optimizer.safetensors",
     "state.json",
     "SHA256SUMS",
@@ -54,6 +56,7 @@ class Checkpoint:
     optimizer: dict[str, Tensor]
     state: dict
     average: dict[str, Tensor] | None = None  # of the weights, where the run keeps one
+    mixup: dict[str, Tensor] | None = None  # what was learned about mixing, likewise
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -62,10 +65,9 @@ class Checkpoint:
 
     def copy(self) -> "Checkpoint":
         """Of the tensors, on the CPU: the run can go on while the copy is written."""
-        average = None if self.average is None else _plain(self.average)
-        return replace(
-            self, model=_plain(self.model), optimizer=_plain(self.optimizer), average=average
-        )
+        parts = ("model", "optimizer", "average", "mixup")
+        tensors = {part: getattr(self, part) for part in parts}
+        return replace(self, **{part: t and _plain(t) for part, t in tensors.items()})
 
 
 class Checkpoints:
@@ -102,8 +104,9 @@ class Checkpoints:
                 OPTIMIZER: to_bytes(checkpoint.optimizer),
                 STATE: to_json(checkpoint.state, indent=1).encode(),
             }
-            if checkpoint.average is not None:
-                contents[AVERAGE] = to_bytes(checkpoint.average)
+            for name, part in ((AVERAGE, checkpoint.average), (MIXUP, checkpoint.mixup)):
+                if part is not None:
+                    contents[name] = to_bytes(part)
             sums = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
             for name, content in (contents | {SUMS: _sums_text(sums)}).items():
                 write_synced(aside / name, content)
@@ -191,8 +194,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
     path = Path(path)
     try:
         names = [MODEL, OPTIMIZER, STATE]
-        if (path / AVERAGE).exists() or AVERAGE.encode() in (path / SUMS).read_bytes():
-            names.append(AVERAGE)
+        listed = (path / SUMS).read_bytes()
+        names += [n for n in (AVERAGE, MIXUP) if (path / n).exists() or n.encode() in listed]
         sums = {name: _file_sum(path / name) for name in names}
         written = (path / SUMS).read_bytes()
     except OSError as error:
@@ -202,9 +205,11 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise DamagedCheckpoint(f"{', '.join(wrong) or SUMS}: the content does not match its sum")
     try:
         state = json.loads((path / STATE).read_bytes())
-        average = load_file(path / AVERAGE) if AVERAGE in names else None
+        average, mixup = (
+            load_file(path / name) if name in names else None for name in (AVERAGE, MIXUP)
+        )
         model, optimizer = load_file(path / MODEL), load_file(path / OPTIMIZER)
-        return Checkpoint(_step(path), model, optimizer, state, average)
+        return Checkpoint(_step(path), model, optimizer, state, average, mixup)
     except (OSError, ValueError, SafetensorError) as error:
         raise DamagedCheckpoint(str(error)) from None
 

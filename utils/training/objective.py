@@ -6,6 +6,11 @@ from torch import Tensor, nn
 
 # Sums over samples, in this order, as one float64 tensor of shape (3,) on the device.
 SUMS = ("loss", "correct", "samples")
+# What follows them where samples are mixed. `correct` then counts a sample's own class by lambda
+# and its partner's by 1 - lambda.
+MIXED_SUMS = ("larger_share", "mixed", "clean_correct", "clean_samples")
+# --log_clean_accuracy: one sample in so many is looked at unmixed, too.
+CLEAN_PART = 8
 
 
 class Precision:
@@ -43,19 +48,97 @@ class Classification:
         precision: of the forward pass; the loss is computed in float32.
         label_smoothing: share of the target spread evenly over all classes, 0 to 1: Szegedy et
             al., "Rethinking the Inception architecture" (2016), section 7.
+        mixing: batches may come mixed; the sums are then SUMS + MIXED_SUMS.
+        clean_accuracy: look at a part of each batch unmixed, too, in evaluation mode.
     """
 
-    def __init__(self, model: nn.Module, precision: Precision, label_smoothing: float = 0.0):
+    def __init__(
+        self,
+        model: nn.Module,
+        precision: Precision,
+        label_smoothing: float = 0.0,
+        mixing: bool = False,
+        clean_accuracy: bool = False,
+    ):
         self.model, self.precision, self.label_smoothing = model, precision, label_smoothing
+        self.sums = SUMS + MIXED_SUMS if mixing else SUMS
+        self.clean_accuracy = clean_accuracy
 
-    def __call__(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """(n, ...), (n,) -> loss summed over the samples (), and SUMS (3,), detached."""
+    def __call__(self, inputs: Tensor, targets: Tensor, mixing=None) -> tuple[Tensor, Tensor]:
+        """One forward pass, mixed or not.
+
+        Args:
+            inputs: (n, ...).
+            targets: (n,) int64.
+            mixing: None, or how the batch is mixed: `apply(inputs)` -> inputs, `partner` (n,)
+                int64 and `lam` (n,) (see utils/augment/mixup.py).
+        Returns:
+            the loss summed over the samples (), and the sums (len(self.sums),) float64, detached.
+        """
+        logits = self.logits(inputs, mixing)
+        loss = self.losses(logits, targets, mixing).sum()
+        if self.sums is SUMS:
+            return loss, classification_sums(loss, logits, targets)
+        sums = mixed_sums(loss, logits, targets, mixing)
+        return loss, torch.cat([sums, self._clean_sums(inputs, targets)])
+
+    def logits(self, inputs: Tensor, mixing=None) -> Tensor:
+        """(n, ...) -> (n, classes). What mixes elsewhere than at the input begins here."""
+        if mixing is not None:
+            inputs = mixing.apply(inputs)
         with self.precision.autocast():
-            logits = self.model(inputs)
-        loss = F.cross_entropy(
-            _full(logits), targets, reduction="sum", label_smoothing=self.label_smoothing
+            return self.model(inputs)
+
+    def losses(self, logits: Tensor, targets: Tensor, mixing=None) -> Tensor:
+        """(n, classes), (n,) -> the loss of each sample (n,)."""
+        if mixing is None:
+            return F.cross_entropy(
+                _full(logits), targets, reduction="none", label_smoothing=self.label_smoothing
+            )
+        return mixed_cross_entropy(
+            logits, targets, targets[mixing.partner], mixing.lam, self.label_smoothing
         )
-        return loss, classification_sums(loss, logits, targets)
+
+    def _clean_sums(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """(correct, samples) of the unmixed part, (2,) float64; nothing trains or is counted by
+        BatchNorm, and no random number is drawn."""
+        if not self.clean_accuracy:
+            return torch.zeros(2, dtype=torch.float64, device=targets.device)
+        part = slice(-(-len(targets) // CLEAN_PART))
+        training = [module for module in self.model.modules() if module.training]
+        self.model.eval()
+        with torch.no_grad():
+            logits = self.logits(inputs[part])
+        for module in training:
+            module.training = True
+        correct = (logits.argmax(1) == targets[part]).sum()
+        return torch.stack([correct, torch.full_like(correct, len(logits))]).double()
+
+
+def mixed_cross_entropy(
+    logits: Tensor, targets: Tensor, partners: Tensor, lam: Tensor, label_smoothing: float = 0.0
+) -> Tensor:
+    """-sum_c q_c log p_c, q = (1 - s) (lam [c = target] + (1 - lam) [c = partner]) + s / classes.
+
+    Both targets from one log-softmax. lam = 1 is F.cross_entropy, to the bit.
+
+    Args:
+        logits: (n, classes).
+        targets, partners: (n,) int64.
+        lam: (n,), 0 to 1; differentiable.
+        label_smoothing: s, 0 to 1.
+    Returns:
+        (n,)
+    """
+    log_p = F.log_softmax(_full(logits), 1)
+    lam = lam.to(log_p.dtype)
+    own = F.nll_loss(log_p, targets, reduction="none")
+    other = F.nll_loss(log_p, partners, reduction="none")
+    losses = lam * own + (1 - lam) * other
+    if label_smoothing:
+        even = label_smoothing / logits.shape[1]
+        losses = (1 - label_smoothing) * losses - log_p.sum(1) * even
+    return losses
 
 
 def classification_sums(loss: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
@@ -63,6 +146,19 @@ def classification_sums(loss: Tensor, logits: Tensor, targets: Tensor) -> Tensor
     correct = (logits.detach().argmax(1) == targets).sum()
     samples = torch.full_like(correct, len(targets))
     return torch.stack([loss.detach().double(), correct.double(), samples.double()])
+
+
+def mixed_sums(loss: Tensor, logits: Tensor, targets: Tensor, mixing) -> Tensor:
+    """SUMS and (sum of the larger of lambda and 1 - lambda, number) over the samples that have
+    another one as partner: (5,) float64."""
+    sums = classification_sums(loss, logits, targets)
+    if mixing is None:
+        return torch.cat([sums, sums.new_zeros(2)])
+    lam, hit = mixing.lam.detach().double(), logits.detach().argmax(1)
+    sums[1] = (lam * (hit == targets) + (1 - lam) * (hit == targets[mixing.partner])).sum()
+    mixed = mixing.partner != torch.arange(len(targets), device=targets.device)
+    share = (torch.maximum(lam, 1 - lam) * mixed).sum()
+    return torch.cat([sums, torch.stack([share, mixed.sum().double()])])
 
 
 def _full(logits: Tensor) -> Tensor:

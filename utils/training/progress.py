@@ -23,8 +23,9 @@ class Progress:
 
     step: int = 0  # optimizer steps done
     ended_step: int = 0  # the last step at which an epoch's end was carried out
-    epoch_sums: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])  # of objective.SUMS
-    window_sums: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
+    # Of the objective's sums; empty: nothing yet.
+    epoch_sums: list[float] = field(default_factory=list)
+    window_sums: list[float] = field(default_factory=list)
     left_out: list[int] = field(default_factory=lambda: [0, -1, 0])  # see Guard
     train: dict | None = None  # the last epoch's training figures
     evaluated: dict | None = None  # the last evaluation
@@ -115,8 +116,26 @@ def wait_for(device: torch.device) -> None:
 
 
 def figures(sums: list[float]) -> dict:
-    """Mean loss and accuracy in per cent from objective.SUMS."""
-    loss, correct, samples = sums
+    """Means from objective.SUMS, accuracies in per cent; with MIXED_SUMS behind them the accuracy
+    is `accuracy_weighted`, by lambda, and there are `lambda`, the mean of the larger of both
+    shares, and `accuracy_clean`, where anything was mixed or looked at unmixed."""
+    loss, correct, samples, *mixed = sums
+    name, none = "accuracy_weighted" if mixed else "accuracy", float("nan")
     if not samples:
-        return {"loss": float("nan"), "accuracy": float("nan")}
-    return {"loss": loss / samples, "accuracy": 100 * correct / samples}
+        return {"loss": none, name: none}
+    result = {"loss": loss / samples, name: 100 * correct / samples}
+    if mixed:
+        share, number, clean_correct, clean_samples = mixed
+        result |= {"lambda": share / number} if number else {}
+        result |= {"accuracy_clean": 100 * clean_correct / clean_samples} if clean_samples else {}
+    return result
+
+
+def accuracy_text(mean: dict, digits: int = 2) -> str:
+    """Of `figures`, for people."""
+    weighted = "accuracy_weighted" in mean
+    value = mean["accuracy_weighted" if weighted else "accuracy"]
+    text = f"accuracy {'weighted by lambda ' if weighted else ''}{value:.{digits}f} %"
+    if "accuracy_clean" in mean:
+        text += f", unmixed {mean['accuracy_clean']:.{digits}f} %"
+    return text

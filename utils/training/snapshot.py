@@ -24,7 +24,10 @@ def snapshot(trainer) -> Checkpoint:
         "settings": trainer.saved_settings,
     }
     average = trainer.average and trainer.average.state_dict()
-    return Checkpoint(trainer.progress.step, trainer.model.state_dict(), tensors, state, average)
+    # A form that learns nothing lasting has nothing to save.
+    mixup = (trainer.meta and trainer.meta.state_dict()) or None
+    model = trainer.model.state_dict()
+    return Checkpoint(trainer.progress.step, model, tensors, state, average, mixup)
 
 
 def restore(trainer, checkpoint: Checkpoint) -> Progress:
@@ -44,6 +47,8 @@ def restore(trainer, checkpoint: Checkpoint) -> Progress:
     trainer.schedule.load_state_dict(state.get("schedule", {}))
     if trainer.average is not None:
         trainer.average.load_state_dict(checkpoint.weights)
+    if trainer.meta is not None:
+        trainer.meta.load_state_dict(checkpoint.mixup or {})
     if trainer.scaler.is_enabled() and state["scaler"]:
         trainer.scaler.load_state_dict(state["scaler"])
     restore_random_states(state["random"])

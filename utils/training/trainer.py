@@ -20,8 +20,15 @@ from utils.training.evaluation import Evaluation
 from utils.training.freeze import Freeze
 from utils.training.guard import Guard, OnNonFinite
 from utils.training.memory import peak_memory, within_memory
-from utils.training.objective import Precision
-from utils.training.progress import NOTABLE, Clock, PhaseTimes, Progress, figures
+from utils.training.objective import SUMS, Precision
+from utils.training.progress import (
+    NOTABLE,
+    Clock,
+    PhaseTimes,
+    Progress,
+    accuracy_text,
+    figures,
+)
 from utils.training.saver import Saver
 from utils.training.snapshot import restore, snapshot
 
@@ -31,7 +38,8 @@ class Trainer:
 
     Args:
         model: on its device; never a compiled wrapper (the objective may hold one).
-        objective: (inputs, targets) -> summed loss, sums (see training/objective.py).
+        objective: (inputs, targets, mixing) -> summed loss, sums; its attribute `sums` names them
+            where they are not SUMS (see training/objective.py).
         optimizer: honours `found_inf` (see optim/factory.py).
         schedule: `apply(optimizer, step)` sets the learning rate of a step, `observe(loss)` is
             told the loss on the validation split.
@@ -50,6 +58,9 @@ class Trainer:
         early_stop_patience: evaluations on "val" without a better accuracy; None: any number.
         advice: {phase: what to do}, said once where that phase takes much of an epoch's time.
         profiler: `step()` is called after every optimizer step.
+        meta: learns how samples are mixed: `choose(batch, lr)` gives a micro-batch its plan,
+            `update(bad, lr)` is told the gradient is there, in the weights' `grad` (see
+            augment/meta_mixup.py); None: lambda is drawn.
         saved_settings: goes into every checkpoint.
         console, metrics, signals: of the run.
     """
@@ -80,12 +91,13 @@ class Trainer:
         early_stop_patience: int | None = None,
         advice: dict[str, str] | None = None,
         profiler=None,
+        meta=None,
         saved_settings: dict | None = None,
     ):
         self.model, self.objective, self.optimizer = model, objective, optimizer
         self.schedule, self.loader, self.precision = schedule, loader, precision
         self.scaler = precision.scaler()
-        self.guard, self.average, self.freeze = guard, average, freeze
+        self.guard, self.average, self.freeze, self.meta = guard, average, freeze, meta
         self.total_steps, self.clip = total_steps, clip
         self.on_nonfinite = OnNonFinite(on_nonfinite, console, saver)
         self.log_every = log_every
@@ -94,11 +106,12 @@ class Trainer:
         self.console, self.metrics, self.signals = console, metrics, signals
         self.saver, self.saved_settings = saver, saved_settings or {}
         self.advice, self.profiler = dict(advice or {}), profiler
-        self.progress = Progress()
+        self._no_sums = [0.0] * len(getattr(objective, "sums", SUMS))
+        self.progress = Progress(epoch_sums=self._no_sums)
         device = precision.device
         self.times = PhaseTimes(device)
-        self.step_sums = torch.zeros(3, dtype=torch.float64, device=device)
-        self.window = torch.zeros(3, dtype=torch.float64, device=device)
+        self.step_sums = torch.tensor(self._no_sums, dtype=torch.float64, device=device)
+        self.window = torch.zeros_like(self.step_sums)
         self.updating = False  # weights, optimizer and average are of different steps meanwhile
         self.started_step = 0  # of this process
         self.seconds_first_step = 0.0  # of this process; compiling is in it
@@ -108,7 +121,10 @@ class Trainer:
     # ---- one step ---------------------------------------------------------------------------
 
     def forward_backward(self, batch) -> None:
-        loss, sums = self.objective(batch.inputs, batch.targets)
+        mixing = batch.mixing
+        if self.meta is not None:
+            mixing = self.meta.choose(batch, self.learning_rate)
+        loss, sums = self.objective(batch.inputs, batch.targets, mixing)
         self.scaler.scale(loss / batch.step_samples).backward()
         self.step_sums += sums
 
@@ -122,6 +138,8 @@ class Trainer:
         if self.clip is not None:
             torch.nn.utils.clip_grads_with_norm_(self.guard.parameters, self.clip, norm)
         self.schedule.apply(self.optimizer, self.progress.step)
+        if self.meta is not None:
+            self.meta.update(bad, self.learning_rate)
         self.optimizer.found_inf = bad.float()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -233,7 +251,7 @@ class Trainer:
             if evaluation is None:
                 self._stop()
         progress.ended_step, progress.train = progress.step, train
-        progress.epoch_sums = [0.0, 0.0, 0.0]
+        progress.epoch_sums = self._no_sums
         position = {"step": progress.step, "epoch": epochs_done}
         shares = self.times.shares()
         self.metrics.write(
@@ -241,8 +259,7 @@ class Trainer:
             samples_per_second=self.samples_per_second, time_share=shares,
             peak_memory_bytes=peak_memory(self.precision.device),
         )  # fmt: skip
-        line = f"epoch {epochs_done:g}: train loss {train['loss']:.4f}, "
-        line += f"accuracy {train['accuracy']:.2f} %"
+        line = f"epoch {epochs_done:g}: train loss {train['loss']:.4f}, {accuracy_text(train)}"
         best = False
         if evaluation is not None:
             progress.evaluated = position | {"split": self.eval_split} | evaluation.figures
@@ -288,7 +305,7 @@ class Trainer:
     def _read_sums(self) -> list[float]:
         """The sums since the last call and what was left out: the one place of waiting."""
         values = torch.cat([self.window, self.guard.left_out.double()]).tolist()
-        sums, left_out = values[:3], [int(value) for value in values[3:]]
+        sums, left_out = values[:-3], [int(value) for value in values[-3:]]
         self.on_nonfinite.check_scale(self.scaler, self.progress.step)
         new, self.progress.left_out = left_out[0] - self.progress.left_out[0], left_out
         if new:
@@ -316,11 +333,12 @@ class Trainer:
     def _show(self, sums: list[float], speed: float | None = None) -> None:
         """Loss and accuracy beside the bar, or as a plain line now and then."""
         progress, mean = self.progress, figures(sums)
-        text = f"loss {mean['loss']:.3f}, {mean['accuracy']:.1f} %"
+        weighted = mean.get("accuracy_weighted")  # as short as it can be said: a line of 80
+        text = f"loss {mean['loss']:.3f}, "
+        text += f"{mean['accuracy']:.1f} %" if weighted is None else f"{weighted:.1f} % weighted"
         if not self.console.live:
             epoch = progress.step / self.loader.steps_per_epoch
-            text = f"epoch {epoch:.2f}: train loss {mean['loss']:.4f}, "
-            text += f"accuracy {mean['accuracy']:.2f} %"
+            text = f"epoch {epoch:.2f}: train loss {mean['loss']:.4f}, {accuracy_text(mean)}"
         if speed and not self.console.live:
             left = self.samples_until(self.total_steps) - self.samples_until(progress.step)
             text += f", {speed:,.0f} samples/s, {duration(left / speed)} left"

@@ -1,0 +1,400 @@
+#!/usr/bin/env python3
+"""An honest comparison of no mixing, mixup, CutMix and meta-mixup at equal epochs.
+
+    python -m benchmarks.mixup_study --data_dir FOLDER --output runs/mixup_study --jobs 2
+    python -m benchmarks.mixup_study --data_dir FOLDER --output runs/full --device cuda \\
+        --train_samples 45000 --width 64 --epochs 100
+
+FOLDER has train/<class>/ and test/<class>/; without it the pictures are the built-in synthetic
+shapes. Every run is one of resnet50_test.py, with the same flags but for how it mixes and its seed,
+which also cuts the pictures: one for training, another for validation.
+
+1. Tuning: the methods with an {alpha} are trained with each of --alphas, with --tuning_seeds seeds.
+   The alpha with the highest mean accuracy on the validation pictures is taken.
+2. Final: every method with --seeds other seeds, on the test pictures, which nothing was chosen by.
+   Seed by seed, each is compared with none and with the first tuned method (fixed mixup).
+
+The output has results.jsonl, summary.json, table.md, accuracy.png, alphas.png and the runs' own
+folders, with the policies' pictures. Started again with the same flags, a study goes on where it
+was stopped, within a run too.
+"""
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.common import machine
+from utils.errors import UserError
+from utils.files import reason, replace_file
+from utils.reporting.console import duration
+
+ENTRY = Path(__file__).resolve().parents[1] / "resnet50_test.py"
+METHODS = {
+    "none": "",
+    "fixed": "--mixup fixed --alpha {alpha}",
+    "cutmix": "--cutmix_alpha 1 --mixup_prob 0.5",  # as its paper has it for CIFAR
+    "meta": "--mixup meta --alpha {alpha}",
+}
+# Student's t for a two-sided interval of 95 %, by degrees of freedom; beyond, the next lower one.
+T95 = {
+    1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262,
+    10: 2.228, 12: 2.179, 14: 2.145, 16: 2.120, 19: 2.093, 24: 2.064, 29: 2.045, 59: 2.001,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: what it is called, how it mixes, its seed."""
+
+    label: str
+    flags: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """Accuracies in per cent, of the last weights."""
+
+    val: float
+    test: float
+    seconds: float
+
+
+def options_of(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        "benchmarks.mixup_study",
+        description=__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--methods", default=",".join(METHODS), help="of " + ", ".join(METHODS))
+    add(
+        "--variant", action="append", default=[], metavar="LABEL=FLAGS",
+        help="one more method, as in 'meta-decay=--mixup meta --alpha {alpha} --meta_decay 1';\n"
+        "may be repeated",
+    )  # fmt: skip
+    add("--output", type=Path, required=True, help="folder of the results")
+    add("--data_dir", type=Path, help="train/<class>/, test/<class>/ (default: synthetic shapes)")
+    add("--cache_dir", type=Path, default=Path(".cache"), help="decoded pictures")
+    add("--train_samples", type=int, default=5000)
+    add("--val_fraction", type=float, default=0.1, help="of all training pictures (default: 0.1)")
+    add("--epochs", type=int, default=30)
+    add("--width", type=int, default=16, help="channels of the first stage (default: 16)")
+    add("--batch", type=int, default=128)
+    add("--alphas", type=float, nargs="+", default=[0.1, 0.2, 0.5, 1.0])
+    add("--tuning_seeds", type=int, default=2, help="for each alpha (default: 2)")
+    add("--seeds", type=int, default=5, help="of each method (default: 5)")
+    add("--precision", choices=("fp32", "bf16"), default="bf16")
+    add("--device", choices=("cpu", "cuda"), default="cpu")
+    add("--jobs", type=int, default=1, help="runs at once (default: 1)")
+    add("--threads", type=int, default=1, help="CPU threads of each (default: 1)")
+    add("--flags", default="", help="further flags of all runs, as one word: '--lr 0.05'")
+    options = parser.parse_args(argv)
+    for name in ("epochs", "width", "batch", "tuning_seeds", "jobs", "threads", "train_samples"):
+        if getattr(options, name) < 1:
+            raise UserError(f"--{name} must be 1 or more")
+    if options.seeds < 2:
+        raise UserError("--seeds: an interval takes 2 or more")
+    return options
+
+
+def methods_of(options) -> dict[str, str]:
+    """{label: flags}, in the order given. Raises UserError."""
+    methods = {}
+    for name in filter(None, options.methods.split(",")):
+        if name not in METHODS:
+            raise UserError(f"--methods: {name!r} is not one of {', '.join(METHODS)}")
+        methods[name] = METHODS[name]
+    for variant in options.variant:
+        label, equals, flags = variant.partition("=")
+        if not equals or label in methods or not label.replace("-", "").isalnum():
+            raise UserError(f"--variant {variant}: LABEL=FLAGS with a new label is needed")
+        methods[label] = flags
+    return methods
+
+
+def common_flags(options) -> list[str]:
+    """Of every run."""
+    data = ["--dataset", "shapes"]
+    if options.data_dir is not None:
+        data = ["--dataset", "imagefolder", "--data_dir", str(options.data_dir.resolve())]
+        data += ["--cache_dir", str(options.cache_dir.resolve())]
+    return [
+        *data, "--subset", str(options.train_samples), "--val_fraction", str(options.val_fraction),
+        "--depth", "18", "--width", str(options.width), "--batch_size", str(options.batch),
+        "--epochs", str(options.epochs), "--eval_every", str(options.epochs), "--warmup_epochs",
+        str(round(0.05 * options.epochs, 3)), "--precision", options.precision,
+        "--device", options.device, "--threads", str(options.threads),
+        *shlex.split(options.flags),
+    ]  # fmt: skip
+
+
+class Runner:
+    """Trains runs by the entry script, each in a process and a folder of its own.
+
+    Args:
+        folder: of the study.
+        common: flags of every run.
+    """
+
+    def __init__(self, folder: Path, common: list[str]):
+        self.folder, self.common = folder, common
+        self.path = folder / "results.jsonl"
+        self.results: dict[Run, Result] = {}
+        self._processes: set[subprocess.Popen] = set()
+        self._lock, self._stopping = threading.Lock(), False
+        try:
+            (folder / "runs").mkdir(parents=True, exist_ok=True)
+            text = self.path.read_text() if self.path.exists() else ""
+        except OSError as error:
+            raise UserError(f"--output {folder}: {reason(error)}") from None
+        for line in text.splitlines():
+            try:
+                record = json.loads(line)
+            except ValueError:  # a kill cut it off
+                continue
+            if record["common"] == common:
+                self.results[Run(**record["run"])] = Result(**record["result"])
+
+    def train(self, runs: list[Run], jobs: int) -> None:
+        """All that have no result yet; says each one. Raises UserError."""
+        left = [run for run in runs if run not in self.results]
+        with ThreadPoolExecutor(jobs) as pool:
+            started = {pool.submit(self._train, run): run for run in left}
+            try:
+                for done, future in enumerate(as_completed(started), 1):
+                    run, result = started[future], future.result()
+                    self.results[run] = result
+                    self._keep(run, result)
+                    print(
+                        f"[{done}/{len(left)}] {run.label}, seed {run.seed}: validation "
+                        f"{result.val:.2f} %, test {result.test:.2f} %, "
+                        f"in {duration(result.seconds)}",
+                        flush=True,
+                    )
+            except BaseException:
+                self._stop()
+                for future in started:
+                    future.cancel()
+                raise
+
+    def _train(self, run: Run) -> Result:
+        words = [*self.common, *shlex.split(run.flags)]
+        name = hashlib.sha256(" ".join(words).encode()).hexdigest()[:8]
+        folder = self.folder / "runs" / f"{run.label}-seed{run.seed}-{name}"
+        if (folder / "config.yaml").exists():
+            arguments = ["--resume", str(folder)]
+        else:
+            arguments = [*words, "--seed", str(run.seed), "--output", str(folder)]
+        started = time.monotonic()
+        summary = folder / "summary.json"
+        if not summary.exists() or json.loads(summary.read_text())["status"] != "finished":
+            with self._lock:
+                if self._stopping:
+                    raise UserError("stopped")
+                process = subprocess.Popen(
+                    [sys.executable, str(ENTRY), *arguments],
+                    stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                    start_new_session=True,  # Ctrl-C ends this one, which then ends them
+                    env=os.environ | {"OMP_NUM_THREADS": words[words.index("--threads") + 1]},
+                )  # fmt: skip
+                self._processes.add(process)
+            error = process.communicate()[1]
+            self._processes.discard(process)
+            if process.returncode:
+                last = (error.strip().splitlines() or ["no word"])[-1]
+                raise UserError(f"{run.label}, seed {run.seed}: {last} ({folder})")
+        found = json.loads(summary.read_text())
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        val = [line["accuracy"] for line in lines if line["split"] == "val"][-1]
+        return Result(val, found["test_accuracy"], time.monotonic() - started)
+
+    def _stop(self) -> None:
+        with self._lock:
+            self._stopping = True
+            for process in self._processes:
+                process.terminate()  # it saves, and goes on from there the next time
+
+    def _keep(self, run: Run, result: Result) -> None:
+        record = {"run": dataclasses.asdict(run), "result": dataclasses.asdict(result)}
+        text = json.dumps(record | {"common": self.common}) + "\n"
+        try:
+            with open(self.path, "a") as file:
+                file.write(text)
+        except OSError as error:
+            raise UserError(f"{self.path}: {reason(error)}") from None
+
+
+# ---- the study --------------------------------------------------------------------------------
+
+
+def study(options) -> None:
+    methods = methods_of(options)
+    runner = Runner(options.output, common_flags(options))
+    tuned = {label: flags for label, flags in methods.items() if "{alpha}" in flags}
+    # The final runs have the seeds 1, 2, 3, ...; the tuning has others.
+    tuning = {
+        (label, alpha): [
+            Run(f"{label}-alpha{alpha:g}", flags.format(alpha=alpha), 1000 + seed)
+            for seed in range(options.tuning_seeds)
+        ]
+        for label, flags in tuned.items()
+        for alpha in options.alphas
+    }
+    count = sum(map(len, tuning.values())), options.seeds * len(methods)
+    print(f"{count[0]} runs to tune, {count[1]} final ones", flush=True)
+    runner.train([run for runs in tuning.values() for run in runs], options.jobs)
+    found = {key: [runner.results[run].val for run in runs] for key, runs in tuning.items()}
+    chosen = {
+        label: max(options.alphas, key=lambda alpha, label=label: sum(found[label, alpha]))
+        for label in tuned
+    }
+    final = {
+        label: [
+            Run(label, flags.format(alpha=chosen.get(label)), seed)
+            for seed in range(1, options.seeds + 1)
+        ]
+        for label, flags in methods.items()
+    }
+    # Seed by seed, so that a study that is stopped early still compares.
+    by_seed = [run for runs in zip(*final.values(), strict=True) for run in runs]
+    runner.train(by_seed, options.jobs)
+    accuracy = {label: [runner.results[run].test for run in runs] for label, runs in final.items()}
+    baselines = [label for label in methods if label == "none"] + list(tuned)[:1]
+    summary = {
+        "machine": machine(),
+        "flags": runner.common,
+        "methods": {
+            label: {
+                "flags": final[label][0].flags,
+                "test_accuracy": accuracy[label],
+                "mean": statistics.mean(accuracy[label]),
+                "minus": {
+                    base: paired(accuracy[label], accuracy[base])
+                    for base in baselines
+                    if base != label
+                },
+            }
+            for label in methods
+        },
+        "tuning": [
+            {"method": label, "alpha": alpha, "val_accuracy": values}
+            for (label, alpha), values in found.items()
+        ],
+    }
+    write(summary, options.output)
+
+
+def paired(one: list[float], other: list[float]) -> dict:
+    """Mean of the differences seed by seed, and half the width of its 95 % interval (Student)."""
+    differences = [a - b for a, b in zip(one, other, strict=True)]
+    n = len(differences)
+    t = T95[max(freedom for freedom in T95 if freedom <= n - 1)]
+    half = t * statistics.stdev(differences) / math.sqrt(n)
+    return {"mean": statistics.mean(differences), "half": half, "seeds": n}
+
+
+def table(summary: dict) -> str:
+    """Markdown."""
+    methods = summary["methods"]
+    bases = list(dict.fromkeys(base for one in methods.values() for base in one["minus"]))
+    lines = [
+        "| method | flags | test accuracy, % (lowest to highest seed) | "
+        + " | ".join(f"minus {base} (95 %)" for base in bases)
+        + " |",
+        "| --- | --- | ---: |" + " ---: |" * len(bases),
+    ]
+    for label, one in methods.items():
+        values = one["test_accuracy"]
+        cells = [f"{one['mean']:.2f} ({min(values):.2f} to {max(values):.2f})"]
+        for base in bases:
+            found = one["minus"].get(base)
+            cells.append(f"{found['mean']:+.2f} ± {found['half']:.2f}" if found else "")
+        flags = f"`{one['flags']}`" if one["flags"] else ""
+        lines.append(f"| {label} | {flags} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def draw_accuracy(summary: dict, path: Path) -> None:
+    """Every seed a line across the methods: what is paired, and the means."""
+    from matplotlib.figure import Figure
+
+    methods = summary["methods"]
+    figure = Figure(figsize=(1.6 * len(methods) + 2, 4), layout="constrained")
+    axis = figure.subplots()
+    places = range(len(methods))
+    for values in zip(*(one["test_accuracy"] for one in methods.values()), strict=True):
+        axis.plot(places, values, color="tab:gray", marker=".", alpha=0.5, lw=0.8)
+    means = [one["mean"] for one in methods.values()]
+    axis.plot(places, means, "_", color="tab:red", ms=30, mew=2.5, label="mean of the seeds")
+    axis.set_xticks(places, methods)
+    axis.set_ylabel("test accuracy (%)")
+    axis.grid(alpha=0.3)
+    axis.legend(frameon=False)
+    figure.savefig(path, dpi=110)
+
+
+def draw_alphas(summary: dict, path: Path) -> None:
+    """What the alphas were chosen by."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axis = figure.subplots()
+    for label in dict.fromkeys(one["method"] for one in summary["tuning"]):
+        mine = [one for one in summary["tuning"] if one["method"] == label]
+        alphas = [one["alpha"] for one in mine]
+        (line,) = axis.plot(
+            alphas, [statistics.mean(one["val_accuracy"]) for one in mine], marker="o", label=label
+        )
+        for one in mine:
+            points = one["val_accuracy"]
+            axis.plot([one["alpha"]] * len(points), points, ".", color=line.get_color(), alpha=0.5)
+    axis.set_xscale("log")
+    axis.set_xlabel("alpha")
+    axis.set_ylabel("validation accuracy (%)")
+    axis.grid(alpha=0.3)
+    axis.legend(frameon=False)
+    figure.savefig(path, dpi=110)
+
+
+def write(summary: dict, folder: Path) -> None:
+    """The summary, the table, also on the screen, and the plots."""
+    text = table(summary)
+    try:
+        replace_file(folder / "summary.json", f"{json.dumps(summary, indent=1)}\n".encode())
+        replace_file(folder / "table.md", text.encode())
+        draw_accuracy(summary, folder / "accuracy.png")
+        if summary["tuning"]:
+            draw_alphas(summary, folder / "alphas.png")
+    except OSError as error:
+        raise UserError(f"--output: {folder}: {reason(error)}") from None
+    print(f"\n{text}\nwritten to {folder}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    try:
+        study(options_of(argv))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped: the same command goes on from where it was", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

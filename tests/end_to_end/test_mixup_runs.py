@@ -1,0 +1,64 @@
+"""Mixup from the command line: what a run leaves and says, and that it goes on as it began."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.usefixtures("own_folder")
+
+TINY = [
+    "--dataset", "shapes", "--subset", "80", "--depth", "18", "--width", "4", "--device", "cpu",
+    "--threads", "1", "--bs", "16", "--epochs", "2", "--log_every", "2",
+]  # fmt: skip
+META = ["--meta_learning", "--meta_every", "2", "--meta_batch", "8", "--alpha", "0.5"]
+
+
+def summary(run: str) -> dict:
+    return json.loads(Path(run, "summary.json").read_text())
+
+
+def newest(run: str) -> Path:
+    return sorted(Path(run, "checkpoints").glob("step-*"))[-1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "mixup"),
+    [
+        (["--mixup", "0.4"], "fixed"),
+        (["--cutmix", "1", "--mixup_mode", "elem"], "cutmix"),
+        (["--mixup", "1", "--cutmix", "1", "--mixup_inter", "--log_clean_accuracy"],
+         "fixed, cutmix"),
+        (["--meta_learning", "--meta_batch", "8", "--meta_form", "sample"], "meta"),
+    ],
+)  # fmt: skip
+def test_what_is_said_and_left(works, flags, mixup):
+    said = works(*TINY, *flags, "--output", "run")
+    assert "accuracy weighted by lambda" in said
+    assert (", unmixed " in said) == ("--log_clean_accuracy" in flags)
+    left = summary("run")
+    lines = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    epoch = [line for line in lines if line.get("average_over") == "epoch"][-1]
+    assert left["mixup"] == mixup and left["train_accuracy"] == epoch["accuracy_weighted"]
+    assert not Path("run/mixup_policy.png").exists()
+    assert not (newest("run") / "mixup.safetensors").exists()
+
+
+def test_a_stopped_run_learns_on(works, fails):
+    works(*TINY, *META, "--output", "whole")
+    assert Path("whole/mixup_policy.png").is_file()
+    works(*TINY, *META, "--output", "part", "--save_every", "3", "--checkpoint_hist", "9")
+    for folder in Path("part/checkpoints").glob("step-*"):
+        if folder.name > "step-00000003":
+            (folder / "SHA256SUMS").write_text("")
+    Path("part/summary.json").unlink()
+    assert "--meta_every 3" in fails("--resume", "part", "--meta_every", "3")
+    works("--resume", "part")
+    for name in ("model.safetensors", "mixup.safetensors", "optimizer.safetensors"):
+        ours, theirs = (newest(run) / name for run in ("part", "whole"))
+        assert ours.read_bytes() == theirs.read_bytes(), name
+
+
+def test_too_few_samples_for_a_clean_batch(fails):
+    error = fails(*TINY, *META, "--bs", "80")
+    assert "--mixup meta" in error and "--batch_size" in error

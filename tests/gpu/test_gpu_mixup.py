@@ -1,0 +1,53 @@
+"""What only a GPU can show of mixup; skipped, with the reason, where there is none."""
+
+import pytest
+import torch
+from test_gpu import run_epoch, run_epoch_without_waiting
+from toy import make_trainer, network
+
+from utils.augment.mixup import Mixing
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
+
+
+def mixing(form="", **options):
+    return Mixing(
+        alpha=0.5, cutmix_alpha=1.0, block=4, learned=form, clean=4, per_sample=True,
+        different=True, height=8, width=8, **options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("form", ["", "policy", "sample"])
+def test_no_wait_between_log_lines(tmp_path, form, precision):
+    trainer = make_trainer(
+        tmp_path, device=CUDA, precision=precision, clip=1.0, accumulation=2, ema_decay=0.9,
+        mixing=mixing(form), clean_accuracy=True,
+    )  # fmt: skip
+    run_epoch(trainer, 0)  # sets up memory, kernels and states
+    run_epoch_without_waiting(trainer, 1)
+
+
+@pytest.mark.parametrize("form", ["", "policy", "sample"])
+def test_a_gpu_mixes_as_the_cpu_does(tmp_path, form):
+    weights = []
+    for device in (CPU, CUDA):
+        model = network(dropout=0.0)
+        trainer = make_trainer(
+            tmp_path / device.type, model=model, device=device, epochs=1, mixing=mixing(form)
+        )
+        trainer.fit()
+        weights.append([p.detach().cpu() for p in trainer.model.parameters()])
+    for one, other in zip(*weights, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-3)
+
+
+def test_channels_last_stays(tmp_path):
+    trainer = make_trainer(tmp_path, device=CUDA, mixing=mixing())
+    batch = next(iter(trainer.loader.epoch(0)))
+    assert batch.inputs.is_contiguous(memory_format=torch.channels_last)
+    assert batch.mixing.apply(batch.inputs).is_contiguous(memory_format=torch.channels_last)

@@ -1,0 +1,60 @@
+"""benchmarks/mixup_study.py: its figures, and a whole study on synthetic pictures."""
+
+import json
+
+import pytest
+
+from benchmarks import mixup_study
+from benchmarks.mixup_study import main, paired, table
+
+FLAGS = [
+    "--epochs", "1", "--width", "4", "--batch", "16", "--train_samples", "48", "--precision",
+    "fp32", "--seeds", "2", "--tuning_seeds", "1", "--alphas", "0.2", "1.0",
+]  # fmt: skip
+
+
+def test_paired_differences():
+    found = paired([3.0, 5.0, 7.0], [2.0, 3.0, 4.0])  # 1, 2, 3
+    assert found["mean"] == 2 and found["seeds"] == 3
+    assert found["half"] == pytest.approx(4.303 / 3**0.5, rel=1e-3)
+
+
+def test_table():
+    one = {"flags": "--mixup 1", "test_accuracy": [1.0, 2.0], "mean": 1.5}
+    text = table(
+        {
+            "methods": {
+                "none": one | {"flags": "", "minus": {}},
+                "fixed": one | {"minus": {"none": {"mean": 0.5, "half": 0.25}}},
+            }
+        }
+    )
+    assert "| fixed | `--mixup 1` | 1.50 (1.00 to 2.00) | +0.50 ± 0.25 |" in text
+    assert len({line.count("|") for line in text.splitlines()}) == 1
+
+
+def test_what_is_refused(tmp_path, capsys):
+    for flags in (["--methods", "some"], ["--variant", "none=--mixup 1"], ["--seeds", "1"]):
+        assert main(["--output", str(tmp_path / "study"), *flags]) == 2
+        assert capsys.readouterr().err.startswith(f"error: {flags[0]}")
+
+
+@pytest.mark.slow
+def test_a_whole_study(tmp_path, capsys, monkeypatch):
+    arguments = ["--output", str(tmp_path), *FLAGS, "--methods", "none,fixed,meta"]
+    assert main(arguments) == 0
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert set(summary["methods"]) == {"none", "fixed", "meta"}
+    assert len(summary["tuning"]) == 4
+    for name in ("table.md", "accuracy.png", "alphas.png"):
+        assert (tmp_path / name).stat().st_size
+    said = capsys.readouterr().out
+    assert "[6/6]" in said
+    # A second time nothing is trained: the results are kept.
+    monkeypatch.setattr(mixup_study.subprocess, "Popen", None)
+    assert main(arguments) == 0
+    # Nor where the last result was not written down, but its run had finished.
+    lines = (tmp_path / "results.jsonl").read_text().splitlines()
+    (tmp_path / "results.jsonl").write_text("\n".join(lines[:-1]) + "\n")
+    assert main(arguments) == 0
+    assert json.loads((tmp_path / "summary.json").read_text()) == summary

@@ -1,0 +1,112 @@
+"""Meta-mixup in the trainer: what it reports, leaves out, and goes together with."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from toy import CPU, everything, history, make_trainer, network
+
+from utils.augment.mixup import Mixing
+from utils.training.objective import Classification, Precision
+
+
+def mixing(form="policy", block=4, clean=4, every=2, **options):
+    return Mixing(alpha=0.5, block=block, learned=form, clean=clean, clean_every=every, **options)
+
+
+def learned(trainer) -> dict:
+    return {name: tensor.clone() for name, tensor in trainer.meta.state_dict().items()}
+
+
+def test_lambda_is_the_policys(tmp_path):
+    """The plan of every micro-batch holds what the policy says at the quantile drawn for it."""
+    trainer = make_trainer(tmp_path, mixing=mixing(per_sample=True))
+    trainer.fit()
+    for batch in trainer.loader.epoch(1):
+        lam = trainer.meta.choose(batch, 0.1).lam
+        partners = batch.targets[batch.mixing.partner]
+        expected = trainer.meta.policy(batch.targets, partners, batch.mixing.lam)
+        assert torch.equal(lam, expected) and (lam >= 0.5).all()
+    lines = [r for r in history(tmp_path) if r["split"] == "train"]
+    assert all(0.5 <= line["lambda"] <= 1 for line in lines)
+
+
+@pytest.mark.parametrize("off_epoch", [0, 1])
+def test_the_policy_is_updated_every_so_many_steps(tmp_path, off_epoch):
+    trainer = make_trainer(tmp_path, mixing=mixing(every=4, off_epoch=off_epoch), epochs=2)
+    trainer.fit()  # 12 steps, and 6 of them before `off_epoch`
+    updates = trainer.meta.policy.optimizer.state[trainer.meta.policy.shared]["step"].item()
+    assert updates == (2 if off_epoch else 3)  # at the steps 0, 4 and 8
+
+
+class Poisoned(Classification):
+    """The loss of one call is not a number."""
+
+    def __init__(self, model, call):
+        super().__init__(model, Precision("fp32", CPU), mixing=True)
+        self.call, self.count = call, 0
+
+    def __call__(self, inputs, targets, mixing=None):
+        loss, sums = super().__call__(inputs, targets, mixing)
+        self.count += 1
+        return (loss * math.nan, sums) if self.count == self.call else (loss, sums)
+
+
+def test_a_step_that_is_left_out_leaves_the_policy(tmp_path):
+    model = network(dropout=0.0)
+    trainer = make_trainer(
+        tmp_path, model=model, objective=Poisoned(model, 3), mixing=mixing(every=1),
+        on_nonfinite="skip",
+    )  # fmt: skip
+    model.train()
+    states = [learned(trainer)]
+    for batch in trainer.loader.epoch(0):
+        trainer.forward_backward(batch)
+        trainer.update()
+        states.append(learned(trainer))
+    same = [one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
+            for one, other in itertools.pairwise(states)]  # fmt: skip
+    assert same == [False, False, True, False, False, False]
+    assert all(torch.isfinite(tensor).all() for tensor in states[-1].values())
+
+
+@pytest.mark.parametrize("n", [21, 23])
+def test_accumulation_is_one_batch(tmp_path, n):
+    """The policy follows the first pairs of the step however it is divided."""
+    results = []
+    for size, accumulation in ((8, 1), (4, 2)):
+        drawn = mixing(block=4, clean=4, every=1, per_sample=True)
+        trainer = make_trainer(
+            tmp_path / f"{size}", model=network(norm=False), batch_size=size,
+            accumulation=accumulation, mixing=drawn,
+        )  # fmt: skip
+        trainer.fit()
+        results.append(everything(trainer))
+    for name, value in results[0].items():
+        if name.startswith(("model/", "mixup/")):
+            torch.testing.assert_close(value, results[1][name], rtol=1e-2, atol=1e-4)
+
+
+@pytest.mark.parametrize("form", ["policy", "sample"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"optimizer": "ngd"},
+        {"optimizer": "adamw", "ema_decay": 0.9, "clip": 1.0, "exact": True},
+        {"precision": "bf16", "accumulation": 2},
+        {"precision": "fp16"},
+        {"freeze_until": 1},
+    ],
+    ids=str,
+)
+def test_together_with(tmp_path, form, options):
+    drawn = mixing(form, cutmix_alpha=1.0, different=True, height=8, width=8)
+    trainer = make_trainer(tmp_path, mixing=drawn, **options)
+    progress = trainer.fit()
+    assert progress.step == trainer.total_steps and progress.left_out[0] == 0
+    state = everything(trainer)
+    assert all(torch.isfinite(value).all() for key, value in state.items() if key != "random")
+    if form == "policy":
+        policy = trainer.meta.policy
+        assert policy.shared.item() != policy.start

@@ -1,0 +1,133 @@
+"""How a lower loss on clean samples depends on lambda, through one virtual step of the weights.
+
+MetaMixUp: Mai, Hu, Chen, Shen and Shen, "MetaMixUp: learning adaptive interpolation policy of MixUp
+with meta-learning" (2019), arXiv:1908.10059. A step of plain gradient descent on the mixed batch,
+
+    w'(lambda) = w - lr grad_w L_mixed(w, lambda),
+
+and its effect on the clean batch, differentiated by the chain rule:
+
+    d L_clean(w') / d lambda = -lr v . d grad_w L_mixed(w, lambda) / d lambda,  v = grad L_clean(w')
+
+Exactly that takes the gradient of a gradient. The product with v is a directional derivative
+along v, though, and so is the limit of a difference of two ordinary gradients, as in DARTS (Liu,
+Simonyan and Yang, 2019, arXiv:1806.09055, equation 8):
+
+    -lr (d L_mixed(w + e v, lambda) - d L_mixed(w, lambda)) / d lambda / e
+
+A gradient jumps where a ReLU opens or closes between the two ends, which the derivative knows
+nothing of and a difference would divide by e. So the second end keeps the ReLUs open that are open
+at w (`Gates`).
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+
+Weights = list[Tensor]
+
+# e |v| in multiples of |w|, or of 1 where |w| is smaller, by the precision of the weights. The
+# square root of its rounding error would balance rounding and truncation where the loss bends as
+# much as it rises; along the weights of a normalised network it bends more, hence the quarter.
+NUDGE = {dtype: torch.finfo(dtype).eps ** 0.5 / 4 for dtype in (torch.float32, torch.float64)}
+
+RELUS_IN_PLACE = {torch.relu_, Tensor.relu_, F.relu_}
+RELUS = RELUS_IN_PLACE | {torch.relu, Tensor.relu, F.relu}
+
+
+def exact_hypergradient(
+    mixed: Callable[[Weights, Tensor], Tensor],
+    clean: Callable[[Weights], Tensor],
+    weights: Weights,
+    lam: Tensor,
+    lr: float,
+) -> Tensor:
+    """d clean(w') / d lambda by a second backward pass through the first one.
+
+    Args:
+        mixed: weights, lambda -> () loss; twice differentiable.
+        clean: weights -> () loss.
+        weights: where the virtual step begins; not changed.
+        lam: (n,).
+        lr: of the virtual step.
+    Returns:
+        of the shape of `lam`.
+    """
+    weights = [weight.detach().requires_grad_() for weight in weights]
+    lam = lam.detach().requires_grad_()
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # fused attention has no second one
+        gradient = torch.autograd.grad(
+            mixed(weights, lam), weights, create_graph=True, materialize_grads=True
+        )
+        ahead = [w - lr * g for w, g in zip(weights, gradient, strict=True)]
+        return torch.autograd.grad(clean(ahead), lam, materialize_grads=True)[0]
+
+
+def fast_hypergradient(
+    mixed: Callable[[Weights, Tensor], Tensor],
+    clean: Callable[[Weights], Tensor],
+    weights: Weights,
+    lam: Tensor,
+    lr: float,
+    gradient: Weights | None = None,
+) -> Tensor:
+    """The same by a difference: no graph of a gradient is kept, and the second backward pass of
+    the mixed batch goes to lambda alone.
+
+    Args:
+        mixed: computes in the weights' precision (a lower one would round the difference away),
+            and calls its ReLUs in the same order every time.
+        gradient: of a mixed loss at `weights`, where it is known already.
+    """
+    weights = [weight.detach() for weight in weights]
+    gates, lam = Gates(), lam.detach().requires_grad_()
+    at = weights if gradient is not None else [w.detach().requires_grad_() for w in weights]
+    with torch.enable_grad(), gates:
+        loss = mixed(at, lam)
+    wanted = [lam] if gradient is not None else [lam, *at]
+    here, *rest = torch.autograd.grad(loss, wanted, materialize_grads=True)
+    ahead = [w - lr * g for w, g in zip(weights, gradient or rest, strict=True)]
+    v = _gradient(clean, ahead)
+    size = NUDGE[weights[0].dtype] * torch.nn.utils.get_total_norm(weights).clamp_min(1.0)
+    e = size / torch.nn.utils.get_total_norm(v).clamp_min(torch.finfo(size.dtype).tiny)
+    nudged = [w + e * direction for w, direction in zip(weights, v, strict=True)]
+    with torch.enable_grad(), gates:
+        loss = mixed(nudged, lam)
+    (there,) = torch.autograd.grad(loss, lam)
+    return -lr * (there - here) / e
+
+
+class Gates(TorchFunctionMode):
+    """Within it the first time every ReLU of a forward pass is remembered, open or closed; within
+    it from then on the same forward pass finds them so."""
+
+    def __init__(self):
+        super().__init__()
+        self.open: list[Tensor] = []
+        self.next: Iterator[Tensor] | None = None  # of the later passes
+
+    def __enter__(self):
+        self.next = iter(self.open) if self.open else None
+        return super().__enter__()
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func not in RELUS:
+            return func(*args, **kwargs)
+        if self.next is None:
+            result = func(*args, **kwargs)
+            self.open.append(result.detach().sign())  # 0 or 1; to multiply by it is cheap
+            return result
+        (inputs, *rest), gate = args, next(self.next)
+        inplace = func in RELUS_IN_PLACE or kwargs.get("inplace", bool(rest and rest[0]))
+        return inputs.mul_(gate) if inplace else inputs * gate
+
+
+def _gradient(loss: Callable[[Weights], Tensor], weights: Weights) -> Weights:
+    weights = [weight.detach().requires_grad_() for weight in weights]
+    with torch.enable_grad():
+        return list(torch.autograd.grad(loss(weights), weights, materialize_grads=True))

@@ -1,0 +1,52 @@
+"""mixup_policy.png: how much of each pair of classes meta-mixup mixes."""
+
+import io
+import os
+import warnings
+from pathlib import Path
+
+import numpy as np
+
+from utils.files import replace_file
+from utils.reporting.classes import CLASSES_WITH_NAMES, CLASSES_WITH_NUMBERS, short_name
+
+
+def draw_mean_lambda(mean: np.ndarray, classes: list[str], path: Path) -> None:
+    """Draws the mean share of the larger part of a mixed pair, for each pair of classes.
+
+    Args:
+        mean: (classes, classes), 1/2 (half and half) to 1 (not mixed).
+        classes: their names, of any letters and length.
+        path: of the PNG, replaced in one moment.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    os.environ.setdefault("MPLBACKEND", "Agg")
+    from matplotlib.figure import Figure
+
+    count = len(classes)
+    with_numbers = count <= CLASSES_WITH_NUMBERS
+    inches = min(max(4.5, 0.55 * count), 10.0)
+    figure = Figure(figsize=(inches + 2, inches + 1), layout="compressed")
+    axis = figure.subplots()
+    low, high = float(mean.min()), float(mean.max())
+    room = max(0.02, (high - low) / 20)  # pairs that are alike shall look alike
+    image = axis.imshow(mean, vmin=low - room, vmax=high + room, cmap="viridis")
+    bar = figure.colorbar(image, ax=axis, shrink=0.8, fraction=0.04)
+    bar.set_label("mean share of the larger part")
+    if count <= CLASSES_WITH_NAMES:
+        names = [short_name(name) for name in classes]
+        style = {"fontsize": 9 if with_numbers else 6, "parse_math": False}
+        axis.set_xticks(range(count), names, rotation=90, **style)
+        axis.set_yticks(range(count), names, **style)
+    if with_numbers:
+        for (i, j), value in np.ndenumerate(mean):
+            colour = "white" if value < (low + high) / 2 else "black"
+            axis.text(j, i, f"{value:.2f}", ha="center", va="center", color=colour, fontsize=8)
+    axis.set_title("what mixup has learned: 0.5 is half and half, 1 is not mixed", fontsize=9)
+    content = io.BytesIO()
+    with warnings.catch_warnings():  # letters that the font lacks are drawn as boxes
+        warnings.filterwarnings("ignore", message="Glyph")
+        figure.savefig(content, format="png", dpi=110)
+    replace_file(path, content.getvalue())

@@ -1,0 +1,156 @@
+"""Flags of mixup, CutMix and meta-mixup."""
+
+from dataclasses import dataclass
+
+from utils.config import Config, setting
+from utils.errors import UserError
+
+GROUP = "mixup"
+ALWAYS = ("mixup_prob", "mixup_off_epoch", "mixup_inter", "mixup_block", "log_clean_accuracy")
+META = ("meta_form", "meta_batch", "meta_lr", "meta_exact")
+META_LR = {"policy": 0.05, "sample": 0.1}
+
+
+@dataclass
+class MixingSettings(Config):
+    mixup: str = setting(
+        "none",
+        "Train on weighted means of two samples: with weights of a fixed distribution, or of one "
+        "that is learned (meta); a number is fixed with that --alpha",
+        group=GROUP,
+        choices=("none", "fixed", "meta"),
+    )
+    alpha: float = setting(
+        0.2,
+        "Weights are drawn from Beta(alpha, alpha): near 0 hardly anything is mixed, 1 is uniform; "
+        "with meta it is where the learning starts",
+        group=GROUP,
+        above=0,
+        high=100,
+    )
+    cutmix_alpha: float = setting(
+        0.0,
+        "Paste a box of another picture, of an area from Beta(alpha, alpha); 1 is usual, 0: never. "
+        "With --mixup too, each step takes one of the two",
+        group=GROUP,
+        low=0,
+        high=100,
+    )
+    mixup_mode: str | None = setting(
+        None,
+        "One weight for all samples of an optimizer step, or one for each sample",
+        group=GROUP,
+        choices=("batch", "sample"),
+        default_text="batch with fixed, sample with meta",
+    )
+    mixup_prob: float = setting(
+        1.0, "Probability of a step (of a sample, with a weight for each) to be mixed",
+        group=GROUP, above=0, high=1,
+    )  # fmt: skip
+    mixup_off_epoch: int = setting(
+        0, "Mix nothing from this epoch on, counted from 0; 0: always mix", group=GROUP, low=0,
+        unit="epoch",
+    )  # fmt: skip
+    mixup_inter: bool = setting(
+        False, "Mix only pairs of different classes; pairs of one class stay as they are",
+        group=GROUP,
+    )  # fmt: skip
+    mixup_block: int | None = setting(
+        None,
+        "Partners lie within blocks of so many samples, of which --batch_size is a multiple: the "
+        "same block, the same pairs at any --accumulation_steps",
+        group=GROUP,
+        low=2,
+        unit="samples",
+        default_text="--batch_size",
+    )
+    log_clean_accuracy: bool = setting(
+        False,
+        "Measure the training accuracy on an eighth of each batch without mixing, too; about 4 % "
+        "of a step",
+        group=GROUP,
+        resume="free",
+    )
+    meta_form: str = setting(
+        "policy",
+        "What meta learns: a distribution of weights for each pair of classes, or the weight of "
+        "every single pair of samples in every step, at several times the cost",
+        group=GROUP,
+        choices=("policy", "sample"),
+    )
+    meta_every: int = setting(
+        20, "Steps between two updates of meta's policy", group=GROUP, low=1, unit="steps"
+    )
+    meta_batch: int = setting(
+        64,
+        "Samples of the clean batch that meta learns from, and of the mixed one it follows",
+        group=GROUP,
+        low=2,
+        unit="samples",
+    )
+    meta_lr: float | None = setting(
+        None,
+        "Learning rate of meta: of the policy's Adam, or the step that a single weight takes",
+        group=GROUP,
+        above=0,
+        high=10,
+        default_text=", ".join(f"{rate:g} with {form}" for form, rate in META_LR.items()),
+    )
+    meta_decay: float = setting(
+        0.0,
+        "Share of its way from the start that meta's policy goes back in each update, times the "
+        "learning rate",
+        group=GROUP,
+        low=0,
+        high=10,
+    )
+    meta_exact: bool = setting(
+        False,
+        "Differentiate meta's virtual step exactly, by a second backward pass, instead of by a "
+        "finite difference",
+        group=GROUP,
+    )
+
+    def ineffective(self):
+        yield from super().ineffective()
+        for name, reason in self._without_effect():
+            yield name, reason, "meta_form" if "--meta_form" in reason else "mixup"
+
+    def _without_effect(self):
+        if self.mixup == "none":
+            yield "alpha", "there is no mixup without --mixup fixed or meta"
+        if self.mixing == "none":
+            for name in ("mixup_mode", *ALWAYS):
+                yield name, "nothing is mixed without --mixup or --cutmix_alpha"
+        if self.mixup != "meta":
+            for name in ("meta_every", "meta_decay", *META):
+                yield name, "nothing is learned without --mixup meta"
+        elif self.meta_form == "sample":
+            for name in ("meta_every", "meta_decay"):
+                yield name, "--meta_form sample learns anew in every step"
+            if not self.cutmix_alpha:
+                yield "mixup_mode", "--meta_form sample has a weight for each sample"
+
+    def check(self):
+        super().check()
+        ineffective = {name for name, _ in self._without_effect()}
+        if self.mixup_mode is None and "mixup_mode" not in ineffective:
+            self.mixup_mode = "sample" if self.mixup == "meta" else "batch"
+        if self.meta_lr is None and self.mixup == "meta":
+            self.meta_lr = META_LR[self.meta_form]
+        if self.mixup_off_epoch >= self.epochs:
+            raise UserError(
+                f"--mixup_off_epoch {self.mixup_off_epoch} never comes in --epochs {self.epochs}: "
+                "leave it out, or take an earlier one"
+            )
+        if self.mixup_block is not None and self.batch_size % self.mixup_block:
+            raise UserError(
+                f"--batch_size {self.batch_size} is no multiple of --mixup_block "
+                f"{self.mixup_block}: a block must not be cut"
+            )
+
+    @property
+    def mixing(self) -> str:
+        """What is mixed, for the summary: none, fixed, meta, cutmix, "fixed, cutmix", ..."""
+        ways = [] if self.mixup == "none" else [self.mixup]
+        return ", ".join(ways + (["cutmix"] if self.cutmix_alpha else [])) or "none"
