@@ -205,7 +205,8 @@ def test_no_abbreviations(flag):
         (["--ngd", "--ngd_axes", "rows"], ["--ngd_axes", "one of all, channels"]),
         (["--lookahead_k", "0"], ["--lookahead_k", "1 or more"]),
         (["--lookahead_alpha", "0.5"], ["--lookahead_alpha has no effect", "--lookahead_k"]),
-        (["--ngd", "--ngd_decoupled", "--wd", "0"], ["--ngd_decoupled has no effect", "_decay is"]),
+        (["--ngd", "--ngd_norm", "unit"], ["--ngd_norm", "one of fixed, gradient"]),
+        (["--ngd_norm", "fixed"], ["--ngd_norm has no effect", "--optimizer sgd"]),
         (["--seed", 2**32], ["--seed", "up to"]),
         (["--depth", "20"], ["--depth", "18, 34, 50, 101, 152"]),
         (["--optimizer", "adam"], ["--optimizer", "did you mean adamw?"]),
@@ -244,6 +245,9 @@ def test_defaults_that_depend_on_others():
     adamw = settings_of("--optimizer", "adamw")
     assert (adamw.lr, adamw.weight_decay) == (1e-3, 0.05)
     assert settings_of("--optimizer", "adamw", "--lr", "0.5").lr == 0.5
+    ngd = settings_of("--ngd", "--ngd_norm", "gradient")  # like sgd, where it steps like sgd
+    assert (ngd.lr, ngd.weight_decay, ngd.momentum) == (0.1, 5e-4, 0.9)
+    assert settings_of("--ngd").lr == OPTIMIZERS["ngd"].lr < 0.1
     momenta = {name: settings_of("--optimizer", name).momentum for name in OPTIMIZERS}
     assert momenta == {
         "sgd": 0.9, "adamw": None, "lamb": None, "muon": 0.95, "madgrad": 0.9, "ngd": 0.9,

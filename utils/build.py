@@ -9,11 +9,11 @@ from collections.abc import Callable
 from utils.advice import phase_advice
 from utils.augment.meta_mixup import PolicyMixup, SampleMixup, VirtualStep
 from utils.augment.mixup_policy import MixupPolicy
-from utils.config import to_yaml
+from utils.config import COMMAND_LINE, FILE, to_yaml
 from utils.errors import UserError
 from utils.files import reason, replace_file
 from utils.model_card import ModelCard
-from utils.optim.factory import OPTIMIZERS, build_optimizer
+from utils.optim.factory import OPTIMIZERS, build_optimizer, defaults, products
 from utils.optim.schedules import build_schedule
 from utils.reporting.metrics import MetricsLog
 from utils.reporting.trackers import TensorBoard, Wandb
@@ -61,6 +61,8 @@ def build_trainer(
                 f"{flag} decides by a validation split, never by the test set: give "
                 "--val_fraction 0.1 (say)"
             )
+    if checkpoint is None:
+        _say_foreign_rates(run)
     total_steps, limit = settings.epochs * loader.steps_per_epoch, "--epochs"
     if settings.max_steps is not None and settings.max_steps < total_steps:
         total_steps, limit = settings.max_steps, "--max_steps"
@@ -91,6 +93,7 @@ def build_trainer(
             lookahead_k=settings.lookahead_k,
             lookahead_alpha=settings.lookahead_alpha,
             **{name: getattr(settings, name) for name in OPTIMIZERS[settings.optimizer].settings},
+            **products(settings.optimizer, run.precision.name),
         ),
         schedule=schedule,
         loader=loader,
@@ -142,6 +145,19 @@ def _meta(run: Run, model, classes: int) -> PolicyMixup | SampleMixup | None:
         return SampleMixup(virtual, settings.meta_lr)
     policy = MixupPolicy(classes, settings.alpha, settings.meta_lr, settings.meta_decay, run.device)
     return PolicyMixup(policy, virtual, settings.meta_batch)
+
+
+def _say_foreign_rates(run: Run) -> None:
+    """Says where another optimizer than the recipe's goes on with the recipe's rates."""
+    settings, origin = run.settings, run.origin
+    own = defaults(settings.optimizer, settings.ngd_norm)
+    foreign = [n for n in own if origin[n] == FILE and own[n] not in (None, getattr(settings, n))]
+    if origin["optimizer"] == COMMAND_LINE and foreign:
+        run.console.say(
+            f"note: {', '.join(f'--{n} {getattr(settings, n):g}' for n in foreign)} as the recipe "
+            f"says; the default of --optimizer {settings.optimizer} is "
+            f"{', '.join(f'{own[n]:g}' for n in foreign)}"
+        )
 
 
 def _needs_validation(settings) -> list[str]:

@@ -17,7 +17,7 @@ from utils.data.images import ImageData, Split, load_image_data, stratified_orde
 from utils.data.loader import Batch, ImageLoader
 from utils.errors import UserError
 from utils.models.resnet import ResNet
-from utils.optim.factory import build_optimizer
+from utils.optim.factory import build_optimizer, products
 from utils.optim.schedules import Schedule
 from utils.training.evaluation import evaluate
 from utils.training.objective import Classification, Precision
@@ -105,9 +105,8 @@ class Bench:
         return model.to(self.device, memory_format=torch.channels_last)
 
     def optimizer(self, model: nn.Module, of: Optimizer | Run, lr: float, weight_decay: float):
-        return build_optimizer(
-            of.name, model, lr=lr, weight_decay=weight_decay, **dict(of.settings)
-        )
+        own = products(of.name, self.setting.precision) | dict(of.settings)
+        return build_optimizer(of.name, model, lr=lr, weight_decay=weight_decay, **own)
 
     def check(self, cases: list[Case]) -> None:
         """Raises UserError for a setting that its optimizer does not take."""

@@ -36,6 +36,16 @@ def newest_weights(run: str) -> bytes:
     return (sorted(Path(run, "checkpoints").glob("step-*"))[-1] / "model.safetensors").read_bytes()
 
 
+def test_rates_of_a_recipe_for_another_optimizer_are_pointed_out(works):
+    Path("recipe.yaml").write_text("lr: 0.1\nmomentum: 0.9\nweight_decay: 0.0005\n")
+    flags = [*TINY, "--config", "recipe.yaml", "--epochs", 1, "--max_steps", 1]
+    note = "note: --lr 0.1, --weight_decay 0.0005 as the recipe says; the default of --optimizer"
+    assert f"{note} ngd is " in works(*flags, "--ngd", "--output", "ngd")
+    assert "as the recipe says" not in works(*flags, "--output", "sgd")
+    own = works(*flags, "--ngd", "--ngd_norm", "gradient", "--output", "gradient")
+    assert "as the recipe says" not in own  # they are its own defaults
+
+
 # ---- TensorBoard ------------------------------------------------------------------------------
 
 

@@ -67,9 +67,10 @@ def run(optimizer, parameters, steps: list[list[torch.Tensor]]) -> None:
         {},
         {"weight_decay": 0.1, "update_period": 1, "axes": "channels"},
         {"weight_decay": 0.1, "decoupled": True, "nesterov": False, "rank": 3},
+        {"norm": "fixed", "weight_decay": 0.1, "decoupled": True},
         {"foreach": False},
     ],
-    ids=["defaults", "channels", "decoupled", "one_by_one"],
+    ids=["defaults", "channels", "decoupled", "fixed", "one_by_one"],
 )
 def test_twenty_steps_are_those_of_the_cpu(channels_last, settings):
     results = []
@@ -82,11 +83,13 @@ def test_twenty_steps_are_those_of_the_cpu(channels_last, settings):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("norm", ["gradient", "fixed"])
 @pytest.mark.parametrize("decoupled", [False, True], ids=["coupled", "decoupled"])
-def test_no_step_waits(dtype, decoupled):
+def test_no_step_waits(dtype, decoupled, norm):
     """Nor do updates, flagged or not, changed settings, or the first steps of a loaded state."""
     parameters = weights(CUDA, channels_last=True, dtype=dtype)
-    optimizer = NGD(parameters, weight_decay=0.1, decoupled=decoupled)
+    settings = {"decoupled": decoupled, "norm": norm, "products": "fast"}
+    optimizer = NGD(parameters, weight_decay=0.1, **settings)
     steps = gradients(parameters, 16)
     flags = [torch.tensor(float(step == 7), device=CUDA) for step in range(16)]
     scale = torch.full((), 2.0, device=CUDA)

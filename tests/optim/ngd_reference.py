@@ -73,7 +73,7 @@ class Weight:
 
     def step(
         self, g, *, lr=0.1, momentum=0.9, nesterov=True, dampening=0.0, weight_decay=0.0,
-        decoupled=False, alpha=4.0, update_period=4, eta=0.1,
+        decoupled=False, alpha=4.0, update_period=4, eta=0.1, norm="gradient",
     ):  # fmt: skip
         """Each axis sees the gradient as the axes before it leave it, with the first F still."""
         if decoupled:
@@ -87,6 +87,8 @@ class Weight:
             if self.steps < EARLY_UPDATES or self.steps % update_period == 0:
                 axis.update(x, eta)
             g = np.moveaxis(x_hat.reshape(turned.shape), -1, k)
+        if norm == "fixed" and g.any():
+            g = g * (0.2 * np.sqrt(g.size) / np.linalg.norm(g))
         if self.momentum is None:
             self.momentum = g
         else:

@@ -9,13 +9,13 @@ from optimizer_formulas import AdamW, Lamb, Lookahead, Madgrad, Sgd
 from torch import nn
 
 from utils.errors import UserError
-from utils.optim.factory import OPTIMIZERS, build_optimizer, parameter_groups
+from utils.optim.factory import OPTIMIZERS, build_optimizer, parameter_groups, products
 from utils.reporting.metrics import to_json
 from utils.training.checkpoint import optimizer_tensors, restore_optimizer
 
 # muon has a test of its own below, ngd its own files of tests.
 REFERENCES = {"sgd": Sgd, "adamw": AdamW, "lamb": Lamb, "madgrad": Madgrad}
-LR = {"sgd": 0.1, "adamw": 0.01, "lamb": 0.01, "muon": 0.01, "madgrad": 0.01, "ngd": 0.1}
+LR = {"sgd": 0.1, "adamw": 0.01, "lamb": 0.01, "muon": 0.01, "madgrad": 0.01, "ngd": 0.02}
 # "lookahead sgd" is Lookahead around sgd.
 VARIANTS = [*OPTIMIZERS, *(f"lookahead {name}" for name in OPTIMIZERS)]
 K = 3
@@ -341,6 +341,20 @@ def test_a_checkpoint_of_other_parameters_is_refused(name):
     model, other = small_model(), nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)).double()
     with pytest.raises(UserError, match="has other parameters"):
         through_checkpoint(build(name, model), build(name, other), model, other)
+
+
+def test_ngd_rounds_its_products_where_the_training_does():
+    for precision, expected in (("fp32", "float32"), ("bf16", "fast"), ("fp16", "fast")):
+        optimizer = build("ngd", small_model(), **products("ngd", precision))
+        assert {group["products"] for group in optimizer.param_groups} == {expected}
+    assert products("sgd", "bf16") == {}
+
+
+@pytest.mark.parametrize(("norm", "decoupled"), [("fixed", True), ("gradient", False)])
+def test_ngd_decays_weights_as_its_steps_ask_for(norm, decoupled):
+    optimizer = build("ngd", small_model(), ngd_norm=norm)
+    for group in optimizer.param_groups:
+        assert (group["norm"], group["decoupled"]) == (norm, decoupled)
 
 
 def test_settings_that_an_optimizer_does_not_have():

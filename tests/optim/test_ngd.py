@@ -32,8 +32,15 @@ SETTINGS = {
     "coupled_nesterov": {"weight_decay": 0.1, "axes": "all", "update_period": 1},
     "dampened": {"nesterov": False, "dampening": 0.3, "axes": "channels", "alpha": 1.0},
     "no_momentum": {"nesterov": False, "momentum": 0.0, "rank": 3, "update_period": 1, "eta": 0.3},
+    "fixed": {"norm": "fixed", "weight_decay": 0.1, "decoupled": True, "eta": 0.3},
+    "fixed_coupled": {
+        "norm": "fixed", "weight_decay": 0.1, "axes": "channels", "nesterov": False, "alpha": 1.0,
+    },
     "only_newest": {"eta": 1.0, "alpha": 0.5, "rank": 1, "update_period": 7},
 }  # fmt: skip
+
+
+WIDE = {"wide": (96, 48), "wide_conv": (40, 24, 3, 3)}  # axes that are not short
 
 
 @functools.cache
@@ -51,6 +58,32 @@ def test_fifty_steps_are_those_of_the_equations(settings, dtype, foreach):
     start, gradients, expected = case(settings)
     ours, _ = run(start, gradients, dtype, lr=0.05, foreach=foreach, **SETTINGS[settings])
     assert_near(ours, expected, DTYPES[dtype])
+
+
+@pytest.mark.parametrize("norm", ["gradient", "fixed"])
+def test_fast_products_are_the_same_to_their_rounding(norm):
+    """Bit-equal where the machine has no unit that multiplies short floats."""
+    start, gradients = random_start(SMALL | WIDE), random_gradients(SMALL | WIDE, 20)
+    settings = {"lr": 0.05, "weight_decay": 0.1, "norm": norm}
+    expected, _ = run(start, gradients, torch.float32, **settings)
+    ours, _ = run(start, gradients, torch.float32, products="fast", **settings)
+    for name, value in expected[-1].items():
+        moved = np.linalg.norm(value - start[name])
+        assert np.linalg.norm(ours[-1][name] - value) <= 0.02 * moved, name
+
+
+def test_what_the_process_has_set_for_products_is_kept_and_has_no_effect():
+    start, gradients = random_start(WIDE), random_gradients(WIDE, 12)
+    expected, _ = run(start, gradients, torch.float32)
+    backend = torch.backends.mkldnn.matmul
+    before = backend.fp32_precision
+    try:
+        backend.fp32_precision = "bf16"
+        ours, _ = run(start, gradients, torch.float32)
+        assert backend.fp32_precision == "bf16"
+    finally:
+        backend.fp32_precision = before
+    assert_near(ours, expected, 0)
 
 
 @each_foreach

@@ -250,6 +250,7 @@ def test_another_rank_needs_another_state(foreach):
         ("weight_decay", -1e-4), ("alpha", 0.0), ("alpha", -1.0), ("alpha", float("nan")),
         ("alpha", float("inf")), ("rank", 0), ("rank", -3), ("rank", 2.5), ("update_period", 0),
         ("update_period", 2.5), ("eta", 0.0), ("eta", 1.5), ("axes", "rows"), ("axes", None),
+        ("norm", "natural"), ("products", "bf16"),
         ("dampening", 0.5), ("dampening", float("nan")), ("nesterov", True),
     ],
 )  # fmt: skip

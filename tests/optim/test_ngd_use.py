@@ -22,10 +22,11 @@ from utils.optim.ngd import NGD
 
 @each_foreach
 @pytest.mark.parametrize("unscale", [False, True], ids=["step_alone", "unscale_first"])
+@pytest.mark.parametrize("norm", ["gradient", "fixed"])
 @pytest.mark.parametrize("decoupled", [False, True])
-def test_a_grad_scaler_of_a_users_own_loop(foreach, unscale, decoupled):
+def test_a_grad_scaler_of_a_users_own_loop(foreach, unscale, decoupled, norm):
     """Scaled gradients give the same steps; a step that overflows changes nothing, to the bit."""
-    settings = {"weight_decay": 0.1, "decoupled": decoupled, "foreach": foreach}
+    settings = {"weight_decay": 0.1, "decoupled": decoupled, "foreach": foreach, "norm": norm}
     settings["update_period"] = 1
     plain, scaled = weights(), weights()
     expected, ours = NGD(plain, **settings), NGD(scaled, **settings)

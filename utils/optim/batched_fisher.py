@@ -17,22 +17,31 @@ kept instead: one product with it costs no more, and passes over the gradient on
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from utils.optim.fisher import DELTA, size_of, smallest
+from utils.optim.fisher import DELTA, smallest
 
-# Odd polynomials a x + b x^3 + c x^5 that drive all singular values of a matrix to 1. The first
-# lifts small ones by 3.44 at a time and keeps all within 0.7 and 1.2 (Jordan et al., "Muon", 2024);
-# the second is Newton-Schulz's of fifth order and converges from there (Higham, "Functions of
-# matrices", 2008, ch. 8).
-LIFT, CONVERGE = (3.4445, -4.7750, 2.0315), (15 / 8, -10 / 8, 3 / 8)
-TO_THE_ROOT = (LIFT,) * 8 + (CONVERGE,) * 2
+# Odd polynomials a x + b x^3 + c x^5 that drive all singular values of a matrix to 1. The first six
+# one after the other bring all from 0.001 to 1 there, which none can do better in as many (Amsel et
+# al., "The Polar Express" (2025), arXiv:2505.16932); the last is Newton-Schulz's of fifth order,
+# which converges (Higham, "Functions of matrices", 2008, ch. 8).
+EXPRESS = (
+    (8.287212018, -23.595886519, 17.300387313),
+    (4.107059112, -2.947849917, 0.544843108),
+    (3.948690853, -2.908902116, 0.551819139),
+    (3.318419657, -2.488488024, 0.510048940),
+    (2.300652020, -1.668903985, 0.418807312),
+    (1.891301408, -1.267995827, 0.376804089),
+)
+CONVERGE = (15 / 8, -10 / 8, 3 / 8)
+FISHER = ("basis", "spectrum", "rest")  # of one axis: state keys are `basis_0`, ...
+TO_THE_ROOT = (*EXPRESS, CONVERGE)
 POLISH = (CONVERGE,) * 4
-SHORT = 16  # axes in the middle, as those of kernels, up to this length: without a copy
 
 
 @dataclass
@@ -43,7 +52,7 @@ class AxisBatch:
         dim: of the axis in the stacked gradients, whose dimension 0 is the tensors.
         alpha, eta: settings.
         basis: R, (B, r, D). spectrum: Lambda, (B, r, r). rest: rho, (B,).
-        whole: whether `multiplier` is I - R'V (B, D, D); else it is V (B, r, D).
+        multiplier: see `multiplier`.
         scatter: of the last gradient, where it is to be taken up by `update_`.
     """
 
@@ -56,10 +65,13 @@ class AxisBatch:
     scatter: Scatter | None = None
 
     def __post_init__(self):
-        tensors, rank, length = self.basis.shape
-        self.whole = 2 * rank >= length
-        self.multiplier = self.basis.new_empty(tensors, length if self.whole else rank, length)
-        refresh_multiplier(self)
+        self.whole = is_whole(*self.basis.shape[1:])
+        self.multiplier = multiplier(self.basis, self.spectrum, self.rest, self.alpha)
+
+    def set_alpha(self, alpha: float) -> None:
+        if alpha != self.alpha:
+            self.alpha = alpha
+            self.multiplier = multiplier(self.basis, self.spectrum, self.rest, alpha)
 
 
 @dataclass
@@ -72,13 +84,37 @@ class Scatter:
     trace: Tensor
 
 
+def is_whole(rank: int, length: int) -> bool:
+    """Whether a gradient is multiplied by I - R'V, not by V and R one after the other."""
+    return 2 * rank >= length
+
+
+@contextlib.contextmanager
+def float32_products(kind: str):
+    """Within it, products of float32 matrices are computed as `kind` says.
+
+    "float32": in full. "fast": of factors rounded to TF32 on a GPU, to bfloat16 on a CPU that
+    multiplies these (see docs/ngd.md), added up in float32; other CPUs go on in full.
+    """
+    backends = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+    before = [backend.fp32_precision for backend in backends]
+    wanted = ("tf32", "bf16") if kind == "fast" else ("ieee", "ieee")
+    try:
+        for backend, precision in zip(backends, wanted, strict=True):
+            backend.fp32_precision = precision
+        yield
+    finally:
+        for backend, precision in zip(backends, before, strict=True):
+            backend.fp32_precision = precision
+
+
 def precondition_(
-    x: Tensor, axis: AxisBatch, other: Tensor | None, square: Tensor | None = None
-) -> tuple[Tensor, Tensor | None]:
+    x: Tensor, axis: AxisBatch, other: Tensor, square: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """The stacked gradients x (B, ...) times I - R'V along `axis`; they are not scaled.
 
     Args:
-        other: memory like x, which the result takes where `axis.whole`; else it takes that of x.
+        other: memory like x, for the result where `axis.whole`; else it takes that of x.
         square: (B,) squared norms of the gradients as they came, where the axis is to be updated:
             what the update needs of x is noted in `axis.scatter`. F is of gradients scaled to the
             norm that they had: the axes before leave their mark on directions alone.
@@ -86,23 +122,27 @@ def precondition_(
     Returns:
         (result, the memory that is free now)
     """
-    tensors, _, length = axis.basis.shape
+    tensors, _, length = axis.multiplier.shape
     before, after = x.shape[1 : axis.dim].numel(), x.shape[axis.dim + 1 :].numel()
-    turned = x.movedim(axis.dim, -1)
-    basis, multiplier = axis.basis, axis.multiplier
-    last, copied = after == 1, before > 1 and after > 1 and length > SHORT
-    if last or copied:
+    turned, multiplier = x.movedim(axis.dim, -1), axis.multiplier
+    # Repeated matrices must not take more memory than the gradients.
+    last, copied = after == 1, before > 1 and 1 < after < multiplier.shape[1]
+    if copied:
         last, seen = True, turned.reshape(tensors, -1, length)
     else:
-        seen = x.view(tensors * before, length, after)
-        if before > 1:  # an axis of a kernel
-            basis, multiplier = (each.repeat_interleave(before, 0) for each in (basis, multiplier))
-    small = None if axis.whole else (seen @ basis.mT if last else basis @ seen)  # H
+        if last:
+            before, after = 1, before
+        seen = x.view(tensors * before, *((after, length) if last else (length, after)))
+        if before > 1:
+            multiplier = multiplier.repeat_interleave(before, 0)
+    if not axis.whole:
+        basis = axis.basis if len(seen) == tensors else axis.basis.repeat_interleave(before, 0)
+        small = seen @ basis.mT if last else basis @ seen  # H
     if square is not None:
         if axis.whole:
             product = seen.mT @ seen if last else seen @ seen.mT
         else:
-            product = small.mT @ seen if last else small @ seen.mT
+            product = small.mT @ seen if last else _times_transposed(small, seen)
         if len(product) > tensors:
             product = product.view(tensors, before, *product.shape[1:]).sum(1)
         if axis.whole:
@@ -122,9 +162,16 @@ def precondition_(
     return x, other
 
 
+def _times_transposed(small: Tensor, x: Tensor) -> Tensor:
+    """small x', (B, r, D)"""
+    if len(x) > 1:
+        return small @ x.mT
+    return (x @ small.mT).mT.contiguous()  # ten times faster here, where factors are rounded
+
+
 def square_norms(x: Tensor) -> Tensor:
     """(B, ...) -> (B,)"""
-    return torch.linalg.vector_norm(x.flatten(1), dim=1).square()
+    return torch.linalg.vector_norm(x.reshape(len(x), -1), dim=1).square()
 
 
 def update_(axes: list[AxisBatch], left_out: Tensor | None) -> None:
@@ -133,51 +180,95 @@ def update_(axes: list[AxisBatch], left_out: Tensor | None) -> None:
     Args:
         left_out: () bool; where true, all stay as they are.
     """
-    smoothed = [_smoothed_scatter(axis) for axis in axes]
+    alike: dict[tuple, list[AxisBatch]] = {}  # as one, since many small operations are slow
+    for axis in axes:
+        alike.setdefault((axis.basis.shape[1:], axis.alpha, axis.eta), []).append(axis)
+    smoothed = [_Smoothed(members) for members in alike.values()]
     roots = _by_rank(inverse_root, [each.y @ each.y.mT for each in smoothed])
     bases = [root @ each.y for root, each in zip(roots, smoothed, strict=True)]
     roots = _by_rank(polish, [basis @ basis.mT for basis in bases])
-    for axis, root, basis, each in zip(axes, roots, bases, smoothed, strict=True):
-        rank, length = axis.basis.shape[1:]
+    for root, basis, each in zip(roots, bases, smoothed, strict=True):
         basis = root @ basis
         spectrum = basis @ each.y.mT
         spectrum = (spectrum + spectrum.mT) * (each.size / 2)[:, None, None]
+        rank, length = basis.shape[1:]
         rest = (each.trace - _trace(spectrum)) / (length - rank)
         rest = torch.maximum(rest, each.shift)
         good = rest.isfinite() & each.size.isfinite() & (each.size > smallest(rest.dtype))
         if left_out is not None:
             good = good & ~left_out
-        _select_(axis.basis, good[:, None, None], basis)
-        _select_(axis.spectrum, good[:, None, None], spectrum)
-        _select_(axis.rest, good, rest)
-        refresh_multiplier(axis)
-        axis.scatter = None
+        each.take_up(good, basis, spectrum, rest)
 
 
-def refresh_multiplier(axis: AxisBatch) -> None:
-    """V, or I - R'V, from R, Lambda and rho; I where there is nothing yet."""
-    rank, length = axis.basis.shape[1:]
-    trace = _trace(axis.spectrum) + (length - rank) * axis.rest
+class _Smoothed:
+    """Y = R T of axes that are alike, B tensors in all.
+
+    Attributes:
+        y: Y / |Y|, (B, r, D). size: |Y|, trace: tr T, shift: eta delta |R S|, (B,) each.
+    """
+
+    def __init__(self, axes: list[AxisBatch]):
+        self.axes, eta = axes, axes[0].eta
+        self.basis, self.spectrum, self.rest = (
+            _joined([getattr(axis, name) for axis in axes]) for name in FISHER
+        )
+        product, scale, trace = (
+            _joined([getattr(axis.scatter, name) for axis in axes])
+            for name in ("product", "scale", "trace")
+        )
+        rank, length = self.basis.shape[1:]
+        # In the memory of one product: fresh memory is slow.
+        r_scatter = scale * normalize_(product)  # |R S|
+        self.shift = eta * DELTA * r_scatter
+        inner = (1 - eta) * self.spectrum
+        inner.diagonal(dim1=1, dim2=2).add_(self.shift[:, None])
+        self.y = product.mul_((eta * r_scatter)[:, None, None]).baddbmm_(inner, self.basis)
+        self.size = normalize_(self.y)
+        before = _trace(self.spectrum) + (length - rank) * self.rest
+        self.trace = eta * trace + self.shift * length + (1 - eta) * before
+
+    def take_up(self, good: Tensor, *new: Tensor) -> None:
+        """R, Lambda and rho become `new` where `good` (B,)."""
+        matrices = good[:, None, None]
+        new = [
+            torch.where(condition, value, old)
+            for condition, value, old in zip(
+                (matrices, matrices, good), new, (self.basis, self.spectrum, self.rest), strict=True
+            )
+        ]
+        new.append(multiplier(*new, self.axes[0].alpha))
+        counts = [len(axis.rest) for axis in self.axes]
+        for axis, *values in zip(self.axes, *(value.split(counts) for value in new), strict=True):
+            for name, value in zip((*FISHER, "multiplier"), values, strict=True):
+                getattr(axis, name).copy_(value)
+            axis.scatter = None
+
+
+def multiplier(basis: Tensor, spectrum: Tensor, rest: Tensor, alpha: float) -> Tensor:
+    """V (B, r, D), or I - R'V (B, D, D) where `is_whole`; I where there is nothing yet."""
+    rank, length = basis.shape[1:]
+    trace = _trace(spectrum) + (length - rank) * rest
     known = trace > 0
-    beta0 = torch.where(known, axis.alpha / length * trace, 1.0)
-    damped = axis.spectrum + torch.diag_embed(beta0[:, None].expand(-1, rank))
+    beta0 = torch.where(known, alpha / length * trace, 1.0)
+    damped = spectrum + torch.diag_embed(beta0[:, None].expand(-1, rank))
     # Positive definite, so that cholesky_ex, which does not wait to tell, needs no check.
     factor = torch.linalg.cholesky_ex(damped).L
     eye = torch.eye(rank, dtype=factor.dtype, device=factor.device)
     root = torch.linalg.solve_triangular(factor, eye.expand_as(factor), upper=False)
-    middle = eye - (axis.rest + beta0)[:, None, None] * (root.mT @ root)
-    middle = torch.where(known[:, None, None], middle, 0.0)
-    if axis.whole:
-        torch.bmm(axis.basis.mT, middle @ axis.basis, out=axis.multiplier)
-        axis.multiplier.neg_().diagonal(dim1=1, dim2=2).add_(1)
-    else:
-        torch.bmm(middle, axis.basis, out=axis.multiplier)
+    middle = eye - (rest + beta0)[:, None, None] * (root.mT @ root)
+    v = torch.where(known[:, None, None], middle, 0.0) @ basis
+    if not is_whole(rank, length):
+        return v
+    product = (basis.mT @ v).neg_()
+    product.diagonal(dim1=1, dim2=2).add_(1)
+    return product
 
 
 def inverse_root(z: Tensor) -> Tensor:
     """Z^-1/2 of symmetric positive matrices (B, r, r).
 
-    Up to 1e-3, and less exact for eigenvalues near the rounding of the largest: `polish` follows.
+    Less exact where the square root of an eigenvalue is below 0.001 of their norm, or where they
+    are near the rounding of the largest: `polish` follows.
     """
     size = torch.linalg.matrix_norm(z)[:, None, None]
     eye = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)
@@ -210,40 +301,13 @@ def polish(z: Tensor) -> Tensor:
     return to_polar_factor(z, POLISH)
 
 
-@dataclass
-class _Smoothed:
-    """y: Y / |Y|, (B, r, D). size: |Y|, trace: tr T, shift: eta delta |R S|, (B,) each."""
-
-    y: Tensor
-    size: Tensor
-    trace: Tensor
-    shift: Tensor
-
-
-def _smoothed_scatter(axis: AxisBatch) -> _Smoothed:
-    """Y = R T"""
-    rank, length = axis.basis.shape[1:]
-    product, scale = axis.scatter.product, axis.scatter.scale
-    shift = axis.eta * DELTA * scale * size_of(product)
-    y = torch.baddbmm(
-        torch.addcmul(
-            (axis.eta * scale)[:, None, None] * product, shift[:, None, None], axis.basis
-        ),
-        axis.spectrum, axis.basis, alpha=1 - axis.eta,
-    )  # fmt: skip
-    size = size_of(y)
-    trace = axis.eta * axis.scatter.trace + shift * length
-    trace = trace + (1 - axis.eta) * (_trace(axis.spectrum) + (length - rank) * axis.rest)
-    return _Smoothed(y / size[:, None, None], size, trace, shift)
-
-
 def _by_rank(function: Callable, matrices: list[Tensor]) -> list[Tensor]:
     """`function` of each (B, r, r), together where they have the same r."""
     roots: list[Tensor] = [None] * len(matrices)
     for rank in {matrix.shape[-1] for matrix in matrices}:
         chosen = [i for i, matrix in enumerate(matrices) if matrix.shape[-1] == rank]
         counts = [len(matrices[i]) for i in chosen]
-        stacked = function(torch.cat([matrices[i] for i in chosen]))
+        stacked = function(_joined([matrices[i] for i in chosen]))
         for i, root in zip(chosen, stacked.split(counts), strict=True):
             roots[i] = root
     return roots
@@ -253,5 +317,15 @@ def _trace(matrices: Tensor) -> Tensor:
     return matrices.diagonal(dim1=-2, dim2=-1).sum(-1)
 
 
-def _select_(target: Tensor, condition: Tensor, new: Tensor) -> None:
-    torch.where(condition, new, target, out=target)
+def normalize_(matrices: Tensor) -> Tensor:
+    """Divides each of (B, r, D) by its Frobenius norm, which it returns, (B,); as `size_of`,
+    without squares that leave the range of the dtype. Zeros stay."""
+    tiny = torch.finfo(matrices.dtype).tiny
+    largest = torch.maximum(matrices.amax((1, 2)), -matrices.amin((1, 2))).clamp_min(tiny)
+    norms = torch.linalg.matrix_norm(matrices.div_(largest[:, None, None]))
+    matrices.div_(norms.clamp_min(tiny)[:, None, None])
+    return largest * norms
+
+
+def _joined(tensors: list[Tensor]) -> Tensor:
+    return tensors[0].contiguous() if len(tensors) == 1 else torch.cat(tensors)

@@ -47,9 +47,11 @@ def ngd(
     ngd_update_period: int = 4,
     ngd_eta: float = 0.1,
     ngd_axes: str = "all",
-    ngd_decoupled: bool = False,
+    ngd_norm: str = "fixed",
+    ngd_products: str = "float32",
 ) -> Optimizer:
-    """Natural-gradient descent with Nesterov momentum (plain where momentum is 0)."""
+    """Natural-gradient descent with Nesterov momentum (plain where momentum is 0). Weight decay is
+    decoupled with `ngd_norm` "fixed", whose steps would else turn with it."""
     from utils.optim.ngd import NGD
 
     return NGD(
@@ -57,19 +59,21 @@ def ngd(
         lr=lr,
         momentum=momentum,
         nesterov=momentum > 0,
-        decoupled=ngd_decoupled,
+        decoupled=ngd_norm == "fixed",
         alpha=ngd_alpha,
         rank=ngd_rank,
         update_period=ngd_update_period,
         eta=ngd_eta,
         axes=ngd_axes,
+        norm=ngd_norm,
+        products=ngd_products,
     )
 
 
 # The keywords of `ngd` that no other optimizer has, which are its flags too.
 NGD_SETTINGS = (
     *("ngd_alpha", "ngd_rank", "ngd_update_period"),
-    *("ngd_eta", "ngd_axes", "ngd_decoupled"),
+    *("ngd_eta", "ngd_axes", "ngd_norm"),
 )
 
 
@@ -98,9 +102,22 @@ OPTIMIZERS = {
     "muon": OptimizerEntry(muon, lr=1e-3, weight_decay=0.05, momentum=0.95),
     # Those of CIFAR-10 in its paper.
     "madgrad": OptimizerEntry(madgrad, lr=2.5e-4, weight_decay=1e-4, momentum=0.9),
-    # Those of sgd, which it is but for the direction of the gradient.
-    "ngd": OptimizerEntry(ngd, lr=0.1, weight_decay=5e-4, momentum=0.9, own=NGD_SETTINGS),
+    # Found in docs/ngd.md; the momentum of sgd.
+    "ngd": OptimizerEntry(ngd, lr=5e-3, weight_decay=0.05, momentum=0.9, own=NGD_SETTINGS),
 }
+
+
+def defaults(name: str, ngd_norm: str = "fixed") -> dict[str, float | None]:
+    """Learning rate, weight decay and momentum of the optimizer `name` unless others are asked
+    for. ngd with steps as long as the gradient has those of sgd."""
+    entry = OPTIMIZERS["sgd" if name == "ngd" and ngd_norm == "gradient" else name]
+    return {"lr": entry.lr, "weight_decay": entry.weight_decay, "momentum": entry.momentum}
+
+
+def products(name: str, precision: str) -> dict:
+    """Settings of the optimizer `name` that follow from the precision of the training: gradients
+    of half precision are no better than rounded products with them."""
+    return {"ngd_products": "fast"} if name == "ngd" and precision != "fp32" else {}
 
 
 def parameter_groups(model: nn.Module, weight_decay: float, decay_all: bool = False) -> list[dict]:
@@ -138,11 +155,12 @@ def build_optimizer(
     group keeps the peak rate as `base_lr` for the schedule.
 
     Args:
-        lr: step size; for sgd and ngd per unit of gradient, for adamw and muon about the change of
-            a weight, for lamb about the relative change of a layer's weights.
-        weight_decay: adamw and muon shrink the weight by it times lr (ngd too if `ngd_decoupled`);
-            sgd, ngd and madgrad add it times the weight to the gradient, lamb to the step before
-            that is scaled to the layer's norm.
+        lr: step size; for sgd per unit of gradient, for adamw, muon and ngd about the change of a
+            weight, for lamb about the relative change of a layer's weights. ngd with `ngd_norm`
+            "gradient" is like sgd in this and the next.
+        weight_decay: adamw, muon and ngd shrink the weight by it times lr; sgd and madgrad add it
+            times the weight to the gradient, lamb to the step before that is scaled to the layer's
+            norm.
         momentum: None for the default of OPTIMIZERS; no effect on those that have none there.
         decay_all: weight decay on biases and norms too.
         lookahead_k: steps between two synchronisations of Lookahead; None for none.

@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from utils.optim.batched_fisher import AxisBatch, update_
-from utils.optim.ngd_batch import FISHER, Batch, Flags, axes_of, is_dense, kind_of
+from utils.optim.batched_fisher import FISHER, AxisBatch, float32_products, update_
+from utils.optim.ngd_batch import Batch, Flags, is_dense, is_plain, kind_of
 
 AXES = ("all", "channels")
+NORMS = ("gradient", "fixed")
+PRODUCTS = ("float32", "fast")
 
 
 class NGD(Optimizer):
@@ -54,6 +56,13 @@ class NGD(Optimizer):
         eta: weight of the newest gradient in their running mean, in (0, 1].
         axes: "all", or "channels" for the first two alone (output and input), which leaves out
             the axes of kernels.
+        norm: "gradient": a step is as long as the gradient (times lr), the paper's choice; biases
+            and the like take plain momentum. "fixed": 0.2 lr is the root mean square of every
+            tensor's step before momentum, whatever the gradient's size, so that lr means what it
+            means to AdamW and Muon, and weight decay is better decoupled.
+        products: "float32", or "fast" for those with gradients as matrix units multiply, added up
+            in float32: of TF32 on a GPU, of bfloat16 on a CPU that has such units. What gradients
+            computed in bfloat16 are worth is not lost by it.
         foreach: all tensors of a shape at once (None too, which is PyTorch's usual default).
             False: tensors and axes one by one, by the equations as they are written in
             `fisher.py`; the same result, slower, and with waits.
@@ -83,12 +92,15 @@ class NGD(Optimizer):
         update_period: int = 4,
         eta: float = 0.1,
         axes: str = "all",
+        norm: str = "gradient",
+        products: str = "float32",
         foreach: bool | None = True,
     ):
         settings = {
             "lr": lr, "momentum": momentum, "nesterov": nesterov, "dampening": dampening,
             "weight_decay": weight_decay, "decoupled": decoupled, "alpha": alpha, "rank": rank,
             "update_period": update_period, "eta": eta, "axes": axes,
+            "norm": norm, "products": products,
             "foreach": foreach is None or bool(foreach),
         }  # fmt: skip
         self._batches: list[Batch] = []
@@ -130,7 +142,8 @@ class NGD(Optimizer):
             return loss  # to read it costs nothing here
         parameters = (p for group in self.param_groups for p in group["params"])
         device = next((p.device.type for p in parameters), "cpu")
-        with torch.autocast(device, enabled=False):  # whoever steps within it
+        # Whoever steps within it, and whatever the process has set for products.
+        with torch.autocast(device, enabled=False), float32_products("float32"):
             self._step()
         return loss
 
@@ -139,11 +152,11 @@ class NGD(Optimizer):
         due: dict[tuple, list[AxisBatch]] = {}
         for batch in self._batches:
             flags = Flags.of(self, batch.device)
-            if not batch.axes:
+            if batch.is_plain:
                 batch.descend(batch.gradients(), flags)
             elif batch.group["foreach"]:
-                memories = self._workspaces[batch.device, batch.dtype]
-                batch.descend(batch.precondition(*memories, flags), flags)
+                memory, other = self._workspaces[batch.device, batch.dtype]
+                batch.descend(batch.precondition(memory, other, flags), flags)
                 if batch.updates_now:
                     due.setdefault((batch.device, batch.dtype), []).extend(batch.axes)
             elif flags.left_out is None or not flags.left_out:  # here the host waits
@@ -176,7 +189,8 @@ class NGD(Optimizer):
                     "(contiguous) of its own"
                 )
             step = self.state[parameter].get("step", 0)
-            shape = parameter.shape if axes_of(parameter, "all") else None
+            plain = is_plain(parameter, self.param_groups[number])
+            shape = None if plain else parameter.shape
             kind = (number, parameter.device, parameter.dtype, shape, step)
             members.setdefault(kind, []).append(parameter)
         self._batches = [
@@ -186,15 +200,13 @@ class NGD(Optimizer):
         self._signature = signature
         # Memory for the stacked gradients of one batch after another, before and after a product;
         # kept, since fresh memory is slow.
-        sizes: dict[tuple, list[int]] = {}
+        sizes: dict[tuple, int] = {}
         for batch in self._batches:
-            pair = sizes.setdefault((batch.device, batch.dtype), [0, 0])
-            pair[0] = max(pair[0], batch.size)
-            if any(axis.whole for axis in batch.axes):
-                pair[1] = max(pair[1], batch.size)
+            kind = batch.device, batch.dtype
+            sizes[kind] = max(sizes.get(kind, 0), batch.size)
         self._workspaces = {
-            (device, dtype): [torch.empty(size, device=device, dtype=dtype) for size in pair]
-            for (device, dtype), pair in sizes.items()
+            (device, dtype): torch.empty(2, size, device=device, dtype=dtype)
+            for (device, dtype), size in sizes.items()
         }
 
 
@@ -224,6 +236,8 @@ _RANGES = {
     "update_period": (_whole, "a whole number above 0"),
     "eta": (lambda value: 0 < value <= 1, "above 0, up to 1"),
     "axes": (lambda value: value in AXES, f"one of {', '.join(AXES)}"),
+    "norm": (lambda value: value in NORMS, f"one of {', '.join(NORMS)}"),
+    "products": (lambda value: value in PRODUCTS, f"one of {', '.join(PRODUCTS)}"),
 }
 # Settings that batches are made of: where one changes, they are made anew.
-_OF_BATCHES = ("rank", "axes", "foreach")
+_OF_BATCHES = ("rank", "axes", "norm", "foreach")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 import torch
@@ -9,14 +10,19 @@ from torch import Tensor
 
 from utils.optim import fisher
 from utils.optim.batched_fisher import (
+    FISHER,
     AxisBatch,
+    float32_products,
     precondition_,
-    refresh_multiplier,
     square_norms,
 )
 
 EARLY_UPDATES = 10  # steps from the start that all update the Fisher matrices, as in Kaldi
-FISHER = ("basis", "spectrum", "rest")  # of one axis: state keys are `basis_0`, ...
+# Root mean square of a step of a fixed size, before the learning rate: that of AdamW's steps, to
+# which Muon's are scaled as well (Liu et al., "Muon is scalable for LLM training" (2025),
+# arXiv:2502.16982, section 2.2).
+FIXED_RMS = 0.2
+SHORT = 16  # up to this length, as along kernels, to round factors takes longer than to multiply
 
 
 @dataclass
@@ -42,7 +48,7 @@ class Flags:
 
 
 class Batch:
-    """Parameters of one group, shape and age, and their state; without axes: any shapes.
+    """Parameters of one group, shape and age, and their state; any shapes where `is_plain`.
 
     Stacked gradients have the shape (B, D0, kernel ..., D1), as a convolution's weights lie in
     memory in channels_last: so both large axes are rows or columns of matrices, and nothing needs
@@ -64,7 +70,8 @@ class Batch:
             self.momenta = [state[parameter]["momentum_buffer"] for parameter in parameters]
         self.numbers = axes_of(first, group["axes"])  # of the axes, in a parameter
         self.axes = [self._axis(number, state) for number in self.numbers]
-        self.size = len(parameters) * first.numel() if self.axes else 0
+        self.is_plain = is_plain(first, group)
+        self.size = 0 if self.is_plain else len(parameters) * first.numel()
 
     def _axis(self, number: int, state: dict) -> AxisBatch:
         """The Fisher matrices of an axis; the parameters' state becomes views of them."""
@@ -105,26 +112,44 @@ class Batch:
         """Takes up what may change from step to step."""
         for axis in self.axes:
             axis.eta = self.group["eta"]
-            if axis.alpha != self.group["alpha"]:
-                axis.alpha = self.group["alpha"]
-                refresh_multiplier(axis)
+            axis.set_alpha(self.group["alpha"])
 
     def gradients(self) -> list[Tensor]:
         return [parameter.grad for parameter in self.parameters]
 
     def precondition(self, memory: Tensor, other: Tensor, flags: Flags) -> list[Tensor]:
-        """Natural gradients, in the memory given; see `fisher.py`."""
+        """Natural gradients, scaled, in the memory given; see `fisher.py`."""
         first = self.parameters[0]
-        shape = (len(self.parameters), first.shape[0], *first.shape[2:], first.shape[1])
-        x = memory[: self.size].view(shape)
-        other = other[: self.size].view(shape) if other.numel() >= self.size else None
-        self._stack(x.movedim(-1, 2).unbind(), flags)
+        shape = len(self.parameters), *first.shape[:1], *first.shape[2:], *first.shape[1:2]
+        x, other = memory[: self.size].view(shape), other[: self.size].view(shape)
+        self._stack(_as_parameters(x), flags)
         square = square_norms(x)
         for axis in self.axes:
-            x, other = precondition_(x, axis, other, square if self.updates_now else None)
-        scale = (square / square_norms(x)).sqrt()
+            with self._products(axis):
+                x, other = precondition_(x, axis, other, square if self.updates_now else None)
+        wanted = square if self.group["norm"] == "gradient" else fixed_square(first)
+        scale = (wanted / (square_norms(x) if self.axes else square)).sqrt()
         x *= torch.where(scale.isfinite(), scale, 1.0).view(-1, *[1] * first.ndim)
-        return x.movedim(-1, 2).unbind()
+        return self._as_they_lie(_as_parameters(x), other)
+
+    def _products(self, axis: AxisBatch) -> contextlib.AbstractContextManager:
+        fast = self.group["products"] == "fast" and axis.multiplier.shape[-1] > SHORT
+        return float32_products("fast") if fast else contextlib.nullcontext()
+
+    def _as_they_lie(self, natural: tuple[Tensor, ...], memory: Tensor) -> tuple[Tensor, ...]:
+        """The same in the dtype and order in memory of the parameters, through which the fused
+        kernel walks."""
+        parameters = self.parameters
+        pairs = zip(natural, parameters, strict=True)
+        if all(g.stride() == p.stride() and g.dtype == p.dtype for g, p in pairs):
+            return natural
+        size, memory = parameters[0].numel(), memory.flatten().view(parameters[0].dtype)
+        laid = tuple(
+            memory[i * size : (i + 1) * size].as_strided(p.shape, p.stride())
+            for i, p in enumerate(parameters)
+        )
+        torch._foreach_copy_(laid, natural)
+        return laid
 
     def _stack(self, stacked: tuple[Tensor, ...], flags: Flags) -> None:
         """Copies the gradients, with the coupled weight decay."""
@@ -168,7 +193,10 @@ class Batch:
                     for name, value in zip(FISHER, own, strict=True):
                         value.copy_(getattr(after, name))
                 gradient = x_hat.view(turned.shape).movedim(-1, number)
-            natural.append(gradient)
+            if self.group["norm"] == "fixed":
+                scale = (fixed_square(parameter) / gradient.square().sum()).sqrt()
+                gradient = gradient * scale if scale.isfinite() else gradient
+            natural.append(torch.empty_like(parameter).copy_(gradient))
         return natural
 
     def descend(self, gradients: list[Tensor], flags: Flags) -> None:
@@ -181,32 +209,35 @@ class Batch:
                 whole = torch.ones((), dtype=self.dtype, device=self.device)
                 shrink = torch.where(flags.left_out, whole, whole * shrink)
             torch._foreach_mul_(parameters, shrink)
-        if self.axes:
-            # The kernel walks through memory, so all must lie in it as the parameters do.
-            moved = [
-                i for i, (p, g) in enumerate(zip(parameters, gradients, strict=True))
-                if g.stride() != p.stride() or g.dtype != p.dtype
-            ]  # fmt: skip
-            if moved:
-                gradients = list(gradients)
-                copies = [torch.empty_like(parameters[i]) for i in moved]
-                torch._foreach_copy_(copies, [gradients[i] for i in moved])
-                for i, copy in zip(moved, copies, strict=True):
-                    gradients[i] = copy
         torch._fused_sgd_(
             parameters,
             gradients,
             self.momenta,
-            weight_decay=decay if coupled and not self.axes else 0.0,
+            weight_decay=decay if coupled and self.is_plain else 0.0,
             momentum=group["momentum"],
             lr=group["lr"],
             dampening=group["dampening"] if self.step else 0.0,  # as in SGD: b = g at first
             nesterov=group["nesterov"],
             maximize=False,
             is_first_step=False,
-            grad_scale=None if self.axes else flags.grad_scale,
+            grad_scale=flags.grad_scale if self.is_plain else None,
             found_inf=flags.found_inf,
         )
+
+
+def _as_parameters(stacked: Tensor) -> tuple[Tensor, ...]:
+    """(B, D0, kernel ..., D1) -> B views (D0, D1, kernel ...)"""
+    return (stacked.movedim(-1, 2) if stacked.ndim > 3 else stacked).unbind()
+
+
+def fixed_square(parameter: Tensor) -> float:
+    """The squared norm of a step of a fixed size, before the learning rate."""
+    return FIXED_RMS**2 * parameter.numel()
+
+
+def is_plain(parameter: Tensor, group: dict) -> bool:
+    """Whether the fused kernel takes the gradient as it is: plain momentum."""
+    return group["norm"] == "gradient" and not axes_of(parameter, "all")
 
 
 def axes_of(parameter: Tensor, which: str) -> list[int]:

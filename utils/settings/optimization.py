@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from utils.config import Config, setting
 from utils.errors import UserError
-from utils.optim.factory import NGD_SETTINGS, OPTIMIZERS
+from utils.optim.factory import NGD_SETTINGS, OPTIMIZERS, defaults
 from utils.optim.schedules import SCHEDULES
 
 GROUP = "optimization"
@@ -81,11 +81,12 @@ class OptimizationSettings(Config):
         group=GROUP,
         choices=("all", "channels"),
     )
-    ngd_decoupled: bool = setting(
-        False,
-        "Weight decay shrinks the weights of ngd, times the learning rate, instead of entering "
-        "the gradient",
+    ngd_norm: str = setting(
+        "fixed",
+        "Size of ngd's steps: fixed, so that --lr and --weight_decay mean what they do with adamw "
+        "and muon, or that of the gradient, as with sgd (and its defaults)",
         group=GROUP,
+        choices=("fixed", "gradient"),
     )
     lookahead_k: int | None = setting(
         None,
@@ -207,8 +208,7 @@ class OptimizationSettings(Config):
             reason = "--warmup_steps is given; leave one of the two out"
             yield "warmup_epochs", reason, "warmup_steps"
         if self.weight_decay == 0:
-            for name in ("decay_all", "ngd_decoupled"):
-                yield name, "--weight_decay is 0", "weight_decay"
+            yield "decay_all", "--weight_decay is 0", "weight_decay"
         own = SCHEDULES[self.sched]
         for name in ("min_lr", "gamma", "step_epochs", "milestones", "plateau_patience"):
             if name not in own:
@@ -223,10 +223,9 @@ class OptimizationSettings(Config):
 
     def check(self):
         super().check()
-        entry = OPTIMIZERS[self.optimizer]
-        for name in ("lr", "weight_decay", "momentum"):
+        for name, value in defaults(self.optimizer, self.ngd_norm).items():
             if getattr(self, name) is None:
-                setattr(self, name, getattr(entry, name))
+                setattr(self, name, value)
         if "min_lr" in SCHEDULES[self.sched] and self.min_lr > self.lr:
             raise UserError(f"--min_lr {self.min_lr} is above --lr {self.lr}")
         flag = "epochs_for_sched" if self.epochs_for_sched else "epochs"
