@@ -149,7 +149,7 @@ def test_a_dry_run_beside_a_run_leaves_it_as_it_was(works):
 def test_out_of_memory_names_a_batch_and_loses_no_step(works, monkeypatch, capfd):
     forward, calls = Classification.__call__, []
 
-    def limited(self, inputs, targets):
+    def limited(self, inputs, targets, mixing=None):
         calls.append(len(inputs))
         if len(inputs) > 8 and len(calls) > 5:
             raise torch.OutOfMemoryError("tried to allocate 2.00 GiB")

@@ -30,10 +30,12 @@ from torch.overrides import TorchFunctionMode
 
 Weights = list[Tensor]
 
-# e |v| in multiples of |w|, or of 1 where |w| is smaller, by the precision of the weights. The
-# square root of its rounding error would balance rounding and truncation where the loss bends as
-# much as it rises; along the weights of a normalised network it bends more, hence the quarter.
-NUDGE = {dtype: torch.finfo(dtype).eps ** 0.5 / 4 for dtype in (torch.float32, torch.float64)}
+# How far the weights are moved, by their precision: so far in multiples of |w| (of 1 where that is
+# smaller) in the tensor that is moved the most. The gradient of a deep network lies in its first
+# layers, which a measure of all weights together would move too far. The square root of the
+# rounding error would balance rounding and truncation where the loss bends as much as it rises;
+# along the weights of a normalised network it bends more, hence the eighth.
+NUDGE = {dtype: torch.finfo(dtype).eps ** 0.5 / 8 for dtype in (torch.float32, torch.float64)}
 
 RELUS_IN_PLACE = {torch.relu_, Tensor.relu_, F.relu_}
 RELUS = RELUS_IN_PLACE | {torch.relu, Tensor.relu, F.relu}
@@ -92,13 +94,19 @@ def fast_hypergradient(
     here, *rest = torch.autograd.grad(loss, wanted, materialize_grads=True)
     ahead = [w - lr * g for w, g in zip(weights, gradient or rest, strict=True)]
     v = _gradient(clean, ahead)
-    size = NUDGE[weights[0].dtype] * torch.nn.utils.get_total_norm(weights).clamp_min(1.0)
-    e = size / torch.nn.utils.get_total_norm(v).clamp_min(torch.finfo(size.dtype).tiny)
+    e = _nudge(weights, v)
     nudged = [w + e * direction for w, direction in zip(weights, v, strict=True)]
     with torch.enable_grad(), gates:
         loss = mixed(nudged, lam)
     (there,) = torch.autograd.grad(loss, lam)
     return -lr * (there - here) / e
+
+
+def _nudge(weights: Weights, v: Weights) -> Tensor:
+    """(): e, such that no tensor of e v is longer than NUDGE times that of the weights."""
+    length, of_v = (torch.stack(torch._foreach_norm(tensors)) for tensors in (weights, v))
+    most = (of_v / length.clamp_min(1.0)).max()
+    return NUDGE[most.dtype] / most.clamp_min(torch.finfo(most.dtype).tiny)
 
 
 class Gates(TorchFunctionMode):
