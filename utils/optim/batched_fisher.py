@@ -109,12 +109,12 @@ def float32_products(kind: str):
 
 
 def precondition_(
-    x: Tensor, axis: AxisBatch, other: Tensor, square: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+    x: Tensor, axis: AxisBatch, other: Tensor | None, square: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
     """The stacked gradients x (B, ...) times I - R'V along `axis`; they are not scaled.
 
     Args:
-        other: memory like x, for the result where `axis.whole`; else it takes that of x.
+        other: memory like x, for the result where `axis.whole`; else that takes the place of x.
         square: (B,) squared norms of the gradients as they came, where the axis is to be updated:
             what the update needs of x is noted in `axis.scatter`. F is of gradients scaled to the
             norm that they had: the axes before leave their mark on directions alone.

@@ -200,13 +200,14 @@ class NGD(Optimizer):
         self._signature = signature
         # Memory for the stacked gradients of one batch after another, before and after a product;
         # kept, since fresh memory is slow.
-        sizes: dict[tuple, int] = {}
+        sizes: dict[tuple, list[int]] = {}
         for batch in self._batches:
-            kind = batch.device, batch.dtype
-            sizes[kind] = max(sizes.get(kind, 0), batch.size)
+            pair = sizes.setdefault((batch.device, batch.dtype), [0, 0])
+            pair[0] = max(pair[0], batch.size)
+            pair[1] = max(pair[1], batch.size if batch.takes_two else 0)
         self._workspaces = {
-            (device, dtype): torch.empty(2, size, device=device, dtype=dtype)
-            for (device, dtype), size in sizes.items()
+            (device, dtype): [torch.empty(size, device=device, dtype=dtype) for size in pair]
+            for (device, dtype), pair in sizes.items()
         }
 
 

@@ -72,6 +72,14 @@ class Batch:
         self.axes = [self._axis(number, state) for number in self.numbers]
         self.is_plain = is_plain(first, group)
         self.size = 0 if self.is_plain else len(parameters) * first.numel()
+        # (B, D0, kernel ..., D1), or what there is of these
+        self.shape = len(parameters), *first.shape[:1], *first.shape[2:], *first.shape[1:2]
+        stacked = _as_parameters(torch.empty(self.shape, dtype=self.dtype, device="meta"))
+        self.lies_stacked = all(
+            one.stride() == p.stride() and one.dtype == p.dtype
+            for one, p in zip(stacked, parameters, strict=True)
+        )
+        self.takes_two = not self.lies_stacked or any(axis.whole for axis in self.axes)
 
     def _axis(self, number: int, state: dict) -> AxisBatch:
         """The Fisher matrices of an axis; the parameters' state becomes views of them."""
@@ -118,10 +126,10 @@ class Batch:
         return [parameter.grad for parameter in self.parameters]
 
     def precondition(self, memory: Tensor, other: Tensor, flags: Flags) -> list[Tensor]:
-        """Natural gradients, scaled, in the memory given; see `fisher.py`."""
-        first = self.parameters[0]
-        shape = len(self.parameters), *first.shape[:1], *first.shape[2:], *first.shape[1:2]
-        x, other = memory[: self.size].view(shape), other[: self.size].view(shape)
+        """Natural gradients, scaled, in the memory given, of `size` elements each; `other` is used
+        where `takes_two`. See `fisher.py`."""
+        first, x = self.parameters[0], memory[: self.size].view(self.shape)
+        other = other[: self.size].view(self.shape) if self.takes_two else None
         self._stack(_as_parameters(x), flags)
         square = square_norms(x)
         for axis in self.axes:
@@ -136,13 +144,14 @@ class Batch:
         fast = self.group["products"] == "fast" and axis.multiplier.shape[-1] > SHORT
         return float32_products("fast") if fast else contextlib.nullcontext()
 
-    def _as_they_lie(self, natural: tuple[Tensor, ...], memory: Tensor) -> tuple[Tensor, ...]:
+    def _as_they_lie(
+        self, natural: tuple[Tensor, ...], memory: Tensor | None
+    ) -> tuple[Tensor, ...]:
         """The same in the dtype and order in memory of the parameters, through which the fused
         kernel walks."""
-        parameters = self.parameters
-        pairs = zip(natural, parameters, strict=True)
-        if all(g.stride() == p.stride() and g.dtype == p.dtype for g, p in pairs):
+        if self.lies_stacked:
             return natural
+        parameters = self.parameters
         size, memory = parameters[0].numel(), memory.flatten().view(parameters[0].dtype)
         laid = tuple(
             memory[i * size : (i + 1) * size].as_strided(p.shape, p.stride())
