@@ -1,7 +1,5 @@
 """Natural gradient: what must hold by the theory, and the update of many tensors at once."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -22,8 +20,6 @@ from ngd_tools import (
 from utils.optim import fisher
 from utils.optim.batched_fisher import (
     AxisBatch,
-    inverse_root,
-    polish,
     precondition_,
     square_norms,
     update_,
@@ -222,42 +218,6 @@ def test_the_trace_of_f_is_the_running_mean_of_squared_norms():
         mean = 0.8 * mean + 0.2 * square_norms(x) / 15
         trace = full(axis).diagonal(dim1=1, dim2=2).sum(1)
         assert ((trace / mean - 1) > 0).all() and ((trace / mean - 1) < 0.01).all()
-
-
-# ---- Z^-1/2 -------------------------------------------------------------------------------------
-
-
-def symmetric(eigenvalues: torch.Tensor, seed=0) -> torch.Tensor:
-    """(B, r, r) of these eigenvalues (r,), in random bases."""
-    generator, rank = torch.Generator().manual_seed(seed), len(eigenvalues)
-    q = torch.linalg.qr(torch.randn(3, rank, rank, generator=generator, dtype=torch.float64)).Q
-    return q @ torch.diag(eigenvalues) @ q.mT
-
-
-@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
-@pytest.mark.parametrize("rank", [1, 2, 40])
-def test_inverse_root(rank, scale):
-    """Alone to a thousandth, which is enough for `polish` to bring it to rounding."""
-    for condition in (10, 1e2, 1e3, 1e4, 1e5, 1e6):
-        z = scale * symmetric(torch.logspace(0, -math.log10(condition), rank).double())
-        eigenvalues, vectors = torch.linalg.eigh(z)
-        expected = vectors @ torch.diag_embed(eigenvalues**-0.5) @ vectors.mT
-        found = inverse_root(z)
-        polished = polish(found @ z @ found) @ found
-        for each, tolerance in ((found, 2e-3), (polished, 1e-9)):
-            difference = torch.linalg.matrix_norm(each - expected, 2)
-            relative = difference / torch.linalg.matrix_norm(expected, 2)
-            assert relative.max() < tolerance, condition
-
-
-@each_dtype
-@pytest.mark.parametrize("rank", [0, 1, 5])
-def test_inverse_root_of_a_singular_matrix_is_finite(rank, dtype):
-    eigenvalues = torch.zeros(8, dtype=torch.float64)
-    eigenvalues[:rank] = 1.0
-    found = inverse_root(symmetric(eigenvalues).to(dtype))
-    if rank:  # of a matrix of zeros there is none: the caller leaves such a one out
-        assert found.isfinite().all()
 
 
 # ---- the update ---------------------------------------------------------------------------------
