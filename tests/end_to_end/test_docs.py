@@ -259,7 +259,7 @@ def test_flags_that_are_named_exist():
     known = set(fields(Settings)) | set(ALIASES) | set(SHORT_FOR)
     known |= {f"no_{name}" for name in fields(Settings)}
     foreign = {"help", "shm-size", "logdir"}  # docker's, TensorBoard's
-    foreign |= {"only", "repetitions", "jobs", "train_samples"}  # the benchmarks'
+    foreign |= {"only", "repetitions", "jobs", "train_samples", "variant"}  # the benchmarks'
     for page in PAGES:
         if page.name == "measurements.md":  # names flags of the benchmarks
             continue
