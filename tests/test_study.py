@@ -291,6 +291,8 @@ def test_an_interrupt_leaves_no_process(tmp_path):
         [sys.executable, "-m", "benchmarks.study", *arguments],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
+        # Even where these tests run in the background, which ignores it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     for line in study.stdout:
         if "runs, 0 of them done" in line:

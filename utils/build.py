@@ -78,13 +78,8 @@ def build_trainer(
         freeze = Freeze(model, head, settings.unfreeze_epoch)
         if settings.unfreeze_epoch is None:
             freeze.apply(0)  # what never trains needs no optimizer state
-    metrics = _open_metrics(run, checkpoint)
-    save_steps, save_seconds = save_interval(settings.save_every)
-    store = Checkpoints(folder.checkpoints, keep=settings.checkpoint_hist, warn=run.console.say)
-    trainer = Trainer(
-        model=model,
-        objective=objective,
-        optimizer=build_optimizer(
+    with run.signals.held():  # PyTorch's compiler is imported with it, and C++ calls Python there
+        optimizer = build_optimizer(
             settings.optimizer,
             model,
             lr=settings.lr,
@@ -94,7 +89,14 @@ def build_trainer(
             lookahead_alpha=settings.lookahead_alpha,
             **{name: getattr(settings, name) for name in OPTIMIZERS[settings.optimizer].settings},
             **products(settings.optimizer, run.precision.name),
-        ),
+        )
+    metrics = _open_metrics(run, checkpoint)
+    save_steps, save_seconds = save_interval(settings.save_every)
+    store = Checkpoints(folder.checkpoints, keep=settings.checkpoint_hist, warn=run.console.say)
+    trainer = Trainer(
+        model=model,
+        objective=objective,
+        optimizer=optimizer,
         schedule=schedule,
         loader=loader,
         precision=run.precision,

@@ -1,5 +1,6 @@
 """SIGINT and SIGTERM: finish the step, save, and exit with 130 or 143."""
 
+import contextlib
 import os
 import signal
 
@@ -37,4 +38,14 @@ class Signals:
     def defer(self) -> None:
         self._deferred = True
         if self.received is not None:  # it came while an exception could not be raised
+            raise Stopped(self.received, "stopped before the first step: nothing to save")
+
+    @contextlib.contextmanager
+    def held(self):
+        """A signal within it raises `Stopped` at its end: for what ends the process where an
+        exception is raised in its midst."""
+        before, self._deferred = self._deferred, True
+        yield
+        self._deferred = before
+        if self.received is not None and not before:
             raise Stopped(self.received, "stopped before the first step: nothing to save")

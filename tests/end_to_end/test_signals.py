@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from utils.signals import Signals, Stopped
+
 ROOT = Path(__file__).parents[2]
 FLAGS = [
     "--dataset", "shapes", "--depth", "18", "--width", "4", "--subset", "600", "-b", "32",
@@ -141,3 +143,12 @@ def test_signal_at_random_moments(tmp_path, whole, kind, seed):
     assert all((ours[name] == expected[name]).all() for name in expected)
     assert losses(folder) == losses(whole)
     assert os.path.exists(folder / "curves.png")
+
+
+@pytest.mark.usefixtures("own_folder")  # which puts the handlers back
+def test_a_signal_is_held_where_no_exception_may_be_raised():
+    signals, reached = Signals(), False
+    with pytest.raises(Stopped) as stopped, signals.held():
+        os.kill(os.getpid(), signal.SIGTERM)
+        reached = True
+    assert reached and stopped.value.exit_code == 143
