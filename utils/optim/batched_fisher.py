@@ -267,8 +267,8 @@ def _trace(matrices: Tensor) -> Tensor:
 
 
 def normalize_(matrices: Tensor) -> Tensor:
-    """Divides each of (B, r, D) by its Frobenius norm, which it returns, (B,); as `size_of`,
-    without squares that leave the range of the dtype. Zeros stay."""
+    """Divides each of (B, r, D) by its Frobenius norm, which it returns, (B,); as `size_of` in
+    fisher.py, without squares that leave the range of the dtype. Zeros stay."""
     tiny = torch.finfo(matrices.dtype).tiny
     largest = torch.maximum(matrices.amax((1, 2)), -matrices.amin((1, 2))).clamp_min(tiny)
     norms = torch.linalg.matrix_norm(matrices.div_(largest[:, None, None]))

@@ -19,7 +19,8 @@ class NGD(Optimizer):
 
     The gradient of a weight is multiplied by the inverse of a Fisher matrix, which is the scatter
     of past gradients, so that directions in which gradients are large and noisy are slowed down
-    and the others count for more; then it is scaled back to its own norm. The Fisher matrix is a
+    and the others count for more; then it is scaled, to its own norm or a fixed one (`norm`, by
+    which the rest of this is for "gradient"). The Fisher matrix is a
     Kronecker product of one matrix for each axis of the tensor (output channels, input channels,
     rows and columns of a kernel), each a multiple of the identity plus a part of low rank, which
     makes a step cost a few matrix products. Source: Povey, Zhang and Khudanpur, "Parallel training

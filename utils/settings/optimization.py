@@ -52,7 +52,7 @@ class OptimizationSettings(Config):
     ngd_alpha: float = setting(
         4.0,
         "Smoothing of ngd's Fisher matrices, in multiples of their mean diagonal; larger is "
-        "nearer to sgd",
+        "nearer to the plain gradient",
         group=GROUP,
         above=0,
     )
