@@ -1,4 +1,5 @@
-"""Batches for training and evaluation, from images that live as uint8 in memory.
+"""Batches for training and evaluation: what all loaders share, and the one for images that live
+as uint8 in memory (for texts see text_loader.py).
 
 What a batch holds depends on (seed, epoch, step) alone: the order of an epoch and the choices of
 the augmentation are drawn for the whole epoch at its start, and each micro-batch takes its slice.
@@ -8,7 +9,8 @@ optimizer step.
 """
 
 import warnings
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from itertools import chain
 from typing import NamedTuple, Protocol
@@ -28,19 +30,40 @@ GPU_SHARE = 0.25
 class Batch(NamedTuple):
     """One micro-batch on the device."""
 
-    inputs: Tensor  # (n, channels, height, width) float32, normalised
+    # (n, channels, height, width) float32, normalised; of texts PackedTokens (see utils/packed.py)
+    inputs: Tensor | tuple
     targets: Tensor  # (n,) int64
     step_samples: int  # samples in the whole optimizer step that this micro-batch belongs to
     ends_step: bool  # the last micro-batch of that step
     mixing: object | None = None  # what `Draws.plan` made for it; None: it is not mixed
     # Inputs and targets of samples apart from this step, where the mixing learns from such.
-    clean: tuple[Tensor, Tensor] | None = None
+    clean: tuple[Tensor | tuple, Tensor] | None = None
 
     def tensors(self) -> Iterator[Tensor]:
         """All that lies on the device."""
-        for part in (self.inputs, self.targets, *(self.mixing or ()), *(self.clean or ())):
-            if isinstance(part, Tensor):
-                yield part
+        return _tensors(self)
+
+
+def _tensors(part) -> Iterator[Tensor]:
+    if isinstance(part, Tensor):
+        yield part
+    elif isinstance(part, tuple):
+        for inner in part:
+            yield from _tensors(inner)
+
+
+class Piece(NamedTuple):
+    """A micro-batch in an epoch's order."""
+
+    place: slice  # of its samples
+    first: int  # place of the first sample of its optimizer step
+    step_samples: int  # samples of that step
+    ends_step: bool
+
+    @property
+    def in_step(self) -> slice:
+        """Its samples, counted from the step's first one."""
+        return slice(self.place.start - self.first, self.place.stop - self.first)
 
 
 class Augmentation(Protocol):
@@ -99,13 +122,141 @@ class Normalize:
         return pixels if self.channels_last else pixels.contiguous()
 
 
-class ImageLoader:
-    """Iterates over images and labels in batches that are ready on the device.
+class Loader(ABC):
+    """Iterates over samples and labels in batches that are ready on the device.
+
+    On a GPU the next batch is made on a side stream while the current one trains. On a CPU a batch
+    is made when it is asked for: that costs a fraction of a per cent of a step.
+
+    Args:
+        labels: (samples,) int64.
+        batch_size: samples in a micro-batch.
+        step_size: samples in an optimizer step.
+        device: where the batches are needed.
+        shuffle: a new order every epoch.
+        seed: of the order, and of all else that is drawn.
+        mixing: how samples are mixed with each other; None: not at all.
+    """
+
+    def __init__(
+        self,
+        labels: np.ndarray,
+        *,
+        batch_size: int,
+        step_size: int,
+        device: torch.device,
+        shuffle: bool,
+        seed: int,
+        mixing: Mixing | None,
+    ):
+        self.device, self.batch_size, self.step_size = device, batch_size, step_size
+        self.shuffle, self.seed, self.mixing = shuffle, seed, mixing
+        self.labels = torch.from_numpy(np.ascontiguousarray(labels, dtype=np.int64))
+        if mixing is not None:
+            mixing.check(self.samples, min(self.step_size, self.samples))
+
+    @abstractmethod
+    def _inputs(
+        self, epoch: int, order: np.ndarray, pieces: list[Piece]
+    ) -> tuple[Generator, Callable[[np.ndarray], Tensor | tuple]]:
+        """The inputs of the pieces, in turn, and a function that makes those at any places in the
+        order."""
+
+    @property
+    def workers(self) -> int:
+        """Processes that read for it."""
+        return 0
+
+    @property
+    def samples(self) -> int:
+        """Samples in an epoch. In training a last step of one sample is left out of its epoch
+        (another sample every time): BatchNorm cannot take statistics of a batch of one."""
+        n = len(self.labels)
+        lone = self.shuffle and n > 1 and self.step_size > 1 and n % self.step_size == 1
+        return n - 1 if lone else n
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-self.samples // self.step_size)
+
+    def order(self, epoch: int) -> np.ndarray:
+        """(samples,) int64: the samples of an epoch in the order in which they are visited."""
+        if not self.shuffle:
+            return np.arange(len(self.labels))
+        generator = random_generator(self.seed, ORDER_STREAM, epoch)
+        return generator.permutation(len(self.labels))[: self.samples]
+
+    def epoch(self, epoch: int = 0, start_step: int = 0) -> Iterator[Batch]:
+        """The micro-batches of one epoch, from optimizer step `start_step` (of the epoch) on."""
+        makers = self._makers(epoch, start_step)
+        if self.device.type == "cuda":
+            return _one_ahead(makers, self.device)
+        return (make() for make in makers)
+
+    def _makers(self, epoch: int, start_step: int) -> Iterator[Callable[[], Batch]]:
+        order = self.order(epoch)
+        pieces = list(self._pieces(epoch, start_step))
+        inputs, inputs_at = self._inputs(epoch, order, pieces)
+        draws = self._draws(epoch, pieces, start_step)
+        with closing(inputs):
+            for piece in pieces:
+
+                def make(piece=piece) -> Batch:
+                    targets = self._targets(order[piece.place])
+                    drawn, clean = next(draws), None
+                    if drawn is not None and drawn.clean:
+                        after = self._after(piece, len(order), drawn.clean)
+                        # Made here by hand: they are few, and not every step has any.
+                        clean = inputs_at(after), self._targets(order[after])
+                    mixing = drawn and drawn.plan(targets)
+                    n, ends = piece.step_samples, piece.ends_step
+                    return Batch(next(inputs), targets, n, ends, mixing, clean)
+
+                yield make
+
+    def _draws(self, epoch: int, pieces: list[Piece], start_step: int) -> Iterator[Draws | None]:
+        """How each of the pieces is mixed."""
+        step, drawn = start_step, None
+        for piece in pieces:
+            if self.mixing is not None and piece.place.start == piece.first:
+                generator = random_generator(self.seed, MIX_STREAM, epoch, step)
+                run_step = epoch * self.steps_per_epoch + step
+                drawn = self.mixing.draw(piece.step_samples, epoch, run_step, generator)
+            yield drawn and drawn.slice(piece.in_step)
+            step += piece.ends_step
+
+    def _after(self, piece: Piece, samples: int, count: int) -> np.ndarray:
+        """Places in the order of `count` samples apart from the step that the micro-batch `piece`
+        belongs to: those that come next, and then those of the epoch's start. They were trained on
+        longest ago. Fewer where there are not as many."""
+        n = piece.step_samples
+        return (piece.first + n + np.arange(min(count, samples - n))) % samples
+
+    def _pieces(self, epoch: int, start_step: int) -> Iterator[Piece]:
+        """The micro-batches of an epoch from a step on."""
+        for first in range(start_step * self.step_size, self.samples, self.step_size):
+            n = min(self.step_size, self.samples - first)
+            for start, stop in _micro_batches(n, self.batch_size):
+                yield Piece(slice(first + start, first + stop), first, n, stop == n)
+
+    def _targets(self, index: np.ndarray) -> Tensor:
+        targets = self.labels.index_select(0, self._index(index, self.labels.device))
+        if targets.device.type != self.device.type:
+            targets = targets.pin_memory().to(self.device, non_blocking=True)
+        return targets
+
+    @staticmethod
+    def _index(index: np.ndarray, device: torch.device) -> Tensor:
+        where = torch.from_numpy(index)
+        return where.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else where
+
+
+class ImageLoader(Loader):
+    """Batches of images.
 
     On a GPU the images live there when they take at most a quarter of its free memory, else in
-    host memory; either way the next batch is made on a side stream while the current one trains.
-    On a CPU a batch is made when it is asked for: that costs a fraction of a per cent of a step.
-    With a `pool` the pictures of host memory are gathered and augmented by its processes, ahead.
+    host memory. With a `pool` the pictures of host memory are gathered and augmented by its
+    processes, ahead.
 
     Args:
         images: (pictures, height, width, channels) uint8, in memory or mapped from a file.
@@ -141,12 +292,17 @@ class ImageLoader:
         pool: WorkerPool | None = None,
         mixing: Mixing | None = None,
     ):
-        self.device = device
-        self.batch_size = batch_size
-        self.step_size = batch_size * accumulation
-        self.augment, self.shuffle, self.seed = augment, shuffle, seed
+        super().__init__(
+            labels,
+            batch_size=batch_size,
+            step_size=batch_size * accumulation,
+            device=device,
+            shuffle=shuffle,
+            seed=seed,
+            mixing=mixing,
+        )
+        self.augment = augment
         self.normalize = Normalize(mean, std, images.shape[2], device, channels_last)
-        self.labels = torch.from_numpy(np.ascontiguousarray(labels, dtype=np.int64))
         with warnings.catch_warnings():  # a map of a file is read-only, and is only read
             warnings.filterwarnings("ignore", message=".*not writable.*")
             self.images = torch.from_numpy(images)
@@ -158,95 +314,28 @@ class ImageLoader:
                 self.rows = pool = None
         self._pool = pool
         self._reader = pool.reader(images, augment) if pool is not None else None
-        self.mixing = mixing
-        if mixing is not None:
-            mixing.check(self.samples, min(self.step_size, self.samples))
 
     @property
     def workers(self) -> int:
-        """Processes that read for it."""
         return self._pool.workers if self._pool is not None else 0
 
-    @property
-    def samples(self) -> int:
-        """Samples in an epoch. In training a last step of one sample is left out of its epoch
-        (another sample every time): BatchNorm cannot take statistics of a batch of one."""
-        n = len(self.labels)
-        lone = self.shuffle and n > 1 and self.step_size > 1 and n % self.step_size == 1
-        return n - 1 if lone else n
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return -(-self.samples // self.step_size)
-
-    def order(self, epoch: int) -> np.ndarray:
-        """(samples,) int64: the samples of an epoch in the order in which they are visited."""
-        if not self.shuffle:
-            return np.arange(len(self.labels))
-        generator = random_generator(self.seed, ORDER_STREAM, epoch)
-        return generator.permutation(len(self.labels))[: self.samples]
-
-    def epoch(self, epoch: int = 0, start_step: int = 0) -> Iterator[Batch]:
-        """The micro-batches of one epoch, from optimizer step `start_step` (of the epoch) on."""
-        makers = self._makers(epoch, start_step)
-        if self.device.type == "cuda":
-            return _one_ahead(makers, self.device)
-        return (make() for make in makers)
-
-    def _makers(self, epoch: int, start_step: int) -> Iterator[Callable[[], Batch]]:
-        order, plan = self.order(epoch), None
+    def _inputs(self, epoch: int, order: np.ndarray, pieces: list[Piece]):
+        plan = None
         if self.augment is not None:
             generator = random_generator(self.seed, AUGMENT_STREAM, epoch)
             plan = self.augment.draw(len(order), generator)
         rows = order if self.rows is None else self.rows[order]
-        pieces = list(self._pieces(len(order), start_step))
-        parts = ((rows[piece], plan and plan.slice(piece)) for piece, _, _ in pieces)
+
+        def part(place) -> tuple:
+            return rows[place], plan and plan.slice(place)
+
+        def inputs_at(places: np.ndarray) -> Tensor:
+            return self._finish(self._gather(*part(places)))
+
+        parts = (part(piece.place) for piece in pieces)
         if self._pool is None:
-            inputs = (self._finish(self._gather(*part)) for part in parts)
-        else:
-            inputs = self._pool.batches(self._reader, parts, self._finish_array)
-        draws = self._draws(epoch, len(order), start_step)
-        with closing(inputs):
-            for piece, n, ends in pieces:
-
-                def make(piece=piece, n=n, ends=ends) -> Batch:
-                    targets = self._targets(order[piece])
-                    drawn, clean = next(draws), None
-                    if drawn is not None and drawn.clean:
-                        after = self._after(piece, n, len(order), drawn.clean)
-                        # Made here by hand: they are few, and not every step has any.
-                        pictures = self._gather(rows[after], plan and plan.slice(after))
-                        clean = self._finish(pictures), self._targets(order[after])
-                    mixing = drawn and drawn.plan(targets)
-                    return Batch(next(inputs), targets, n, ends, mixing, clean)
-
-                yield make
-
-    def _draws(self, epoch: int, samples: int, start_step: int) -> Iterator[Draws | None]:
-        """How each micro-batch of `_pieces` is mixed."""
-        step, drawn = start_step, None
-        for piece, n, ends in self._pieces(samples, start_step):
-            first = step * self.step_size
-            if self.mixing is not None and piece.start == first:
-                generator = random_generator(self.seed, MIX_STREAM, epoch, step)
-                run_step = epoch * self.steps_per_epoch + step
-                drawn = self.mixing.draw(n, epoch, run_step, generator)
-            yield drawn and drawn.slice(slice(piece.start - first, piece.stop - first))
-            step += ends
-
-    def _after(self, piece: slice, n: int, samples: int, count: int) -> np.ndarray:
-        """Places in the order of `count` samples apart from the step of n samples that the
-        micro-batch `piece` belongs to: those that come next, and then those of the epoch's start.
-        They were trained on longest ago. Fewer where there are not as many."""
-        first = piece.start // self.step_size * self.step_size
-        return (first + n + np.arange(min(count, samples - n))) % samples
-
-    def _pieces(self, samples: int, start_step: int) -> Iterator[tuple[slice, int, bool]]:
-        """Of each micro-batch: its place in the order, the samples of its step, if it ends it."""
-        for first in range(start_step * self.step_size, samples, self.step_size):
-            n = min(self.step_size, samples - first)
-            for start, stop in _micro_batches(n, self.batch_size):
-                yield slice(first + start, first + stop), n, stop == n
+            return (self._finish(self._gather(*each)) for each in parts), inputs_at
+        return self._pool.batches(self._reader, parts, self._finish_array), inputs_at
 
     def _gather(self, rows: np.ndarray, plan) -> Tensor:
         """(n, height, width, channels) uint8, where the images are."""
@@ -261,17 +350,6 @@ class ImageLoader:
 
     def _finish_array(self, images: np.ndarray) -> Tensor:
         return self._finish(torch.from_numpy(images))  # a new tensor: the array is used again
-
-    def _targets(self, index: np.ndarray) -> Tensor:
-        targets = self.labels.index_select(0, self._index(index, self.labels.device))
-        if targets.device.type != self.device.type:
-            targets = targets.pin_memory().to(self.device, non_blocking=True)
-        return targets
-
-    @staticmethod
-    def _index(index: np.ndarray, device: torch.device) -> Tensor:
-        where = torch.from_numpy(index)
-        return where.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else where
 
 
 def _upload(images: np.ndarray, rows: np.ndarray | None, device: torch.device) -> Tensor:

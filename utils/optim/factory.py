@@ -122,13 +122,22 @@ def products(name: str, precision: str) -> dict:
 
 def parameter_groups(model: nn.Module, weight_decay: float, decay_all: bool = False) -> list[dict]:
     """Parameters with weight decay, then those without: biases and the scales of norms, which
-    are the vectors and scalars among them (He et al., "Bag of tricks" (2019), section 3.1)."""
+    are the vectors and scalars among them (He et al., "Bag of tricks" (2019), section 3.1), and
+    the tables of embeddings, of which a step shrinks the rows that it does not use."""
+    from torch import nn
+
+    tables = {
+        parameter
+        for module in model.modules()
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag))
+        for parameter in module.parameters(recurse=False)
+    }
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    decayed = [p for p in trained if decay_all or p.ndim > 1]
-    others = [p for p in trained if not decay_all and p.ndim <= 1]
+    spared = [p for p in trained if p in tables or (p.ndim <= 1 and not decay_all)]
+    others = {*spared}
     groups = [
-        {"params": decayed, "weight_decay": weight_decay},
-        {"params": others, "weight_decay": 0.0},
+        {"params": [p for p in trained if p not in others], "weight_decay": weight_decay},
+        {"params": spared, "weight_decay": weight_decay if decay_all else 0.0},
     ]
     return [group for group in groups if group["params"]]
 
@@ -162,7 +171,7 @@ def build_optimizer(
             times the weight to the gradient, lamb to the step before that is scaled to the layer's
             norm.
         momentum: None for the default of OPTIMIZERS; no effect on those that have none there.
-        decay_all: weight decay on biases and norms too.
+        decay_all: weight decay on biases, norms and embeddings too.
         lookahead_k: steps between two synchronisations of Lookahead; None for none.
         lookahead_alpha: how far the slow weights go; no effect without `lookahead_k`.
         own: settings of this optimizer alone (`OptimizerEntry.own`).

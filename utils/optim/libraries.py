@@ -36,19 +36,25 @@ def muon(groups: list[dict], *, lr: float, momentum: float) -> Optimizer:
     networks" (2024), https://kellerjordan.github.io/posts/muon/.
 
     As recommended there, a kernel (out, in, height, width) is the matrix (out, in * height *
-    width), and the last matrix, which is the classifier's, and all that are no matrices (or too
-    narrow ones) are left to Adam, with Nesterov momentum and decoupled weight decay. Steps are
+    width), and the last matrix of the first group, which is the classifier's, those of the other
+    groups, which are tables of embeddings, and all that are no matrices (or too narrow ones) are
+    left to Adam, with Nesterov momentum and decoupled weight decay. Steps are
     scaled to those of AdamW, so that both take the same rates: Liu et al., "Muon is scalable for
     LLM training" (2025), arXiv:2502.16982, section 2.2. PyTorch's own Muon takes nothing but
     matrices, and would need a second optimizer beside it.
     """
-    matrices = [(g, p) for g in groups for p in g["params"] if p.ndim == 2]
+    group, *others = groups
+    matrices = [p for p in group["params"] if p.ndim == 2]
+    own = [group]
     if matrices:
-        group, head = matrices[-1]
+        head = matrices[-1]
         hidden = [p for p in group["params"] if p is not head]
         own = [group | {"params": hidden}] if hidden else []
         own.append(group | {"params": [head], "use_fallback": True})
-        groups = [new for g in groups for new in (own if g is group else [g])]
+    for other in others:
+        tables = any(p.ndim == 2 for p in other["params"])
+        own.append(other | {"use_fallback": True} if tables else other)
+    groups = own
     return _honouring("Muon")(groups, lr=lr, momentum=momentum, nesterov=True)
 
 

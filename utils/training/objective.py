@@ -50,6 +50,7 @@ class Classification:
             al., "Rethinking the Inception architecture" (2016), section 7.
         mixing: batches may come mixed; the sums are then SUMS + MIXED_SUMS.
         clean_accuracy: look at a part of each batch unmixed, too, in evaluation mode.
+        mixes_inside: the model mixes by itself: it is called with the plan as second argument.
     """
 
     def __init__(
@@ -59,16 +60,18 @@ class Classification:
         label_smoothing: float = 0.0,
         mixing: bool = False,
         clean_accuracy: bool = False,
+        mixes_inside: bool = False,
     ):
         self.model, self.precision, self.label_smoothing = model, precision, label_smoothing
         self.sums = SUMS + MIXED_SUMS if mixing else SUMS
-        self.clean_accuracy = clean_accuracy
+        self.clean_accuracy, self.mixes_inside = clean_accuracy, mixes_inside
 
     def __call__(self, inputs: Tensor, targets: Tensor, mixing=None) -> tuple[Tensor, Tensor]:
         """One forward pass, mixed or not.
 
         Args:
-            inputs: (n, ...).
+            inputs: (n, ...), or a tuple of another form with `first(k)`, its first k samples (see
+                utils/packed.py).
             targets: (n,) int64.
             mixing: None, or how the batch is mixed: `apply(inputs)` -> inputs, `partner` (n,)
                 int64 and `lam` (n,) (see utils/augment/mixup.py).
@@ -83,11 +86,12 @@ class Classification:
         return loss, torch.cat([sums, self._clean_sums(inputs, targets)])
 
     def logits(self, inputs: Tensor, mixing=None) -> Tensor:
-        """(n, ...) -> (n, classes). What mixes elsewhere than at the input begins here."""
-        if mixing is not None:
+        """(n, ...) -> (n, classes)."""
+        inside = () if mixing is None or not self.mixes_inside else (mixing,)
+        if mixing is not None and not inside:
             inputs = mixing.apply(inputs)
         with self.precision.autocast():
-            return self.model(inputs)
+            return self.model(inputs, *inside)
 
     def losses(self, logits: Tensor, targets: Tensor, mixing=None) -> Tensor:
         """(n, classes), (n,) -> the loss of each sample (n,)."""
@@ -104,14 +108,15 @@ class Classification:
         BatchNorm, and no random number is drawn."""
         if not self.clean_accuracy:
             return torch.zeros(2, dtype=torch.float64, device=targets.device)
-        part = slice(-(-len(targets) // CLEAN_PART))
+        part = -(-len(targets) // CLEAN_PART)
+        inputs = inputs[:part] if isinstance(inputs, Tensor) else inputs.first(part)
         training = [module for module in self.model.modules() if module.training]
         self.model.eval()
         with torch.no_grad():
-            logits = self.logits(inputs[part])
+            logits = self.logits(inputs)
         for module in training:
             module.training = True
-        correct = (logits.argmax(1) == targets[part]).sum()
+        correct = (logits.argmax(1) == targets[:part]).sum()
         return torch.stack([correct, torch.full_like(correct, len(logits))]).double()
 
 

@@ -1,0 +1,202 @@
+"""Batches of texts of similar lengths, so that next to nothing is computed for padding."""
+
+import numpy as np
+import torch
+
+from utils.data.loader import (
+    ORDER_STREAM,
+    Loader,
+    Mixing,
+    Piece,
+    _micro_batches,
+    random_generator,
+)
+from utils.errors import UserError
+from utils.packed import PackedTokens, pack
+
+
+class TextLoader(Loader):
+    """Batches of texts, packed without padding (see utils/packed.py).
+
+    In training an epoch's random order is cut into buckets, each is sorted by length, the sorted
+    texts are cut into optimizer steps, and the steps are shuffled, and the texts within each. So
+    the texts of a step are about equally long, and which of them meet differs from epoch to epoch.
+    Evaluation goes from the longest text to the shortest: what memory there has to be is needed at
+    once. `order` tells which text is where.
+
+    Args:
+        tokens: (all,) of any integer type, in memory or mapped from a file.
+        offsets: (texts + 1,) int64, where each text begins in `tokens`; none is empty.
+        labels: (samples,) int64.
+        batch_size: samples in a micro-batch.
+        device: where the batches are needed.
+        accumulation: micro-batches in an optimizer step.
+        max_len: tokens of a text that are kept, its first ones.
+        shuffle: a new order every epoch, else by length.
+        seed: of the order.
+        batch_tokens: tokens in a micro-batch, about, in place of `batch_size` samples: all steps
+            of an epoch have about equally many. A micro-batch then has a multiple of the block of
+            `mixing` samples. None: batches of `batch_size`.
+        bucket_batches: optimizer steps in a bucket, at least; the texts of a step are the more
+            alike in length, and less random, the more it is.
+        rows: (samples,) int64, which of the texts each sample is; None: all, in order.
+        mixing: how samples are mixed with each other; None: not at all.
+    """
+
+    def __init__(
+        self,
+        tokens: np.ndarray,
+        offsets: np.ndarray,
+        labels: np.ndarray,
+        *,
+        batch_size: int,
+        device: torch.device,
+        accumulation: int = 1,
+        max_len: int,
+        shuffle: bool = False,
+        seed: int = 0,
+        batch_tokens: int | None = None,
+        bucket_batches: int = 50,
+        rows: np.ndarray | None = None,
+        mixing: Mixing | None = None,
+    ):
+        starts, lengths = offsets[:-1], np.diff(offsets)
+        if rows is not None:
+            starts, lengths = starts[rows], lengths[rows]
+        if len(starts) != len(labels):
+            raise ValueError(f"{len(labels)} labels, but {len(starts)} texts")
+        if lengths.min(initial=1) < 1:
+            raise ValueError("a text without tokens: each begins with one of its own, at least")
+        self.tokens, self.max_len = tokens.view(np.ndarray), max_len
+        self.starts, self.lengths = np.ascontiguousarray(starts), np.minimum(lengths, max_len)
+        self.accumulation, self.bucket_batches = accumulation, bucket_batches
+        self.token_steps, step_size = None, batch_size * accumulation
+        if batch_tokens is not None:
+            self.token_steps = self._count_steps(batch_tokens)
+            step_size = round(len(labels) / self.token_steps)  # the mean: speeds are told by it
+        self._made: tuple[int, np.ndarray, np.ndarray] | None = None
+        super().__init__(
+            labels,
+            batch_size=batch_size,
+            step_size=step_size,
+            device=device,
+            shuffle=shuffle,
+            seed=seed,
+            mixing=mixing,
+        )
+
+    def _count_steps(self, batch_tokens: int) -> int:
+        total = int(self.lengths.sum())
+        steps = -(-total // (batch_tokens * self.accumulation))
+        if steps > len(self.lengths):
+            raise UserError(
+                f"--batch_tokens {batch_tokens} is less than a text has, "
+                f"{total / len(self.lengths):.0f} in the mean: take more"
+            )
+        return steps
+
+    @property
+    def samples(self) -> int:
+        return super().samples if self.token_steps is None else len(self.labels)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return super().steps_per_epoch if self.token_steps is None else self.token_steps
+
+    def order(self, epoch: int) -> np.ndarray:
+        """(samples,) int64: the samples of an epoch in the order in which they are visited. What
+        is predicted in this order, put in its place: result[loader.order(0)] = predicted."""
+        return self._steps(epoch)[0]
+
+    def padding(self, epoch: int = 0) -> float:
+        """Share of the padded layout of an epoch's micro-batches that is padding, 0 to 1."""
+        lengths, pieces = self.lengths[self.order(epoch)], list(self._pieces(epoch, 0))
+        longest = np.maximum.reduceat(lengths, [piece.place.start for piece in pieces])
+        padded = longest @ [piece.place.stop - piece.place.start for piece in pieces]
+        return 1 - lengths.sum() / padded
+
+    def _steps(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """(samples,) int64, the order of an epoch, and (steps + 1,) int64, where in it each step
+        begins and the last one ends."""
+        epoch = epoch if self.shuffle else 0
+        if self._made is None or self._made[0] != epoch:
+            self._made = (epoch, *self._shuffled(epoch))
+        return self._made[1:]
+
+    def _shuffled(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        if not self.shuffle:
+            order = np.argsort(-self.lengths, kind="stable")
+            return order, self._borders(order, 0)
+        generator = random_generator(self.seed, ORDER_STREAM, epoch)
+        order = generator.permutation(len(self.labels))[: self.samples]
+        # The last step is smaller where the samples do not come out even: texts at random, since
+        # those that a bucket leaves over would always be its longest.
+        rest = 0 if self.token_steps is not None else self.samples % self.step_size
+        body = len(order) - rest
+        order[:body] = self._by_buckets(order[:body])
+        borders = self._borders(order, rest)
+        sizes = np.diff(borders)
+        turn = np.arange(len(sizes))  # which step comes when
+        whole = len(sizes) - bool(rest)
+        turn[:whole] = generator.permutation(whole)
+        keys = generator.random(len(order)), np.repeat(np.argsort(turn), sizes)
+        return order[np.lexsort(keys)], np.append(0, np.cumsum(sizes[turn]))
+
+    def _by_buckets(self, order: np.ndarray) -> np.ndarray:
+        """Each bucket of the order sorted by length, up and down by turns, so that a step that
+        lies across a border of two has texts of similar lengths too."""
+        if not len(order):
+            return order
+        steps = self.token_steps or len(order) // self.step_size
+        buckets = max(1, steps // self.bucket_batches)
+        firsts = np.arange(buckets) * steps // buckets * len(order) // steps
+        bucket = np.repeat(np.arange(buckets), np.diff(firsts, append=len(order)))
+        signed = np.where(bucket % 2, -1, 1) * self.lengths[order]
+        return order[np.lexsort((signed, bucket))]
+
+    def _borders(self, order: np.ndarray, rest: int) -> np.ndarray:
+        """(steps + 1,) int64: where each step begins in the order, and where the last one ends."""
+        if self.token_steps is None:
+            whole = np.arange(0, len(order) - rest + 1, self.step_size)
+            return whole if whole[-1] == len(order) else np.append(whole, len(order))
+        return even_borders(self.lengths[order], self.token_steps)
+
+    def _pieces(self, epoch: int, start_step: int):
+        _, borders = self._steps(epoch)
+        for first, end in zip(borders[start_step:-1].tolist(), borders[start_step + 1 :].tolist()):
+            n = end - first
+            for start, stop in _micro_batches(n, self._micro_size(n)):
+                yield Piece(slice(first + start, first + stop), first, n, stop == n)
+
+    def _micro_size(self, n: int) -> int:
+        """Samples of a micro-batch of a step of n; no border of it cuts a block of the mixing."""
+        if self.token_steps is None:
+            return self.batch_size
+        block = getattr(self.mixing, "block", 1)
+        return -(-n // (self.accumulation * block)) * block
+
+    def _inputs(self, epoch: int, order: np.ndarray, pieces: list[Piece]):
+        def inputs_at(place) -> PackedTokens:
+            samples = order[place]
+            return pack(self.tokens, self.starts[samples], self.lengths[samples], self.device)
+
+        return (inputs_at(piece.place) for piece in pieces), inputs_at
+
+
+def even_borders(lengths: np.ndarray, steps: int) -> np.ndarray:
+    """Cuts texts, in their order, into steps of about equally many tokens.
+
+    Args:
+        lengths: (n,), tokens of each text.
+        steps: 1 to n.
+    Returns:
+        (steps + 1,) int64, from 0 to n; each step has a text, and two where there are as many.
+    """
+    n, least = len(lengths), 2 if 2 * steps <= len(lengths) else 1
+    ends = np.cumsum(lengths)
+    wanted = ends[-1] / steps * np.arange(steps + 1)
+    # A text belongs to the step that its middle lies in.
+    borders = np.searchsorted(ends - lengths / 2, wanted)
+    room = least * np.arange(steps + 1)
+    borders = np.maximum.accumulate(borders - room) + room
+    return np.minimum(borders, n - least * steps + room)

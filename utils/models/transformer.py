@@ -1,0 +1,264 @@
+"""A Transformer encoder that classifies texts, and computes nothing for padding.
+
+Vaswani et al., "Attention is all you need" (2017), with the norm before each branch as in Xiong et
+al., "On layer normalization in the transformer architecture" (2020), arXiv:2002.04745. All layers
+but attention see the tokens of a batch as one row, without padding. Attention needs them text by
+text: on a GPU in half precision `varlen_attn` reads them from that row; else they are spread over
+the padded layout, in which a mask keeps the padding out, and collected from it.
+
+Texts are mixed in one of two places. "embeddings": Guo, Mao and Zhang, "Augmenting data with mixup
+for sentence classification" (2019), arXiv:1905.08941, wordMixup; "sentence": the representation
+that the classifier reads, senMixup there.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from utils.packed import PackedTokens
+
+try:
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:  # before torch 2.10
+    varlen_attn = None
+
+POOLINGS = ("cls", "mean")
+MIXUP_PLACES = ("sentence", "embeddings")
+PAD = 0  # the id that fills up a padded tensor of ids
+
+
+class Layout(NamedTuple):
+    """Which rows of a tensor (rows, width) are the tokens of which text.
+
+    Packed, the rows are the real tokens. On the grid (`place` is None) they are n * longest, and
+    those beyond a text's end hold numbers that nothing reads.
+    """
+
+    n: int
+    longest: int
+    lengths: Tensor  # (n,) int64
+    keys: Tensor | None  # (n, 1, 1, longest) bool: the real tokens; None: all are
+    place: Tensor | None = None  # (rows,) int64, on the grid
+    offsets: Tensor | None = None  # (n + 1,) int32: where each text's rows begin
+
+    def spread(self, rows: Tensor) -> Tensor:
+        """(rows, width) -> (n, longest, width), 0 beyond a text's end where it is packed."""
+        if self.place is not None and (self.keys is not None):
+            grid = rows.new_zeros(self.n * self.longest, rows.shape[1])
+            rows = grid.index_copy_(0, self.place, rows)
+        return rows.view(self.n, self.longest, rows.shape[1])
+
+    def collect(self, grid: Tensor) -> Tensor:
+        """(n, longest, width) -> (rows, width)."""
+        rows = grid.reshape(self.n * self.longest, grid.shape[2])
+        packed = self.place is not None and self.keys is not None
+        return rows.index_select(0, self.place) if packed else rows
+
+    def first(self, rows: Tensor) -> Tensor:
+        """(rows, width) -> (n, width): each text's first token."""
+        if self.place is not None:
+            return rows.index_select(0, self.offsets[:-1])
+        return rows.view(self.n, self.longest, rows.shape[1])[:, 0]
+
+    def mean(self, rows: Tensor) -> Tensor:
+        """(rows, width) -> (n, width), over each text's tokens."""
+        grid = self.spread(rows)
+        if self.keys is not None and self.place is None:
+            grid = grid * self.keys.view(self.n, self.longest, 1)
+        return grid.sum(1) / self.lengths[:, None]
+
+
+def packed_layout(texts: PackedTokens) -> Layout:
+    n, longest = texts.samples, texts.longest
+    lengths = texts.offsets.diff().long()
+    full = texts.ids.shape[0] == n * longest  # known to the host
+    keys = None if full else _keys(lengths, longest)
+    return Layout(n, longest, lengths, keys, texts.place, texts.offsets)
+
+
+def grid_layout(lengths: Tensor, longest: int) -> Layout:
+    return Layout(lengths.shape[0], longest, lengths, _keys(lengths, longest))
+
+
+def _keys(lengths: Tensor, longest: int) -> Tensor:
+    position = torch.arange(longest, device=lengths.device)
+    return (position < lengths[:, None])[:, None, None]
+
+
+class Attention(nn.Module):
+    """Every token looks at all tokens of its text; (rows, dim) -> (rows, dim)."""
+
+    def __init__(self, dim: int, heads: int, dropout: float):
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.out = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, 1)  # (rows, dim) each
+        dropout = self.dropout if self.training else 0.0
+        if layout.place is not None and not dropout and _varlen_works(q, self.heads):
+            q, k, v = (part.unflatten(1, (self.heads, -1)) for part in (q, k, v))
+            ends, longest = layout.offsets, layout.longest
+            return self.out(varlen_attn(q, k, v, ends, ends, longest, longest).flatten(1))
+        q, k, v = (
+            layout.spread(part).unflatten(2, (self.heads, -1)).transpose(1, 2)
+            for part in (q, k, v)
+        )  # (n, heads, longest, dim / heads)
+        mixed = F.scaled_dot_product_attention(q, k, v, layout.keys, dropout)
+        return self.out(layout.collect(mixed.transpose(1, 2).flatten(2)))
+
+
+def _varlen_works(q: Tensor, heads: int) -> bool:
+    """Attention over packed rows: FlashAttention, in half precision. It knows no dropout, its
+    gradient has no gradient, and its order of addition is not fixed."""
+    width = q.shape[1] // heads
+    return (
+        varlen_attn is not None
+        and q.device.type == "cuda"
+        and q.dtype in (torch.bfloat16, torch.float16)
+        and width % 8 == 0
+        and width <= 256
+        and torch.backends.cuda.flash_sdp_enabled()
+        and not torch.are_deterministic_algorithms_enabled()
+        and torch.cuda.get_device_capability(q.device) >= (8, 0)
+    )
+
+
+class EncoderLayer(nn.Module):
+    """x + attention(norm(x)), then x + ffn(norm(x)); (rows, dim) -> (rows, dim)."""
+
+    def __init__(self, dim: int, heads: int, ffn: int, dropout: float, attention_dropout: float):
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dim)
+        self.attention = Attention(dim, heads, attention_dropout)
+        self.norm2 = nn.LayerNorm(dim)
+        self.fc1 = nn.Linear(dim, ffn)
+        self.fc2 = nn.Linear(ffn, dim)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
+        x = x + self.dropout(self.attention(self.norm1(x), layout))
+        hidden = self.dropout(F.gelu(self.fc1(self.norm2(x))))
+        return x + self.dropout(self.fc2(hidden))
+
+
+class Transformer(nn.Module):
+    """Texts -> logits (n, classes).
+
+    Args:
+        vocab_size: number of token ids; id 0 is padding.
+        classes: number of logits.
+        layers: of the encoder.
+        dim: width of a token's representation, a multiple of `heads`.
+        heads: of attention.
+        ffn: width of the hidden layer that follows attention.
+        max_len: most tokens of a text.
+        dropout: share set to 0 in training: of the embeddings, the output of attention and of the
+            layer that follows it, that layer's hidden values and what the classifier reads.
+        attention_dropout: of the weights of attention; None: `dropout`. Above 0 the fused kernels
+            of attention are left to evaluation, but on GPUs.
+        pooling: what the classifier reads: "cls", the first token of a text, or "mean", of all.
+        mixup_at: where a plan mixes the texts: "sentence" or "embeddings" (see above).
+    """
+
+    HEAD = "head"  # the layer that depends on the classes: a transfer to others starts it anew
+    mixes_inside = True  # forward takes the plan by which the texts are mixed
+
+    def __init__(
+        self,
+        vocab_size: int,
+        classes: int,
+        layers: int = 6,
+        dim: int = 512,
+        heads: int = 8,
+        ffn: int = 1024,
+        max_len: int = 256,
+        dropout: float = 0.1,
+        attention_dropout: float | None = None,
+        pooling: str = "cls",
+        mixup_at: str = "sentence",
+    ):
+        super().__init__()
+        if dim % heads:
+            raise ValueError(f"dim is a multiple of heads, and {dim} is none of {heads}")
+        if pooling not in POOLINGS:
+            raise ValueError(f"pooling is one of {POOLINGS}, not {pooling!r}")
+        if mixup_at not in MIXUP_PLACES:
+            raise ValueError(f"mixup_at is one of {MIXUP_PLACES}, not {mixup_at!r}")
+        attention_dropout = dropout if attention_dropout is None else attention_dropout
+        for rate in (dropout, attention_dropout):
+            if not 0 <= rate < 1:
+                raise ValueError(f"dropout lies between 0 and below 1, not {rate}")
+        self.max_len, self.pooling, self.mixup_at = max_len, pooling, mixup_at
+        self.tokens = nn.Embedding(vocab_size, dim)
+        self.positions = nn.Embedding(max_len, dim)
+        self.layers = nn.ModuleList(
+            EncoderLayer(dim, heads, ffn, dropout, attention_dropout) for _ in range(layers)
+        )
+        self.norm = nn.LayerNorm(dim)
+        self.head = nn.Linear(dim, classes)
+        self.dropout = nn.Dropout(dropout)
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                nn.init.trunc_normal_(module.weight, std=0.02)
+            if isinstance(module, nn.Linear):
+                nn.init.zeros_(module.bias)
+
+    def forward(self, inputs: PackedTokens | Tensor, mixing=None) -> Tensor:
+        """Logits (n, classes).
+
+        Args:
+            inputs: PackedTokens, or ids (n, length) int64, padded at the end with 0. The first
+                token of a text is never taken for padding.
+            mixing: None, or how the texts are mixed: `apply` (n, ...) -> (n, ...), `partner` (n,)
+                int64 and `lam` (n,) (see utils/augment/mixup.py). As embeddings a text counts as
+                zeros beyond its end, and one with weight 0 for nothing.
+        """
+        if isinstance(inputs, Tensor):
+            x, layout = self._embed_grid(inputs)
+        else:
+            x, layout = self._embed_packed(inputs)
+        if mixing is not None and self.mixup_at == "embeddings":
+            x, layout = _mix_embeddings(x, layout, mixing)
+        x = self.dropout(x)
+        for layer in self.layers:
+            x = layer(x, layout)
+        if self.pooling == "cls":
+            x = self.norm(layout.first(x))  # (n, dim)
+        else:
+            x = layout.mean(self.norm(x))
+        if mixing is not None and self.mixup_at == "sentence":
+            x = mixing.apply(x)
+        return self.head(self.dropout(x))
+
+    def _embed_packed(self, texts: PackedTokens) -> tuple[Tensor, Layout]:
+        self._check(texts.longest)
+        position = texts.place.remainder(texts.longest)
+        return self.tokens(texts.ids) + self.positions(position), packed_layout(texts)
+
+    def _embed_grid(self, ids: Tensor) -> tuple[Tensor, Layout]:
+        n, length = ids.shape
+        if not torch.compiler.is_compiling():  # an exported graph states it as its range
+            self._check(length)
+        x = self.tokens(ids) + self.positions.weight[:length]  # (n, length, dim)
+        lengths = (ids != PAD).sum(1).clamp_min(1)
+        return x.flatten(0, 1), grid_layout(lengths, length)
+
+    def _check(self, longest: int) -> None:
+        if longest > self.max_len:
+            raise ValueError(f"a text of {longest} tokens, and max_len is {self.max_len}")
+
+
+def _mix_embeddings(x: Tensor, layout: Layout, mixing) -> tuple[Tensor, Layout]:
+    """Rows of a grid, on which a text is as long as the longer one of those mixed."""
+    grid = layout.spread(x)  # (n, longest, dim)
+    if layout.place is None:  # the embedding of padding is no zero
+        grid = grid * layout.keys.view(layout.n, layout.longest, 1)
+    lam, own = mixing.lam.detach(), layout.lengths
+    lengths = torch.maximum(own * (lam > 0), own[mixing.partner] * (lam < 1))
+    return mixing.apply(grid).flatten(0, 1), grid_layout(lengths, layout.longest)

@@ -1,0 +1,67 @@
+"""Texts of different lengths as one row of tokens: what the loader makes and the model reads."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class PackedTokens(NamedTuple):
+    """n texts, their tokens one after the other, without padding.
+
+    `len` of it is the number of its fields, and a slice of it some of them: `samples` and
+    `first` are what is meant.
+    """
+
+    ids: Tensor  # (tokens,) int64
+    # (tokens,) int64: sample * longest + position, the token's place in the padded layout
+    place: Tensor
+    offsets: Tensor  # (n + 1,) int32: where each text begins, and where the last one ends
+    longest: int  # no text has more tokens than this
+    borders: np.ndarray  # (n + 1,) int64: `offsets` on the host, which so never asks the device
+
+    @property
+    def samples(self) -> int:
+        return len(self.borders) - 1
+
+    @property
+    def device(self) -> torch.device:
+        return self.ids.device
+
+    def first(self, k: int) -> PackedTokens:
+        """The first k texts, in the same memory; all of them where there are no more."""
+        k = min(k, self.samples)
+        tokens = int(self.borders[k])
+        return self._replace(
+            ids=self.ids[:tokens],
+            place=self.place[:tokens],
+            offsets=self.offsets[: k + 1],
+            borders=self.borders[: k + 1],
+        )
+
+
+def pack(
+    tokens: np.ndarray, starts: np.ndarray, lengths: np.ndarray, device: torch.device
+) -> PackedTokens:
+    """Texts out of one long row of tokens, on the device; the host does not wait for it.
+
+    Args:
+        tokens: (all,) of any integer type, in memory or mapped from a file.
+        starts: (n,) int64, where each text begins in `tokens`.
+        lengths: (n,) int64, its tokens, at least 1.
+    """
+    n, longest = len(lengths), int(lengths.max())
+    borders = np.zeros(n + 1, np.int64)
+    np.cumsum(lengths, out=borders[1:])
+    token = np.arange(borders[-1])
+    both = np.empty((2, len(token)), np.int64)
+    both[0] = tokens[token + np.repeat(starts - borders[:-1], lengths)]
+    both[1] = token + np.repeat(np.arange(0, n * longest, longest) - borders[:-1], lengths)
+    moved, offsets = torch.from_numpy(both), torch.from_numpy(borders.astype(np.int32))
+    if device.type == "cuda":
+        moved = moved.pin_memory().to(device, non_blocking=True)
+        offsets = offsets.pin_memory().to(device, non_blocking=True)
+    return PackedTokens(moved[0], moved[1], offsets, longest, borders)
