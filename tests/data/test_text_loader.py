@@ -187,7 +187,7 @@ def test_the_texts_of_a_step_are_of_similar_lengths():
     assert loader.padding() == pytest.approx(1 - loader.lengths.sum() / total)
     means = np.array([lengths.mean() for lengths in measured])
     assert abs(np.corrcoef(means[:-1], means[1:])[0, 1]) < 0.3  # steps come in no order
-    for lengths in measured[:5]:
+    for lengths in (each for each in measured if np.ptp(each) > 1):
         assert not (np.diff(lengths) >= 0).all() and not (np.diff(lengths) <= 0).all()
     first = {frozenset(visited([batch])) for batch in loader.epoch(0)}
     again = {frozenset(visited([batch])) for batch in loader.epoch(1)}

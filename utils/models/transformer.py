@@ -31,10 +31,38 @@ MIXUP_PLACES = ("sentence", "embeddings")
 PAD = 0  # the id that fills up a padded tensor of ids
 
 
+class _Spread(torch.autograd.Function):
+    """(rows, width) -> (size, width), where `place` says, and 0 elsewhere. The places differ, so
+    that the gradient only has to be collected, and the other way round: PyTorch would add it up."""
+
+    @staticmethod
+    def forward(ctx, rows: Tensor, place: Tensor, size: int) -> Tensor:
+        ctx.save_for_backward(place)
+        return rows.new_zeros(size, rows.shape[1]).index_copy_(0, place, rows)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        return _Collect.apply(grad, *ctx.saved_tensors), None, None
+
+
+class _Collect(torch.autograd.Function):
+    """(size, width) -> (rows, width)."""
+
+    @staticmethod
+    def forward(ctx, grid: Tensor, place: Tensor) -> Tensor:
+        ctx.save_for_backward(place)
+        ctx.size = grid.shape[0]
+        return grid.index_select(0, place)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        return _Spread.apply(grad, *ctx.saved_tensors, ctx.size), None
+
+
 class Layout(NamedTuple):
     """Which rows of a tensor (rows, width) are the tokens of which text.
 
-    Packed, the rows are the real tokens. On the grid (`place` is None) they are n * longest, and
+    Packed, the rows are the real tokens. On the grid (`offsets` is None) they are n * longest, and
     those beyond a text's end hold numbers that nothing reads.
     """
 
@@ -42,42 +70,43 @@ class Layout(NamedTuple):
     longest: int
     lengths: Tensor  # (n,) int64
     keys: Tensor | None  # (n, 1, 1, longest) bool: the real tokens; None: all are
-    place: Tensor | None = None  # (rows,) int64, on the grid
+    place: Tensor | None = None  # (rows,) int64, on the grid; None: it is the grid's own order
     offsets: Tensor | None = None  # (n + 1,) int32: where each text's rows begin
 
     def spread(self, rows: Tensor) -> Tensor:
         """(rows, width) -> (n, longest, width), 0 beyond a text's end where it is packed."""
-        if self.place is not None and (self.keys is not None):
-            grid = rows.new_zeros(self.n * self.longest, rows.shape[1])
-            rows = grid.index_copy_(0, self.place, rows)
+        if self.place is not None:
+            rows = _Spread.apply(rows, self.place, self.n * self.longest)
         return rows.view(self.n, self.longest, rows.shape[1])
 
     def collect(self, grid: Tensor) -> Tensor:
         """(n, longest, width) -> (rows, width)."""
         rows = grid.reshape(self.n * self.longest, grid.shape[2])
-        packed = self.place is not None and self.keys is not None
-        return rows.index_select(0, self.place) if packed else rows
+        return rows if self.place is None else _Collect.apply(rows, self.place)
 
     def first(self, rows: Tensor) -> Tensor:
         """(rows, width) -> (n, width): each text's first token."""
         if self.place is not None:
-            return rows.index_select(0, self.offsets[:-1])
+            return _Collect.apply(rows, self.offsets[:-1].long())
         return rows.view(self.n, self.longest, rows.shape[1])[:, 0]
 
     def mean(self, rows: Tensor) -> Tensor:
         """(rows, width) -> (n, width), over each text's tokens."""
-        grid = self.spread(rows)
-        if self.keys is not None and self.place is None:
-            grid = grid * self.keys.view(self.n, self.longest, 1)
-        return grid.sum(1) / self.lengths[:, None]
+        return self.real(self.spread(rows)).sum(1) / self.lengths[:, None]
+
+    def real(self, grid: Tensor) -> Tensor:
+        """(n, longest, width), 0 beyond a text's end."""
+        if self.place is not None or self.keys is None:
+            return grid
+        return grid * self.keys.view(self.n, self.longest, 1)
 
 
 def packed_layout(texts: PackedTokens) -> Layout:
     n, longest = texts.samples, texts.longest
     lengths = texts.offsets.diff().long()
-    full = texts.ids.shape[0] == n * longest  # known to the host
-    keys = None if full else _keys(lengths, longest)
-    return Layout(n, longest, lengths, keys, texts.place, texts.offsets)
+    if texts.ids.shape[0] == n * longest:  # known to the host: there is no padding
+        return Layout(n, longest, lengths, None, None, texts.offsets)
+    return Layout(n, longest, lengths, _keys(lengths, longest), texts.place, texts.offsets)
 
 
 def grid_layout(lengths: Tensor, longest: int) -> Layout:
@@ -90,7 +119,7 @@ def _keys(lengths: Tensor, longest: int) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Every token looks at all tokens of its text; (rows, dim) -> (rows, dim)."""
+    """Every token looks at all tokens of its text."""
 
     def __init__(self, dim: int, heads: int, dropout: float):
         super().__init__()
@@ -98,19 +127,31 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(dim, 3 * dim)
         self.out = nn.Linear(dim, dim)
 
-    def forward(self, x: Tensor, layout: Layout) -> Tensor:
-        q, k, v = self.qkv(x).chunk(3, 1)  # (rows, dim) each
+    def forward(self, x: Tensor, layout: Layout, first_only: bool = False) -> Tensor:
+        """(rows, dim) -> the same, or (n, dim), for the first token of each text only."""
+        if first_only:
+            dim = x.shape[1]
+            weight, bias = self.qkv.weight, self.qkv.bias
+            q = F.linear(layout.first(x), weight[:dim], bias[:dim])  # (n, dim)
+            k, v = F.linear(x, weight[dim:], bias[dim:]).chunk(2, 1)  # (rows, dim) each
+        else:
+            q, k, v = self.qkv(x).chunk(3, 1)
         dropout = self.dropout if self.training else 0.0
-        if layout.place is not None and not dropout and _varlen_works(q, self.heads):
+        if layout.offsets is not None and not dropout and _varlen_works(q, self.heads):
             q, k, v = (part.unflatten(1, (self.heads, -1)) for part in (q, k, v))
             ends, longest = layout.offsets, layout.longest
-            return self.out(varlen_attn(q, k, v, ends, ends, longest, longest).flatten(1))
+            q_ends, q_longest = ends, longest
+            if first_only:
+                q_ends, q_longest = torch.arange(layout.n + 1, device=ends.device).int(), 1
+            return self.out(varlen_attn(q, k, v, q_ends, ends, q_longest, longest).flatten(1))
+        q = q[:, None] if first_only else layout.spread(q)
         q, k, v = (
-            layout.spread(part).unflatten(2, (self.heads, -1)).transpose(1, 2)
-            for part in (q, k, v)
-        )  # (n, heads, longest, dim / heads)
+            part.unflatten(2, (self.heads, -1)).transpose(1, 2)
+            for part in (q, layout.spread(k), layout.spread(v))
+        )  # (n, heads, 1 or longest, dim / heads)
         mixed = F.scaled_dot_product_attention(q, k, v, layout.keys, dropout)
-        return self.out(layout.collect(mixed.transpose(1, 2).flatten(2)))
+        mixed = mixed.transpose(1, 2).flatten(2)  # (n, 1 or longest, dim)
+        return self.out(mixed[:, 0] if first_only else layout.collect(mixed))
 
 
 def _varlen_works(q: Tensor, heads: int) -> bool:
@@ -130,7 +171,7 @@ def _varlen_works(q: Tensor, heads: int) -> bool:
 
 
 class EncoderLayer(nn.Module):
-    """x + attention(norm(x)), then x + ffn(norm(x)); (rows, dim) -> (rows, dim)."""
+    """x + attention(norm(x)), then x + ffn(norm(x))."""
 
     def __init__(self, dim: int, heads: int, ffn: int, dropout: float, attention_dropout: float):
         super().__init__()
@@ -141,8 +182,10 @@ class EncoderLayer(nn.Module):
         self.fc2 = nn.Linear(ffn, dim)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, layout: Layout) -> Tensor:
-        x = x + self.dropout(self.attention(self.norm1(x), layout))
+    def forward(self, x: Tensor, layout: Layout, first_only: bool = False) -> Tensor:
+        """(rows, dim) -> the same, or (n, dim), of the first token of each text only."""
+        attended = self.dropout(self.attention(self.norm1(x), layout, first_only))
+        x = (layout.first(x) if first_only else x) + attended
         hidden = self.dropout(F.gelu(self.fc1(self.norm2(x))))
         return x + self.dropout(self.fc2(hidden))
 
@@ -184,6 +227,8 @@ class Transformer(nn.Module):
         mixup_at: str = "sentence",
     ):
         super().__init__()
+        if layers < 1:
+            raise ValueError(f"layers is at least 1, not {layers}")
         if dim % heads:
             raise ValueError(f"dim is a multiple of heads, and {dim} is none of {heads}")
         if pooling not in POOLINGS:
@@ -225,13 +270,13 @@ class Transformer(nn.Module):
             x, layout = self._embed_packed(inputs)
         if mixing is not None and self.mixup_at == "embeddings":
             x, layout = _mix_embeddings(x, layout, mixing)
-        x = self.dropout(x)
-        for layer in self.layers:
-            x = layer(x, layout)
-        if self.pooling == "cls":
-            x = self.norm(layout.first(x))  # (n, dim)
-        else:
-            x = layout.mean(self.norm(x))
+        x, cls = self.dropout(x), self.pooling == "cls"
+        for index, layer in enumerate(self.layers):
+            last = index == len(self.layers) - 1
+            x = layer(x, layout, first_only=cls and last)
+        x = self.norm(x)
+        if not cls:
+            x = layout.mean(x)  # (n, dim)
         if mixing is not None and self.mixup_at == "sentence":
             x = mixing.apply(x)
         return self.head(self.dropout(x))
@@ -256,9 +301,7 @@ class Transformer(nn.Module):
 
 def _mix_embeddings(x: Tensor, layout: Layout, mixing) -> tuple[Tensor, Layout]:
     """Rows of a grid, on which a text is as long as the longer one of those mixed."""
-    grid = layout.spread(x)  # (n, longest, dim)
-    if layout.place is None:  # the embedding of padding is no zero
-        grid = grid * layout.keys.view(layout.n, layout.longest, 1)
+    grid = layout.real(layout.spread(x))  # (n, longest, dim)
     lam, own = mixing.lam.detach(), layout.lengths
     lengths = torch.maximum(own * (lam > 0), own[mixing.partner] * (lam < 1))
     return mixing.apply(grid).flatten(0, 1), grid_layout(lengths, layout.longest)
