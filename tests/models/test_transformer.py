@@ -76,10 +76,8 @@ def reference(ours: Transformer, ids: torch.Tensor, layers, lam=None, partner=No
     for layer in layers:
         x = layer(x, src_key_padding_mask=~real)
     x = F.layer_norm(x, x.shape[-1:], ours.norm.weight, ours.norm.bias)
-    if ours.pooling == "cls":
-        x = x[:, 0]
-    else:
-        x = (x * real[:, :, None]).sum(1) / real.sum(1)[:, None]
+    mean = (x * real[:, :, None]).sum(1) / real.sum(1)[:, None]
+    x = x[:, 0] if ours.pooling == "cls" else mean
     if lam is not None and ours.mixup_at == "sentence":
         x = lam[:, None] * x + (1 - lam)[:, None] * x[partner]
     return x @ ours.head.weight.T + ours.head.bias

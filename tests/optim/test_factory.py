@@ -247,6 +247,41 @@ def test_no_decay_on_vectors_unless_asked():
     assert everything["params"] == list(model.parameters())
 
 
+def text_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.ModuleDict(
+        {
+            "tokens": nn.Embedding(9, 6), "bag": nn.EmbeddingBag(5, 6), "hidden": nn.Linear(6, 8),
+            "norm": nn.LayerNorm(8), "head": nn.Linear(8, 4),
+        }
+    )  # fmt: skip
+
+
+def test_no_decay_on_embeddings_unless_asked():
+    model = text_model()
+    decayed, others = parameter_groups(model, 0.1)
+    assert decayed["params"] == [model["hidden"].weight, model["head"].weight]
+    assert others["weight_decay"] == 0.0 and len(others["params"]) == 6
+    groups = parameter_groups(model, 0.1, decay_all=True)
+    assert [group["weight_decay"] for group in groups] == [0.1, 0.1]
+    assert {p for g in groups for p in g["params"]} == {*model.parameters()}
+    model["tokens"].requires_grad_(False)
+    assert len(parameter_groups(model, 0.1)[1]["params"]) == 5
+
+
+@pytest.mark.parametrize("decay_all", [False, True])
+def test_muon_leaves_embeddings_and_the_classifier_to_adam(decay_all):
+    model = text_model()
+    optimizer = build("muon", model, decay_all=decay_all)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    uses = {name: optimizer.state[p]["use_muon"] for name, p in model.named_parameters()}
+    assert [name for name, muon in uses.items() if muon] == ["hidden.weight"]
+    assert all(not torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
 @each_optimizer
 def test_frozen_parameters_are_left_out(name):
     model = small_model()

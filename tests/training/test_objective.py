@@ -1,5 +1,7 @@
 """The objective against cross-entropy written out in float64."""
 
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 import torch
@@ -168,3 +170,40 @@ def test_a_look_at_the_unmixed_leaves_no_trace():
                       + [p.grad for p in model.parameters()])  # fmt: skip
         assert sums[6] == (2 if clean else 0)
     assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
+
+
+class MixesInside(torch.nn.Module):
+    """Of pairs of numbers as in PackedTokens; counts how it was called."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.calls = torch.nn.Linear(4, 3), []
+
+    def forward(self, inputs, mixing=None):
+        self.calls.append((len(inputs.rows), mixing))
+        hidden = self.linear(inputs.rows)
+        return hidden if mixing is None else mixing.apply(hidden)
+
+
+class Rows(NamedTuple):
+    rows: torch.Tensor
+    other: int = 0
+
+    def first(self, k):
+        return self._replace(rows=self.rows[:k])
+
+
+def test_a_model_that_mixes_inside_is_handed_the_plan():
+    torch.manual_seed(0)
+    model, precision = MixesInside(), Precision("fp32", CPU)
+    rows, targets = torch.randn(9, 4), torch.randint(0, 3, (9,))
+    plan = MixPlan(torch.randperm(9), torch.rand(9))
+    objective = Classification(model, precision, 0.1, True, clean_accuracy=True, mixes_inside=True)
+    loss, sums = objective(Rows(rows), targets, plan)
+    assert model.calls == [(9, plan), (2, None)]  # the second is the unmixed part
+    linear = Classification(model.linear, precision, 0.1, True, clean_accuracy=True)
+    expected, expected_sums = linear(rows, targets, plan)  # a linear model: the same
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(sums, expected_sums)
+    unmixed, _ = objective(Rows(rows), targets)
+    torch.testing.assert_close(unmixed, linear(rows, targets)[0])

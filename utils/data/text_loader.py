@@ -1,5 +1,7 @@
 """Batches of texts of similar lengths, so that next to nothing is computed for padding."""
 
+from itertools import pairwise
+
 import numpy as np
 import torch
 
@@ -162,8 +164,8 @@ class TextLoader(Loader):
         return even_borders(self.lengths[order], self.token_steps)
 
     def _pieces(self, epoch: int, start_step: int):
-        _, borders = self._steps(epoch)
-        for first, end in zip(borders[start_step:-1].tolist(), borders[start_step + 1 :].tolist()):
+        borders = self._steps(epoch)[1][start_step:].tolist()
+        for first, end in pairwise(borders):
             n = end - first
             for start, stop in _micro_batches(n, self._micro_size(n)):
                 yield Piece(slice(first + start, first + stop), first, n, stop == n)

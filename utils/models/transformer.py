@@ -287,7 +287,7 @@ class Transformer(nn.Module):
         return self.tokens(texts.ids) + self.positions(position), packed_layout(texts)
 
     def _embed_grid(self, ids: Tensor) -> tuple[Tensor, Layout]:
-        n, length = ids.shape
+        length = ids.shape[1]
         if not torch.compiler.is_compiling():  # an exported graph states it as its range
             self._check(length)
         x = self.tokens(ids) + self.positions.weight[:length]  # (n, length, dim)

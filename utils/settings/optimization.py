@@ -48,7 +48,9 @@ class OptimizationSettings(Config):
     weight_decay: float | None = setting(
         None, "Weight decay", group=GROUP, low=0, default_text=_by_optimizer("weight_decay")
     )
-    decay_all: bool = setting(False, "Weight decay on biases, norms and embeddings too", group=GROUP)
+    decay_all: bool = setting(
+        False, "Weight decay on biases, norms and embeddings too", group=GROUP
+    )
     ngd_alpha: float = setting(
         4.0,
         "Smoothing of ngd's Fisher matrices, in multiples of their mean diagonal; larger is "

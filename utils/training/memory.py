@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 
 from utils.errors import UserError
+from utils.training.objective import first_samples
 
 # What libraries below PyTorch say, which come out as plain RuntimeErrors.
 OUT_OF_MEMORY = (
@@ -108,11 +109,11 @@ def _batch_that_fits(objective, optimizer, loader) -> str:
         return f"no batch of --batch_size {loader.batch_size} can be made; take a smaller one"
 
     def attempt(n: int) -> None:
-        loss, _ = objective(batch.inputs[:n], batch.targets[:n])
+        loss, _ = objective(first_samples(batch.inputs, n), batch.targets[:n])
         loss.backward()
         optimizer.zero_grad(set_to_none=True)
 
-    fits = largest_batch(attempt, len(batch.inputs))
+    fits = largest_batch(attempt, len(batch.targets))
     optimizer.zero_grad(set_to_none=True)
     if not fits:
         return "not even one sample fits; take a smaller model or smaller inputs"

@@ -109,15 +109,19 @@ class Classification:
         if not self.clean_accuracy:
             return torch.zeros(2, dtype=torch.float64, device=targets.device)
         part = -(-len(targets) // CLEAN_PART)
-        inputs = inputs[:part] if isinstance(inputs, Tensor) else inputs.first(part)
         training = [module for module in self.model.modules() if module.training]
         self.model.eval()
         with torch.no_grad():
-            logits = self.logits(inputs)
+            logits = self.logits(first_samples(inputs, part))
         for module in training:
             module.training = True
         correct = (logits.argmax(1) == targets[:part]).sum()
         return torch.stack([correct, torch.full_like(correct, len(logits))]).double()
+
+
+def first_samples(inputs, k: int):
+    """The first k samples of a tensor (n, ...), or of what has a method `first` for it."""
+    return inputs[:k] if isinstance(inputs, Tensor) else inputs.first(k)
 
 
 def mixed_cross_entropy(

@@ -1,0 +1,105 @@
+"""What only a GPU can show of texts; skipped, with the reason, where there is none."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from test_gpu import run_epoch, run_epoch_without_waiting
+from toy import make_trainer
+
+from utils.augment.mixup import Mixing
+from utils.data.text_loader import TextLoader
+from utils.models import transformer
+from utils.models.transformer import Transformer
+from utils.training.evaluation import evaluate
+from utils.training.objective import Classification, Precision
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
+
+
+def data(device=CUDA, n=600, batch_size=32, **options):
+    rng = np.random.default_rng(0)
+    lengths, labels = rng.integers(1, 60, n), np.arange(n) % 3
+    offsets = np.append(0, np.cumsum(lengths))
+    tokens = rng.integers(1, 500, offsets[-1]).astype(np.uint16)
+    settings = {"max_len": 48, "shuffle": True, "bucket_batches": 10} | options
+    return TextLoader(tokens, offsets, labels, batch_size=batch_size, device=device, **settings)
+
+
+def model(device=CUDA, **options):
+    torch.manual_seed(0)
+    sizes = {"layers": 3, "dim": 128, "heads": 4, "ffn": 256, "max_len": 48, "dropout": 0.0}
+    return Transformer(500, 3, **(sizes | options)).to(device)
+
+
+@pytest.mark.skipif(transformer.varlen_attn is None, reason="needs torch 2.10 or newer")
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_packed_attention_equals_padded(monkeypatch, pooling, dtype):
+    """And uses the kernel for it; both near what float32 says."""
+    used, kernel = [], transformer.varlen_attn
+    monkeypatch.setattr(transformer, "varlen_attn", lambda *given: used.append(1) or kernel(*given))
+    ours, batch = model(pooling=pooling), next(iter(data().epoch(0)))
+    results = []
+    for way in ("packed", "padded", "float32"):
+        with (
+            monkeypatch.context() as patch,
+            torch.autocast("cuda", dtype, enabled=way != "float32"),
+        ):
+            if way == "padded":
+                patch.setattr(transformer, "_varlen_works", lambda *given: False)
+            used.clear()
+            logits = ours(batch.inputs).float()
+            assert len(used) == (3 if way == "packed" else 0)
+        F.cross_entropy(logits, batch.targets).backward()
+        results.append([logits.detach(), *(p.grad.clone() for p in ours.parameters())])
+        ours.zero_grad()
+    for one in results[:2]:
+        for a, b in zip(one, results[2], strict=True):
+            assert (a - b).norm() <= 0.05 * b.norm() + 1e-4
+
+
+@pytest.mark.parametrize("mixup_at", ["sentence", "embeddings"])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_no_wait_between_log_lines(tmp_path, precision, dropout, mixup_at):
+    ours = model(dropout=dropout, mixup_at=mixup_at)
+    loader = data(accumulation=2, mixing=Mixing(alpha=0.5, block=8), batch_tokens=4000)
+    objective = Classification(
+        ours, Precision(precision, CUDA), 0.1, True, clean_accuracy=True, mixes_inside=True
+    )
+    trainer = make_trainer(
+        tmp_path, device=CUDA, model=ours, data=loader, objective=objective, optimizer="adamw",
+        precision=precision, clip=1.0,
+    )  # fmt: skip
+    run_epoch(trainer, 0)  # sets up memory, kernels and states
+    run_epoch_without_waiting(trainer, 1)
+
+
+def test_a_gpu_has_the_batches_and_logits_of_the_cpu():
+    mixing = Mixing(alpha=0.5, block=8, learned="policy", clean=8)
+    there, here = (data(device, mixing=mixing).epoch(3) for device in (CUDA, CPU))
+    on_gpu = model().eval()
+    on_cpu = copy.deepcopy(on_gpu).cpu()
+    for one, other in zip(there, here, strict=True):
+        tensors = list(one.tensors())
+        assert all(tensor.device == CUDA for tensor in tensors)
+        for a, b in zip(tensors, other.tensors(), strict=True):
+            assert torch.equal(a.cpu(), b)
+        with torch.no_grad():
+            logits = on_gpu(one.inputs).cpu()
+            torch.testing.assert_close(logits, on_cpu(other.inputs), rtol=1e-3, atol=1e-3)
+
+
+def test_evaluation_on_a_gpu():
+    ours, loader = model(), data(shuffle=False)
+    result = evaluate(ours, loader.epoch(), Precision("bf16", CUDA))
+    expected = evaluate(ours.cpu(), data(CPU, shuffle=False).epoch(), Precision("fp32", CPU))
+    assert result.samples == expected.samples == 600
+    assert result.loss == pytest.approx(expected.loss, rel=1e-2)

@@ -1,0 +1,99 @@
+"""Training on texts with the trainer of all entries: any accumulation, resume, evaluation."""
+
+import numpy as np
+import pytest
+import torch
+from toy import CPU, assert_same, everything, make_trainer
+
+from utils.augment.mixup import Mixing
+from utils.data.text_loader import TextLoader
+from utils.models.transformer import Transformer
+from utils.training.evaluation import evaluate
+from utils.training.objective import Classification, Precision
+
+FP32 = Precision("fp32", CPU)
+
+
+def data(n=38, batch_size=4, accumulation=1, shuffle=True, **options):
+    """Texts of three classes, each with a word of its own."""
+    rng = np.random.default_rng(0)
+    lengths, labels = rng.integers(2, 12, n), np.arange(n) % 3
+    offsets = np.append(0, np.cumsum(lengths))
+    tokens = rng.integers(5, 30, offsets[-1]).astype(np.uint16)
+    tokens[offsets[:-1]], tokens[offsets[1:] - 1] = 1, 2 + labels
+    return TextLoader(
+        tokens, offsets, labels, batch_size=batch_size, device=CPU, accumulation=accumulation,
+        max_len=12, shuffle=shuffle, bucket_batches=10, **options,
+    )  # fmt: skip
+
+
+def trainer(
+    folder,
+    mixup_at="sentence",
+    dropout=0.0,
+    clean_accuracy=False,
+    epochs=2,
+    optimizer="adamw",
+    **options,
+):
+    torch.manual_seed(0)
+    model = Transformer(
+        30, 3, layers=2, dim=16, heads=2, ffn=16, max_len=12, dropout=dropout, mixup_at=mixup_at
+    )
+    loader = data(**options)
+    mixing = loader.mixing is not None
+    objective = Classification(model, FP32, 0.1, mixing, clean_accuracy, mixes_inside=True)
+    made = make_trainer(
+        folder, model=model, data=loader, objective=objective, optimizer=optimizer, epochs=epochs
+    )
+    made.evaluate = lambda: evaluate(model, data(shuffle=False).epoch(), FP32)
+    return made
+
+
+@pytest.mark.parametrize("batch_tokens", [None, 30])
+def test_resumed_is_uninterrupted(tmp_path, batch_tokens):
+    options = {"dropout": 0.2, "batch_tokens": batch_tokens, "clean_accuracy": True}
+    options |= {"mixing": Mixing(alpha=0.5, block=2, per_sample=True), "accumulation": 2}
+    whole = trainer(tmp_path / "whole", **options)
+    whole.fit()
+    part = trainer(tmp_path / "part", **options)
+    part.prepare(0)
+    part.guard.remember()
+    for batch in part.loader.epoch(0):
+        part.forward_backward(batch)
+        if batch.ends_step:
+            part.update()
+        if part.progress.step == 3:
+            break
+    part.save(final=True)
+    rest = trainer(tmp_path / "part", **options)
+    rest.restore(rest.saver.store.load())
+    rest.fit()
+    assert_same(everything(rest), everything(whole))
+
+
+@pytest.mark.parametrize("mixup_at", ["sentence", "embeddings"])
+def test_any_division_of_a_step_trains_alike(tmp_path, mixup_at):
+    weights = []
+    for batch_size, accumulation in ((8, 1), (4, 2), (2, 4)):
+        mixing = Mixing(alpha=0.5, block=2, per_sample=True)
+        made = trainer(
+            tmp_path / f"{batch_size}", mixup_at, batch_size=batch_size,
+            accumulation=accumulation, mixing=mixing, optimizer="sgd",
+        )  # fmt: skip
+        made.fit()
+        weights.append([p.detach() for p in made.model.parameters()])
+    for other in weights[1:]:
+        torch.testing.assert_close(other, weights[0], rtol=1e-3, atol=1e-4)
+
+
+def test_learns_and_counts_each_text_once(tmp_path):
+    made = trainer(tmp_path, epochs=12, n=120)
+    made.fit()
+    model = made.model
+    small, large = (
+        evaluate(model, data(120, size, shuffle=False).epoch(), FP32) for size in (7, 99)
+    )
+    assert small.samples == large.samples == 120
+    assert small.accuracy == large.accuracy > 90
+    assert small.loss == pytest.approx(large.loss, rel=1e-5)
