@@ -7,6 +7,7 @@ process; what is done here against that makes the same JSON of the same texts.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections import Counter
@@ -225,7 +226,27 @@ def _train_bpe(texts: Sequence[str], vocab_size: int, lowercase: bool) -> Tokeni
 
 
 def _train_unigram(texts: Sequence[str], vocab_size: int, lowercase: bool) -> Tokenizer:
-    raise NotImplementedError
+    """The library's scores differ from process to process in their last digits, and those of
+    characters that it adds to be able to spell every word are dealt out in the order of its hash
+    table: the former are rounded, the latter dealt out in the order of the characters.
+    """
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.normalizer = _normalizer(normalizers.NFKC(), lowercase)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=vocab_size, special_tokens=SPECIAL, unk_token=UNK, show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    pieces = json.loads(tokenizer.to_str())["model"]["vocab"]
+    scores = {piece: round(score, 6) for piece, score in pieces if piece not in SPECIAL}
+    single = sorted(piece for piece in scores if len(piece) == 1)
+    added = min(scores.values(), default=0.0) + 1e-4 * len(single)  # one step of 1e-4 for each
+    lowest = [piece for piece in single if scores[piece] <= added]
+    scores |= zip(lowest, sorted(scores[piece] for piece in lowest), strict=True)
+    ranked = sorted(scores.items(), key=lambda item: (-item[1], item[0]))
+    tokenizer.model = models.Unigram([(name, 0.0) for name in SPECIAL] + ranked, SPECIAL.index(UNK))
+    return tokenizer
 
 
 def _normalizer(form: normalizers.Normalizer, lowercase: bool) -> normalizers.Normalizer:
