@@ -47,10 +47,23 @@ def open_csv(settings: TextSettings) -> TextSource:
     }
     for path in files.values():
         file_kind(path)
+    for role in ("test", "val"):
+        if role in files and _is_same(files[role], files["train"]):
+            raise UserError(
+                f"--{role}_file is the training file: what was trained on tests nothing; use "
+                f"--{role}_fraction to hold out a share of it"
+            )
     description = ", ".join(str(path) for path in files.values())
     names = settings.train_file.parent / CLASS_NAMES
     every = files | ({"classes": names} if names.is_file() else {})
     return TextSource("csv", every, VERSION, description, lambda: _load(settings, files))
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except (OSError, ValueError):
+        return False
 
 
 def _load(settings: TextSettings, files: dict[str, Path]) -> TextData:
@@ -66,7 +79,7 @@ def _load(settings: TextSettings, files: dict[str, Path]) -> TextData:
     named = _class_names(files["train"].parent / CLASS_NAMES, classes)
     if named is not None:
         classes = named
-        notes.append(f"names of the classes from {files['train'].parent / CLASS_NAMES}")
+        notes.append(f"names of the classes from {CLASS_NAMES} beside {files['train'].name}")
     if settings.test_fraction is not None:
         kept, held_out = stratified_split(
             texts["train"].labels, settings.test_fraction, settings.seed, classes

@@ -85,7 +85,7 @@ def read_table(path: Path) -> Table:
     kind = file_kind(path)
     if kind == "txt":
         raise UserError(f"{path}: a file with texts and classes must be .csv, .tsv or .jsonl")
-    text = read_lines_of(path)
+    text = read_text_file(path)
     lines = list(io.StringIO(text, newline=""))
     if kind == "jsonl":
         table = _read_json_lines(path, lines)
@@ -96,7 +96,7 @@ def read_table(path: Path) -> Table:
     return table
 
 
-def read_lines_of(path: Path) -> str:
+def read_text_file(path: Path) -> str:
     """The text of a file, without byte order mark. Bytes that are not UTF-8 become surrogates.
 
     Raises:

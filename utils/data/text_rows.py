@@ -8,7 +8,7 @@ from pathlib import Path
 
 from utils.data.clean_text import clean_text
 from utils.data.text_columns import choose_columns
-from utils.data.text_files import broken_text, file_kind, read_lines_of, read_table
+from utils.data.text_files import broken_text, file_kind, read_table, read_text_file
 from utils.errors import UserError
 
 
@@ -104,7 +104,7 @@ def read_texts(
     path = Path(path)
     rows: list[tuple[int, str, str | None]] = []  # line, text, problem
     if file_kind(path) == "txt":
-        for line, text in enumerate(read_lines_of(path).splitlines(), 1):
+        for line, text in enumerate(read_text_file(path).splitlines(), 1):
             if text and not text.isspace():
                 rows.append((line, _join([text], clean), broken_text(text)))
     else:
