@@ -13,7 +13,7 @@ import pytest
 from picture_trees import load, noise, refused
 from PIL import Image
 
-from utils.data import image_cache
+from utils.data import cache_folder, image_cache
 from utils.data.images import load_image_data
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -100,7 +100,7 @@ load_image_data("imagefolder", data_dir=sys.argv[2], cache_dir=sys.argv[3], prog
 """
 
 
-@pytest.mark.parametrize("moment", ["decode_all", "channel_statistics", "_put_in_place"])
+@pytest.mark.parametrize("moment", ["decode_all", "channel_statistics", "put_in_place"])
 def test_a_kill_leaves_no_half_cache_and_the_next_run_clears_it_away(tree, moment):
     cache = tree.parent / "cache"
     killed = subprocess.run([sys.executable, "-c", KILLED, moment, tree, cache], cwd=ROOT)
@@ -113,8 +113,8 @@ def test_a_kill_leaves_no_half_cache_and_the_next_run_clears_it_away(tree, momen
 
 
 def test_a_living_builder_is_left_alone(tree, tmp_path):
-    with image_cache._temporary_folder(tmp_path / "pictures") as folder:
-        image_cache._remove_abandoned(tmp_path / "pictures")
+    with cache_folder.temporary_folder(tmp_path / "pictures") as folder:
+        cache_folder.remove_abandoned(tmp_path / "pictures")
         assert folder.exists()
     assert not folder.exists()
 

@@ -8,28 +8,24 @@ whole or not at all, whoever dies or builds the same one meanwhile.
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import io
 import json
 import os
 import shutil
 import sys
-import tempfile
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
+from utils.data.cache_folder import LOCK, put_in_place, remove_abandoned, temporary_folder
 from utils.data.decode import decode_all, strict_pillow
 from utils.data.images import Split, channel_statistics, content_fingerprint
 from utils.errors import UserError
 from utils.files import sync_folder
 
 VERSION = 1  # of the pictures in a cache and of its layout; part of every key
-_TEMPORARY, _LOCK = ".building-", "lock"
 
 
 @dataclass(frozen=True)
@@ -93,14 +89,14 @@ def build_cache(
     parent = folder.parent
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(parent)
+        remove_abandoned(parent)
         _check_space(parent, sources, image_size)
-        with _temporary_folder(parent) as temporary:
+        with temporary_folder(parent) as temporary:
             _write(temporary, sources, classes, image_size, on_bad, workers, progress)
             sync_folder(temporary)
-            _put_in_place(temporary, folder)
+            put_in_place(temporary, folder, lambda: open_cache(folder) is not None)
             sync_folder(parent)
-            (folder / _LOCK).unlink(missing_ok=True)
+            (folder / LOCK).unlink(missing_ok=True)
     except OSError as error:
         reason = error.strerror or str(error)
         raise UserError(
@@ -215,47 +211,3 @@ def _check_space(parent: Path, sources: dict[str, Source], image_size: int) -> N
             f"{free / 1e6:,.0f} MB free: make room, name another folder with --cache_dir, or take "
             "a smaller --image_size"
         )
-
-
-@contextlib.contextmanager
-def _temporary_folder(parent: Path) -> Iterator[Path]:
-    """A new folder; the kernel lock on a file in it says that its owner is alive."""
-    while True:
-        folder = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=parent))
-        try:
-            folder.chmod(0o755)  # mkdtemp's 0700 would keep a shared cache from others
-            with open(folder / _LOCK, "wb") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                if not (folder / _LOCK).exists():
-                    continue  # another process took it for an abandoned one before it was locked
-                yield folder
-                return
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)  # gone already if it was put in place
-
-
-def _remove_abandoned(parent: Path) -> None:
-    """Remove what killed processes have left: temporary folders with a lock that nobody holds."""
-    for folder in parent.glob(_TEMPORARY + "*"):
-        with contextlib.suppress(OSError), open(folder / _LOCK, "rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _put_in_place(temporary: Path, folder: Path) -> None:
-    """Rename; where another process was faster, keep its cache, and replace a damaged one."""
-    for _ in range(3):
-        try:
-            os.rename(temporary, folder)
-            return
-        except OSError as error:
-            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
-                raise
-        if open_cache(folder) is not None:
-            return
-        # Out of the way under a name of its own first: nobody sees half of it removed.
-        damaged = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=folder.parent))
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(folder, damaged / "damaged")
-        shutil.rmtree(damaged, ignore_errors=True)
-    raise OSError(errno.EBUSY, f"other processes keep changing {folder.name}")

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from utils.data.decode import open_image, strict_pillow
 from utils.data.image_cache import VERSION, Index, Source, build_cache, open_cache
-from utils.data.images import ImageData, Split, channel_statistics, stratified_split
+from utils.data.images import ImageData, Split, channel_statistics
+from utils.data.splits import stratified_split
 from utils.errors import UserError
 
 LAYOUT = (

@@ -1,0 +1,64 @@
+"""Folders that are there whole or not at all, whoever dies or builds the same one meanwhile.
+
+A cache is built in a temporary folder beside its place, flushed to disk and renamed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+_TEMPORARY, LOCK = ".building-", "lock"
+
+
+@contextlib.contextmanager
+def temporary_folder(parent: Path) -> Iterator[Path]:
+    """A new folder; the kernel lock on a file in it says that its owner is alive."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=parent))
+        try:
+            folder.chmod(0o755)  # mkdtemp's 0700 would keep a shared cache from others
+            with open(folder / LOCK, "wb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not (folder / LOCK).exists():
+                    continue  # another process took it for an abandoned one before it was locked
+                yield folder
+                return
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)  # gone already if it was put in place
+
+
+def remove_abandoned(parent: Path) -> None:
+    """Remove what killed processes have left: temporary folders with a lock that nobody holds."""
+    for folder in parent.glob(_TEMPORARY + "*"):
+        with contextlib.suppress(OSError), open(folder / LOCK, "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def put_in_place(temporary: Path, folder: Path, is_whole: Callable[[], bool]) -> None:
+    """Rename; where another process was faster, keep its cache, and replace a damaged one.
+
+    `is_whole` says whether the cache that lies at `folder` is in order. Raises OSError.
+    """
+    for _ in range(3):
+        try:
+            os.rename(temporary, folder)
+            return
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+                raise
+        if is_whole():
+            return
+        # Out of the way under a name of its own first: nobody sees half of it removed.
+        damaged = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=folder.parent))
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(folder, damaged / "damaged")
+        shutil.rmtree(damaged, ignore_errors=True)
+    raise OSError(errno.EBUSY, f"other processes keep changing {folder.name}")

@@ -1,0 +1,299 @@
+"""Reads CSV, TSV and JSON Lines files, plain or gzip-compressed, into rows of text cells.
+
+Nothing of a file is believed: whatever its bytes are, the answer is a table in which each row has
+cells or the reason why it has none, or a `UserError`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import gzip
+import io
+import json
+import re
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from utils.errors import UserError
+
+KINDS = {
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".tab": "tsv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".txt": "txt",
+}
+MAX_UNPACKED_BYTES = 8 << 30  # of a .gz, which may unpack to a thousand times its size
+_LOOKED_AT = 1 << 16  # bytes of a file that tell text from binary
+_SAMPLE_LINES = 100
+_SAMPLE_OBJECTS = 1000
+_DELIMITERS = ",;\t|"
+# A quote that is never closed makes a row of all the rest, which is read again from its second
+# line: this often at most.
+_MAX_UNCLOSED = 20
+_STRANGE = re.compile("[\x00-\x08\x0e-\x1f\udc80-\udcff]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+@dataclass(frozen=True)
+class Row:
+    """`line` is the number, from 1, of the row's first line. A bad row has a `problem` instead
+    of cells; None as a cell stands for a value that is missing."""
+
+    line: int
+    cells: list[str | None]
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows of a file. `names` are the keys of JSON objects, None for other files (whose
+    first row may be a header); `columns` is the number of columns."""
+
+    path: Path
+    rows: list[Row]
+    columns: int
+    names: list[str] | None = None
+    delimiter: str = ","
+
+
+def file_kind(path: Path) -> str:
+    """ "csv", "tsv", "jsonl" or "txt", by the ending. Raises UserError for any other."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes and suffixes[-1] == ".gz":
+        suffixes.pop()
+    if not suffixes or suffixes[-1] not in KINDS:
+        raise UserError(
+            f"{path}: cannot tell the kind of file by its name: it must end in "
+            f"{', '.join(KINDS)}, perhaps with .gz behind"
+        )
+    return KINDS[suffixes[-1]]
+
+
+def read_table(path: Path) -> Table:
+    """All rows of a CSV, TSV or JSON Lines file but the blank ones.
+
+    Raises:
+        UserError: it cannot be read, is empty, or is no text.
+    """
+    kind = file_kind(path)
+    if kind == "txt":
+        raise UserError(f"{path}: a file with texts and classes must be .csv, .tsv or .jsonl")
+    text = read_text_file(path)
+    lines = list(io.StringIO(text, newline=""))
+    if kind == "jsonl":
+        table = _read_json_lines(path, lines)
+    else:
+        table = _read_delimited(path, lines, "\t" if kind == "tsv" else None)
+    if not table.rows:
+        raise UserError(f"{path} is empty: give a file with a row for each text")
+    return table
+
+
+def read_text_file(path: Path) -> str:
+    """The text of a file, without byte order mark. Bytes that are not UTF-8 become surrogates.
+
+    Raises:
+        UserError: it cannot be read, or is no text.
+    """
+    try:
+        if path.is_dir():
+            raise UserError(f"{path} is a folder: name a file in it")
+        if not path.is_file():
+            raise UserError(f"{path} is not there: check the name")
+        data = _unpack(path) if path.suffix.lower() == ".gz" else path.read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UserError(f"cannot read {str(path)!r}: {reason}") from error
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):  # what spreadsheets call "Unicode text"
+        return data.decode("utf-16", "replace").replace("\0", " ")
+    data = data.removeprefix(b"\xef\xbb\xbf")
+    _refuse_binary(path, data[:_LOOKED_AT])
+    return data.decode("utf-8", "surrogateescape").replace("\0", " ")
+
+
+def broken_text(text: str) -> str | None:
+    """What is wrong with the characters of a text, in words; None where nothing is."""
+    if text.isascii():
+        return None
+    found = _SURROGATE.search(text)
+    if found is None:
+        return None
+    if "\udc80" <= found[0] <= "\udcff":
+        return "is not UTF-8 (convert the file, for example with iconv -t UTF-8)"
+    return "has half a surrogate pair, which is no character"
+
+
+def _unpack(path: Path) -> bytes:
+    try:
+        with gzip.open(path) as file:
+            data = file.read(MAX_UNPACKED_BYTES + 1)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UserError(f"{path} is no whole gzip file ({error}): pack it again") from error
+    if len(data) > MAX_UNPACKED_BYTES:
+        raise UserError(f"{path} unpacks to more than {MAX_UNPACKED_BYTES >> 30} GiB: divide it")
+    return data
+
+
+def _refuse_binary(path: Path, head: bytes) -> None:
+    """Much that is neither UTF-8 nor a printable character is no text."""
+    text = head.decode("utf-8", "surrogateescape")
+    strange = len(_STRANGE.findall(text))
+    if strange > 0.2 * len(text) or head.startswith((b"PK\x03\x04", b"\x1f\x8b", b"PAR1", b"%PDF")):
+        raise UserError(
+            f"{path} is no UTF-8 text (a binary file, or another encoding): give a text file, "
+            "converted for example with iconv -t UTF-8"
+        )
+
+
+# CSV and TSV
+
+
+def _read_delimited(path: Path, lines: list[str], delimiter: str | None) -> Table:
+    """`delimiter` None: chosen among comma, semicolon, tab and bar."""
+    if delimiter is None:
+        delimiter = _choose_delimiter(lines[:_SAMPLE_LINES])
+    rows = list(_parse(lines, delimiter, csv.QUOTE_MINIMAL))
+    columns = _columns(rows)
+    if delimiter == "\t" and _bad(rows, columns):  # many programs write quotes as they are
+        plain = list(_parse(lines, delimiter, csv.QUOTE_NONE))
+        if _bad(plain, _columns(plain)) < _bad(rows, columns):
+            rows, columns = plain, _columns(plain)
+    return Table(path, [_check_row(row, columns) for row in rows], columns, None, delimiter)
+
+
+def _check_row(row: Row, columns: int) -> Row:
+    if row.problem is not None:
+        return row
+    if len(row.cells) != columns:
+        return Row(row.line, [], f"has {len(row.cells)} columns where the others have {columns}")
+    for cell in row.cells:
+        problem = broken_text(cell)
+        if problem:
+            return Row(row.line, [], problem)
+    return row
+
+
+def _columns(rows: list[Row]) -> int:
+    """What most rows have."""
+    counts = Counter(len(row.cells) for row in rows if row.problem is None)
+    return counts.most_common(1)[0][0] if counts else 0
+
+
+def _bad(rows: list[Row], columns: int) -> int:
+    return sum(row.problem is not None or len(row.cells) != columns for row in rows)
+
+
+def _choose_delimiter(lines: list[str]) -> str:
+    """The one that most rows agree on, in two columns or more; a comma where none does."""
+
+    def agreement(delimiter: str) -> int:
+        rows = list(_parse(lines, delimiter, csv.QUOTE_MINIMAL))
+        columns = _columns(rows)
+        return len(rows) - _bad(rows, columns) if columns > 1 else 0
+
+    return max(_DELIMITERS, key=agreement)
+
+
+def _parse(lines: list[str], delimiter: str, quoting: int) -> Iterator[Row]:
+    """A row that cannot be parsed ends with its first line: the next one begins on the second."""
+    start, unclosed = 0, 0  # `start`: lines before the row
+    with _any_field_size():
+        while start < len(lines):
+            offset = start
+            reader = csv.reader(
+                map(lines.__getitem__, range(start, len(lines))),
+                delimiter=delimiter,
+                quoting=quoting,
+                strict=True,
+            )
+            try:
+                for cells in reader:
+                    if len(cells) > 1 or (cells and cells[0].strip()):
+                        yield Row(start + 1, cells)
+                    start = offset + reader.line_num
+                return
+            except csv.Error as error:
+                yield Row(start + 1, [], _explain(error))
+                start, unclosed = start + 1, unclosed + _is_unclosed(error)
+                if unclosed == _MAX_UNCLOSED and start < len(lines):
+                    yield Row(start + 1, [], "and all that follow it have quotes never closed")
+                    return
+
+
+def _is_unclosed(error: csv.Error) -> bool:
+    return "end of data" in str(error)
+
+
+def _explain(error: csv.Error) -> str:
+    if _is_unclosed(error):
+        return "has a quote that is never closed"
+    return 'has a stray " (inside of quotes it must be doubled)'
+
+
+@contextlib.contextmanager
+def _any_field_size() -> Iterator[None]:
+    """The module's own limit is 128 KiB, and global."""
+    before = csv.field_size_limit(1 << 40)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
+
+
+# JSON Lines
+
+
+def _read_json_lines(path: Path, lines: list[str]) -> Table:
+    """The columns are the keys of the first objects, in the order of their first appearance."""
+    records = [
+        (line, *_parse_json(text)) for line, text in enumerate(lines, 1) if not text.isspace()
+    ]
+    names: dict[str, None] = {}
+    for _, record, _ in records[:_SAMPLE_OBJECTS]:
+        names.update(dict.fromkeys(record or ()))
+    rows = [
+        Row(line, [], problem) if record is None else _to_row(line, record, names)
+        for line, record, problem in records
+    ]
+    return Table(path, rows, len(names), list(names))
+
+
+def _parse_json(text: str) -> tuple[dict | None, str]:
+    problem = broken_text(text)
+    if problem:
+        return None, problem
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError) as error:  # ValueError: also a number of 5,000 digits
+        return None, f"is no valid JSON ({getattr(error, 'msg', None) or error})"
+    if not isinstance(record, dict):
+        return None, "is no JSON object: expected one {...} a line"
+    return record, ""
+
+
+def _to_row(line: int, record: dict, names: dict[str, None]) -> Row:
+    cells: list[str | None] = []
+    for name in names:
+        cell = _to_cell(record.get(name))
+        problem = cell and broken_text(cell)
+        if problem:
+            return Row(line, [], problem)
+        cells.append(cell)
+    return Row(line, cells)
+
+
+def _to_cell(value: object) -> str | None:
+    if isinstance(value, str):
+        return value.replace("\0", " ")
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return str(value) if isinstance(value, int | float) else None

@@ -1,0 +1,192 @@
+"""Data sets as token ids, and the folders in which they are kept.
+
+A folder holds `<split>_tokens.npy`, `<split>_offsets.npy` and `<split>_labels.npy` for each split,
+`tokenizer.json`, and `index.json` with the checksums of all others and of itself: damage of any
+kind is seen when it is opened.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from utils.data.cache_folder import LOCK, put_in_place, remove_abandoned, temporary_folder
+from utils.files import sync_folder, write_synced
+
+VERSION = 1  # of a folder's layout
+SPLITS = ("train", "test", "val")
+_ARRAYS = ("tokens", "offsets", "labels")
+
+
+@dataclass(frozen=True, eq=False)
+class TokenSplit:
+    """Samples of token ids, one behind the other: sample i is
+    `tokens[offsets[i]:offsets[i + 1]]`, and begins with the class token."""
+
+    tokens: np.ndarray  # (all,) uint16 or int32; perhaps a read-only memory map
+    offsets: np.ndarray  # (samples + 1,) int64
+    labels: np.ndarray  # (samples,) int64
+
+    def __post_init__(self) -> None:
+        assert self.tokens.ndim == 1 and self.tokens.dtype in (np.uint16, np.int32)
+        assert self.offsets.shape == (len(self.labels) + 1,) and self.offsets.dtype == np.int64
+        assert self.labels.ndim == 1 and self.labels.dtype == np.int64
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each sample, (samples,) int64."""
+        return np.diff(self.offsets)
+
+
+@dataclass(frozen=True, eq=False)
+class TokenizedData:
+    """A whole data set as token ids.
+
+    `tokenizer_json` is for `tokenizer.tokenizer_from_json`. `fingerprint` is a SHA-256
+    (hexadecimal) of all that is trained and tested on: ids, labels, class names and tokenizer.
+    `skipped` counts the bad rows left out; `notes` are lines for the console.
+    """
+
+    name: str
+    classes: list[str]
+    tokenizer_json: str
+    pad_id: int
+    cls_id: int
+    vocab_size: int
+    train: TokenSplit
+    test: TokenSplit
+    val: TokenSplit | None
+    fingerprint: str
+    source: str
+    synthetic: bool
+    skipped: int
+    notes: list[str]
+
+    @property
+    def splits(self) -> dict[str, TokenSplit]:
+        splits = {"train": self.train, "test": self.test, "val": self.val}
+        return {name: split for name, split in splits.items() if split is not None}
+
+
+@dataclass(frozen=True)
+class Index:
+    """What `index.json` holds beside its own checksum. `sums` are those of the other files'
+    content: `<split>_<array>` or "tokenizer" -> SHA-256, hexadecimal."""
+
+    version: int
+    name: str
+    classes: list[str]
+    pad_id: int
+    cls_id: int
+    vocab_size: int
+    sums: dict[str, str]
+    synthetic: bool
+    skipped: int
+    notes: list[str]
+
+
+def _sums(tokenizer_json: str, splits: dict[str, TokenSplit]) -> dict[str, str]:
+    sums = {"tokenizer": hashlib.sha256(tokenizer_json.encode()).hexdigest()}
+    for name, split in splits.items():
+        for kind in _ARRAYS:
+            array = getattr(split, kind)
+            digest = hashlib.sha256(f"{array.dtype.str} {array.shape}".encode())
+            digest.update(np.ascontiguousarray(array))
+            sums[f"{name}_{kind}"] = digest.hexdigest()
+    return sums
+
+
+def content_fingerprint(
+    classes: list[str], tokenizer_json: str, splits: dict[str, TokenSplit]
+) -> str:
+    """SHA-256 (hexadecimal) over class names, tokenizer, ids and labels."""
+    return _combine(classes, _sums(tokenizer_json, splits))
+
+
+def _combine(classes: list[str], sums: dict[str, str]) -> str:
+    return hashlib.sha256(json.dumps([classes, sorted(sums.items())]).encode()).hexdigest()
+
+
+def open_cache(folder: Path) -> TokenizedData | None:
+    """Map in the cache at `folder`; None where there is none or it is not whole."""
+    try:
+        raw = json.loads((folder / "index.json").read_text(encoding="utf-8"))
+        if raw["sum"] != _index_sum(raw["index"]):
+            return None
+        index = Index(**raw["index"])
+        if index.version != VERSION:
+            return None
+        text = (folder / "tokenizer.json").read_bytes().decode()
+        splits = {}
+        for name in SPLITS:
+            if f"{name}_tokens" in index.sums:
+                arrays = [
+                    np.load(folder / f"{name}_{kind}.npy", mmap_mode="r", allow_pickle=False)
+                    for kind in _ARRAYS
+                ]
+                splits[name] = TokenSplit(*arrays)
+        if _sums(text, splits) != index.sums:
+            return None
+        return TokenizedData(
+            name=index.name,
+            classes=index.classes,
+            tokenizer_json=text,
+            pad_id=index.pad_id,
+            cls_id=index.cls_id,
+            vocab_size=index.vocab_size,
+            train=splits["train"],
+            test=splits["test"],
+            val=splits.get("val"),
+            fingerprint=_combine(index.classes, index.sums),
+            source=str(folder),
+            synthetic=index.synthetic,
+            skipped=index.skipped,
+            notes=index.notes,
+        )
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, AssertionError):
+        return None
+
+
+def keep(folder: Path, data: TokenizedData) -> None:
+    """Write the cache `folder`, unless another process was faster. Raises OSError."""
+    index = Index(
+        version=VERSION,
+        name=data.name,
+        classes=data.classes,
+        pad_id=data.pad_id,
+        cls_id=data.cls_id,
+        vocab_size=data.vocab_size,
+        sums=_sums(data.tokenizer_json, data.splits),
+        synthetic=data.synthetic,
+        skipped=data.skipped,
+        notes=data.notes,
+    )
+    parent = folder.parent
+    parent.mkdir(parents=True, exist_ok=True)
+    remove_abandoned(parent)
+    with temporary_folder(parent) as temporary:
+        for name, split in data.splits.items():
+            for kind in _ARRAYS:
+                with open(temporary / f"{name}_{kind}.npy", "wb") as file:
+                    np.save(file, getattr(split, kind), allow_pickle=False)
+                    file.flush()
+                    os.fsync(file.fileno())
+        write_synced(temporary / "tokenizer.json", data.tokenizer_json.encode())
+        content = {"sum": _index_sum(asdict(index)), "index": asdict(index)}
+        write_synced(temporary / "index.json", json.dumps(content, indent=1).encode())
+        sync_folder(temporary)
+        put_in_place(temporary, folder, lambda: open_cache(folder) is not None)
+        sync_folder(parent)
+        (folder / LOCK).unlink(missing_ok=True)
+
+
+def _index_sum(index: dict) -> str:
+    return hashlib.sha256(json.dumps(index, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,267 @@
+"""Tokenizers: trained on the training texts, or read from a published file.
+
+Both are those of the `tokenizers` library (https://github.com/huggingface/tokenizers), and its
+JSON is what is kept. The library trains in the order of a hash table that differs from process to
+process; what is done here against that makes the same JSON of the same texts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+from tqdm import tqdm
+
+from utils.errors import UserError
+from utils.files import reason
+
+KINDS = ("wordpiece", "bpe", "unigram")
+PAD, UNK, CLS, MASK = "[PAD]", "[UNK]", "[CLS]", "[MASK]"
+SPECIAL = [PAD, UNK, CLS, MASK]  # their ids are 0 to 3
+SMALLEST_VOCABULARY = 300  # 256 bytes, the special tokens and a few more
+MAX_TOKENS = 2048
+MAX_FILE_BYTES = 256 << 20
+_CHUNK = 2048  # texts between two steps of the bar
+_PAD_NAMES = (PAD, "<pad>", "<|pad|>", "<PAD>")
+_CLS_NAMES = (CLS, "<s>", "<cls>", "<CLS>", "<bos>", "<|startoftext|>")
+
+
+def train_tokenizer(
+    texts: Sequence[str],
+    *,
+    kind: str = "wordpiece",
+    vocab_size: int = 8000,
+    lowercase: bool = True,
+) -> Tokenizer:
+    """A tokenizer for texts like these. The same texts give the same tokenizer, to the byte.
+
+    Args:
+        kind: "wordpiece" (BERT's), "bpe" (GPT-2's, of bytes: nothing is unknown) or "unigram"
+            (SentencePiece's).
+        vocab_size: number of tokens at most, with the special ones; at least 300.
+        lowercase: capitals and (wordpiece) accents make no difference.
+
+    Raises:
+        UserError: an unknown kind, or too small a vocabulary.
+    """
+    if kind not in KINDS:
+        raise UserError(f"--tokenizer takes one of {', '.join(KINDS)}, or a file, not {kind!r}")
+    if vocab_size < SMALLEST_VOCABULARY:
+        raise UserError(f"--vocab_size must be at least {SMALLEST_VOCABULARY}, not {vocab_size}")
+    train = {"wordpiece": _train_wordpiece, "bpe": _train_bpe, "unigram": _train_unigram}[kind]
+    tokenizer = train(texts, vocab_size, lowercase)
+    tokenizer.add_special_tokens(SPECIAL)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{CLS} $A", special_tokens=[(CLS, SPECIAL.index(CLS))]
+    )
+    return tokenizer
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """Any published tokenizer: a tokenizer.json, or a folder that holds one.
+
+    Padding and class token are [PAD] or <pad> and [CLS] or <s>; those that it lacks are added.
+
+    Raises:
+        UserError: there is no such file, or it is no tokenizer.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path = path / "tokenizer.json"
+    try:
+        if not path.is_file():
+            raise UserError(f"{path} is not there: --tokenizer takes a tokenizer.json")
+        with open(path, "rb") as file:
+            content = file.read(MAX_FILE_BYTES)
+    except (OSError, ValueError) as error:
+        why = reason(error) if isinstance(error, OSError) else str(error)
+        raise UserError(f"cannot read {str(path)!r}: {why}") from error
+    try:
+        return tokenizer_from_json(content.decode())
+    except ValueError as error:
+        raise UserError(
+            f"{path} is no tokenizer ({error}): --tokenizer takes a tokenizer.json as the "
+            "tokenizers library writes it"
+        ) from error
+
+
+def tokenizer_from_json(text: str) -> Tokenizer:
+    """The tokenizer of a JSON text, ready for `encode`. Raises ValueError."""
+    try:
+        tokenizer = Tokenizer.from_str(text)
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        for names in (_PAD_NAMES, _CLS_NAMES):
+            if _find(tokenizer, names) is None:
+                tokenizer.add_special_tokens([names[0]])
+        tokenizer.encode("a b")
+    except BaseException as error:
+        # Where the library's Rust code panics, what arrives is no Exception.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(" ".join(str(error).split())[:200]) from error
+    return tokenizer
+
+
+def pad_id(tokenizer: Tokenizer) -> int:
+    """The id of the padding token."""
+    return _find(tokenizer, _PAD_NAMES)
+
+
+def cls_id(tokenizer: Tokenizer) -> int:
+    """The id of the token that every sample begins with."""
+    return _find(tokenizer, _CLS_NAMES)
+
+
+def vocabulary_size(tokenizer: Tokenizer) -> int:
+    """One more than the largest id: published vocabularies may have holes."""
+    return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+
+def encode(
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    *,
+    max_tokens: int = MAX_TOKENS,
+    progress: bool = False,
+    description: str = "texts",
+) -> tuple[np.ndarray, np.ndarray]:
+    """The ids of all texts, one behind the other, by the library's threads.
+
+    Returns `(tokens, offsets)`: text i is `tokens[offsets[i]:offsets[i + 1]]`. It begins with the
+    class token and has `max_tokens` at most; names of special tokens that occur in it are text
+    like any other. tokens are uint16, or int32 where the vocabulary needs it; offsets are
+    (texts + 1,) int64.
+    """
+    assert max_tokens >= 1
+    # Named, it keeps the library from warning at every fork that follows.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    dtype = np.uint16 if vocabulary_size(tokenizer) <= 1 << 16 else np.int32
+    start = [cls_id(tokenizer)]
+    offsets = np.zeros(len(texts) + 1, np.int64)
+    pieces = []
+    terminal = sys.stderr.isatty()
+    if progress and not terminal:
+        print(f"encoding {len(texts):,} {description}, once", file=sys.stderr)
+    tokenizer.encode_special_tokens = True
+    with tqdm(
+        desc=f"encoding {description}", total=len(texts), unit=" texts",
+        disable=not (progress and terminal), leave=False,
+    ) as bar:  # fmt: skip
+        for first in range(0, len(texts), _CHUNK):
+            chunk = list(texts[first : first + _CHUNK])
+            encodings = tokenizer.encode_batch_fast(chunk, add_special_tokens=False)
+            ids = [start + encoding.ids[: max_tokens - 1] for encoding in encodings]
+            lengths = [len(sample) for sample in ids]
+            offsets[first + 1 : first + 1 + len(chunk)] = lengths
+            pieces.append(np.fromiter(chain.from_iterable(ids), dtype, sum(lengths)))
+            bar.update(len(chunk))
+    np.cumsum(offsets, out=offsets)
+    return np.concatenate(pieces) if pieces else np.empty(0, dtype), offsets
+
+
+def _find(tokenizer: Tokenizer, names: Sequence[str]) -> int | None:
+    found = (tokenizer.token_to_id(name) for name in names)
+    return next((place for place in found if place is not None), None)
+
+
+def _train_wordpiece(texts: Sequence[str], vocab_size: int, lowercase: bool) -> Tokenizer:
+    """Ties between pieces are broken by the ids of their characters. The library numbers those of
+    characters inside of words (##a) as it meets them, in the order of its hash table; here they
+    are given beforehand, as if they were special tokens, and the vocabulary is put into a
+    tokenizer where they are not.
+    """
+    tokenizer = Tokenizer(models.WordPiece(unk_token=UNK))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    characters = _characters(texts, tokenizer.normalizer, vocab_size // 3)
+    inner = [
+        f"##{character}"
+        for character in characters
+        if len(tokenizer.pre_tokenizer.pre_tokenize_str(f"a{character}")) == 1
+    ]
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size,
+        special_tokens=SPECIAL + inner,
+        initial_alphabet=characters,
+        limit_alphabet=len(characters),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    trained = Tokenizer(models.WordPiece(tokenizer.get_vocab(), unk_token=UNK))
+    trained.normalizer, trained.pre_tokenizer = tokenizer.normalizer, tokenizer.pre_tokenizer
+    trained.decoder = decoders.WordPiece()
+    return trained
+
+
+def _train_bpe(texts: Sequence[str], vocab_size: int, lowercase: bool) -> Tokenizer:
+    """Of bytes: all of them are in the vocabulary beforehand, so that every id is settled."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = _normalizer(normalizers.NFC(), lowercase)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def _train_unigram(texts: Sequence[str], vocab_size: int, lowercase: bool) -> Tokenizer:
+    """The library's scores differ from process to process in their last digits, and those of
+    characters that it adds to be able to spell every word are dealt out in the order of its hash
+    table: the former are rounded, the latter dealt out in the order of the characters.
+    """
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.normalizer = _normalizer(normalizers.NFKC(), lowercase)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=vocab_size, special_tokens=SPECIAL, unk_token=UNK, show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    pieces = json.loads(tokenizer.to_str())["model"]["vocab"]
+    scores = {piece: round(score, 6) for piece, score in pieces if piece not in SPECIAL}
+    single = sorted(piece for piece in scores if len(piece) == 1)
+    added = min(scores.values(), default=0.0) + 1e-4 * len(single)  # one step of 1e-4 for each
+    lowest = [piece for piece in single if scores[piece] <= added]
+    scores |= zip(lowest, sorted(scores[piece] for piece in lowest), strict=True)
+    ranked = sorted(scores.items(), key=lambda item: (-item[1], item[0]))
+    tokenizer.model = models.Unigram([(name, 0.0) for name in SPECIAL] + ranked, SPECIAL.index(UNK))
+    return tokenizer
+
+
+def _normalizer(form: normalizers.Normalizer, lowercase: bool) -> normalizers.Normalizer:
+    return normalizers.Sequence([form, normalizers.Lowercase()]) if lowercase else form
+
+
+def _characters(texts: Sequence[str], normalizer: normalizers.Normalizer, most: int) -> list[str]:
+    """The characters of the normalised texts, sorted; of more than `most` the most frequent."""
+    raw: Counter[str] = Counter()
+    for text in texts:
+        raw.update(text)
+    counts: Counter[str] = Counter()
+    for character, count in raw.items():
+        for normal in normalizer.normalize_str(character):
+            if not normal.isspace():
+                counts[normal] += count
+    ranked = sorted(counts, key=lambda character: (-counts[character], character))
+    return sorted(ranked[:most])
