@@ -80,21 +80,17 @@ def train(settings: Settings, origin: dict, signals) -> None:
     with Run(settings, origin, signals, model_name, settings.dataset) as run:
         import torch  # takes seconds: --help and wrong flags have answered before
 
-        from utils.build import build_trainer
         from utils.image_task import load_image_task
-        from utils.rehearsal import rehearse
-        from utils.train import evaluate_only, run_training
-        from utils.training.evaluation import evaluate
-        from utils.training.objective import Classification
-        from utils.transfer import fit_weights, load_pretrained
-        from utils.use import model_card, use_model
+        from utils.train import train_classifier
+        from utils.transfer import load_pretrained
+        from utils.use import model_card, predict_pictures, use_model
 
         memory_format = torch.channels_last if settings.channels_last else torch.contiguous_format
         checkpoint = run.load_checkpoint()
         if settings.predict or settings.export:
             card = model_card(checkpoint)
             model = build_model(settings, card).to(run.device, memory_format=memory_format)
-            use_model(run, model, checkpoint, card)
+            use_model(run, model, checkpoint, card, predict_pictures)
             return
 
         pretrained = None
@@ -105,46 +101,8 @@ def train(settings: Settings, origin: dict, signals) -> None:
         task = run.closing(load_image_task(settings, run.device, run.console, source))
         run.check_data(checkpoint, task.data.fingerprint)
 
-        model = build_model(settings, task.card)
-        if pretrained is not None:
-            fit_weights(model, pretrained, model.HEAD, run.console.say)
-        model.to(run.device, memory_format=memory_format)
-        forward = torch.compile(model) if settings.compile else model
-        objective = Classification(
-            forward,
-            run.precision,
-            settings.label_smoothing,
-            mixing=settings.mixing != "none",
-            clean_accuracy=settings.log_clean_accuracy,
-        )
-
-        def measure(loader, **options):
-            return evaluate(model, loader.epoch(), run.precision, run.interrupted, **options)
-
-        def test(**options):
-            return measure(task.test, **options)
-
-        if settings.eval_only:
-            evaluate_only(run, model, checkpoint, test, task.data.classes)
-            return
-        trainer = build_trainer(
-            run,
-            model=model,
-            head=model.HEAD,
-            objective=objective,
-            loader=task.train,
-            measure=lambda: measure(task.val or task.test),
-            eval_split="val" if task.val else "test",
-            card=task.card,
-            fingerprint=task.data.fingerprint,
-            checkpoint=checkpoint,
-        )
-        if trainer is None:
-            return
-        if settings.dry_run:
-            rehearse(run, trainer, (task.val or task.test).samples)
-        else:
-            run_training(run, trainer, test, task.data.classes, task.sizes)
+        model = build_model(settings, task.card).to(memory_format=memory_format)
+        train_classifier(run, model, task, checkpoint, pretrained)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -8,11 +8,12 @@ from collections.abc import Callable
 
 from utils.advice import phase_advice
 from utils.augment.meta_mixup import PolicyMixup, SampleMixup, VirtualStep
+from utils.augment.mixup import Mixing
 from utils.augment.mixup_policy import MixupPolicy
 from utils.config import COMMAND_LINE, FILE, to_yaml
 from utils.errors import UserError
 from utils.files import reason, replace_file
-from utils.model_card import ModelCard
+from utils.model_card import ModelCard, TextCard
 from utils.optim.factory import OPTIMIZERS, build_optimizer, defaults, products
 from utils.optim.schedules import build_schedule
 from utils.reporting.metrics import MetricsLog
@@ -39,7 +40,7 @@ def build_trainer(
     loader,
     measure: Callable[..., Evaluation | None],
     eval_split: str,
-    card: ModelCard,
+    card: ModelCard | TextCard,
     fingerprint: str,
     checkpoint: Checkpoint | None,
 ) -> Trainer | None:
@@ -144,6 +145,30 @@ def _say_foreign_rates(run: Run) -> None:
             f"says; the default of --optimizer {settings.optimizer} is "
             f"{', '.join(f'{own[n]:g}' for n in foreign)}"
         )
+
+
+def build_mixing(settings, height: int = 1, width: int = 1) -> Mixing | None:
+    """How training batches are mixed; None: not at all.
+
+    Args:
+        height, width: of pictures, in pixels.
+    """
+    if settings.mixing == "none":
+        return None
+    return Mixing(
+        alpha=0.0 if settings.mixup == "none" else settings.alpha,
+        cutmix_alpha=settings.cutmix_alpha,
+        probability=settings.mixup_prob,
+        per_sample=settings.mixup_mode == "sample",
+        block=settings.mixup_block or settings.batch_size,
+        off_epoch=settings.mixup_off_epoch,
+        different=settings.mixup_inter,
+        height=height,
+        width=width,
+        learned=settings.meta_form if settings.mixup == "meta" else "",
+        clean=settings.meta_batch,
+        clean_every=settings.meta_every,
+    )
 
 
 def _meta(run: Run, model, classes: int) -> PolicyMixup | SampleMixup | None:

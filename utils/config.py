@@ -63,6 +63,15 @@ def setting(
     return dataclasses.field(default=default, metadata=locals() | {"setting": True})
 
 
+def changed(config_class, name: str, default=..., **metadata):
+    """The setting `name` of another class with another default, or other arguments of `setting`;
+    for a class that inherits it."""
+    before = fields(config_class)[name]
+    default = before.default if default is ... else default
+    new = before.metadata | {"default": default} | metadata
+    return dataclasses.field(default=default, metadata=new)
+
+
 class Config:
     """Base of an entry's settings: a dataclass whose fields are all made by `setting`."""
 

@@ -18,13 +18,14 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from utils.data.loader import Normalize
+from utils.data.tokenizer import pad_id, tokenizer_from_json, vocabulary_size
 from utils.errors import UserError
 from utils.files import written_aside
-from utils.model_card import ModelCard
+from utils.model_card import ModelCard, TextCard
 from utils.transfer import fit_weights, load_pretrained
 from utils.weight_files import CARD
 
-PICTURES = 5  # in a check; another number than in the trace, so that the batch must be dynamic
+SAMPLES = 5  # in a check; another number than in the trace, so that the batch must be dynamic
 # Between PyTorch and another engine in float32: of probabilities, and of their logarithms, where a
 # model that is certain of one class shows its differences.
 TOLERANCE, LOG_TOLERANCE = 1e-4, 0.1
@@ -36,13 +37,13 @@ _OTHER_WAY = "export to safetensors, or try other versions of torch, onnx and on
 
 
 def export_safetensors(
-    model: nn.Module, card: ModelCard, path: str | Path, architecture: str = ""
+    model: nn.Module, card: ModelCard | TextCard, path: str | Path, architecture: str = ""
 ) -> str:
     """Writes the weights, with `card` and `architecture` in the one metadata key, `CARD`.
 
     `load_pretrained` reads the file, and so does every other reader of safetensors. It is loaded
     on the spot into a copy of the model that was emptied before, which must then answer random
-    pictures with the same bits. The same weights give the same bytes.
+    inputs with the same bits. The same weights give the same bytes.
 
     Returns what was checked. Raises UserError where the file cannot be written.
     """
@@ -58,24 +59,29 @@ def export_safetensors(
         for tensor in restored.state_dict().values():
             tensor.zero_()
         fit_weights(restored, load_pretrained(aside, architecture))
-        inputs = _normalised(card, _random_pictures(card))
+        kind = _kind(card)
+        inputs = kind.prepared(kind.random())
         with torch.inference_mode():
             if not torch.equal(model(inputs), restored(inputs)):
                 raise UserError(
                     f"{path}: what was read back answers otherwise than the model; the disk or the "
                     "memory is at fault, try again"
                 )
-    return f"read back, and equal to the bit on {PICTURES} random pictures"
+    return f"read back, and equal to the bit on {SAMPLES} random {kind.what}"
 
 
-def export_onnx(model: nn.Module, card: ModelCard, path: str | Path, architecture: str = "") -> str:
+def export_onnx(
+    model: nn.Module, card: ModelCard | TextCard, path: str | Path, architecture: str = ""
+) -> str:
     """Writes a graph that needs nothing else: normalisation, model and softmax in float32.
 
-    Input "images": (batch, height, width, channels) uint8, as decoders give them; output
-    "probabilities": (batch, classes) float32. The batch is of any size. The metadata holds
-    `classes`, `mean` and `std` as JSON, and `architecture`.
+    Input of a model of pictures, "images": (batch, height, width, channels) uint8, as decoders
+    give them; of a model of texts, "ids": (batch, length) int64, the class token first, padded at
+    the end with the tokenizer's padding, up to `max_len` tokens. Output "probabilities": (batch,
+    classes) float32. The batch is of any size. The metadata holds `classes`, `mean` and `std`, or
+    `classes`, `max_len` and `clean`, as JSON, and `architecture`.
 
-    Returns what was checked: the graph, by `onnx.checker`, and its answers to random pictures
+    Returns what was checked: the graph, by `onnx.checker`, and its answers to random inputs
     compared with PyTorch's, by ONNX Runtime where that is installed.
 
     Raises:
@@ -99,19 +105,20 @@ def export_onnx(model: nn.Module, card: ModelCard, path: str | Path, architectur
             f"the weights take {size / 1e9:.1f} GB, and an ONNX file holds 2 GB: export a smaller "
             "model, or to safetensors"
         )
-    proto = _trace(_FromPixels(model, card), card)
-    metadata = {key: json.dumps(card.to_dict()[key]) for key in ("classes", "mean", "std")}
+    kind = _kind(card)
+    proto = _trace(model, kind)
+    metadata = {key: json.dumps(card.to_dict()[key]) for key in kind.metadata}
     onnx.helper.set_model_props(proto, metadata | {"architecture": architecture})
-    pictures = _random_pictures(card)
+    random = kind.random()
     with torch.inference_mode():
-        expected = model(_normalised(card, pictures)).softmax(1).numpy()
+        expected = model(kind.prepared(random)).softmax(1).numpy()
     with written_aside(path) as aside:
         aside.write_bytes(proto.SerializeToString())
         try:
             onnx.checker.check_model(str(aside), full_check=True)
         except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
             raise UserError(f"{path}: {_one_line(error)}: {_OTHER_WAY}") from error
-        probabilities, engine = _answers(proto, model, pictures)
+        probabilities, engine = _answers(proto, model, kind, random)
         if probabilities is None:
             return f"graph valid; {engine}"
         difference = float(np.abs(probabilities - expected).max())
@@ -121,9 +128,75 @@ def export_onnx(model: nn.Module, card: ModelCard, path: str | Path, architectur
                 f"PyTorch's (by {difference:.1e}); no file is left: {_OTHER_WAY}"
             )
     return (
-        f"graph valid; on {PICTURES} random pictures {engine} is within {difference:.1e} of "
+        f"graph valid; on {SAMPLES} random {kind.what} {engine} is within {difference:.1e} of "
         "PyTorch's probabilities"
     )
+
+
+class _Pictures:
+    """What a model of pictures is traced and checked with."""
+
+    name, what, metadata = "images", "pictures", ("classes", "mean", "std")
+
+    def __init__(self, card: ModelCard):
+        self.card = card
+        self.normalize = Normalize(card.mean, card.std, card.width, torch.device("cpu"))
+
+    def example(self) -> Tensor:
+        card = self.card
+        return torch.zeros(2, card.height, card.width, card.channels, dtype=torch.uint8)
+
+    def random(self) -> np.ndarray:
+        """(SAMPLES, height, width, channels) uint8: noise of several strengths, black, white."""
+        shape = (SAMPLES, *self.example().shape[1:])
+        pictures = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+        pictures[1] //= 4
+        pictures[-2], pictures[-1] = 0, 255
+        return pictures
+
+    def prepared(self, pictures: np.ndarray) -> Tensor:
+        """As in training: (n, channels, height, width) float32."""
+        return self.normalize(torch.from_numpy(pictures))
+
+    def dynamic_shapes(self) -> dict:
+        return {0: torch.export.Dim("batch")}
+
+    def graph(self, model: nn.Module) -> nn.Module:
+        return _FromPixels(model, self.card)
+
+
+class _Ids:
+    """What a model of texts is traced and checked with."""
+
+    name, what, metadata = "ids", "texts", ("classes", "max_len", "clean")
+
+    def __init__(self, card: TextCard):
+        tokenizer = tokenizer_from_json(card.tokenizer)
+        self.size, self.pad = vocabulary_size(tokenizer), pad_id(tokenizer)
+        self.max_len, self.length = card.max_len, min(card.max_len, 24)
+
+    def example(self) -> Tensor:
+        return torch.from_numpy(self.random()[:2, : max(2, self.length // 2)])
+
+    def random(self) -> np.ndarray:
+        """(SAMPLES, length) int64: texts of several lengths, the shortest of one token."""
+        ids = np.random.default_rng(0).integers(0, self.size, (SAMPLES, self.length))
+        ids[ids == self.pad] = (self.pad + 1) % self.size
+        lengths = np.linspace(self.length, 1, SAMPLES).astype(int)
+        return np.where(np.arange(self.length) < lengths[:, None], ids, self.pad)
+
+    def prepared(self, ids: np.ndarray) -> Tensor:
+        return torch.from_numpy(ids)
+
+    def dynamic_shapes(self) -> dict:
+        return {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=self.max_len)}
+
+    def graph(self, model: nn.Module) -> nn.Module:
+        return nn.Sequential(model, nn.Softmax(1))
+
+
+def _kind(card: ModelCard | TextCard) -> _Pictures | _Ids:
+    return _Ids(card) if isinstance(card, TextCard) else _Pictures(card)
 
 
 class _FromPixels(nn.Module):
@@ -141,19 +214,18 @@ class _FromPixels(nn.Module):
         return self.model(pixels.permute(0, 3, 1, 2)).softmax(1)
 
 
-def _trace(module: nn.Module, card: ModelCard):
+def _trace(model: nn.Module, kind: _Pictures | _Ids):
     """The ONNX model, without the paths and lines of source that the exporter leaves in it."""
-    images = torch.zeros(2, card.height, card.width, card.channels, dtype=torch.uint8)
     try:
         with _silence():
             program = torch.onnx.export(
-                module.eval(),
-                (images,),
+                kind.graph(model).eval(),
+                (kind.example(),),
                 dynamo=True,
                 verbose=False,
-                input_names=["images"],
+                input_names=[kind.name],
                 output_names=["probabilities"],
-                dynamic_shapes={"images": {0: torch.export.Dim("batch")}},
+                dynamic_shapes=(kind.dynamic_shapes(),),
             )
             proto = program.model_proto
     except torch.onnx.OnnxExporterError as error:
@@ -167,17 +239,19 @@ def _trace(module: nn.Module, card: ModelCard):
     return proto
 
 
-def _answers(proto, model: nn.Module, pictures: np.ndarray) -> tuple[np.ndarray | None, str]:
+def _answers(
+    proto, model: nn.Module, kind: _Pictures | _Ids, samples: np.ndarray
+) -> tuple[np.ndarray | None, str]:
     """Probabilities by another engine and its name, or None and why there are none."""
     try:
         import onnxruntime
     except ImportError:
-        cost = _multiply_adds(model, pictures)
+        cost = _multiply_adds(model, kind.prepared(samples))
         if cost > REFERENCE_MULTIPLY_ADDS:
             return None, "not run: pip install onnxruntime to have its answers compared"
         from onnx.reference import ReferenceEvaluator
 
-        return ReferenceEvaluator(proto).run(None, {"images": pictures})[0], "onnx.reference"
+        return ReferenceEvaluator(proto).run(None, {kind.name: samples})[0], "onnx.reference"
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors alone
     options.intra_op_num_threads = torch.get_num_threads()
@@ -185,7 +259,7 @@ def _answers(proto, model: nn.Module, pictures: np.ndarray) -> tuple[np.ndarray 
         session = onnxruntime.InferenceSession(
             proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
         )
-        probabilities = session.run(None, {"images": pictures})[0]
+        probabilities = session.run(None, {kind.name: samples})[0]
     except Exception as error:  # its exceptions have no public base
         raise UserError(
             f"ONNX Runtime refuses the graph ({_one_line(error)}): {_OTHER_WAY}"
@@ -201,40 +275,26 @@ def _close(probabilities: np.ndarray, expected: np.ndarray) -> bool:
     return bool(difference < TOLERANCE and np.abs(logarithms).max() < LOG_TOLERANCE)
 
 
-def _multiply_adds(model: nn.Module, pictures: np.ndarray) -> int:
-    """Of the convolutions, for these pictures."""
+def _multiply_adds(model: nn.Module, inputs: Tensor) -> int:
+    """Of convolutions and linear layers, for these inputs."""
     total = 0
 
-    def count(module: nn.Conv2d, _, output: Tensor) -> None:
+    def count(module: nn.Module, _, output: Tensor) -> None:
         nonlocal total
         total += output.numel() * module.weight[0].numel()
 
-    hooks = [m.register_forward_hook(count) for m in model.modules() if isinstance(m, nn.Conv2d)]
+    counted = (nn.Conv2d, nn.Linear)
+    hooks = [m.register_forward_hook(count) for m in model.modules() if isinstance(m, counted)]
     with torch.inference_mode():
-        model(torch.zeros(1, *np.moveaxis(pictures, -1, 1).shape[1:]))
+        model(inputs)
     for hook in hooks:
         hook.remove()
-    return total * len(pictures)
+    return total
 
 
 def _plain_copy(model: nn.Module) -> nn.Module:
     """In float32 on the CPU, for evaluation."""
     return copy.deepcopy(model).cpu().float().eval()
-
-
-def _random_pictures(card: ModelCard) -> np.ndarray:
-    """(PICTURES, height, width, channels) uint8: noise of several strengths, black and white."""
-    shape = (PICTURES, card.height, card.width, card.channels)
-    pictures = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
-    pictures[1] //= 4
-    pictures[-2], pictures[-1] = 0, 255
-    return pictures
-
-
-def _normalised(card: ModelCard, pictures: np.ndarray) -> Tensor:
-    """As in training: (n, channels, height, width) float32."""
-    normalize = Normalize(card.mean, card.std, card.width, torch.device("cpu"))
-    return normalize(torch.from_numpy(pictures))
 
 
 @contextlib.contextmanager

@@ -8,8 +8,8 @@ import torch
 
 from utils.augment.chain import Chain
 from utils.augment.crop_flip import CropFlip
-from utils.augment.mixup import Mixing
 from utils.augment.random_erasing import RandomErasing
+from utils.build import build_mixing
 from utils.data.images import ImageData, Split, load_image_data
 from utils.data.loader import Augmentation, ImageLoader
 from utils.data.splits import stratified_split, stratified_subset
@@ -123,7 +123,7 @@ def load_image_task(
             augment=_augmentation(settings, card),
             shuffle=True,
             seed=settings.seed,
-            mixing=_mixing(settings, card),
+            mixing=build_mixing(settings, card.height, card.width),
         ),
         test=loader(data.test),
         val=loader(val) if val else None,
@@ -145,25 +145,6 @@ def _augmentation(settings: ImageSettings, card: ModelCard) -> Augmentation:
         return crop
     colour = [round(255 * mean) for mean in card.mean]
     return Chain(crop, RandomErasing(height, width, settings.random_erasing, colour))
-
-
-def _mixing(settings: ImageSettings, card: ModelCard) -> Mixing | None:
-    if settings.mixing == "none":
-        return None
-    return Mixing(
-        alpha=0.0 if settings.mixup == "none" else settings.alpha,
-        cutmix_alpha=settings.cutmix_alpha,
-        probability=settings.mixup_prob,
-        per_sample=settings.mixup_mode == "sample",
-        block=settings.mixup_block or settings.batch_size,
-        off_epoch=settings.mixup_off_epoch,
-        different=settings.mixup_inter,
-        height=card.height,
-        width=card.width,
-        learned=settings.meta_form if settings.mixup == "meta" else "",
-        clean=settings.meta_batch,
-        clean_every=settings.meta_every,
-    )
 
 
 def _pool(settings: ImageSettings, train: Split, console: Console) -> WorkerPool | None:

@@ -59,3 +59,46 @@ class ModelCard:
     def to_dict(self) -> dict:
         """For JSON."""
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class TextCard:
+    """The same of a classifier of texts.
+
+    `tokenizer` is the JSON of the `tokenizers` library, `clean` whether texts are cleaned before
+    it (utils/data/clean_text.py), `max_len` the tokens that are read. Raises ValueError.
+    """
+
+    classes: tuple[str, ...]
+    tokenizer: str
+    clean: bool
+    max_len: int
+
+    def __post_init__(self) -> None:
+        if not self.classes or not all(isinstance(name, str) for name in self.classes):
+            raise ValueError("classes must be one name or more")
+        if not isinstance(self.tokenizer, str) or not isinstance(self.clean, bool):
+            raise ValueError("tokenizer must be a string and clean true or false")
+        if not isinstance(self.max_len, int) or self.max_len < 1:
+            raise ValueError(f"max_len must be at least 1, not {self.max_len!r}")
+
+    @classmethod
+    def from_dict(cls, values: dict) -> "TextCard":
+        """From `to_dict`; further keys are ignored. Raises ValueError."""
+        try:
+            classes, *others = (values[name] for name in cls.__dataclass_fields__)
+            return cls(tuple(classes), *others)
+        except KeyError as error:
+            raise ValueError(f"{error.args[0]} is missing") from None
+        except TypeError:
+            raise ValueError("not a JSON object with a list of classes") from None
+
+    def to_dict(self) -> dict:
+        """For JSON."""
+        return asdict(self)
+
+
+def card_of(values: dict) -> ModelCard | TextCard:
+    """Of whichever kind the values are. Raises ValueError."""
+    kind = TextCard if isinstance(values, dict) and "tokenizer" in values else ModelCard
+    return kind.from_dict(values)

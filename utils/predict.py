@@ -149,8 +149,8 @@ def predict_images(
                                 f"the model's answer to {name} is not a number: try --precision "
                                 "fp32, or another checkpoint"
                             )
-                        label = _safe_text(card.classes[index])
-                        file.write(f"{_quoted(_safe_path(name))},{_quoted(label)},{p:.6f}\n")
+                        label = safe_text(card.classes[index])
+                        file.write(f"{quoted(_safe_path(name))},{quoted(label)},{p:.6f}\n")
                     progress.advance(len(names[piece]))
                 progress.advance(len(errors))
                 done += length
@@ -226,7 +226,7 @@ def _is_ignored(name: str) -> bool:
     return name.startswith(".") or name.lower() in CLUTTER
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
     """A field of a CSV file: RFC 4180."""
     if any(character in text for character in ',"\r\n'):
         return '"' + text.replace('"', '""') + '"'
@@ -243,7 +243,7 @@ def _safe_path(path: str) -> str:
     return os.path.join(".", path) if path.startswith(_FORMULA) else path
 
 
-def _safe_text(text: str) -> str:
+def safe_text(text: str) -> str:
     """Text that is no formula; a number is none."""
     if not text.startswith(_FORMULA):
         return text

@@ -5,7 +5,9 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
+from utils.build import build_trainer
 from utils.files import reason
+from utils.rehearsal import rehearse
 from utils.report import write_report
 from utils.reporting.classes import summary_lines, write_class_report
 from utils.reporting.console import duration
@@ -13,12 +15,68 @@ from utils.reporting.run_folder import REPORT
 from utils.run import Run
 from utils.signals import Stopped
 from utils.training.checkpoint import Checkpoint, DamagedCheckpoint, read_checkpoint
-from utils.training.evaluation import Evaluation
+from utils.training.evaluation import Evaluation, evaluate
+from utils.training.objective import Classification
 from utils.training.trainer import Trainer
+from utils.transfer import fit_weights
 from utils.use import another_is_best
 
 # --profile: steps left out, to warm up, and written.
 PROFILE_WAIT, PROFILE_WARMUP, PROFILE_STEPS = 3, 2, 5
+
+
+def train_classifier(run: Run, model, task, checkpoint: Checkpoint | None, pretrained=None) -> None:
+    """Trains a classifier as the settings say, or with --eval_only measures a trained one.
+
+    Args:
+        model: on the CPU; `HEAD` names its last layer, `mixes_inside` (where it has that) says
+            that its forward takes the plan of mixing.
+        task: `card`, `data` (classes, fingerprint), loaders `train`, `test` and `val` (or None),
+            and `sizes` for the summary (see image_task.py, text_task.py).
+        pretrained: weights to start from (see transfer.py).
+    """
+    import torch
+
+    settings = run.settings
+    if pretrained is not None:
+        fit_weights(model, pretrained, model.HEAD, run.console.say)
+    model.to(run.device)
+    objective = Classification(
+        torch.compile(model) if settings.compile else model,
+        run.precision,
+        settings.label_smoothing,
+        mixing=settings.mixing != "none",
+        clean_accuracy=settings.log_clean_accuracy,
+        mixes_inside=getattr(model, "mixes_inside", False),
+    )
+
+    def measure(loader, **options):
+        return evaluate(model, loader.epoch(), run.precision, run.interrupted, **options)
+
+    def test(**options):
+        return measure(task.test, **options)
+
+    if settings.eval_only:
+        evaluate_only(run, model, checkpoint, test, task.data.classes)
+        return
+    trainer = build_trainer(
+        run,
+        model=model,
+        head=model.HEAD,
+        objective=objective,
+        loader=task.train,
+        measure=lambda: measure(task.val or task.test),
+        eval_split="val" if task.val else "test",
+        card=task.card,
+        fingerprint=task.data.fingerprint,
+        checkpoint=checkpoint,
+    )
+    if trainer is None:
+        return
+    if settings.dry_run:
+        rehearse(run, trainer, (task.val or task.test).samples)
+    else:
+        run_training(run, trainer, test, task.data.classes, task.sizes)
 
 
 def run_training(

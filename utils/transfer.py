@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from utils.errors import UserError
-from utils.model_card import ModelCard
+from utils.model_card import ModelCard, TextCard, card_of
 from utils.models.resnet import STAGES
 from utils.training.checkpoint import MODEL, Checkpoints, DamagedCheckpoint, read_checkpoint
 from utils.weight_files import canonical, read_pth, read_safetensors
@@ -38,6 +38,7 @@ class Pretrained:
     source_text: str
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
+    tokenizer: str | None = None  # its JSON, of a model of texts
 
     def normalisation(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
         """(mean, std) for pictures of `channels`: gray ones get the average over the colours."""
@@ -75,7 +76,7 @@ def load_pretrained(source: str | Path, architecture: str, say: Callable = print
         )
     if path.suffix == ".safetensors":
         tensors, card = read_safetensors(path)
-        return Pretrained(tensors, str(path), card and card.mean, card and card.std)
+        return _with_card(tensors, str(path), card)
     if path.suffix in PICKLED:
         tensors, nest = read_pth(path)
         return Pretrained(tensors, f"{path} ({nest})" if nest else str(path))
@@ -273,7 +274,15 @@ def _from_folder(path: Path, say: Callable) -> Pretrained:
     source = f"{path}, step {checkpoint.step}{averaged}"
     data = (checkpoint.state.get("settings") or {}).get("data")
     try:
-        card = ModelCard.from_dict(data) if data else None
+        card = card_of(data) if data else None
     except ValueError as error:
         raise UserError(f"{source}: what it says of its data is wrong ({error})") from None
-    return Pretrained(checkpoint.weights, source, card and card.mean, card and card.std)
+    return _with_card(checkpoint.weights, source, card)
+
+
+def _with_card(
+    tensors: dict[str, Tensor], source: str, card: ModelCard | TextCard | None
+) -> Pretrained:
+    if isinstance(card, TextCard):
+        return Pretrained(tensors, source, tokenizer=card.tokenizer)
+    return Pretrained(tensors, source, card and card.mean, card and card.std)

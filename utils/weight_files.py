@@ -17,7 +17,7 @@ from torch import Tensor
 
 from utils.errors import UserError
 from utils.files import reason
-from utils.model_card import ModelCard
+from utils.model_card import ModelCard, TextCard, card_of
 
 CARD = "model_card"  # the one metadata key of a .safetensors file of ours
 # Where training scripts keep the weights inside a .pth file, the averaged ones first: they are
@@ -27,7 +27,7 @@ NESTS = ("state_dict_ema", "model_ema", "state_dict", "model", "module")
 PREFIXES = ("module.", "_orig_mod.", "model.")
 
 
-def read_safetensors(path: Path) -> tuple[dict[str, Tensor], ModelCard | None]:
+def read_safetensors(path: Path) -> tuple[dict[str, Tensor], ModelCard | TextCard | None]:
     """The tensors, and what the metadata says of the model where we exported it."""
     try:
         with safe_open(path, framework="pt") as file:
@@ -38,7 +38,7 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], ModelCard | None]:
     if text is None:
         return canonical(tensors, str(path)), None
     try:
-        return tensors, ModelCard.from_dict(json.loads(text))
+        return tensors, card_of(json.loads(text))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: its metadata is damaged ({error}): export it again") from None
 

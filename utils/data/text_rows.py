@@ -125,6 +125,11 @@ def read_texts(
     return texts
 
 
+def column_names(text: str | None) -> list[str] | None:
+    """As --text_columns has them: "title, body" -> ["title", "body"]."""
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
 def _join(cells: list[str | None], clean: bool) -> str:
     text = " ".join(cell for cell in cells if cell)
     return clean_text(text) if clean else text.strip()

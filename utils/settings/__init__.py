@@ -5,12 +5,14 @@ A file for each group of flags, in the order of `--help` from the last base to t
 
 from dataclasses import dataclass
 
+from utils.config import changed
 from utils.settings.data import DataSettings
 from utils.settings.engine import EngineSettings
 from utils.settings.images import PictureSettings
 from utils.settings.mixing import MixingSettings
 from utils.settings.optimization import OptimizationSettings
 from utils.settings.run import RunSettings
+from utils.settings.texts import TextFlags
 from utils.settings.transfer import TransferSettings
 
 
@@ -29,3 +31,34 @@ class TrainSettings(
 @dataclass
 class ImageSettings(PictureSettings, TrainSettings):
     """What training on pictures adds."""
+
+
+@dataclass
+class TextSettings(TextFlags, TrainSettings):
+    """What training on texts adds."""
+
+    epochs: int = changed(TrainSettings, "epochs", 5)
+    optimizer: str = changed(TrainSettings, "optimizer", "adamw")
+    pretrained: str | None = changed(
+        TrainSettings,
+        "pretrained",
+        help="Start from these weights: the folder of a run, whose tokenizer is then taken too, or "
+        "a .safetensors or .pth file; a head for other classes is replaced",
+        bare=None,
+    )
+    predict: str | None = changed(
+        TrainSettings,
+        "predict",
+        help="Classify the texts of a .csv, .tsv or .jsonl file, or the lines of a .txt file, by "
+        "the model that --resume names",
+    )
+    predictions: str | None = changed(
+        TrainSettings,
+        "predictions",
+        help="CSV file for them: line, text, class, and the probability of each class",
+    )
+    export: str | None = changed(
+        TrainSettings,
+        "export",
+        help="Write the model that --resume names for use elsewhere, its tokenizer beside it",
+    )

@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+"""Trains a Transformer on texts: by default on AG News.
+
+python transformer_test.py
+python transformer_test.py --dataset csv --train_file mine.csv --test_fraction 0.1
+python transformer_test.py --resume
+python transformer_test.py --resume runs/my_run --predict new_texts.csv
+"""
+
+import sys
+from dataclasses import dataclass
+
+from utils.config import setting
+from utils.errors import UserError
+from utils.run import Run, run_entry
+from utils.settings import TextSettings
+
+MODEL = "model"  # heading in --help
+
+
+@dataclass
+class Settings(TextSettings):
+    """The settings of this entry: those of every run on texts, and those of a Transformer."""
+
+    entry = "transformer_test.py"
+
+    layers: int = setting(6, "Layers of the encoder", group=MODEL, low=1)
+    dim: int = setting(
+        512, "Width of a token's representation, a multiple of --heads", group=MODEL, low=1
+    )
+    heads: int = setting(8, "Heads of attention", group=MODEL, low=1)
+    ffn: int = setting(1024, "Width of the hidden layer after attention", group=MODEL, low=1)
+    dropout: float = setting(
+        0.1,
+        "Dropout of embeddings, of the output of attention and of the layer after it, of what is "
+        "hidden in that and of what the classifier reads",
+        group=MODEL,
+        low=0,
+        below=1,
+    )
+    attention_dropout: float = setting(
+        0.0, "Dropout of the weights of attention; above 0 it is slower", group=MODEL, low=0,
+        below=1,
+    )  # fmt: skip
+    pooling: str = setting(
+        "cls", "What the classifier reads: the first token of a text, or the mean of all",
+        group=MODEL, choices=("cls", "mean"),
+    )  # fmt: skip
+
+    def check(self):
+        super().check()
+        if self.dim % self.heads:
+            raise UserError(
+                f"--dim {self.dim} is no multiple of --heads {self.heads}: each head takes an "
+                "equal part of it"
+            )
+
+
+def build_model(settings: Settings, card):
+    """The Transformer for the tokens and classes of `card` (a TextCard), on the CPU."""
+    from utils.data.tokenizer import pad_id, tokenizer_from_json, vocabulary_size
+    from utils.models.transformer import Transformer
+
+    tokenizer = tokenizer_from_json(card.tokenizer)
+    return Transformer(
+        vocabulary_size(tokenizer),
+        len(card.classes),
+        layers=settings.layers,
+        dim=settings.dim,
+        heads=settings.heads,
+        ffn=settings.ffn,
+        max_len=card.max_len,
+        dropout=settings.dropout,
+        attention_dropout=settings.attention_dropout,
+        pooling=settings.pooling,
+        mixup_at=settings.mixup_at,
+        pad=pad_id(tokenizer),
+    )
+
+
+def train(settings: Settings, origin: dict, signals) -> None:
+    model_name = f"transformer{settings.layers}x{settings.dim}"
+    with Run(settings, origin, signals, model_name, settings.dataset) as run:
+        # PyTorch takes seconds: --help and wrong flags have answered before.
+        from utils.text_task import load_text_task
+        from utils.train import train_classifier
+        from utils.transfer import load_pretrained
+        from utils.use import predict_rows, text_card, use_model
+
+        checkpoint = run.load_checkpoint()
+        card = text_card(checkpoint) if checkpoint else None
+        if settings.predict or settings.export:
+            model = build_model(settings, card).to(run.device)
+            use_model(run, model, checkpoint, card, predict_rows)
+            return
+
+        pretrained = None
+        if settings.pretrained and checkpoint is None:
+            pretrained = load_pretrained(settings.pretrained, model_name, run.console.say)
+            run.console.say(f"weights from {pretrained.source_text}")
+        known = card.tokenizer if card else pretrained and pretrained.tokenizer
+        task = load_text_task(settings, run.device, run.console, known)
+        run.check_data(checkpoint, task.data.fingerprint)
+
+        model = build_model(settings, task.card)
+        train_classifier(run, model, task, checkpoint, pretrained)
+
+
+def main(argv: list[str] | None = None) -> int:
+    return run_entry(Settings, train, __doc__.splitlines()[0], argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,126 @@
+"""Flags of texts."""
+
+from dataclasses import dataclass
+
+from utils.config import Config, setting
+from utils.data.texts import TEXT_DATASETS
+from utils.errors import UserError
+from utils.settings.mixing import GROUP as MIXUP
+from utils.settings.optimization import GROUP as OPTIMIZATION
+
+GROUP = "texts"
+# Most tokens of a text that can be asked for; the data are encoded that far.
+MOST_TOKENS = 2048
+
+
+@dataclass
+class TextFlags(Config):
+    dataset: str = setting(
+        "ag_news",
+        "Data set; csv is your own CSV, TSV or JSON Lines files, headlines is synthetic and needs "
+        "no files, ag_news is downloaded once",
+        group=GROUP,
+        choices=TEXT_DATASETS,
+    )
+    train_file: str | None = setting(
+        None, "File to train on, with --dataset csv: .csv, .tsv, .jsonl, or these with .gz",
+        group=GROUP, resume="free",
+    )  # fmt: skip
+    test_file: str | None = setting(
+        None, "File to measure on, likewise", group=GROUP, resume="free",
+        default_text="a part of the training file, see --test_fraction",
+    )  # fmt: skip
+    val_file: str | None = setting(
+        None, "File of a validation split of your own, instead of --val_fraction", group=GROUP,
+        resume="free",
+    )  # fmt: skip
+    text_columns: str | None = setting(
+        None, "Columns with text, by name or number from 1, joined by a space: 'title,body'",
+        group=GROUP, default_text="guessed for each file, and said", resume="evaluation",
+    )  # fmt: skip
+    label_column: str | None = setting(
+        None, "Column with the class, by name or number from 1", group=GROUP,
+        default_text="guessed for each file, and said",
+    )  # fmt: skip
+    test_fraction: float | None = setting(
+        None, "Share of --train_file that becomes the test set where there is no --test_file",
+        group=GROUP, above=0, below=1,
+    )  # fmt: skip
+    on_bad: str = setting(
+        "error", "A row that cannot be used: stop, or skip and count it", group=GROUP,
+        choices=("error", "skip"), resume="evaluation",
+    )  # fmt: skip
+    clean_text: bool = setting(
+        True, "Remove markup, links, backslashes and broken entities (#39; quot;) from texts",
+        group=GROUP,
+    )  # fmt: skip
+    tokenizer: str = setting(
+        "wordpiece",
+        "wordpiece, bpe or unigram, trained on the training texts; or a tokenizer.json that is "
+        "there already",
+        group=GROUP,
+    )
+    vocab_size: int | None = setting(
+        None, "Vocabulary of a tokenizer that is trained", group=GROUP, low=300, high=1_000_000,
+        unit="tokens", default_text="30000",
+    )  # fmt: skip
+    lowercase: bool = setting(True, "Upper and lower case are the same", group=GROUP)
+    max_len: int = setting(
+        256, "Tokens of a text that are read, its first ones", group=GROUP, low=2,
+        high=MOST_TOKENS, unit="tokens",
+    )  # fmt: skip
+    batch_tokens: int | None = setting(
+        None,
+        "Batches of about so many tokens, of long texts fewer and of short ones more, instead of "
+        "--batch_size samples",
+        group=OPTIMIZATION,
+        low=1,
+        unit="tokens",
+    )
+    mixup_at: str = setting(
+        "sentence",
+        "What is mixed: the representation of each text that the classifier reads, or the "
+        "embeddings of its tokens",
+        group=MIXUP,
+        choices=("sentence", "embeddings"),
+    )
+
+    @property
+    def tokenizer_is_trained(self) -> bool:
+        return self.tokenizer in ("wordpiece", "bpe", "unigram")
+
+    def ineffective(self):
+        yield from super().ineffective()
+        if self.dataset != "csv":
+            own = f"--dataset {self.dataset} brings its own texts; it belongs to csv"
+            for name in ("train_file", "test_file", "val_file", "label_column", "test_fraction"):
+                yield name, own, "dataset"
+            if not self.predict:
+                yield "text_columns", own, "dataset"
+        else:
+            yield "data_dir", "--dataset csv reads --train_file and --test_file", "dataset"
+        if self.dataset == "headlines":
+            yield "data_dir", "--dataset headlines is built in and reads no files", "dataset"
+            if not self.predict:
+                yield "on_bad", "--dataset headlines has no bad rows", "dataset"
+        if self.test_file is not None:
+            yield "test_fraction", "--test_file is the test set", "test_file"
+        if self.val_file is not None:
+            yield "val_fraction", "--val_file is the validation split", "val_file"
+        if not self.tokenizer_is_trained:
+            for name in ("vocab_size", "lowercase"):
+                yield name, f"the tokenizer of {self.tokenizer} is as it is", "tokenizer"
+        if self.mixup == "none":
+            yield "mixup_at", "nothing is mixed without --mixup", "mixup"
+        yield "workers", "texts are encoded once, by all cores, and mapped in from then on", ""
+        if self.batch_tokens is not None and not self.without_training:
+            yield "batch_size", "--batch_tokens takes its place", "batch_tokens"
+
+    def check(self):
+        super().check()
+        if self.dataset == "csv" and self.train_file is None and not self.without_training:
+            raise UserError("--dataset csv needs --train_file, and --test_file or --test_fraction")
+        if self.cutmix_alpha:
+            raise UserError("--cutmix_alpha pastes boxes of pictures; texts are mixed by --mixup")
+        if self.vocab_size is None and self.tokenizer_is_trained:
+            self.vocab_size = 30_000

@@ -1,0 +1,93 @@
+"""What the entry scripts for texts assemble alike: data set, tokens, loaders."""
+
+from dataclasses import dataclass
+
+import torch
+
+from utils.build import build_mixing
+from utils.data.text_cache import load_tokenized
+from utils.data.text_loader import TextLoader
+from utils.data.text_rows import column_names
+from utils.data.token_store import TokenizedData, TokenSplit
+from utils.model_card import TextCard
+from utils.reporting.console import Console
+from utils.settings import TextSettings
+from utils.settings.texts import MOST_TOKENS
+
+
+@dataclass(frozen=True)
+class TextTask:
+    """A data set with its splits made, and a loader for each of them."""
+
+    data: TokenizedData
+    card: TextCard  # what a model needs to know of the texts
+    train: TextLoader
+    test: TextLoader
+    val: TextLoader | None
+
+    @property
+    def sizes(self) -> dict:
+        """For the summary."""
+        sizes = {
+            "classes": len(self.data.classes),
+            "skipped_rows": self.data.skipped,
+            "synthetic": self.data.synthetic,
+            "vocabulary": self.data.vocab_size,
+        }
+        if self.val is not None:
+            sizes["val_samples"] = self.val.samples
+        return sizes
+
+
+def load_text_task(
+    settings: TextSettings, device: torch.device, console: Console, tokenizer: str | None = None
+) -> TextTask:
+    """Loads the texts that the settings name, cut and encoded as they say.
+
+    Args:
+        tokenizer: the JSON of the one that the weights belong to; None: that of the settings.
+    """
+    data = load_tokenized(
+        settings.dataset,
+        data_dir=settings.data_dir,
+        cache_dir=settings.cache_dir,
+        train_file=settings.train_file,
+        test_file=settings.test_file,
+        val_file=settings.val_file,
+        text_columns=column_names(settings.text_columns),
+        label_column=settings.label_column,
+        on_bad=settings.on_bad,
+        clean=settings.clean_text,
+        test_fraction=settings.test_fraction,
+        val_fraction=settings.val_fraction,
+        subset=settings.subset,
+        seed=settings.seed,
+        tokenizer=settings.tokenizer,
+        vocab_size=settings.vocab_size,
+        lowercase=settings.lowercase,
+        max_tokens=MOST_TOKENS,
+        tokenizer_json=tokenizer,
+    )
+    for note in data.notes:
+        console.say(note)
+    card = TextCard(tuple(data.classes), data.tokenizer_json, settings.clean_text, settings.max_len)
+    train = _loader(
+        data.train, settings, device, shuffle=True, seed=settings.seed, mixing=build_mixing(settings),
+        accumulation=settings.accumulation_steps, batch_tokens=settings.batch_tokens,
+    )  # fmt: skip
+    test = _loader(data.test, settings, device)
+    val = None if data.val is None else _loader(data.val, settings, device)
+    counts = f"{len(data.train):,} training and {len(data.test):,} test texts"
+    synthetic = ", synthetic" if data.synthetic else ""
+    console.say(
+        f"data: {data.source} ({len(data.classes)} classes, {counts}{synthetic}; "
+        f"{data.train.lengths.mean():.0f} tokens each in the mean, vocabulary {data.vocab_size:,})"
+    )
+    return TextTask(data, card, train, test, val)
+
+
+def _loader(split: TokenSplit, settings: TextSettings, device: torch.device, **options):
+    return TextLoader(
+        split.tokens, split.offsets, split.labels, batch_size=settings.batch_size, device=device,
+        max_len=settings.max_len, **options,
+    )  # fmt: skip
