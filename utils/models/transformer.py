@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from utils.models.dropout import Dropout, dropout
 from utils.packed import PackedTokens
 
 try:
@@ -136,8 +137,8 @@ class Attention(nn.Module):
             k, v = F.linear(x, weight[dim:], bias[dim:]).chunk(2, 1)  # (rows, dim) each
         else:
             q, k, v = self.qkv(x).chunk(3, 1)
-        dropout = self.dropout if self.training else 0.0
-        if layout.offsets is not None and not dropout and _varlen_works(q, self.heads):
+        rate = self.dropout if self.training else 0.0
+        if layout.offsets is not None and not rate and _varlen_works(q, self.heads):
             q, k, v = (part.unflatten(1, (self.heads, -1)) for part in (q, k, v))
             ends, longest = layout.offsets, layout.longest
             q_ends, q_longest = ends, longest
@@ -149,9 +150,28 @@ class Attention(nn.Module):
             part.unflatten(2, (self.heads, -1)).transpose(1, 2)
             for part in (q, layout.spread(k), layout.spread(v))
         )  # (n, heads, 1 or longest, dim / heads)
-        mixed = F.scaled_dot_product_attention(q, k, v, layout.keys, dropout)
+        mixed = attend(q, k, v, layout.keys, rate)
         mixed = mixed.transpose(1, 2).flatten(2)  # (n, 1 or longest, dim)
         return self.out(mixed[:, 0] if first_only else layout.collect(mixed))
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, keys: Tensor | None, rate: float) -> Tensor:
+    """softmax(q k' / sqrt(d)) v, over the real keys, its weights with dropout.
+
+    Args:
+        q: (n, heads, queries, d).
+        k, v: (n, heads, longest, d).
+        keys: (n, 1, 1, longest) bool, at least one of a text; None: all are real.
+    Returns:
+        (n, heads, queries, d).
+    """
+    if not rate or q.device.type != "cpu":
+        return F.scaled_dot_product_attention(q, k, v, keys, rate)
+    # With dropout PyTorch has no fused kernel for CPUs, and what it does instead takes longer.
+    scores = (q * q.shape[3] ** -0.5) @ k.transpose(2, 3)
+    if keys is not None:
+        scores = scores + torch.where(keys, 0.0, -torch.inf).to(scores.dtype)
+    return dropout(scores.softmax(3), rate).to(v.dtype) @ v
 
 
 def _varlen_works(q: Tensor, heads: int) -> bool:
@@ -180,7 +200,7 @@ class EncoderLayer(nn.Module):
         self.norm2 = nn.LayerNorm(dim)
         self.fc1 = nn.Linear(dim, ffn)
         self.fc2 = nn.Linear(ffn, dim)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, layout: Layout, first_only: bool = False) -> Tensor:
         """(rows, dim) -> the same, or (n, dim), of the first token of each text only."""
@@ -203,8 +223,8 @@ class Transformer(nn.Module):
         max_len: most tokens of a text.
         dropout: share set to 0 in training: of the embeddings, the output of attention and of the
             layer that follows it, that layer's hidden values and what the classifier reads.
-        attention_dropout: of the weights of attention; None: `dropout`. Above 0 the fused kernels
-            of attention are left to evaluation, but on GPUs.
+        attention_dropout: of the weights of attention; None: `dropout`. Only with 0 training has
+            attention without padding on a GPU, and a fused kernel on a CPU.
         pooling: what the classifier reads: "cls", the first token of a text, or "mean", of all.
         mixup_at: where a plan mixes the texts: "sentence" or "embeddings" (see above).
     """
@@ -247,7 +267,7 @@ class Transformer(nn.Module):
         )
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, classes)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.trunc_normal_(module.weight, std=0.02)
