@@ -37,8 +37,7 @@ Weights = list[Tensor]
 # along the weights of a normalised network it bends more, hence the eighth.
 NUDGE = {dtype: torch.finfo(dtype).eps ** 0.5 / 8 for dtype in (torch.float32, torch.float64)}
 
-RELUS_IN_PLACE = {torch.relu_, Tensor.relu_, F.relu_}
-RELUS = RELUS_IN_PLACE | {torch.relu, Tensor.relu, F.relu}
+RELUS = {torch.relu, Tensor.relu, F.relu, torch.relu_, Tensor.relu_, F.relu_}
 
 
 def exact_hypergradient(
@@ -115,11 +114,11 @@ class Gates(TorchFunctionMode):
 
     def __init__(self):
         super().__init__()
-        self.open: list[Tensor] = []
+        self.results: list[Tensor] = []  # of the first pass, above 0 where a ReLU is open
         self.next: Iterator[Tensor] | None = None  # of the later passes
 
     def __enter__(self):
-        self.next = iter(self.open) if self.open else None
+        self.next = iter(self.results) if self.results else None
         return super().__enter__()
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -128,11 +127,10 @@ class Gates(TorchFunctionMode):
             return func(*args, **kwargs)
         if self.next is None:
             result = func(*args, **kwargs)
-            self.open.append(result.detach().sign())  # 0 or 1; to multiply by it is cheap
+            self.results.append(result.detach())  # kept by autograd anyway
             return result
-        (inputs, *rest), gate = args, next(self.next)
-        inplace = func in RELUS_IN_PLACE or kwargs.get("inplace", bool(rest and rest[0]))
-        return inputs.mul_(gate) if inplace else inputs * gate
+        # ReLU's own backward: the first argument where the second is above 0, else 0.
+        return torch.ops.aten.threshold_backward(args[0], next(self.next), 0)
 
 
 def _gradient(loss: Callable[[Weights], Tensor], weights: Weights) -> Weights:
