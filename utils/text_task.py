@@ -72,9 +72,15 @@ def load_text_task(
         console.say(note)
     card = TextCard(tuple(data.classes), data.tokenizer_json, settings.clean_text, settings.max_len)
     train = _loader(
-        data.train, settings, device, shuffle=True, seed=settings.seed, mixing=build_mixing(settings),
-        accumulation=settings.accumulation_steps, batch_tokens=settings.batch_tokens,
-    )  # fmt: skip
+        data.train,
+        settings,
+        device,
+        shuffle=True,
+        seed=settings.seed,
+        accumulation=settings.accumulation_steps,
+        batch_tokens=settings.batch_tokens,
+        mixing=build_mixing(settings),
+    )
     test = _loader(data.test, settings, device)
     val = None if data.val is None else _loader(data.val, settings, device)
     counts = f"{len(data.train):,} training and {len(data.test):,} test texts"

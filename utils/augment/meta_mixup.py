@@ -23,13 +23,15 @@ from utils.augment.mixup_policy import MixupPolicy
 
 
 class Pairs(NamedTuple):
-    """The first samples of a micro-batch and their partners, before they are mixed."""
+    """The first samples of a micro-batch and their partners, before they are mixed. Where the
+    model mixes by itself, the whole micro-batch, in which the partners are."""
 
-    own: Tensor  # (m, ...)
-    other: Tensor  # (m, ...)
+    own: Tensor  # (m, ...), or what the model takes
+    other: Tensor | None  # (m, ...); None: the model mixes
     targets: Tensor  # (m,) int64
     partners: Tensor  # (m,) int64, the partners' classes
     lam: Tensor  # (m,) as in the plan
+    plan: MixPlan | None = None  # where the model mixes
 
 
 class VirtualStep:
@@ -68,17 +70,20 @@ class VirtualStep:
         inputs, targets = clean
         ones = torch.ones_like(targets, dtype=lam.dtype)
 
-        def loss(at: Weights, inputs, targets, partners, lam, context) -> Tensor:
-            logits = self._logits(dict(zip(weights, at, strict=True)), inputs, context)
-            return self.losses(logits, targets, partners, lam).mean()
+        def logits(at: Weights, context: Callable, *inputs) -> Tensor:
+            return self._logits(dict(zip(weights, at, strict=True)), context, *inputs)
 
         def mixed(at: Weights, lam: Tensor) -> Tensor:
-            inputs = mix_pairs(pairs.own, pairs.other, lam)
-            no_context = contextlib.nullcontext
-            return loss(at, inputs, pairs.targets, pairs.partners, lam, no_context)
+            if pairs.plan is None:
+                inputs = (mix_pairs(pairs.own, pairs.other, lam),)
+            else:
+                inputs = (pairs.own, pairs.plan.with_lam(lam))
+            found = logits(at, contextlib.nullcontext, *inputs)
+            return self.losses(found, pairs.targets, pairs.partners, lam).mean()
 
         def clean_loss(at: Weights) -> Tensor:
-            return loss(at, inputs, targets, targets, ones, self.autocast)
+            found = logits(at, self.autocast, inputs)
+            return self.losses(found, targets, targets, ones).mean()
 
         now = list(weights.values())
         if self.exact:
@@ -86,13 +91,14 @@ class VirtualStep:
         gradient = [p.grad for p in now] if known else None
         return fast_hypergradient(mixed, clean_loss, now, lam, lr, gradient)
 
-    def _logits(self, weights: dict[str, Tensor], inputs: Tensor, context: Callable) -> Tensor:
+    def _logits(self, weights: dict[str, Tensor], context: Callable, *inputs) -> Tensor:
         """Of the model with other weights. It counts in copies of its buffers, and every call
         draws the same random numbers, which dropout at both ends of a difference must do."""
         buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-        devices = [inputs.device] if inputs.device.type == "cuda" else []
+        device = inputs[0].device
+        devices = [device] if device.type == "cuda" else []
         with torch.random.fork_rng(devices), context():
-            return functional_call(self.model, weights | buffers, (inputs,))
+            return functional_call(self.model, weights | buffers, inputs)
 
 
 class PolicyMixup:
@@ -101,7 +107,7 @@ class PolicyMixup:
     Args:
         policy: on the model's device.
         virtual: of the model.
-        size: pairs of the step that an update looks at, its first ones.
+        size: pairs of the step that an update looks at, its first ones; of texts, all.
     """
 
     def __init__(self, policy: MixupPolicy, virtual: VirtualStep, size: int):
@@ -185,5 +191,7 @@ def chosen(lam: Tensor, hypergradient: Tensor, step: float) -> Tensor:
 
 def _pairs(batch, size: int) -> Pairs:
     plan, inputs, targets = batch.mixing, batch.inputs, batch.targets
+    if not isinstance(inputs, Tensor):  # the model finds the partners, wherever they are
+        return Pairs(inputs, None, targets, targets[plan.partner], plan.lam, plan)
     partner = plan.partner[:size]
     return Pairs(inputs[:size], inputs[partner], targets[:size], targets[partner], plan.lam[:size])

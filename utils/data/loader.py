@@ -151,7 +151,7 @@ class Loader(ABC):
     ):
         self.device, self.batch_size, self.step_size = device, batch_size, step_size
         self.shuffle, self.seed, self.mixing = shuffle, seed, mixing
-        self.labels = torch.from_numpy(np.ascontiguousarray(labels, dtype=np.int64))
+        self.labels = torch.from_numpy(np.array(labels, dtype=np.int64))
         if mixing is not None:
             mixing.check(self.samples, min(self.step_size, self.samples))
 

@@ -35,6 +35,7 @@ from utils.data.tokenizer import (
     encode,
     load_tokenizer,
     pad_id,
+    tokenizer_from_json,
     train_tokenizer,
     vocabulary_size,
 )
@@ -64,6 +65,7 @@ def load_tokenized(
     tokenizer: str = "wordpiece",
     vocab_size: int = 8000,
     lowercase: bool = True,
+    tokenizer_json: str | None = None,
     max_tokens: int = MAX_TOKENS,
     progress: bool = True,
 ) -> TokenizedData:
@@ -77,6 +79,7 @@ def load_tokenized(
         tokenizer: "wordpiece", "bpe" or "unigram", trained on the chosen training texts alone;
             or the path of a tokenizer.json.
         vocab_size, lowercase: of a tokenizer that is trained.
+        tokenizer_json: of a tokenizer that is taken instead: that of weights to go on with.
         max_tokens: of a sample, the class token included; what is longer is cut off.
         progress: show a bar on a terminal, or a plain line otherwise.
 
@@ -104,12 +107,16 @@ def load_tokenized(
     if val_fraction and val_file is not None:
         raise UserError("--val_fraction has no effect with --val_file: leave one of them out")
     drawn = bool(test_fraction or val_fraction or subset is not None)
-    file = _tokenizer_file(tokenizer)
+    file = None if tokenizer_json is not None else _tokenizer_file(tokenizer)
+    if tokenizer_json is not None:
+        kind = ["json", hashlib.sha256(tokenizer_json.encode()).hexdigest()]
+    else:
+        kind = [tokenizer, vocab_size, lowercase] if file is None else file_sum(file)
     settings = {
         "columns": [list(text_columns or ()), label_column],
         "rows": [on_bad, clean],
         "division": [test_fraction, val_fraction, subset, seed if drawn else None],
-        "tokenizer": [tokenizer, vocab_size, lowercase] if file is None else file_sum(file),
+        "tokenizer": kind,
         "max_tokens": max_tokens,
     }
     folder = Path(cache_dir) / f"text-{_key(source, settings)}"
@@ -118,7 +125,9 @@ def load_tokenized(
         return replace(kept, source=f"{source.description}, mapped in from {folder}")
     texts = source.load()
     splits = _divide(texts, val_fraction, subset, seed)
-    if file is None:
+    if tokenizer_json is not None:
+        chosen = tokenizer_from_json(tokenizer_json)
+    elif file is None:
         chosen = train_tokenizer(
             splits["train"].texts, kind=tokenizer, vocab_size=vocab_size, lowercase=lowercase
         )

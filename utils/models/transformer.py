@@ -29,7 +29,6 @@ except ImportError:  # before torch 2.10
 
 POOLINGS = ("cls", "mean")
 MIXUP_PLACES = ("sentence", "embeddings")
-PAD = 0  # the id that fills up a padded tensor of ids
 
 
 class _Spread(torch.autograd.Function):
@@ -214,7 +213,7 @@ class Transformer(nn.Module):
     """Texts -> logits (n, classes).
 
     Args:
-        vocab_size: number of token ids; id 0 is padding.
+        vocab_size: number of token ids.
         classes: number of logits.
         layers: of the encoder.
         dim: width of a token's representation, a multiple of `heads`.
@@ -227,6 +226,7 @@ class Transformer(nn.Module):
             attention without padding on a GPU, and a fused kernel on a CPU.
         pooling: what the classifier reads: "cls", the first token of a text, or "mean", of all.
         mixup_at: where a plan mixes the texts: "sentence" or "embeddings" (see above).
+        pad: the id that fills up a padded tensor of ids.
     """
 
     HEAD = "head"  # the layer that depends on the classes: a transfer to others starts it anew
@@ -245,6 +245,7 @@ class Transformer(nn.Module):
         attention_dropout: float | None = None,
         pooling: str = "cls",
         mixup_at: str = "sentence",
+        pad: int = 0,
     ):
         super().__init__()
         if layers < 1:
@@ -259,7 +260,7 @@ class Transformer(nn.Module):
         for rate in (dropout, attention_dropout):
             if not 0 <= rate < 1:
                 raise ValueError(f"dropout lies between 0 and below 1, not {rate}")
-        self.max_len, self.pooling, self.mixup_at = max_len, pooling, mixup_at
+        self.max_len, self.pooling, self.mixup_at, self.pad = max_len, pooling, mixup_at, pad
         self.tokens = nn.Embedding(vocab_size, dim)
         self.positions = nn.Embedding(max_len, dim)
         self.layers = nn.ModuleList(
@@ -278,7 +279,7 @@ class Transformer(nn.Module):
         """Logits (n, classes).
 
         Args:
-            inputs: PackedTokens, or ids (n, length) int64, padded at the end with 0. The first
+            inputs: PackedTokens, or ids (n, length) int64, padded at the end with `pad`. The first
                 token of a text is never taken for padding.
             mixing: None, or how the texts are mixed: `apply` (n, ...) -> (n, ...), `partner` (n,)
                 int64 and `lam` (n,) (see utils/augment/mixup.py). As embeddings a text counts as
@@ -311,7 +312,7 @@ class Transformer(nn.Module):
         if not torch.compiler.is_compiling():  # an exported graph states it as its range
             self._check(length)
         x = self.tokens(ids) + self.positions.weight[:length]  # (n, length, dim)
-        lengths = (ids != PAD).sum(1).clamp_min(1)
+        lengths = (ids != self.pad).sum(1).clamp_min(1)
         return x.flatten(0, 1), grid_layout(lengths, length)
 
     def _check(self, longest: int) -> None:
