@@ -72,7 +72,7 @@ def choose_columns(
             "change --text_columns or --label_column"
         )
     rest = [column for column in range(table.columns) if column not in texts]
-    if label is None and (needs_label or not texts):
+    if label is None and table.columns > 1 and (needs_label or not texts):
         label = _guess_label(sample, rest, plain, classes, needs_label)
     if label is None and needs_label:
         raise UserError(
@@ -169,7 +169,7 @@ def _guess_label(
         for column in columns:
             if names and names[column] == name:
                 return column
-    if not sample or (len(columns) < 2 and needs_label):
+    if not sample or not columns:
         return None
     cells = {column: [(row.cells[column] or "").strip() for row in sample] for column in columns}
     if classes:
@@ -196,5 +196,5 @@ def _guess_texts(sample: list[Row], columns: list[int], names: list[str] | None)
     if named or not columns:
         return named
     cells = {column: [(row.cells[column] or "").strip() for row in sample] for column in columns}
-    wordy = [j for j in columns if sum(" " in cell for cell in cells[j]) * 2 > len(sample)]
+    wordy = [j for j in columns if sum(" " in cell for cell in cells[j]) * 2 >= len(sample)]
     return wordy or [max(columns, key=lambda j: (sum(map(len, cells[j])), -j))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,7 +64,7 @@ def read_samples(
         if problem is None:
             cells = row.cells
             text = _join([cells[column] for column in columns.texts], clean)
-            label = (cells[columns.label] or "").strip()
+            label = " ".join((cells[columns.label] or "").split())
             if not label:
                 problem = "has no class"
             elif not text:
@@ -104,8 +105,8 @@ def read_texts(
     path = Path(path)
     rows: list[tuple[int, str, str | None]] = []  # line, text, problem
     if file_kind(path) == "txt":
-        for line, text in enumerate(read_text_file(path).splitlines(), 1):
-            if text and not text.isspace():
+        for line, text in enumerate(io.StringIO(read_text_file(path), newline=""), 1):
+            if not text.isspace():
                 rows.append((line, _join([text], clean), broken_text(text)))
     else:
         table = read_table(path)
