@@ -102,9 +102,23 @@ def test_what_is_refused(tmp_path):
     refused(tmp_path, "--test_file is the training file", train_file=train, test_file=train)
     refused(tmp_path, "gone.csv is not there", train_file=train, test_file=tmp_path / "gone.csv")
     refused(tmp_path, "one class only, 'a'", train_file=one, test_fraction=0.5)
+    many = write(tmp_path / "many.csv", [f"class{i}" for i in range(30)])
+    refused(tmp_path, "30 classes for 30", train_file=many, test_fraction=0.5, label_column="1")
     refused(tmp_path, "between 0 and 1", train_file=train, test_fraction=1.0)
     refused(tmp_path, "--on_bad takes error or skip", train_file=train, on_bad="ignore")
     refused(tmp_path, f"takes one of {', '.join(TEXT_DATASETS)}", name="nothing")
+
+
+def test_joined_files_and_texts_in_both(tmp_path):
+    train = write(tmp_path / "train.csv", ["a", "b"] * 5, ["label", "text"])
+    lines = train.read_text().splitlines()
+    train.write_text("\n".join(lines + lines[:3]))
+    (tmp_path / "test.csv").write_text(f"{lines[1]}\na,something else\n")
+    files = {"train_file": train, "test_file": tmp_path / "test.csv"}
+    refused(tmp_path, "train.csv: line 12 is the header row once more", **files)
+    data = load(tmp_path, on_bad="skip", **files)
+    assert data.classes == ["a", "b"] and data.skipped == 1 and len(data.train) == 12
+    assert "test.csv: 1 of 2 texts are in the training file, too" in data.notes[-1]
 
 
 # AG News

@@ -139,17 +139,17 @@ def _has_header(table: Table, text_columns: Sequence[str], label_column: str | N
     if len(set(first)) < len(first):
         return False
     others = [row.cells for row in rows[1 : _SAMPLE_ROWS + 1] if row.problem is None]
-    for column, name in enumerate(first):
-        values = Counter(cells[column].strip() for cells in others)
-        if name in values:
-            continue
-        if _plain(name) in LABEL_NAMES or _plain(name) in TEXT_NAMES:
+    others = [cells for cells in others if cells != rows[0].cells]  # the header of joined files
+    values = [Counter(cells[j].strip() for cells in others) for j in range(len(first))]
+    new = [name not in below for name, below in zip(first, values, strict=True)]
+    for name, below, is_new in zip(first, values, new, strict=True):
+        if is_new and _plain(name) in LABEL_NAMES + TEXT_NAMES:
             return True
-        if others and not _is_number(name) and all(map(_is_number, values)):
+        if is_new and others and not _is_number(name) and all(map(_is_number, below)):
             return True
         # A class that stands there once, where all others come again and again.
-        if name and len(others) >= 10 and len(values) <= len(others) / 5:
-            return min(values.values()) > 1
+        if all(new) and len(others) >= 10 and len(below) <= len(others) / 5:
+            return min(below.values()) > 1
     return False
 
 

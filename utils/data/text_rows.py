@@ -59,8 +59,11 @@ def read_samples(
     columns = choose_columns(table, text_columns, label_column, classes=classes)
     samples.note = columns.note
     known = set(classes)
+    header = table.rows[0].cells if columns.header else None
     for row in table.rows[columns.header :]:
         problem, text, label = row.problem, "", ""
+        if row.cells == header:  # files that were joined
+            problem = "is the header row once more"
         if problem is None:
             cells = row.cells
             text = _join([cells[column] for column in columns.texts], clean)
