@@ -3,7 +3,7 @@
 import pytest
 from picture_trees import make_tree
 
-from utils.data import cifar, mnist
+from utils.data import ag_news, cifar, mnist
 from utils.data import decode as decode_module
 from utils.errors import UserError
 
@@ -31,5 +31,5 @@ def no_network(monkeypatch):
     def refuse(url, path, checksum, *, hint):
         raise UserError(f"cannot download {url}: no network; {hint}")
 
-    for module in (cifar, mnist):
+    for module in (ag_news, cifar, mnist):
         monkeypatch.setattr(module, "download", refuse)

@@ -1,6 +1,5 @@
 """The cache of decoded pictures: found again, rebuilt, and whole whatever happens."""
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 from picture_trees import load, noise, refused
 from PIL import Image
+from small_disks import small_disk
 
 from utils.data import cache_folder, image_cache
 from utils.data.images import load_image_data
@@ -131,21 +131,6 @@ def test_too_little_room_is_said_before_decoding(tree, monkeypatch, no_decoding)
         image_cache.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1_000_000})
     )
     refused(tree, "needs 48 MB", "1 MB free", "--cache_dir", "--image_size", image_size=1000)
-
-
-@contextlib.contextmanager
-def small_disk(folder, size, options=""):
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}{options}", "tmpfs", folder]
-    try:
-        if subprocess.run(mount, capture_output=True).returncode:
-            pytest.skip("needs the right to mount a small tmpfs")
-    except FileNotFoundError:
-        pytest.skip("needs the command mount")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", folder], check=True)
 
 
 def test_a_disk_that_fills_up_while_decoding(tree, tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from utils.data.csv_texts import VERSION, file_sum, notes_of, read_files, to_texts
 from utils.data.download import download
-from utils.data.texts import TextData, TextSettings, TextSource, text_fingerprint
+from utils.data.texts import FILE_FLAGS, TextData, TextSettings, TextSource, text_fingerprint
 
 CLASSES = ["World", "Sports", "Business", "Sci/Tech"]
 FOLDER = "ag_news_csv"
@@ -37,7 +37,7 @@ def open_ag_news(settings: TextSettings) -> TextSource:
     Raises:
         UserError: a download failed, or a setting has no effect.
     """
-    settings.refuse_files("ag_news", "has its own files")
+    settings.refuse("ag_news", "has its own files", *FILE_FLAGS)
     files = {
         name.partition(".")[0]: _find(settings.data_dir, name, checksum)
         for name, checksum in PUBLISHED.items()

@@ -15,6 +15,7 @@ from utils.data.texts import TextData, Texts, TextSettings, TextSource, text_fin
 from utils.errors import UserError
 
 CLASS_NAMES = "classes.txt"
+_MOST_CLASSES_OF_FEW = 20  # more than this, and more than half of the texts: not classes at all
 VERSION = 1  # of how files are read and cleaned; part of a cache's key
 
 
@@ -73,6 +74,11 @@ def _load(settings: TextSettings, files: dict[str, Path]) -> TextData:
         raise UserError(
             f"{files['train']} has one class only, {classes[0][:40]!r}: two or more are needed; is "
             "it the right column (--label_column)?"
+        )
+    if len(classes) > max(_MOST_CLASSES_OF_FEW, len(samples["train"].texts) / 2):
+        raise UserError(
+            f"{files['train']} has {len(classes):,} classes for {len(samples['train'].texts):,} "
+            "texts: is it the right column (--label_column)?"
         )
     texts = {role: to_texts(part, classes) for role, part in samples.items()}
     notes = notes_of(samples)
@@ -136,7 +142,7 @@ def read_files(
 
 
 def notes_of(samples: dict[str, Samples]) -> list[str]:
-    """What was guessed, and the first bad row of each file."""
+    """What was guessed, the first bad row of each file, and texts that are in two of them."""
     notes = []
     for part in samples.values():
         if part.note:
@@ -146,6 +152,14 @@ def notes_of(samples: dict[str, Samples]) -> list[str]:
             notes.append(
                 f"{part.path.name}: {len(part.problems):,} bad rows left out, the first of them "
                 f"in line {line}, which {problem}"
+            )
+    trained = set(samples["train"].texts)
+    for role, part in samples.items():
+        known = sum(text in trained for text in part.texts)
+        if known and role != "train":
+            notes.append(
+                f"{part.path.name}: {known:,} of {len(part.texts):,} texts are in the training "
+                "file, too, which flatters the figures"
             )
     return notes
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -128,6 +129,9 @@ def load_tokenized(
     if tokenizer_json is not None:
         chosen = tokenizer_from_json(tokenizer_json)
     elif file is None:
+        if progress:
+            count = len(splits["train"])
+            print(f"training a {tokenizer} tokenizer on {count:,} texts, once", file=sys.stderr)
         chosen = train_tokenizer(
             splits["train"].texts, kind=tokenizer, vocab_size=vocab_size, lowercase=lowercase
         )

@@ -72,7 +72,7 @@ def choose_columns(
             "change --text_columns or --label_column"
         )
     rest = [column for column in range(table.columns) if column not in texts]
-    if label is None and (needs_label or not texts):
+    if label is None and table.columns > 1 and (needs_label or not texts):
         label = _guess_label(sample, rest, plain, classes, needs_label)
     if label is None and needs_label:
         raise UserError(
@@ -139,17 +139,17 @@ def _has_header(table: Table, text_columns: Sequence[str], label_column: str | N
     if len(set(first)) < len(first):
         return False
     others = [row.cells for row in rows[1 : _SAMPLE_ROWS + 1] if row.problem is None]
-    for column, name in enumerate(first):
-        values = Counter(cells[column].strip() for cells in others)
-        if name in values:
-            continue
-        if _plain(name) in LABEL_NAMES or _plain(name) in TEXT_NAMES:
+    others = [cells for cells in others if cells != rows[0].cells]  # the header of joined files
+    values = [Counter(cells[j].strip() for cells in others) for j in range(len(first))]
+    new = [name not in below for name, below in zip(first, values, strict=True)]
+    for name, below, is_new in zip(first, values, new, strict=True):
+        if is_new and _plain(name) in LABEL_NAMES + TEXT_NAMES:
             return True
-        if others and not _is_number(name) and all(map(_is_number, values)):
+        if is_new and others and not _is_number(name) and all(map(_is_number, below)):
             return True
         # A class that stands there once, where all others come again and again.
-        if name and len(others) >= 10 and len(values) <= len(others) / 5:
-            return min(values.values()) > 1
+        if all(new) and len(others) >= 10 and len(below) <= len(others) / 5:
+            return min(below.values()) > 1
     return False
 
 
@@ -169,7 +169,7 @@ def _guess_label(
         for column in columns:
             if names and names[column] == name:
                 return column
-    if not sample or (len(columns) < 2 and needs_label):
+    if not sample or not columns:
         return None
     cells = {column: [(row.cells[column] or "").strip() for row in sample] for column in columns}
     if classes:
@@ -196,5 +196,5 @@ def _guess_texts(sample: list[Row], columns: list[int], names: list[str] | None)
     if named or not columns:
         return named
     cells = {column: [(row.cells[column] or "").strip() for row in sample] for column in columns}
-    wordy = [j for j in columns if sum(" " in cell for cell in cells[j]) * 2 > len(sample)]
+    wordy = [j for j in columns if sum(" " in cell for cell in cells[j]) * 2 >= len(sample)]
     return wordy or [max(columns, key=lambda j: (sum(map(len, cells[j])), -j))]

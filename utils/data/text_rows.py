@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,12 +59,15 @@ def read_samples(
     columns = choose_columns(table, text_columns, label_column, classes=classes)
     samples.note = columns.note
     known = set(classes)
+    header = table.rows[0].cells if columns.header else None
     for row in table.rows[columns.header :]:
         problem, text, label = row.problem, "", ""
+        if row.cells == header:  # files that were joined
+            problem = "is the header row once more"
         if problem is None:
             cells = row.cells
             text = _join([cells[column] for column in columns.texts], clean)
-            label = (cells[columns.label] or "").strip()
+            label = " ".join((cells[columns.label] or "").split())
             if not label:
                 problem = "has no class"
             elif not text:
@@ -104,8 +108,8 @@ def read_texts(
     path = Path(path)
     rows: list[tuple[int, str, str | None]] = []  # line, text, problem
     if file_kind(path) == "txt":
-        for line, text in enumerate(read_text_file(path).splitlines(), 1):
-            if text and not text.isspace():
+        for line, text in enumerate(io.StringIO(read_text_file(path), newline=""), 1):
+            if not text.isspace():
                 rows.append((line, _join([text], clean), broken_text(text)))
     else:
         table = read_table(path)

@@ -18,6 +18,9 @@ import numpy as np
 
 from utils.errors import UserError
 
+# Settings that only `--dataset csv` has.
+FILE_FLAGS = ("train_file", "test_file", "val_file", "test_fraction")
+
 # Name -> "module:function", imported on use.
 TEXT_DATASETS = {
     "ag_news": "utils.data.ag_news:open_ag_news",
@@ -80,10 +83,10 @@ class TextSettings:
     test_fraction: float | None = None
     seed: int = 0
 
-    def refuse_files(self, name: str, why: str) -> None:
-        """UserError for the settings that only `--dataset csv` has, given to another one."""
-        for flag in ("train_file", "test_file", "val_file", "test_fraction"):
-            if getattr(self, flag) is not None:
+    def refuse(self, name: str, why: str, *flags: str) -> None:
+        """UserError for the first of the settings `flags` that is given and has no effect."""
+        for flag in flags:
+            if getattr(self, flag) not in (None, ()):
                 raise UserError(
                     f"--{flag} has no effect on --dataset {name}, which {why}: leave it out, or "
                     "use --dataset csv"
@@ -95,7 +98,7 @@ class TextSource:
     """A data set that is found but not read yet.
 
     `files` are what it will read, by role ("train", "test", ...). `version` is that of its own
-    content and of the code that reads it. `notes` are already known; `load` returns its own.
+    content and of the code that reads it.
     """
 
     name: str

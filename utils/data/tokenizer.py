@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -228,7 +228,8 @@ def _train_bpe(texts: Sequence[str], vocab_size: int, lowercase: bool) -> Tokeni
 def _train_unigram(texts: Sequence[str], vocab_size: int, lowercase: bool) -> Tokenizer:
     """The library's scores differ from process to process in their last digits, and those of
     characters that it adds to be able to spell every word are dealt out in the order of its hash
-    table: the former are rounded, the latter dealt out in the order of the characters.
+    table: the former are rounded, the latter dealt out in the order of the characters. Rare
+    characters beyond a third of the vocabulary are left out, where the library would give up.
     """
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.normalizer = _normalizer(normalizers.NFKC(), lowercase)
@@ -237,7 +238,7 @@ def _train_unigram(texts: Sequence[str], vocab_size: int, lowercase: bool) -> To
     trainer = trainers.UnigramTrainer(
         vocab_size=vocab_size, special_tokens=SPECIAL, unk_token=UNK, show_progress=False
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.train_from_iterator(_spelled(texts, tokenizer.normalizer, vocab_size // 3), trainer)
     pieces = json.loads(tokenizer.to_str())["model"]["vocab"]
     scores = {piece: round(score, 6) for piece, score in pieces if piece not in SPECIAL}
     single = sorted(piece for piece in scores if len(piece) == 1)
@@ -251,6 +252,16 @@ def _train_unigram(texts: Sequence[str], vocab_size: int, lowercase: bool) -> To
 
 def _normalizer(form: normalizers.Normalizer, lowercase: bool) -> normalizers.Normalizer:
     return normalizers.Sequence([form, normalizers.Lowercase()]) if lowercase else form
+
+
+def _spelled(texts: Sequence[str], normalizer: normalizers.Normalizer, most: int) -> Iterator[str]:
+    """The normalised texts with their `most` most frequent characters, and spaces for others."""
+    allowed = {*_characters(texts, normalizer, most), " "}
+    for text in texts:
+        text = normalizer.normalize_str(text)
+        if not allowed.issuperset(text):
+            text = "".join(c if c in allowed else " " for c in text)
+        yield text
 
 
 def _characters(texts: Sequence[str], normalizer: normalizers.Normalizer, most: int) -> list[str]:

@@ -1,0 +1,316 @@
+"""Token ids on disk: found again, rebuilt, whole whatever happens, and of the right texts."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_disks import small_disk
+
+from utils.data import text_cache, texts
+from utils.data.headlines import CLASSES, write_split
+from utils.data.splits import stratified_split, stratified_subset
+from utils.data.text_cache import load_tokenized
+from utils.data.tokenizer import encode, tokenizer_from_json, train_tokenizer
+from utils.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Files of 80 training and 20 test texts."""
+    for name, seed, per_class in (("train", 0, 20), ("test", 1, 5)):
+        split = write_split(per_class, np.random.default_rng(seed))
+        rows = [
+            f'{CLASSES[label]},"{text}"\n'
+            for text, label in zip(split.texts, split.labels, strict=True)
+        ]
+        (tmp_path / f"{name}.csv").write_text("".join(rows))
+    return tmp_path
+
+
+def load(folder, name="csv", **settings):
+    if name == "csv":
+        settings = {"train_file": folder / "train.csv", **settings}
+        if "test_fraction" not in settings:
+            settings = {"test_file": folder / "test.csv", **settings}
+    settings = {"cache_dir": folder / "cache", "vocab_size": 400, "progress": False, **settings}
+    return load_tokenized(name, data_dir=folder, **settings)
+
+
+def cached(folder):
+    return sorted(path for path in (folder / "cache").iterdir())
+
+
+@pytest.fixture
+def no_parsing(monkeypatch):
+    def refuse():
+        monkeypatch.setattr(texts.TextSource, "load", None, raising=False)
+        for name in ("encode", "train_tokenizer"):
+            monkeypatch.setattr(text_cache, name, None)
+
+    return refuse
+
+
+def same(one, two):
+    for name in (
+        "name", "classes", "tokenizer_json", "pad_id", "cls_id", "vocab_size", "fingerprint",
+        "synthetic", "skipped", "notes",
+    ):  # fmt: skip
+        assert getattr(one, name) == getattr(two, name), name
+    assert one.splits.keys() == two.splits.keys()
+    for name, split in one.splits.items():
+        for array in ("tokens", "offsets", "labels"):
+            assert np.array_equal(getattr(split, array), getattr(two.splits[name], array))
+
+
+def test_the_ids_are_those_of_the_texts(files):
+    data = load(files)
+    source = texts.load_text_data(
+        "csv", data_dir=files, train_file=files / "train.csv", test_file=files / "test.csv"
+    )
+    tokenizer = train_tokenizer(source.train.texts, vocab_size=400)
+    assert data.tokenizer_json == tokenizer.to_str()
+    for split, expected in ((data.train, source.train), (data.test, source.test)):
+        tokens, offsets = encode(tokenizer_from_json(data.tokenizer_json), expected.texts)
+        assert np.array_equal(split.tokens, tokens) and np.array_equal(split.offsets, offsets)
+        assert np.array_equal(split.labels, expected.labels) and len(split) == len(expected)
+        assert split.lengths.tolist() == np.diff(offsets).tolist()
+        assert split.lengths.dtype == np.int64
+    assert data.classes == CLASSES and data.val is None and (data.pad_id, data.cls_id) == (0, 2)
+
+
+def test_second_load_parses_nothing(files, no_parsing):
+    first = load(files, val_fraction=0.2)
+    no_parsing()
+    second = load(files, val_fraction=0.2)
+    same(first, second)
+    for split in second.splits.values():
+        assert isinstance(split.tokens, np.memmap) and not split.tokens.flags.writeable
+    assert "mapped in" in second.source and "encoded into" in first.source
+    (files / "train.csv").touch()
+    assert "mapped in" in load(files, val_fraction=0.2).source
+
+
+def test_the_tokenizer_sees_the_chosen_training_texts_alone(files, monkeypatch):
+    seen = []
+
+    def watch(texts, **settings):
+        seen.extend(texts)
+        return train_tokenizer(texts, **settings)
+
+    monkeypatch.setattr(text_cache, "train_tokenizer", watch)
+    data = load(files, val_fraction=0.25, subset=0.5, seed=3)
+    whole = texts.load_text_data(
+        "csv", data_dir=files, train_file=files / "train.csv", test_file=files / "test.csv"
+    ).train
+    chosen, held_out = stratified_split(whole.labels, 0.25, 3)
+    chosen = chosen[stratified_subset(whole.labels[chosen], 0.5, 3)]
+    assert seen == [whole.texts[i] for i in chosen] and len(seen) == 30
+    assert data.train.labels.tolist() == whole.labels[chosen].tolist()
+    assert data.val.labels.tolist() == whole.labels[held_out].tolist()
+    assert len(data.test) == 20
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"tokenizer": "bpe"},
+        {"vocab_size": 350},
+        {"lowercase": False},
+        {"max_tokens": 16},
+        {"clean": False},
+        {"on_bad": "skip"},
+        {"subset": 40},
+        {"val_fraction": 0.1},
+        {"text_columns": ["2"]},
+        {"label_column": "1"},
+        {"test_fraction": 0.2},
+        {"val_file": "test.csv"},
+    ],
+)
+def test_each_setting_has_a_cache_of_its_own(files, settings):
+    load(files)
+    if "val_file" in settings:
+        settings = {"val_file": files / "test.csv"}
+    second = load(files, **settings)
+    assert "encoded into" in second.source and len(cached(files)) == 2
+    same(second, load(files, **settings))
+
+
+@pytest.mark.parametrize("file", ["train.csv", "test.csv", "classes.txt"])
+def test_changed_files_are_read_again(files, file):
+    first = load(files)
+    with open(files / file, "a") as handle:
+        handle.write("sports,one more text\n")
+    second = load(files)
+    assert "encoded into" in second.source
+    assert (second.fingerprint != first.fingerprint) is (file != "classes.txt")
+
+
+def test_the_seed_counts_only_where_something_is_drawn(files):
+    load(files, seed=1)
+    assert "mapped in" in load(files, seed=2).source
+    one, two = (load(files, seed=seed, val_fraction=0.25) for seed in (1, 2))
+    assert one.fingerprint != two.fingerprint
+
+
+def test_a_published_tokenizer(files):
+    (files / "mine").mkdir()
+    path = files / "mine" / "tokenizer.json"
+    path.write_text(train_tokenizer(["other texts altogether"], kind="bpe").to_str())
+    data = load(files, tokenizer=str(path))
+    assert "mapped in" in load(files, tokenizer=str(files / "mine")).source
+    assert data.tokenizer_json == path.read_text()
+    path.write_text(train_tokenizer(["yet other texts"], kind="bpe").to_str())
+    assert "encoded into" in load(files, tokenizer=str(path)).source
+
+
+def test_built_in_texts(tmp_path):
+    data = load(tmp_path, "headlines", vocab_size=1000)
+    assert data.synthetic and len(data.train) == 4000 and len(data.test) == 1000
+    assert "mapped in" in load(tmp_path, "headlines", vocab_size=1000).source
+
+
+def test_long_texts_are_said(files):
+    data = load(files, max_tokens=16)
+    assert data.train.lengths.max() == 16 and "cut off at 16 tokens" in data.notes[-1]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["index", "no index", "version", "truncated", "flipped", "labels", "tokenizer", "classes"],
+)
+def test_damaged_cache_is_built_again(files, damage):
+    first = load(files)
+    (folder,) = cached(files)
+    tokens, index = folder / "train_tokens.npy", folder / "index.json"
+    if damage == "index":
+        index.write_text(index.read_text()[:50])
+    elif damage == "no index":
+        index.unlink()
+    elif damage == "version":
+        index.write_text(index.read_text().replace('"version": 1', '"version": 0'))
+    elif damage == "classes":
+        index.write_text(index.read_text().replace('"sports"', '"sport"'))
+    elif damage == "truncated":
+        os.truncate(tokens, tokens.stat().st_size - 1)
+    elif damage == "flipped":
+        content = bytearray(tokens.read_bytes())
+        content[-5] ^= 1
+        tokens.write_bytes(content)
+    elif damage == "labels":
+        np.save(folder / "test_labels.npy", np.zeros(20, np.int64))
+    else:
+        (folder / "tokenizer.json").write_bytes(b"\xff")
+    second = load(files)
+    assert "encoded into" in second.source
+    same(second, load(files, cache_dir=files / "elsewhere"))
+    assert second.fingerprint == first.fingerprint
+    assert cached(files) == [folder] and "mapped in" in load(files).source
+
+
+def test_two_builders_at_once(files):
+    sets, errors = [], []
+
+    def build():
+        try:
+            sets.append(load(files))
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=build) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors and len({data.fingerprint for data in sets}) == 1
+    assert len(cached(files)) == 1
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from utils.data import text_cache, token_store
+def kill(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+setattr(token_store, sys.argv[1], kill)
+folder = Path(sys.argv[2])
+text_cache.load_tokenized(
+    "csv", data_dir=folder, cache_dir=folder / "cache", train_file=folder / "train.csv",
+    test_file=folder / "test.csv", vocab_size=400, progress=False,
+)
+"""
+
+
+@pytest.mark.parametrize("moment", ["write_synced", "put_in_place"])
+def test_a_kill_leaves_no_half_cache_and_the_next_run_clears_it_away(files, moment):
+    killed = subprocess.run([sys.executable, "-c", KILLED, moment, files], cwd=ROOT)
+    assert killed.returncode == -signal.SIGKILL
+    (left,) = cached(files)
+    assert left.name.startswith(".building-")
+    assert "encoded into" in load(files).source
+    assert not left.exists() and len(cached(files)) == 1
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(files):
+    expected = load(files)
+    (files / "plain").write_text("a file")
+    for cache in (files / "plain", files / "plain" / "below"):
+        data = load(files, cache_dir=cache)
+        assert data.fingerprint == expected.fingerprint and "mapped" not in data.source
+        assert "--cache_dir" in data.notes[-1] and "\n" not in data.notes[-1]
+
+
+@pytest.mark.parametrize("disk", ["full", "ro"])
+def test_a_disk_that_is_full_or_read_only(files, disk):
+    size, options = ("40k", "") if disk == "full" else ("1M", ",ro")
+    with small_disk(files / "disk", size, options) as folder:
+        data = load(files, cache_dir=folder, val_fraction=0.1)
+        assert "--cache_dir" in data.notes[-1] and len(data.train) == 72
+        assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("settings", "part"),
+    [
+        ({"tokenizer": "words"}, "wordpiece, bpe, unigram, or the path"),
+        ({"tokenizer": "gone.json"}, "gone.json is not there"),
+        ({"vocab_size": 5}, "--vocab_size"),
+        ({"val_fraction": 1.0}, "--val_fraction"),
+        ({"val_fraction": 0.1, "val_file": "train2.csv"}, "--val_fraction has no effect"),
+        ({"subset": 0.001}, "--subset"),
+        ({"subset": 10.5}, "whole number"),
+        ({"max_tokens": 1}, "room for 2 tokens"),
+        ({"test_file": "gone.csv"}, "gone.csv is not there"),
+    ],
+)
+def test_settings_that_are_refused(files, settings, part):
+    with pytest.raises(UserError) as error:
+        load(files, **settings)
+    assert part in str(error.value) and "\n" not in str(error.value)
+    with contextlib.suppress(FileNotFoundError):
+        assert not cached(files)
+
+
+@pytest.mark.real_data
+def test_real_texts(tmp_path, no_parsing):
+    if "REAL_DATA" not in os.environ:
+        pytest.skip("needs the folder of real data that REAL_DATA names")
+    settings = {"cache_dir": tmp_path, "vocab_size": 8000, "val_fraction": 0.1}
+    first = load(Path(os.environ["REAL_DATA"]), "ag_news", **settings)
+    no_parsing()
+    start = time.perf_counter()
+    data = load(Path(os.environ["REAL_DATA"]), "ag_news", **settings)
+    assert time.perf_counter() - start < 0.5
+    same(first, data)
+    assert data.vocab_size == 8000 and len(data.test) == 7600
+    unknown = np.mean(np.asarray(data.test.tokens) == 1)
+    assert unknown < 1e-3 and 20 < data.test.lengths.mean() < 80

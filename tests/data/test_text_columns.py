@@ -1,0 +1,137 @@
+"""Which columns are text and class, and whether there is a header: asked, and guessed."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from utils.data.text_columns import choose_columns
+from utils.data.text_files import read_table
+from utils.errors import UserError
+
+
+@pytest.fixture
+def table(tmp_path):
+    def table(rows, name="rows.csv"):
+        path = tmp_path / name
+        with open(path, "w", encoding="utf-8", newline="") as file:
+            if name.endswith("jsonl"):
+                file.writelines(json.dumps(row) + "\n" for row in rows)
+            else:
+                csv.writer(file).writerows(rows)
+        return read_table(path)
+
+    return table
+
+
+def columns(table, texts=(), label=None, **given):
+    found = choose_columns(table, texts, label, **given)
+    return found.label, found.texts, found.header
+
+
+def rows(form, n=20, seed=0):
+    """`n` rows from a form such as "class title text id": columns of that kind."""
+    rng = np.random.default_rng(seed)
+    kinds = {
+        "class": lambda i: str(1 + i % 4),
+        "name": lambda i: ["spam", "ham"][i % 2],
+        "title": lambda i: f"Headline of item {rng.integers(1000)}",
+        "text": lambda i: " ".join(f"word{rng.integers(99)}" for _ in range(12)),
+        "id": lambda i: str(1000 + 7 * i),
+        "word": lambda i: f"w{rng.integers(10**6)}",
+    }
+    return [[kinds[kind](i) for kind in form.split()] for i in range(n)]
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        ("class text", (0, [1])),
+        ("text class", (1, [0])),
+        ("class title text", (0, [1, 2])),
+        ("id text name", (2, [1])),
+        ("id name title text", (1, [2, 3])),
+        ("name word", (0, [1])),
+    ],
+)
+@pytest.mark.parametrize("header", [None, "known", "unknown"])
+def test_guesses_by_content(table, form, expected, header):
+    data = rows(form)
+    if header == "known":
+        first = {"class": "Class Index", "name": "Label", "text": "Description", "word": "text"}
+        data.insert(0, [first.get(kind, kind) for kind in form.split()])
+    elif header == "unknown":
+        data.insert(0, [f"spalte_{kind}" for kind in form.split()])
+    found = choose_columns(table(data), [], None)
+    assert (found.label, found.texts, found.header) == (*expected, header is not None)
+    assert str(expected[0] + 1) in found.note and "rows.csv" in found.note
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        (["label", "text"], (0, [1])),
+        (["Text", "Sentiment"], (1, [0])),
+        (["", "review_text", "stars"], (2, [1])),
+        (["id", "title", "body", "category"], (3, [1, 2])),
+        (["label_text", "label", "text"], (1, [2])),
+    ],
+)
+def test_guesses_by_name(table, header, expected):
+    """Two rows whose content says nothing."""
+    data = [header, ["a b"] * len(header), ["c d"] * len(header)]
+    assert columns(table(data)) == (*expected, True)
+
+
+def test_names_of_json_lines(table):
+    found = table([{"id": 1, "text": "a b", "label": "x"}, {"label": "y", "text": "c"}], "x.jsonl")
+    assert columns(found) == (2, [1], False)
+    assert columns(found, ["id"], "text") == (1, [0], False)
+    assert choose_columns(found, ["id"], "text").note is None
+
+
+def test_a_file_without_header_keeps_its_first_row(table):
+    for form in ("class text", "name text", "text name"):
+        assert not choose_columns(table(rows(form)), [], None).header
+    # The class of the first row stands there once, as others do.
+    data = [["rare", "only once here"], *rows("name text"), ["scarce", "once as well"]]
+    assert not choose_columns(table(data), [], None).header
+
+
+def test_what_is_asked_for(table):
+    named = table([["a", "Title", "b"], *rows("class title text")])
+    assert columns(named, ["b", "Title"], "a") == (0, [2, 1], True)
+    assert columns(named, ["title"], "1") == (0, [1], True)
+    assert columns(table(rows("class title text")), ["3"], "1") == (0, [2], False)
+    assert columns(table(rows("class title text")), ["3", "2"]) == (0, [2, 1], False)
+    assert columns(table(rows("text class name")), [], "3") == (2, [0], False)
+
+
+@pytest.mark.parametrize(
+    ("texts", "label", "part"),
+    [
+        (["nothing"], None, "no column 'nothing' (--text_columns): it has label, text"),
+        ([], "4", "no column '4' (--label_column)"),
+        ([], "0", "no column '0'"),
+        ([], "9" * 30, "no column"),
+        (["text"], "text", "cannot be both text and class"),
+    ],
+)
+def test_columns_that_are_not_there(table, texts, label, part):
+    named = table([["label", "text", "id"], *rows("class text id")])
+    with pytest.raises(UserError) as error:
+        columns(named, texts, label)
+    assert part in str(error.value) and "rows.csv" in str(error.value)
+
+
+def test_known_classes_tell_the_column(table):
+    data = [["the only one", "Sports", "x"], ["another one", "Sports", "y"]]
+    assert columns(table(data), classes=["Sports", "World"])[0] == 1
+
+
+def test_texts_alone(table):
+    assert columns(table([["text"], ["a b"], ["c d"]]), needs_label=False) == (None, [0], True)
+    assert columns(table(rows("id text")), needs_label=False) == (None, [1], False)
+    assert columns(table(rows("class text")), needs_label=False) == (0, [1], False)
+    assert columns(table([["alone"], ["again"]]), needs_label=False) == (None, [0], False)

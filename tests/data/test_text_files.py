@@ -1,0 +1,258 @@
+"""Files of rows: what is read, what is refused, and that no bytes whatever end in a traceback."""
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from utils.data.text_files import read_table
+from utils.data.text_rows import read_samples, read_texts
+from utils.data.texts import load_text_data
+from utils.errors import UserError
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(content, name="rows.csv"):
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return write
+
+
+def samples(path, **given):
+    found = read_samples(path, **given)
+    return list(zip(found.lines, found.labels, found.texts, strict=True))
+
+
+def refused(path, *parts, read=read_samples, **given):
+    with pytest.raises(UserError) as error:
+        read(path, **given)
+    message = str(error.value)
+    assert "\n" not in message and path.name in message
+    for part in parts:
+        assert part in message, message
+
+
+GOOD = [(1, "1", "good news"), (2, "2", "bad news")]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "1,good news\n2,bad news\n",
+        "1,good news\r\n2,bad news",
+        "1,good news\r2,bad news\r",
+        '\ufeff"1","good news"\n"2","bad news"\n',
+        "1;good news\n2;bad news\n",
+        "1|good news\n2|bad news\n",
+        "1\tgood news\n2\tbad news\n",
+        "1,good\0news\n2,bad news\n",
+        "1,good news\n2,bad news\n\n  \n\n",
+        "\ufeff1,good news\n2,bad news\n".encode("utf-16-le"),
+    ],
+)
+def test_forms_of_csv(write, content):
+    assert samples(write(content)) == GOOD
+
+
+def test_tsv_and_json_lines(write):
+    assert samples(write("1\tgood news\n2\tbad news\n", "x.tsv")) == GOOD
+    lines = [{"class": 1, "text": "good news"}, {"text": "bad news", "class": 2, "more": [1]}]
+    content = "\n\n".join(map(json.dumps, lines))
+    assert samples(write(content, "x.jsonl")) == [GOOD[0], (3, *GOOD[1][1:])]
+    packed = gzip.compress(b"1,good news\n2,bad news\n")
+    assert samples(write(packed, "x.csv.gz")) == GOOD
+
+
+def test_quotes_and_line_ends_within(write):
+    content = '1,"say ""yes"", or\r\nno"\n\n2,"a\nb\nc"\n1,ünï 中文 🙂\n'
+    found = samples(write(content), clean=False)
+    assert found == [(1, "1", 'say "yes", or\r\nno'), (4, "2", "a\nb\nc"), (7, "1", "ünï 中文 🙂")]
+
+
+def test_quotes_in_tsv_may_be_plain_characters(write):
+    content = '1\t"Yes", he said\n2\t"never closed\n1\tthe "end"\n'
+    found = samples(write(content, "x.tsv"))
+    assert [text for *_, text in found] == ['"Yes", he said', '"never closed', 'the "end"']
+    proper = '1\t"two\nlines"\n2\tone line\n'
+    assert samples(write(proper, "y.tsv"))[0] == (1, "1", "two lines")
+
+
+def test_fields_of_megabytes(write):
+    long = "word " * 400_000
+    found = samples(write(f'1,"{long}"\n2,short one\n'))
+    assert found[0][2] == long.strip() and found[1][0] == 2
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ("1", "has 1 columns where the others have 2"),
+        ("1,a b,c", "has 3 columns where the others have 2"),
+        (",some text", "has no class"),
+        ("1,", "has no text"),
+        ("1,<b> </b>", "has no text (after cleaning)"),
+        (b"1,caf\xe9 au lait", "is not UTF-8"),
+        ('1,"stray " quote"', 'has a stray "'),
+        ('1,"never closed', "has a quote that is never closed"),
+        ("3,unheard of", "has the class '3', which the training file does not have"),
+    ],
+)
+def test_a_bad_row_is_named_or_skipped(write, row, problem):
+    row = row if isinstance(row, bytes) else row.encode()
+    content = b'1,one text\n\n2,"two\nlines"\n' + row + b"\n1,the last\n2,very last\n"
+    path = write(content)
+    refused(path, f"line 5 {problem}", "or --on_bad skip", classes=["1", "2"])
+    found = read_samples(path, on_bad="skip", classes=["1", "2"])
+    assert found.lines == [1, 3, 6, 7] and [line for line, _ in found.problems] == [5]
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ('{"text": "a b"', "is no valid JSON"),
+        ("[1]", "is no JSON object"),
+        ('{"text": "a b"}', "has no class"),
+        ('{"class": null, "text": "a b"}', "has no class"),
+        ('{"class": 1, "text": ["a"]}', "has no text"),
+        ('{"class": 1, "text": "\\ud800"}', "half a surrogate pair"),
+        ("[" * 100_000, "is no valid JSON"),
+        ('{"class": ' + "9" * 5000 + "}", "is no valid JSON"),
+    ],
+)
+def test_bad_json_lines(write, line, problem):
+    good = '{"class": true, "text": "good news"}\n{"class": 1.0, "text": "bad news"}\n'
+    path = write(f"{good}{line}\n", "x.jsonl")
+    refused(path, "line 3", problem)
+    found = read_samples(path, on_bad="skip")
+    assert found.labels == ["true", "1"] and len(found.problems) == 1
+
+
+def test_many_quotes_that_are_never_closed(write):
+    """Each one could make a row of all the rest."""
+    content = "1,a b\n" + '1,"x ""y\n' * 3000 + "2,c d\n"
+    found = read_samples(write(content), on_bad="skip")
+    assert found.texts[0] == "a b" and found.problems
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "part"),
+    [
+        ("", "x.csv", "is empty"),
+        ("\n \n\r\n", "x.csv", "is empty"),
+        ("\ufeff", "x.jsonl", "is empty"),
+        ("1,a b\n", "x.xlsx", "must end in .csv"),
+        ("1,a b\n", "x", "must end in .csv"),
+        ("1,a b\n", "x.txt", "must be .csv, .tsv or .jsonl"),
+        (bytes(range(256)) * 10, "x.csv", "is no UTF-8 text"),
+        (b"PK\x03\x04 and so on", "x.csv", "is no UTF-8 text"),
+        ("привет мир\n".encode("cp1251") * 9, "x.csv", "iconv"),
+        (b"no gzip", "x.csv.gz", "no whole gzip file"),
+        (gzip.compress(b"1,a b\n" * 100)[:-9], "x.csv.gz", "no whole gzip file"),
+        ("alone\nand again\n", "x.csv", "1 column(s)"),
+        ("text,label\n", "x.csv", "no row that can be used"),
+        ('"\n', "x.csv", "no row can be used"),
+        ("{}\n{}\n", "x.jsonl", "0 column(s)"),
+    ],
+)
+def test_files_that_cannot_be_used(write, content, name, part):
+    for on_bad in ("error", "skip"):
+        refused(write(content, name), part, on_bad=on_bad)
+
+
+def test_what_is_no_file(tmp_path):
+    (tmp_path / "folder.csv").mkdir()
+    refused(tmp_path / "folder.csv", "is a folder")
+    refused(tmp_path / "gone.csv", "is not there")
+
+
+def test_texts_to_classify(write):
+    assert read_texts(write("one text\n\n  \ntwo &lt;b&gt;texts\n", "x.txt")) == [
+        (1, "one text"),
+        (4, "two texts"),
+    ]
+    assert read_texts(write("text\nfirst one\n\nsecond one\n")) == [
+        (2, "first one"),
+        (4, "second one"),
+    ]
+    assert read_texts(write('{"text": "a b"}\n{"text": "c"}\n', "x.jsonl")) == [
+        (1, "a b"),
+        (2, "c"),
+    ]
+    rows = "".join(f"{i % 2},the text {i}\n" for i in range(20))
+    assert read_texts(write(rows))[3] == (4, "the text 3")
+    assert read_texts(write("Sports,he won\nWorld,they met\n"), classes=["Sports", "World"]) == [
+        (1, "he won"),
+        (2, "they met"),
+    ]
+    assert read_texts(write("7,x y,z\n"), text_columns=["3"]) == [(1, "z")]
+    assert read_texts(write("1,<b>\n2,a b\n"), on_bad="skip") == [(2, "a b")]
+    refused(write("1,<b>\n2,a b\n"), "line 1 has no text", "--on_bad skip", read=read_texts)
+    refused(write("\n\n", "x.txt"), "no text to classify", read=read_texts)
+    refused(
+        write(b"good\nbad \xff\n" + b"good\n" * 9, "x.txt"), "line 2 is not UTF-8", read=read_texts
+    )
+
+
+PIECES = [
+    b'"', b",", b"\n", b"\r", b"\t", b";", b"|", b"\\", b"\0", b"\xff", b"\xef\xbb\xbf",
+    b"\xff\xfe", b"1", b"2", b"a b", b"text", b"label", b"{", b"}", b"[",
+    b'{"text": "a b", "label": 1}\n',
+    b"1,good news\n2,bad news\n", "é\u2028".encode(), b"\x1f\x8b", b"&#39;", b"\x85", b"null", b":",
+]  # fmt: skip
+
+
+@settings(max_examples=250, deadline=None)
+@given(
+    st.one_of(st.binary(max_size=60), st.lists(st.sampled_from(PIECES), max_size=25).map(b"".join)),
+    st.sampled_from(["x.csv", "x.tsv", "x.jsonl", "x.txt", "x.csv.gz"]),
+    st.sampled_from(["error", "skip"]),
+    st.sampled_from([None, ["text"], ["2"], ["1", "3"]]),
+    st.booleans(),
+)
+def test_any_bytes(tmp_path_factory, content, name, on_bad, columns, packed):
+    path = tmp_path_factory.getbasetemp() / name
+    path.write_bytes(gzip.compress(content) if packed and name.endswith("gz") else content)
+    given = {"text_columns": columns, "on_bad": on_bad}
+    try:
+        data = load_text_data("csv", data_dir=".", train_file=path, test_fraction=0.5, **given)
+        assert len(data.classes) >= 2 and len(data.train) and len(data.test)
+        assert all(text and text.encode() for text in data.train.texts)
+        assert set(np.unique(data.train.labels)) == set(range(len(data.classes)))
+        assert on_bad == "skip" or not data.skipped
+        for note in data.notes:
+            assert "\n" not in note
+    except UserError as error:
+        assert "\n" not in str(error) and "\r" not in str(error)
+    try:
+        for line, text in read_texts(path, columns or (), on_bad):
+            assert line >= 1 and text.encode()
+    except UserError as error:
+        assert "\n" not in str(error)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["a", "b", "c"]),
+            st.text(st.characters(exclude_categories=["Cs"]), min_size=1),
+        ),
+        min_size=4,
+    )
+)
+def test_what_a_csv_writer_writes_comes_back(tmp_path_factory, rows):
+    import csv
+
+    path = tmp_path_factory.getbasetemp() / "written.csv"
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        csv.writer(file, quoting=csv.QUOTE_ALL).writerows([("label", "text"), *rows])
+    table = read_table(path)
+    assert [tuple(row.cells) for row in table.rows[1:]] == [
+        (label, text.replace("\0", " ")) for label, text in rows
+    ]

@@ -1,0 +1,189 @@
+"""The user's own files and AG News as cleaned texts with classes."""
+
+import csv
+import hashlib
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from utils.data import ag_news
+from utils.data.texts import TEXT_DATASETS, load_text_data
+from utils.errors import UserError
+
+WORDS = ["alpha", "beta", "gamma", "delta"]
+
+
+def write(path, labels, header=None):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        if header:
+            csv.writer(file).writerow(header)
+        csv.writer(file).writerows(
+            [label, f"{WORDS[i % 4]} text number {i} of {path.stem}"]
+            for i, label in enumerate(labels)
+        )
+    return path
+
+
+def load(folder, name="csv", **settings):
+    return load_text_data(name, data_dir=folder, **settings)
+
+
+def refused(folder, *parts, **settings):
+    with pytest.raises(UserError) as error:
+        load(folder, **settings)
+    message = str(error.value)
+    assert "\n" not in message
+    for part in parts:
+        assert part in message, message
+
+
+def test_three_files(tmp_path):
+    files = {
+        f"{name}_file": write(tmp_path / f"{name}.csv", labels, header)
+        for name, labels, header in (
+            ("train", ["b", "a", "c", "a"] * 5, ["label", "text"]),
+            ("test", ["c", "a"], None),
+            ("val", ["a", "a", "b"], None),
+        )
+    }
+    data = load(tmp_path, **files)
+    assert data.classes == ["a", "b", "c"] and not data.synthetic and data.skipped == 0
+    assert data.train.labels.tolist() == [1, 0, 2, 0] * 5
+    assert data.test.labels.tolist() == [2, 0] and data.val.labels.tolist() == [0, 0, 1]
+    assert data.val.texts[2] == "gamma text number 2 of val"
+    assert "below a header row" in data.notes[0] and "no header row" in data.notes[1]
+    assert data.fingerprint == load(tmp_path, **files).fingerprint
+    write(tmp_path / "test.csv", ["c", "b"])
+    assert data.fingerprint != load(tmp_path, **files).fingerprint
+
+
+def test_numbers_are_sorted_as_numbers_and_take_the_names_beside_them(tmp_path):
+    train = write(tmp_path / "train.csv", ["10", "9", "1"] * 4)
+    assert load(tmp_path, train_file=train, test_fraction=0.5).classes == ["1", "9", "10"]
+    (tmp_path / "classes.txt").write_text("\n".join(f"class {i}" for i in range(1, 11)))
+    data = load(tmp_path, train_file=train, test_fraction=0.5)
+    assert data.classes == ["class 1", "class 9", "class 10"] and "classes.txt" in data.notes[-1]
+    (tmp_path / "classes.txt").write_text("too\nfew\n")
+    assert load(tmp_path, train_file=train, test_fraction=0.5).classes == ["1", "9", "10"]
+    zero = write(tmp_path / "zero.csv", ["0", "1"] * 4)
+    assert load(tmp_path, train_file=zero, test_fraction=0.5).classes == ["too", "few"]
+
+
+def test_a_share_becomes_the_test_set(tmp_path):
+    train = write(tmp_path / "train.csv", ["a"] * 60 + ["b"] * 20)
+    data = load(tmp_path, train_file=train, test_fraction=0.25, seed=1)
+    assert np.bincount(data.train.labels).tolist() == [45, 15]
+    assert np.bincount(data.test.labels).tolist() == [15, 5]
+    assert len(set(data.train.texts) | set(data.test.texts)) == 80
+    again = load(tmp_path, train_file=train, test_fraction=0.25, seed=1)
+    other = load(tmp_path, train_file=train, test_fraction=0.25, seed=2)
+    assert data.fingerprint == again.fingerprint != other.fingerprint
+
+
+def test_a_class_that_the_training_file_lacks(tmp_path):
+    train = write(tmp_path / "train.csv", ["a", "b"] * 5)
+    test = write(tmp_path / "test.csv", ["a", "b", "a", "z"])
+    files = {"train_file": train, "test_file": test}
+    refused(tmp_path, "test.csv: line 4 has the class 'z'", "--on_bad skip", **files)
+    data = load(tmp_path, on_bad="skip", **files)
+    assert data.skipped == 1 and len(data.test) == 3
+    assert "test.csv: 1 bad rows left out" in data.notes[-1] and "line 4" in data.notes[-1]
+
+
+def test_what_is_refused(tmp_path):
+    train = write(tmp_path / "train.csv", ["a", "b"] * 5)
+    one = write(tmp_path / "one.csv", ["a"] * 6)
+    refused(tmp_path, "needs --train_file")
+    refused(tmp_path, "needs a test set", "--test_fraction", train_file=train)
+    refused(tmp_path, "--test_fraction has no", train_file=train, test_file=one, test_fraction=0.1)
+    refused(tmp_path, "--test_file is the training file", train_file=train, test_file=train)
+    refused(tmp_path, "gone.csv is not there", train_file=train, test_file=tmp_path / "gone.csv")
+    refused(tmp_path, "one class only, 'a'", train_file=one, test_fraction=0.5)
+    many = write(tmp_path / "many.csv", [f"class{i}" for i in range(30)])
+    refused(tmp_path, "30 classes for 30", train_file=many, test_fraction=0.5, label_column="1")
+    refused(tmp_path, "between 0 and 1", train_file=train, test_fraction=1.0)
+    refused(tmp_path, "--on_bad takes error or skip", train_file=train, on_bad="ignore")
+    refused(tmp_path, f"takes one of {', '.join(TEXT_DATASETS)}", name="nothing")
+
+
+def test_joined_files_and_texts_in_both(tmp_path):
+    train = write(tmp_path / "train.csv", ["a", "b"] * 5, ["label", "text"])
+    lines = train.read_text().splitlines()
+    train.write_text("\n".join(lines + lines[:3]))
+    (tmp_path / "test.csv").write_text(f"{lines[1]}\na,something else\n")
+    files = {"train_file": train, "test_file": tmp_path / "test.csv"}
+    refused(tmp_path, "train.csv: line 12 is the header row once more", **files)
+    data = load(tmp_path, on_bad="skip", **files)
+    assert data.classes == ["a", "b"] and data.skipped == 1 and len(data.train) == 12
+    assert "test.csv: 1 of 2 texts are in the training file, too" in data.notes[-1]
+
+
+# AG News
+
+
+@pytest.fixture
+def published(tmp_path, monkeypatch):
+    """A small AG News, as if it were the published one."""
+    folder = tmp_path / "published"
+    write(folder / "train.csv", "12341234")
+    with open(folder / "test.csv", "w", encoding="utf-8") as file:
+        file.write('"1","a title","Bush #39;s text"\n"4","b title","more\\text"\n')
+    sums = {path.name: hashlib.md5(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+    monkeypatch.setattr(ag_news, "PUBLISHED", {name: sums[name] for name in ag_news.PUBLISHED})
+    return folder
+
+
+@pytest.mark.parametrize("below", [".", "ag_news_csv"])
+def test_ag_news_where_it_lies(published, tmp_path, no_network, below):
+    folder = tmp_path / "data"
+    (folder / below).mkdir(parents=True)
+    for path in published.iterdir():
+        path.rename(folder / below / path.name)
+    data = load(folder, "ag_news")
+    assert data.classes == ["World", "Sports", "Business", "Sci/Tech"]
+    assert data.train.labels.tolist() == [0, 1, 2, 3] * 2 and data.test.labels.tolist() == [0, 3]
+    assert data.test.texts == ["a title Bush's text", "b title more text"]
+    assert len(data.notes) == 2 and data.source == str(folder / below)
+    write(folder / below / "train.csv", "1234")
+    assert "train.csv: not the published file" in load(folder, "ag_news").notes[-1]
+
+
+def test_ag_news_is_downloaded_and_checked(published, tmp_path, monkeypatch):
+    fetched = []
+
+    def download(url, path, checksum, *, hint):
+        fetched.append((url, checksum))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes((published / path.name).read_bytes())
+
+    monkeypatch.setattr(ag_news, "download", download)
+    data = load(tmp_path / "new", "ag_news")
+    assert data.source == str(tmp_path / "new" / "ag_news_csv")
+    assert fetched == [(ag_news.URL + name, md5) for name, md5 in ag_news.PUBLISHED.items()]
+    load(tmp_path / "new", "ag_news")
+    assert len(fetched) == 2
+
+
+def test_ag_news_without_network(tmp_path, no_network):
+    refused(tmp_path, "no network", "--data_dir", "--dataset headlines", name="ag_news")
+    refused(tmp_path, "--test_file has no effect", name="ag_news", test_file="x.csv")
+
+
+def test_ag_news_of_a_fifth_class(published, no_network):
+    write(published / "train.csv", "12345")
+    refused(published, "train.csv: line 5 has the class '5'", name="ag_news")
+
+
+@pytest.mark.real_data
+def test_real_ag_news(no_network):
+    if "REAL_DATA" not in os.environ:
+        pytest.skip("needs the folder of real data that REAL_DATA names")
+    data = load(Path(os.environ["REAL_DATA"]), "ag_news")
+    assert data.classes == ["World", "Sports", "Business", "Sci/Tech"] and data.skipped == 0
+    assert len(data.test) == 7600 and np.bincount(data.test.labels).tolist() == [1900] * 4
+    assert len(data.train) > 10_000 and all(data.train.texts)
+    # The class is in column 1 of each, and the columns of text differ.
+    assert all("class in column 1" in note for note in data.notes[:2])

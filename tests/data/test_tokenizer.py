@@ -1,0 +1,213 @@
+"""Tokenizers: the same from the same texts, in every process; published ones; ids of texts."""
+
+import hashlib
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from utils.data import tokenizer as module
+from utils.data.headlines import write_split
+from utils.data.tokenizer import (
+    KINDS,
+    SPECIAL,
+    cls_id,
+    encode,
+    load_tokenizer,
+    pad_id,
+    tokenizer_from_json,
+    train_tokenizer,
+    vocabulary_size,
+)
+from utils.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def texts():
+    return write_split(50, np.random.default_rng(0)).texts
+
+
+@pytest.fixture(scope="module")
+def trained(texts):
+    return {kind: train_tokenizer(texts, kind=kind, vocab_size=400) for kind in KINDS}
+
+
+def samples(tokens, offsets):
+    return [tokens[a:b].tolist() for a, b in pairwise(offsets)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_form(trained, texts, kind):
+    tokenizer = trained[kind]
+    assert 300 < vocabulary_size(tokenizer) <= 400
+    assert [tokenizer.token_to_id(name) for name in SPECIAL] == [0, 1, 2, 3]
+    assert (pad_id(tokenizer), cls_id(tokenizer)) == (0, 2)
+    tokens, offsets = encode(tokenizer, texts)
+    assert tokens.dtype == np.uint16 and offsets.dtype == np.int64
+    assert offsets[0] == 0 and offsets[-1] == len(tokens) and (np.diff(offsets) > 1).all()
+    assert (tokens[offsets[:-1]] == 2).all() and tokens.max() < vocabulary_size(tokenizer)
+    inner = np.delete(tokens, offsets[:-1])
+    assert not np.isin(inner, [0, 1, 2, 3]).any()
+    # Other programs that read the JSON make the same ids of it.
+    again = Tokenizer.from_str(tokenizer.to_str())
+    assert again.encode(texts[3]).ids == samples(tokens, offsets)[3]
+    assert again.decode(again.encode("The new chip").ids).strip().lower() == "the new chip"
+
+
+TRAIN = """
+import hashlib, sys
+import numpy as np
+from utils.data.headlines import write_split
+from utils.data.tokenizer import KINDS, train_tokenizer
+texts = write_split(50, np.random.default_rng(0)).texts
+for kind in KINDS:
+    json = train_tokenizer(texts, kind=kind, vocab_size=400).to_str()
+    print(hashlib.sha256(json.encode()).hexdigest())
+"""
+
+
+@pytest.mark.parametrize("threads", ["true", "false"])
+def test_every_process_trains_the_same(trained, threads):
+    """The library's hash tables have another order in each."""
+    result = subprocess.run(
+        [sys.executable, "-c", TRAIN],
+        cwd=ROOT,
+        env={"PATH": "", "TOKENIZERS_PARALLELISM": threads},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    here = [hashlib.sha256(trained[kind].to_str().encode()).hexdigest() for kind in KINDS]
+    assert result.stdout.split() == here
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_lowercase(texts, kind):
+    for lowercase in (True, False):
+        tokenizer = train_tokenizer(texts, kind=kind, vocab_size=400, lowercase=lowercase)
+        one, two = (encode(tokenizer, [text])[0].tolist() for text in ("Software", "software"))
+        assert (one == two) is lowercase
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_of_all_kinds(trained, kind):
+    strange = ["", " ", "中文 العربية 🙂", "x" * 5000, "a\0b", "[CLS] [PAD] [MASK]", "é" * 3]
+    tokens, offsets = encode(trained[kind], strange)
+    assert samples(tokens, offsets)[0] == [2]
+    assert not np.isin(np.delete(tokens, offsets[:-1]), [0, 2, 3]).any()
+
+
+MANY = [chr(0x4E00 + i) for i in range(2000)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "texts",
+    [["a"], ["a b c"], ["é 中文"], ["x" * 3000], ["?!"], MANY],
+)
+def test_training_on_very_little_or_many_characters(texts, kind):
+    tokenizer = train_tokenizer(texts, kind=kind, vocab_size=600)
+    tokens, _ = encode(tokenizer, [*texts, "something else"])
+    assert tokens.max() < vocabulary_size(tokenizer) <= 600
+    assert tokenizer_from_json(tokenizer.to_str()).to_str() == tokenizer.to_str()
+
+
+def test_long_texts_are_cut(trained, texts):
+    whole, offsets = encode(trained["bpe"], texts)
+    cut, cut_offsets = encode(trained["bpe"], texts, max_tokens=10)
+    for one, two in zip(samples(whole, offsets), samples(cut, cut_offsets), strict=True):
+        assert one[:10] == two
+
+
+def test_chunks_make_no_difference(trained, texts, monkeypatch):
+    whole = encode(trained["bpe"], texts)
+    monkeypatch.setattr(module, "_CHUNK", 7)
+    for one, two in zip(whole, encode(trained["bpe"], texts), strict=True):
+        assert np.array_equal(one, two)
+    tokens, offsets = encode(trained["bpe"], [])
+    assert len(tokens) == 0 and offsets.tolist() == [0]
+
+
+def test_a_plain_line_where_there_is_no_terminal(trained, texts, capsys):
+    encode(trained["bpe"], texts, progress=True, description="test texts")
+    assert capsys.readouterr().err == "encoding 200 test texts, once\n"
+
+
+def test_a_large_vocabulary_takes_more_bits():
+    vocabulary = {"[UNK]": 0, "[PAD]": 1, "[CLS]": 2, "far": 70_000}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokens, _ = encode(tokenizer, ["far away"])
+    assert tokens.dtype == np.int32 and tokens.tolist() == [2, 70_000, 0]
+
+
+# Published files
+
+
+def test_a_published_tokenizer(tmp_path):
+    """As RoBERTa's: other names, a template, truncation and padding of its own."""
+    vocabulary = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "good": 4, "news": 5}
+    published = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    published.pre_tokenizer = pre_tokenizers.Whitespace()
+    published.add_special_tokens(["<s>", "<pad>", "</s>"])
+    published.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    published.enable_truncation(3)
+    published.enable_padding(length=9)
+    published.save(str(tmp_path / "tokenizer.json"))
+    for path in (tmp_path / "tokenizer.json", tmp_path):
+        tokenizer = load_tokenizer(path)
+        assert (pad_id(tokenizer), cls_id(tokenizer), vocabulary_size(tokenizer)) == (1, 0, 6)
+        assert encode(tokenizer, ["good news good news"])[0].tolist() == [0, 4, 5, 4, 5]
+
+
+def test_what_a_published_tokenizer_lacks_is_added(tmp_path):
+    published = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    published.save(str(tmp_path / "x.json"))
+    tokenizer = load_tokenizer(tmp_path / "x.json")
+    assert (pad_id(tokenizer), cls_id(tokenizer), vocabulary_size(tokenizer)) == (2, 3, 4)
+    assert tokenizer_from_json(tokenizer.to_str()).to_str() == tokenizer.to_str()
+
+
+def refused(path, *parts):
+    with pytest.raises(UserError) as error:
+        load_tokenizer(path)
+    for part in (path.name, *parts):
+        assert part in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"\xff\xfe", b"text", b"[" * 10_000])
+def test_files_that_are_no_tokenizer(tmp_path, content):
+    (tmp_path / "x.json").write_bytes(content)
+    refused(tmp_path / "x.json", "is no tokenizer", "--tokenizer")
+    refused(tmp_path / "gone.json", "is not there")
+    refused(tmp_path, "is not there")
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_damaged_tokenizers(trained, data):
+    text = trained[data.draw(st.sampled_from(KINDS))].to_str()
+    place = data.draw(st.integers(0, min(len(text), 3000) - 1))
+    piece = data.draw(st.sampled_from(["", "0", "-1", "null", '"', "[]", "}", "\\", "99999999999"]))
+    try:
+        tokenizer_from_json(text[:place] + piece + text[place + 1 + len(piece) :])
+    except ValueError as error:
+        assert "\n" not in str(error)
+
+
+def test_settings_that_are_refused():
+    with pytest.raises(UserError, match="wordpiece, bpe, unigram"):
+        train_tokenizer(["a"], kind="words")
+    with pytest.raises(UserError, match="--vocab_size must be at least 300"):
+        train_tokenizer(["a"], vocab_size=10)
