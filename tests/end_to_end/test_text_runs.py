@@ -1,0 +1,265 @@
+"""transformer_test.py, as a user runs it: training, stopping, using, and what is refused."""
+
+import csv
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+
+import transformer_test
+from utils.data.headlines import open_headlines
+from utils.data.texts import TextSettings as Request
+
+pytestmark = pytest.mark.usefixtures("own_folder")
+
+ROOT = Path(__file__).parents[2]
+TINY = [
+    "--layers", "1", "--dim", "16", "--heads", "2", "--ffn", "16", "--max_len", "24", "--device",
+    "cpu", "--threads", "1", "--bs", "16", "--vocab_size", "400", "--cache_dir", "cache",
+    "--log_every", "2",
+]  # fmt: skip
+HEADLINES = ["--dataset", "headlines", "--subset", "200", *TINY]
+WORDS = {
+    "ant": "small leg hill sugar",
+    "bee": "wing honey flower sting",
+    "cat": "fur paw milk tail",
+}
+
+
+@pytest.fixture
+def run(capfd):
+    """run(flags) -> (exit code, what was said, the line of the error or '')."""
+
+    def start(*arguments) -> tuple[int, str, str]:
+        capfd.readouterr()
+        code = transformer_test.main([str(argument) for argument in arguments])
+        out, err = capfd.readouterr()
+        errors = [line for line in err.splitlines() if line.startswith("error: ")]
+        assert "Traceback" not in err and "Warning" not in err, err
+        assert len(errors) == (code == 2), err
+        return code, out, "".join(errors)
+
+    return start
+
+
+def rows(count: int, seed: int) -> list[tuple[str, str]]:
+    rng = np.random.default_rng(seed)
+    labels = [sorted(WORDS)[i % 3] for i in range(count)]
+    texts = [
+        " ".join(rng.choice(f"the a of {WORDS[name]}".split(), rng.integers(4, 20)))
+        for name in labels
+    ]
+    return list(zip(labels, texts, strict=True))
+
+
+def write(path: str, content: list) -> str:
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(content)
+    return path
+
+
+@pytest.fixture
+def own_texts() -> list[str]:
+    """Flags for a training file with a header and a test file without."""
+    train = write("train.csv", [("animal", "what it says"), *rows(90, 0)])
+    test = write("test.csv", [(text, name) for name, text in rows(30, 1)])
+    return ["--dataset", "csv", "--train_file", train, "--test_file", test, *TINY]
+
+
+def last(folder: str, name: str = "model") -> bytes:
+    return (checkpoint(folder) / f"{name}.safetensors").read_bytes()
+
+
+def checkpoint(folder: str) -> Path:
+    return sorted(Path(folder, "checkpoints").glob("step-*"))[-1]
+
+
+def summary(folder: str) -> dict:
+    return json.loads(Path(folder, "summary.json").read_text())
+
+
+# ---- training ---------------------------------------------------------------------------------
+
+
+def test_own_texts_are_learned(run, own_texts):
+    code, out, error = run(*own_texts, "--epochs", 12, "--lr", "0.01", "--output", "run")
+    assert code == 0, error
+    assert "train.csv: class in column" in out and "test.csv: class in column" in out
+    found = summary("run")
+    assert found["status"] == "finished" and found["entry"] == "transformer_test.py"
+    assert found["test_samples"] == 30 and found["test_accuracy"] > 95
+    assert found["optimizer"] == "adamw" and found["classes"] == 3 and found["skipped_rows"] == 0
+    assert sorted(path.name for path in Path("run").iterdir()) == [
+        ".lock", "checkpoints", "config.yaml", "curves.png", "log.txt", "metrics.jsonl",
+        "summary.json", "tensorboard",
+    ]  # fmt: skip
+    card = json.loads((checkpoint("run") / "state.json").read_text())["settings"]["data"]
+    assert card["classes"] == ["ant", "bee", "cat"]
+    assert "honey" in Tokenizer.from_str(card["tokenizer"]).get_vocab()
+    code, out, _ = run(*own_texts, "--epochs", 1, "--output", "again")
+    assert code == 0 and "mapped in from" in out
+
+
+def test_evaluation_does_not_depend_on_the_batch(run):
+    assert run(*HEADLINES, "--max_steps", 3, "--output", "run")[0] == 0
+    accuracy = summary("run")["test_accuracy"]
+    for batch in (1000, 7):
+        code, out, _ = run("--resume", "run", "--eval_only", "--bs", batch)
+        assert code == 0 and f"test accuracy {accuracy:.2f} % on 1,000 samples" in out
+
+
+EVERYTHING = [
+    *HEADLINES, "--val_fraction", "0.2", "--epochs", "3", "--accumulation_steps", "2",
+    "--ngd", "--clip", "1", "--label_smoothing", "0.1", "--ema_decay", "0.9", "--meta_learning",
+    "--meta_every", "2", "--meta_batch", "8", "--mixup_prob", "0.9", "--dropout", "0.2",
+    "--attention_dropout", "0.1", "--early_stop_patience", "9", "--log_clean_accuracy", "--sched",
+    "constant",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "more", [[], ["--mixup_at", "embeddings", "--pooling", "mean", "--batch_tokens", "300"]]
+)
+def test_a_resumed_run_ends_with_the_same_bits(run, more):
+    flags = [word for word in EVERYTHING if not more or word not in ("--bs", "16")]
+    assert run(*flags, *more, "--output", "whole")[0] == 0
+    assert run(*flags, *more, "--max_steps", 7, "--output", "run")[0] == 0
+    code, out, _ = run("--resume", "run", "--max_steps", "none")
+    assert code == 0 and "from step 7" in out
+    for name in ("model", "average", "optimizer", "mixup"):
+        assert last("run", name) == last("whole", name), name
+    keys = ("test_loss", "test_accuracy", "best_val_accuracy", "train_loss", "steps")
+    assert [summary("run")[key] for key in keys] == [summary("whole")[key] for key in keys]
+
+
+def test_a_signal_saves_and_the_run_goes_on():
+    flags = [*HEADLINES, "--epochs", "40", "--eval_every", "0", "--output", "run"]
+    script = [sys.executable, ROOT / "transformer_test.py"]
+    process = subprocess.Popen([*script, *flags], stderr=subprocess.PIPE, text=True)
+    end = time.monotonic() + 60
+    while not Path("run/metrics.jsonl").exists() or not Path("run/metrics.jsonl").read_text():
+        assert time.monotonic() < end and process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 143 and "saved; go on with --resume" in err
+    assert transformer_test.main(["--resume", "run"]) == 0
+    assert transformer_test.main([*flags[:-1], "whole"]) == 0
+    assert last("run") == last("whole")
+
+
+# ---- use --------------------------------------------------------------------------------------
+
+
+def test_predictions_and_exports_answer_as_the_model_does(run, own_texts):
+    assert run(*own_texts, "--epochs", 2, "--lr", "0.01", "--output", "run")[0] == 0
+    new = ["honey and a flower", "=milk(1)", "", "the small hill"]
+    Path("new.txt").write_text("\n".join(new))
+    code, out, _ = run("--resume", "run", "--predict", "new.txt")
+    assert code == 0 and "3 predictions: run/predictions.csv" in out
+    with open("run/predictions.csv", newline="") as file:
+        answers = list(csv.DictReader(file))
+    assert [row["line"] for row in answers] == ["1", "2", "4"]
+    assert [row["text"] for row in answers] == [new[0], "'=milk(1)", new[3]]
+    assert run("--resume", "run", "--export", "onnx")[0] == 0
+    tokenizer = Tokenizer.from_file("run/export/tokenizer.json")
+    session = onnxruntime.InferenceSession("run/export/model.onnx")
+    classes = ["ant", "bee", "cat"]
+    for row, text in zip(answers, [new[0], new[1], new[3]], strict=True):
+        ids = [tokenizer.token_to_id("[CLS]"), *tokenizer.encode(text).ids]
+        padded = np.array([ids + [tokenizer.token_to_id("[PAD]")] * 3])
+        (expected,) = session.run(None, {"ids": padded})[0]
+        np.testing.assert_allclose([float(row[name]) for name in classes], expected, atol=2e-6)
+        assert row["class"] == classes[expected.argmax()]
+    assert run("--resume", "run", "--export", "safetensors")[0] == 0
+    exported, kept = (
+        load_file("run/export/model.safetensors"),
+        load_file(checkpoint("run") / "model.safetensors"),
+    )
+    assert all(torch.equal(exported[name], kept[name]) for name in kept)
+    # Weights bring their tokenizer; a head for other classes starts anew.
+    for source in ("run", "run/export/model.safetensors"):
+        code, out, error = run(
+            *HEADLINES, "--pretrained", source, "--freeze_backbone", "--max_steps", 2,
+            "--output", f"next-{len(source)}",
+        )  # fmt: skip
+        assert code == 0, error
+        assert "head of 3 classes replaced by one of 4" in out
+        trained = load_file(checkpoint(f"next-{len(source)}") / "model.safetensors")
+        same = [torch.equal(trained[name], kept[name]) for name in kept if "head" not in name]
+        assert all(same) and len(same) > 5
+
+
+def test_dry_run_and_report(run):
+    code, out, _ = run(*HEADLINES, "--dry_run")
+    assert code == 0 and "dry run: nothing was kept" in out and not Path("runs").exists()
+    code, out, _ = run(*HEADLINES, "--max_steps", 2, "--report", "--output", "run")
+    assert code == 0 and Path("run/report/per_class.csv").is_file()
+
+
+# ---- what is refused, in one line ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        (["--dim", "10", "--heads", "4"], "no multiple of --heads"),
+        (["--cutmix_alpha", "1"], "pastes boxes of pictures"),
+        (["--workers", "2"], "encoded once"),
+        (["--train_file", "x.csv"], "belongs to csv"),
+        (["--mixup_at", "embeddings"], "nothing is mixed"),
+        (["--batch_tokens", "400"], "--batch_tokens takes its place"),
+        (["--tokenizer", "word"], "wordpiece"),
+        (["--tokenizer", "bpe", "--vocab_size", "9"], "--vocab_size"),
+        (["--crop_padding", "2"], "unknown flag --crop_padding"),
+        (["--pretrained", "imagenet"], "imagenet"),
+    ],
+)
+def test_flags_that_will_not_do(run, flags, words):
+    code, _, error = run(*HEADLINES, *flags)
+    assert code == 2 and words in error, error
+
+
+def test_texts_that_will_not_do(run, own_texts, monkeypatch):
+    assert "needs --train_file" in run("--dataset", "csv", *TINY)[2]
+    assert run(*own_texts, "--max_steps", 2, "--epochs", 9, "--output", "run")[0] == 0
+    for name, bad, words in (
+        ("train.csv", ("bee",), "line 92"), ("test.csv", ("honey", "wasp"), "wasp"),
+        ("test.csv", ("", "bee"), "has no text"),
+    ):  # fmt: skip
+        before = Path(name).read_text()
+        with open(name, "a", newline="") as file:
+            csv.writer(file).writerow(bad)
+        code, _, error = run(*own_texts, "--max_steps", 1)
+        assert code == 2 and name in error and words in error and "--on_bad skip" in error
+        flags = ["--on_bad", "skip", "--max_steps", 1, "--output", f"skipped {words}"]
+        assert run(*own_texts, *flags)[0] == 0
+        assert summary(f"skipped {words}")["skipped_rows"] == 1
+        Path(name).write_text(before)
+    write("train.csv", [("animal", "what it says"), *rows(93, 5)])
+    code, _, error = run("--resume", "run", "--max_steps", 4)
+    assert code == 2 and "is not what the run in run was trained on" in error
+
+
+def test_no_network(run, monkeypatch):
+    for name in ("http_proxy", "https_proxy", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    code, _, error = run("--data_dir", "empty", *TINY)
+    assert code == 2
+    for flag in ("--data_dir", "--dataset csv", "--dataset headlines"):
+        assert flag in error
+
+
+def test_headlines_need_no_file(run):
+    texts = open_headlines(Request(Path("nowhere"))).load()
+    assert texts.synthetic and len(texts.classes) == 4
