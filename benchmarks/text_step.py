@@ -4,17 +4,19 @@
     python benchmarks/text_step.py
     python benchmarks/text_step.py --layers 6 --dim 512 --heads 8 --ffn 1024 --repetitions 1
 
-Both ways train the same Transformer with fused AdamW over the same texts. `packed` is ours: texts
-of similar lengths meet, and their tokens are computed without padding. `padded` has random batches
-that are padded to their longest text, with a key mask in attention. They take turns; in one turn
-each trains on a sample of the texts, as random for the one as for the other, loading included. The
+Both ways train the same Transformer with fused AdamW over the same texts, loading included.
+`packed` is ours: texts of similar lengths meet, and their tokens are computed without padding.
+`padded` has random batches that are padded to their longest text, with a key mask in attention.
+They take turns. One turn is a few steps of an epoch; of ours, which differ in length, steps from
+short to long, evenly spread. Speeds are real tokens per second over the tokens of a mean text. The
 losses of the two ways on equal batches are checked to be equal first.
 
-The lengths are those of a file, or drawn from a lognormal distribution with a long tail, much like
-those of AG News: some 45 tokens in the mean.
+The lengths are some of those in a file, or drawn so that they are much like those of AG News: 45
+tokens in the mean, with a long tail.
 """
 
 import copy
+import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -67,20 +69,37 @@ class Padded:
         self.tokens, self.offsets, self.labels = tokens.astype(np.int64), offsets, labels
         self.batch, self.lengths = batch, np.diff(offsets)
 
-    def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        order = np.random.default_rng([1, epoch]).permutation(len(self.labels))
-        for first in range(0, len(order), self.batch):
+    def steps(self, turn: int, count: int) -> Iterator[tuple[Tensor, Tensor, int]]:
+        """(ids, targets, real tokens) of `count` batches."""
+        order = np.random.default_rng([1, turn]).permutation(len(self.labels))
+        for first in range(0, count * self.batch, self.batch):
             samples = order[first : first + self.batch]
             position = np.arange(self.lengths[samples].max())
             inside = position < self.lengths[samples, None]
             grid = np.zeros(inside.shape, np.int64)
             grid[inside] = self.tokens[(self.offsets[samples, None] + position)[inside]]
-            yield torch.from_numpy(grid), torch.from_numpy(self.labels[samples])
+            targets = torch.from_numpy(self.labels[samples])
+            yield torch.from_numpy(grid), targets, int(inside.sum())
 
     def padding(self) -> float:
-        grids = [inputs for inputs, _ in self.epoch(0)]
-        real = sum(int((grid != 0).sum()) for grid in grids)
-        return 1 - real / sum(grid.numel() for grid in grids)
+        """Share of an epoch, 0 to 1."""
+        sizes = [
+            (ids.numel(), real) for ids, _, real in self.steps(0, len(self.labels) // self.batch)
+        ]
+        return 1 - sum(real for _, real in sizes) / sum(size for size, _ in sizes)
+
+
+def packed_steps(
+    loader: TextLoader, turn: int, count: int
+) -> Iterator[tuple[PackedTokens, Tensor, int]]:
+    """(texts, targets, tokens) of `count` steps of an epoch, from few tokens to many."""
+    order = loader.order(turn)
+    whole = len(order) // loader.step_size
+    tokens = loader.lengths[order[: whole * loader.step_size]].reshape(whole, -1).sum(1)
+    quantile = (np.arange(count) + np.random.default_rng([2, turn]).random()) / count
+    for step in np.argsort(tokens)[(quantile * whole).astype(np.int64)]:
+        batch = next(iter(loader.epoch(turn, int(step))))
+        yield batch.inputs, batch.targets, len(batch.inputs.ids)
 
 
 def check_same(model: Transformer, loader: TextLoader, batches: int) -> float:
@@ -97,22 +116,20 @@ def check_same(model: Transformer, loader: TextLoader, batches: int) -> float:
     return max(differences)
 
 
-def training(model: Transformer, epochs: Callable[[int], Iterator], steps: int) -> Callable:
-    """() -> samples per second over so many steps."""
+def training(model: Transformer, steps: Callable[[int], Iterator], mean: float) -> Callable:
+    """() -> samples of `mean` tokens per second over a turn."""
     model = copy.deepcopy(model).train()
     optimizer = build_optimizer("adamw", model, lr=1e-4, weight_decay=0.01)
-    turn = iter(range(10**9))
+    turn = itertools.count()
 
     def run() -> float:
-        samples, started = 0, time.perf_counter()
-        for step, (inputs, targets) in enumerate(epochs(next(turn))):
-            if step == steps:
-                break
+        tokens, started = 0, time.perf_counter()
+        for inputs, targets, real in steps(next(turn)):
             F.cross_entropy(model(inputs), targets).backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            samples += len(targets)
-        return samples / (time.perf_counter() - started)
+            tokens += real
+        return tokens / mean / (time.perf_counter() - started)
 
     return run
 
@@ -122,7 +139,7 @@ def main() -> None:
     words.set_defaults(repetitions=3)
     words.add_argument("--lengths", type=Path, help="a .npy file of the texts' tokens")
     words.add_argument("--texts", type=int, default=32_000, help="how many (default: 32,000)")
-    words.add_argument("--steps", type=int, default=4, help="in a turn (default: 4)")
+    words.add_argument("--steps", type=int, default=5, help="in a turn (default: 5)")
     words.add_argument("--batch", type=int, default=256)
     words.add_argument("--max_len", type=int, default=256)
     words.add_argument("--vocab", type=int, default=30_000)
@@ -136,7 +153,8 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     generator = np.random.default_rng(0)
     if options.lengths is not None:
-        lengths = np.load(options.lengths)[: options.texts].astype(np.int64)
+        lengths = np.load(options.lengths).astype(np.int64)
+        lengths = lengths[generator.permutation(len(lengths))[: options.texts]]
     else:
         lengths = lengths_like_news(options.texts, options.max_len, generator)
     lengths = lengths.clip(1, options.max_len)
@@ -159,11 +177,10 @@ def main() -> None:
         f"{padding['padded']:.1%} of random batches, {padding['packed']:.1%} of ours in attention, "
         f"0 % elsewhere; losses of equal batches differ by {difference:.0e}"
     )
+    mean, count = lengths.mean(), options.steps
     runs = {
-        "packed": training(
-            model, lambda epoch: (batch[:2] for batch in loader.epoch(epoch)), options.steps
-        ),
-        "padded": training(model, usual.epoch, options.steps),
+        "packed": training(model, lambda turn: packed_steps(loader, turn, count), mean),
+        "padded": training(model, lambda turn: usual.steps(turn, count), mean),
     }
     figures = side_by_side(runs, options.repetitions)
     case = f"{options.layers} layers of {options.dim}, batch {options.batch}"

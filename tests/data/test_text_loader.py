@@ -178,9 +178,9 @@ def test_accumulation_trains_on_what_the_large_batch_has(n, batch_size, accumula
 
 def test_the_texts_of_a_step_are_of_similar_lengths():
     """Little padding, and yet other texts meet, in another order, every epoch."""
-    data = texts(4000, longest=200)
-    plain = make_loader(4000, 32, data=data, max_len=200, bucket_batches=1)  # steps at random
-    loader = make_loader(4000, 32, data=data, max_len=200, bucket_batches=60)
+    data = texts(8000, longest=200)
+    plain = make_loader(8000, 32, data=data, max_len=200, bucket_batches=1)  # steps at random
+    loader = make_loader(8000, 32, data=data, max_len=200, bucket_batches=60)
     assert plain.padding() > 0.7 and loader.padding() < 0.12
     measured = [loader.lengths[batch.targets.numpy()] for batch in loader.epoch(0)]
     total = sum(len(lengths) * lengths.max() for lengths in measured)

@@ -39,8 +39,9 @@ class TextLoader(Loader):
         batch_tokens: tokens in a micro-batch, about, in place of `batch_size` samples: all steps
             of an epoch have about equally many. A micro-batch then has a multiple of the block of
             `mixing` samples. None: batches of `batch_size`.
-        bucket_batches: optimizer steps in a bucket, at least; the texts of a step are the more
-            alike in length, and less random, the more it is.
+        bucket_batches: optimizer steps in a bucket, about: the more, the more alike in length are
+            the texts of a step, and the less random. In a small set fewer, down to ten, so that
+            an epoch has four buckets.
         rows: (samples,) int64, which of the texts each sample is; None: all, in order.
         mixing: how samples are mixed with each other; None: not at all.
     """
@@ -126,6 +127,7 @@ class TextLoader(Loader):
         return self._made[1:]
 
     def _shuffled(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """`_steps`, made anew."""
         if not self.shuffle:
             order = np.argsort(-self.lengths, kind="stable")
             return order, self._borders(order, 0)
@@ -150,7 +152,8 @@ class TextLoader(Loader):
         if not len(order):
             return order
         steps = self.token_steps or len(order) // self.step_size
-        buckets = max(1, steps // self.bucket_batches)
+        size = min(self.bucket_batches, max(10, steps // 4))
+        buckets = max(1, steps // size)
         firsts = np.arange(buckets) * steps // buckets * len(order) // steps
         bucket = np.repeat(np.arange(buckets), np.diff(firsts, append=len(order)))
         signed = np.where(bucket % 2, -1, 1) * self.lengths[order]
