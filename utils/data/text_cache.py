@@ -89,6 +89,9 @@ def load_tokenized(
         raise UserError(f"--val_fraction must be at least 0 and below 1, not {val_fraction}")
     if max_tokens < 2:
         raise UserError(f"a sample needs room for 2 tokens at least, not {max_tokens}")
+    if val_fraction and val_file is not None:
+        raise UserError("--val_fraction has no effect with --val_file: leave one of them out")
+    file = _tokenizer_file(tokenizer)
     source = open_text_data(
         name,
         data_dir=data_dir,
@@ -102,10 +105,7 @@ def load_tokenized(
         test_fraction=test_fraction,
         seed=seed,
     )
-    if val_fraction and val_file is not None:
-        raise UserError("--val_fraction has no effect with --val_file: leave one of them out")
     drawn = bool(test_fraction or val_fraction or subset is not None)
-    file = _tokenizer_file(tokenizer)
     settings = {
         "columns": [list(text_columns or ()), label_column],
         "rows": [on_bad, clean],
