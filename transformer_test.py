@@ -98,8 +98,10 @@ def train(settings: Settings, origin: dict, signals) -> None:
         if settings.pretrained and checkpoint is None:
             pretrained = load_pretrained(settings.pretrained, model_name, run.console.say)
             run.console.say(f"weights from {pretrained.source_text}")
-        known = card.tokenizer if card else pretrained and pretrained.tokenizer
-        task = load_text_task(settings, run.device, run.console, known)
+        tokenizer = None  # that of the settings; weights from elsewhere belong to their own
+        if settings.pretrained or not settings.tokenizer_is_trained:
+            tokenizer = getattr(card or pretrained, "tokenizer", None)
+        task = load_text_task(settings, run.device, run.console, tokenizer)
         run.check_data(checkpoint, task.data.fingerprint)
 
         model = build_model(settings, task.card)

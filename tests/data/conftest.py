@@ -1,5 +1,8 @@
 """What the tests of data sets share."""
 
+import os
+from pathlib import Path
+
 import pytest
 from picture_trees import make_tree
 
@@ -33,3 +36,12 @@ def no_network(monkeypatch):
 
     for module in (ag_news, cifar, mnist):
         monkeypatch.setattr(module, "download", refuse)
+
+
+@pytest.fixture
+def real_texts():
+    """The folder that holds the real ag_news_csv/."""
+    folder = Path(os.environ.get("REAL_DATA", "nowhere"))
+    if not (folder / "ag_news_csv" / "train.csv").is_file():
+        pytest.skip("needs ag_news_csv in the folder of real data that REAL_DATA names")
+    return folder

@@ -1,10 +1,8 @@
 """What AG News carries is cleaned, and words stay."""
 
 import csv
-import os
 import re
 import time
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -110,11 +108,8 @@ def test_a_hostile_text_takes_no_longer_than_others(piece):
 
 
 @pytest.mark.real_data
-def test_real_texts():
-    if "REAL_DATA" not in os.environ:
-        pytest.skip("needs the folder of real data that REAL_DATA names")
-    folder = Path(os.environ["REAL_DATA"]) / "ag_news_csv"
-    with open(folder / "test.csv", encoding="utf-8", newline="") as file:
+def test_real_texts(real_texts):
+    with open(real_texts / "ag_news_csv" / "test.csv", encoding="utf-8", newline="") as file:
         texts = [clean_text(" ".join(row[1:])) for row in csv.reader(file)]
     assert len(texts) == 7600 and all(texts)
     left = re.compile(r"#\d+;|</?(b|a|font|p|br)\b|&\w+;|\bquot;|https?://\w|\\", re.IGNORECASE)

@@ -301,14 +301,12 @@ def test_settings_that_are_refused(files, settings, part):
 
 
 @pytest.mark.real_data
-def test_real_texts(tmp_path, no_parsing):
-    if "REAL_DATA" not in os.environ:
-        pytest.skip("needs the folder of real data that REAL_DATA names")
+def test_real_texts(real_texts, tmp_path, no_parsing):
     settings = {"cache_dir": tmp_path, "vocab_size": 8000, "val_fraction": 0.1}
-    first = load(Path(os.environ["REAL_DATA"]), "ag_news", **settings)
+    first = load(real_texts, "ag_news", **settings)
     no_parsing()
     start = time.perf_counter()
-    data = load(Path(os.environ["REAL_DATA"]), "ag_news", **settings)
+    data = load(real_texts, "ag_news", **settings)
     assert time.perf_counter() - start < 0.5
     same(first, data)
     assert data.vocab_size == 8000 and len(data.test) == 7600

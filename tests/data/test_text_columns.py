@@ -103,6 +103,7 @@ def test_what_is_asked_for(table):
     named = table([["a", "Title", "b"], *rows("class title text")])
     assert columns(named, ["b", "Title"], "a") == (0, [2, 1], True)
     assert columns(named, ["title"], "1") == (0, [1], True)
+    assert columns(table([["x", "Ünkn", "y"], *rows("class title text")]), ["ünkn"])[2]
     assert columns(table(rows("class title text")), ["3"], "1") == (0, [2], False)
     assert columns(table(rows("class title text")), ["3", "2"]) == (0, [2, 1], False)
     assert columns(table(rows("text class name")), [], "3") == (2, [0], False)

@@ -2,8 +2,6 @@
 
 import csv
 import hashlib
-import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -178,10 +176,8 @@ def test_ag_news_of_a_fifth_class(published, no_network):
 
 
 @pytest.mark.real_data
-def test_real_ag_news(no_network):
-    if "REAL_DATA" not in os.environ:
-        pytest.skip("needs the folder of real data that REAL_DATA names")
-    data = load(Path(os.environ["REAL_DATA"]), "ag_news")
+def test_real_ag_news(real_texts, no_network):
+    data = load(real_texts, "ag_news")
     assert data.classes == ["World", "Sports", "Business", "Sci/Tech"] and data.skipped == 0
     assert len(data.test) == 7600 and np.bincount(data.test.labels).tolist() == [1900] * 4
     assert len(data.train) > 10_000 and all(data.train.texts)

@@ -92,6 +92,9 @@ def load_tokenized(
         raise UserError(f"--val_fraction must be at least 0 and below 1, not {val_fraction}")
     if max_tokens < 2:
         raise UserError(f"a sample needs room for 2 tokens at least, not {max_tokens}")
+    if val_fraction and val_file is not None:
+        raise UserError("--val_fraction has no effect with --val_file: leave one of them out")
+    file = None if tokenizer_json is not None else _tokenizer_file(tokenizer)
     source = open_text_data(
         name,
         data_dir=data_dir,
@@ -105,10 +108,7 @@ def load_tokenized(
         test_fraction=test_fraction,
         seed=seed,
     )
-    if val_fraction and val_file is not None:
-        raise UserError("--val_fraction has no effect with --val_file: leave one of them out")
     drawn = bool(test_fraction or val_fraction or subset is not None)
-    file = None if tokenizer_json is not None else _tokenizer_file(tokenizer)
     if tokenizer_json is not None:
         kind = ["json", hashlib.sha256(tokenizer_json.encode()).hexdigest()]
     else:

@@ -131,7 +131,8 @@ def _has_header(table: Table, text_columns: Sequence[str], label_column: str | N
         return False
     first = [cell.strip() for cell in rows[0].cells]
     asked = [*text_columns, *([] if label_column is None else [label_column])]
-    if any(column in first and not column.isdecimal() for column in asked):
+    lower = [cell.lower() for cell in first]
+    if any(column.strip().lower() in lower and not column.isdecimal() for column in asked):
         return True
     # A first column without a name is the index that pandas writes.
     if any(len(cell) > _LONGEST_NAME for cell in first) or not all(first[1:]):

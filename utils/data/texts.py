@@ -137,8 +137,8 @@ def open_text_data(
         train_file=None if train_file is None else Path(train_file),
         test_file=None if test_file is None else Path(test_file),
         val_file=None if val_file is None else Path(val_file),
-        text_columns=tuple(text_columns or ()),
-        label_column=label_column,
+        text_columns=tuple(map(str, text_columns or ())),  # YAML may give numbers
+        label_column=None if label_column is None else str(label_column),
         on_bad=on_bad,
         clean=clean,
         test_fraction=test_fraction,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -36,6 +37,8 @@ SPECIAL = [PAD, UNK, CLS, MASK]  # their ids are 0 to 3
 SMALLEST_VOCABULARY = 300  # 256 bytes, the special tokens and a few more
 MAX_TOKENS = 2048
 MAX_FILE_BYTES = 256 << 20
+# Training takes the square of a word's length: of longer ones (binary data, say) it sees pieces.
+_LONG_WORD = re.compile(r"\S{256}(?=\S)")
 _CHUNK = 2048  # texts between two steps of the bar
 _PAD_NAMES = (PAD, "<pad>", "<|pad|>", "<PAD>")
 _CLS_NAMES = (CLS, "<s>", "<cls>", "<CLS>", "<bos>", "<|startoftext|>")
@@ -64,7 +67,7 @@ def train_tokenizer(
     if vocab_size < SMALLEST_VOCABULARY:
         raise UserError(f"--vocab_size must be at least {SMALLEST_VOCABULARY}, not {vocab_size}")
     train = {"wordpiece": _train_wordpiece, "bpe": _train_bpe, "unigram": _train_unigram}[kind]
-    tokenizer = train(texts, vocab_size, lowercase)
+    tokenizer = train([_LONG_WORD.sub(r"\g<0> ", text) for text in texts], vocab_size, lowercase)
     tokenizer.add_special_tokens(SPECIAL)
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{CLS} $A", special_tokens=[(CLS, SPECIAL.index(CLS))]
