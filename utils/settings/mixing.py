@@ -38,10 +38,10 @@ class MixingSettings(Config):
     )
     mixup_mode: str | None = setting(
         None,
-        "One weight for all samples of an optimizer step, or one for each sample",
+        "One draw for all samples of an optimizer step, or one for each sample",
         group=GROUP,
         choices=("batch", "sample"),
-        default_text="batch with fixed, sample with meta",
+        default_text="batch; sample with --meta_form sample",
     )
     mixup_prob: float = setting(
         1.0, "Probability of a step (of a sample, with a weight for each) to be mixed",
@@ -97,7 +97,7 @@ class MixingSettings(Config):
         default_text=", ".join(f"{rate:g} with {form}" for form, rate in META_LR.items()),
     )
     meta_decay: float = setting(
-        0.0,
+        2.0,
         "Share of its way from the start that meta's policy goes back in each update, times the "
         "learning rate",
         group=GROUP,
@@ -135,7 +135,8 @@ class MixingSettings(Config):
         super().check()
         ineffective = {name for name, _ in self._without_effect()}
         if self.mixup_mode is None and "mixup_mode" not in ineffective:
-            self.mixup_mode = "sample" if self.mixup == "meta" else "batch"
+            each = self.mixup == "meta" and self.meta_form == "sample"
+            self.mixup_mode = "sample" if each else "batch"
         if self.meta_lr is None and self.mixup == "meta":
             self.meta_lr = META_LR[self.meta_form]
         if self.mixup_off_epoch >= self.epochs:
