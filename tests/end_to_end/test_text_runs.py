@@ -177,7 +177,7 @@ def test_predictions_and_exports_answer_as_the_model_does(run, own_texts):
     session = onnxruntime.InferenceSession("run/export/model.onnx")
     classes = ["ant", "bee", "cat"]
     for row, text in zip(answers, [new[0], new[1], new[3]], strict=True):
-        ids = [tokenizer.token_to_id("[CLS]"), *tokenizer.encode(text).ids]
+        ids = tokenizer.encode(text).ids
         padded = np.array([ids + [tokenizer.token_to_id("[PAD]")] * 3])
         (expected,) = session.run(None, {"ids": padded})[0]
         np.testing.assert_allclose([float(row[name]) for name in classes], expected, atol=2e-6)
@@ -220,7 +220,6 @@ def test_dry_run_and_report(run):
         (["--train_file", "x.csv"], "belongs to csv"),
         (["--mixup_at", "embeddings"], "nothing is mixed"),
         (["--batch_tokens", "400"], "--batch_tokens takes its place"),
-        (["--tokenizer", "word", "--vocab_size", "none"], "wordpiece"),
         (["--tokenizer", "bpe", "--vocab_size", "9"], "--vocab_size"),
         (["--crop_padding", "2"], "unknown flag --crop_padding"),
         (["--pretrained", "imagenet"], "imagenet"),
@@ -233,6 +232,9 @@ def test_flags_that_will_not_do(run, flags, words):
 
 def test_texts_that_will_not_do(run, own_texts, monkeypatch):
     assert "needs --train_file" in run("--dataset", "csv", *TINY)[2]
+    at = TINY.index("--vocab_size")
+    error = run("--dataset", "headlines", *TINY[:at], *TINY[at + 2 :], "--tokenizer", "word")[2]
+    assert "wordpiece, bpe, unigram, or the path" in error
     assert run(*own_texts, "--max_steps", 2, "--epochs", 9, "--output", "run")[0] == 0
     for name, bad, words in (
         ("train.csv", ("bee",), "line 92"), ("test.csv", ("honey", "wasp"), "wasp"),
