@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# A process for each core; the tests of a file share what they set up.
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
 
 .PHONY: demo test slow lint clean
 
@@ -9,10 +11,10 @@ demo: $(VENV)/.installed
 	$(BIN)/python resnet50_test.py --config recipes/shapes_demo.yaml
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
 slow: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m "slow"
+	$(PYTEST) -m "slow"
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

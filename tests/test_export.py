@@ -218,7 +218,9 @@ def test_onnx_without_onnx_runtime(tmp_path, monkeypatch):
 
 def test_multiply_adds():
     convolution = torch.nn.Conv2d(3, 4, 3, padding=1)
-    assert export._multiply_adds(convolution, pictures(2, 8)) == 2 * (8 * 8) * 4 * (3 * 3 * 3)
+    inputs = torch.zeros(2, 3, 8, 8)
+    assert export._multiply_adds(convolution, inputs) == 2 * (8 * 8) * 4 * (3 * 3 * 3)
+    assert export._multiply_adds(torch.nn.Linear(3, 4), torch.zeros(2, 5, 3)) == 2 * 5 * 4 * 3
 
 
 @needs_onnx
@@ -228,10 +230,10 @@ def test_onnx_that_answers_otherwise_is_not_left(tmp_path, monkeypatch):
     export_onnx(Tiny(), CARD, path)
     before = path.read_bytes()
 
-    def wrong(module, card):
-        module.model.fc.bias.data[0] += 1e-2
-        proto = trace(module, card)
-        module.model.fc.bias.data[0] -= 1e-2
+    def wrong(model, kind):
+        model.fc.bias.data[0] += 1e-2
+        proto = trace(model, kind)
+        model.fc.bias.data[0] -= 1e-2
         return proto
 
     monkeypatch.setattr(export, "_trace", wrong)
