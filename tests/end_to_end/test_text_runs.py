@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 import transformer_test
 from utils.data.headlines import open_headlines
-from utils.data.texts import TextSettings as Request
+from utils.data.texts import TextRequest
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
@@ -265,5 +265,5 @@ def test_no_network(run, monkeypatch):
 
 
 def test_headlines_need_no_file(run):
-    texts = open_headlines(Request(Path("nowhere"))).load()
+    texts = open_headlines(TextRequest(Path("nowhere"))).load()
     assert texts.synthetic and len(texts.classes) == 4

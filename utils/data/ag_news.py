@@ -14,7 +14,7 @@ from pathlib import Path
 
 from utils.data.csv_texts import VERSION, file_sum, notes_of, read_files, to_texts
 from utils.data.download import download
-from utils.data.texts import FILE_FLAGS, TextData, TextSettings, TextSource, text_fingerprint
+from utils.data.texts import FILE_FLAGS, TextData, TextRequest, TextSource, text_fingerprint
 
 CLASSES = ["World", "Sports", "Business", "Sci/Tech"]
 FOLDER = "ag_news_csv"
@@ -30,7 +30,7 @@ INSTEAD = (
 )
 
 
-def open_ag_news(settings: TextSettings) -> TextSource:
+def open_ag_news(settings: TextRequest) -> TextSource:
     """Looks for each file in `data_dir`/ag_news_csv, then in `data_dir`; one that is in neither
     is downloaded to the former, and checked. One that is there is used as it is.
 
@@ -55,7 +55,7 @@ def _find(data_dir: Path, name: str, checksum: str) -> Path:
     return home
 
 
-def _load(settings: TextSettings, files: dict[str, Path]) -> TextData:
+def _load(settings: TextRequest, files: dict[str, Path]) -> TextData:
     numbers = tuple(str(number) for number in range(1, len(CLASSES) + 1))
     samples = read_files(settings, files, numbers)
     texts = {role: to_texts(part, list(numbers)) for role, part in samples.items()}

@@ -11,7 +11,7 @@ import numpy as np
 from utils.data.splits import stratified_split
 from utils.data.text_files import file_kind
 from utils.data.text_rows import Samples, read_samples
-from utils.data.texts import TextData, Texts, TextSettings, TextSource, text_fingerprint
+from utils.data.texts import TextData, Texts, TextRequest, TextSource, text_fingerprint
 from utils.errors import UserError
 
 CLASS_NAMES = "classes.txt"
@@ -19,7 +19,7 @@ _MOST_CLASSES_OF_FEW = 20  # more than this, and more than half of the texts: no
 VERSION = 1  # of how files are read and cleaned; part of a cache's key
 
 
-def open_csv(settings: TextSettings) -> TextSource:
+def open_csv(settings: TextRequest) -> TextSource:
     """Finds `train_file`, `test_file` and `val_file`.
 
     Raises:
@@ -67,7 +67,7 @@ def _is_same(one: Path, other: Path) -> bool:
         return False
 
 
-def _load(settings: TextSettings, files: dict[str, Path]) -> TextData:
+def _load(settings: TextRequest, files: dict[str, Path]) -> TextData:
     samples = read_files(settings, files)
     classes = sort_classes(samples["train"].labels)
     if len(classes) < 2:
@@ -124,7 +124,7 @@ def _class_names(path: Path, classes: list[str]) -> list[str] | None:
 
 
 def read_files(
-    settings: TextSettings, files: dict[str, Path], classes: tuple[str, ...] = ()
+    settings: TextRequest, files: dict[str, Path], classes: tuple[str, ...] = ()
 ) -> dict[str, Samples]:
     """Role -> samples. The classes are those of the training file, unless they are given."""
     samples: dict[str, Samples] = {}

@@ -14,7 +14,7 @@ from itertools import combinations
 
 import numpy as np
 
-from utils.data.texts import FILE_FLAGS, TextData, Texts, TextSettings, TextSource, text_fingerprint
+from utils.data.texts import FILE_FLAGS, TextData, Texts, TextRequest, TextSource, text_fingerprint
 
 CLASSES = ["business", "science", "sports", "world"]
 TRAIN_PER_CLASS, TEST_PER_CLASS = 1000, 250
@@ -76,7 +76,7 @@ _CLAUSES = [
 _STRAY = "unlike the {x} of last year, this one {verb} the {w}"
 
 
-def open_headlines(settings: TextSettings) -> TextSource:
+def open_headlines(settings: TextRequest) -> TextSource:
     """4,000 training and 1,000 test texts, balanced. Same result in every run."""
     settings.refuse("headlines", "is built in", *FILE_FLAGS, "text_columns", "label_column")
     return TextSource(

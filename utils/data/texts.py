@@ -1,7 +1,7 @@
 """Text classification data as cleaned strings: the table of data sets, and what each one gives.
 
 A data set is one module in this folder and one line in `TEXT_DATASETS`. Its function takes
-`TextSettings` and returns a `TextSource`: which files it reads, found without reading them (a
+`TextRequest` and returns a `TextSource`: which files it reads, found without reading them (a
 cache of tokens is keyed by their content), and how to load them.
 """
 
@@ -69,7 +69,7 @@ class TextData:
 
 
 @dataclass(frozen=True)
-class TextSettings:
+class TextRequest:
     """The arguments of `load_text_data` but for the name."""
 
     data_dir: Path
@@ -132,7 +132,7 @@ def open_text_data(
     if test_fraction is not None and not 0 < test_fraction < 1:
         raise UserError(f"--test_fraction must lie between 0 and 1, not {test_fraction}")
     module, function = TEXT_DATASETS[name].split(":")
-    settings = TextSettings(
+    settings = TextRequest(
         data_dir=Path(data_dir),
         train_file=None if train_file is None else Path(train_file),
         test_file=None if test_file is None else Path(test_file),

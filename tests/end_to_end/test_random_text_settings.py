@@ -1,0 +1,78 @@
+"""Settings of transformer_test.py drawn at random (see random_settings.py)."""
+
+import contextlib
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from random_settings import OPTIONS, Space, flags
+
+from transformer_test import Settings, main
+
+TEXTS = Space(
+    Settings,
+    main,
+    base={
+        "max_steps": 2, "layers": 1, "dim": 8, "heads": 2, "ffn": 8, "device": "cpu", "threads": 1,
+        "batch_size": 8, "output": "run", "train_file": "train.csv", "cache_dir": "cache",
+        "log_every": 1, "vocab_size": 300, "max_len": 16,
+    },
+    # Files with and without a test set of their own, sets that are not there or need no files.
+    data=[
+        {"dataset": "csv", "test_file": "test.tsv"},
+        {"dataset": "csv", "test_fraction": 0.3},
+        {"dataset": "ag_news", "data_dir": "run"},
+        {"dataset": "headlines", "subset": 40},
+    ],
+    own_values={
+        "data_dir": [".", "nowhere"],
+        "pretrained": ["trained", "trained/checkpoints", "weights.pth", "nowhere", "train.csv"],
+        "predict": ["test.tsv", "new.txt", "nowhere", "weights.pth"],
+        "test_file": ["test.tsv", "train.csv", "weights.pth"],
+        "val_file": ["test.tsv", "nowhere.csv"],
+        "text_columns": ["text", "2", "1,2", "nothing", ","],
+        "label_column": ["animal", "1", "9"],
+        "tokenizer": ["bpe", "unigram", "weights.pth", "nowhere"],
+        "batch_tokens": [1, 40, 4000],
+    },
+    needed={"dataset", "layers", "dim", "heads", "ffn", "device", "threads", "cache_dir"},
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with files of texts and a trained run; the tests run in it."""
+    folder = tmp_path_factory.mktemp("random texts")
+    rows = [("cat", "fur and a paw"), ("dog", "barks at a bone in the night")]
+    (folder / "train.csv").write_text("animal,text\n" + "".join(f"{a},{b}\n" for a, b in rows * 12))
+    (folder / "test.tsv").write_text("".join(f"{b} now\t{a}\n" for a, b in rows * 4))
+    (folder / "new.txt").write_text("a bone\n")
+    (folder / "weights.pth").write_bytes(b"no weights\0")
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    with contextlib.chdir(folder):
+        assert main(flags(TEXTS.base | TEXTS.data[0] | {"output": "trained"})) == 0
+        assert Path("trained/summary.json").is_file()
+        shutil.copytree("trained", "kept")
+        yield folder
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
+
+
+@settings(max_examples=40, derandomize=True, **OPTIONS)
+@given(TEXTS.random())
+def test_a_run_works_or_says_why_not(place, chosen):
+    TEXTS.check(chosen)
+
+
+@pytest.mark.slow
+@settings(max_examples=400, **OPTIONS)
+@given(TEXTS.random())
+def test_a_run_works_or_says_why_not_at_length(place, chosen):
+    TEXTS.check(chosen)
+
+
+def test_every_setting_can_be_drawn():
+    for name in TEXTS.drawn:
+        TEXTS.values(name)
