@@ -11,7 +11,7 @@ import numpy as np
 from utils.data.splits import stratified_split
 from utils.data.text_files import file_kind
 from utils.data.text_rows import Samples, read_samples
-from utils.data.texts import TextData, Texts, TextRequest, TextSource, text_fingerprint
+from utils.data.texts import TextData, TextRequest, Texts, TextSource, text_fingerprint
 from utils.errors import UserError
 
 CLASS_NAMES = "classes.txt"

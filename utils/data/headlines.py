@@ -14,7 +14,7 @@ from itertools import combinations
 
 import numpy as np
 
-from utils.data.texts import FILE_FLAGS, TextData, Texts, TextRequest, TextSource, text_fingerprint
+from utils.data.texts import FILE_FLAGS, TextData, TextRequest, Texts, TextSource, text_fingerprint
 
 CLASSES = ["business", "science", "sports", "world"]
 TRAIN_PER_CLASS, TEST_PER_CLASS = 1000, 250
