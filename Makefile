@@ -1,14 +1,17 @@
-# `make demo`, `make test`, `make lint`: each sets up what it needs, once.
+# `make demo`, `make demo-text`, `make test`, `make lint`: each sets up what it needs, once.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 # A process for each core; the tests of a file share what they set up.
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
 
-.PHONY: demo test slow lint clean
+.PHONY: demo demo-text test slow lint clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python resnet50_test.py --config recipes/shapes_demo.yaml
+
+demo-text: $(VENV)/.installed
+	$(BIN)/python transformer_test.py --config recipes/headlines_demo.yaml
 
 test: $(VENV)/.installed-dev
 	$(PYTEST) -m "not slow"

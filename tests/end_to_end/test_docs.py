@@ -1,10 +1,12 @@
 """The README and docs/: every command and Python block runs, every flag and key is explained.
 
 Commands run as they stand in a folder that looks like a clone, with flags that shorten them and
-local data; ImageNet weights come from torchvision's cache, where the test has put some.
+local data, of which the built-in sets have a part; ImageNet weights come from torchvision's cache,
+where the test has put some. Curves are drawn of three runs only.
 """
 
 import contextlib
+import csv
 import functools
 import importlib.util
 import io
@@ -24,18 +26,28 @@ import torch
 import torchvision
 from PIL import Image
 
-from resnet50_test import Settings, main
+import resnet50_test
+import transformer_test
 from utils.advice import phase_advice
 from utils.aliases import SHORT_FOR
-from utils.config import ALIASES, OF_ONE_START, fields
+from utils.config import ALIASES, OF_ONE_START, fields, parse
+from utils.data import headlines, shapes
+from utils.errors import UserError
 from utils.models.resnet import ResNet
 from utils.optim.schedules import SCHEDULES
 from utils.training.progress import NOTABLE, PHASES
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+ENTRIES = {"resnet50_test.py": resnet50_test, "transformer_test.py": transformer_test}
 SHORT = "--max_steps 2 --threads 1 --device cpu --bs 4 --subset 40"
-SMALL = "--depth 18 --width 4 --bs 20"
+SMALL = {
+    "resnet50_test.py": "--depth 18 --width 4 --bs 20",
+    "transformer_test.py": "--layers 1 --dim 16 --heads 2 --ffn 16 --bs 20",
+}
+OWN_DATA = ("imagefolder", "--dataset csv")
+BUILT_IN = {"resnet50_test.py": "shapes", "transformer_test.py": "headlines"}
+SIDE = "96"  # of pictures, in place of 224: the smallest multiple of 32 with the same stem
 # What a command with this flag says; the others train, and say their accuracy.
 SAID = {
     "--dry_run": "dry run: nothing was kept",
@@ -49,6 +61,8 @@ SAID_BESIDES = {
     "--profile": "trace.json.gz",
     "--val_fraction": "best on the validation split",
     "--pretrained imagenet": "head of 1000 classes replaced by one of 2",
+    "--pretrained runs/my_": "weights from runs/my_",
+    "--on_bad skip": "1 bad rows left out",
 }
 # What training leaves in its folder, always or with this flag.
 LEFT = {
@@ -95,13 +109,14 @@ class Result:
     err: str
 
 
-def run(arguments: list[str]) -> Result:
-    """The entry, in this process."""
+def run(command: str) -> Result:
+    """`python resnet50_test.py --depth 18`, say, in this process."""
+    _, entry, *arguments = shlex.split(command)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     out, err = io.StringIO(), io.StringIO()
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = main(arguments)
+            code = ENTRIES[entry].main(arguments)
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
@@ -112,7 +127,7 @@ def run(arguments: list[str]) -> Result:
 def workplace(tmp_path_factory):
     """A folder that looks like a clone, with pictures and a run in it; the present one."""
     folder = tmp_path_factory.mktemp("clone with spaces ä")
-    for name in ("resnet50_test.py", "utils", "recipes"):
+    for name in (*ENTRIES, "utils", "recipes"):
         (folder / name).symlink_to(ROOT / name)
     url = torchvision.models.get_model_weights("resnet18").DEFAULT.url
     cached = folder / "torch" / "hub" / "checkpoints" / url.rpartition("/")[2]
@@ -122,15 +137,21 @@ def workplace(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("TORCH_HOME", str(folder / "torch"))
+        for data, train, test in ((shapes, 20, 4), (headlines, 50, 10)):
+            patch.setattr(data, "TRAIN_PER_CLASS", train)
+            patch.setattr(data, "TEST_PER_CLASS", test)
         for split, count in (("train", 30), ("test", 6)):
             _pictures(Path("my_pictures", split), count)
         _pictures(Path("one_folder"), 30)
         (folder / "new_pictures").mkdir()
         _picture(Path("new_pictures/1.jpg"), 0)
         _picture(Path("new_pictures/2.png"), 1)
-        command = next(line for line in text("docs/pictures.md").splitlines() if "my_run" in line)
-        result = run([*shlex.split(command)[2:], *SHORT.split()])
-        assert result.code == 0, result.err
+        _texts()
+        for page, name in (("pictures", "my_run"), ("text", "my_texts")):
+            lines = text(f"docs/{page}.md").splitlines()
+            command = next(line for line in lines if f"--output runs/{name}" in line)
+            result = run(f"{shortened(command, f'runs/{name}')}")
+            assert result.code == 0, result.err
         yield folder
 
 
@@ -146,6 +167,30 @@ def _picture(path: Path, label: int) -> None:
     Image.fromarray((rng.integers(0, 128, (40, 50, 3)) + 100 * label).astype(np.uint8)).save(path)
 
 
+def _texts() -> None:
+    """The files that docs/text.md names. One row of messy.tsv has a column too few."""
+    rng = np.random.default_rng(0)
+    words = {
+        "sport": ["match", "goal", "team", "coach", "final"],
+        "money": ["bank", "share", "price", "oil", "tax"],
+    }
+    rows = [
+        (topic, *(" ".join(rng.choice(own, length)) for length in (3, 8)))
+        for _ in range(30)
+        for topic, own in words.items()
+    ]
+    lines = [f'{topic},"{title}","{body}"' for topic, title, body in rows]
+    for name, part in (("my_texts", lines), ("train", lines[:40]), ("val", lines[40:50]),
+                       ("test", lines[50:])):  # fmt: skip
+        Path(f"{name}.csv").write_text("\n".join(["topic,title,body", *part]) + "\n")
+    lines = [json.dumps({"label": topic, "text": body}) for topic, _, body in rows]
+    Path("my_texts.jsonl").write_text("\n".join(lines))
+    lines = [f"{number}\t{body}\t{topic}" for number, (topic, _, body) in enumerate(rows)]
+    Path("messy.tsv").write_text("\n".join(["id\tbody\ttopic", *lines, "60\tno topic"]) + "\n")
+    Path("new_texts.csv").write_text('title,body\n"The match","a goal"\n"The bank","the price"\n')
+    Path("new_texts.txt").write_text("The coach of the team\nA tax on oil\n")
+
+
 def newest(run_folder: str) -> Path:
     return sorted(Path(run_folder, "checkpoints").glob("step-*"))[-1]
 
@@ -153,12 +198,42 @@ def newest(run_folder: str) -> Path:
 # ---- the commands -----------------------------------------------------------------------------
 
 
+# Before the commands, some of which train these runs further: an export is made once only.
+@pytest.mark.parametrize("block", blocks("python"))
+def test_python_blocks(workplace, block, capsys):
+    if "onnx" in block:
+        run_folder = re.search(r"runs/\w+", block)[0]
+        entry, new = _USES[run_folder]
+        _run_entry(workplace, f"python {entry} --resume {run_folder} --export onnx")
+        assert run(f"python {entry} --resume {run_folder} --predict {new}").code == 0
+    exec(compile(block.replace("224", SIDE), "docs", "exec"), {})
+    said = capsys.readouterr().out
+    if "onnx" in block:  # the same answers as --predict's
+        lines = Path(run_folder, "predictions.csv").read_text(encoding="utf-8").splitlines()
+        answers = list(csv.DictReader(lines))
+        assert len(answers) == len(said.splitlines())
+        for answer, line in zip(answers, said.splitlines(), strict=True):
+            name, probability = line.split()
+            expected = answer.get("probability", answer.get(name))
+            assert answer["class"] == name
+            assert float(expected) == pytest.approx(float(probability), abs=0.01)
+    words = ("cat", "dog", "money", "sport", "% of 6", "100 of 100 right")
+    assert any(word in said for word in words)
+
+
+# Run -> its entry, and the file that the page's block on ONNX takes.
+_USES = {
+    "runs/my_run": ("resnet50_test.py", "new_pictures/1.jpg"),
+    "runs/my_texts": ("transformer_test.py", "new_texts.txt"),
+}
+
+
 @pytest.mark.parametrize("block", blocks("bash"))
 def test_commands(workplace, block):
     for line in filter(None, map(str.strip, block.splitlines())):
         # The pages name a checkpoint and a folder of their own.
         command = re.sub(r"step-\d{8}", newest("runs/my_run").name, line)
-        if command.startswith("python resnet50_test.py"):
+        if command.startswith("python ") and command.split()[1] in ENTRIES:
             _run_entry(workplace, command)
         elif command.startswith("make "):
             subprocess.run(["make", "-n", *command.split()[1:]], cwd=ROOT, check=True)
@@ -184,7 +259,10 @@ def _run_entry(workplace: Path, command: str) -> None:
         return
     shutil.rmtree(workplace / "runs" / "mine", ignore_errors=True)
     before = set(Path("runs").iterdir())
-    result = run(shlex.split(shortened(command))[2:])
+    with pytest.MonkeyPatch.context() as patch:  # half a second for each, the confusions as well
+        patch.setattr("utils.report.draw_curves", lambda *_: None)
+        patch.setattr("utils.reporting.classes._picture", lambda *_: b"")
+        result = run(shortened(command))
     assert result.code == 0, f"{command}\n{result.err}"
     assert "error" not in result.err and "Warning" not in result.err
     said = [words for flag, words in SAID.items() if flag in command] or ["test accuracy"]
@@ -199,7 +277,9 @@ def _run_entry(workplace: Path, command: str) -> None:
     assert written is None or Path(written[1]).is_file()
 
 
-def shortened(command: str) -> str:
+def shortened(command: str, output: str = "runs/mine") -> str:
+    """A command that takes a second or two, and leaves alone what others go on with."""
+    entry = command.split()[1]
     if any(flag in command for flag in ("--eval_only", "--predict", "--export")):
         return command
     if "--resume" in command:  # one step more; its settings are those of the run
@@ -207,11 +287,17 @@ def shortened(command: str) -> str:
         if found is None or "--" not in command.partition("--resume")[2]:
             return command
         return f"{command} --max_steps {int(newest(found[1]).name[5:]) + 1}"
-    command = command.replace("--output runs/my_run", "--output runs/mine")
+    command = re.sub(r"--output runs/my_\w+", f"--output {output}", command)
+    command = command.replace("--image_size 224", f"--image_size {SIDE}")
     short = SHORT.replace("steps 2", "steps 3") if "--profile" in command else SHORT
-    own_weights = "my_run" in command or "--pretrained" in command
-    local = "" if "imagefolder" in command or own_weights else "--dataset shapes"
-    return f"{command} {local} {short} {'' if own_weights else SMALL}"
+    whole = entry == "resnet50_test.py" and ("my_run" in command or "--pretrained" in command)
+    if not whole and output != "runs/my_run":
+        short += f" {SMALL[entry]}"
+    own = any(data in command for data in OWN_DATA) or whole
+    local = "" if own else f"--dataset {BUILT_IN[entry]}"
+    if "--batch_tokens" in command:
+        short = re.sub(r"--bs \d+", "", short)
+    return f"{command} {local} {short}"
 
 
 def test_cifar_stem_in_torchvision():
@@ -226,29 +312,13 @@ def test_cifar_stem_in_torchvision():
         torch.testing.assert_close(model.eval()(pictures), ours(pictures))
 
 
-@pytest.mark.parametrize("block", blocks("python"))
-def test_python_blocks(workplace, block, capsys):
-    if "onnx" in block:
-        assert run(["--resume", "runs/my_run", "--export", "onnx"]).code == 0
-        assert run(["--resume", "runs/my_run", "--predict", "new_pictures/1.jpg"]).code == 0
-    exec(compile(block, "docs", "exec"), {})
-    said = capsys.readouterr().out
-    if "onnx" in block:  # the same answer as --predict's
-        name, probability = said.split()
-        answer = Path("runs/my_run/predictions.csv").read_text().splitlines()
-        assert answer[0] == "file,class,probability"
-        path, expected, value = answer[1].split(",")
-        assert (path, expected) == ("new_pictures/1.jpg", name)
-        assert float(value) == pytest.approx(float(probability), abs=0.01)
-    assert any(words in said for words in ("cat", "dog", "% of 6", "100 of 100 right"))
-
-
 # ---- what the pages say -------------------------------------------------------------------------
 
 
-def test_every_flag_stands_in_the_page_of_flags(capsys):
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_every_flag_stands_in_the_page_of_flags(entry, capsys):
     with pytest.raises(SystemExit):
-        main(["--help"])
+        ENTRIES[entry].main(["--help"])
     listed = re.findall(r"^ {2}(-.*)", capsys.readouterr().out, re.M)
     flags = {flag for line in listed for flag in re.findall(r"(?<![\w-])--?[a-z]\w*", line)}
     assert len(flags) > 90
@@ -256,8 +326,8 @@ def test_every_flag_stands_in_the_page_of_flags(capsys):
 
 
 def test_flags_that_are_named_exist():
-    known = set(fields(Settings)) | set(ALIASES) | set(SHORT_FOR)
-    known |= {f"no_{name}" for name in fields(Settings)}
+    own = {name for entry in ENTRIES.values() for name in fields(entry.Settings)}
+    known = own | {f"no_{name}" for name in own} | set(ALIASES) | set(SHORT_FOR)
     foreign = {"help", "shm-size", "logdir"}  # docker's, TensorBoard's
     foreign |= {"only", "repetitions", "jobs", "train_samples", "variant"}  # the benchmarks'
     for page in PAGES:
@@ -265,6 +335,32 @@ def test_flags_that_are_named_exist():
             continue
         named = re.findall(r"(?<![\w-])--([a-z][\w-]*)", page.read_text(encoding="utf-8"))
         assert {name for name in named if name.replace("-", "_") not in known} <= foreign, page
+
+
+def test_what_differs_for_texts():
+    """Defaults of flags that both entries have; the data set differs by its nature."""
+    pictures, texts = (fields(entry.Settings) for entry in ENTRIES.values())
+    table = text("docs/flags.md").split("Of the common flags these differ")[1].split("\n## ")[0]
+    told = re.findall(r"^\| `--(\w+)` \| `?(\w+)`? by default \(pictures: `?(\w+)`?\)", table, re.M)
+    differ = {
+        name for name in pictures.keys() & texts if pictures[name].default != texts[name].default
+    }
+    assert {name for name, *_ in told} == differ - {"dataset"}
+    for name, of_texts, of_pictures in told:
+        assert (of_texts, of_pictures) == (str(texts[name].default), str(pictures[name].default))
+
+
+@pytest.mark.parametrize("recipe", sorted(ROOT.glob("recipes/*.yaml")), ids=lambda path: path.name)
+def test_recipes(recipe):
+    """Each can be read by one of the programs, and is named in the README or by `make`."""
+    settings = [entry.Settings for entry in ENTRIES.values()]
+    fits = []
+    for config_class in settings:
+        with contextlib.suppress(UserError):
+            parse(config_class, ["--config", str(recipe)], "")
+            fits.append(config_class)
+    assert len(fits) == 1
+    assert f"recipes/{recipe.name}" in text("README.md") + (ROOT / "Makefile").read_text()
 
 
 def test_aliases():
@@ -286,10 +382,12 @@ def test_schedules():
 def test_what_a_resumed_run_may_change():
     table = rows("docs/resume.md", "## What may change")[2:]
     told = [set(re.findall(r"--(\w+)", cells[1])) for cells in table]
-    free = {name for name, field in fields(Settings).items() if field.metadata["resume"] == "free"}
-    assert set.union(*told[:-1]) == free - set(OF_ONE_START) | {"output", "profile"}
-    metadata = {name: field.metadata["resume"] for name, field in fields(Settings).items()}
-    assert told[-1] == {name for name, kind in metadata.items() if kind == "evaluation"}
+    kinds = {"free": set(), "evaluation": set()}
+    for entry in ENTRIES.values():
+        for name, field in fields(entry.Settings).items():
+            kinds.get(field.metadata["resume"], set()).add(name)
+    assert set.union(*told[:-1]) == kinds["free"] - set(OF_ONE_START) | {"output", "profile"}
+    assert told[-1] == kinds["evaluation"]
 
 
 def test_advice_on_time():
@@ -305,7 +403,9 @@ def test_advice_on_time():
     class Loader:
         workers = 0
 
-    settings = Settings(dataset="imagefolder", eval_every=1, optimizer="ngd", mixup="meta")
+    settings = resnet50_test.Settings(
+        dataset="imagefolder", eval_every=1, optimizer="ngd", mixup="meta"
+    )
     for phase, advice in phase_advice(settings, Run(), Loader()).items():
         (helps,) = [cells[2] for cells in table if cells[0] == f"`{phase}`"]
         assert set(re.findall(r"--\w+", advice)) <= coded(helps), phase
@@ -314,11 +414,12 @@ def test_advice_on_time():
 @pytest.fixture(scope="module")
 def full_run(workplace) -> Path:
     """A run that leaves all it can but what wandb does."""
+    entry = "python resnet50_test.py"
     flags = "--dataset shapes --val_fraction 0.1 --ema_decay 0.9 --report --profile"
-    flags += " --meta_learning --meta_every 1 --log_clean_accuracy"
-    assert run([*f"{flags} --output runs/full {SHORT} {SMALL} --max_steps 3".split()]).code == 0
-    assert run(["--resume", "runs/full", "--export", "safetensors"]).code == 0
-    assert run(["--resume", "runs/full", "--predict", "new_pictures"]).code == 0
+    flags += " --meta_learning --meta_every 1 --log_clean_accuracy --output runs/full"
+    assert run(f"{entry} {flags} {SHORT} {SMALL['resnet50_test.py']} --max_steps 3").code == 0
+    assert run(f"{entry} --resume runs/full --export safetensors").code == 0
+    assert run(f"{entry} --resume runs/full --predict new_pictures").code == 0
     return Path("runs/full")
 
 
@@ -332,10 +433,24 @@ def test_files(full_run):
         assert (full_run / "report" / name).is_file() and name in text("docs/run_folder.md")
 
 
+def test_files_of_runs_on_texts(workplace):
+    command = "python transformer_test.py --resume runs/my_texts"
+    assert run(f"{command} --export safetensors").code == 0
+    assert run(f"{command} --predict new_texts.csv").code == 0
+    told = {cells[0].strip("`"): cells[1] for cells in rows("docs/run_folder.md")[2:]}
+    exported = {path.name for path in Path("runs/my_texts/export").iterdir()}
+    assert "tokenizer.json" in exported and exported <= coded(told["export/"])
+    with Path("runs/my_texts/predictions.csv").open(encoding="utf-8") as file:
+        columns = next(csv.reader(file))
+    assert ",".join(columns) in text("docs/text.md")
+    assert columns[:3] == re.search(r"`(line,text,class)`", told["predictions.csv"])[1].split(",")
+
+
 def test_keys_of_the_summary(full_run):
-    summary = json.loads((full_run / "summary.json").read_text(encoding="utf-8"))
+    folders = (full_run, Path("runs/my_texts"))
+    summaries = [json.loads((f / "summary.json").read_text(encoding="utf-8")) for f in folders]
     table = rows("docs/run_folder.md", "## summary.json")[2:]
-    assert set(summary) == {key for cells in table for key in coded(cells[0])}
+    assert set().union(*summaries) == {key for cells in table for key in coded(cells[0])}
     assert coded(table[0][1]) >= {"finished", "stopped_early", "interrupted"}
 
 
@@ -361,17 +476,18 @@ def test_links_and_names_of_files():
     readme = text("README.md")
     for page in PAGES[1:]:
         assert f"(docs/{page.name})" in readme
-    for target in re.findall(r"`make (\w+)", readme):
+    for target in re.findall(r"`make ([\w-]+)", readme):
         subprocess.run(["make", "-n", target], cwd=ROOT, check=True, capture_output=True)
 
 
 @pytest.mark.slow
-def test_make_demo(tmp_path):
+@pytest.mark.parametrize("target", ["demo", "demo-text"])
+def test_make_demo(target):
     """The whole demo, in the environment of these tests."""
     environment = Path(sys.prefix)
     (environment / ".installed").touch()
     result = subprocess.run(
-        ["make", "demo", f"VENV={environment}"], cwd=ROOT, capture_output=True, text=True,
+        ["make", target, f"VENV={environment}"], cwd=ROOT, capture_output=True, text=True,
         timeout=900,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
