@@ -10,7 +10,7 @@ python transformer_test.py --resume runs/my_run --predict new_texts.csv
 import sys
 from dataclasses import dataclass
 
-from utils.config import setting
+from utils.config import DEFAULT, setting
 from utils.errors import UserError
 from utils.run import Run, run_entry
 from utils.settings import TextSettings
@@ -98,6 +98,12 @@ def train(settings: Settings, origin: dict, signals) -> None:
         if settings.pretrained and checkpoint is None:
             pretrained = load_pretrained(settings.pretrained, model_name, run.console.say)
             run.console.say(f"weights from {pretrained.source_text}")
+            given = [n for n in ("tokenizer", "vocab_size", "lowercase") if origin[n] != DEFAULT]
+            if pretrained.tokenizer and given:
+                raise UserError(
+                    f"--{given[0]} has no effect: the weights of {settings.pretrained} belong to "
+                    "their own tokenizer"
+                )
         tokenizer = None  # that of the settings; weights from elsewhere belong to their own
         if settings.pretrained or not settings.tokenizer_is_trained:
             tokenizer = getattr(card or pretrained, "tokenizer", None)

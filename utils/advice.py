@@ -5,8 +5,10 @@ from pathlib import Path
 
 def phase_advice(settings, run, loader) -> dict[str, str]:
     """{phase: advice}, of what the settings do not already have; see training/progress.py."""
+    by_tokens = getattr(settings, "batch_tokens", None) is not None
+    batch = "--batch_tokens" if by_tokens else "--batch_size"
     advice = {
-        "optimizer": "a larger --batch_size, or --accumulation_steps 4, takes fewer of its steps",
+        "optimizer": f"a larger {batch}, or --accumulation_steps 4, takes fewer of its steps",
         "checkpoint": f"save less often than --save_every {settings.save_every}",
         "evaluation": f"evaluate less often by --eval_every {2 * (settings.eval_every or 1)}",
     }

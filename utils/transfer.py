@@ -204,6 +204,11 @@ def _shape(tensor: Tensor) -> str:
 
 
 def _imagenet(architecture: str) -> Pretrained:
+    if not architecture.startswith("resnet"):
+        raise UserError(
+            f"--pretrained imagenet: those weights are of pictures, and {architecture} is not: "
+            "name a run or a file"
+        )
     if architecture not in {f"resnet{depth}" for depth in STAGES}:
         depths = ", ".join(map(str, STAGES))
         raise UserError(

@@ -88,7 +88,7 @@ def test_a_class_that_the_training_file_lacks(tmp_path):
     refused(tmp_path, "test.csv: line 4 has the class 'z'", "--on_bad skip", **files)
     data = load(tmp_path, on_bad="skip", **files)
     assert data.skipped == 1 and len(data.test) == 3
-    assert "test.csv: 1 bad rows left out" in data.notes[-1] and "line 4" in data.notes[-1]
+    assert "test.csv: 1 bad row left out" in data.notes[-1] and "line 4" in data.notes[-1]
 
 
 def test_what_is_refused(tmp_path):

@@ -62,7 +62,7 @@ SAID_BESIDES = {
     "--val_fraction": "best on the validation split",
     "--pretrained imagenet": "head of 1000 classes replaced by one of 2",
     "--pretrained runs/my_": "weights from runs/my_",
-    "--on_bad skip": "1 bad rows left out",
+    "--on_bad skip": "1 bad row left out",
 }
 # What training leaves in its folder, always or with this flag.
 LEFT = {

@@ -51,6 +51,12 @@ def run(capfd):
     return start
 
 
+def untrained(flags: list[str]) -> list[str]:
+    """Without what belongs to a tokenizer that is trained."""
+    at = flags.index("--vocab_size")
+    return flags[:at] + flags[at + 2 :]
+
+
 def rows(count: int, seed: int) -> list[tuple[str, str]]:
     rng = np.random.default_rng(seed)
     labels = [sorted(WORDS)[i % 3] for i in range(count)]
@@ -189,9 +195,10 @@ def test_predictions_and_exports_answer_as_the_model_does(run, own_texts):
     )
     assert all(torch.equal(exported[name], kept[name]) for name in kept)
     # Weights bring their tokenizer; a head for other classes starts anew.
+    assert "their own tokenizer" in run(*HEADLINES, "--pretrained", "run")[2]
     for source in ("run", "run/export/model.safetensors"):
         code, out, error = run(
-            *HEADLINES, "--pretrained", source, "--freeze_backbone", "--max_steps", 2,
+            *untrained(HEADLINES), "--pretrained", source, "--freeze_backbone", "--max_steps", 2,
             "--output", f"next-{len(source)}",
         )  # fmt: skip
         assert code == 0, error
@@ -232,8 +239,7 @@ def test_flags_that_will_not_do(run, flags, words):
 
 def test_texts_that_will_not_do(run, own_texts, monkeypatch):
     assert "needs --train_file" in run("--dataset", "csv", *TINY)[2]
-    at = TINY.index("--vocab_size")
-    error = run("--dataset", "headlines", *TINY[:at], *TINY[at + 2 :], "--tokenizer", "word")[2]
+    error = run(*untrained(HEADLINES), "--tokenizer", "word")[2]
     assert "wordpiece, bpe, unigram, or the path" in error
     assert run(*own_texts, "--max_steps", 2, "--epochs", 9, "--output", "run")[0] == 0
     for name, bad, words in (

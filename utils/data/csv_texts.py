@@ -148,11 +148,11 @@ def notes_of(samples: dict[str, Samples]) -> list[str]:
         if part.note:
             notes.append(part.note)
         if part.problems:
-            line, problem = part.problems[0]
-            notes.append(
-                f"{part.path.name}: {len(part.problems):,} bad rows left out, the first of them "
-                f"in line {line}, which {problem}"
+            (line, problem), count = part.problems[0], len(part.problems)
+            rows = (
+                "1 bad row left out," if count == 1 else f"{count:,} bad rows left out, the first"
             )
+            notes.append(f"{part.path.name}: {rows} in line {line}, which {problem}")
     trained = set(samples["train"].texts)
     for role, part in samples.items():
         known = sum(text in trained for text in part.texts)
