@@ -42,6 +42,10 @@ class Settings(TextSettings):
         0.0, "Dropout of the weights of attention; above 0 it is slower", group=MODEL, low=0,
         below=1,
     )  # fmt: skip
+    token_dropout: float = setting(
+        0.0, "Share of the tokens that a text is trained without, others in every epoch",
+        group=MODEL, low=0, below=1,
+    )  # fmt: skip
     pooling: str = setting(
         "cls", "What the classifier reads: the first token of a text, or the mean of all",
         group=MODEL, choices=("cls", "mean"),
@@ -72,6 +76,7 @@ def build_model(settings: Settings, card):
         max_len=card.max_len,
         dropout=settings.dropout,
         attention_dropout=settings.attention_dropout,
+        token_dropout=settings.token_dropout,
         pooling=settings.pooling,
         mixup_at=settings.mixup_at,
         pad=pad_id(tokenizer),

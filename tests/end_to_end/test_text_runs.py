@@ -127,8 +127,8 @@ EVERYTHING = [
     *HEADLINES, "--val_fraction", "0.2", "--epochs", "3", "--accumulation_steps", "2",
     "--ngd", "--clip", "1", "--label_smoothing", "0.1", "--ema_decay", "0.9", "--meta_learning",
     "--meta_every", "2", "--meta_batch", "8", "--mixup_prob", "0.9", "--dropout", "0.2",
-    "--attention_dropout", "0.1", "--early_stop_patience", "9", "--log_clean_accuracy", "--sched",
-    "constant",
+    "--attention_dropout", "0.1", "--token_dropout", "0.2", "--early_stop_patience", "9",
+    "--log_clean_accuracy", "--sched", "constant",
 ]  # fmt: skip
 
 

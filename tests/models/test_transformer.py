@@ -230,6 +230,17 @@ def test_the_exact_hypergradient_is_that_of_differences(mixup_at):
         torch.testing.assert_close(got[index], expected, rtol=1e-5, atol=1e-9)
 
 
+def test_a_dropped_token_leaves_its_position_alone():
+    """What a token is replaced by tells nothing of it, and the others grow by 1 / (1 - rate)."""
+    ours, inputs = model(token_dropout=0.5).train(), packed(texts([40, 7]))
+    seen = ours._seen(inputs.ids)
+    dropped = (seen == 0).all(1)
+    assert 8 < dropped.sum() < 40
+    expected = torch.where(dropped[:, None], 0.0, 2 * ours.tokens(inputs.ids))
+    torch.testing.assert_close(seen, expected)
+    assert torch.equal(ours.eval()._seen(inputs.ids), ours.tokens(inputs.ids))
+
+
 def test_dropout_only_in_training():
     ours, inputs = model(dropout=0.5), packed(texts([4, 9, 1]))
     assert not torch.equal(ours(inputs), ours(inputs))
@@ -297,6 +308,7 @@ def test_a_model_learns():
         ({"mixup_at": "input"}, "mixup_at"),
         ({"dropout": 1.0}, "dropout"),
         ({"attention_dropout": -0.1}, "dropout"),
+        ({"token_dropout": 1.5}, "dropout"),
     ],
 )
 def test_wrong_settings_are_refused(settings, message):

@@ -224,6 +224,9 @@ class Transformer(nn.Module):
             layer that follows it, that layer's hidden values and what the classifier reads.
         attention_dropout: of the weights of attention; None: `dropout`. Only with 0 training has
             attention without padding on a GPU, and a fused kernel on a CPU.
+        token_dropout: share of the tokens that are not seen in training, their positions aside
+            (Iyyer et al., "Deep unordered composition rivals syntactic methods for text
+            classification" (2015), section 3.1); the others are divided by 1 - share.
         pooling: what the classifier reads: "cls", the first token of a text, or "mean", of all.
         mixup_at: where a plan mixes the texts: "sentence" or "embeddings" (see above).
         pad: the id that fills up a padded tensor of ids.
@@ -243,6 +246,7 @@ class Transformer(nn.Module):
         max_len: int = 256,
         dropout: float = 0.1,
         attention_dropout: float | None = None,
+        token_dropout: float = 0.0,
         pooling: str = "cls",
         mixup_at: str = "sentence",
         pad: int = 0,
@@ -257,7 +261,7 @@ class Transformer(nn.Module):
         if mixup_at not in MIXUP_PLACES:
             raise ValueError(f"mixup_at is one of {MIXUP_PLACES}, not {mixup_at!r}")
         attention_dropout = dropout if attention_dropout is None else attention_dropout
-        for rate in (dropout, attention_dropout):
+        for rate in (dropout, attention_dropout, token_dropout):
             if not 0 <= rate < 1:
                 raise ValueError(f"dropout lies between 0 and below 1, not {rate}")
         self.max_len, self.pooling, self.mixup_at, self.pad = max_len, pooling, mixup_at, pad
@@ -268,7 +272,7 @@ class Transformer(nn.Module):
         )
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, classes)
-        self.dropout = Dropout(dropout)
+        self.dropout, self.token_dropout = Dropout(dropout), Dropout(token_dropout)
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.trunc_normal_(module.weight, std=0.02)
@@ -305,15 +309,22 @@ class Transformer(nn.Module):
     def _embed_packed(self, texts: PackedTokens) -> tuple[Tensor, Layout]:
         self._check(texts.longest)
         position = texts.place.remainder(texts.longest)
-        return self.tokens(texts.ids) + self.positions(position), packed_layout(texts)
+        return self._seen(texts.ids) + self.positions(position), packed_layout(texts)
 
     def _embed_grid(self, ids: Tensor) -> tuple[Tensor, Layout]:
         length = ids.shape[1]
         if not torch.compiler.is_compiling():  # an exported graph states it as its range
             self._check(length)
-        x = self.tokens(ids) + self.positions.weight[:length]  # (n, length, dim)
+        x = self._seen(ids) + self.positions.weight[:length]  # (n, length, dim)
         lengths = (ids != self.pad).sum(1).clamp_min(1)
         return x.flatten(0, 1), grid_layout(lengths, length)
+
+    def _seen(self, ids: Tensor) -> Tensor:
+        """(...) int64 -> (..., dim), embeddings of the tokens, 0 where one is dropped."""
+        x = self.tokens(ids)
+        if not (self.training and self.token_dropout.rate):
+            return x
+        return x * self.token_dropout(x.new_ones(*ids.shape, 1))
 
     def _check(self, longest: int) -> None:
         if longest > self.max_len:
