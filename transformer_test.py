@@ -7,6 +7,7 @@ python transformer_test.py --resume
 python transformer_test.py --resume runs/my_run --predict new_texts.csv
 """
 
+import os
 import sys
 from dataclasses import dataclass
 
@@ -86,7 +87,9 @@ def build_model(settings: Settings, card):
 def train(settings: Settings, origin: dict, signals) -> None:
     model_name = f"transformer{settings.layers}x{settings.dim}"
     with Run(settings, origin, signals, model_name, settings.dataset) as run:
-        # PyTorch takes seconds: --help and wrong flags have answered before.
+        # Read when PyTorch is imported, which takes seconds: --help has answered before. oneDNN keeps
+        # what it compiles for each shape, and batches of texts have a thousand shapes: gigabytes.
+        os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
         from utils.text_task import load_text_task
         from utils.train import train_classifier
         from utils.transfer import load_pretrained
