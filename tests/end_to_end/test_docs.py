@@ -330,6 +330,7 @@ def test_flags_that_are_named_exist():
     known = own | {f"no_{name}" for name in own} | set(ALIASES) | set(SHORT_FOR)
     foreign = {"help", "shm-size", "logdir"}  # docker's, TensorBoard's
     foreign |= {"only", "repetitions", "jobs", "train_samples", "variant"}  # the benchmarks'
+    foreign |= {"alphas", "tuning_seeds", "flags"}
     for page in PAGES:
         if page.name == "measurements.md":  # names flags of the benchmarks
             continue
