@@ -87,9 +87,10 @@ def build_model(settings: Settings, card):
 def train(settings: Settings, origin: dict, signals) -> None:
     model_name = f"transformer{settings.layers}x{settings.dim}"
     with Run(settings, origin, signals, model_name, settings.dataset) as run:
-        # Read when PyTorch is imported, which takes seconds: --help has answered before. oneDNN keeps
-        # what it compiles for each shape, and batches of texts have a thousand shapes: gigabytes.
+        # oneDNN keeps what it compiles for each shape of a product in half precision, and batches
+        # of texts have thousands of shapes: gigabytes. It reads this at its first one.
         os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
+        # PyTorch takes seconds: --help and wrong flags have answered before.
         from utils.text_task import load_text_task
         from utils.train import train_classifier
         from utils.transfer import load_pretrained
