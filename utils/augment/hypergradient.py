@@ -91,10 +91,10 @@ def fast_hypergradient(
         loss = mixed(at, lam)
     wanted = [lam] if gradient is not None else [lam, *at]
     here, *rest = torch.autograd.grad(loss, wanted, materialize_grads=True)
-    ahead = [w - lr * g for w, g in zip(weights, gradient or rest, strict=True)]
+    ahead = torch._foreach_sub(weights, gradient or rest, alpha=lr)
     v = _gradient(clean, ahead)
     e = _nudge(weights, v)
-    nudged = [w + e * direction for w, direction in zip(weights, v, strict=True)]
+    nudged = torch._foreach_add(weights, torch._foreach_mul(v, e))
     with torch.enable_grad(), gates:
         loss = mixed(nudged, lam)
     (there,) = torch.autograd.grad(loss, lam)
