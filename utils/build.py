@@ -91,7 +91,7 @@ def build_trainer(
             **{name: getattr(settings, name) for name in OPTIMIZERS[settings.optimizer].settings},
             **products(settings.optimizer, run.precision.name),
         )
-    metrics = _open_metrics(run, checkpoint)
+    metrics = _open_metrics(run, checkpoint, card)
     save_steps, save_seconds = save_interval(settings.save_every)
     store = Checkpoints(folder.checkpoints, keep=settings.checkpoint_hist, warn=run.console.say)
     trainer = Trainer(
@@ -229,7 +229,9 @@ def _schedule(run: Run, span: int, steps_per_epoch: int, checkpoint: Checkpoint 
     return schedule
 
 
-def _open_metrics(run: Run, checkpoint: Checkpoint | None) -> MetricsLog:
+def _open_metrics(
+    run: Run, checkpoint: Checkpoint | None, card: ModelCard | TextCard
+) -> MetricsLog:
     """The run's settings written down, and its metrics and trackers ready to go on."""
     settings, folder = run.settings, run.folder
     source = run.resumed_folder()
@@ -248,6 +250,8 @@ def _open_metrics(run: Run, checkpoint: Checkpoint | None) -> MetricsLog:
             metrics.cut(0)
         else:
             metrics.cut(checkpoint.state["metrics_bytes"], checkpoint.step)
+        if isinstance(card, TextCard):
+            replace_file(folder.tokenizer, card.tokenizer.encode())
         text = f"# {settings.entry}\n{to_yaml(settings, run.origin)}"
         replace_file(folder.config, text.encode(errors="surrogateescape"))
     except OSError as error:

@@ -10,11 +10,10 @@ from utils.files import replace_file
 from utils.model_card import ModelCard, TextCard
 from utils.predict import list_pictures, predict_images
 from utils.predict_texts import predict_texts
+from utils.reporting.run_folder import TOKENIZER
 from utils.run import Run
 from utils.signals import Stopped
 from utils.training.checkpoint import Checkpoint
-
-TOKENIZER = "tokenizer.json"
 
 
 def model_card(checkpoint: Checkpoint) -> ModelCard:

@@ -426,7 +426,7 @@ def full_run(workplace) -> Path:
 
 def test_files(full_run):
     told = {cells[0].strip("`").split("/")[0] for cells in rows("docs/run_folder.md")[2:]}
-    assert told == {path.name for path in full_run.iterdir()} | {"wandb"}
+    assert told == {path.name for path in full_run.iterdir()} | {"wandb", "tokenizer.json"}
     checkpoint = rows("docs/run_folder.md", "## A checkpoint")[2:]
     told = {cells[0].strip("`") for cells in checkpoint}
     assert told == {path.name for path in newest("runs/full").iterdir()}
@@ -440,6 +440,7 @@ def test_files_of_runs_on_texts(workplace):
     assert run(f"{command} --predict new_texts.csv").code == 0
     told = {cells[0].strip("`"): cells[1] for cells in rows("docs/run_folder.md")[2:]}
     exported = {path.name for path in Path("runs/my_texts/export").iterdir()}
+    assert Path("runs/my_texts/tokenizer.json").is_file() and "tokenizer.json" in told
     assert "tokenizer.json" in exported and exported <= coded(told["export/"])
     with Path("runs/my_texts/predictions.csv").open(encoding="utf-8") as file:
         columns = next(csv.reader(file))

@@ -106,11 +106,12 @@ def test_own_texts_are_learned(run, own_texts):
     assert found["optimizer"] == "adamw" and found["classes"] == 3 and found["skipped_rows"] == 0
     assert sorted(path.name for path in Path("run").iterdir()) == [
         ".lock", "checkpoints", "config.yaml", "curves.png", "log.txt", "metrics.jsonl",
-        "summary.json", "tensorboard",
+        "summary.json", "tensorboard", "tokenizer.json",
     ]  # fmt: skip
     card = json.loads((checkpoint("run") / "state.json").read_text())["settings"]["data"]
     assert card["classes"] == ["ant", "bee", "cat"]
     assert "honey" in Tokenizer.from_str(card["tokenizer"]).get_vocab()
+    assert Path("run/tokenizer.json").read_text() == card["tokenizer"]
     code, out, _ = run(*own_texts, "--epochs", 1, "--output", "again")
     assert code == 0 and "mapped in from" in out
 

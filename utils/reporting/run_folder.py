@@ -11,6 +11,7 @@ from utils.errors import UserError
 from utils.files import reason
 
 RUNS = Path("runs")
+TOKENIZER = "tokenizer.json"
 REPORT = "report"  # folder of --report in that of a run
 
 
@@ -102,6 +103,10 @@ class RunFolder:
         return self.path / "mixup_policy.png"
 
     @property
+    def tokenizer(self) -> Path:
+        return self.path / TOKENIZER
+
+    @property
     def log(self) -> Path:
         return self.path / "log.txt"
 
@@ -130,7 +135,7 @@ class RunFolder:
     def close(self) -> None:
         """Lets the folder go; removes it again where it was made for nothing."""
         if self.made and not self.config.exists():
-            for path in (self.log, self.metrics, self.path / ".lock"):
+            for path in (self.log, self.metrics, self.tokenizer, self.path / ".lock"):
                 path.unlink(missing_ok=True)
             for path in (self.tensorboard, self.path / "wandb"):
                 shutil.rmtree(path, ignore_errors=True)
