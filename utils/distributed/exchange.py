@@ -1,0 +1,110 @@
+"""The real `Exchange`: collectives of torch.distributed."""
+
+import contextlib
+import datetime
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from utils.exchange import Exchange
+
+# However long a cache takes to be built, the ranks that wait for it do not give up.
+FOREVER = datetime.timedelta(days=30)
+TURNS = itertools.count()  # of this process: the names of `in_turn` in the store, which all share
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Which rows of a whole parameter a rank holds."""
+
+    shape: torch.Size  # of the whole
+    start: int
+    end: int
+
+
+class ProcessExchange(Exchange):
+    """Of one rank of the process group.
+
+    Args:
+        group: a process group; None: the default one.
+        local_rank: among the ranks of this machine.
+    """
+
+    def __init__(self, group=None, local_rank: int = 0):
+        self.group, self.local_rank = group, local_rank
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self._rows: dict[int, Rows] = {}  # by id of the parameter, of those that are divided
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        total = tensor.clone()
+        dist.all_reduce(total, group=self.group)
+        return total
+
+    def mean(self, tensor: Tensor) -> Tensor:
+        return self.sum(tensor) / self.size
+
+    def broadcast_(self, tensor: Tensor, source: int) -> None:
+        dist.broadcast(tensor, group=self.group, group_src=source)
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        tensors = [torch.empty_like(tensor) for _ in range(self.size)]
+        dist.all_gather(tensors, tensor.contiguous(), group=self.group)
+        return tensors
+
+    def gather_objects(self, value: Any) -> list:
+        values = [None] * self.size
+        dist.all_gather_object(values, value, group=self.group)
+        return values
+
+    def barrier(self) -> None:
+        dist.all_reduce(torch.zeros(1), group=self.group)
+
+    @contextlib.contextmanager
+    def in_turn(self) -> Iterator[None]:
+        # By the store, whose waits have a time-out of their own.
+        store, name = dist.distributed_c10d._get_default_store(), f"turn/{next(TURNS)}"
+        turn = 0 if self.rank == 0 else 1 if self.local_rank == 0 else 2
+        firsts = [local == 0 for local in self.gather_objects(self.local_rank)]
+        members = [1, sum(firsts[1:]), firsts.count(False)]
+        for before in range(turn):
+            if members[before]:
+                store.wait([f"{name}/{before}/{members[before]}"], FOREVER)
+        yield
+        # The last one of a turn opens the next.
+        done = store.add(f"{name}/{turn}", 1)
+        store.set(f"{name}/{turn}/{done}", "")
+        for other in range(turn, 3):  # nobody goes on before all are through
+            if members[other]:
+                store.wait([f"{name}/{other}/{members[other]}"], FOREVER)
+
+    # ---- parameters that are divided ----------------------------------------------------------
+
+    def divide(self, parameter: Tensor, rows: Rows) -> None:
+        """Makes it known that `parameter` is these rows of a larger one. Every rank but the last
+        ones has as many rows as the first, as torch.chunk cuts them."""
+        self._rows[id(parameter)] = rows
+
+    def shape(self, parameter: Tensor) -> torch.Size:
+        rows = self._rows.get(id(parameter))
+        return parameter.shape if rows is None else rows.shape
+
+    def whole(self, parameter: Tensor, tensor: Tensor) -> Tensor:
+        rows = self._rows.get(id(parameter))
+        if rows is None:
+            return tensor
+        length = rows.shape[0]
+        most = -(-length // self.size)
+        padded = tensor.new_zeros(most, *rows.shape[1:])
+        padded[: len(tensor)] = tensor
+        whole = tensor.new_empty(self.size * most, *rows.shape[1:])
+        dist.all_gather_into_tensor(whole, padded, group=self.group)
+        return whole[:length]
+
+    def part(self, parameter: Tensor, whole: Tensor) -> Tensor:
+        rows = self._rows.get(id(parameter))
+        return whole if rows is None else whole[rows.start : rows.end]

@@ -1,0 +1,69 @@
+"""What processes that train together tell each other, as seen by code that knows of no processes.
+
+Whoever needs the other ranks (NGD's shared updates, BatchNorm over all of them, the policy of
+meta-mixup, a cache that one rank builds) is handed an `Exchange`. This one is of a process alone,
+and returns what it is given; the real one is in `utils/distributed/exchange.py`.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Exchange:
+    """Of one process alone.
+
+    All methods but `shape` and `part` are collective: every rank calls them, in the same order,
+    with tensors of the same shape and dtype, on the device that it computes on or on the CPU.
+    None changes what it is given, unless its name ends in `_`.
+
+    Attributes:
+        rank, size: which of how many processes this is, from 0.
+    """
+
+    rank, size = 0, 1
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Over the ranks, elementwise; the same bits on all of them."""
+        return tensor
+
+    def mean(self, tensor: Tensor) -> Tensor:
+        """Likewise, of floating-point tensors."""
+        return tensor
+
+    def broadcast_(self, tensor: Tensor, source: int) -> None:
+        """All ranks get what rank `source` has."""
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """Those of all ranks, in their order, on all ranks."""
+        return [tensor]
+
+    def gather_objects(self, value: Any) -> list:
+        """Values of JSON of all ranks, in their order, on all ranks. The host waits."""
+        return [value]
+
+    def barrier(self) -> None:
+        """All ranks have come here. The host waits."""
+
+    @contextlib.contextmanager
+    def in_turn(self) -> Iterator[None]:
+        """Rank 0 goes through its body first, then the first rank of every other machine, then
+        the rest: for what one builds and the others find. However long it takes."""
+        yield
+
+    # ---- parameters that are divided among the ranks (FSDP) ---------------------------------
+
+    def shape(self, parameter: Tensor) -> torch.Size:
+        """Of the whole parameter, of which this rank may hold a part, some of its rows."""
+        return parameter.shape
+
+    def whole(self, parameter: Tensor, tensor: Tensor) -> Tensor:
+        """The rows of all ranks of `tensor`, which is divided as `parameter` is."""
+        return tensor
+
+    def part(self, parameter: Tensor, whole: Tensor) -> Tensor:
+        """The rows of this rank; a view."""
+        return whole
