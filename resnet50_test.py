@@ -98,7 +98,7 @@ def train(settings: Settings, origin: dict, signals) -> None:
             pretrained = load_pretrained(settings.pretrained, model_name, run.console.say)
             run.console.say(f"weights from {pretrained.source_text}")
         source = model_card(checkpoint) if checkpoint else pretrained
-        task = run.closing(load_image_task(settings, run.device, run.console, source))
+        task = run.closing(load_image_task(settings, run.device, run.console, source, run.exchange))
         run.check_data(checkpoint, task.data.fingerprint)
 
         model = build_model(settings, task.card).to(memory_format=memory_format)

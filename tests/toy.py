@@ -10,6 +10,8 @@ from utils.augment.crop_flip import CropFlip
 from utils.augment.meta_mixup import PolicyMixup, SampleMixup, VirtualStep
 from utils.augment.mixup_policy import MixupPolicy
 from utils.data.loader import ImageLoader
+from utils.distributed.strategies import build_strategy
+from utils.exchange import Exchange
 from utils.optim.factory import build_optimizer
 from utils.optim.schedules import Schedule
 from utils.reporting.console import Console
@@ -92,33 +94,53 @@ def make_trainer(
     mixing=None,
     clean_accuracy=False,
     exact=False,
+    exchange=None,
+    strategy="ddp",
+    optimizer_options=None,
     **options,
 ):
-    """A trainer over random pictures with BatchNorm and dropout, writing below `folder`."""
+    """A trainer over random pictures with BatchNorm and dropout, writing below `folder`. With an
+    `exchange` it is one rank of several, and `batch_size` is that of each."""
     folder.mkdir(parents=True, exist_ok=True)
+    exchange = exchange or Exchange()
+    ranks = {"rank": exchange.rank, "ranks": exchange.size}
     model = (model if model is not None else network(dropout=dropout)).to(device)
-    data = data or loader(batch_size, accumulation, device=device, mixing=mixing)
+    data = data or loader(batch_size, accumulation, device=device, mixing=mixing, **ranks)
     arithmetic = Precision(precision, device)
     signals = signals or NoSignals()
-    test = loader(5, n=12, augment=False, shuffle=False, device=device)
+    test = loader(5, n=12, augment=False, shuffle=False, device=device, **ranks)
     total = epochs * data.steps_per_epoch
     total = min(total, max_steps) if max_steps else total
     options = {"log_every": 2, "eval_every": 1} | options
     metrics, console = MetricsLog(folder / "metrics.jsonl"), Console()
     store = Checkpoints(folder / "checkpoints", keep=100)
-    guard = Guard(model)
+    spread = build_strategy(strategy, exchange)
+    wrapped = spread.wrap(model, unfreezes=freeze_until is not None)
+    guard = Guard(model, spread)
     mixes = {"mixing": mixing is not None, "clean_accuracy": clean_accuracy}
-    objective = objective or Classification(model, arithmetic, 0.1, **mixes)
+    objective = objective or Classification(wrapped, arithmetic, 0.1, **mixes)
     return Trainer(
         model=model,
         objective=objective,
-        optimizer=build_optimizer(optimizer, model, lr=lr, weight_decay=1e-3, momentum=0.9),
+        optimizer=build_optimizer(
+            optimizer,
+            model,
+            lr=lr,
+            weight_decay=1e-3,
+            momentum=0.9,
+            in_place_of=spread.own,
+            **optimizer_options or {},
+        ),
         schedule=schedule() if schedule else Schedule("cosine", total, 2),
         loader=data,
         precision=arithmetic,
         total_steps=total,
         evaluate=lambda: evaluate(
-            model, test.epoch(), arithmetic, lambda: signals.received is not None
+            model,
+            test.epoch(),
+            arithmetic,
+            lambda: signals.received is not None,
+            exchange=exchange,
         ),
         eval_split="val" if val else "test",
         console=console,
@@ -126,9 +148,10 @@ def make_trainer(
         saver=Saver(store, metrics, console, save_steps),
         signals=signals,
         guard=guard,
-        average=ema_decay and Average(model, ema_decay),
+        average=ema_decay and Average(model, ema_decay, spread),
         meta=meta(model, mixing, exact, device) if mixing is not None else None,
         freeze=freeze_until and Freeze(model, f"{len(model) - 1}", freeze_until),
+        strategy=spread,
         **options,
     )
 

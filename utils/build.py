@@ -16,7 +16,7 @@ from utils.files import reason, replace_file
 from utils.model_card import ModelCard, TextCard
 from utils.optim.factory import OPTIMIZERS, build_optimizer, defaults, products
 from utils.optim.schedules import build_schedule
-from utils.reporting.metrics import MetricsLog
+from utils.reporting.metrics import MetricsLog, NoMetrics
 from utils.reporting.trackers import TensorBoard, Wandb
 from utils.run import Run, same
 from utils.settings.optimization import milestone_epochs
@@ -55,7 +55,7 @@ def build_trainer(
 
     Returns None, and says so, where the run is finished already.
     """
-    settings, folder = run.settings, run.folder
+    settings, folder, strategy = run.settings, run.folder, run.strategy
     if eval_split != "val":
         for flag in _needs_validation(settings):
             raise UserError(
@@ -72,8 +72,9 @@ def build_trainer(
     span = total_steps
     if settings.epochs_for_sched is not None:
         span = settings.epochs_for_sched * loader.steps_per_epoch
-    schedule = _schedule(run, span, loader.steps_per_epoch, checkpoint)
-    guard = Guard(model)
+    lr = _learning_rate(run, loader.step_size)
+    schedule = _schedule(run, lr, span, loader.steps_per_epoch, checkpoint)
+    guard = Guard(model, strategy)
     freeze = None
     if settings.freeze_backbone:
         freeze = Freeze(model, head, settings.unfreeze_epoch)
@@ -83,7 +84,8 @@ def build_trainer(
         optimizer = build_optimizer(
             settings.optimizer,
             model,
-            lr=settings.lr,
+            lr=lr,
+            in_place_of=strategy.own,
             weight_decay=settings.weight_decay,
             decay_all=settings.decay_all,
             lookahead_k=settings.lookahead_k,
@@ -113,7 +115,9 @@ def build_trainer(
         clip=settings.clip,
         on_nonfinite=settings.on_nonfinite,
         log_every=settings.log_every,
-        average=None if settings.ema_decay is None else Average(model, settings.ema_decay),
+        average=None
+        if settings.ema_decay is None
+        else Average(model, settings.ema_decay, strategy),
         freeze=freeze,
         early_stop_patience=settings.early_stop_patience,
         advice=phase_advice(settings, run, loader),
@@ -124,14 +128,30 @@ def build_trainer(
             "data_fingerprint": fingerprint,
             "schedule_steps": span,
             "threads": run.threads,
+            "global_batch_size": loader.step_size,
             **run.engine(),
         },
+        strategy=strategy,
+        stopping=run.stopping,
     )
     trainer.started = run.started
     run.trainer = trainer
     if checkpoint is not None:
         trainer.restore(checkpoint)
     return trainer
+
+
+def _learning_rate(run: Run, global_batch: int) -> float:
+    """The peak rate: --lr, or with --lr_base_size what it is for this global batch."""
+    settings = run.settings
+    if settings.lr_base_size is None:
+        return settings.lr
+    lr = settings.lr * global_batch / settings.lr_base_size
+    run.console.say(
+        f"learning rate {lr:.4g}: --lr {settings.lr:g} is for {settings.lr_base_size} samples, and "
+        f"an optimizer step has {global_batch}"
+    )
+    return lr
 
 
 def _say_foreign_rates(run: Run) -> None:
@@ -192,7 +212,7 @@ def _needs_validation(settings) -> list[str]:
     return flags + (["--sched plateau"] if settings.sched == "plateau" else [])
 
 
-def _schedule(run: Run, span: int, steps_per_epoch: int, checkpoint: Checkpoint | None):
+def _schedule(run: Run, lr: float, span: int, steps_per_epoch: int, checkpoint: Checkpoint | None):
     """The schedule over `span` optimizer steps; says where a resumed run leaves its old plan."""
     settings = run.settings
     warmup_steps = settings.warmup_steps
@@ -204,7 +224,7 @@ def _schedule(run: Run, span: int, steps_per_epoch: int, checkpoint: Checkpoint 
     def build(steps: int):
         return build_schedule(
             settings.sched,
-            lr=settings.lr,
+            lr=lr,
             total_steps=steps,
             steps_per_epoch=steps_per_epoch,
             warmup_steps=warmup_steps,
@@ -219,7 +239,7 @@ def _schedule(run: Run, span: int, steps_per_epoch: int, checkpoint: Checkpoint 
     before = checkpoint and checkpoint.state["settings"].get("schedule_steps", span)
     if before and before != span and settings.schedule_has_span:
         step = checkpoint.step
-        now, then = (settings.lr * plan.factor(step) for plan in (schedule, build(before)))
+        now, then = (lr * plan.factor(step) for plan in (schedule, build(before)))
         keep = f"; --epochs_for_sched {before // steps_per_epoch} keeps the old plan"
         run.console.say(
             f"note: the {settings.sched} schedule spans {span} steps now and spanned {before}: the "
@@ -231,10 +251,12 @@ def _schedule(run: Run, span: int, steps_per_epoch: int, checkpoint: Checkpoint 
 
 def _open_metrics(
     run: Run, checkpoint: Checkpoint | None, card: ModelCard | TextCard
-) -> MetricsLog:
+) -> MetricsLog | NoMetrics:
     """The run's settings written down, and its metrics and trackers ready to go on."""
     settings, folder = run.settings, run.folder
     source = run.resumed_folder()
+    if not run.leads:
+        return NoMetrics()
     try:
         if checkpoint is not None and not same(source, folder.path):
             # A branch has what it starts from before it counts as a run.

@@ -23,7 +23,7 @@ from utils.errors import UserError
 
 # What belongs to one start of a run, not to the run: no recipe, and not kept on resume.
 OF_ONE_START = (
-    *("config", "output", "resume", "dry_run", "profile"),
+    *("config", "output", "resume", "dry_run", "profile", "distributed"),
     *("eval_only", "predict", "predictions", "export"),
 )
 # What is done with a trained model instead of training one.

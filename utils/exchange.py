@@ -5,12 +5,15 @@ meta-mixup, a cache that one rank builds) is handed an `Exchange`. This one is o
 and returns what it is given; the real one is in `utils/distributed/exchange.py`.
 """
 
+from __future__ import annotations
+
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 class Exchange:

@@ -16,6 +16,7 @@ from utils.data.splits import stratified_split, stratified_subset
 from utils.data.worker_process import is_map
 from utils.data.workers import WorkerPool
 from utils.errors import UserError
+from utils.exchange import Exchange
 from utils.model_card import ModelCard
 from utils.reporting.console import Console
 from utils.settings import ImageSettings
@@ -54,24 +55,31 @@ class ImageTask:
 
 
 def load_image_task(
-    settings: ImageSettings, device: torch.device, console: Console, source=None
+    settings: ImageSettings,
+    device: torch.device,
+    console: Console,
+    source=None,
+    exchange: Exchange | None = None,
 ) -> ImageTask:
     """Loads the data set that the settings name, and cuts it as they say.
 
     Args:
         source: where the weights come from (a ModelCard or Pretrained), whose normalisation the
             pictures then get; None: that of the data.
+        exchange: of this process with the others of the run; None: it is alone.
     """
-    data = load_image_data(
-        settings.dataset,
-        data_dir=settings.data_dir,
-        cache_dir=settings.cache_dir,
-        image_size=settings.image_size,
-        on_bad=settings.on_bad,
-        test_fraction=settings.test_fraction,
-        seed=settings.seed,
-        workers=settings.workers,
-    )
+    exchange = exchange or Exchange()
+    with exchange.in_turn():  # one downloads and decodes, the others find it done
+        data = load_image_data(
+            settings.dataset,
+            data_dir=settings.data_dir,
+            cache_dir=settings.cache_dir,
+            image_size=settings.image_size,
+            on_bad=settings.on_bad,
+            test_fraction=settings.test_fraction,
+            seed=settings.seed,
+            workers=settings.workers,
+        )
     chosen, val = np.arange(len(data.train)), data.val
     if settings.val_fraction and val is not None:
         raise UserError(
@@ -111,6 +119,8 @@ def load_image_task(
             channels_last=settings.channels_last,
             rows=split.rows,
             pool=pool if is_map(split.images) else None,
+            rank=exchange.rank,
+            ranks=exchange.size,
             **training,
         )
 
@@ -120,6 +130,7 @@ def load_image_task(
         train=loader(
             train,
             accumulation=settings.accumulation_steps,
+            step_size=settings.global_batch,
             augment=_augmentation(settings, card),
             shuffle=True,
             seed=settings.seed,

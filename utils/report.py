@@ -20,6 +20,8 @@ def write_report(run, trainer, status: str, test: dict | None, sizes: dict) -> N
         test: loss, accuracy and samples on the test set; None where it was not measured.
         sizes: what the summary says about the data besides.
     """
+    if not run.leads:
+        return
     progress, settings = trainer.progress, run.settings
     test, train = test or {}, progress.train or {}
     speed = trainer.samples_per_second
@@ -45,7 +47,8 @@ def write_report(run, trainer, status: str, test: dict | None, sizes: dict) -> N
         "peak_memory_bytes": peak_memory(run.device),
         "skipped_steps": progress.left_out[0],
         "skipped_steps_by_scaler": progress.left_out[2],
-        "world_size": 1,
+        "world_size": run.exchange.size,
+        "strategy": settings.strategy if run.exchange.size > 1 else "single",
         "global_batch_size": trainer.loader.step_size,
         "device": _device_name(run.device),
         "precision": run.precision.name,

@@ -9,12 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from utils.config import parse
+from utils.distributed.environment import launched
 from utils.errors import UserError
+from utils.exchange import Exchange
 from utils.files import reason
 from utils.reporting.console import Console
-from utils.reporting.run_folder import RunFolder, default_path, refuse_run
+from utils.reporting.run_folder import RunFolder, SharedFolder, default_path, refuse_run
 from utils.settings import TrainSettings
-from utils.signals import Signals, Stopped
+from utils.signals import Signals, Stopped, Stopping
 
 # PyTorch is imported inside the functions that need it: --help and wrong flags answer at once.
 
@@ -62,25 +64,58 @@ class Run:
         self.started = time.monotonic()
         self.settings, self.origin, self.signals = settings, origin, signals
         self.model_name, self.data_name = model, data
-        self.console = Console()
+        self.place = launched() if settings.distributed else None
+        if settings.distributed and self.place is None:
+            raise UserError(
+                "--distributed is for processes that torchrun has started: "
+                f"bash run_distributed.sh {settings.entry} ..."
+            )
+        self.console = Console(silent=self.place is not None and self.place.rank > 0)
         self._set_up_engine()
         self._closing = contextlib.ExitStack()
         self.folder = self.trainer = None  # the trainer: see build.py
+        self._join()
         if not settings.without_training:
             path = Path(settings.output) if settings.output else default_path(model, data)
-            source = self.resumed_folder()
-            if settings.dry_run:
-                if source is None:
-                    refuse_run(path)
-                scratch = tempfile.TemporaryDirectory(prefix="dry_run-")
-                path = Path(self._closing.enter_context(scratch)) / "run"
+            self._open_folder(Path(self.exchange.gather_objects(str(path))[0]))
+
+    def _open_folder(self, path: Path) -> None:
+        settings, source = self.settings, self.resumed_folder()
+        if settings.dry_run:
+            if source is None:
+                refuse_run(path)
+            scratch = tempfile.TemporaryDirectory(prefix="dry_run-")
+            path = Path(self._closing.enter_context(scratch)) / "run"
+        if self.leads:
             self.folder = RunFolder(path, resume=source is not None and same(source, path))
             self._closing.callback(self.folder.close)
-            try:
-                self.console.open_log(self.folder.log)
-            except OSError as error:
-                self._closing.close()
-                raise UserError(f"{self.folder.log}: {reason(error)}") from None
+        self.exchange.barrier()
+        if not self.leads:
+            self.folder = SharedFolder(path)
+            return
+        try:
+            self.console.open_log(self.folder.log)
+        except OSError as error:
+            self._closing.close()
+            raise UserError(f"{self.folder.log}: {reason(error)}") from None
+
+    def _join(self) -> None:
+        """Forms the group with the other processes of the run, if there are any."""
+        self.exchange: Exchange = Exchange()
+        self.stopping = Stopping(self.signals)
+        if self.place is None or self.place.world_size == 1:
+            return
+        from utils.distributed.group import Agreement, join, leave
+
+        seconds = 60 * self.settings.dist_timeout
+        self.exchange = join(self.place, self.device, seconds)
+        self.stopping = Stopping(self.signals, Agreement(self.exchange, 2))
+        self._leave = leave
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process speaks and writes for all of the run."""
+        return self.exchange.rank == 0
 
     def _set_up_engine(self) -> None:
         import torch
@@ -91,6 +126,13 @@ class Run:
         if settings.device == "cuda" and not torch.cuda.is_available():
             raise UserError("--device cuda: PyTorch finds no GPU here; use --device cpu or auto")
         cuda = torch.cuda.is_available() and settings.device != "cpu"
+        if cuda and self.place is not None:
+            if self.place.local_rank >= torch.cuda.device_count():
+                raise UserError(
+                    f"process {self.place.local_rank + 1} of this machine has no GPU of its own, "
+                    f"there are {torch.cuda.device_count()}: start fewer, or take --device cpu"
+                )
+            torch.cuda.set_device(self.place.local_rank)
         self.device = (
             torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
         )
@@ -114,13 +156,16 @@ class Run:
             self.folder.discard()
         self._closing.close()
         self.console.close()
+        if kind is None and self.exchange.size > 1:
+            self._leave()
 
     def closing(self, thing):
         """`thing`, which is closed when the run ends."""
         return self._closing.enter_context(contextlib.closing(thing))
 
     def interrupted(self) -> bool:
-        return self.signals.received is not None
+        """Whether the run is to stop; with many processes to be asked by all of them alike."""
+        return self.stopping.asked()
 
     @property
     def threads(self) -> int:
@@ -158,13 +203,19 @@ class Run:
                 raise UserError(f"--resume {path} is damaged ({error}): try {source}") from None
         else:
             loaded = store.load()
+        steps = self.exchange.gather_objects(loaded and loaded.step)
+        if len(set(steps)) > 1:
+            raise UserError(
+                f"--resume {source}: not all processes see the same checkpoints (steps {steps}); "
+                "the folder must be on a file system that all machines share"
+            )
         if loaded is None:
             if settings.without_training:
                 raise UserError(f"--{settings.without_training[0]}: {source} has no checkpoint yet")
             self.console.say(f"{source} has no checkpoint yet: the run starts from the beginning")
             return None
         for name, now in self.engine().items():
-            saved = loaded.state["settings"][name]
+            saved = loaded.state["settings"].get(name, now)
             if saved != now and not settings.without_training:
                 self.console.say(
                     f"note: {name} is {now} now and was {saved} before: results will differ "
@@ -187,6 +238,7 @@ class Run:
     def engine(self) -> dict:
         """What a resumed run must share with the one before to end with the same bits."""
         engine = {"device": self.device.type, "precision": self.precision.name}
+        engine["processes"] = self.exchange.size
         return engine | ({"threads": self.threads} if self.device.type == "cpu" else {})
 
 

@@ -13,6 +13,35 @@ class Stopped(BaseException):
         self.exit_code, self.line = 128 + signum, line
 
 
+class Stopping:
+    """Whether a signal stops the run, and whether a checkpoint is due, as all ranks know it.
+
+    Args:
+        signals: of this process.
+        agree: (numbers) -> the largest of each over the ranks, at once or those of the call
+            before; None: a process alone.
+
+    Attributes:
+        signum: of the signal that stops the run; None: none so far.
+    """
+
+    def __init__(self, signals, agree=None):
+        self.signals, self.agree = signals, agree
+        self.signum: int | None = None
+
+    def ask(self, due: bool = False) -> bool:
+        """Whether a checkpoint is due. With many ranks to be called by all of them alike."""
+        numbers = self.signals.received or 0, int(due)
+        signum, due = self.agree(*numbers) if self.agree else numbers
+        self.signum = self.signum or signum or None
+        return bool(due)
+
+    def asked(self) -> bool:
+        """Whether the run is to stop."""
+        self.ask()
+        return self.signum is not None
+
+
 class Signals:
     """Catches the two signals from the moment it is made.
 

@@ -9,6 +9,7 @@ from utils.data.text_cache import load_tokenized
 from utils.data.text_loader import TextLoader
 from utils.data.text_rows import column_names
 from utils.data.token_store import TokenizedData, TokenSplit
+from utils.exchange import Exchange
 from utils.model_card import TextCard
 from utils.reporting.console import Console
 from utils.settings import TextSettings
@@ -40,34 +41,41 @@ class TextTask:
 
 
 def load_text_task(
-    settings: TextSettings, device: torch.device, console: Console, tokenizer: str | None = None
+    settings: TextSettings,
+    device: torch.device,
+    console: Console,
+    tokenizer: str | None = None,
+    exchange: Exchange | None = None,
 ) -> TextTask:
     """Loads the texts that the settings name, cut and encoded as they say.
 
     Args:
         tokenizer: the JSON of the one that the weights belong to; None: that of the settings.
+        exchange: of this process with the others of the run; None: it is alone.
     """
-    data = load_tokenized(
-        settings.dataset,
-        data_dir=settings.data_dir,
-        cache_dir=settings.cache_dir,
-        train_file=settings.train_file,
-        test_file=settings.test_file,
-        val_file=settings.val_file,
-        text_columns=column_names(settings.text_columns),
-        label_column=settings.label_column,
-        on_bad=settings.on_bad,
-        clean=settings.clean_text,
-        test_fraction=settings.test_fraction,
-        val_fraction=settings.val_fraction,
-        subset=settings.subset,
-        seed=settings.seed,
-        tokenizer=settings.tokenizer,
-        vocab_size=settings.vocab_size,
-        lowercase=settings.lowercase,
-        max_tokens=MOST_TOKENS,
-        tokenizer_json=tokenizer,
-    )
+    exchange = exchange or Exchange()
+    with exchange.in_turn():  # one downloads and encodes, the others map it in
+        data = load_tokenized(
+            settings.dataset,
+            data_dir=settings.data_dir,
+            cache_dir=settings.cache_dir,
+            train_file=settings.train_file,
+            test_file=settings.test_file,
+            val_file=settings.val_file,
+            text_columns=column_names(settings.text_columns),
+            label_column=settings.label_column,
+            on_bad=settings.on_bad,
+            clean=settings.clean_text,
+            test_fraction=settings.test_fraction,
+            val_fraction=settings.val_fraction,
+            subset=settings.subset,
+            seed=settings.seed,
+            tokenizer=settings.tokenizer,
+            vocab_size=settings.vocab_size,
+            lowercase=settings.lowercase,
+            max_tokens=MOST_TOKENS,
+            tokenizer_json=tokenizer,
+        )
     for note in data.notes:
         console.say(note)
     card = TextCard(tuple(data.classes), data.tokenizer_json, settings.clean_text, settings.max_len)
@@ -75,14 +83,16 @@ def load_text_task(
         data.train,
         settings,
         device,
+        exchange,
         shuffle=True,
         seed=settings.seed,
         accumulation=settings.accumulation_steps,
+        step_size=settings.global_batch,
         batch_tokens=settings.batch_tokens,
         mixing=build_mixing(settings),
     )
-    test = _loader(data.test, settings, device)
-    val = None if data.val is None else _loader(data.val, settings, device)
+    test = _loader(data.test, settings, device, exchange)
+    val = None if data.val is None else _loader(data.val, settings, device, exchange)
     counts = f"{len(data.train):,} training and {len(data.test):,} test texts"
     synthetic = ", synthetic" if data.synthetic else ""
     console.say(
@@ -92,8 +102,10 @@ def load_text_task(
     return TextTask(data, card, train, test, val)
 
 
-def _loader(split: TokenSplit, settings: TextSettings, device: torch.device, **options):
+def _loader(
+    split: TokenSplit, settings: TextSettings, device: torch.device, exchange: Exchange, **options
+):
     return TextLoader(
         split.tokens, split.offsets, split.labels, batch_size=settings.batch_size, device=device,
-        max_len=settings.max_len, **options,
+        max_len=settings.max_len, rank=exchange.rank, ranks=exchange.size, **options,
     )  # fmt: skip

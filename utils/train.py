@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from utils.build import build_trainer
+from utils.distributed.strategies import build_strategy
 from utils.files import reason
 from utils.rehearsal import rehearse
 from utils.report import write_report
@@ -16,6 +17,7 @@ from utils.run import Run
 from utils.signals import Stopped
 from utils.training.checkpoint import Checkpoint, DamagedCheckpoint, read_checkpoint
 from utils.training.evaluation import Evaluation, evaluate
+from utils.training.freeze import Freeze
 from utils.training.objective import Classification
 from utils.training.trainer import Trainer
 from utils.transfer import fit_weights
@@ -41,8 +43,14 @@ def train_classifier(run: Run, model, task, checkpoint: Checkpoint | None, pretr
     if pretrained is not None:
         fit_weights(model, pretrained, model.HEAD, run.console.say)
     model.to(run.device)
+    if settings.freeze_backbone and settings.unfreeze_epoch is None:
+        Freeze(model, model.HEAD).apply(0)  # what never trains is not exchanged either
+    run.strategy = build_strategy(settings.strategy, run.exchange)
+    wrapped = run.strategy.wrap(model, unfreezes=settings.unfreeze_epoch is not None)
+    if run.exchange.rank > 0:  # the weights are equal on all ranks, dropout is not to be
+        torch.manual_seed(settings.seed + run.exchange.rank)
     objective = Classification(
-        torch.compile(model) if settings.compile else model,
+        torch.compile(wrapped) if settings.compile else wrapped,
         run.precision,
         settings.label_smoothing,
         mixing=settings.mixing != "none",
@@ -51,7 +59,9 @@ def train_classifier(run: Run, model, task, checkpoint: Checkpoint | None, pretr
     )
 
     def measure(loader, **options):
-        return evaluate(model, loader.epoch(), run.precision, run.interrupted, **options)
+        return evaluate(
+            model, loader.epoch(), run.precision, run.interrupted, exchange=run.exchange, **options
+        )
 
     def test(**options):
         return measure(task.test, **options)
@@ -137,6 +147,9 @@ def run_training(
 def _introduce(run: Run, trainer: Trainer) -> None:
     resumed = f", from step {trainer.progress.step}" if trainer.progress.step else ""
     parameters = sum(p.numel() for p in trainer.model.parameters())
+    many = ""
+    if run.exchange.size > 1:
+        many = f" {run.exchange.size} processes ({run.settings.strategy}),"
     part = ""
     if trainer.freeze is not None:
         trained = sum(p.numel() for p in trainer.freeze.head.parameters())
@@ -144,7 +157,7 @@ def _introduce(run: Run, trainer: Trainer) -> None:
         part = f", {trained / 1e6:.2f} M of them trained{until}"
     run.console.say(
         f"{run.model_name} ({parameters / 1e6:.2f} M parameters{part}) on {run.data_name} "
-        f"({trainer.loader.samples:,} samples), {run.device.type} {run.precision.name}, "
+        f"({trainer.loader.samples:,} samples),{many} {run.device.type} {run.precision.name}, "
         f"batch {trainer.loader.step_size}, {trainer.total_steps} steps{resumed}; "
         f"run folder {run.folder.path}"
     )
@@ -167,7 +180,7 @@ def _measure_best(run: Run, trainer: Trainer, last: dict, measured: Callable) ->
             run.console.say(f"the best checkpoint, {path}, cannot be measured: {error}")
             return {}
         trainer.average = None  # all is saved: the model may hold other weights from here on
-        trainer.model.load_state_dict(weights)
+        trainer.strategy.load(weights)
         result = measured().figures
         epoch = progress.step / trainer.loader.steps_per_epoch
         trainer.metrics.write(step=progress.step, epoch=epoch, split="test", model="best", **result)
@@ -181,6 +194,8 @@ def _measure_best(run: Run, trainer: Trainer, last: dict, measured: Callable) ->
 def _report_classes(run: Run, evaluation: Evaluation, classes: list[str], folder: Path) -> None:
     for line in summary_lines(evaluation.confusion, classes):
         run.console.say(line)
+    if not run.leads:
+        return
     try:
         folder.mkdir(exist_ok=True)
         write_class_report(evaluation.confusion, classes, folder)
@@ -192,7 +207,7 @@ def _report_classes(run: Run, evaluation: Evaluation, classes: list[str], folder
 @contextlib.contextmanager
 def _profiler(run: Run, trainer: Trainer):
     """With --profile a few steps are traced into the run's folder."""
-    if not run.settings.profile:
+    if not run.settings.profile or not run.leads:
         yield
         return
     import torch
@@ -227,7 +242,7 @@ def _profiler(run: Run, trainer: Trainer):
 def evaluate_only(run: Run, model, checkpoint: Checkpoint, test: Callable, classes) -> None:
     """Measures the weights of a checkpoint on the test set; the run goes on being what it is."""
     folder = run.resumed_folder()
-    model.load_state_dict(checkpoint.weights)
+    run.strategy.load(checkpoint.weights)
     result = test(classes=len(classes) if run.settings.report else None)
     if run.settings.report:
         _report_classes(run, result, classes, folder / REPORT)

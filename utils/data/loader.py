@@ -12,7 +12,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
-from itertools import chain
+from itertools import chain, pairwise
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from utils.data.workers import WorkerPool
+from utils.errors import UserError
 
 # One stream of random numbers each, so that none depends on how much another one draws.
 ORDER_STREAM, AUGMENT_STREAM, MIX_STREAM = 0, 1, 2
@@ -38,6 +39,7 @@ class Batch(NamedTuple):
     mixing: object | None = None  # what `Draws.plan` made for it; None: it is not mixed
     # Inputs and targets of samples apart from this step, where the mixing learns from such.
     clean: tuple[Tensor | tuple, Tensor] | None = None
+    filler: bool = False  # see Piece
 
     def tensors(self) -> Iterator[Tensor]:
         """All that lies on the device."""
@@ -58,7 +60,10 @@ class Piece(NamedTuple):
     place: slice  # of its samples
     first: int  # place of the first sample of its optimizer step
     step_samples: int  # samples of that step
-    ends_step: bool
+    ends_step: bool  # the last one of this rank
+    # Not to be counted: all ranks go through equally many micro-batches, which the samples of a
+    # short step may not suffice for.
+    filler: bool = False
 
     @property
     def in_step(self) -> slice:
@@ -136,6 +141,7 @@ class Loader(ABC):
         shuffle: a new order every epoch.
         seed: of the order, and of all else that is drawn.
         mixing: how samples are mixed with each other; None: not at all.
+        rank, ranks: which part of every optimizer step is this process's, of how many.
     """
 
     def __init__(
@@ -148,12 +154,22 @@ class Loader(ABC):
         shuffle: bool,
         seed: int,
         mixing: Mixing | None,
+        rank: int = 0,
+        ranks: int = 1,
     ):
         self.device, self.batch_size, self.step_size = device, batch_size, step_size
+        self.rank, self.ranks = rank, ranks
         self.shuffle, self.seed, self.mixing = shuffle, seed, mixing
         self.labels = torch.from_numpy(np.array(labels, dtype=np.int64))
         if mixing is not None:
             mixing.check(self.samples, min(self.step_size, self.samples))
+        block = getattr(mixing, "block", 1)
+        if ranks > 1 and self.step_size < ranks * block:
+            what = f"blocks of --mixup_block {block}" if block > 1 else "samples"
+            raise UserError(
+                f"an optimizer step of {self.step_size} samples (--global_batch) has fewer {what} "
+                f"than there are processes ({ranks})"
+            )
 
     @abstractmethod
     def _inputs(
@@ -210,19 +226,20 @@ class Loader(ABC):
                         clean = inputs_at(after), self._targets(order[after])
                     mixing = drawn and drawn.plan(targets)
                     n, ends = piece.step_samples, piece.ends_step
-                    return Batch(next(inputs), targets, n, ends, mixing, clean)
+                    return Batch(next(inputs), targets, n, ends, mixing, clean, piece.filler)
 
                 yield make
 
     def _draws(self, epoch: int, pieces: list[Piece], start_step: int) -> Iterator[Draws | None]:
         """How each of the pieces is mixed."""
-        step, drawn = start_step, None
+        step, drawn, drawn_for = start_step, None, -1
         for piece in pieces:
-            if self.mixing is not None and piece.place.start == piece.first:
+            if self.mixing is not None and step != drawn_for:
+                drawn_for = step
                 generator = random_generator(self.seed, MIX_STREAM, epoch, step)
                 run_step = epoch * self.steps_per_epoch + step
                 drawn = self.mixing.draw(piece.step_samples, epoch, run_step, generator)
-            yield drawn and drawn.slice(piece.in_step)
+            yield None if piece.filler else drawn and drawn.slice(piece.in_step)
             step += piece.ends_step
 
     def _after(self, piece: Piece, samples: int, count: int) -> np.ndarray:
@@ -236,8 +253,21 @@ class Loader(ABC):
         """The micro-batches of an epoch from a step on."""
         for first in range(start_step * self.step_size, self.samples, self.step_size):
             n = min(self.step_size, self.samples - first)
-            for start, stop in _micro_batches(n, self.batch_size):
-                yield Piece(slice(first + start, first + stop), first, n, stop == n)
+            yield from self._pieces_of_step(first, n, self.batch_size)
+
+    def _pieces_of_step(self, first: int, n: int, size: int) -> Iterator[Piece]:
+        """Those of the step of `n` samples from `first` on that are this rank's, of `size`
+        samples."""
+        borders = rank_borders(n, getattr(self.mixing, "block", 1), self.ranks)
+        parts = [_micro_batches(end - start, size) for start, end in pairwise(borders)]
+        own, start = parts[self.rank], first + borders[self.rank]
+        count = max(map(len, parts))
+        for number in range(count):
+            ends, filler = number == count - 1, number >= len(own)
+            place = slice(first, first + min(2, n))  # BatchNorm takes no single sample
+            if not filler:
+                place = slice(start + own[number][0], start + own[number][1])
+            yield Piece(place, first, n, ends, filler)
 
     def _targets(self, index: np.ndarray) -> Tensor:
         targets = self.labels.index_select(0, self._index(index, self.labels.device))
@@ -264,7 +294,8 @@ class ImageLoader(Loader):
         mean, std: per channel, of pixels scaled to 0..1.
         batch_size: samples in a micro-batch.
         device: where the batches are needed.
-        accumulation: micro-batches in an optimizer step.
+        accumulation: micro-batches in an optimizer step, of each rank.
+        step_size: samples in an optimizer step instead, of all ranks.
         augment: crop, flip and so on; None for evaluation.
         shuffle: a new order every epoch, else the order of `images`.
         seed: of the order and the augmentation.
@@ -272,6 +303,7 @@ class ImageLoader(Loader):
         rows: (samples,) int64, where in `images` each sample lies; None: all, in order.
         pool: processes to read with, where `images` are mapped from a file; None: none.
         mixing: how samples are mixed with each other; None: not at all.
+        rank, ranks: see Loader.
     """
 
     def __init__(
@@ -284,6 +316,7 @@ class ImageLoader(Loader):
         batch_size: int,
         device: torch.device,
         accumulation: int = 1,
+        step_size: int | None = None,
         augment: Augmentation | None = None,
         shuffle: bool = False,
         seed: int = 0,
@@ -291,15 +324,19 @@ class ImageLoader(Loader):
         rows: np.ndarray | None = None,
         pool: WorkerPool | None = None,
         mixing: Mixing | None = None,
+        rank: int = 0,
+        ranks: int = 1,
     ):
         super().__init__(
             labels,
             batch_size=batch_size,
-            step_size=batch_size * accumulation,
+            step_size=step_size or batch_size * accumulation * ranks,
             device=device,
             shuffle=shuffle,
             seed=seed,
             mixing=mixing,
+            rank=rank,
+            ranks=ranks,
         )
         self.augment = augment
         self.normalize = Normalize(mean, std, images.shape[2], device, channels_last)
@@ -364,12 +401,25 @@ def _upload(images: np.ndarray, rows: np.ndarray | None, device: torch.device) -
     return resident
 
 
+def rank_borders(n: int, block: int, ranks: int) -> list[int]:
+    """Where in a step of n samples the part of each rank begins, and where the last one ends.
+
+    Parts are as equal as they can be; no border cuts a block of samples that are mixed with each
+    other (see augment/mixup.py). In a step of few samples a rank has two, or none.
+    """
+    unit = block if block > 1 else 2 if n < 2 * ranks else 1
+    whole, rest = divmod(n, unit)
+    units = max(1, whole + (rest > 1))  # a lone last sample belongs to the unit before it
+    return [unit * (units * rank // ranks) for rank in range(ranks)] + [n]
+
+
 def _micro_batches(n: int, size: int) -> list[tuple[int, int]]:
-    """Borders of the pieces of `size` samples; a lone last sample joins the piece before it."""
+    """Borders of the pieces of `size` samples; a lone last sample joins the piece before it. None
+    where there are no samples."""
     starts = list(range(0, n, size))
     if len(starts) > 1 and size > 1 and n - starts[-1] == 1:
         starts.pop()
-    return list(zip(starts, [*starts[1:], n], strict=True))
+    return list(pairwise([*starts, n]))
 
 
 def _one_ahead(makers, device: torch.device) -> Iterator[Batch]:

@@ -10,7 +10,6 @@ from utils.data.loader import (
     Loader,
     Mixing,
     Piece,
-    _micro_batches,
     random_generator,
 )
 from utils.errors import UserError
@@ -32,7 +31,8 @@ class TextLoader(Loader):
         labels: (samples,) int64.
         batch_size: samples in a micro-batch.
         device: where the batches are needed.
-        accumulation: micro-batches in an optimizer step.
+        accumulation: micro-batches in an optimizer step, of each rank.
+        step_size: samples in an optimizer step instead, of all ranks; without `batch_tokens`.
         max_len: tokens of a text that are kept, its first ones.
         shuffle: a new order every epoch, else by length.
         seed: of the order.
@@ -44,6 +44,7 @@ class TextLoader(Loader):
             an epoch has four buckets.
         rows: (samples,) int64, which of the texts each sample is; None: all, in order.
         mixing: how samples are mixed with each other; None: not at all.
+        rank, ranks: see Loader.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class TextLoader(Loader):
         batch_size: int,
         device: torch.device,
         accumulation: int = 1,
+        step_size: int | None = None,
         max_len: int,
         shuffle: bool = False,
         seed: int = 0,
@@ -62,6 +64,8 @@ class TextLoader(Loader):
         bucket_batches: int = 50,
         rows: np.ndarray | None = None,
         mixing: Mixing | None = None,
+        rank: int = 0,
+        ranks: int = 1,
     ):
         starts, lengths = offsets[:-1], np.diff(offsets)
         if rows is not None:
@@ -72,8 +76,9 @@ class TextLoader(Loader):
             raise ValueError("a text without tokens: each begins with one of its own, at least")
         self.tokens, self.max_len = tokens.view(np.ndarray), max_len
         self.starts, self.lengths = np.ascontiguousarray(starts), np.minimum(lengths, max_len)
-        self.accumulation, self.bucket_batches = accumulation, bucket_batches
-        self.token_steps, step_size = None, batch_size * accumulation
+        self.bucket_batches = bucket_batches
+        self.micro_batches = accumulation * ranks  # of a step
+        self.token_steps, step_size = None, step_size or batch_size * self.micro_batches
         if batch_tokens is not None:
             self.token_steps = self._count_steps(batch_tokens)
             step_size = round(len(labels) / self.token_steps)  # the mean: speeds are told by it
@@ -86,11 +91,13 @@ class TextLoader(Loader):
             shuffle=shuffle,
             seed=seed,
             mixing=mixing,
+            rank=rank,
+            ranks=ranks,
         )
 
     def _count_steps(self, batch_tokens: int) -> int:
         total = int(self.lengths.sum())
-        steps = -(-total // (batch_tokens * self.accumulation))
+        steps = -(-total // (batch_tokens * self.micro_batches))
         if steps > len(self.lengths):
             raise UserError(
                 f"--batch_tokens {batch_tokens} is less than a text has, "
@@ -169,16 +176,14 @@ class TextLoader(Loader):
     def _pieces(self, epoch: int, start_step: int):
         borders = self._steps(epoch)[1][start_step:].tolist()
         for first, end in pairwise(borders):
-            n = end - first
-            for start, stop in _micro_batches(n, self._micro_size(n)):
-                yield Piece(slice(first + start, first + stop), first, n, stop == n)
+            yield from self._pieces_of_step(first, end - first, self._micro_size(end - first))
 
     def _micro_size(self, n: int) -> int:
         """Samples of a micro-batch of a step of n; no border of it cuts a block of the mixing."""
         if self.token_steps is None:
             return self.batch_size
         block = getattr(self.mixing, "block", 1)
-        return -(-n // (self.accumulation * block)) * block
+        return -(-n // (self.micro_batches * block)) * block
 
     def _inputs(self, epoch: int, order: np.ndarray, pieces: list[Piece]):
         def inputs_at(place) -> PackedTokens:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from utils.optim.libraries import lamb, madgrad, muon
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
     from torch.optim import Optimizer
 
 
@@ -120,10 +120,16 @@ def products(name: str, precision: str) -> dict:
     return {"ngd_products": "fast"} if name == "ngd" and precision != "fp32" else {}
 
 
-def parameter_groups(model: nn.Module, weight_decay: float, decay_all: bool = False) -> list[dict]:
+def parameter_groups(
+    model: nn.Module,
+    weight_decay: float,
+    decay_all: bool = False,
+    own: Callable[[Tensor], Tensor] = lambda parameter: parameter,
+) -> list[dict]:
     """Parameters with weight decay, then those without: biases and the scales of norms, which
     are the vectors and scalars among them (He et al., "Bag of tricks" (2019), section 3.1), and
-    the tables of embeddings, of which a step shrinks the rows that it does not use."""
+    the tables of embeddings, of which a step shrinks the rows that it does not use. `own` tells
+    what is stepped in a parameter's place."""
     from torch import nn
 
     tables = {
@@ -136,8 +142,8 @@ def parameter_groups(model: nn.Module, weight_decay: float, decay_all: bool = Fa
     spared = [p for p in trained if p in tables or (p.ndim <= 1 and not decay_all)]
     others = {*spared}
     groups = [
-        {"params": [p for p in trained if p not in others], "weight_decay": weight_decay},
-        {"params": spared, "weight_decay": weight_decay if decay_all else 0.0},
+        {"params": [own(p) for p in trained if p not in others], "weight_decay": weight_decay},
+        {"params": [own(p) for p in spared], "weight_decay": weight_decay if decay_all else 0.0},
     ]
     return [group for group in groups if group["params"]]
 
@@ -152,6 +158,7 @@ def build_optimizer(
     decay_all: bool = False,
     lookahead_k: int | None = None,
     lookahead_alpha: float = 0.5,
+    in_place_of: Callable[[Tensor], Tensor] = lambda parameter: parameter,
     **own,
 ) -> Optimizer:
     """The optimizer `name` (a key of OPTIMIZERS) over the parameters of `model` that are trained.
@@ -174,10 +181,12 @@ def build_optimizer(
         decay_all: weight decay on biases, norms and embeddings too.
         lookahead_k: steps between two synchronisations of Lookahead; None for none.
         lookahead_alpha: how far the slow weights go; no effect without `lookahead_k`.
+        in_place_of: what is stepped in place of a parameter of the model: the part that this
+            process holds.
         own: settings of this optimizer alone (`OptimizerEntry.own`).
     """
     entry = OPTIMIZERS[name]
-    groups = parameter_groups(model, weight_decay, decay_all)
+    groups = parameter_groups(model, weight_decay, decay_all, in_place_of)
     if entry.momentum is not None:
         own["momentum"] = entry.momentum if momentum is None else momentum
     optimizer = entry.make(groups, lr=lr, **own)

@@ -16,14 +16,19 @@ BAR = "{percentage:3.0f}%|{bar:10}| {n_fmt}/{total_fmt}, {remaining} left, {rate
 
 
 class Console:
-    """Lines go to stdout and into a log file; the bar goes to stderr where that is a terminal."""
+    """Lines go to stdout and into a log file; the bar goes to stderr where that is a terminal.
 
-    def __init__(self):
+    Args:
+        silent: nothing goes anywhere: of a process beside the one that speaks for all.
+    """
+
+    def __init__(self, silent: bool = False):
+        self.silent = silent
         self._log = None
         self._early: list[str] = []  # said before the run's folder was there
         self._bar: tqdm | None = None
         self._last_plain = -math.inf
-        self.live = _columns(sys.stderr) > 0
+        self.live = not silent and _columns(sys.stderr) > 0
 
     def open_log(self, path: Path) -> None:
         """Raises OSError."""
@@ -35,6 +40,8 @@ class Console:
 
     def say(self, line: str) -> None:
         """One line on the console and, with the time, in the log."""
+        if self.silent:
+            return
         if self._bar is not None:
             self._bar.clear()
         with contextlib.suppress(OSError):  # `| head` has gone: training goes on
@@ -45,6 +52,8 @@ class Console:
 
     def log(self, line: str) -> None:
         """One line in the log alone."""
+        if self.silent:
+            return
         if self._log is None:
             self._early.append(line)
             return

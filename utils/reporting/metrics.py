@@ -95,6 +95,24 @@ class MetricsLog:
         os.close(self._file)
 
 
+class NoMetrics:
+    """In place of a MetricsLog, for processes beside the one that keeps the metrics."""
+
+    trackers = ()
+
+    def write(self, **record) -> None:
+        pass
+
+    def position(self) -> int:
+        return 0
+
+    def sync(self) -> None:
+        pass
+
+    def read(self) -> list[dict]:
+        return []
+
+
 def read_metrics(path: Path) -> list[dict]:
     lines = Path(path).read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]

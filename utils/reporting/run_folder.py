@@ -60,6 +60,9 @@ class RunFolder:
     def __init__(self, path: Path, *, resume: bool = False):
         self.path = Path(path)
         self.made = not self.path.exists()
+        self._hold(resume)
+
+    def _hold(self, resume: bool) -> None:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -142,6 +145,27 @@ class RunFolder:
             with contextlib.suppress(OSError):  # what else is in it is not ours
                 self.path.rmdir()
         os.close(self._lock)
+
+
+class SharedFolder(RunFolder):
+    """The same folder for another process of the run than the one that holds it.
+
+    Raises:
+        UserError: this process does not see it.
+    """
+
+    def _hold(self, resume: bool) -> None:
+        if self.made:
+            raise UserError(
+                f"--output {self.path}: not every machine sees this folder; it must be on a file "
+                "system that all of them share"
+            )
+
+    def discard(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
 def refuse_run(path: Path) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from utils.config import changed
 from utils.settings.data import DataSettings
+from utils.settings.distributed import DistributedSettings
 from utils.settings.engine import EngineSettings
 from utils.settings.images import PictureSettings
 from utils.settings.mixing import MixingSettings
@@ -19,6 +20,7 @@ from utils.settings.transfer import TransferSettings
 @dataclass
 class TrainSettings(
     RunSettings,
+    DistributedSettings,
     EngineSettings,
     DataSettings,
     TransferSettings,

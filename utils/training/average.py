@@ -9,6 +9,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from utils.distributed.strategies import Single
+
 
 class Average:
     """mean <- mean + (1 - d) * (weights - mean), d = min(decay, (1 + t) / (10 + t)) at step t.
@@ -18,11 +20,15 @@ class Average:
     Args:
         model: on its device, with the buffers it will keep (see Guard, which moves them).
         decay: 0 to 1, exclusive.
+        strategy: the model's parameters; None: its own.
     """
 
-    def __init__(self, model: nn.Module, decay: float):
-        self.model, self.decay = model, decay
-        tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    def __init__(self, model: nn.Module, decay: float, strategy: Single | None = None):
+        if strategy is None:
+            strategy = Single()
+            strategy.wrap(model)
+        self.strategy, self.decay = strategy, decay
+        tensors = strategy.parameters | dict(model.named_buffers())
         self.live = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
         self.mean = {name: tensor.detach().clone() for name, tensor in self.live.items()}
 
@@ -43,23 +49,32 @@ class Average:
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """The model holds the average; afterwards its own weights again. Nothing is copied."""
+        """The model holds the average; afterwards its own weights again. Nothing is copied, but
+        where the model is divided: FSDP keeps the memory that it has."""
         self._swap()
         try:
             yield
         finally:
             self._swap()
 
+    @torch.no_grad()
     def _swap(self) -> None:
         for name, tensor in self.live.items():
             mean = self.mean[name]
-            tensor.data, mean.data = mean.data, tensor.data
+            if self.strategy.divided:
+                kept = tensor.clone()
+                tensor.copy_(mean)
+                mean.copy_(kept)
+            else:
+                tensor.data, mean.data = mean.data, tensor.data
+        self.strategy.weights_changed()
 
     def state_dict(self) -> dict[str, Tensor]:
         """Under the names of the model's own, counters included: it loads into a plain model."""
-        return self.model.state_dict() | self.mean
+        return self.strategy.tensors() | self.mean
 
     @torch.no_grad()
     def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
+        exchange = self.strategy.exchange
         for name, mean in self.mean.items():
-            mean.copy_(tensors[name])
+            mean.copy_(exchange.part(self.live[name], tensors[name]))

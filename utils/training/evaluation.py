@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from utils.exchange import Exchange
 from utils.training.objective import Precision, classification_sums
 
 
@@ -32,21 +33,29 @@ def evaluate(
     precision: Precision,
     interrupted: Callable[[], bool] = lambda: False,
     classes: int | None = None,
+    exchange: Exchange | None = None,
 ) -> Evaluation | None:
     """Mean loss and accuracy of `model` over `batches`, each sample counted once.
 
     The host reads the sums once, at the end. Returns None when `interrupted()` turned true. With
-    the number of `classes` the confusion matrix is counted too.
+    the number of `classes` the confusion matrix is counted too. With an `exchange` every rank has
+    its own part of the batches, as many as the others, and the counts are of all.
     """
+    exchange = exchange or Exchange()
     training = model.training
     model.eval()
     sums = torch.zeros(3, dtype=torch.float64, device=precision.device)
     counts = torch.zeros((classes or 0) ** 2, dtype=torch.int64, device=precision.device)
     try:
-        with torch.inference_mode():
+        # A model that is divided is put together from tensors that must not know of inference.
+        with torch.inference_mode() if exchange.size == 1 else torch.no_grad():
             for batch in batches:
                 if interrupted():
                     return None
+                if exchange.size > 1 and batch.filler:
+                    with precision.autocast():
+                        model(batch.inputs)
+                    continue
                 with precision.autocast():
                     logits = model(batch.inputs)
                 loss = F.cross_entropy(logits.float(), batch.targets, reduction="sum")
@@ -56,6 +65,7 @@ def evaluate(
                     counts.scatter_add_(0, cell, torch.ones_like(cell))
     finally:
         model.train(training)
-    loss, correct, samples = sums.tolist()
+    loss, correct, samples = exchange.sum(sums).tolist()
+    counts = exchange.sum(counts) if classes else counts
     matrix = counts.reshape(classes, classes).cpu().numpy() if classes else None
     return Evaluation(loss / samples, 100 * correct / samples, int(samples), matrix)

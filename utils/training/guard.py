@@ -8,6 +8,7 @@ The host reads how many there were, and when, where it reads the metrics anyway.
 import torch
 from torch import Tensor, nn
 
+from utils.distributed.strategies import Single
 from utils.errors import UserError
 from utils.reporting.console import Console
 from utils.training.saver import Saver
@@ -23,10 +24,15 @@ class Guard:
     """Args:
     model: whose buffers are put back; they are moved into one piece of memory for each dtype,
         so that copying and selecting them takes two calls, not two for each layer.
+    strategy: the parameters, and the other ranks, which must come to the same verdict.
     """
 
-    def __init__(self, model: nn.Module):
-        self.parameters = list(model.parameters())
+    def __init__(self, model: nn.Module, strategy: Single | None = None):
+        if strategy is None:
+            strategy = Single()
+            strategy.wrap(model)
+        self.strategy = strategy
+        self.parameters = list(strategy.parameters.values())
         device = self.parameters[0].device
         self.flat = _flatten_buffers(model)
         self.before = [torch.empty_like(flat) for flat in self.flat]
@@ -41,7 +47,22 @@ class Guard:
     def gradient_norm(self) -> Tensor:
         """Global L2 norm of the gradient, (); infinite or NaN where any of it is."""
         gradients = [p.grad for p in self.parameters if p.grad is not None]
-        return torch.nn.utils.get_total_norm(gradients)
+        return self.strategy.norm(torch.nn.utils.get_total_norm(gradients))
+
+    def agree(self, loss: Tensor) -> Tensor:
+        """The loss of a step over all ranks, (), from that of this one. BatchNorm's statistics,
+        which each rank takes of its own samples, become their mean: so all ranks hold the same
+        model at all times. Of a ResNet-50 they are 0.2 % of what its gradients are."""
+        exchange = self.strategy.exchange
+        if exchange.size == 1:
+            return loss
+        floating = [flat for flat in self.flat if flat.is_floating_point()]
+        mean = exchange.mean(torch.cat([loss.view(1), *(flat.double() for flat in floating)]))
+        sizes = [1, *(len(flat) for flat in floating)]
+        loss, *means = mean.split(sizes)
+        for flat, value in zip(floating, means, strict=True):
+            flat.copy_(value)
+        return loss[0]
 
     def judge(self, loss: Tensor, norm: Tensor, step: int, scaled: bool) -> Tensor:
         """() bool: leave this step out. With a loss scaler (`scaled`) an infinite gradient of a

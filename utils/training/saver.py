@@ -38,11 +38,11 @@ class Saver:
 
     def start(self, step: int) -> None:
         """The intervals count from here."""
-        self._saved_step, self._saved_time = step, time.monotonic()
+        self.saved_step, self._saved_time = step, time.monotonic()
 
     def is_due(self, step: int) -> bool:
         if self.every_steps is not None:
-            return step - self._saved_step >= self.every_steps
+            return step - self.saved_step >= self.every_steps
         return time.monotonic() - self._saved_time >= (self.every_seconds or float("inf"))
 
     def save(self, checkpoint: Checkpoint, best_step: int | None, final: bool) -> None:

@@ -12,7 +12,7 @@ FORMAT = 1  # of state.json
 
 def snapshot(trainer) -> Checkpoint:
     """The present state of a Trainer; the tensors are its own, not copies."""
-    names = {parameter: name for name, parameter in trainer.model.named_parameters()}
+    names = {parameter: name for name, parameter in trainer.strategy.parameters.items()}
     tensors, optimizer = optimizer_tensors(trainer.optimizer, names)
     state = {
         "format": FORMAT,
@@ -26,7 +26,7 @@ def snapshot(trainer) -> Checkpoint:
     average = trainer.average and trainer.average.state_dict()
     # A form that learns nothing lasting has nothing to save.
     mixup = (trainer.meta and trainer.meta.state_dict()) or None
-    model = trainer.model.state_dict()
+    model = trainer.strategy.tensors()
     return Checkpoint(trainer.progress.step, model, tensors, state, average, mixup)
 
 
@@ -37,11 +37,11 @@ def restore(trainer, checkpoint: Checkpoint) -> Progress:
         UserError: the checkpoint is of another model or optimizer.
     """
     try:
-        trainer.model.load_state_dict(checkpoint.model)
+        trainer.strategy.load(checkpoint.model)
     except RuntimeError as error:
         detail = " ".join(str(error).split())
         raise UserError(f"the checkpoint does not fit the model: {detail}") from None
-    names = {parameter: name for name, parameter in trainer.model.named_parameters()}
+    names = {parameter: name for name, parameter in trainer.strategy.parameters.items()}
     state = checkpoint.state
     restore_optimizer(trainer.optimizer, names, checkpoint.optimizer, state["optimizer"])
     trainer.schedule.load_state_dict(state.get("schedule", {}))

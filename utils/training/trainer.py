@@ -11,9 +11,10 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from utils.distributed.strategies import Single
 from utils.reporting.console import Console, duration
 from utils.reporting.metrics import MetricsLog
-from utils.signals import Signals, Stopped
+from utils.signals import Signals, Stopped, Stopping
 from utils.training.average import Average
 from utils.training.checkpoint import Checkpoint
 from utils.training.evaluation import Evaluation
@@ -63,6 +64,8 @@ class Trainer:
             augment/meta_mixup.py); None: lambda is drawn.
         saved_settings: goes into every checkpoint.
         console, metrics, signals: of the run.
+        strategy: how the model is spread over processes; None: it is in this one alone.
+        stopping: whether to stop, as all ranks know it; None: by `signals` alone.
     """
 
     def __init__(
@@ -93,7 +96,13 @@ class Trainer:
         profiler=None,
         meta=None,
         saved_settings: dict | None = None,
+        strategy: Single | None = None,
+        stopping: Stopping | None = None,
     ):
+        if strategy is None:
+            strategy = Single()
+            strategy.wrap(model)
+        self.strategy, self.exchange = strategy, strategy.exchange
         self.model, self.objective, self.optimizer = model, objective, optimizer
         self.schedule, self.loader, self.precision = schedule, loader, precision
         self.scaler = precision.scaler()
@@ -104,6 +113,7 @@ class Trainer:
         self.evaluate, self.eval_split, self.eval_every = evaluate, eval_split, eval_every
         self.early_stop_patience = early_stop_patience
         self.console, self.metrics, self.signals = console, metrics, signals
+        self.stopping = stopping or Stopping(signals)
         self.saver, self.saved_settings = saver, saved_settings or {}
         self.advice, self.profiler = dict(advice or {}), profiler
         self._no_sums = [0.0] * len(getattr(objective, "sums", SUMS))
@@ -124,17 +134,20 @@ class Trainer:
         mixing = batch.mixing
         if self.meta is not None:
             mixing = self.meta.choose(batch, self.learning_rate)
-        loss, sums = self.objective(batch.inputs, batch.targets, mixing)
-        self.scaler.scale(loss / batch.step_samples).backward()
-        self.step_sums += sums
+        with self.strategy.micro_batch(batch.ends_step):
+            loss, sums = self.objective(batch.inputs, batch.targets, mixing)
+            # The ranks' gradients are averaged: their sum is the mean over the step's samples.
+            mean = loss / (batch.step_samples / self.exchange.size)
+            self.scaler.scale(mean * 0 if batch.filler else mean).backward()
+        if not batch.filler:
+            self.step_sums += sums
 
     def update(self) -> None:
         self.updating = True
+        self.strategy.collect_gradients()
         self.scaler.unscale_(self.optimizer)
-        norm = self.guard.gradient_norm()
-        bad = self.guard.judge(
-            self.step_sums[0], norm, self.progress.step, self.scaler.is_enabled()
-        )
+        norm, loss = self.guard.gradient_norm(), self.guard.agree(self.step_sums[0])
+        bad = self.guard.judge(loss, norm, self.progress.step, self.scaler.is_enabled())
         if self.clip is not None:
             torch.nn.utils.clip_grads_with_norm_(self.guard.parameters, self.clip, norm)
         self.schedule.apply(self.optimizer, self.progress.step)
@@ -142,7 +155,7 @@ class Trainer:
             self.meta.update(bad, self.learning_rate)
         self.optimizer.found_inf = bad.float()
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.strategy.drop_gradients()
         self.scaler.update()
         self.guard.take_back(bad)
         if self.average is not None:
@@ -162,10 +175,12 @@ class Trainer:
     def _fit(self) -> Progress:
         progress = self.progress
         self.signals.defer()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.strategy.drop_gradients()
         self.started_step = progress.step
         self.saver.start(progress.step)
         self.guard.remember()
+        if not self.strategy.adds_in_order:
+            self._settle()
         self._started_seconds = progress.seconds_training
         self.console.start_bar(
             self.samples_until(self.total_steps), self.samples_until(progress.step)
@@ -177,12 +192,23 @@ class Trainer:
                 if not self._end_is_due():
                     self._train_to_epoch_end()
                 self._end_epoch()
-                if self.signals.received is not None and progress.step < self.total_steps:
+                if self.stopping.signum is not None and progress.step < self.total_steps:
                     self._stop()
         finally:
             self.console.end_bar()
             self.saver.wait()
         return progress
+
+    def _settle(self) -> None:
+        """One pass that counts for nothing, for a strategy whose sums take their order from it."""
+        device = self.precision.device
+        self.prepare(0)
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            batch = next(iter(self.loader.epoch(0)))
+            loss, _ = self.objective(batch.inputs, batch.targets, batch.mixing)
+            (loss * 0).backward()
+        self.strategy.drop_gradients()
+        self.guard.take_back(torch.ones((), dtype=torch.bool, device=device))
 
     def prepare(self, epoch: int) -> None:
         """Training mode, for as much of the model as trains in `epoch`."""
@@ -218,15 +244,26 @@ class Trainer:
                 self._log_window(clock)
             if progress.step % epoch_steps == 0 or progress.step >= self.total_steps:
                 break
-            if self.signals.received is not None:
+            due = self._save_is_due()
+            if self.stopping.signum is not None:
                 clock.pause()
                 self._stop()
-            if self.saver.is_due(progress.step):
+            if due:
                 clock.pause()
                 self.save()
                 clock.resume()
         self._log_window(clock)
         clock.pause()
+
+    def _save_is_due(self) -> bool:
+        """Whether a checkpoint is due, as all ranks know it; and asks whether to stop. By steps
+        all know; the time is that of rank 0, which arrives a step later."""
+        saver, step = self.saver, self.progress.step
+        by_steps = saver.every_steps is not None
+        due = self.stopping.ask(not by_steps and self.exchange.rank == 0 and saver.is_due(step))
+        if by_steps:
+            return saver.is_due(step)
+        return due and step > saver.saved_step + 1  # else it was said before that one was saved
 
     def _end_is_due(self) -> bool:
         """An epoch is over, or the run, and its end has not been carried out yet."""
@@ -249,6 +286,7 @@ class Trainer:
                 evaluation = self.evaluate()
             self.times.mark("evaluation")
             if evaluation is None:
+                self.stopping.ask()
                 self._stop()
         progress.ended_step, progress.train = progress.step, train
         progress.epoch_sums = self._no_sums
@@ -271,7 +309,7 @@ class Trainer:
                 line += note
         self.console.say(line)
         self._advise(shares)
-        if finished or best or progress.stopped_early or self.saver.is_due(progress.step):
+        if self._save_is_due() or finished or best or progress.stopped_early:
             self.save(final=finished or progress.stopped_early)
 
     def _judge(self, evaluation: Evaluation, epochs_done: float) -> tuple[bool, str]:
@@ -304,7 +342,8 @@ class Trainer:
 
     def _read_sums(self) -> list[float]:
         """The sums since the last call and what was left out: the one place of waiting."""
-        values = torch.cat([self.window, self.guard.left_out.double()]).tolist()
+        window = self.exchange.sum(self.window)
+        values = torch.cat([window, self.guard.left_out.double()]).tolist()
         sums, left_out = values[:-3], [int(value) for value in values[-3:]]
         self.on_nonfinite.check_scale(self.scaler, self.progress.step)
         new, self.progress.left_out = left_out[0] - self.progress.left_out[0], left_out
@@ -399,13 +438,14 @@ class Trainer:
         self.progress.stopped_early = self._patience_is_over()
         self._seconds_before = self.progress.seconds_total
         device = self.precision.device
-        self.window.copy_(torch.tensor(self.progress.window_sums, dtype=torch.float64))
+        if self.exchange.rank == 0:  # they are of all ranks
+            self.window.copy_(torch.tensor(self.progress.window_sums, dtype=torch.float64))
         self.guard.left_out = torch.tensor(self.progress.left_out, device=device)
 
     def _stop(self) -> None:
         self.save(final=True)
         raise Stopped(
-            self.signals.received,
+            self.stopping.signum,
             f"stopped after step {self.progress.step} and saved; go on with "
             f"--resume {self.run_folder}",
         )

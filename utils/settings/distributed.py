@@ -1,0 +1,76 @@
+"""Flags of runs with many processes."""
+
+from dataclasses import dataclass
+
+from utils.config import Config, setting
+from utils.errors import UserError
+
+GROUP = "distributed"
+# Optimizers that need whole matrices or their norms, and ask no other process for them.
+OF_WHOLE_MATRICES = ("lamb", "muon")
+
+
+@dataclass
+class DistributedSettings(Config):
+    distributed: bool = setting(
+        False,
+        "One of the processes that run_distributed.sh or torchrun starts, which train together",
+        group=GROUP,
+        resume="free",
+    )
+    strategy: str = setting(
+        "ddp",
+        "ddp: every process has the whole model; fsdp: each holds a part of every weight and of "
+        "its optimizer state",
+        group=GROUP,
+        choices=("ddp", "fsdp"),
+        resume="free",
+    )
+    sync_bn: bool = setting(
+        False, "BatchNorm over the batches of all processes, instead of each one's own",
+        group=GROUP,
+    )  # fmt: skip
+    global_batch: int | None = setting(
+        None,
+        "Samples in an optimizer step, of all processes: as many batches as that takes",
+        group=GROUP,
+        low=1,
+        unit="samples",
+        default_text="--batch_size times --accumulation_steps times the processes",
+    )
+    lr_base_size: int | None = setting(
+        None,
+        "The global batch that --lr is meant for: it is multiplied by the real one over this",
+        group=GROUP,
+        low=1,
+        unit="samples",
+        default_text="--lr as it is",
+    )
+    dist_timeout: float = setting(
+        10.0, "How long a process may go without a step before the run is given up", group=GROUP,
+        above=0, unit="minutes", resume="free",
+    )  # fmt: skip
+
+    def ineffective(self):
+        yield from super().ineffective()
+        if not self.distributed:
+            for name in ("strategy", "dist_timeout"):
+                yield name, "it takes --distributed, by run_distributed.sh", "distributed"
+        if self.global_batch is not None:
+            reason = "--global_batch takes as many batches as it needs"
+            yield "accumulation_steps", reason, "global_batch"
+
+    def check(self):
+        super().check()
+        if not self.distributed:
+            return
+        for name in ("predict", "export", "dry_run"):
+            if getattr(self, name):
+                raise UserError(f"--{name} takes one process: leave --distributed out")
+        if self.strategy == "fsdp" and self.optimizer in OF_WHOLE_MATRICES:
+            raise UserError(
+                f"--optimizer {self.optimizer} needs whole matrices, which --strategy fsdp "
+                "divides; take ddp, or --optimizer ngd or adamw"
+            )
+        if self.strategy == "fsdp" and self.unfreeze_epoch is not None:
+            raise UserError("--unfreeze_epoch: --strategy fsdp cannot thaw a model; take ddp")
