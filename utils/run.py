@@ -73,7 +73,7 @@ class Run:
         self.console = Console(silent=self.place is not None and self.place.rank > 0)
         self._set_up_engine()
         self._closing = contextlib.ExitStack()
-        self.folder = self.trainer = None  # the trainer: see build.py
+        self.folder = self.trainer = self.strategy = None  # see build.py, train.py
         self._join()
         if not settings.without_training:
             path = Path(settings.output) if settings.output else default_path(model, data)
@@ -106,10 +106,19 @@ class Run:
         if self.place is None or self.place.world_size == 1:
             return
         from utils.distributed.group import Agreement, join, leave
+        from utils.distributed.watch import Watch
 
         seconds = 60 * self.settings.dist_timeout
-        self.exchange = join(self.place, self.device, seconds)
-        self.stopping = Stopping(self.signals, Agreement(self.exchange, 2))
+        # The watch speaks before the collectives give up, which name nobody.
+        self.exchange = join(self.place, self.device, seconds + 60)
+        watch = Watch(
+            self.place.rank,
+            self.place.world_size,
+            seconds,
+            lambda: self.trainer.progress.step if self.trainer else 0,
+        )
+        self.closing(watch)
+        self.stopping = Stopping(self.signals, Agreement(self.exchange, 2, watch))
         self._leave = leave
 
     @property

@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from utils.distributed.environment import LaunchedAs
 from utils.distributed.exchange import ProcessExchange
+from utils.distributed.watch import Watch
 
 # What a rank hears when another one has gone: the other's own error is the one to read.
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "timed out",
@@ -58,13 +59,19 @@ class Agreement:
     Nobody waits for it: a call sends the numbers of this step off and returns those that were
     sent in the call before, which have arrived meanwhile. So all ranks get the same answer in the
     same call.
+
+    Args:
+        count: how many numbers.
+        watch: told that this rank goes on.
     """
 
-    def __init__(self, exchange: ProcessExchange, count: int):
-        self.exchange, self.count = exchange, count
+    def __init__(self, exchange: ProcessExchange, count: int, watch: Watch | None = None):
+        self.exchange, self.count, self.watch = exchange, count, watch
         self._sent = None
 
     def __call__(self, *numbers: int) -> list[int]:
+        if self.watch is not None:
+            self.watch.beat()
         agreed = [0] * self.count
         if self._sent is not None:
             tensor, work = self._sent
