@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Starts an entry script on many processes, GPUs or nodes: see --help and docs/distributed.md.
+set -euo pipefail
+
+help() {
+    cat <<'TEXT'
+bash run_distributed.sh                            the first run: ResNet-50 with NGD and meta-mixup
+                                                   on all GPUs, or a demo on two CPU processes
+bash run_distributed.sh ENTRY [--flag value ...]   any entry script with any of its flags
+bash run_distributed.sh --flag value ...           resnet50_test.py with these flags
+bash run_distributed.sh ENTRY --help               the flags of an entry
+
+Environment:
+  NPROC            processes on this node (default: its number of GPUs, else 1)
+  NNODES           number of nodes, or a range such as 1:4 (default: 1)
+  NODE_RANK        of this node, from 0; node 0 holds the rendezvous (default: found by its name)
+  RDZV_ENDPOINT    host:port of the rendezvous, the same on all nodes; needed with several
+  RDZV_ID          name of the run, the same on all nodes (default: training)
+  JOIN_TIMEOUT     seconds for which a node waits for the others (default: 600)
+  MAX_RESTARTS     failures after which the run is given up (default: 3)
+  OMP_NUM_THREADS  CPU threads of each process (default: cores per process)
+  PYTHON           the interpreter (default: .venv/bin/python beside this script, else python3)
+
+In an allocation of Slurm all of this is read from Slurm:
+  srun --ntasks-per-node=1 bash run_distributed.sh ENTRY --output FOLDER ...
+
+Exit codes: 0 done; 2 a setting is wrong; 130, 143 stopped by SIGINT, SIGTERM, and saved;
+otherwise that of the process that failed first. More: docs/distributed.md
+TEXT
+}
+
+root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
+case "${1-}" in
+-h | --help)
+    help
+    exit 0
+    ;;
+esac
+
+python=${PYTHON:-}
+if [ -z "$python" ]; then
+    python=python3
+    if [ -x "$root/.venv/bin/python" ]; then
+        python=$root/.venv/bin/python
+    fi
+fi
+# -P: a folder named utils where the command is given does not count.
+PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} exec "$python" -P -m utils.distributed.launch "$@"

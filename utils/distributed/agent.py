@@ -1,0 +1,183 @@
+"""Runs torchrun's agent in this process: its exit code, what it says, and its end when the
+rendezvous does not answer any more."""
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+
+from utils.distributed.environment import previous_exit_code
+
+# Seconds without an answer of the rendezvous after which the workers are killed, and then for the
+# agent to end by itself. With PROBE and the time for a connection: below a minute.
+SILENCE, GRACE, PROBE = 25, 15, 3
+
+
+def run_agent(arguments: list[str], restarts: int, remote: tuple[str, int] | None, go_on: str):
+    """Runs torchrun with these arguments until its workers end; returns the exit code.
+
+    0: all workers have ended well. 128 + n: stopped by signal n, which the workers got, too.
+    Otherwise that of the worker that failed first (128 + n: killed by signal n), or 1 where the
+    other nodes are lost; one line on stderr says so.
+
+    Args:
+        restarts: how many failures are followed by another start.
+        remote: (host, port) of the rendezvous where other nodes take part in it.
+        go_on: what to do after a failure, in words.
+    """
+    from torch.distributed import DistError
+    from torch.distributed import run as torchrun
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous.api import (
+        RendezvousClosedError,
+        RendezvousError,
+        RendezvousTimeoutError,
+    )
+
+    def stop(signum, frame):
+        raise SignalException("", signal.Signals(signum))
+
+    _quiet_torchrun(restarts)
+    for signum in (signal.SIGINT, signal.SIGTERM):  # torchrun's own come with the workers
+        signal.signal(signum, stop)
+    if remote is not None:
+        threading.Thread(target=_watch, args=(remote, go_on), daemon=True).start()
+    try:
+        torchrun.run(torchrun.parse_args(arguments))
+        return 0
+    except SignalException as stopped:
+        return 128 + stopped.sigval
+    except ChildFailedError as error:
+        return _first_failure(error.failures, go_on)
+    except RendezvousClosedError:
+        say(f"the run has ended on another node, whose last lines say why; {go_on}")
+    except RendezvousTimeoutError:
+        say(f"the other nodes have not come within JOIN_TIMEOUT; {go_on}")
+    except (RendezvousError, DistError):
+        say(f"the rendezvous does not answer: its node is gone, or cannot be reached; {go_on}")
+    finally:
+        _kill(_children())
+    return 1
+
+
+def say(text: str) -> None:
+    print(f"error: {text}", file=sys.stderr, flush=True)
+
+
+def ended_how(code: int) -> str:
+    """Of a code as subprocess gives it: "ended with exit code 1", "was killed by SIGKILL"."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    with contextlib.suppress(ValueError):
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"was killed by signal {-code}"
+
+
+def _first_failure(failures: dict, go_on: str) -> int:
+    """Says which worker has failed, unless it has said so itself; its exit code.
+
+    The agent ends the workers that are left by SIGTERM, and those that wait for a dead one fail
+    within the same second: neither is the cause.
+    """
+    noted = previous_exit_code()
+    if noted is not None:
+        return noted
+    if not failures:
+        say(f"a process hangs in the kernel, and torchrun has given it up; {go_on}")
+        return 1
+    by_agent = {-signal.SIGTERM, 128 + signal.SIGTERM}
+    rank, failure = min(
+        failures.items(),
+        key=lambda item: (
+            item[1].exitcode in by_agent,
+            item[1].timestamp,
+            item[1].exitcode >= 0,
+            item[0],
+        ),
+    )
+    code = failure.exitcode
+    say(f"rank {rank} on {socket.gethostname()} {ended_how(code)} (its lines are above); {go_on}")
+    return code if code > 0 else 128 - code
+
+
+# ---- what torchrun says -------------------------------------------------------------------------
+
+
+class _Restarts(logging.Handler):
+    """A line for each new start in place of torchrun's log."""
+
+    def __init__(self, restarts: int):
+        super().__init__()
+        self.restarts, self.started = restarts, 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text, arguments = str(record.msg), record.args
+        if text.startswith("failed (exitcode") and self.started < self.restarts:
+            self.started += 1
+            if previous_exit_code() is None:
+                code, local_rank = arguments[:2]
+                self._say(
+                    f"process {local_rank} of {socket.gethostname()} {ended_how(code)}; all are "
+                    f"started again ({self.started} of {self.restarts} times)"
+                )
+        elif "new nodes from group_rank" in text:
+            self._say("a node has come; all processes are started again with it")
+
+    def _say(self, text: str) -> None:
+        print(f"note: {text}", file=sys.stderr, flush=True)
+
+
+def _quiet_torchrun(restarts: int) -> None:
+    """Its warnings and tables repeat what the launcher says; LOGLEVEL=INFO shows them."""
+    from torch.distributed.elastic.agent.server import api
+
+    logger = logging.getLogger("torch.distributed")
+    api.logger.setLevel(logging.INFO)
+    if "LOGLEVEL" not in os.environ:
+        logger.handlers.clear()
+        logger.propagate = False
+    logger.addHandler(_Restarts(restarts))
+
+
+# ---- when the rendezvous does not answer --------------------------------------------------------
+
+
+def _watch(remote: tuple[str, int], go_on: str) -> None:
+    """Ends this process, its workers killed, when the rendezvous has answered and then not for
+    SILENCE seconds. The agent itself sees a connection that is closed; one to a machine without
+    power or cable it would wait for longer."""
+    answered = None
+    while True:
+        time.sleep(PROBE)
+        with contextlib.suppress(OSError), socket.create_connection(remote, timeout=PROBE):
+            answered = time.monotonic()
+        if answered is not None and time.monotonic() - answered > SILENCE:
+            break
+    workers = _children()
+    _kill(workers)
+    time.sleep(GRACE)
+    say(f"the rendezvous has not answered for {SILENCE + GRACE} s; {go_on}")
+    _kill(_children())
+    os._exit(1)
+
+
+def _children() -> list[int]:
+    """Process ids of this process's children (Linux; elsewhere none is found)."""
+    found = []
+    for path in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += map(int, path.read_text().split())
+    return found
+
+
+def _kill(processes: list[int]) -> None:
+    """Each with its group: torchrun makes every worker the head of one."""
+    for process in processes:
+        with contextlib.suppress(OSError):
+            os.killpg(process, signal.SIGKILL)

@@ -1,0 +1,206 @@
+"""How many processes are started, and how the nodes find each other: read from the environment."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from utils.errors import UserError
+
+# Seconds. A node that dies is noticed after KEEP_ALIVE * MISSED; those that remain, where NNODES
+# allows it, wait LAST_CALL more for others. Together well below a minute.
+KEEP_ALIVE, MISSED, LAST_CALL = 5, 3, 10
+READ = 20  # for an answer of the rendezvous
+JOIN = 600  # of a node for the others
+# Below the ports that Linux gives to outgoing connections (from 32768).
+FIRST_PORT, PORTS = 20000, 12000
+# Environment variables of the user; those that are set belong to the command that goes on.
+VARIABLES = (
+    *("NPROC", "NNODES", "NODE_RANK", "RDZV_ENDPOINT", "RDZV_ID", "JOIN_TIMEOUT"),
+    *("MAX_RESTARTS", "OMP_NUM_THREADS"),
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is started on this node.
+
+    Attributes:
+        processes: on this node.
+        threads: for arithmetic on the CPU, of each process.
+        min_nodes, max_nodes: between these many train together.
+        restarts: after so many failures of a process the launch ends.
+        run_id: the same on all nodes.
+        endpoint: host:port of the rendezvous; None on a single node.
+        is_host: whether this node holds it; None: PyTorch compares the host with its own name.
+        join: seconds for which a node waits for the others.
+    """
+
+    processes: int
+    threads: int
+    min_nodes: int = 1
+    max_nodes: int = 1
+    restarts: int = 3
+    run_id: str = "training"
+    endpoint: str | None = None
+    is_host: bool | None = None
+    join: int = JOIN
+
+    @property
+    def host(self) -> str:
+        """Name or address of the machine with the rendezvous."""
+        return self.endpoint.rpartition(":")[0].strip("[]") if self.endpoint else "127.0.0.1"
+
+    @property
+    def port(self) -> int:
+        return int(self.endpoint.rpartition(":")[2]) if self.endpoint else 0
+
+    @property
+    def nodes(self) -> str:
+        """As torchrun's --nnodes."""
+        fixed = self.min_nodes == self.max_nodes
+        return str(self.min_nodes) if fixed else f"{self.min_nodes}:{self.max_nodes}"
+
+    def torchrun(self, local_address: str, script: str, flags: list[str]) -> list[str]:
+        """The arguments of torchrun.
+
+        Args:
+            local_address: at which the other nodes reach this one.
+            script, flags: what each process runs.
+        """
+        settings = {
+            "keep_alive_interval": KEEP_ALIVE,
+            "keep_alive_max_attempt": MISSED,
+            "last_call_timeout": LAST_CALL,
+            "join_timeout": self.join,
+            "read_timeout": READ,
+        }
+        if self.is_host is not None:
+            settings["is_host"] = int(self.is_host)
+        return [
+            f"--nnodes={self.nodes}",
+            f"--nproc-per-node={self.processes}",
+            f"--max-restarts={self.restarts}",
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint={self.endpoint or '127.0.0.1:0'}",
+            f"--rdzv-id={self.run_id}",
+            "--rdzv-conf=" + ",".join(f"{name}={value}" for name, value in settings.items()),
+            f"--local-addr={local_address}",
+            "--log-dir=/dev/null",
+            script,
+            *flags,
+        ]
+
+    def __str__(self) -> str:
+        nodes = "one node" if self.max_nodes == 1 else f"{self.nodes} nodes"
+        processes = "one process" if self.processes == 1 else f"{self.processes} processes"
+        threads = "one thread" if self.threads == 1 else f"{self.threads} threads"
+        where = f"; rendezvous: {self.endpoint}" if self.endpoint else ""
+        return f"{nodes}, {processes} of {threads} on this one; restarts: {self.restarts}{where}"
+
+
+def read_plan(
+    environ: Mapping[str, str], gpus: Callable[[], int], cores: int, without_gpu: int = 1
+) -> Plan:
+    """The plan that the environment asks for: NPROC, NNODES, ... (docs/distributed.md), and in an
+    allocation of Slurm what Slurm says.
+
+    Args:
+        gpus: counts those of this machine; called only where nothing else says how many.
+        cores: of this machine that may be used.
+        without_gpu: processes where there is no GPU.
+
+    Raises:
+        UserError: a value makes no sense, or a needed one is missing.
+    """
+    environ = {name: value.strip() for name, value in environ.items() if value.strip()}
+    if "SLURM_JOB_ID" in environ:
+        environ = _from_slurm(environ) | environ
+        cores = _number(environ, "SLURM_CPUS_PER_TASK", cores, low=1)
+    processes = _number(environ, "NPROC", None, low=1) or gpus() or without_gpu
+    threads = _number(environ, "OMP_NUM_THREADS", max(1, cores // processes), low=1)
+    least, most = _nodes(environ.get("NNODES", "1"))
+    restarts = _number(environ, "MAX_RESTARTS", 3, low=0)
+    if most == 1:
+        return Plan(processes, threads, restarts=restarts)
+    node_rank = _number(environ, "NODE_RANK", None, low=0)
+    if node_rank is not None and node_rank >= most:
+        raise UserError(f"NODE_RANK={node_rank}: of {most} nodes the last one has {most - 1}")
+    return Plan(
+        processes,
+        threads,
+        least,
+        most,
+        restarts,
+        environ.get("RDZV_ID", "training"),
+        _endpoint(environ, most),
+        None if node_rank is None else node_rank == 0,
+        _number(environ, "JOIN_TIMEOUT", JOIN, low=1),
+    )
+
+
+def _from_slurm(environ: Mapping[str, str]) -> dict[str, str]:
+    """The user's variables as Slurm's say them."""
+    nodes = environ.get("SLURM_STEP_NUM_NODES") or environ.get("SLURM_NNODES", "1")
+    found = {"NNODES": nodes}
+    if "SLURM_GPUS_ON_NODE" in environ:
+        found["NPROC"] = environ["SLURM_GPUS_ON_NODE"]
+    if nodes == "1":
+        return found
+    job = _number(environ, "SLURM_JOB_ID", None, low=0)
+    step = _number(environ, "SLURM_STEP_ID", None, low=0)
+    if step is None:
+        raise UserError(
+            f"this allocation of Slurm has {nodes} nodes, and this is a command on one of them: "
+            "start it on all by srun --ntasks-per-node=1 bash run_distributed.sh ..."
+        )
+    if environ.get("SLURM_STEP_NUM_TASKS", nodes) != nodes:
+        raise UserError(
+            f"srun has started {environ['SLURM_STEP_NUM_TASKS']} tasks on {nodes} nodes, and one "
+            "on each is needed, which starts the processes there: srun --ntasks-per-node=1"
+        )
+    names = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
+    if not names:
+        raise UserError("SLURM_JOB_NODELIST is missing: set RDZV_ENDPOINT=host:port")
+    port = FIRST_PORT + (job + 101 * step) % PORTS
+    found["RDZV_ENDPOINT"] = f"{first_node(names)}:{port}"
+    found["RDZV_ID"] = f"slurm-{job}-{step}"
+    if "SLURM_NODEID" in environ:
+        found["NODE_RANK"] = environ["SLURM_NODEID"]
+    return found
+
+
+def first_node(names: str) -> str:
+    """The first one of a list as Slurm writes it: "gpu[07-09,12],login1" -> "gpu07"."""
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", names).group()
+    return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first)
+
+
+def _nodes(text: str) -> tuple[int, int]:
+    """ "2" -> (2, 2); "1:4" -> (1, 4)."""
+    match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
+    least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 1 <= least <= most:
+        raise UserError(f"NNODES={text}: a number of nodes is needed, or a range such as 1:4")
+    return least, most
+
+
+def _endpoint(environ: Mapping[str, str], nodes: int) -> str:
+    text = environ.get("RDZV_ENDPOINT")
+    if text is None:
+        raise UserError(
+            f"NNODES={environ['NNODES']} needs RDZV_ENDPOINT=host:port, the same on all nodes: a "
+            "node that all reach by this name, and a free port there"
+        )
+    match = re.fullmatch(r"(?:[\w.-]+|\[[0-9a-fA-F:]+\]):(\d+)", text)
+    if not match or not 0 < int(match[1]) < 2**16:
+        raise UserError(f"RDZV_ENDPOINT={text}: host:port is needed, as in node1:29400")
+    return text
+
+
+def _number(environ: Mapping[str, str], name: str, default, low: int) -> int | None:
+    text = environ.get(name)
+    if text is None:
+        return default
+    if not text.isascii() or not text.isdigit() or int(text) < low:
+        raise UserError(f"{name}={text}: a whole number of {low} or more is needed")
+    return int(text)
