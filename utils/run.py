@@ -9,7 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from utils.config import parse
-from utils.distributed.environment import launched
+from utils.distributed.environment import (
+    LAUNCH_FOLDER,
+    LaunchedAs,
+    die_with_launcher,
+    launched,
+    note_exit_code,
+    previous_exit_code,
+)
 from utils.errors import UserError
 from utils.exchange import Exchange
 from utils.files import reason
@@ -35,20 +42,56 @@ def run_entry(config_class, train: Callable, description: str, argv: list[str] |
     Args:
         train: called as `train(settings, origin, signals)`.
     """
+    place = launched()
+    if place is not None:
+        die_with_launcher()
+        code = previous_exit_code()
+        if code is not None:  # this process is started again for what a restart cannot mend
+            return code
     signals = Signals()
+    argv = sys.argv[1:] if argv is None else argv
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN_TURNS)  # read when PyTorch is imported
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own chatter on stderr
     try:
-        settings, origin = parse(config_class, sys.argv[1:] if argv is None else argv, description)
+        settings, origin = parse(config_class, _as_launched(argv, place), description)
         train(settings, origin, signals)
     except UserError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        if note_exit_code(2):  # of processes that train together one says it
+            print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except Stopped as stopped:
-        print(stopped.line, file=sys.stderr)
+        if place is None or place.rank == 0:
+            print(stopped.line, file=sys.stderr)
         return stopped.exit_code
+    except Exception as error:
+        if place is None or not _is_lost_peer(error):
+            raise
+        print(f"rank {place.rank}: another process of this run is gone", file=sys.stderr)
+        sys.stderr.flush()
+        os._exit(1)  # what hangs in the group is not waited for
     return 0
+
+
+def _as_launched(argv: list[str], place: LaunchedAs | None) -> list[str]:
+    """The flags of a process that torchrun has started: they include --distributed, and where the
+    launcher has started it again, or it joins a run, --resume."""
+    if place is None:
+        return argv
+    words = [part for word in argv for part in word.split("=", 1)]
+    if "--distributed" not in words:
+        argv = [*argv, "--distributed"]
+    if LAUNCH_FOLDER in os.environ and "--output" in words and not {"--resume", "-r"} & {*words}:
+        output = words[len(words) - words[::-1].index("--output")]
+        if (Path(output) / "config.yaml").is_file():
+            argv = [*argv, "--resume", output]
+    return argv
+
+
+def _is_lost_peer(error: Exception) -> bool:
+    from utils.distributed.group import is_lost_peer
+
+    return is_lost_peer(error)
 
 
 class Run:
