@@ -116,7 +116,9 @@ def train(settings: Settings, origin: dict, signals) -> None:
         tokenizer = None  # that of the settings; weights from elsewhere belong to their own
         if settings.pretrained or not settings.tokenizer_is_trained:
             tokenizer = getattr(card or pretrained, "tokenizer", None)
-        task = load_text_task(settings, run.device, run.console, tokenizer, run.exchange)
+        task = load_text_task(
+            settings, run.device, run.console, tokenizer, run.exchange, run.micro_batches
+        )
         run.check_data(checkpoint, task.data.fingerprint)
 
         model = build_model(settings, task.card)

@@ -129,6 +129,7 @@ def build_trainer(
             "schedule_steps": span,
             "threads": run.threads,
             "global_batch_size": loader.step_size,
+            "micro_batches": run.micro_batches or settings.accumulation_steps * run.exchange.size,
             **run.engine(),
         },
         strategy=strategy,

@@ -117,6 +117,7 @@ class Run:
         self._set_up_engine()
         self._closing = contextlib.ExitStack()
         self.folder = self.trainer = self.strategy = None  # see build.py, train.py
+        self.micro_batches: int | None = None  # of a step with --batch_tokens, all processes'
         self._join()
         if not settings.without_training:
             path = Path(settings.output) if settings.output else default_path(model, data)
@@ -273,7 +274,25 @@ class Run:
                     f"note: {name} is {now} now and was {saved} before: results will differ "
                     "in the last bits"
                 )
+        if not settings.without_training:
+            self._keep_step(loaded.state["settings"])
         return loaded
+
+    def _keep_step(self, saved: dict) -> None:
+        """Another number of processes changes who computes what of an optimizer step, not its
+        samples."""
+        settings, before = self.settings, saved.get("micro_batches")
+        now = settings.accumulation_steps * self.exchange.size
+        if before in (None, now):
+            return
+        if getattr(settings, "batch_tokens", None) is not None:
+            self.micro_batches = before
+        elif settings.global_batch is None:
+            settings.global_batch = saved["global_batch_size"]
+            self.console.say(
+                f"an optimizer step keeps its {settings.global_batch} samples (--global_batch), as "
+                f"with {saved['processes']} processes"
+            )
 
     def check_data(self, checkpoint, fingerprint: str) -> None:
         """Refuses to go on with other data than the checkpoint's."""

@@ -46,12 +46,14 @@ def load_text_task(
     console: Console,
     tokenizer: str | None = None,
     exchange: Exchange | None = None,
+    micro_batches: int | None = None,
 ) -> TextTask:
     """Loads the texts that the settings name, cut and encoded as they say.
 
     Args:
         tokenizer: the JSON of the one that the weights belong to; None: that of the settings.
         exchange: of this process with the others of the run; None: it is alone.
+        micro_batches: of an optimizer step, where the settings do not say it.
     """
     exchange = exchange or Exchange()
     with exchange.in_turn():  # one downloads and encodes, the others map it in
@@ -88,6 +90,7 @@ def load_text_task(
         seed=settings.seed,
         accumulation=settings.accumulation_steps,
         step_size=settings.global_batch,
+        micro_batches=micro_batches,
         batch_tokens=settings.batch_tokens,
         mixing=build_mixing(settings),
     )

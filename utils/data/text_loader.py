@@ -33,6 +33,7 @@ class TextLoader(Loader):
         device: where the batches are needed.
         accumulation: micro-batches in an optimizer step, of each rank.
         step_size: samples in an optimizer step instead, of all ranks; without `batch_tokens`.
+        micro_batches: micro-batches in an optimizer step instead, of all ranks.
         max_len: tokens of a text that are kept, its first ones.
         shuffle: a new order every epoch, else by length.
         seed: of the order.
@@ -57,6 +58,7 @@ class TextLoader(Loader):
         device: torch.device,
         accumulation: int = 1,
         step_size: int | None = None,
+        micro_batches: int | None = None,
         max_len: int,
         shuffle: bool = False,
         seed: int = 0,
@@ -77,7 +79,7 @@ class TextLoader(Loader):
         self.tokens, self.max_len = tokens.view(np.ndarray), max_len
         self.starts, self.lengths = np.ascontiguousarray(starts), np.minimum(lengths, max_len)
         self.bucket_batches = bucket_batches
-        self.micro_batches = accumulation * ranks  # of a step
+        self.micro_batches = micro_batches or accumulation * ranks
         self.token_steps, step_size = None, step_size or batch_size * self.micro_batches
         if batch_tokens is not None:
             self.token_steps = self._count_steps(batch_tokens)

@@ -59,6 +59,8 @@ class DistributedSettings(Config):
         if self.global_batch is not None:
             reason = "--global_batch takes as many batches as it needs"
             yield "accumulation_steps", reason, "global_batch"
+            if getattr(self, "batch_tokens", None) is not None:
+                yield "global_batch", "--batch_tokens sets the batch by tokens", "batch_tokens"
 
     def check(self):
         super().check()
