@@ -32,6 +32,7 @@ from utils.advice import phase_advice
 from utils.aliases import SHORT_FOR
 from utils.config import ALIASES, OF_ONE_START, fields, parse
 from utils.data import headlines, shapes
+from utils.distributed import launch
 from utils.errors import UserError
 from utils.models.resnet import ResNet
 from utils.optim.schedules import SCHEDULES
@@ -235,6 +236,8 @@ def test_commands(workplace, block):
         command = re.sub(r"step-\d{8}", newest("runs/my_run").name, line)
         if command.startswith("python ") and command.split()[1] in ENTRIES:
             _run_entry(workplace, command)
+        elif "bash run_distributed.sh" in command:
+            _prepare_launch(command)
         elif command.startswith("make "):
             subprocess.run(["make", "-n", *command.split()[1:]], cwd=ROOT, check=True)
         elif command.startswith("pip install "):
@@ -248,6 +251,18 @@ def test_commands(workplace, block):
             assert list(Path("runs/my_run/tensorboard").glob("events.*"))
         else:
             assert command == "source .venv/bin/activate"
+
+
+def _prepare_launch(command: str) -> None:
+    """All but the launch itself; what that does is tested in tests/distributed/."""
+    variables, _, arguments = command.partition("bash run_distributed.sh")
+    environ = dict(word.split("=") for word in variables.split())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.path", list(sys.path))
+        patch.setattr("sys.argv", list(sys.argv))
+        job, plan, _ = launch.prepare(shlex.split(arguments), environ)
+    assert job.folder is not None
+    assert plan.max_nodes == int(environ.get("NNODES", "1").rpartition(":")[2])
 
 
 @functools.cache  # a command that stands on two pages runs once

@@ -4,6 +4,7 @@ rendezvous does not answer any more."""
 import contextlib
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -11,7 +12,7 @@ import threading
 import time
 from pathlib import Path
 
-from utils.distributed.environment import previous_exit_code
+from utils.distributed.environment import LAUNCH_FOLDER, previous_exit_code
 
 # Seconds without an answer of the rendezvous after which the workers are killed, and then for the
 # agent to end by itself. With PROBE and the time for a connection: below a minute.
@@ -164,6 +165,7 @@ def _watch(remote: tuple[str, int], go_on: str) -> None:
     time.sleep(GRACE)
     say(f"the rendezvous has not answered for {SILENCE + GRACE} s; {go_on}")
     _kill(_children())
+    shutil.rmtree(os.environ[LAUNCH_FOLDER], ignore_errors=True)
     os._exit(1)
 
 

@@ -14,6 +14,7 @@ import socket
 import struct
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,12 +61,7 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGTERM, _stopped_early)
     signal.signal(signal.SIGINT, _stopped_early)
     try:
-        entry, flags, demo = _what(argv)
-        job = check(find_entry(entry), flags)
-        plan = read_plan(
-            os.environ, lambda: _gpus(job.device), _cores(), without_gpu=2 if demo else 1
-        )
-        _check_nodes(job, plan)
+        job, plan, demo = prepare(argv, os.environ)
     except UserError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
@@ -73,6 +69,31 @@ def main(argv: list[str]) -> int:
     if demo and code == 0:
         print(AFTER_DEMO)
     return code
+
+
+def prepare(argv: list[str], environ: Mapping[str, str]) -> tuple[Job, Plan, bool]:
+    """(what is run, on how many, whether it is the demo without a GPU).
+
+    Raises:
+        UserError: a flag or a variable is wrong.
+    """
+    entry, flags, demo = _what(argv)
+    job = check(find_entry(entry), flags)
+    plan = read_plan(environ, lambda: _gpus(job.device), _cores(), without_gpu=2 if demo else 1)
+    if job.folder and plan.max_nodes == 1 and not job.resumed:
+        refuse_run(Path(job.folder))
+    if job.folder and plan.max_nodes > 1 and not job.named:
+        raise UserError(
+            "several nodes need --output FOLDER, one that all of them share: the run there is gone "
+            "on with, on every node"
+        )
+    gpus = _gpus(job.device) if environ.get("NPROC") else plan.processes
+    if 0 < gpus < plan.processes:
+        raise UserError(
+            f"NPROC={plan.processes}: this machine has {gpus} GPUs, and each process needs one; "
+            "--device cpu trains without"
+        )
+    return job, plan, demo
 
 
 def launch(job: Job, plan: Plan, argv: list[str]) -> int:
@@ -166,32 +187,15 @@ def check(script: Path, flags: list[str]) -> Job:
     return Job(script, flags, folder, named is not None, resumed, settings.device)
 
 
-def _check_nodes(job: Job, plan: Plan) -> None:
-    """UserError where folder and GPUs do not fit the plan."""
-    if job.folder and plan.max_nodes == 1 and not job.resumed:
-        refuse_run(Path(job.folder))
-    if job.folder and plan.max_nodes > 1 and not job.named:
-        raise UserError(
-            "several nodes need --output FOLDER, one that all of them share: the run there is gone "
-            "on with, on every node"
-        )
-    gpus = _gpus(job.device) if os.environ.get("NPROC") else plan.processes
-    if 0 < gpus < plan.processes:
-        raise UserError(
-            f"NPROC={plan.processes}: this machine has {gpus} GPUs, and each process needs one; "
-            "--device cpu trains without"
-        )
-
-
 def _load(script: Path):
     """The module of the script, with its folder in the path as when Python runs it."""
     sys.path.insert(0, str(script.parent))
     sys.argv[0] = str(script)  # --help names it
-    spec = importlib.util.spec_from_file_location(script.stem, script)
+    spec = importlib.util.spec_from_file_location("launched_entry", script)
     if spec is None:
         raise UserError(f"{script}: no Python script")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[script.stem] = module  # dataclasses look there
+    sys.modules[spec.name] = module  # dataclasses look there
     spec.loader.exec_module(module)
     return module
 
