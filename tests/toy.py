@@ -129,6 +129,7 @@ def make_trainer(
             weight_decay=1e-3,
             momentum=0.9,
             in_place_of=spread.own,
+            exchange=exchange,
             **optimizer_options or {},
         ),
         schedule=schedule() if schedule else Schedule("cosine", total, 2),

@@ -86,6 +86,7 @@ def build_trainer(
             model,
             lr=lr,
             in_place_of=strategy.own,
+            exchange=run.exchange,
             weight_decay=settings.weight_decay,
             decay_all=settings.decay_all,
             lookahead_k=settings.lookahead_k,

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class Exchange:
     """Of one process alone.
 
-    All methods but `shape` and `part` are collective: every rank calls them, in the same order,
-    with tensors of the same shape and dtype, on the device that it computes on or on the CPU.
-    None changes what it is given, unless its name ends in `_`.
+    All methods but `shape`, `is_divided` and `part` are collective: every rank calls them, in the
+    same order, with tensors of the same shape and dtype, on the device that it computes on or on
+    the CPU. None changes what it is given, unless its name ends in `_`.
 
     Attributes:
         rank, size: which of how many processes this is, from 0.
@@ -63,8 +63,13 @@ class Exchange:
         """Of the whole parameter, of which this rank may hold a part, some of its rows."""
         return parameter.shape
 
+    def is_divided(self, parameter: Tensor) -> bool:
+        """The same on all ranks, also where one of them has all rows and others none."""
+        return False
+
     def whole(self, parameter: Tensor, tensor: Tensor) -> Tensor:
-        """The rows of all ranks of `tensor`, which is divided as `parameter` is."""
+        """The rows of all ranks of `tensor`, whose first dimension is divided as that of
+        `parameter` is; the others may be any."""
         return tensor
 
     def part(self, parameter: Tensor, whole: Tensor) -> Tensor:

@@ -93,15 +93,18 @@ class ProcessExchange(Exchange):
         rows = self._rows.get(id(parameter))
         return parameter.shape if rows is None else rows.shape
 
+    def is_divided(self, parameter: Tensor) -> bool:
+        return id(parameter) in self._rows
+
     def whole(self, parameter: Tensor, tensor: Tensor) -> Tensor:
         rows = self._rows.get(id(parameter))
         if rows is None:
             return tensor
         length = rows.shape[0]
         most = -(-length // self.size)
-        padded = tensor.new_zeros(most, *rows.shape[1:])
+        padded = tensor.new_zeros(most, *tensor.shape[1:])
         padded[: len(tensor)] = tensor
-        whole = tensor.new_empty(self.size * most, *rows.shape[1:])
+        whole = tensor.new_empty(self.size * most, *tensor.shape[1:])
         dist.all_gather_into_tensor(whole, padded, group=self.group)
         return whole[:length]
 

@@ -40,6 +40,8 @@ class AxisBatch:
         basis: R, (B, r, D). spectrum: Lambda, (B, r, r). rest: rho, (B,).
         multiplier: see `multiplier`.
         scatter: of the last gradient, where it is to be taken up by `update_`.
+        own: the tensors among the B that this process updates; None: all of them.
+        is_shared: other ranks update others: who shares the results makes the multiplier anew.
     """
 
     dim: int
@@ -49,10 +51,18 @@ class AxisBatch:
     spectrum: Tensor
     rest: Tensor
     scatter: Scatter | None = None
+    own: slice | None = None
+    is_shared: bool = False
 
     def __post_init__(self):
+        self.own = slice(0, len(self.rest)) if self.own is None else self.own
         self.whole = is_whole(*self.basis.shape[1:])
         self.multiplier = multiplier(self.basis, self.spectrum, self.rest, self.alpha)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process updates any of its tensors."""
+        return self.own.start < self.own.stop
 
     def set_alpha(self, alpha: float) -> None:
         if alpha != self.alpha:
@@ -62,8 +72,8 @@ class AxisBatch:
 
 @dataclass
 class Scatter:
-    """product: R X'X, (B, r, D). scale: (B,), by which X'X is multiplied to give S.
-    trace: tr(S), (B,)."""
+    """Of the B tensors that this process updates. product: R X'X, (B, r, D). scale: (B,), by which
+    X'X is multiplied to give S. trace: tr(S), (B,)."""
 
     product: Tensor
     scale: Tensor
@@ -125,15 +135,19 @@ def precondition_(
         basis = axis.basis if len(seen) == tensors else axis.basis.repeat_interleave(before, 0)
         small = seen @ basis.mT if last else basis @ seen  # H
     if square is not None:
+        own, each = axis.own, len(seen) // tensors
+        ours = slice(own.start * each, own.stop * each)
         if axis.whole:
-            product = seen.mT @ seen if last else seen @ seen.mT
+            product = seen[ours].mT @ seen[ours] if last else seen[ours] @ seen[ours].mT
+        elif last:
+            product = small[ours].mT @ seen[ours]
         else:
-            product = small.mT @ seen if last else _times_transposed(small, seen)
-        if len(product) > tensors:
-            product = product.view(tensors, before, *product.shape[1:]).sum(1)
+            product = _times_transposed(small[ours], seen[ours])
+        if each > 1:
+            product = product.view(-1, each, *product.shape[1:]).sum(1)
         if axis.whole:
-            product = axis.basis @ product
-        share, now = length / x[0].numel(), square_norms(x)  # share: 1 / N
+            product = axis.basis[own] @ product
+        share, now, square = length / x[0].numel(), square_norms(x[own]), square[own]  # 1 / N
         scale = torch.where(now > 0, square / now * share, 0.0)
         axis.scatter = Scatter(product, scale, square * share)
     if axis.whole:
@@ -161,7 +175,7 @@ def square_norms(x: Tensor) -> Tensor:
 
 
 def update_(axes: list[AxisBatch], left_out: Tensor | None) -> None:
-    """All axes take up the scatter that `precondition_` has noted.
+    """All axes take up the scatter that `precondition_` has noted, each for its `own` tensors.
 
     Args:
         left_out: () bool; where true, all stay as they are.
@@ -196,7 +210,7 @@ class _Smoothed:
     def __init__(self, axes: list[AxisBatch]):
         self.axes, eta = axes, axes[0].eta
         self.basis, self.spectrum, self.rest = (
-            _joined([getattr(axis, name) for axis in axes]) for name in FISHER
+            _joined([getattr(axis, name)[axis.own] for axis in axes]) for name in FISHER
         )
         product, scale, trace = (
             _joined([getattr(axis.scatter, name) for axis in axes])
@@ -222,12 +236,27 @@ class _Smoothed:
                 (matrices, matrices, good), new, (self.basis, self.spectrum, self.rest), strict=True
             )
         ]
-        new.append(multiplier(*new, self.axes[0].alpha))
-        counts = [len(axis.rest) for axis in self.axes]
+        names = FISHER
+        if not self.axes[0].is_shared:
+            new.append(multiplier(*new, self.axes[0].alpha))
+            names = (*FISHER, "multiplier")
+        counts = [axis.own.stop - axis.own.start for axis in self.axes]
         for axis, *values in zip(self.axes, *(value.split(counts) for value in new), strict=True):
-            for name, value in zip((*FISHER, "multiplier"), values, strict=True):
-                getattr(axis, name).copy_(value)
+            for name, value in zip(names, values, strict=True):
+                getattr(axis, name)[axis.own].copy_(value)
             axis.scatter = None
+
+
+def renew_multipliers_(axes: list[AxisBatch]) -> None:
+    """Of axes whose Fisher matrices have become others."""
+    alike: dict[tuple, list[AxisBatch]] = {}
+    for axis in axes:
+        alike.setdefault((axis.basis.shape[1:], axis.alpha), []).append(axis)
+    for (_, alpha), members in alike.items():
+        matrices = [_joined([getattr(axis, name) for axis in members]) for name in FISHER]
+        new = multiplier(*matrices, alpha).split([len(axis.rest) for axis in members])
+        for axis, value in zip(members, new, strict=True):
+            axis.multiplier.copy_(value)
 
 
 def multiplier(basis: Tensor, spectrum: Tensor, rest: Tensor, alpha: float) -> Tensor:

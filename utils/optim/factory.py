@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
+    from utils.exchange import Exchange
+
 
 def sgd(groups, *, lr: float, momentum: float) -> Optimizer:
     """Stochastic gradient descent with Nesterov momentum (plain where momentum is 0)."""
@@ -49,9 +51,11 @@ def ngd(
     ngd_axes: str = "all",
     ngd_norm: str = "fixed",
     ngd_products: str = "float32",
+    exchange: Exchange | None = None,
 ) -> Optimizer:
     """Natural-gradient descent with Nesterov momentum (plain where momentum is 0). Weight decay is
-    decoupled with `ngd_norm` "fixed", whose steps would else turn with it."""
+    decoupled with `ngd_norm` "fixed", whose steps would else turn with it. Ranks share the updates
+    of Fisher matrices through `exchange`."""
     from utils.optim.ngd import NGD
 
     return NGD(
@@ -67,6 +71,7 @@ def ngd(
         axes=ngd_axes,
         norm=ngd_norm,
         products=ngd_products,
+        exchange=exchange,
     )
 
 
@@ -84,6 +89,7 @@ class OptimizerEntry:
     weight_decay: float  # default weight decay
     momentum: float | None = None  # default; None where that is no setting of it
     own: tuple[str, ...] = ()  # settings that no other optimizer has
+    shares: bool = False  # whether `make` takes an `exchange` with the other ranks
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -103,7 +109,9 @@ OPTIMIZERS = {
     # Those of CIFAR-10 in its paper.
     "madgrad": OptimizerEntry(madgrad, lr=2.5e-4, weight_decay=1e-4, momentum=0.9),
     # Found by the study of docs/ngd.md for batches of 128; the momentum of sgd.
-    "ngd": OptimizerEntry(ngd, lr=9e-3, weight_decay=0.05, momentum=0.9, own=NGD_SETTINGS),
+    "ngd": OptimizerEntry(
+        ngd, lr=9e-3, weight_decay=0.05, momentum=0.9, own=NGD_SETTINGS, shares=True
+    ),
 }
 
 
@@ -159,6 +167,7 @@ def build_optimizer(
     lookahead_k: int | None = None,
     lookahead_alpha: float = 0.5,
     in_place_of: Callable[[Tensor], Tensor] = lambda parameter: parameter,
+    exchange: Exchange | None = None,
     **own,
 ) -> Optimizer:
     """The optimizer `name` (a key of OPTIMIZERS) over the parameters of `model` that are trained.
@@ -183,12 +192,15 @@ def build_optimizer(
         lookahead_alpha: how far the slow weights go; no effect without `lookahead_k`.
         in_place_of: what is stepped in place of a parameter of the model: the part that this
             process holds.
+        exchange: the other ranks; None: a process alone. Only ngd asks anything of them.
         own: settings of this optimizer alone (`OptimizerEntry.own`).
     """
     entry = OPTIMIZERS[name]
     groups = parameter_groups(model, weight_decay, decay_all, in_place_of)
     if entry.momentum is not None:
         own["momentum"] = entry.momentum if momentum is None else momentum
+    if entry.shares:
+        own["exchange"] = exchange
     optimizer = entry.make(groups, lr=lr, **own)
     if lookahead_k is not None:
         from utils.optim.lookahead import Lookahead

@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from utils.optim.batched_fisher import FISHER, AxisBatch, float32_products, update_
+from utils.exchange import Exchange
+from utils.optim.batched_fisher import FISHER, float32_products, update_
 from utils.optim.ngd_batch import Batch, Flags, is_dense, is_plain, kind_of
+from utils.optim.ngd_shares import Shares, shares_of
 
 AXES = ("all", "channels")
 NORMS = ("gradient", "fixed")
@@ -44,6 +46,13 @@ class NGD(Optimizer):
     Fisher matrices are timed. (On a GPU steps that were left out count, since the host does not
     know of them.)
 
+    Over several ranks, all of which step the same parameters with the same reduced gradients, each
+    rank makes about 1 / N of the updates of Fisher matrices and tells the others of them
+    (`ngd_shares.py`): all have the same state at all times, and take the steps that one process
+    would. Of parameters that are divided by rows (FSDP) each rank has its rows, of the gradient and
+    `momentum_buffer` too; Fisher matrices, directions and norms are those of the whole tensor, of
+    which one batch of parameters of a shape is in memory at a time.
+
     Args:
         params: parameters or groups, as of any optimizer; all settings may differ by group.
         lr: step size.
@@ -66,7 +75,8 @@ class NGD(Optimizer):
             computed in bfloat16 are worth is not lost by it.
         foreach: all tensors of a shape at once (None too, which is PyTorch's usual default).
             False: tensors and axes one by one, by the equations as they are written in
-            `fisher.py`; the same result, slower, and with waits.
+            `fisher.py`; the same result, slower, and with waits. Every rank makes all updates.
+        exchange: the other ranks. A copy by pickle or deepcopy is of a process alone.
 
     Raises:
         ValueError: a setting is out of range.
@@ -78,6 +88,7 @@ class NGD(Optimizer):
     """
 
     _step_supports_amp_scaling = True  # tells GradScaler to hand over found_inf and grad_scale
+    _exchange = Exchange()
 
     def __init__(
         self,
@@ -96,6 +107,7 @@ class NGD(Optimizer):
         norm: str = "gradient",
         products: str = "float32",
         foreach: bool | None = True,
+        exchange: Exchange | None = None,
     ):
         settings = {
             "lr": lr, "momentum": momentum, "nesterov": nesterov, "dampening": dampening,
@@ -104,7 +116,9 @@ class NGD(Optimizer):
             "norm": norm, "products": products,
             "foreach": foreach is None or bool(foreach),
         }  # fmt: skip
+        self._exchange = exchange or Exchange()
         self._batches: list[Batch] = []
+        self._shares: list[Shares] = []
         self._signature = None
         super().__init__(params, settings)
 
@@ -150,7 +164,7 @@ class NGD(Optimizer):
 
     def _step(self) -> None:
         self._gather()
-        due: dict[tuple, list[AxisBatch]] = {}
+        due: dict[tuple, list[Batch]] = {}
         for batch in self._batches:
             flags = Flags.of(self, batch.device)
             if batch.is_plain:
@@ -159,11 +173,15 @@ class NGD(Optimizer):
                 memory, other = self._workspaces[batch.device, batch.dtype]
                 batch.descend(batch.precondition(memory, other, flags), flags)
                 if batch.updates_now:
-                    due.setdefault((batch.device, batch.dtype), []).extend(batch.axes)
+                    due.setdefault((batch.device, batch.dtype), []).append(batch)
             elif flags.left_out is None or not flags.left_out:  # here the host waits
                 batch.descend(batch.precondition_one_by_one(flags), flags)
-        for (device, _), axes in due.items():
+        for (device, _), batches in due.items():
+            axes = [axis for batch in batches for axis in batch.axes if axis.is_ours]
             update_(axes, Flags.of(self, device).left_out)
+        for shares in self._shares:
+            if shares.updates_now:
+                shares.exchange_()
         for batch in self._batches:
             batch.step += 1
             for parameter in batch.parameters:
@@ -190,14 +208,16 @@ class NGD(Optimizer):
                     "(contiguous) of its own"
                 )
             step = self.state[parameter].get("step", 0)
-            plain = is_plain(parameter, self.param_groups[number])
-            shape = None if plain else parameter.shape
-            kind = (number, parameter.device, parameter.dtype, shape, step)
+            shape, divided = self._exchange.shape(parameter), self._exchange.is_divided(parameter)
+            if is_plain(shape, self.param_groups[number]):
+                shape = None
+            kind = (number, parameter.device, parameter.dtype, shape, divided, step)
             members.setdefault(kind, []).append(parameter)
         self._batches = [
-            Batch(self.param_groups[kind[0]], parameters, self.state, step=kind[-1])
+            Batch(self.param_groups[kind[0]], parameters, self.state, kind[-1], self._exchange)
             for kind, parameters in members.items()
         ]
+        self._shares = shares_of(self._batches, self._exchange)
         self._signature = signature
         # Memory for the stacked gradients of one batch after another, before and after a product;
         # kept, since fresh memory is slow.
@@ -242,4 +262,4 @@ _RANGES = {
     "products": (lambda value: value in PRODUCTS, f"one of {', '.join(PRODUCTS)}"),
 }
 # Settings that batches are made of: where one changes, they are made anew.
-_OF_BATCHES = ("rank", "axes", "norm", "foreach")
+_OF_BATCHES = ("rank", "axes", "norm", "foreach", "update_period")

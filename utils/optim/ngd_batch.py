@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from utils.exchange import Exchange
 from utils.optim import fisher
 from utils.optim.batched_fisher import (
     FISHER,
@@ -52,12 +53,17 @@ class Batch:
 
     Stacked gradients have the shape (B, D0, kernel ..., D1), as a convolution's weights lie in
     memory in channels_last: so both large axes are rows or columns of matrices, and nothing needs
-    to be transposed.
+    to be transposed. Where parameters are divided among the ranks, the stacked gradients are whole
+    ones, and momentum and step are of this rank's rows.
     """
 
-    def __init__(self, group: dict, parameters: list[Tensor], state: dict, step: int):
+    def __init__(
+        self, group: dict, parameters: list[Tensor], state: dict, step: int, exchange: Exchange
+    ):
         first = parameters[0]
-        self.group, self.parameters, self.step = group, parameters, step
+        self.group, self.parameters, self.step, self.exchange = group, parameters, step, exchange
+        self.of_one = exchange.shape(first)
+        self.is_divided = exchange.is_divided(first)
         self.device, self.dtype = first.device, kind_of(first)["dtype"]
         self.momenta = []
         if group["momentum"]:
@@ -68,12 +74,12 @@ class Batch:
                 elif buffer.stride() != parameter.stride():  # the fused kernel walks through memory
                     state[parameter]["momentum_buffer"] = torch.empty_like(parameter).copy_(buffer)
             self.momenta = [state[parameter]["momentum_buffer"] for parameter in parameters]
-        self.numbers = axes_of(first, group["axes"])  # of the axes, in a parameter
+        self.numbers = axes_of(self.of_one, group["axes"])  # of the axes, in a parameter
         self.axes = [self._axis(number, state) for number in self.numbers]
-        self.is_plain = is_plain(first, group)
-        self.size = 0 if self.is_plain else len(parameters) * first.numel()
+        self.is_plain = is_plain(self.of_one, group)
+        self.size = 0 if self.is_plain else len(parameters) * self.of_one.numel()
         # (B, D0, kernel ..., D1), or what there is of these
-        self.shape = len(parameters), *first.shape[:1], *first.shape[2:], *first.shape[1:2]
+        self.shape = len(parameters), *self.of_one[:1], *self.of_one[2:], *self.of_one[1:2]
         stacked = _as_parameters(torch.empty(self.shape, dtype=self.dtype, device="meta"))
         self.lies_stacked = all(
             one.stride() == p.stride() and one.dtype == p.dtype
@@ -84,7 +90,7 @@ class Batch:
     def _axis(self, number: int, state: dict) -> AxisBatch:
         """The Fisher matrices of an axis; the parameters' state becomes views of them."""
         first = self.parameters[0]
-        length, kind = first.shape[number], kind_of(first)
+        length, kind = self.of_one[number], kind_of(first)
         rank = min(self.group["rank"] or fisher.default_rank(length), length - 1)
         new = fisher.zero_fisher(rank, length, **kind)
         stacked = {}
@@ -128,17 +134,22 @@ class Batch:
     def precondition(self, memory: Tensor, other: Tensor, flags: Flags) -> list[Tensor]:
         """Natural gradients, scaled, in the memory given, of `size` elements each; `other` is used
         where `takes_two`. See `fisher.py`."""
-        first, x = self.parameters[0], memory[: self.size].view(self.shape)
+        x = memory[: self.size].view(self.shape)
         other = other[: self.size].view(self.shape) if self.takes_two else None
-        self._stack(_as_parameters(x), flags)
+        self._stack(x, flags)
         square = square_norms(x)
         for axis in self.axes:
+            learns = self.updates_now and axis.is_ours
             with self._products(axis):
-                x, other = precondition_(x, axis, other, square if self.updates_now else None)
-        wanted = square if self.group["norm"] == "gradient" else fixed_square(first)
+                x, other = precondition_(x, axis, other, square if learns else None)
+        wanted = square if self.group["norm"] == "gradient" else fixed_square(self.of_one)
         scale = (wanted / (square_norms(x) if self.axes else square)).sqrt()
-        x *= torch.where(scale.isfinite(), scale, 1.0).view(-1, *[1] * first.ndim)
-        return self._as_they_lie(_as_parameters(x), other)
+        x *= torch.where(scale.isfinite(), scale, 1.0).view(-1, *[1] * len(self.of_one))
+        natural = _as_parameters(x)
+        if self.is_divided:
+            parts = zip(self.parameters, natural, strict=True)
+            natural = tuple(self.exchange.part(parameter, whole) for parameter, whole in parts)
+        return self._as_they_lie(natural, other)
 
     def _products(self, axis: AxisBatch) -> contextlib.AbstractContextManager:
         fast = self.group["products"] == "fast" and axis.multiplier.shape[-1] > SHORT
@@ -160,8 +171,18 @@ class Batch:
         torch._foreach_copy_(laid, natural)
         return laid
 
-    def _stack(self, stacked: tuple[Tensor, ...], flags: Flags) -> None:
-        """Copies the gradients, with the coupled weight decay."""
+    def _stack(self, x: Tensor, flags: Flags) -> None:
+        """Copies the gradients, with the coupled weight decay, to x (B, D0, kernel ..., D1)."""
+        if not self.is_divided:
+            self._copy(_as_parameters(x), flags)
+            return
+        first = self.parameters[0]
+        rows = x.new_empty(len(first), len(x), *x.shape[2:])  # (rows, B, kernel ..., D1)
+        self._copy(_as_parameters(rows.movedim(0, 1)), flags)
+        x.copy_(self.exchange.whole(first, rows).movedim(0, 1))  # of all tensors in one go
+
+    def _copy(self, stacked: tuple[Tensor, ...], flags: Flags) -> None:
+        """The gradients as they are given, of this rank's rows, with the coupled weight decay."""
         gradients, parameters = self.gradients(), self.parameters
         decay = 0.0 if self.group["decoupled"] else self.group["weight_decay"]
         if (
@@ -191,6 +212,7 @@ class Batch:
                 gradient = gradient / flags.grad_scale
             if self.group["weight_decay"] and not self.group["decoupled"]:
                 gradient = gradient + self.group["weight_decay"] * parameter
+            gradient = self.exchange.whole(parameter, gradient)
             for number, axis in zip(self.numbers, self.axes, strict=True):
                 turned = gradient.movedim(number, -1)
                 x = turned.reshape(-1, turned.shape[-1])
@@ -203,9 +225,10 @@ class Batch:
                         value.copy_(getattr(after, name))
                 gradient = x_hat.view(turned.shape).movedim(-1, number)
             if self.group["norm"] == "fixed":
-                scale = (fixed_square(parameter) / gradient.square().sum()).sqrt()
+                scale = (fixed_square(self.of_one) / gradient.square().sum()).sqrt()
                 gradient = gradient * scale if scale.isfinite() else gradient
-            natural.append(torch.empty_like(parameter).copy_(gradient))
+            own = self.exchange.part(parameter, gradient)
+            natural.append(torch.empty_like(parameter).copy_(own))
         return natural
 
     def descend(self, gradients: list[Tensor], flags: Flags) -> None:
@@ -239,20 +262,20 @@ def _as_parameters(stacked: Tensor) -> tuple[Tensor, ...]:
     return (stacked.movedim(-1, 2) if stacked.ndim > 3 else stacked).unbind()
 
 
-def fixed_square(parameter: Tensor) -> float:
+def fixed_square(shape: torch.Size) -> float:
     """The squared norm of a step of a fixed size, before the learning rate."""
-    return FIXED_RMS**2 * parameter.numel()
+    return FIXED_RMS**2 * shape.numel()
 
 
-def is_plain(parameter: Tensor, group: dict) -> bool:
+def is_plain(shape: torch.Size, group: dict) -> bool:
     """Whether the fused kernel takes the gradient as it is: plain momentum."""
-    return group["norm"] == "gradient" and not axes_of(parameter, "all")
+    return group["norm"] == "gradient" and not axes_of(shape, "all")
 
 
-def axes_of(parameter: Tensor, which: str) -> list[int]:
+def axes_of(shape: torch.Size, which: str) -> list[int]:
     """Numbers of the axes that have a Fisher matrix; none where there is one alone."""
-    long = [number for number, length in enumerate(parameter.shape) if length > 1]
-    if len(long) < 2 or parameter.numel() == 0:
+    long = [number for number, length in enumerate(shape) if length > 1]
+    if len(long) < 2 or shape.numel() == 0:
         return []
     return long if which == "all" else [number for number in long if number < 2]
 
