@@ -170,7 +170,6 @@ def check(worlds, case, losses, policies, layouts=LAYOUTS, **options):
         found = worlds(size).run(of_rank, case, micro, options)
         assert all(torch.equal(other[1], found[0][1]) for other in found)
         differences = difference(found[0], expected)
-        print("differences", case, options, size, micro, differences)
         assert differences[0] <= losses and differences[1] <= policies, (size, micro, differences)
 
 
@@ -186,14 +185,14 @@ def test_ranks_and_micro_batches_are_one_batch(worlds, case, exact):
 
 @pytest.mark.parametrize("case", [case for case in CASES if case != "BatchNorm"])
 def test_in_float32(worlds, case):
-    check(worlds, case, 1e-5, 2e-5, ((2, 2), (4, 1)), dtype=torch.float32, exact=True)
+    check(worlds, case, 1e-5, 1e-5, ((2, 2), (4, 1)), dtype=torch.float32, exact=True)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case != "BatchNorm"])
 def test_the_fast_form_in_float32(worlds, case):
     """Its difference has an error of rounding of its own, about a thousandth, of which the losses
     feel little."""
-    check(worlds, case, 1e-4, 2e-3, ((2, 2), (4, 1)), dtype=torch.float32, every=10)
+    check(worlds, case, 1e-4, 5e-4, ((2, 2), (4, 1)), dtype=torch.float32, every=10)
 
 
 def test_with_batch_norm_over_the_ranks(worlds):
