@@ -70,7 +70,6 @@ def measure_training(options) -> dict:
             policy = PolicyMixup(
                 MixupPolicy(CLASSES, MixingSettings.alpha, 0.05),
                 VirtualStep(meta.model, mixed_cross_entropy),
-                size,
             )
             learned = {"learned": "policy", "per_sample": True, "clean": size}
             trainers = {
@@ -113,7 +112,9 @@ def measure_hypergradient(options) -> dict:
             exact: bool, known: bool, model=model, pairs=pairs, clean=(clean, clean_targets)
         ):
             virtual = VirtualStep(model, mixed_cross_entropy, exact=exact)
-            return virtual.hypergradient(pairs, pairs.lam, clean, 0.01, known)
+            if known:
+                return virtual.of_step([pairs], [pairs.lam], size, clean, 0.01)[0]
+            return virtual.of_batch(pairs, pairs.lam, clean, 0.01)
 
         ways = {
             "fast": functools.partial(hypergradient, False, True),

@@ -161,7 +161,7 @@ def meta(model, mixing, exact=False, device=CPU):
     """What learns how to mix, if `mixing` says that it is learned."""
     virtual = VirtualStep(model, mixed_cross_entropy, exact=exact)
     if mixing.learned == "policy":
-        return PolicyMixup(MixupPolicy(3, 0.5, 0.1, 0.1, device), virtual, mixing.clean)
+        return PolicyMixup(MixupPolicy(3, 0.5, 0.1, 0.1, device), virtual)
     return SampleMixup(virtual, 0.1) if mixing.learned else None
 
 

@@ -206,7 +206,7 @@ def _meta(run: Run, model, classes: int) -> PolicyMixup | SampleMixup | None:
     if settings.meta_form == "sample":
         return SampleMixup(virtual, settings.meta_lr)
     policy = MixupPolicy(classes, settings.alpha, settings.meta_lr, settings.meta_decay, run.device)
-    return PolicyMixup(policy, virtual, settings.meta_batch)
+    return PolicyMixup(policy, virtual)
 
 
 def _needs_validation(settings) -> list[str]:

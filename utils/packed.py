@@ -51,9 +51,9 @@ def pack(
     Args:
         tokens: (all,) of any integer type, in memory or mapped from a file.
         starts: (n,) int64, where each text begins in `tokens`.
-        lengths: (n,) int64, its tokens, at least 1.
+        lengths: (n,) int64, its tokens, at least 1; n may be 0.
     """
-    n, longest = len(lengths), int(lengths.max())
+    n, longest = len(lengths), int(lengths.max(initial=1))
     borders = np.zeros(n + 1, np.int64)
     np.cumsum(lengths, out=borders[1:])
     token = np.arange(borders[-1])

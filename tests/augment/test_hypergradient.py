@@ -5,7 +5,14 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from utils.augment.hypergradient import Gates, exact_hypergradient, fast_hypergradient
+from utils.augment.hypergradient import (
+    Gates,
+    exact_hypergradient,
+    exact_product,
+    fast_hypergradient,
+    fast_product,
+    gradient_at,
+)
 from utils.augment.mixup import mix_pairs
 from utils.models.resnet import ResNet
 from utils.training.objective import mixed_cross_entropy
@@ -116,13 +123,27 @@ def test_fast_has_the_direction_of_the_exact_one_in_float32(case, trained):
     assert fast.dtype == torch.float32
 
 
-def test_a_known_gradient_is_used():
+@pytest.mark.parametrize("product", [exact_product, fast_product])
+def test_a_known_gradient_is_used(product):
+    """-lr times the product with v, the gradient of the clean loss after a step along it."""
     mixed, clean, weights, lam = problem("smooth", torch.float64)
     gradient = torch.autograd.grad(mixed(weights, lam), weights)
-    known = fast_hypergradient(mixed, clean, weights, lam, LR, gradient)
-    torch.testing.assert_close(known, fast_hypergradient(mixed, clean, weights, lam, LR))
-    other = fast_hypergradient(mixed, clean, weights, lam, LR, [5 * g for g in gradient])
-    assert (other - known).norm() > 1e-3 * known.norm()
+
+    def known(factor: float):
+        ahead = [w - LR * factor * g for w, g in zip(weights, gradient, strict=True)]
+        return -LR * product(mixed, weights, gradient_at(clean, ahead), lam)
+
+    find = exact_hypergradient if product is exact_product else fast_hypergradient
+    torch.testing.assert_close(known(1), find(mixed, clean, weights, lam, LR))
+    assert (known(5) - known(1)).norm() > 1e-3 * known(1).norm()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_fast_product_is_the_exact_one(case):
+    mixed, clean, weights, lam = problem(case, torch.float64)
+    v = gradient_at(clean, weights)
+    exact, fast = (product(mixed, weights, v, lam) for product in (exact_product, fast_product))
+    assert (fast - exact).norm() <= 1e-4 * exact.norm()
 
 
 @pytest.mark.parametrize("find", [exact_hypergradient, fast_hypergradient])

@@ -14,9 +14,12 @@ from utils.training.objective import mixed_cross_entropy
 GOOD = torch.tensor(False)
 
 
-def batch_of(inputs, targets, partner, lam, clean, learned=True):
-    plan = MixPlan(partner, lam, None, learned)
-    return SimpleNamespace(inputs=inputs, targets=targets, mixing=plan, clean=clean)
+def batch_of(inputs, targets, partner, lam, clean, looked_at):
+    """A micro-batch that is a step by itself; its first `looked_at` pairs are looked at."""
+    plan = MixPlan(partner, lam, None, True, torch.arange(looked_at), looked_at)
+    return SimpleNamespace(
+        inputs=inputs, targets=targets, mixing=plan, clean=clean, step_samples=len(targets)
+    )
 
 
 class Toy(nn.Module):
@@ -45,7 +48,7 @@ def toy_batch(n=8):
     targets = torch.arange(2).repeat_interleave(n)
     partner = (torch.arange(2 * n) + n) % (2 * n)
     clean = (BEST * a + (1 - BEST) * b).expand(4, 3), torch.zeros(4, dtype=torch.int64)
-    return batch_of(inputs, targets, partner, torch.full((2 * n,), QUANTILE), clean)
+    return batch_of(inputs, targets, partner, torch.full((2 * n,), QUANTILE), clean, n)
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -55,9 +58,8 @@ def test_the_policy_finds_the_best_lambda(alpha, exact):
     shared part alone. The real weights do not move meanwhile."""
     model = Toy(3)
     policy = MixupPolicy(3, alpha, lr=0.1)
-    # The first half of the batch: the pairs whose own part is a.
-    meta = PolicyMixup(policy, VirtualStep(model, half_square, exact=exact), size=8)
-    batch = toy_batch()
+    meta = PolicyMixup(policy, VirtualStep(model, half_square, exact=exact))
+    batch = toy_batch()  # of which it looks at the half whose own part is a
     for _ in range(300):
         plan = meta.choose(batch, 1.0)
         inputs = plan.apply(batch.inputs)[:8]
@@ -103,7 +105,7 @@ def real_batch(n=9, clean=5):
     torch.manual_seed(1)
     inputs, targets = torch.randn(n, 3, 6, 6), torch.randint(0, 4, (n,))
     few = torch.randn(clean, 3, 6, 6), torch.randint(0, 4, (clean,))
-    return batch_of(inputs, targets, torch.randperm(n), 0.5 + 0.5 * torch.rand(n), few)
+    return batch_of(inputs, targets, torch.randperm(n), 0.5 + 0.5 * torch.rand(n), few, 6)
 
 
 @pytest.mark.parametrize("form", ["policy", "sample"])
@@ -113,7 +115,7 @@ def test_the_virtual_step_leaves_no_trace(form, exact):
     model, batch = network(), real_batch()
     virtual = VirtualStep(model, mixed_cross_entropy, exact=exact)
     if form == "policy":
-        meta = PolicyMixup(MixupPolicy(4, 0.5, 0.1), virtual, 6)
+        meta = PolicyMixup(MixupPolicy(4, 0.5, 0.1), virtual)
     else:
         meta = SampleMixup(virtual, 0.1)
     nn.functional.cross_entropy(model(batch.inputs), batch.targets).backward()
@@ -143,17 +145,16 @@ def test_dropout_is_the_same_at_both_ends():
     model, batch = network().double(), real_batch()
     batch.inputs = batch.inputs.double()
     clean = batch.clean[0].double(), batch.clean[1]
-    pairs, lam = _pairs(batch, 9), batch.mixing.lam.double()
+    pairs, lam = _pairs(batch), batch.mixing.lam.double()
     exact, fast = (
-        VirtualStep(model, mixed_cross_entropy, exact=exact).hypergradient(
-            pairs, lam, clean, 0.1, known=False
-        )
+        VirtualStep(model, mixed_cross_entropy, exact=exact).of_batch(pairs, lam, clean, 0.1)
         for exact in (True, False)
     )
     assert (fast - exact).norm() <= 1e-4 * exact.norm()
 
 
-def test_of_an_update_the_step_is_along_the_real_gradient():
+@pytest.mark.parametrize("exact", [False, True])
+def test_of_an_update_the_step_is_along_the_real_gradient(exact):
     """What the policy uses is the hypergradient at the weights' own gradient."""
     model, batch = network().eval().double(), real_batch()
     inputs, clean = batch.inputs.double(), (batch.clean[0].double(), batch.clean[1])
@@ -162,18 +163,18 @@ def test_of_an_update_the_step_is_along_the_real_gradient():
     partners = batch.targets[batch.mixing.partner]
     mixed_cross_entropy(model(mixed), batch.targets, partners, lam).mean().backward()
     batch.inputs = inputs
-    virtual = VirtualStep(model, mixed_cross_entropy)
-    known = virtual.hypergradient(_pairs(batch, 9), lam, clean, 0.1, known=True)
+    virtual = VirtualStep(model, mixed_cross_entropy, exact=exact)
+    (known,) = virtual.of_step([_pairs(batch)], [lam], 9, clean, 0.1)
     virtual.exact = True
-    exact = virtual.hypergradient(_pairs(batch, 9), lam, clean, 0.1, known=False)
-    torch.testing.assert_close(known, exact, rtol=1e-4, atol=1e-9)
+    expected = virtual.of_batch(_pairs(batch), lam, clean, 0.1)
+    torch.testing.assert_close(known, expected, rtol=1e-9 if exact else 1e-4, atol=1e-9)
 
 
 @pytest.mark.parametrize("form", [PolicyMixup, SampleMixup])
 def test_what_is_not_learned_passes_through(form):
     virtual = VirtualStep(network(), mixed_cross_entropy)
     meta = (
-        PolicyMixup(MixupPolicy(4, 0.5, 0.1), virtual, 4)
+        PolicyMixup(MixupPolicy(4, 0.5, 0.1), virtual)
         if form is PolicyMixup
         else SampleMixup(virtual, 0.1)
     )
@@ -189,7 +190,7 @@ def test_frozen_weights_take_no_step():
     model, batch = network(), real_batch()
     for parameter in model[0].parameters():
         parameter.requires_grad_(False)
-    meta = PolicyMixup(MixupPolicy(4, 0.5, 0.1), VirtualStep(model, mixed_cross_entropy), 6)
+    meta = PolicyMixup(MixupPolicy(4, 0.5, 0.1), VirtualStep(model, mixed_cross_entropy))
     meta.choose(batch, 0.1)
     nn.functional.cross_entropy(model(batch.inputs), batch.targets).backward()
     meta.update(GOOD, 0.1)

@@ -231,10 +231,29 @@ def test_learned():
         assert one.learned == (one.box is None)
         assert one.clean == (7 if one.learned and step % 3 == 0 else 0)
         assert not one.learned or 0.5 <= one.lam[0] <= 1
-        assert one.slice(slice(4, 8)).clean == 0 and one.slice(slice(0, 4)).clean == one.clean
+        assert not one.clean_each and one.pairs == one.clean
+        assert (one.looked_at is None) == (one.clean == 0)
     sample = draws_of(Mixing(alpha=0.2, block=4, learned="sample", clean=7), step=1)
     assert sample.learned and len(set(sample.lam.tolist())) == 12
-    assert sample.slice(slice(4, 8)).clean == sample.slice(slice(0, 4)).clean == 7
+    assert sample.clean == 7 and sample.clean_each and sample.looked_at is None
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 64])
+@pytest.mark.parametrize("n", [2, 5, 64, 100, 1000])
+def test_pairs_that_are_looked_at_are_spread_evenly(n, count):
+    mixing = Mixing(alpha=0.2, block=1, learned="policy", clean=count)
+    drawn, m = draws_of(mixing, n=n), min(n, count)
+    chosen = [i for i in range(n) if (i + 1) * m // n > i * m // n]
+    assert drawn.looked_at.tolist() == chosen and len(chosen) == drawn.pairs == m
+    spaces = np.diff([-1, *chosen])
+    assert chosen[-1] == n - 1 and spaces.max() - spaces.min() <= 1
+    found = []
+    for start, stop in ((0, n // 3), (n // 3, n // 2), (n // 2, n)):
+        part = drawn.slice(slice(start, stop))
+        plan = part.plan(torch.zeros(stop - start, dtype=torch.int64))
+        assert plan.looked_at.dtype == torch.int64 and plan.pairs == m
+        found += (plan.looked_at + start).tolist()
+    assert found == chosen
 
 
 def test_what_is_refused():

@@ -73,7 +73,7 @@ def test_a_step_that_is_left_out_leaves_the_policy(tmp_path):
 
 @pytest.mark.parametrize("n", [21, 23])
 def test_accumulation_is_one_batch(tmp_path, n):
-    """The policy follows the first pairs of the step however it is divided."""
+    """The policy follows the same pairs of the step however it is divided."""
     results = []
     for size, accumulation in ((8, 1), (4, 2)):
         drawn = mixing(block=4, clean=4, every=1, per_sample=True)

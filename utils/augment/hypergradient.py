@@ -68,37 +68,72 @@ def exact_hypergradient(
         return torch.autograd.grad(clean(ahead), lam, materialize_grads=True)[0]
 
 
+def exact_product(
+    mixed: Callable[[Weights, Tensor], Tensor], weights: Weights, v: Weights, lam: Tensor
+) -> Tensor:
+    """v . d grad_w mixed(w, lambda) / d lambda, of the shape of `lam`, by a second backward pass.
+    Of several mixed batches whose losses are added up each has a product of its own."""
+    weights = [weight.detach().requires_grad_() for weight in weights]
+    lam = lam.detach().requires_grad_()
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        gradient = torch.autograd.grad(
+            mixed(weights, lam), weights, create_graph=True, materialize_grads=True
+        )
+        along = sum((g * part).sum() for g, part in zip(gradient, v, strict=True))
+        return torch.autograd.grad(along, lam, materialize_grads=True)[0]
+
+
 def fast_hypergradient(
     mixed: Callable[[Weights, Tensor], Tensor],
     clean: Callable[[Weights], Tensor],
     weights: Weights,
     lam: Tensor,
     lr: float,
-    gradient: Weights | None = None,
 ) -> Tensor:
-    """The same by a difference: no graph of a gradient is kept, and the second backward pass of
-    the mixed batch goes to lambda alone.
+    """The same as `exact_hypergradient` by a difference: no graph of a gradient is kept, and the
+    second backward pass of the mixed batch goes to lambda alone.
 
     Args:
         mixed: computes in the weights' precision (a lower one would round the difference away),
             and calls its ReLUs in the same order every time.
-        gradient: of a mixed loss at `weights`, where it is known already.
     """
-    weights = [weight.detach() for weight in weights]
+    at = [weight.detach().requires_grad_() for weight in weights]
     gates, lam = Gates(), lam.detach().requires_grad_()
-    at = weights if gradient is not None else [w.detach().requires_grad_() for w in weights]
     with torch.enable_grad(), gates:
         loss = mixed(at, lam)
-    wanted = [lam] if gradient is not None else [lam, *at]
-    here, *rest = torch.autograd.grad(loss, wanted, materialize_grads=True)
-    ahead = torch._foreach_sub(weights, gradient or rest, alpha=lr)
-    v = _gradient(clean, ahead)
+    here, *gradient = torch.autograd.grad(loss, [lam, *at], materialize_grads=True)
+    weights = [weight.detach() for weight in weights]
+    v = gradient_at(clean, torch._foreach_sub(weights, gradient, alpha=lr))
+    return -lr * _difference(mixed, weights, v, lam, here, gates)
+
+
+def fast_product(
+    mixed: Callable[[Weights, Tensor], Tensor], weights: Weights, v: Weights, lam: Tensor
+) -> Tensor:
+    """The same as `exact_product` by a difference, with `mixed` as in `fast_hypergradient`."""
+    weights = [weight.detach() for weight in weights]
+    gates, lam = Gates(), lam.detach().requires_grad_()
+    with torch.enable_grad(), gates:
+        loss = mixed(weights, lam)
+    (here,) = torch.autograd.grad(loss, lam)
+    return _difference(mixed, weights, v, lam, here, gates)
+
+
+def gradient_at(loss: Callable[[Weights], Tensor], weights: Weights) -> Weights:
+    """grad loss(w)."""
+    weights = [weight.detach().requires_grad_() for weight in weights]
+    with torch.enable_grad():
+        return list(torch.autograd.grad(loss(weights), weights, materialize_grads=True))
+
+
+def _difference(mixed, weights: Weights, v: Weights, lam: Tensor, here: Tensor, gates) -> Tensor:
+    """(d mixed(w + e v) - d mixed(w)) / d lambda / e, with `here` for the second."""
     e = _nudge(weights, v)
     nudged = torch._foreach_add(weights, torch._foreach_mul(v, e))
     with torch.enable_grad(), gates:
         loss = mixed(nudged, lam)
     (there,) = torch.autograd.grad(loss, lam)
-    return -lr * (there - here) / e
+    return (there - here) / e
 
 
 def _nudge(weights: Weights, v: Weights) -> Tensor:
@@ -131,9 +166,3 @@ class Gates(TorchFunctionMode):
             return result
         # ReLU's own backward: the first argument where the second is above 0, else 0.
         return torch.ops.aten.threshold_backward(args[0], next(self.next), 0)
-
-
-def _gradient(loss: Callable[[Weights], Tensor], weights: Weights) -> Weights:
-    weights = [weight.detach().requires_grad_() for weight in weights]
-    with torch.enable_grad():
-        return list(torch.autograd.grad(loss(weights), weights, materialize_grads=True))

@@ -99,6 +99,13 @@ def kept_share(box: np.ndarray, height: int, width: int) -> np.ndarray:
     return 1 - (bottom - top) * (right - left) / (height * width)
 
 
+def spread_evenly(n: int, count: int) -> np.ndarray:
+    """(m,) int64, m = min(count, n): places among 0 to n - 1 with equal spaces, about. Place i is
+    one of them where floor((i + 1) m / n) > floor(i m / n)."""
+    m = min(count, n)
+    return np.flatnonzero(np.diff(np.arange(n + 1) * m // n))
+
+
 # ---- the plan ---------------------------------------------------------------------------------
 
 
@@ -113,6 +120,9 @@ class MixPlan(NamedTuple):
     lam: Tensor  # (n,) float32: weight of the sample's own target; where `learned`, see Draws
     box: Tensor | None = None  # (4, n) int64: CutMix; None: mixup
     learned: bool = False  # lam is still to be chosen by meta-mixup
+    # (m,) int64: places of the pairs that an update of the policy looks at; None: there is none
+    looked_at: Tensor | None = None
+    pairs: int = 0  # so many does it look at in the whole step
 
     def apply(self, inputs: Tensor) -> Tensor:
         """(n, ...) -> (n, ...), mixed."""
@@ -135,17 +145,22 @@ class Draws(NamedTuple):
     box: np.ndarray | None  # (4, n) int64
     learned: bool
     different: bool  # only partners of another class count
-    clean: int = 0  # clean samples that go with the step's first micro-batch
+    clean: int = 0  # clean samples that go with the step's last micro-batch
     clean_each: bool = False  # with every micro-batch
+    looked_at: np.ndarray | None = None  # as in the plan, in ascending order
+    pairs: int = 0  # as in the plan
 
     def slice(self, piece: slice) -> Draws:
         """Of a micro-batch; its borders must not cut a block."""
-        first = piece.start == 0
+        looked_at = self.looked_at
+        if looked_at is not None:
+            inside = (looked_at >= piece.start) & (looked_at < piece.stop)
+            looked_at = looked_at[inside] - piece.start
         return self._replace(
             partner=self.partner[piece] - piece.start,
             lam=self.lam[piece],
             box=None if self.box is None else self.box[:, piece],
-            clean=self.clean if first or self.clean_each else 0,
+            looked_at=looked_at,
         )
 
     def plan(self, targets: Tensor) -> MixPlan:
@@ -155,7 +170,8 @@ class Draws(NamedTuple):
         if self.different:
             own = torch.arange(len(targets), device=targets.device)
             partner = torch.where(targets[partner] == targets, own, partner)
-        return MixPlan(partner, lam, box, self.learned)
+        looked_at = None if self.looked_at is None else _to_device(self.looked_at, targets)
+        return MixPlan(partner, lam, box, self.learned, looked_at, self.pairs)
 
 
 def _to_device(array: np.ndarray, like: Tensor) -> Tensor:
@@ -180,7 +196,8 @@ class Mixing:
         height, width: of the pictures, for CutMix.
         learned: mixup's lambda is chosen later, by meta-mixup: "" (it is not), "policy" (a quantile
             from 1/2 to 1 is drawn in its place) or "sample" (Beta is where its choice starts).
-        clean: samples of the clean batch that a learned lambda needs.
+        clean: samples of the clean batch that a learned lambda needs, and pairs that an update of
+            a policy looks at, evenly spread over the step.
         clean_every: steps of the run between two clean batches of a policy.
     """
 
@@ -247,6 +264,7 @@ class Mixing:
             return None
         each = self.learned == "sample"
         due = learned and (each or step % self.clean_every == 0)
+        looked_at = spread_evenly(n, self.clean) if due and not each else None
         return Draws(
             partner,
             np.broadcast_to(lam, n).astype(np.float32),
@@ -255,4 +273,6 @@ class Mixing:
             self.different,
             self.clean if due else 0,
             each,
+            looked_at,
+            0 if looked_at is None else len(looked_at),
         )

@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from utils.exchange import Exchange
+
 # exp(4) = 55: beyond, lambda is 1/2 or 1 for all that float32 can tell.
 LARGEST = 4.0
 # Quantiles at which the mean of the distribution is taken.
@@ -59,18 +61,27 @@ class MixupPolicy(nn.Module):
         pair = self.pair[torch.minimum(targets, partners), torch.maximum(targets, partners)]
         return lambda_at(quantile, self.shared + pair)
 
-    def update(self, lam: Tensor, hypergradient: Tensor, bad: Tensor) -> None:
-        """One step of Adam down the gradient that reaches the parameters through `lam`.
+    def update(
+        self, lam: Tensor, hypergradient: Tensor, bad: Tensor, exchange: Exchange | None = None
+    ) -> None:
+        """One step of Adam down the gradient that reaches the parameters through `lam`, added up
+        over the ranks.
 
         Args:
-            lam: from `forward`, with its graph.
-            hypergradient: d loss / d lam, of the shape of `lam`.
-            bad: () bool; the parameters and Adam stay as they are.
+            lam: from `forward`, with its graph; each rank's own.
+            hypergradient: d loss / d lam, of the shape of `lam`. Where it is not finite on any
+                rank, the step is bad.
+            bad: () bool, the same on all ranks; the parameters and Adam stay as they are.
         """
-        bad = bad | ~torch.isfinite(hypergradient).all()
-        self.shared.grad, self.pair.grad = torch.autograd.grad(
-            lam, (self.shared, self.pair), torch.where(bad, 0.0, hypergradient).to(lam.dtype)
-        )
+        parameters = (self.shared, self.pair)
+        own = torch.autograd.grad(lam, parameters, hypergradient.to(lam.dtype))
+        flat = torch.cat([part.flatten() for part in own])
+        if exchange is not None:
+            flat = exchange.sum(flat)
+        # What is not finite in any lambda is not in the sum of the shared part.
+        bad = bad | ~torch.isfinite(flat).all()
+        flat = torch.where(bad, 0.0, flat)
+        self.shared.grad, self.pair.grad = flat[0], flat[1:].view(self.pair.shape)
         self.optimizer.found_inf = bad.float()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

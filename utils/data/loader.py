@@ -37,7 +37,8 @@ class Batch(NamedTuple):
     step_samples: int  # samples in the whole optimizer step that this micro-batch belongs to
     ends_step: bool  # the last micro-batch of that step
     mixing: object | None = None  # what `Draws.plan` made for it; None: it is not mixed
-    # Inputs and targets of samples apart from this step, where the mixing learns from such.
+    # Inputs and targets of samples apart from this step, where the mixing learns from such: with
+    # the last micro-batch of a step, or with every one (see `Draws`).
     clean: tuple[Tensor | tuple, Tensor] | None = None
     filler: bool = False  # see Piece
 
@@ -82,7 +83,8 @@ class Augmentation(Protocol):
 class Draws(Protocol):
     """What was drawn for the samples of a step (see utils/augment/mixup.py)."""
 
-    clean: int  # samples of the clean batch that goes with it; 0: none
+    clean: int  # samples of the clean batch that goes with the step; 0: none
+    clean_each: bool  # with every micro-batch, not with the last one alone
 
     def slice(self, piece: slice): ...  # of a micro-batch, counted from the step's first sample
 
@@ -220,7 +222,7 @@ class Loader(ABC):
                 def make(piece=piece) -> Batch:
                     targets = self._targets(order[piece.place])
                     drawn, clean = next(draws), None
-                    if drawn is not None and drawn.clean:
+                    if drawn and drawn.clean and (piece.ends_step or drawn.clean_each):
                         after = self._after(piece, len(order), drawn.clean)
                         # Made here by hand: they are few, and not every step has any.
                         clean = inputs_at(after), self._targets(order[after])

@@ -1,0 +1,157 @@
+"""BatchNorm with the statistics of all ranks' samples.
+
+Ioffe and Szegedy, "Batch normalization: accelerating deep network training by reducing internal
+covariate shift" (2015), arXiv:1502.03167. PyTorch's own SyncBatchNorm computes on GPUs alone; on
+a CPU the one here does, with one collective forward and one backward.
+
+With x^ = (x - mean) / sqrt(var + eps) over the N values of a channel that all ranks have, and
+y = weight x^ + bias,
+
+    dx = weight / sqrt(var + eps) (dy - sum(dy) / N - x^ sum(dy x^) / N),
+
+where the sums go over all ranks. Those that are the gradients of weight and bias are each rank's
+own: they are added up with the gradients of all other parameters.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from utils.exchange import Exchange
+
+
+def sync_batch_norms(model: nn.Module, exchange: Exchange) -> nn.Module:
+    """The model with every BatchNorm over all ranks. Its parameters and buffers are the same
+    tensors as before under the same names; the model itself is changed, and is another object
+    only if it is a BatchNorm.
+
+    Raises:
+        ValueError: a BatchNorm1d or 3d on a device that is no GPU.
+    """
+    if exchange.size == 1:
+        return model
+    if next(model.parameters()).device.type == "cuda":
+        return nn.SyncBatchNorm.convert_sync_batchnorm(model, getattr(exchange, "group", None))
+    if isinstance(model, _BatchNorm):
+        return _converted(model, exchange)
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, _BatchNorm):
+                setattr(parent, name, _converted(child, exchange))
+    return model
+
+
+def _converted(module: _BatchNorm, exchange: Exchange) -> nn.Module:
+    if not isinstance(module, nn.BatchNorm2d):
+        raise ValueError(f"on a CPU BatchNorm2d alone goes over all ranks, no {module}")
+    new = SyncBatchNorm2d(
+        module.num_features, module.eps, module.momentum, module.affine,
+        module.track_running_stats, device="meta", exchange=exchange,
+    )  # fmt: skip
+    new._parameters, new._buffers = module._parameters, module._buffers
+    new.training = module.training
+    return new
+
+
+class SyncBatchNorm2d(nn.BatchNorm2d):
+    """Args: those of nn.BatchNorm2d, and
+    exchange: with the ranks that have the other samples; all of them call it alike. A rank may
+        have no sample, but all together have two values of a channel.
+    """
+
+    def __init__(
+        self, num_features: int, *args, exchange: Exchange | None = None, **options
+    ) -> None:
+        super().__init__(num_features, *args, **options)
+        self.exchange = exchange or Exchange()
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(n, channels, height, width) -> the same."""
+        if not self.training:
+            return super().forward(input)
+        self._check_input_dim(input)
+        return self._normalize(input)
+
+    @torch.compiler.disable  # what the ranks tell each other is not compiled
+    def _normalize(self, input: Tensor) -> Tensor:
+        mean, var, count = all_statistics(input.detach(), self.exchange)
+        if count < 2:
+            raise ValueError(f"BatchNorm needs two values of a channel, and got {count}")
+        if self.track_running_stats:
+            self._follow(mean, var * (count / (count - 1)))
+        return _Normalize.apply(
+            input, self.weight, self.bias, mean, var, self.eps, count, self.exchange
+        )
+
+    def _follow(self, mean: Tensor, var: Tensor) -> None:
+        """Running statistics, with the unbiased variance; without a momentum they are the mean
+        over all batches."""
+        self.num_batches_tracked.add_(1)
+        share = self.momentum
+        if share is None:
+            share = 1 / float(self.num_batches_tracked)
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
+        self.running_var.lerp_(var.to(self.running_var.dtype), share)
+
+
+def all_statistics(input: Tensor, exchange: Exchange) -> tuple[Tensor, Tensor, int]:
+    """Mean and biased variance of each channel over the values of all ranks, (channels,) each, in
+    float64, and the number of values. The host waits.
+
+    The variance is that within the ranks and that between their means, and no difference of large
+    numbers.
+    """
+    channels = input.shape[1]
+    own = input.new_zeros(2 * channels + 1, dtype=torch.float64)
+    own[0] = input.numel() // channels
+    if input.numel():
+        var, mean = torch.var_mean(_at_least_float32(input), (0, 2, 3), correction=0)
+        own[1 : channels + 1], own[channels + 1 :] = mean, var
+    every = torch.stack(exchange.gather(own))  # (ranks, 2 * channels + 1)
+    count, mean, var = every[:, :1], every[:, 1 : channels + 1], every[:, channels + 1 :]
+    total = count.sum()
+    middle = (count * mean).sum(0) / total
+    spread = (count * (var + (mean - middle).square())).sum(0) / total
+    return middle, spread, int(total)
+
+
+class _Normalize(torch.autograd.Function):
+    """The formulas at the head of the file; computes in float32 or, where given that, float64."""
+
+    @staticmethod
+    def forward(ctx, input, weight, bias, mean, var, eps, count, exchange):
+        exact = torch.float64 if input.dtype == torch.float64 else torch.float32
+        mean, scale = mean.to(exact), (var + eps).rsqrt().to(exact)
+        ctx.save_for_backward(input, mean, scale, weight)
+        ctx.count, ctx.exchange = count, exchange
+        return F.batch_norm(input, mean, var.to(exact), weight, bias, False, 0.0, eps)
+
+    @staticmethod
+    def backward(ctx, grad):
+        if torch.is_grad_enabled():  # `once_differentiable` would leave parts out unsaid
+            raise RuntimeError(
+                "BatchNorm over all ranks has no second derivative: take no create_graph "
+                "(--meta_exact) with --sync_bn"
+            )
+        input, mean, scale, weight = ctx.saved_tensors
+        normal = (_at_least_float32(input) - _wide(mean)).mul_(_wide(scale))  # x^
+        grad = _at_least_float32(grad)
+        sums = torch.stack([grad.sum((0, 2, 3)), (grad * normal).sum((0, 2, 3))])
+        of_weight = of_bias = of_input = None
+        if weight is not None:
+            of_bias, of_weight = sums.to(weight.dtype)
+        if ctx.needs_input_grad[0]:
+            of_mean, of_normal = ctx.exchange.sum(sums) / ctx.count
+            factor = scale if weight is None else scale * weight
+            rest = normal.mul_(_wide(of_normal)).add_(_wide(of_mean))
+            of_input = ((grad - rest) * _wide(factor)).to(input.dtype)
+        return of_input, of_weight, of_bias, None, None, None, None, None
+
+
+def _wide(channels: Tensor) -> Tensor:
+    return channels[:, None, None]
+
+
+def _at_least_float32(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
