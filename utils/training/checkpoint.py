@@ -156,8 +156,9 @@ class Checkpoints:
         def write() -> list[dict]:
             sums = write_files(aside, _contents(checkpoint, names))
             places = {
-                names[part]: {n: rows[n].to_json() for n in getattr(checkpoint, part) if n in rows}
-                for part, rows in checkpoint.rows.items()
+                names[part]: {name: rows[name].to_json() for name in tensors if name in rows}
+                for part, tensors in checkpoint.tensors().items()
+                if (rows := checkpoint.rows[part])
             }
             return [sums, places]
 
