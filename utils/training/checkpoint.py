@@ -81,17 +81,9 @@ class Checkpoint:
         parts = {part: getattr(self, part) for part in PARTS}
         return {part: tensors for part, tensors in parts.items() if tensors is not None}
 
-    def copy(self, over: "Checkpoint | None" = None) -> "Checkpoint":
-        """Of the tensors, on the CPU: the run can go on while the copy is written.
-
-        Args:
-            over: a copy that is not needed any more, whose memory is used again where it fits:
-                fresh memory is slow.
-        """
-        memory = {} if over is None else over.tensors()
-        copies = {
-            part: _plain(tensors, memory.get(part, {})) for part, tensors in self.tensors().items()
-        }
+    def copy(self) -> "Checkpoint":
+        """Of the tensors, on the CPU: the run can go on while the copy is written."""
+        copies = {part: _plain(tensors) for part, tensors in self.tensors().items()}
         return replace(self, **copies)
 
 
@@ -367,16 +359,12 @@ def restore_optimizer(
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
-def _plain(tensors: dict[str, Tensor], memory: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous tensors on the CPU that share no memory with anything but the like-named ones of
-    `memory`, which they overwrite; sorted by name."""
-    copies = {}
-    for name, tensor in sorted(tensors.items()):
-        copy = memory.get(name)
-        if copy is None or copy.shape != tensor.shape or copy.dtype != tensor.dtype:
-            copy = torch.empty(tensor.shape, dtype=tensor.dtype)
-        copies[name] = copy.copy_(tensor.detach())
-    return copies
+def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous tensors on the CPU that share no memory with anything, sorted by name."""
+    return {
+        name: torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
+        for name, tensor in sorted(tensors.items())
+    }
 
 
 def _contents(checkpoint: Checkpoint, names: dict[str, str]) -> Iterator[tuple[str, bytes]]:

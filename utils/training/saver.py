@@ -42,7 +42,6 @@ class Saver:
         self.exchange = exchange or Exchange()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: tuple[int, Future] | None = None  # step, result
-        self._copy: Checkpoint | None = None  # the last one, whose memory the next one takes
         self.start(0)
 
     def start(self, step: int) -> None:
@@ -63,8 +62,7 @@ class Saver:
         first, divided = self.exchange.rank == 0, checkpoint.rows is not None
         failure = self._note_position(checkpoint) if first else None
         if divided or (first and failure is None):
-            self._copy = checkpoint.copy(self._copy)
-            future = self._thread.submit(self._write, self._copy, best_step, failure)
+            future = self._thread.submit(self._write, checkpoint.copy(), best_step, failure)
             self._writing, failure = (checkpoint.step, future), None
         line = failure and self._line(failure, checkpoint.step)
         if final:
