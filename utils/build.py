@@ -110,7 +110,7 @@ def build_trainer(
         eval_every=settings.eval_every,
         console=run.console,
         metrics=metrics,
-        saver=Saver(store, metrics, run.console, save_steps, save_seconds),
+        saver=Saver(store, metrics, run.console, save_steps, save_seconds, run.another_exchange()),
         signals=run.signals,
         guard=guard,
         clip=settings.clip,
@@ -122,7 +122,7 @@ def build_trainer(
         freeze=freeze,
         early_stop_patience=settings.early_stop_patience,
         advice=phase_advice(settings, run, loader),
-        meta=_meta(run, model, len(card.classes)),
+        meta=_meta(run, len(card.classes)),
         saved_settings={
             "entry": settings.entry,
             "data": card.to_dict(),
@@ -193,7 +193,7 @@ def build_mixing(settings, height: int = 1, width: int = 1) -> Mixing | None:
     )
 
 
-def _meta(run: Run, model, classes: int) -> PolicyMixup | SampleMixup | None:
+def _meta(run: Run, classes: int) -> PolicyMixup | SampleMixup | None:
     """With --mixup meta, what learns how to mix."""
     settings = run.settings
     if settings.mixup != "meta":
@@ -202,7 +202,9 @@ def _meta(run: Run, model, classes: int) -> PolicyMixup | SampleMixup | None:
     # Without a loss scaler fp16 would lose small gradients: the virtual step is then in fp32.
     half = run.precision.name == "bf16"
     autocast = run.precision.autocast if half else contextlib.nullcontext
-    virtual = VirtualStep(model, losses, autocast, settings.meta_exact)
+    virtual = VirtualStep(
+        run.strategy.skeleton, losses, autocast, settings.meta_exact, run.exchange, run.strategy
+    )
     if settings.meta_form == "sample":
         return SampleMixup(virtual, settings.meta_lr)
     policy = MixupPolicy(classes, settings.alpha, settings.meta_lr, settings.meta_decay, run.device)

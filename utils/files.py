@@ -1,8 +1,9 @@
 """Files that survive a kill: written aside, flushed to disk, renamed."""
 
 import contextlib
+import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from utils.errors import UserError
@@ -23,6 +24,26 @@ def write_synced(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+def write_files(folder: Path, files: Iterable[tuple[str, bytes]]) -> dict[str, str]:
+    """Writes new files, of which it is given name and content, likewise; their SHA-256 sums."""
+    sums = {}
+    for name, content in files:
+        sums[name] = hashlib.sha256(content).hexdigest()
+        write_synced(folder / name, content)
+    return sums
+
+
+def file_sum(path: Path) -> str:
+    """SHA-256, as hexadecimal digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sums_text(sums: dict[str, str]) -> bytes:
+    """Of files by name, as `sha256sum -c` reads it."""
+    return "".join(f"{digest}  {name}\n" for name, digest in sorted(sums.items())).encode()
 
 
 def replace_file(path: Path, content: bytes) -> None:

@@ -165,6 +165,14 @@ class Run:
         self.stopping = Stopping(self.signals, Agreement(self.exchange, 2, watch))
         self._leave = leave
 
+    def another_exchange(self) -> Exchange:
+        """With the same processes, for a thread beside the training."""
+        if self.exchange.size == 1:
+            return self.exchange
+        from utils.distributed.group import another
+
+        return another(self.exchange, 60 * self.settings.dist_timeout)
+
     @property
     def leads(self) -> bool:
         """Whether this process speaks and writes for all of the run."""

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from utils.build import build_trainer
 from utils.distributed.strategies import build_strategy
+from utils.distributed.sync_batch_norm import sync_batch_norms
+from utils.errors import UserError
 from utils.files import reason
 from utils.rehearsal import rehearse
 from utils.report import write_report
@@ -38,6 +40,7 @@ def train_classifier(run: Run, model, task, checkpoint: Checkpoint | None, pretr
         pretrained: weights to start from (see transfer.py).
     """
     import torch
+    from torch.nn.modules.batchnorm import _BatchNorm
 
     settings = run.settings
     if pretrained is not None:
@@ -45,6 +48,10 @@ def train_classifier(run: Run, model, task, checkpoint: Checkpoint | None, pretr
     model.to(run.device)
     if settings.freeze_backbone and settings.unfreeze_epoch is None:
         Freeze(model, model.HEAD).apply(0)  # what never trains is not exchanged either
+    if settings.sync_bn:
+        if not any(isinstance(module, _BatchNorm) for module in model.modules()):
+            raise UserError(f"--sync_bn: {run.model_name} has no BatchNorm; leave it out")
+        model = sync_batch_norms(model, run.exchange)
     run.strategy = build_strategy(settings.strategy, run.exchange)
     wrapped = run.strategy.wrap(model, unfreezes=settings.unfreeze_epoch is not None)
     if run.exchange.rank > 0:  # the weights are equal on all ranks, dropout is not to be

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from utils.errors import UserError
 from utils.model_card import ModelCard, TextCard, card_of
 from utils.models.resnet import STAGES
-from utils.training.checkpoint import MODEL, Checkpoints, DamagedCheckpoint, read_checkpoint
+from utils.training.checkpoint import MODEL, STATE, Checkpoints, DamagedCheckpoint, read_checkpoint
 from utils.weight_files import canonical, read_pth, read_safetensors
 
 PICKLED = (".pth", ".pt", ".bin")
@@ -253,7 +253,7 @@ def _imagenet(architecture: str) -> Pretrained:
 def _from_folder(path: Path, say: Callable) -> Pretrained:
     """The weights of a run, or of one of its checkpoints."""
     try:
-        if (path / MODEL).exists():
+        if (path / MODEL).exists() or (path / STATE).exists():
             checkpoint = read_checkpoint(path)
         else:
             folder = path if path.name == "checkpoints" else path / "checkpoints"

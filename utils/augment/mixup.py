@@ -163,6 +163,15 @@ class Draws(NamedTuple):
             looked_at=looked_at,
         )
 
+    def filler(self, n: int) -> Draws:
+        """Of n samples that are in a micro-batch to fill it, and stay as they are."""
+        return self._replace(
+            partner=np.arange(n),
+            lam=np.ones(n, np.float32),
+            box=None,
+            looked_at=None if self.looked_at is None else np.arange(0),
+        )
+
     def plan(self, targets: Tensor) -> MixPlan:
         """On the device of `targets` (n,), the classes of the samples; the host does not wait."""
         partner, lam = _to_device(self.partner, targets), _to_device(self.lam, targets)

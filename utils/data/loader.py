@@ -88,6 +88,8 @@ class Draws(Protocol):
 
     def slice(self, piece: slice): ...  # of a micro-batch, counted from the step's first sample
 
+    def filler(self, n: int): ...  # of n samples that do not count
+
     def plan(self, targets: Tensor): ...  # on the device
 
 
@@ -224,6 +226,8 @@ class Loader(ABC):
                     drawn, clean = next(draws), None
                     if drawn and drawn.clean and (piece.ends_step or drawn.clean_each):
                         after = self._after(piece, len(order), drawn.clean)
+                        if not drawn.clean_each:
+                            after = np.array_split(after, self.ranks)[self.rank]
                         # Made here by hand: they are few, and not every step has any.
                         clean = inputs_at(after), self._targets(order[after])
                     mixing = drawn and drawn.plan(targets)
@@ -241,7 +245,10 @@ class Loader(ABC):
                 generator = random_generator(self.seed, MIX_STREAM, epoch, step)
                 run_step = epoch * self.steps_per_epoch + step
                 drawn = self.mixing.draw(piece.step_samples, epoch, run_step, generator)
-            yield None if piece.filler else drawn and drawn.slice(piece.in_step)
+            if drawn is not None and piece.filler:
+                yield drawn.filler(piece.place.stop - piece.place.start)
+            else:
+                yield drawn and drawn.slice(piece.in_step)
             step += piece.ends_step
 
     def _after(self, piece: Piece, samples: int, count: int) -> np.ndarray:

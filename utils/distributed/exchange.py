@@ -40,6 +40,9 @@ class ProcessExchange(Exchange):
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self._rows: dict[int, Rows] = {}  # by id of the parameter, of those that are divided
 
+    def __deepcopy__(self, memo) -> "ProcessExchange":
+        return self  # of a copied module: there is one group
+
     def sum(self, tensor: Tensor) -> Tensor:
         total = tensor.clone()
         dist.all_reduce(total, group=self.group)

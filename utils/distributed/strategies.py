@@ -76,19 +76,42 @@ class Single:
 
     @torch.no_grad()
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Puts whole tensors into the model. Raises RuntimeError where they do not fit."""
-        self.model.load_state_dict(tensors)
+        """Puts whole tensors into the model.
+
+        Raises:
+            UserError: they are of another model; nothing is changed.
+        """
+        own, exchange = self.tensors() | self.parameters, self.exchange
+        shapes = {name: tuple(exchange.shape(tensor)) for name, tensor in own.items()}
+        wrong = [f"{name} is missing" for name in own if name not in tensors]
+        wrong += [f"there is no {name} in the model" for name in tensors if name not in own]
+        wrong += [
+            f"{name} is {tuple(tensors[name].shape)}, in the model {shape}"
+            for name, shape in shapes.items()
+            if name in tensors and tuple(tensors[name].shape) != shape
+        ]
+        if wrong:
+            more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+            raise UserError(f"the weights do not fit the model: {'; '.join(wrong[:3])}{more}")
+        for name, tensor in own.items():
+            tensor.copy_(exchange.part(tensor, tensors[name]))
+        self.weights_changed()
 
     def weights_changed(self) -> None:
         """To be called after the weights were written to by others than the optimizer."""
 
-    def whole_weights(self) -> dict[str, Tensor]:
-        """Of every parameter that is trained, whole."""
-        return {name: p for name, p in self.parameters.items() if p.requires_grad}
+    # ---- what meta-mixup calls the skeleton with (see ModelTensors in augment/meta_mixup.py) ----
 
-    def whole_gradients(self) -> dict[str, Tensor]:
-        """Of those that have one."""
+    def weights(self) -> dict[str, Tensor]:
+        """All parameters, whole; `requires_grad` tells which ones train."""
+        return dict(self.parameters)
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Whole, of those that have one."""
         return {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
+
+    def buffers(self) -> dict[str, Tensor]:
+        return dict(self.model.named_buffers())
 
 
 class DDP(Single):
@@ -172,29 +195,20 @@ class FSDP(Single):
     def tensors(self) -> dict[str, Tensor]:
         return self.parameters | dict(self.model.named_buffers())
 
-    @torch.no_grad()
-    def load(self, tensors: dict[str, Tensor]) -> None:
-        mine = self.tensors()
-        shapes = {name: self.exchange.shape(tensor) for name, tensor in mine.items()}
-        wrong = [n for n in sorted({*shapes, *tensors}) if n not in shapes or n not in tensors
-                 or shapes[n] != tensors[n].shape]  # fmt: skip
-        if wrong:
-            raise RuntimeError(f"missing, unknown or of another shape: {', '.join(wrong)}")
-        for name, tensor in mine.items():
-            tensor.copy_(self.exchange.part(tensor, tensors[name]))
-        self.weights_changed()
-
     def weights_changed(self) -> None:
         # Its outermost layers stay whole from the end of a forward pass to the backward pass,
         # which an evaluation does not have.
         self.model.reshard()
 
-    def whole_weights(self) -> dict[str, Tensor]:
-        parts = super().whole_weights()
-        return {name: self.exchange.whole(part, part.detach()) for name, part in parts.items()}
+    def weights(self) -> dict[str, Tensor]:
+        whole = self.exchange.whole
+        return {
+            name: whole(part, part.detach()).requires_grad_(part.requires_grad)
+            for name, part in self.parameters.items()
+        }
 
-    def whole_gradients(self) -> dict[str, Tensor]:
-        parts = super().whole_gradients()
+    def gradients(self) -> dict[str, Tensor]:
+        parts = super().gradients()
         return {
             name: self.exchange.whole(self.parameters[name], part) for name, part in parts.items()
         }

@@ -54,7 +54,7 @@ class DistributedSettings(Config):
     def ineffective(self):
         yield from super().ineffective()
         if not self.distributed:
-            for name in ("strategy", "dist_timeout"):
+            for name in ("strategy", "dist_timeout", "sync_bn"):
                 yield name, "it takes --distributed, by run_distributed.sh", "distributed"
         if self.global_batch is not None:
             reason = "--global_batch takes as many batches as it needs"

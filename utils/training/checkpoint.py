@@ -8,36 +8,44 @@
         state.json             everything else
         SHA256SUMS             of the files above; `sha256sum -c SHA256SUMS` checks it
 
-A checkpoint is written under a temporary name, flushed to disk and renamed. Nothing in it is a
-pickle.
+Of a model that is divided among the ranks, weights, average and optimizer are in a file for each
+rank (see shards.py). A checkpoint is written under a temporary name, flushed to disk and renamed.
+Nothing in it is a pickle.
 """
 
 import contextlib
-import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from utils.errors import UserError
-from utils.files import reason, sync_folder, write_synced
+from utils.exchange import Exchange
+from utils.files import file_sum, reason, sums_text, sync_folder, write_files, write_synced
 from utils.reporting.metrics import to_json
+from utils.training.shards import (
+    Rows,
+    file_names,
+    is_by_element,
+    read_part,
+    shard_name,
+    together,
+)
 
-MODEL, AVERAGE, MIXUP, OPTIMIZER, STATE, SUMS = (
+MODEL, OPTIMIZER, STATE, SUMS = (
     "model.safetensors",
-    "average.safetensors",
-    "mixup.safetensors",
     "optimizer.safetensors",
     "state.json",
     "SHA256SUMS",
 )
+PARTS = ("model", "optimizer", "average", "mixup")  # of tensors: attributes, and names of files
 # What the steps themselves leave in a parameter group: the rate of the last one (the schedule sets
 # the next), and how many there were.
 OF_THE_STEPS = ("lr", "step", "lookahead_step")
@@ -49,7 +57,11 @@ class DamagedCheckpoint(Exception):
 
 @dataclass
 class Checkpoint:
-    """What one step left: tensors (once read or copied, on the CPU) and a JSON object."""
+    """What one step left: tensors (once read or copied, on the CPU) and a JSON object.
+
+    Where the model is divided among the ranks, it is what this rank is to write, and `rows` says
+    which tensors of which part are rows of larger ones. One that is read is always whole.
+    """
 
     step: int
     model: dict[str, Tensor]
@@ -57,17 +69,22 @@ class Checkpoint:
     state: dict
     average: dict[str, Tensor] | None = None  # of the weights, where the run keeps one
     mixup: dict[str, Tensor] | None = None  # what was learned about mixing, likewise
+    rows: dict[str, dict[str, Rows]] | None = None  # by part and tensor; None: nothing is divided
 
     @property
     def weights(self) -> dict[str, Tensor]:
         """What is evaluated and used: the average where there is one."""
         return self.model if self.average is None else self.average
 
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """The parts that there are."""
+        parts = {part: getattr(self, part) for part in PARTS}
+        return {part: tensors for part, tensors in parts.items() if tensors is not None}
+
     def copy(self) -> "Checkpoint":
         """Of the tensors, on the CPU: the run can go on while the copy is written."""
-        parts = ("model", "optimizer", "average", "mixup")
-        tensors = {part: getattr(self, part) for part in parts}
-        return replace(self, **{part: t and _plain(t) for part, t in tensors.items()})
+        copies = {part: _plain(tensors) for part, tensors in self.tensors().items()}
+        return replace(self, **copies)
 
 
 class Checkpoints:
@@ -93,34 +110,89 @@ class Checkpoints:
 
         Whatever fails, and whenever the process is killed, the checkpoints before are intact.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        final = self._path(checkpoint.step)
-        aside = self.folder / f".writing-{final.name}"
-        self._clean()
+        aside = self._begin(checkpoint.step)
         try:
-            aside.mkdir()
-            contents = {
-                MODEL: to_bytes(checkpoint.model),
-                OPTIMIZER: to_bytes(checkpoint.optimizer),
-                STATE: to_json(checkpoint.state, indent=1).encode(),
-            }
-            for name, part in ((AVERAGE, checkpoint.average), (MIXUP, checkpoint.mixup)):
-                if part is not None:
-                    contents[name] = to_bytes(part)
-            sums = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
-            for name, content in (contents | {SUMS: _sums_text(sums)}).items():
-                write_synced(aside / name, content)
-            sync_folder(aside)
+            names = {part: f"{part}.safetensors" for part in PARTS}
+            sums = write_files(aside, _contents(checkpoint, names))
+            self._seal(aside, checkpoint.state, sums)
         except OSError:
             shutil.rmtree(aside, ignore_errors=True)
             raise
+        return self._finish(aside, checkpoint.step, best_step)
+
+    def save_shards(
+        self,
+        checkpoint: Checkpoint,
+        best_step: int | None,
+        exchange: Exchange,
+        ready: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Likewise, of a divided model: collective. All ranks see the same folder.
+
+        Args:
+            ready: called on rank 0 before anything is written; may raise OSError.
+
+        Raises:
+            OSError: on every rank, the same, when writing fails on any; nothing is left behind.
+            RuntimeError: another rank has died; what is left behind is removed by the next `save`.
+        """
+        first, step = exchange.rank == 0, checkpoint.step
+        names = {part: shard_name(part, exchange.rank, exchange.size) for part in PARTS}
+        aside = self._aside(step)
+
+        def begin() -> None:
+            if first:
+                ready()
+                self._begin(step)
+
+        def write() -> list[dict]:
+            sums = write_files(aside, _contents(checkpoint, names))
+            places = {
+                names[part]: {name: rows[name].to_json() for name in tensors if name in rows}
+                for part, tensors in checkpoint.tensors().items()
+                if (rows := checkpoint.rows[part])
+            }
+            return [sums, places]
+
+        def finish() -> None:
+            if first:
+                sums, places = ({k: v for d in dicts for k, v in d.items()} for dicts in written)
+                self._seal(aside, checkpoint.state | {"shards": places}, sums)
+                self._finish(aside, step, best_step)
+
+        try:
+            together(exchange, begin)
+            written = zip(*together(exchange, write), strict=True)
+            together(exchange, finish)
+        except OSError:
+            if first:
+                shutil.rmtree(aside, ignore_errors=True)
+            raise
+
+    def _begin(self, step: int) -> Path:
+        """A new folder to write into."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._clean()
+        aside = self._aside(step)
+        aside.mkdir()
+        return aside
+
+    def _seal(self, aside: Path, state: dict, sums: dict[str, str]) -> None:
+        """The last two files, and everything is on disk; `sums`: of the others."""
+        sums = sums | write_files(aside, [(STATE, to_json(state, indent=1).encode())])
+        write_synced(aside / SUMS, sums_text(sums))
+        sync_folder(aside)
+
+    def _finish(self, aside: Path, step: int, best_step: int | None) -> Path:
+        """Gives a checkpoint its name, and drops the oldest beyond `keep`."""
+        final = self._path(step)
         if final.exists():  # the same step again, after an evaluation: never without either
-            old = self._old(checkpoint.step)
+            old = self._old(step)
             shutil.rmtree(old, ignore_errors=True)
             os.rename(final, old)
         os.rename(aside, final)
         sync_folder(self.folder)
-        self._prune(checkpoint.step, best_step)
+        self._prune(step, best_step)
         return final
 
     def adopt(self, other: Path, step: int) -> None:
@@ -129,10 +201,7 @@ class Checkpoints:
         final = self._path(step)
         if final.exists() or not (other / final.name).is_dir():
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._clean()
-        aside = self.folder / f".writing-{final.name}"
-        aside.mkdir()
+        aside = self._begin(step)
         for path in (other / final.name).iterdir():
             write_synced(aside / path.name, path.read_bytes())
         sync_folder(aside)
@@ -179,6 +248,9 @@ class Checkpoints:
     def _path(self, step: int) -> Path:
         return self.folder / f"step-{step:08}"
 
+    def _aside(self, step: int) -> Path:
+        return self.folder / f".writing-{self._path(step).name}"
+
     def _old(self, step: int) -> Path:
         """Where a checkpoint waits while it is replaced by another one of the same step."""
         return self.folder / f"step-{step:08}.old"
@@ -193,23 +265,24 @@ def read_checkpoint(path: Path) -> Checkpoint:
     """Verifies every byte of a checkpoint, then reads it. Raises DamagedCheckpoint."""
     path = Path(path)
     try:
-        names = [MODEL, OPTIMIZER, STATE]
-        listed = (path / SUMS).read_bytes()
-        names += [n for n in (AVERAGE, MIXUP) if (path / n).exists() or n.encode() in listed]
-        sums = {name: _file_sum(path / name) for name in names}
         written = (path / SUMS).read_bytes()
+        names = {STATE} | file_names(path, written)
+        if not any(".rank-" in name for name in names):
+            names |= {MODEL, OPTIMIZER}
+        sums = {name: file_sum(path / name) for name in sorted(names)}
     except OSError as error:
         raise DamagedCheckpoint(f"{Path(error.filename or path).name}: {reason(error)}") from None
-    if written != _sums_text(sums):
-        wrong = [name for name in names if f"{sums[name]}  {name}".encode() not in written]
+    if written != sums_text(sums):
+        wrong = [name for name in sums if f"{sums[name]}  {name}".encode() not in written]
         raise DamagedCheckpoint(f"{', '.join(wrong) or SUMS}: the content does not match its sum")
     try:
         state = json.loads((path / STATE).read_bytes())
-        average, mixup = (
-            load_file(path / name) if name in names else None for name in (AVERAGE, MIXUP)
-        )
-        model, optimizer = load_file(path / MODEL), load_file(path / OPTIMIZER)
-        return Checkpoint(_step(path), model, optimizer, state, average, mixup)
+        shards = state.pop("shards", {})  # of these files; of no other checkpoint of this state
+        there = {name.partition(".")[0] for name in names}
+        tensors = {
+            part: read_part(path, part, names, shards) if part in there else None for part in PARTS
+        }
+        return Checkpoint(step=_step(path), state=state, **tensors)
     except (OSError, ValueError, SafetensorError) as error:
         raise DamagedCheckpoint(str(error)) from None
 
@@ -241,17 +314,26 @@ def optimizer_tensors(optimizer, names: dict[Tensor, str]) -> tuple[dict[str, Te
 
 @torch.no_grad()
 def restore_optimizer(
-    optimizer, names: dict[Tensor, str], tensors: dict[str, Tensor], rest: dict
+    optimizer,
+    names: dict[Tensor, str],
+    tensors: dict[str, Tensor],
+    rest: dict,
+    exchange: Exchange | None = None,
 ) -> None:
     """The inverse of `optimizer_tensors`, into an optimizer made with the same settings, by its
     own `load_state_dict`. Of the groups' settings, the present ones count.
 
     State of the shape of its parameter takes that parameter's memory format, as the optimizer
-    would have made it.
+    would have made it; of a divided parameter's (see shards.py) it is the rows that this rank has.
+
+    Args:
+        tensors: whole.
+        exchange: of the ranks, if parameters are divided among them.
 
     Raises:
         UserError: the groups or the parameters are not those of the checkpoint.
     """
+    exchange = exchange or Exchange()
     parameters = {name: parameter for parameter, name in names.items()}
     if [group["params"] for group in rest["groups"]] != [
         [names[p] for p in group["params"]] for group in optimizer.param_groups
@@ -267,10 +349,12 @@ def restore_optimizer(
     for key, value in [*tensors.items(), *rest["values"].items()]:
         name, _, entry = key.rpartition("/")
         parameter = parameters[name]
-        if isinstance(value, Tensor) and value.shape == parameter.shape:
-            value = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
-        elif isinstance(value, Tensor):
-            value = value.clone()  # the checkpoint's own is not to change
+        if isinstance(value, Tensor):
+            if is_by_element(entry, value, exchange.shape(parameter)):
+                part = exchange.part(parameter, value)
+                value = torch.empty_like(parameter, dtype=value.dtype).copy_(part)
+            else:
+                value = value.clone()  # the checkpoint's own is not to change
         state.setdefault(number_of[name], {})[entry] = value
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
@@ -278,20 +362,17 @@ def restore_optimizer(
 def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Contiguous tensors on the CPU that share no memory with anything, sorted by name."""
     return {
-        name: tensors[name].detach().cpu().clone(memory_format=torch.contiguous_format)
-        for name in sorted(tensors)
+        name: torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
+        for name, tensor in sorted(tensors.items())
     }
+
+
+def _contents(checkpoint: Checkpoint, names: dict[str, str]) -> Iterator[tuple[str, bytes]]:
+    """(name, content) of the files of tensors, one at a time in memory."""
+    for part, tensors in checkpoint.tensors().items():
+        yield names[part], to_bytes(tensors)
 
 
 def _step(path: Path) -> int:
     digits = path.name.removeprefix("step-").removesuffix(".old")
     return int(digits) if digits.isdecimal() else -1
-
-
-def _file_sum(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sums_text(sums: dict[str, str]) -> bytes:
-    return "".join(f"{digest}  {name}\n" for name, digest in sorted(sums.items())).encode()

@@ -5,6 +5,7 @@ PyTorch's own generators.
 """
 
 import base64
+import hashlib
 
 import torch
 
@@ -18,10 +19,24 @@ def random_states() -> dict[str, str]:
     }
 
 
-def restore_random_states(states: dict[str, str]) -> None:
+def restore_random_states(states: list[dict] | dict, rank: int = 0, step: int = 0) -> None:
+    """Takes this rank's entry. A rank that was not there when they were saved starts from the seed
+    that the process was given last (torch.manual_seed), the step and its rank.
+
+    Args:
+        states: what `random_states` gave on each rank; a dict: of a process alone (written before
+            there were several).
+        step: at which they were saved.
+    """
+    if isinstance(states, dict):
+        states = [states]
+    if rank >= len(states):
+        name = f"{torch.initial_seed()}/{step}/{rank}"
+        torch.manual_seed(int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]))
+        return
     restored = {
         name: torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
-        for name, text in states.items()
+        for name, text in states[rank].items()
     }
     torch.set_rng_state(restored["cpu"])
     if "cuda" in restored and torch.cuda.is_available():
