@@ -117,7 +117,9 @@ def make_trainer(
     spread = build_strategy(strategy, exchange)
     wrapped = spread.wrap(model, unfreezes=freeze_until is not None)
     guard = Guard(model, spread)
-    mixes = {"mixing": mixing is not None, "clean_accuracy": clean_accuracy}
+    inside = getattr(model, "mixes_inside", False)
+    mixes = {"mixing": mixing is not None, "mixes_inside": inside}
+    mixes["clean_accuracy"] = clean_accuracy
     objective = objective or Classification(wrapped, arithmetic, 0.1, **mixes)
     return Trainer(
         model=model,
@@ -150,16 +152,19 @@ def make_trainer(
         signals=signals,
         guard=guard,
         average=ema_decay and Average(model, ema_decay, spread),
-        meta=meta(model, mixing, exact, device) if mixing is not None else None,
+        meta=meta(spread, mixing, exact, device) if mixing is not None else None,
         freeze=freeze_until and Freeze(model, f"{len(model) - 1}", freeze_until),
         strategy=spread,
         **options,
     )
 
 
-def meta(model, mixing, exact=False, device=CPU):
+def meta(strategy, mixing, exact=False, device=CPU):
     """What learns how to mix, if `mixing` says that it is learned."""
-    virtual = VirtualStep(model, mixed_cross_entropy, exact=exact)
+    virtual = VirtualStep(
+        strategy.skeleton, mixed_cross_entropy, exact=exact, exchange=strategy.exchange,
+        tensors=strategy,
+    )  # fmt: skip
     if mixing.learned == "policy":
         return PolicyMixup(MixupPolicy(3, 0.5, 0.1, 0.1, device), virtual)
     return SampleMixup(virtual, 0.1) if mixing.learned else None
@@ -168,7 +173,7 @@ def meta(model, mixing, exact=False, device=CPU):
 def everything(trainer) -> dict:
     """All that must be equal to the bit between a resumed run and an uninterrupted one."""
     state = {f"model/{k}": v.clone() for k, v in trainer.model.state_dict().items()}
-    names = {p: n for n, p in trainer.model.named_parameters()}
+    names = {p: n for n, p in trainer.strategy.parameters.items()}
     for parameter, entries in trainer.optimizer.state.items():
         for key, value in entries.items():
             state[f"optimizer/{names[parameter]}/{key}"] = torch.as_tensor(value).clone()

@@ -3,6 +3,12 @@
 import contextlib
 import os
 import signal
+import time
+
+from utils.distributed.environment import LAUNCH_FOLDER
+
+# Of a process that was launched: a second signal so soon is the first one once more.
+REPEATED_SECONDS = 3.0
 
 
 class Stopped(BaseException):
@@ -57,10 +63,14 @@ class Signals:
             signal.signal(signum, self._handle)
 
     def _handle(self, signum, frame):
+        if self.received is not None and LAUNCH_FOLDER in os.environ:
+            # A scheduler may tell the processes and their launcher, which passes it on.
+            if time.monotonic() - self._first < REPEATED_SECONDS:
+                return
         if self.received is not None:
             os.write(2, b"stopped at once by a second signal\n")
             os._exit(128 + signum)
-        self.received = signum
+        self.received, self._first = signum, time.monotonic()
         if not self._deferred:
             raise Stopped(signum, "stopped before the first step: nothing to save")
 

@@ -14,7 +14,6 @@ from torch import nn
 from utils.distributed.exchange import ProcessExchange, Rows
 from utils.distributed.strategies import Single
 from utils.errors import UserError
-from utils.exchange import Exchange
 from utils.optim.factory import build_optimizer
 from utils.optim.schedules import Schedule
 from utils.training import checkpoint as checkpoint_module
