@@ -96,6 +96,7 @@ def make_trainer(
     exact=False,
     exchange=None,
     strategy="ddp",
+    least=2,
     optimizer_options=None,
     **options,
 ):
@@ -103,7 +104,7 @@ def make_trainer(
     `exchange` it is one rank of several, and `batch_size` is that of each."""
     folder.mkdir(parents=True, exist_ok=True)
     exchange = exchange or Exchange()
-    ranks = {"rank": exchange.rank, "ranks": exchange.size}
+    ranks = {"rank": exchange.rank, "ranks": exchange.size, "least": least}
     model = (model if model is not None else network(dropout=dropout)).to(device)
     data = data or loader(batch_size, accumulation, device=device, mixing=mixing, **ranks)
     arithmetic = Precision(precision, device)

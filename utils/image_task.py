@@ -121,6 +121,7 @@ def load_image_task(
             pool=pool if is_map(split.images) else None,
             rank=exchange.rank,
             ranks=exchange.size,
+            least=1 if settings.sync_bn else 2,
             **training,
         )
 

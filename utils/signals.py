@@ -63,10 +63,9 @@ class Signals:
             signal.signal(signum, self._handle)
 
     def _handle(self, signum, frame):
-        if self.received is not None and LAUNCH_FOLDER in os.environ:
-            # A scheduler may tell the processes and their launcher, which passes it on.
-            if time.monotonic() - self._first < REPEATED_SECONDS:
-                return
+        launched = self.received is not None and LAUNCH_FOLDER in os.environ
+        if launched and time.monotonic() - self._first < REPEATED_SECONDS:
+            return  # a scheduler may tell the processes and their launcher, which passes it on
         if self.received is not None:
             os.write(2, b"stopped at once by a second signal\n")
             os._exit(128 + signum)

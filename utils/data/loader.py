@@ -62,8 +62,8 @@ class Piece(NamedTuple):
     first: int  # place of the first sample of its optimizer step
     step_samples: int  # samples of that step
     ends_step: bool  # the last one of this rank
-    # Not to be counted: all ranks go through equally many micro-batches, which the samples of a
-    # short step may not suffice for.
+    # Not to be counted, and empty unless a micro-batch must have some samples: all ranks go through
+    # equally many, which the samples of a short step may not suffice for.
     filler: bool = False
 
     @property
@@ -146,6 +146,7 @@ class Loader(ABC):
         seed: of the order, and of all else that is drawn.
         mixing: how samples are mixed with each other; None: not at all.
         rank, ranks: which part of every optimizer step is this process's, of how many.
+        least: samples that the part of a rank must have, 1 or 2: BatchNorm takes no single one.
     """
 
     def __init__(
@@ -160,9 +161,10 @@ class Loader(ABC):
         mixing: Mixing | None,
         rank: int = 0,
         ranks: int = 1,
+        least: int = 2,
     ):
         self.device, self.batch_size, self.step_size = device, batch_size, step_size
-        self.rank, self.ranks = rank, ranks
+        self.rank, self.ranks, self.least = rank, ranks, least
         self.shuffle, self.seed, self.mixing = shuffle, seed, mixing
         self.labels = torch.from_numpy(np.array(labels, dtype=np.int64))
         if mixing is not None:
@@ -267,13 +269,14 @@ class Loader(ABC):
     def _pieces_of_step(self, first: int, n: int, size: int) -> Iterator[Piece]:
         """Those of the step of `n` samples from `first` on that are this rank's, of `size`
         samples."""
-        borders = rank_borders(n, getattr(self.mixing, "block", 1), self.ranks)
+        block = max(getattr(self.mixing, "block", 1), self.least if n < 2 * self.ranks else 1)
+        borders = rank_borders(n, block, self.ranks)
         parts = [_micro_batches(end - start, size) for start, end in pairwise(borders)]
         own, start = parts[self.rank], first + borders[self.rank]
         count = max(map(len, parts))
         for number in range(count):
             ends, filler = number == count - 1, number >= len(own)
-            place = slice(first, first + min(2, n))  # BatchNorm takes no single sample
+            place = slice(first, first + min(self.least, n) if self.least > 1 else first)
             if not filler:
                 place = slice(start + own[number][0], start + own[number][1])
             yield Piece(place, first, n, ends, filler)
@@ -312,7 +315,7 @@ class ImageLoader(Loader):
         rows: (samples,) int64, where in `images` each sample lies; None: all, in order.
         pool: processes to read with, where `images` are mapped from a file; None: none.
         mixing: how samples are mixed with each other; None: not at all.
-        rank, ranks: see Loader.
+        rank, ranks, least: see Loader.
     """
 
     def __init__(
@@ -335,6 +338,7 @@ class ImageLoader(Loader):
         mixing: Mixing | None = None,
         rank: int = 0,
         ranks: int = 1,
+        least: int = 2,
     ):
         super().__init__(
             labels,
@@ -346,6 +350,7 @@ class ImageLoader(Loader):
             mixing=mixing,
             rank=rank,
             ranks=ranks,
+            least=least,
         )
         self.augment = augment
         self.normalize = Normalize(mean, std, images.shape[2], device, channels_last)
@@ -413,13 +418,12 @@ def _upload(images: np.ndarray, rows: np.ndarray | None, device: torch.device) -
 def rank_borders(n: int, block: int, ranks: int) -> list[int]:
     """Where in a step of n samples the part of each rank begins, and where the last one ends.
 
-    Parts are as equal as they can be; no border cuts a block of samples that are mixed with each
-    other (see augment/mixup.py). In a step of few samples a rank has two, or none.
+    Parts are as equal as they can be without cutting a block of samples that are mixed with each
+    other (see augment/mixup.py). In a step of few samples a rank may have none.
     """
-    unit = block if block > 1 else 2 if n < 2 * ranks else 1
-    whole, rest = divmod(n, unit)
-    units = max(1, whole + (rest > 1))  # a lone last sample belongs to the unit before it
-    return [unit * (units * rank // ranks) for rank in range(ranks)] + [n]
+    whole, rest = divmod(n, block)
+    blocks = max(1, whole + (rest > 1))  # a lone last sample belongs to the block before it
+    return [block * (blocks * rank // ranks) for rank in range(ranks)] + [n]
 
 
 def _micro_batches(n: int, size: int) -> list[tuple[int, int]]:

@@ -95,6 +95,7 @@ class TextLoader(Loader):
             mixing=mixing,
             rank=rank,
             ranks=ranks,
+            least=1,
         )
 
     def _count_steps(self, batch_tokens: int) -> int:
