@@ -1,5 +1,6 @@
 """Many processes train as one does on the same global batch: the same losses, the same weights."""
 
+import functools
 import tempfile
 from pathlib import Path
 
@@ -26,9 +27,13 @@ CASES = {
         "optimizer_options": {"ngd_norm": "gradient"},
     },
     "mixup and cutmix": {"mixing": MIXED | {"cutmix_alpha": 1.0, "per_sample": True}},
-    "meta-mixup": {"mixing": LEARNED | {"clean_every": 10}, "accumulation": 2},
+    "meta-mixup": {"mixing": LEARNED | {"clean_every": 10}, "micro": 2},
     "meta-mixup, exact": {"mixing": LEARNED, "exact": True, "optimizer": "ngd", "lr": 0.01},
-    "meta-mixup of every pair": {"mixing": MIXED | {"learned": "sample", "clean": 4}, "micro": 2},
+    "meta-mixup of every pair": {
+        "mixing": MIXED | {"learned": "sample", "clean": 4},
+        "micro": 2,
+        "exact": True,
+    },
     "sync_bn": {"norm": True, "least": 1},
     "texts": {"texts": True, "optimizer": "adamw", "lr": 0.001},
     "texts, ngd": {"texts": True, "optimizer": "ngd", "lr": 0.01, "accumulation": 2},
@@ -109,12 +114,19 @@ def assert_equal(many: list[dict], one: dict) -> None:
         assert tested[0] == pytest.approx(expected[0], abs=1e-5)
 
 
-@pytest.mark.parametrize("size", (2, 4))
+AT_FOUR = ("sgd", "ngd", "meta-mixup, exact", "sync_bn", "texts", "texts, meta-mixup")
+RUNS = [(2, case) for case in CASES] + [(4, case) for case in AT_FOUR]
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """(case) -> what one process does."""
+    return functools.cache(lambda case: train(Exchange(), CASES[case], "ddp"))
+
+
+@pytest.mark.parametrize("size, case", RUNS)
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("case", CASES)
-def test_ranks_train_as_one_process_does(worlds, size, strategy, case):
-    options = CASES[case]
-    if strategy == "fsdp" and "freeze_until" in options:
-        pytest.skip("refused")
-    one = train(Exchange(), options, strategy)
-    assert_equal(worlds(size).run(train, options, strategy), one)
+def test_ranks_train_as_one_process_does(worlds, alone, size, strategy, case):
+    if strategy == "fsdp" and "freeze_until" in CASES[case]:
+        pytest.skip("it is refused")
+    assert_equal(worlds(size).run(train, CASES[case], strategy), alone(case))
