@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from utils.augment.crop_flip import CropFlip
-from utils.data.loader import ImageLoader
+from utils.data.image_loader import ImageLoader
 from utils.optim.factory import build_optimizer
 from utils.optim.schedules import Schedule
 from utils.reporting.console import Console

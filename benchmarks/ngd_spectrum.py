@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from utils.data.loader import ImageLoader
+from utils.data.image_loader import ImageLoader
 from utils.data.shapes import load_shapes
 from utils.models.resnet import ResNet
 from utils.optim.fisher import Fisher, precondition

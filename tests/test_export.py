@@ -11,7 +11,7 @@ from safetensors import safe_open
 from toy import network
 
 from utils import export
-from utils.data.loader import Normalize
+from utils.data.image_loader import Normalize
 from utils.errors import UserError
 from utils.export import export_onnx, export_safetensors
 from utils.files import written_aside

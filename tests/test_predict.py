@@ -11,7 +11,7 @@ from PIL import Image
 from toy import CPU, network
 
 from utils.data.decode import decode
-from utils.data.loader import ImageLoader
+from utils.data.image_loader import ImageLoader
 from utils.errors import UserError
 from utils.model_card import ModelCard
 from utils.predict import list_pictures, predict_images, to_gray

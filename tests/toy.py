@@ -9,7 +9,7 @@ from torch import nn
 from utils.augment.crop_flip import CropFlip
 from utils.augment.meta_mixup import PolicyMixup, SampleMixup, VirtualStep
 from utils.augment.mixup_policy import MixupPolicy
-from utils.data.loader import ImageLoader
+from utils.data.image_loader import ImageLoader
 from utils.distributed.strategies import build_strategy
 from utils.exchange import Exchange
 from utils.optim.factory import build_optimizer

@@ -35,7 +35,7 @@ def build_trainer(
     run: Run,
     *,
     model,
-    head: str,
+    freeze: Freeze | None,
     objective,
     loader,
     measure: Callable[..., Evaluation | None],
@@ -47,7 +47,8 @@ def build_trainer(
     """A Trainer with everything that the settings say, put back to `checkpoint`.
 
     Args:
-        model: on its device, with the weights to start from; `head` is its last layer.
+        model: on its device, with the weights to start from, and spread by `run.strategy`.
+        freeze: which part of it trains in which epoch.
         loader: of the training split.
         measure: () -> Evaluation on the split `eval_split`, "val" or "test".
         card: what it takes to use the model; goes into every checkpoint.
@@ -75,11 +76,6 @@ def build_trainer(
     lr = _learning_rate(run, loader.step_size)
     schedule = _schedule(run, lr, span, loader.steps_per_epoch, checkpoint)
     guard = Guard(model, strategy)
-    freeze = None
-    if settings.freeze_backbone:
-        freeze = Freeze(model, head, settings.unfreeze_epoch)
-        if settings.unfreeze_epoch is None:
-            freeze.apply(0)  # what never trains needs no optimizer state
     with run.signals.held():  # PyTorch's compiler is imported with it, and C++ calls Python there
         optimizer = build_optimizer(
             settings.optimizer,

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
-from utils.data.loader import Normalize
+from utils.data.image_loader import Normalize
 from utils.data.tokenizer import pad_id, tokenizer_from_json, vocabulary_size
 from utils.errors import UserError
 from utils.files import written_aside

@@ -10,8 +10,8 @@ from utils.augment.chain import Chain
 from utils.augment.crop_flip import CropFlip
 from utils.augment.random_erasing import RandomErasing
 from utils.build import build_mixing
+from utils.data.image_loader import Augmentation, ImageLoader
 from utils.data.images import ImageData, Split, load_image_data
-from utils.data.loader import Augmentation, ImageLoader
 from utils.data.splits import stratified_split, stratified_subset
 from utils.data.worker_process import is_map
 from utils.data.workers import WorkerPool

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from utils.data.decode import decode_all, strict_pillow
-from utils.data.loader import Normalize
+from utils.data.image_loader import Normalize
 from utils.errors import UserError
 from utils.files import reason, written_aside
 from utils.model_card import ModelCard

@@ -46,8 +46,11 @@ def train_classifier(run: Run, model, task, checkpoint: Checkpoint | None, pretr
     if pretrained is not None:
         fit_weights(model, pretrained, model.HEAD, run.console.say)
     model.to(run.device)
-    if settings.freeze_backbone and settings.unfreeze_epoch is None:
-        Freeze(model, model.HEAD).apply(0)  # what never trains is not exchanged either
+    freeze = None
+    if settings.freeze_backbone:
+        freeze = Freeze(model, model.HEAD, settings.unfreeze_epoch)
+        if settings.unfreeze_epoch is None:
+            freeze.apply(0)  # what never trains needs no optimizer state, and is not exchanged
     if settings.sync_bn:
         if not any(isinstance(module, _BatchNorm) for module in model.modules()):
             raise UserError(f"--sync_bn: {run.model_name} has no BatchNorm; leave it out")
@@ -79,7 +82,7 @@ def train_classifier(run: Run, model, task, checkpoint: Checkpoint | None, pretr
     trainer = build_trainer(
         run,
         model=model,
-        head=model.HEAD,
+        freeze=freeze,
         objective=objective,
         loader=task.train,
         measure=lambda: measure(task.val or task.test),

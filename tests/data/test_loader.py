@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from utils.augment.crop_flip import CropFlip
-from utils.data.loader import ImageLoader, Normalize, _upload
+from utils.data.image_loader import ImageLoader, Normalize, _upload
 
 CPU = torch.device("cpu")
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)

@@ -15,8 +15,8 @@ import torch
 
 from utils.augment.crop_flip import CropFlip
 from utils.data import mnist
+from utils.data.image_loader import ImageLoader
 from utils.data.images import load_image_data
-from utils.data.loader import ImageLoader
 from utils.data.mnist import TEST_IMAGES, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS
 from utils.errors import UserError
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from toy import make_trainer, network, pictures
 
-from utils.data.loader import ImageLoader
+from utils.data.image_loader import ImageLoader
 from utils.errors import UserError
 from utils.models.resnet import ResNet
 from utils.optim.factory import build_optimizer

@@ -78,7 +78,7 @@ class TextLoader(Loader):
             raise ValueError("a text without tokens: each begins with one of its own, at least")
         self.tokens, self.max_len = tokens.view(np.ndarray), max_len
         self.starts, self.lengths = np.ascontiguousarray(starts), np.minimum(lengths, max_len)
-        self.bucket_batches = bucket_batches
+        self.bucket_batches, self.batch_tokens = bucket_batches, batch_tokens
         self.micro_batches = micro_batches or accumulation * ranks
         self.token_steps, step_size = None, step_size or batch_size * self.micro_batches
         if batch_tokens is not None:

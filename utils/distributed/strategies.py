@@ -18,10 +18,6 @@ from utils.distributed.exchange import Rows
 from utils.errors import UserError
 from utils.exchange import Exchange
 
-STRATEGIES = ("ddp", "fsdp")
-# Optimizers that need whole matrices or their norms, and ask nobody for them.
-OF_WHOLE_MATRICES = ("lamb", "muon")
-
 
 class Single:
     """One process: the model as it is. The other strategies change what differs.
@@ -221,7 +217,7 @@ def _sync_buffers() -> str:
 
 
 def build_strategy(name: str, exchange: Exchange) -> Single:
-    """`name`: of STRATEGIES; no effect where `exchange` is of a process alone."""
+    """`name`: ddp or fsdp; no effect where `exchange` is of a process alone."""
     kinds = {"ddp": DDP, "fsdp": FSDP}
     return kinds[name](exchange) if exchange.size > 1 else Single(exchange)
 

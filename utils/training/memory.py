@@ -71,10 +71,18 @@ def within_memory(trainer, work: Callable, save: bool = True):
         if not is_out_of_memory(error):
             raise
         reason = " ".join(str(error).split())
+    if trainer.exchange.size > 1:  # the others wait elsewhere: nothing can be tried or saved
+        raise UserError(
+            f"out of memory in process {trainer.exchange.rank} of {trainer.exchange.size}: take a "
+            f"smaller {_flag(trainer.loader)}; --global_batch keeps the optimizer step of "
+            f"{trainer.loader.step_size} samples ({reason})"
+        )
     # Outside the handler, which holds the tensors of the failed step.
     saved = _save_last_step(trainer) if save else ""
     trainer.optimizer.zero_grad(set_to_none=True)
     fits = _batch_that_fits(trainer.objective, trainer.optimizer, trainer.loader)
+    if trainer.meta is not None:  # what it needs besides was not tried
+        fits += "; or a smaller --meta_batch"
     raise UserError(f"out of memory: {fits}.{saved} ({reason})")
 
 
@@ -106,7 +114,7 @@ def _batch_that_fits(objective, optimizer, loader) -> str:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        return f"no batch of --batch_size {loader.batch_size} can be made; take a smaller one"
+        return f"no batch of {_flag(loader)} can be made; take a smaller one"
 
     def attempt(n: int) -> None:
         loss, _ = objective(first_samples(batch.inputs, n), batch.targets[:n])
@@ -118,7 +126,17 @@ def _batch_that_fits(objective, optimizer, loader) -> str:
     if not fits:
         return "not even one sample fits; take a smaller model or smaller inputs"
     steps = -(-loader.step_size // fits)
+    tokens = getattr(loader, "batch_tokens", None)
+    likely = f"--batch_size {fits}"
+    if tokens is not None:
+        likely = f"--batch_tokens {tokens * fits // len(batch.targets)}"
     return (
-        f"--batch_size {loader.batch_size} does not fit, --batch_size {fits} is likely to, with "
+        f"{_flag(loader)} does not fit, {likely} is likely to, with "
         f"--accumulation_steps {steps} for about the same optimizer step"
     )
+
+
+def _flag(loader) -> str:
+    """What its batches are made by."""
+    tokens = getattr(loader, "batch_tokens", None)
+    return f"--batch_size {loader.batch_size}" if tokens is None else f"--batch_tokens {tokens}"

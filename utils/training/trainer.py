@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from utils.distributed.strategies import Single
-from utils.reporting.console import Console, duration
+from utils.reporting.console import Console
 from utils.reporting.metrics import MetricsLog
 from utils.signals import Signals, Stopped, Stopping
 from utils.training.average import Average
@@ -23,7 +23,6 @@ from utils.training.guard import Guard, OnNonFinite
 from utils.training.memory import peak_memory, within_memory
 from utils.training.objective import SUMS, Precision
 from utils.training.progress import (
-    NOTABLE,
     Clock,
     PhaseTimes,
     Progress,
@@ -32,6 +31,7 @@ from utils.training.progress import (
 )
 from utils.training.saver import Saver
 from utils.training.snapshot import restore, snapshot
+from utils.training.telling import advise, say_unfrozen, show
 
 
 class Trainer:
@@ -221,7 +221,7 @@ class Trainer:
         epoch, start_step = divmod(progress.step, epoch_steps)
         self.prepare(epoch)
         if self.freeze is not None and start_step == 0 and epoch == self.freeze.until:
-            self._say_unfrozen(epoch)
+            say_unfrozen(self, epoch)
         clock, times = Clock(progress, self.precision.device), self.times
         times.mark("other")
         for batch in self.loader.epoch(epoch, start_step):
@@ -236,7 +236,7 @@ class Trainer:
             self.console.advance(batch.step_samples)
             if progress.step == self.started_step + 1:
                 self.seconds_first_step = clock.first_step()
-                self._show(self._read_sums())
+                show(self, self._read_sums())
             if self.profiler is not None:
                 self.profiler.step()
                 times.mark("other")  # it may write its trace
@@ -308,7 +308,7 @@ class Trainer:
                 best, note = self._judge(evaluation, epochs_done)
                 line += note
         self.console.say(line)
-        self._advise(shares)
+        advise(self, shares)
         if self._save_is_due() or finished or best or progress.stopped_early:
             self.save(final=finished or progress.stopped_early)
 
@@ -367,34 +367,7 @@ class Trainer:
             lr=self.learning_rate, samples_per_second=round(speed, 1),
             skipped_steps=progress.left_out[0] + progress.left_out[2],
         )  # fmt: skip
-        self._show(sums, speed)
-
-    def _show(self, sums: list[float], speed: float | None = None) -> None:
-        """Loss and accuracy beside the bar, or as a plain line now and then."""
-        progress, mean = self.progress, figures(sums)
-        weighted = mean.get("accuracy_weighted")  # as short as it can be said: a line of 80
-        text = f"loss {mean['loss']:.3f}, "
-        text += f"{mean['accuracy']:.1f} %" if weighted is None else f"{weighted:.1f} % weighted"
-        if not self.console.live:
-            epoch = progress.step / self.loader.steps_per_epoch
-            text = f"epoch {epoch:.2f}: train loss {mean['loss']:.4f}, {accuracy_text(mean)}"
-        if speed and not self.console.live:
-            left = self.samples_until(self.total_steps) - self.samples_until(progress.step)
-            text += f", {speed:,.0f} samples/s, {duration(left / speed)} left"
-        self.console.progress(text)
-
-    def _say_unfrozen(self, epoch: int) -> None:
-        self.metrics.write(
-            step=self.progress.step, epoch=float(epoch), split="event", event="unfrozen"
-        )
-        self.console.say(f"after {epoch} epochs: from here on all layers train")
-
-    def _advise(self, shares: dict[str, float]) -> None:
-        """The flag that helps where a phase takes a notable part of an epoch; each once."""
-        for phase, share in shares.items():
-            if share >= NOTABLE.get(phase, 2.0) and phase in self.advice:
-                name = phase.replace("_", " and ")
-                self.console.say(f"{name} took {share:.0%} of the time: {self.advice.pop(phase)}")
+        show(self, sums, speed)
 
     @property
     def samples_per_second(self) -> float | None:

@@ -1,0 +1,167 @@
+"""Batches of pictures that live as uint8 in memory, on a GPU if they are few enough."""
+
+import warnings
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from utils.data.loader import AUGMENT_STREAM, Loader, Mixing, Piece, random_generator
+from utils.data.workers import WorkerPool
+
+# Share of the free memory of a GPU that a data set may take to live there.
+GPU_SHARE = 0.25
+
+
+class Augmentation(Protocol):
+    """Draws for a whole epoch, applies to any slice of it (see utils/augment)."""
+
+    def draw(self, n: int, generator: np.random.Generator): ...
+
+    def apply(self, images, plan, index: np.ndarray): ...  # an array or a tensor, and so back
+
+
+class Normalize:
+    """uint8 (n, height, width, channels) -> float32 (n, channels, height, width).
+
+    y = (x / 255 - mean) / std, computed as x * scale + shift, one row of pixels at a time. The
+    result stays in channels_last order, as the images are, or is copied to the contiguous one.
+    """
+
+    def __init__(self, mean, std, width: int, device: torch.device, channels_last: bool = True):
+        self.channels_last = channels_last
+        std = torch.tensor(std, dtype=torch.float64)
+        std = torch.where(std > 0, std, 1.0)  # a channel of one value becomes 0 everywhere
+        mean = torch.tensor(mean, dtype=torch.float64)
+        self.scale = (1 / (255 * std)).float().repeat(width).to(device)  # (width * channels,)
+        self.shift = (-mean / std).float().repeat(width).to(device)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        n, height, width, channels = images.shape
+        rows = images.reshape(n * height, width * channels).float()
+        torch.addcmul(self.shift, rows, self.scale, out=rows)
+        pixels = rows.view(n, height, width, channels).permute(0, 3, 1, 2)
+        return pixels if self.channels_last else pixels.contiguous()
+
+
+class ImageLoader(Loader):
+    """Batches of images.
+
+    On a GPU the images live there when they take at most a quarter of its free memory, else in
+    host memory. With a `pool` the pictures of host memory are gathered and augmented by its
+    processes, ahead.
+
+    Args:
+        images: (pictures, height, width, channels) uint8, in memory or mapped from a file.
+        labels: (samples,) int64.
+        mean, std: per channel, of pixels scaled to 0..1.
+        batch_size: samples in a micro-batch.
+        device: where the batches are needed.
+        accumulation: micro-batches in an optimizer step, of each rank.
+        step_size: samples in an optimizer step instead, of all ranks.
+        augment: crop, flip and so on; None for evaluation.
+        shuffle: a new order every epoch, else the order of `images`.
+        seed: of the order and the augmentation.
+        channels_last: memory order of the batches.
+        rows: (samples,) int64, where in `images` each sample lies; None: all, in order.
+        pool: processes to read with, where `images` are mapped from a file; None: none.
+        mixing: how samples are mixed with each other; None: not at all.
+        rank, ranks, least: see Loader.
+    """
+
+    def __init__(
+        self,
+        images: np.ndarray,
+        labels: np.ndarray,
+        *,
+        mean,
+        std,
+        batch_size: int,
+        device: torch.device,
+        accumulation: int = 1,
+        step_size: int | None = None,
+        augment: Augmentation | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
+        channels_last: bool = True,
+        rows: np.ndarray | None = None,
+        pool: WorkerPool | None = None,
+        mixing: Mixing | None = None,
+        rank: int = 0,
+        ranks: int = 1,
+        least: int = 2,
+    ):
+        super().__init__(
+            labels,
+            batch_size=batch_size,
+            step_size=step_size or batch_size * accumulation * ranks,
+            device=device,
+            shuffle=shuffle,
+            seed=seed,
+            mixing=mixing,
+            rank=rank,
+            ranks=ranks,
+            least=least,
+        )
+        self.augment = augment
+        self.normalize = Normalize(mean, std, images.shape[2], device, channels_last)
+        with warnings.catch_warnings():  # a map of a file is read-only, and is only read
+            warnings.filterwarnings("ignore", message=".*not writable.*")
+            self.images = torch.from_numpy(images)
+        self.rows = rows
+        if device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info(device)
+            if len(labels) * images[0].nbytes <= GPU_SHARE * free:
+                self.images, self.labels = _upload(images, rows, device), self.labels.to(device)
+                self.rows = pool = None
+        self._pool = pool
+        self._reader = pool.reader(images, augment) if pool is not None else None
+
+    @property
+    def workers(self) -> int:
+        return self._pool.workers if self._pool is not None else 0
+
+    def _inputs(self, epoch: int, order: np.ndarray, pieces: list[Piece]):
+        plan = None
+        if self.augment is not None:
+            generator = random_generator(self.seed, AUGMENT_STREAM, epoch)
+            plan = self.augment.draw(len(order), generator)
+        rows = order if self.rows is None else self.rows[order]
+
+        def part(place) -> tuple:
+            return rows[place], plan and plan.slice(place)
+
+        def inputs_at(places: np.ndarray) -> Tensor:
+            return self._finish(self._gather(*part(places)))
+
+        parts = (part(piece.place) for piece in pieces)
+        if self._pool is None:
+            return (self._finish(self._gather(*each)) for each in parts), inputs_at
+        return self._pool.batches(self._reader, parts, self._finish_array), inputs_at
+
+    def _gather(self, rows: np.ndarray, plan) -> Tensor:
+        """(n, height, width, channels) uint8, where the images are."""
+        if plan is not None:
+            return self.augment.apply(self.images, plan, rows)
+        return self.images.index_select(0, self._index(rows, self.images.device))
+
+    def _finish(self, images: Tensor) -> Tensor:
+        if images.device.type != self.device.type:
+            images = images.pin_memory().to(self.device, non_blocking=True)
+        return self.normalize(images)
+
+    def _finish_array(self, images: np.ndarray) -> Tensor:
+        return self._finish(torch.from_numpy(images))  # a new tensor: the array is used again
+
+
+def _upload(images: np.ndarray, rows: np.ndarray | None, device: torch.device) -> Tensor:
+    """The pictures `rows` on the device, a few MiB at a time: they may be more than the memory."""
+    n = len(images) if rows is None else len(rows)
+    resident = torch.empty(n, *images.shape[1:], dtype=torch.uint8, device=device)
+    size = max(1, (1 << 24) // images[0].nbytes)
+    for start in range(0, n, size):
+        piece = slice(start, start + size)
+        chunk = np.array(images[piece if rows is None else rows[piece]])
+        resident[piece].copy_(torch.from_numpy(chunk))
+    return resident
