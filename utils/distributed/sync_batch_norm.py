@@ -13,6 +13,8 @@ where the sums go over all ranks. Those that are the gradients of weight and bia
 own: they are added up with the gradients of all other parameters.
 """
 
+import functools
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -71,9 +73,8 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
         if not self.training:
             return super().forward(input)
         self._check_input_dim(input)
-        return self._normalize(input)
+        return _uncompiled()(self, input)
 
-    @torch.compiler.disable  # what the ranks tell each other is not compiled
     def _normalize(self, input: Tensor) -> Tensor:
         mean, var, count = all_statistics(input.detach(), self.exchange)
         if count < 2:
@@ -93,6 +94,12 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
             share = 1 / float(self.num_batches_tracked)
         self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
         self.running_var.lerp_(var.to(self.running_var.dtype), share)
+
+
+@functools.cache  # PyTorch's compiler, which takes seconds to be imported, is so when it is needed
+def _uncompiled():
+    """What the ranks tell each other is not compiled."""
+    return torch.compiler.disable(SyncBatchNorm2d._normalize)
 
 
 def all_statistics(input: Tensor, exchange: Exchange) -> tuple[Tensor, Tensor, int]:
