@@ -82,7 +82,7 @@ class Runs:
 
     def tensors(self, name: str) -> dict[str, str]:
         """Sums of the files of tensors of the newest checkpoint: weights, optimizer, ..."""
-        newest = max((self.folder / name / "checkpoints").glob("step-*"))
+        newest = max((self.folder / name / "checkpoints").glob("step-????????"))
         files = newest.glob("*.safetensors")
         return {
             f"{newest.name}/{f.name}": hashlib.sha256(f.read_bytes()).hexdigest() for f in files
@@ -91,7 +91,7 @@ class Runs:
     def losses(self, name: str) -> list[tuple[int, float]]:
         """(step, loss) of each step's line in metrics.jsonl, in their order."""
         lines = (self.folder / name / "metrics.jsonl").read_text().splitlines()
-        records = [record for record in map(json.loads, lines)]
+        records = list(map(json.loads, lines))
         return [(r["step"], r["loss"]) for r in records if r.get("average_over") == "steps"]
 
     def summary(self, name: str) -> dict:
