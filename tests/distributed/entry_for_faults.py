@@ -4,7 +4,8 @@ It is resnet50_test.py, or what ENTRY names, whose functions are replaced in thi
 From the environment:
     NOTES   file of what happens, a JSON object a line
     FAULTS  JSON list of {"start": how often the processes were started again before, "rank",
-            "phase": a key of PHASES, "count": at which call of it, "do": a key of ACTIONS}
+            "phase": one of `phases`, or "beginning", "count": at which call of it,
+            "do": a key of ACTIONS}
     PACE    seconds that every forward pass takes longer
 """
 
@@ -36,6 +37,7 @@ ACTIONS = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "fail": fail,
+    "wait": lambda: time.sleep(8),
     "end the launch": lambda: os.kill(os.getppid(), signal.SIGTERM),
     "kill the launcher": lambda: os.kill(os.getppid(), signal.SIGKILL),
 }
@@ -119,6 +121,7 @@ def install() -> None:
 
 def train(*args) -> None:
     note(pid=os.getpid())
+    Phase("beginning")()
     install()
     real_train(*args)
 
