@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # A process for each core; the tests of a file share what they set up.
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
 
-.PHONY: demo demo-text test slow lint clean
+.PHONY: demo demo-text test slow soak lint clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python resnet50_test.py --config recipes/shapes_demo.yaml
@@ -18,6 +18,10 @@ test: $(VENV)/.installed-dev
 
 slow: $(VENV)/.installed-dev
 	$(PYTEST) -m "slow"
+
+# Kills of a process at random moments, in runs of all kinds; about ten seconds each.
+soak: $(VENV)/.installed-dev
+	SOAK=$${SOAK:-100} $(BIN)/python -m pytest -s tests/distributed/test_soak.py
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

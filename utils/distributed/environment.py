@@ -31,6 +31,14 @@ class LaunchedAs:
     local_world_size: int
     restarts: int
 
+    @property
+    def start(self) -> str:
+        """Name of this start of all processes, the same on each. On one machine torchrun's store
+        lives on from one start to the next, with all that the dead processes have left in it; on
+        several, whose numbers of restarts may differ, every start has a new one."""
+        one_machine = self.local_world_size == self.world_size
+        return f"start-{self.restarts}" if one_machine else "start"
+
 
 def launched() -> LaunchedAs | None:
     """None in a process that torchrun has not started."""

@@ -23,11 +23,15 @@ def join(place: LaunchedAs, device: torch.device, timeout: float) -> ProcessExch
         timeout: seconds that a rank waits for another one.
     """
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    patience = datetime.timedelta(seconds=timeout)
+    store, rank, world_size = next(dist.rendezvous("env://", timeout=patience))
+    store.set_timeout(patience)
     dist.init_process_group(
         backend,
-        rank=place.rank,
-        world_size=place.world_size,
-        timeout=datetime.timedelta(seconds=timeout),
+        store=dist.PrefixStore(place.start, store),  # else old addresses would be found in it
+        rank=rank,
+        world_size=world_size,
+        timeout=patience,
     )
     return ProcessExchange(local_rank=place.local_rank)
 

@@ -17,6 +17,8 @@ from collections.abc import Callable
 
 import torch.distributed as dist
 
+from utils.distributed.environment import launched
+
 BEAT_SECONDS = 1.0
 SILENT_SECONDS = 5.0  # a rank that has not told for so long does not answer
 
@@ -49,8 +51,8 @@ class Watch:
             is_master=False,
             timeout=datetime.timedelta(seconds=30),
         )
-        # Those of before a restart are of other processes.
-        self._name = f"watch/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
+        place = launched()
+        self._name = f"watch/{place.start if place else 'start'}"
         self._last: float | None = None
         self._count = 0
         self._closed = threading.Event()

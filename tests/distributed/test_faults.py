@@ -1,0 +1,175 @@
+"""Whatever happens to a process of a run, nothing is lost: it goes on by itself, and ends with the
+same bits; and whoever reads its lines knows what has happened."""
+
+import pytest
+from distributed.faulty import (
+    BATCH,
+    IMAGES,
+    TEXTS,
+    Runs,
+    end,
+    epoch_order,
+    fault,
+    random_kills,
+)
+
+EPOCHS = ["--epochs", 2]
+STEPS = 26  # of two epochs of two processes
+# Killed while the group is formed, in a step, between two files of a checkpoint. At the second
+# start the first rank comes late: the other one must not take it for its predecessor.
+KILLS = [fault("joining", 2), fault("backward", 6, start=1), fault("writing", 14, rank=0, start=2)]
+LATE = fault("beginning", 1, rank=0, start=1, do="wait")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    runs = Runs(tmp_path_factory.mktemp("faults"))
+    yield runs
+    runs.close()
+
+
+@pytest.fixture(scope="module")
+def reference(runs):
+    """Name of the run of two processes (DDP) to which nothing happens."""
+    assert runs.train([*IMAGES, *EPOCHS], name="reference") == (0, "")
+    assert runs.losses("reference")[-1][0] == STEPS
+    return "reference"
+
+
+def test_a_run_survives_its_ranks(runs, reference):
+    code, err = runs.train(
+        [*IMAGES, *EPOCHS], name="killed", faults=[*KILLS, LATE], MAX_RESTARTS="3"
+    )
+    assert code == 0, err
+    assert len(runs.notes("killed", "fault")) == 4
+    assert err.count("was killed by SIGKILL") == 3
+    runs.check_equal("killed", reference)
+    print("steps done again:", runs.check_redone("killed"))
+    assert runs.left("killed") == []
+
+
+def test_a_run_that_is_stopped_is_saved_and_goes_on(runs, reference):
+    stop = fault("forward", 9, do="end the launch")  # the first pass counts for nothing
+    code, err = runs.train([*IMAGES, *EPOCHS], name="stopped", faults=[stop])
+    assert code == 143
+    assert err.count("\n") == 1 and "and saved; go on with --resume stopped" in err
+    asked = runs.notes("stopped", "fault")[-1]["time"]
+    saved = runs.notes("stopped", "saved")[-1]
+    last = max(note["step"] for note in runs.notes("stopped", "step"))
+    assert saved["saved"] == last + 1 and f"after step {last + 1} " in err
+    assert saved["time"] - asked < 5
+    assert runs.left("stopped") == [] and not any((runs.folder / "tmp").iterdir())
+    assert runs.run("--resume", "stopped", name="stopped") == (0, "")
+    runs.check_equal("stopped", reference)
+
+
+def test_a_rank_that_fails_tells_its_own_error_once(runs):
+    wrong = [fault("backward", 3, do="fail")]
+    code, err = runs.train(
+        [*IMAGES, *EPOCHS], name="failed", faults=wrong, NPROC="4", MAX_RESTARTS="0"
+    )
+    assert code == 1
+    lines = err.splitlines()
+    assert lines.count("RuntimeError: a fault of this rank's own") == 1
+    assert err.count("Traceback") == 1
+    start = lines.index("Traceback (most recent call last):")
+    length = lines.index("RuntimeError: a fault of this rank's own") - start + 1
+    others = lines[:start] + lines[start + length :]
+    assert others[-1].startswith("error: rank 1 on ") and "ended with exit code 1" in others[-1]
+    assert len(others) <= 4, others  # one line each of the other ranks, one of the launcher
+    assert runs.left("failed") == []
+
+
+def test_data_that_is_wrong_is_said_once(runs):
+    (runs.folder / "empty").mkdir()
+    flags = ["--dataset", "imagefolder", "--data_dir", "empty", "--device", "cpu"]
+    code, err = runs.train(flags, name="no data")
+    assert code == 2
+    assert err.startswith("error: ") and err.count("\n") == 1
+    assert {note["start"] for note in runs.notes("no data")} == {0}
+    assert not (runs.folder / "no data").exists()
+
+
+@pytest.mark.slow
+def test_a_file_that_is_wrong_is_said_once(runs):
+    for split in ("train", "test"):
+        for name in ("cats", "dogs"):
+            folder = runs.folder / "pictures" / split / name
+            folder.mkdir(parents=True)
+            for number in range(4):
+                (folder / f"{number}.png").write_text("no picture")
+    flags = ["--dataset", "imagefolder", "--data_dir", "pictures", "--device", "cpu"]
+    code, err = runs.train(flags, name="bad file")
+    assert code == 2
+    assert err.startswith("error: ") and err.count("\n") == 1 and ".png" in err
+    assert {note["start"] for note in runs.notes("bad file")} == {0}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("restarts", (0, 1))
+def test_a_rank_that_stops_is_named(runs, reference, restarts):
+    name = f"asleep {restarts}"
+    code, err = runs.train(
+        [*IMAGES, *EPOCHS, "--dist_timeout", 0.1], name=name,
+        faults=[fault("forward", 8, do="stop")], MAX_RESTARTS=str(restarts),
+    )  # fmt: skip
+    line = "error: no step for 6 s (--dist_timeout): rank 1 (last step 6) of 2 does not answer"
+    assert err.splitlines()[0].startswith(line)
+    assert err.count("(--dist_timeout)") == 1
+    stopped = runs.notes(name, "fault")[0]["time"]
+    if restarts == 0:
+        assert code == 1
+        return
+    assert code == 0, err
+    again = min(note["time"] for note in runs.notes(name, "pid") if note["start"] == 1)
+    print("started again after", again - stopped, "s")
+    runs.check_equal(name, reference)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("entry", "strategy", "size"),
+    [("images", "fsdp", 2), ("images", "ddp", 4), ("texts", "ddp", 2), ("texts", "fsdp", 4)],
+)
+def test_random_kills(runs, entry, strategy, size):
+    run_random_kills(runs, entry, strategy, size, seed=1, kills=3)
+
+
+def run_random_kills(runs, entry, strategy, size, seed: int, kills: int) -> int:
+    """A run with up to so many kills; how many there were."""
+    steps = 20 + 4 * kills  # so many that most kills come before the end
+    flags = [*(IMAGES if entry == "images" else TEXTS), "--strategy", strategy]
+    flags += ["--max_steps", steps, "--epochs", -(-steps // (200 // (BATCH * size)))]
+    environ = {"NPROC": str(size)}
+    if entry == "texts":
+        environ["ENTRY"] = "transformer_test"
+    well, name = f"well {entry} {strategy} {size}", f"{entry} {strategy} {size} seed {seed}"
+    if not (runs.folder / well).exists():
+        assert runs.train(flags, name=well, **environ) == (0, "")
+    faults = random_kills(seed, kills, size)
+    code, err = runs.train(flags, name=name, faults=faults, MAX_RESTARTS=str(kills), **environ)
+    assert code == 0, err
+    runs.check_equal(name, well)
+    count = len(runs.notes(name, "fault"))
+    again = runs.check_redone(name)
+    print(f"{name}: {count} kills, at most {again} steps done again", flush=True)
+    assert runs.left(name) == []
+    return count
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", ([], ["--global_batch", 2 * BATCH]), ids=("kept", "given"))
+def test_a_run_goes_on_at_another_size(runs, flags):
+    """DDP at two processes, FSDP at four, one process without the launcher."""
+    name = f"sizes {len(flags)}"
+    stop = [fault("forward", 6, do="end the launch")]
+    assert runs.train([*IMAGES, *EPOCHS, *flags], name=name, faults=stop)[0] == 143
+    again = ["--resume", name, "--strategy", "fsdp"]
+    # Two of the four take each a half of what one took; the others' samples do not suffice.
+    assert runs.run(*again, name=name, faults=stop, NPROC="4")[0] == 143
+    code, err = end(runs.start_alone("--resume", name, "--strategy", "ddp", name=name))
+    assert code == 0, err
+    assert runs.order(name) == epoch_order(0, 2 * BATCH) + epoch_order(1, 2 * BATCH)
+    assert runs.summary(name)["global_batch_size"] == 2 * BATCH
+    assert runs.summary(name)["world_size"] == 1
+    assert [step for step, _ in runs.losses(name)] == list(range(1, STEPS + 1))
