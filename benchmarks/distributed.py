@@ -46,7 +46,9 @@ CASES = {  # of what is counted: strategy, optimizer, accumulation
     "fsdp, sgd": ("fsdp", "sgd", 1),
     "fsdp, ngd": ("fsdp", "ngd", 1),
 }
-START, COUNTED = 20, 20  # steps: NGD's first ten have an update each
+# Steps of three runs of a training: NGD's first ten have an update each; between the other two lie
+# 20 steps more, and one more log line.
+RUNS = (20, 4, 24)
 
 
 def network(depth: int, width: int) -> torch.nn.Module:
@@ -83,7 +85,7 @@ def build_counting(exchange, folder: str, options):
             network(options.depth, options.width),
             Path(folder, f"{name}-{exchange.rank}"),
             Signals(),
-            batch=8,
+            batch=2,
             exchange=exchange,
             strategy=strategy,
             optimizer=optimizer,
@@ -92,11 +94,11 @@ def build_counting(exchange, folder: str, options):
         runs, hooked = [], Collectives()
         hooked.hook(trainer.strategy)
         with hooked, silent():
-            for steps in (START, COUNTED, 2 * COUNTED):
+            for steps in RUNS:
                 hooked.calls.clear()
                 take_steps(trainer, steps)
                 runs.append(hooked.calls.copy())
-        return per_step(runs[1], runs[2], COUNTED)
+        return per_step(runs[1], runs[2], RUNS[2] - RUNS[1])
 
     return work
 
