@@ -115,13 +115,10 @@ def run(size: int, repetitions: int) -> tuple[list, int]:
         return results.get()
 
 
-def main() -> None:
-    options = arguments(__doc__.splitlines()[0])
-    torch.set_num_threads(1)
-    state = machine()
-    print("checkpoint_stall: ResNet-50 and its momentum")
-    print("  " + ", ".join(f"{key} {value}" for key, value in state.items() if value))
+def measured(options) -> dict:
+    """Prints and gives the figures; of `options` only `repetitions` counts."""
     figures = {}
+    print("  checkpoints of a ResNet-50 and its momentum")
     for size in SIZES:
         seconds, length = run(size, options.repetitions)
         figures[size] = {"bytes": length, "seconds": seconds}
@@ -133,6 +130,17 @@ def main() -> None:
             f"{stall / 60:.2%} at one a minute; {length / 1e6:.0f} MB written, {speed:.0f} MB/s",
             flush=True,
         )
+    return figures
+
+
+def main() -> None:
+    options = arguments(__doc__.splitlines()[0])
+    torch.set_num_threads(1)
+    state = machine()
+    print(
+        "checkpoint_stall: " + ", ".join(f"{key} {value}" for key, value in state.items() if value)
+    )
+    figures = measured(options)
     if options.json:
         options.json.write_text(json.dumps({"machine": state, "sizes": figures}, indent=1) + "\n")
 

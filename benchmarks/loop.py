@@ -11,11 +11,14 @@ import torch
 
 from utils.augment.crop_flip import CropFlip
 from utils.data.image_loader import ImageLoader
+from utils.distributed.group import Agreement
+from utils.distributed.strategies import build_strategy
+from utils.exchange import Exchange
 from utils.optim.factory import build_optimizer
 from utils.optim.schedules import Schedule
 from utils.reporting.console import Console
 from utils.reporting.metrics import MetricsLog
-from utils.signals import Signals
+from utils.signals import Signals, Stopping
 from utils.training.average import Average
 from utils.training.checkpoint import Checkpoints
 from utils.training.freeze import Freeze
@@ -34,6 +37,9 @@ class NoCheckpoints(Checkpoints):
     def save(self, checkpoint, best_step=None):
         return self.folder
 
+    def save_shards(self, checkpoint, best_step, exchange, ready=None):
+        return self.folder
+
 
 def make_trainer(
     model,
@@ -45,33 +51,53 @@ def make_trainer(
     frozen: bool = False,
     ema_decay: float | None = None,
     checkpoints: bool = False,
+    optimizer: str = "sgd",
+    accumulation: int = 1,
+    exchange: Exchange | None = None,
+    strategy: str = "ddp",
 ) -> Trainer:
-    """A trainer as the entries build it, over pictures of 32x32; see `take_steps`."""
+    """A trainer as the entries build it, over pictures of 32x32; see `take_steps`. With an
+    `exchange` it is one rank of several, and `batch` is that of each."""
     folder.mkdir(parents=True, exist_ok=True)
+    exchange = exchange or Exchange()
+    pictures = EPOCH * batch * exchange.size
     rng = np.random.default_rng(0)
     loader = ImageLoader(
-        rng.integers(0, 256, (EPOCH * batch, 32, 32, 3), dtype=np.uint8),
-        rng.integers(0, 10, EPOCH * batch),
+        rng.integers(0, 256, (pictures, 32, 32, 3), dtype=np.uint8),
+        rng.integers(0, 10, pictures),
         mean=(0.5,) * 3,
         std=(0.25,) * 3,
         batch_size=batch,
         device=CPU,
         augment=CropFlip(32, 32),
         shuffle=True,
+        accumulation=accumulation,
+        rank=exchange.rank,
+        ranks=exchange.size,
     )
     console = Console()
     console.live = True  # with its bar, wherever that goes
     arithmetic = Precision(precision, CPU)
     metrics = MetricsLog(folder / "metrics.jsonl")
     kind = Checkpoints if checkpoints else NoCheckpoints
-    guard = Guard(model)
     freeze = Freeze(model, "fc") if frozen else None
     if freeze is not None:
         freeze.apply(0)
+    spread = build_strategy(strategy, exchange)
+    wrapped = spread.wrap(model)
+    guard = Guard(model, spread)
+    agree = Agreement(exchange, 2) if exchange.size > 1 else None
     return Trainer(
         model=model,
-        objective=Classification(model, arithmetic),
-        optimizer=build_optimizer("sgd", model, lr=0.01, weight_decay=5e-4),
+        objective=Classification(wrapped, arithmetic),
+        optimizer=build_optimizer(
+            optimizer,
+            model,
+            lr=0.01,
+            weight_decay=5e-4,
+            in_place_of=spread.own,
+            exchange=exchange,
+        ),
         schedule=Schedule("cosine", 10**6, 0),
         loader=loader,
         precision=arithmetic,
@@ -84,8 +110,10 @@ def make_trainer(
         saver=Saver(kind(folder / "checkpoints"), metrics, console),
         signals=signals,
         guard=guard,
-        average=Average(model, ema_decay) if ema_decay else None,
+        average=Average(model, ema_decay, spread) if ema_decay else None,
         freeze=freeze,
+        strategy=spread,
+        stopping=Stopping(signals, agree),
     )
 
 

@@ -108,15 +108,10 @@ def of_size(size: int, options) -> tuple[dict, float]:
     return slowest, answers[0][1]
 
 
-def main() -> None:
-    words = parser(__doc__.splitlines()[0])
-    words.add_argument("--depth", type=int, default=18)
-    words.add_argument("--width", type=int, default=16)
-    words.add_argument("--batch", type=int, default=64, help="samples of a process (default: 64)")
-    options = words.parse_args()
+def measured(options) -> dict:
+    """Prints and gives the figures; `options` as `main` reads them."""
     results = {}
-    print(f"NGD's shared updates: ResNet-{options.depth}, width {options.width}")
-    print("  " + ", ".join(f"{k} {v}" for k, v in (machine() | {"threads": 1}).items() if v))
+    print(f"  NGD's shared updates: ResNet-{options.depth}, width {options.width}")
     for size in (1, 2):
         figures, sent = of_size(size, options)
         results[size] = {"milliseconds": figures, "bytes_per_step": sent}
@@ -130,8 +125,19 @@ def main() -> None:
             median = statistics.median(pairs)
             print(f"    alone / shared {median:.2f} ({min(pairs):.2f} to {max(pairs):.2f})")
             print(f"    each sends {sent / 1e6:.3f} MB a step")
+    return results
+
+
+def main() -> None:
+    words = parser(__doc__.splitlines()[0])
+    words.add_argument("--depth", type=int, default=18)
+    words.add_argument("--width", type=int, default=16)
+    words.add_argument("--batch", type=int, default=64, help="samples of a process (default: 64)")
+    options = words.parse_args()
+    state = machine() | {"threads": 1}
+    print("ngd_shares: " + ", ".join(f"{key} {value}" for key, value in state.items() if value))
+    results = measured(options)
     if options.json:
-        state = machine() | {"threads": 1}
         options.json.write_text(json.dumps({"machine": state, "results": results}, indent=1) + "\n")
 
 

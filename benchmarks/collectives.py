@@ -1,0 +1,97 @@
+"""Counts what the ranks of a training tell each other."""
+
+import contextlib
+import math
+from collections import Counter
+
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+BUCKET = "all_reduce, a bucket of the gradient"
+# Function of torch.distributed -> (its name here, place of the tensor that a rank gives). Releases
+# of PyTorch differ in what they call two of them.
+KINDS = {
+    "all_reduce": ("all_reduce", 0),
+    "broadcast": ("broadcast", 0),
+    "all_gather": ("all_gather", 1),
+    "all_gather_into_tensor": ("all_gather", 1),
+    "all_gather_single": ("all_gather", 1),
+    "all_gather_object": ("all_gather of objects", None),
+    "reduce_scatter_tensor": ("reduce_scatter", 1),
+    "reduce_scatter_single": ("reduce_scatter", 1),
+}
+
+
+class Collectives:
+    """Within it the calls of this process are counted.
+
+    Attributes:
+        calls: (name, bytes of the tensor that this rank gives) -> how many there were.
+    """
+
+    def __init__(self):
+        self.calls: Counter[tuple[str, int]] = Counter()
+        self._inside = False  # one function of torch.distributed may call another one
+
+    def __enter__(self) -> "Collectives":
+        self._before = {name: getattr(dist, name) for name in KINDS if hasattr(dist, name)}
+        for name, function in self._before.items():
+            setattr(dist, name, self._counting(function, *KINDS[name]))
+        return self
+
+    def __exit__(self, *error) -> None:
+        for name, function in self._before.items():
+            setattr(dist, name, function)
+
+    def hook(self, strategy) -> None:
+        """DDP's own reductions do not pass through Python, unless it is asked to."""
+        if hasattr(strategy, "wrapped"):
+            strategy.wrapped.register_comm_hook(strategy.exchange.group, self._reduce)
+
+    def _reduce(self, group, bucket):
+        self.calls[BUCKET, bucket.buffer().nbytes] += 1
+        with self._uncounted():
+            return allreduce_hook(group, bucket)
+
+    def _counting(self, function, kind: str, place: int | None):
+        def counted(*args, **options):
+            if not self._inside:
+                length = 0
+                if place is not None:
+                    names = "tensor", "input", "input_tensor"
+                    named = [options[name] for name in names if name in options]
+                    length = (args[place] if len(args) > place else named[0]).nbytes
+                self.calls[kind, length] += 1
+            with self._uncounted():
+                return function(*args, **options)
+
+        return counted
+
+    @contextlib.contextmanager
+    def _uncounted(self):
+        before, self._inside = self._inside, True
+        try:
+            yield
+        finally:
+            self._inside = before
+
+
+def sent(kind: str, length: int, ranks: int) -> float:
+    """Bytes that a rank sends, by the ring algorithm, when each of `ranks` gives `length` bytes."""
+    share = (ranks - 1) / ranks
+    if kind.startswith("all_reduce"):
+        return 2 * share * length
+    if kind.startswith("all_gather"):
+        return (ranks - 1) * length
+    return share * length if kind == "reduce_scatter" else length
+
+
+def per_step(few: Counter, many: Counter, steps: int) -> dict[tuple[str, int], float]:
+    """Calls of a step, from those of two runs of which one has so many steps more: what a run has
+    at its start and end drops out."""
+    calls = {key: (many[key] - few[key]) / steps for key in many}
+    return {key: calls[key] for key in sorted(calls, key=lambda k: (k[0], -k[1])) if calls[key]}
+
+
+def total_sent(calls: dict[tuple[str, int], float], ranks: int) -> float:
+    return math.fsum(number * sent(*key, ranks) for key, number in calls.items())

@@ -1,0 +1,87 @@
+"""How often the ranks talk in a step, and how much they send, as docs/distributed.md says."""
+
+import tempfile
+from pathlib import Path
+
+import pytest
+import toy
+
+from benchmarks.collectives import BUCKET, Collectives, per_step, sent
+from utils.distributed.group import Agreement
+from utils.models.resnet import ResNet
+from utils.signals import Stopping
+
+MORE = 8  # steps of the longer run beyond the shorter one
+
+
+def counted(exchange, strategy: str, accumulation: int, optimizer: str = "sgd") -> dict:
+    """Calls of a step on this rank, and numbers to compare them with."""
+    runs = []
+    for steps in (12, 12 + MORE):
+        with tempfile.TemporaryDirectory() as folder:
+            model = ResNet(18, 3, width=8)
+            trainer = toy.make_trainer(
+                Path(folder, str(exchange.rank)),
+                model=model,
+                exchange=exchange,
+                strategy=strategy,
+                batch_size=2,
+                accumulation=accumulation,
+                optimizer=optimizer,
+                epochs=40,
+                max_steps=steps,
+                log_every=10**6,
+                eval_every=0,
+                data=toy.loader(
+                    2, accumulation, n=640, rank=exchange.rank, ranks=exchange.size, least=2
+                ),
+                stopping=Stopping(toy.NoSignals(), Agreement(exchange, 2)),
+            )
+            with Collectives() as collectives:
+                collectives.hook(trainer.strategy)
+                trainer.fit()
+            runs.append(collectives.calls)
+    buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+    shares = getattr(trainer.optimizer, "_shares", [])
+    return {
+        "calls": per_step(*runs, MORE),
+        "whole gradient": 4 * sum(p.numel() for p in ResNet(18, 3, width=8).parameters()),
+        "statistics": 8 * (1 + sum(buffer.numel() for buffer in buffers)),
+        "shares": [4 * each.longest for each in shares],
+    }
+
+
+@pytest.mark.parametrize("accumulation", (1, 4))
+def test_one_reduction_of_the_gradient_in_a_step(worlds, accumulation):
+    for rank in worlds(2).run(counted, "ddp", accumulation):
+        calls = dict(rank["calls"])
+        buckets = {key: calls.pop(key) for key in list(calls) if key[0] == BUCKET}
+        reduced = sum(number * length for (_, length), number in buckets.items())
+        assert reduced == rank["whole gradient"]  # each bucket once, all of them together
+        # The loss and BatchNorm's statistics; whether to stop or save.
+        assert calls == {("all_reduce", rank["statistics"]): 1, ("all_reduce", 8): 1}
+
+
+def test_ngd_sends_its_matrices_once_a_period(worlds):
+    for rank in worlds(2).run(counted, "ddp", 1, "ngd"):
+        gathered = {k: n for k, n in rank["calls"].items() if k[0] == "all_gather"}
+        (share,) = rank["shares"]
+        assert gathered == {("all_gather", share): 1 / 4}
+
+
+def test_fsdp_gathers_twice_and_reduces_once(worlds):
+    for rank in worlds(2).run(counted, "fsdp", 1):
+        total = dict.fromkeys(("all_gather", "reduce_scatter", "all_reduce"), 0.0)
+        for (kind, length), number in rank["calls"].items():
+            total[kind] += number * length
+        whole = rank["whole gradient"]
+        # Rows that two do not divide are padded; what is outside of the blocks stays whole from
+        # the forward to the backward pass.
+        assert whole <= total["reduce_scatter"] < 1.02 * whole
+        assert 0.9 * whole < total["all_gather"] < 1.02 * whole
+        assert total["all_reduce"] == rank["statistics"] + 8 + 4  # and the gradient's norm
+
+
+def test_what_a_ring_sends():
+    assert sent("all_reduce", 100, 2) == 100 and sent(BUCKET, 100, 4) == 150
+    assert sent("all_gather", 100, 4) == 300 and sent("reduce_scatter", 100, 4) == 75
