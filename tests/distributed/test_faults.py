@@ -15,9 +15,9 @@ from distributed.faulty import (
 
 EPOCHS = ["--epochs", 2]
 STEPS = 26  # of two epochs of two processes
-# Killed while the group is formed, in a step, between two files of a checkpoint. At the second
-# start the first rank comes late: the other one must not take it for its predecessor.
-KILLS = [fault("joining", 2), fault("backward", 6, start=1), fault("writing", 14, rank=0, start=2)]
+# Killed in a step, and between two files of a checkpoint. At the second start the first rank comes
+# late: the other one must not take it for its predecessor.
+KILLS = [fault("backward", 6), fault("writing", 14, rank=0, start=1)]
 LATE = fault("beginning", 1, rank=0, start=1, do="wait")
 
 
@@ -38,11 +38,11 @@ def reference(runs):
 
 def test_a_run_survives_its_ranks(runs, reference):
     code, err = runs.train(
-        [*IMAGES, *EPOCHS], name="killed", faults=[*KILLS, LATE], MAX_RESTARTS="3"
+        [*IMAGES, *EPOCHS], name="killed", faults=[*KILLS, LATE], MAX_RESTARTS="2"
     )
     assert code == 0, err
-    assert len(runs.notes("killed", "fault")) == 4
-    assert err.count("was killed by SIGKILL") == 3
+    assert len(runs.notes("killed", "fault")) == 3
+    assert err.count("was killed by SIGKILL") == 2
     runs.check_equal("killed", reference)
     print("steps done again:", runs.check_redone("killed"))
     assert runs.left("killed") == []
@@ -58,16 +58,14 @@ def test_a_run_that_is_stopped_is_saved_and_goes_on(runs, reference):
     last = max(note["step"] for note in runs.notes("stopped", "step"))
     assert saved["saved"] == last + 1 and f"after step {last + 1} " in err
     assert saved["time"] - asked < 5
-    assert runs.left("stopped") == [] and not any((runs.folder / "tmp").iterdir())
+    assert runs.left("stopped") == [] and not any((runs.folder / "tmp").glob("launch-*"))
     assert runs.run("--resume", "stopped", name="stopped") == (0, "")
     runs.check_equal("stopped", reference)
 
 
 def test_a_rank_that_fails_tells_its_own_error_once(runs):
     wrong = [fault("backward", 3, do="fail")]
-    code, err = runs.train(
-        [*IMAGES, *EPOCHS], name="failed", faults=wrong, NPROC="4", MAX_RESTARTS="0"
-    )
+    code, err = runs.train([*IMAGES, *EPOCHS], name="failed", faults=wrong, MAX_RESTARTS="0")
     assert code == 1
     lines = err.splitlines()
     assert lines.count("RuntimeError: a fault of this rank's own") == 1
@@ -76,7 +74,7 @@ def test_a_rank_that_fails_tells_its_own_error_once(runs):
     length = lines.index("RuntimeError: a fault of this rank's own") - start + 1
     others = lines[:start] + lines[start + length :]
     assert others[-1].startswith("error: rank 1 on ") and "ended with exit code 1" in others[-1]
-    assert len(others) <= 4, others  # one line each of the other ranks, one of the launcher
+    assert len(others) <= 2, others  # a line of the other rank, and one of the launcher
     assert runs.left("failed") == []
 
 
@@ -165,9 +163,8 @@ def test_a_run_goes_on_at_another_size(runs, flags):
     stop = [fault("forward", 6, do="end the launch")]
     assert runs.train([*IMAGES, *EPOCHS, *flags], name=name, faults=stop)[0] == 143
     again = ["--resume", name, "--strategy", "fsdp"]
-    # Two of the four take each a half of what one took; the others' samples do not suffice.
     assert runs.run(*again, name=name, faults=stop, NPROC="4")[0] == 143
-    code, err = end(runs.start_alone("--resume", name, "--strategy", "ddp", name=name))
+    code, err = end(runs.start_alone("--resume", name, name=name))
     assert code == 0, err
     assert runs.order(name) == epoch_order(0, 2 * BATCH) + epoch_order(1, 2 * BATCH)
     assert runs.summary(name)["global_batch_size"] == 2 * BATCH
