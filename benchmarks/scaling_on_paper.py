@@ -207,20 +207,18 @@ MODELS = (
 )
 
 
-def table(model: Model, cluster: Cluster) -> list[str]:
+def table(model: Model) -> list[str]:
     """Rows in Markdown: milliseconds, and the share of ideal scaling."""
-    rows = [
-        "| GPUs | ddp | ddp, ngd | fsdp | NGD's share |",
-        "| ---: | ---: | ---: | ---: | ---: |",
-    ]
+    columns = [(cluster, kind) for cluster in CLUSTERS for kind in KINDS]
+    heads = [f"{kind}; {cluster.name.split(',')[0]}" for cluster, kind in columns]
+    rows = [f"| GPUs | {' | '.join(heads)} |", "| ---: " * (len(heads) + 1) + "|"]
     for gpus in SIZES:
-        seconds = {kind: step(model, cluster, gpus, kind) for kind in KINDS}
-        cells = [
-            f"{1e3 * value:.1f} ({step(model, cluster, 1, kind) / value:.0%})"
-            for kind, value in seconds.items()
-        ]
-        share = ngd(model, cluster, gpus) / seconds["ddp, ngd"]
-        rows.append(f"| {gpus} | {' | '.join(cells)} | {share:.1%} |")
+        cells = [f"{gpus}"]
+        for cluster, kind in columns:
+            seconds = step(model, cluster, gpus, kind)
+            ideal = step(model, cluster, 1, kind) / seconds
+            cells.append(f"{1e3 * seconds:.0f} ({ideal:.0%})")
+        rows.append(f"| {' | '.join(cells)} |")
     return rows
 
 
@@ -255,9 +253,8 @@ def main() -> None:
             f"{1e3 * compute(model):.1f} ms, with NGD on one GPU "
             f"{1e3 * step(model, CLUSTERS[0], 1, 'ddp, ngd'):.1f} ms"
         )
-        for cluster in CLUSTERS:
-            print(f"\n{cluster.name}: ms per step (of ideal scaling)\n")
-            print("\n".join(table(model, cluster)), end="\n\n")
+        print("\nms per step (of ideal scaling)\n")
+        print("\n".join(table(model)), end="\n\n")
     if options.plot:
         draw(options.plot)
 

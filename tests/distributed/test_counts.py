@@ -41,12 +41,12 @@ def counted(exchange, strategy: str, accumulation: int, optimizer: str = "sgd") 
                 collectives.hook(trainer.strategy)
                 trainer.fit()
             runs.append(collectives.calls)
-    buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+    flat = [buffers for buffers in trainer.guard.flat if buffers.is_floating_point()]
     shares = getattr(trainer.optimizer, "_shares", [])
     return {
         "calls": per_step(*runs, MORE),
         "whole gradient": 4 * sum(p.numel() for p in ResNet(18, 3, width=8).parameters()),
-        "statistics": 8 * (1 + sum(buffer.numel() for buffer in buffers)),
+        "statistics": 8 * (1 + sum(map(len, flat))),
         "shares": [4 * each.longest for each in shares],
     }
 
