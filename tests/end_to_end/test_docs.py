@@ -344,6 +344,8 @@ def test_flags_that_are_named_exist():
     own = {name for entry in ENTRIES.values() for name in fields(entry.Settings)}
     known = own | {f"no_{name}" for name in own} | set(ALIASES) | set(SHORT_FOR)
     foreign = {"help", "shm-size", "logdir"}  # docker's, TensorBoard's
+    foreign |= {"nodes", "ntasks-per-node", "gpus-per-node", "cpus-per-task", "requeue"}  # Slurm's
+    foreign |= {"pid"}  # py-spy's
     foreign |= {"only", "repetitions", "jobs", "train_samples", "variant", "plot"}  # the benchmarks'
     foreign |= {"alphas", "tuning_seeds", "flags"}
     for page in PAGES:
