@@ -1,6 +1,8 @@
 """Whatever happens to a process of a run, nothing is lost: it goes on by itself, and ends with the
 same bits; and whoever reads its lines knows what has happened."""
 
+import os
+
 import pytest
 from distributed.faulty import (
     BATCH,
@@ -13,6 +15,8 @@ from distributed.faulty import (
     random_kills,
 )
 
+# They take minutes: a part of `make soak`.
+of_the_soak = pytest.mark.skipif("SOAK" not in os.environ, reason="it is for `make soak`")
 EPOCHS = ["--epochs", 2]
 STEPS = 26  # of two epochs of two processes
 # Killed in a step, and between two files of a checkpoint. At the second start the first rank comes
@@ -88,7 +92,7 @@ def test_data_that_is_wrong_is_said_once(runs):
     assert not (runs.folder / "no data").exists()
 
 
-@pytest.mark.slow
+@of_the_soak
 def test_a_file_that_is_wrong_is_said_once(runs):
     for split in ("train", "test"):
         for name in ("cats", "dogs"):
@@ -103,7 +107,7 @@ def test_a_file_that_is_wrong_is_said_once(runs):
     assert {note["start"] for note in runs.notes("bad file")} == {0}
 
 
-@pytest.mark.slow
+@of_the_soak
 @pytest.mark.parametrize("restarts", (0, 1))
 def test_a_rank_that_stops_is_named(runs, reference, restarts):
     name = f"asleep {restarts}"
@@ -124,7 +128,7 @@ def test_a_rank_that_stops_is_named(runs, reference, restarts):
     runs.check_equal(name, reference)
 
 
-@pytest.mark.slow
+@of_the_soak
 @pytest.mark.parametrize(
     ("entry", "strategy", "size"),
     [("images", "fsdp", 2), ("images", "ddp", 4), ("texts", "ddp", 2), ("texts", "fsdp", 4)],
@@ -155,7 +159,7 @@ def run_random_kills(runs, entry, strategy, size, seed: int, kills: int) -> int:
     return count
 
 
-@pytest.mark.slow
+@of_the_soak
 @pytest.mark.parametrize("flags", ([], ["--global_batch", 2 * BATCH]), ids=("kept", "given"))
 def test_a_run_goes_on_at_another_size(runs, flags):
     """DDP at two processes, FSDP at four, one process without the launcher."""

@@ -346,8 +346,9 @@ def test_flags_that_are_named_exist():
     foreign = {"help", "shm-size", "logdir"}  # docker's, TensorBoard's
     foreign |= {"nodes", "ntasks-per-node", "gpus-per-node", "cpus-per-task", "requeue"}  # Slurm's
     foreign |= {"pid"}  # py-spy's
-    foreign |= {"only", "repetitions", "jobs", "train_samples", "variant", "plot"}  # the benchmarks'
-    foreign |= {"alphas", "tuning_seeds", "flags"}
+    # Those of the benchmarks.
+    foreign |= {"only", "repetitions", "jobs", "train_samples", "variant", "plot", "alphas"}
+    foreign |= {"tuning_seeds", "flags"}
     for page in PAGES:
         if page.name == "measurements.md":  # names flags of the benchmarks
             continue
