@@ -45,6 +45,7 @@ NEEDS = {
     "wandb_tags": ["--wandb", "offline"],
 }
 NEEDS |= {name: ["--ngd"] for name in NGD_SETTINGS}
+NEEDS |= {name: ["--distributed"] for name in ("strategy", "sync_bn", "dist_timeout")}
 NEEDS |= {name: ["--mixup", "fixed"] for name in FIELDS if name.startswith("mixup_")}
 NEEDS |= {name: ["--mixup", "fixed"] for name in ("alpha", "log_clean_accuracy")}
 NEEDS |= {name: ["--mixup", "meta"] for name in FIELDS if name.startswith("meta_")}
@@ -551,9 +552,10 @@ def test_resume_from_a_checkpoint_of_the_run(make_run):
 def test_what_a_resumed_run_may_change(name, make_run, write):
     run, value = make_run(*NEEDS.get(name, [])), another_value(name)
     free = FIELDS[name].metadata["resume"] == "free"
+    again = [flag for flag in NEEDS.get(name, []) if flag == "--distributed"]  # of one start
     for given in (flags_for(name, value), ["--config", write({name: value})]):
         if free:
-            assert getattr(settings_of("--resume", run, *given), name) == value
+            assert getattr(settings_of("--resume", run, *again, *given), name) == value
         else:
             text = refused("--resume", run, *given)
             assert text.startswith(f"--{name} {value}: the run in {run} was started with")

@@ -111,8 +111,10 @@ def parse(config_class, argv: list[str], description: str):
     origin |= dict.fromkeys(from_file, FILE) | dict.fromkeys(typed, COMMAND_LINE)
     settings = config_class(**values)
     for name, reason, cause in settings.ineffective():
-        # A recipe's setting gives way to what the command line says; otherwise both are meant.
-        in_file = values[name] != fields(config_class)[name].default and cause not in typed
+        # A recipe's setting gives way to what the command line says, and to what no recipe can
+        # say; otherwise both are meant.
+        gives_way = cause in typed or cause in OF_ONE_START
+        in_file = values[name] != fields(config_class)[name].default and not gives_way
         if name in typed or (name in from_file and in_file):
             raise UserError(f"--{name} has no effect: {reason}")
     settings.check()

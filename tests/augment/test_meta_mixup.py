@@ -18,7 +18,6 @@ def batch_of(inputs, targets, partner, lam, clean, looked_at):
     """A micro-batch that is a step by itself; its first `looked_at` pairs are looked at."""
     plan = MixPlan(partner, lam, None, True, torch.arange(looked_at), looked_at)
     return SimpleNamespace(
-        filler=False,
         inputs=inputs,
         targets=targets,
         mixing=plan,

@@ -120,7 +120,7 @@ def train(
             start = (exchange.rank * micro + index) * size
             drawn, places = draws.slice(slice(start, start + size)), np.arange(start, start + size)
             batch = SimpleNamespace(
-                filler=False, inputs=inputs_at(first + places), targets=targets[first + places],
+                inputs=inputs_at(first + places), targets=targets[first + places],
                 mixing=drawn.plan(targets[first + places]), step_samples=SAMPLES,
                 clean=(inputs_at(own), targets[own]) if draws.clean and index == last else None,
             )  # fmt: skip

@@ -137,6 +137,9 @@ class VirtualStep:
         product = exact_product if self.exact else fast_product
 
         def of_piece(pairs: Pairs, lam: Tensor) -> Tensor:
+            if pairs.plan is not None and not len(lam):  # no text; of pictures BatchNorm waits
+                return torch.zeros_like(lam)
+
             def mixed(at: Weights, lam: Tensor) -> Tensor:
                 return self._mixed_losses(call, at, pairs, lam).sum() / total
 
@@ -197,7 +200,6 @@ class PolicyMixup:
     def __init__(self, policy: MixupPolicy, virtual: VirtualStep):
         self.policy, self.virtual = policy, virtual
         self._pieces: list[Pairs] = []  # of the micro-batches of a step
-        self._counted: list[bool] = []  # of each: a filler's samples belong to no step
         self._total = 0  # pairs that are looked at in the step, by all ranks
         self._clean: Clean | None = None
 
@@ -209,7 +211,6 @@ class PolicyMixup:
             return plan
         if plan.looked_at is not None:
             self._pieces.append(_pairs(batch, plan.looked_at))
-            self._counted.append(not batch.filler)
             inside = self._pieces[-1].plan is not None
             self._total = batch.step_samples if inside else plan.pairs
             self._clean = batch.clean
@@ -223,16 +224,11 @@ class PolicyMixup:
         if self._clean is None:
             return
         pieces, clean, self._pieces, self._clean = self._pieces, self._clean, [], None
-        counted, self._counted = self._counted, []
         if pieces[0].plan is None:
             pieces = [Pairs(*map(torch.cat, list(zip(*pieces, strict=True))[:-1]))]
         lams = [self.policy(piece.targets, piece.partners, piece.lam) for piece in pieces]
         now = [lam.detach() for lam in lams]
         hypergradients = self.virtual.of_step(pieces, now, self._total, clean, lr)
-        if len(pieces) == len(counted):  # of pictures a filler has no pairs
-            hypergradients = [
-                part * number for part, number in zip(hypergradients, counted, strict=True)
-            ]
         self.policy.update(
             torch.cat(lams), torch.cat(hypergradients), bad, exchange=self.virtual.exchange
         )

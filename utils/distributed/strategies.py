@@ -88,7 +88,7 @@ class Single:
         ]
         if wrong:
             more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-            raise UserError(f"the weights do not fit the model: {'; '.join(wrong[:3])}{more}")
+            raise UserError(f"the checkpoint does not fit the model: {'; '.join(wrong[:3])}{more}")
         for name, tensor in own.items():
             tensor.copy_(exchange.part(tensor, tensors[name]))
         self.weights_changed()
