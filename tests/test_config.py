@@ -370,7 +370,8 @@ def test_to_yaml_and_back(name, write):
     [line] = [line for line in text.splitlines() if line.startswith(f"{name}:")]
     assert line.endswith(f"# {COMMAND_LINE}")
     path = write(text)
-    again = settings_of("--config", path)
+    of_one_start = [flag for flag in NEEDS.get(name, []) if flag == "--distributed"]
+    again = settings_of("--config", path, *of_one_start)
     assert dataclasses.replace(again, config=None) == first
 
 
