@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -31,6 +32,8 @@ from utils.signals import Signals, Stopped, Stopping
 # With OpenMP's default a single other busy process makes two training threads wait for each other
 # most of the time (see docs/measurements.md).
 SPIN_TURNS = "10000"
+# How long a process whose peer is gone waits for the launcher to end it.
+LOST_PEER_SECONDS = 3.0
 
 
 def run_entry(config_class, train: Callable, description: str, argv: list[str] | None = None):
@@ -69,6 +72,9 @@ def run_entry(config_class, train: Callable, description: str, argv: list[str] |
             raise
         print(f"rank {place.rank}: another process of this run is gone", file=sys.stderr)
         sys.stderr.flush()
+        # The launcher is to see the other one's end first, and name it; then it ends this one.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        time.sleep(LOST_PEER_SECONDS)
         os._exit(1)  # what hangs in the group is not waited for
     return 0
 

@@ -116,7 +116,8 @@ def assert_equal(many: list[dict], one: dict) -> None:
 
 
 AT_FOUR = ("sgd", "ngd", "meta-mixup, exact", "sync_bn", "texts", "texts, meta-mixup")
-RUNS = [(2, case) for case in CASES] + [(4, case) for case in AT_FOUR]
+RUNS = [(2, case) for case in CASES]
+RUNS += [pytest.param(4, case, marks=pytest.mark.slow) for case in AT_FOUR]
 
 
 @pytest.fixture(scope="module")
