@@ -21,8 +21,8 @@ slow: $(VENV)/.installed-dev
 
 # Kills of a process at random moments, in runs of all kinds, and nodes that are lost: up to an hour.
 soak: $(VENV)/.installed-dev
-	SOAK=$${SOAK:-100} $(BIN)/python -m pytest -s tests/distributed/test_faults.py \
-		tests/distributed/test_faults_of_nodes.py tests/distributed/test_soak.py
+	SOAK=$${SOAK:-100} $(BIN)/python -m pytest -s tests/distributed/test_rank_faults.py \
+		tests/distributed/test_node_faults.py tests/distributed/test_soak.py
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -4,7 +4,7 @@ import os
 
 import pytest
 from distributed.faulty import Runs
-from distributed.test_faults import run_random_kills
+from distributed.test_rank_faults import run_random_kills
 
 KILLS = int(os.environ.get("SOAK", 0))
 OF_A_RUN = 10
