@@ -637,3 +637,8 @@ def test_users_mistake_is_one_line_and_exit_code_2(argv, run_entry_script, tmp_p
     assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
     assert "Traceback" not in result.stdout
     assert [p for p in tmp_path.rglob("*") if p.name != "runs"] == files  # no folder is left over
+
+
+def test_meta_exact_is_refused_with_batchnorm_over_all_processes():
+    text = refused("--distributed", "--sync_bn", "--meta_learning", "--meta_exact")
+    assert "--meta_exact" in text and "--sync_bn" in text

@@ -69,6 +69,8 @@ class DistributedSettings(Config):
         for name in ("predict", "export", "dry_run"):
             if getattr(self, name):
                 raise UserError(f"--{name} takes one process: leave --distributed out")
+        if self.sync_bn and self.meta_exact:
+            raise UserError("--meta_exact differentiates twice, which --sync_bn cannot: drop one")
         if self.strategy == "fsdp" and self.optimizer in OF_WHOLE_MATRICES:
             raise UserError(
                 f"--optimizer {self.optimizer} needs whole matrices, which --strategy fsdp "
