@@ -84,6 +84,23 @@ def build_model(settings: Settings, card):
     )
 
 
+def check_belongs(settings: Settings, origin: dict, card) -> None:
+    """UserError for a setting that weights trained with `card` (a TextCard) do not fit."""
+    for name in ("tokenizer", "vocab_size", "lowercase"):
+        if origin[name] != DEFAULT:
+            raise UserError(
+                f"--{name} has no effect: the weights of {settings.pretrained} belong to "
+                "their own tokenizer"
+            )
+    for name in ("heads", "pooling"):
+        theirs = getattr(card, name)
+        if theirs not in (None, getattr(settings, name)):
+            raise UserError(
+                f"--pretrained {settings.pretrained}: its weights were trained with --{name} "
+                f"{theirs}; give that too"
+            )
+
+
 def train(settings: Settings, origin: dict, signals) -> None:
     model_name = f"transformer{settings.layers}x{settings.dim}"
     with Run(settings, origin, signals, model_name, settings.dataset) as run:
@@ -107,15 +124,12 @@ def train(settings: Settings, origin: dict, signals) -> None:
         if settings.pretrained and checkpoint is None:
             pretrained = load_pretrained(settings.pretrained, model_name, run.console.say)
             run.console.say(f"weights from {pretrained.source_text}")
-            given = [n for n in ("tokenizer", "vocab_size", "lowercase") if origin[n] != DEFAULT]
-            if pretrained.tokenizer and given:
-                raise UserError(
-                    f"--{given[0]} has no effect: the weights of {settings.pretrained} belong to "
-                    "their own tokenizer"
-                )
+            card = pretrained.texts
+            if card is not None:
+                check_belongs(settings, origin, card)
         tokenizer = None  # that of the settings; weights from elsewhere belong to their own
         if settings.pretrained or not settings.tokenizer_is_trained:
-            tokenizer = getattr(card or pretrained, "tokenizer", None)
+            tokenizer = card and card.tokenizer
         task = load_text_task(
             settings, run.device, run.console, tokenizer, run.exchange, run.micro_batches
         )

@@ -66,13 +66,16 @@ class TextCard:
     """The same of a classifier of texts.
 
     `tokenizer` is the JSON of the `tokenizers` library, `clean` whether texts are cleaned before
-    it (utils/data/clean_text.py), `max_len` the tokens that are read. Raises ValueError.
+    it (utils/data/clean_text.py), `max_len` the tokens that are read. `heads` and `pooling` are
+    what the shapes of the weights do not show of the model; None where unknown. Raises ValueError.
     """
 
     classes: tuple[str, ...]
     tokenizer: str
     clean: bool
     max_len: int
+    heads: int | None = None
+    pooling: str | None = None
 
     def __post_init__(self) -> None:
         if not self.classes or not all(isinstance(name, str) for name in self.classes):
@@ -86,8 +89,8 @@ class TextCard:
     def from_dict(cls, values: dict) -> "TextCard":
         """From `to_dict`; further keys are ignored. Raises ValueError."""
         try:
-            classes, *others = (values[name] for name in cls.__dataclass_fields__)
-            return cls(tuple(classes), *others)
+            classes, *others = (values[n] for n in ("classes", "tokenizer", "clean", "max_len"))
+            return cls(tuple(classes), *others, values.get("heads"), values.get("pooling"))
         except KeyError as error:
             raise ValueError(f"{error.args[0]} is missing") from None
         except TypeError:

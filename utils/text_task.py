@@ -80,7 +80,14 @@ def load_text_task(
         )
     for note in data.notes:
         console.say(note)
-    card = TextCard(tuple(data.classes), data.tokenizer_json, settings.clean_text, settings.max_len)
+    card = TextCard(
+        tuple(data.classes),
+        data.tokenizer_json,
+        settings.clean_text,
+        settings.max_len,
+        settings.heads,
+        settings.pooling,
+    )
     train = _loader(
         data.train,
         settings,

@@ -38,7 +38,7 @@ class Pretrained:
     source_text: str
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
-    tokenizer: str | None = None  # its JSON, of a model of texts
+    texts: TextCard | None = None  # of a model of texts
 
     def normalisation(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
         """(mean, std) for pictures of `channels`: gray ones get the average over the colours."""
@@ -289,5 +289,5 @@ def _with_card(
     tensors: dict[str, Tensor], source: str, card: ModelCard | TextCard | None
 ) -> Pretrained:
     if isinstance(card, TextCard):
-        return Pretrained(tensors, source, tokenizer=card.tokenizer)
+        return Pretrained(tensors, source, texts=card)
     return Pretrained(tensors, source, card and card.mean, card and card.std)

@@ -198,6 +198,12 @@ def test_predictions_and_exports_answer_as_the_model_does(run, own_texts):
     # Weights bring their tokenizer; a head for other classes starts anew.
     assert "their own tokenizer" in run(*HEADLINES, "--pretrained", "run")[2]
     for source in ("run", "run/export/model.safetensors"):
+        for name, other in (("heads", "4"), ("pooling", "mean")):
+            code, _, error = run(
+                *untrained(HEADLINES), "--pretrained", source, f"--{name}", other,
+                "--output", "nothing",
+            )  # fmt: skip
+            assert code == 2 and f"were trained with --{name} " in error
         code, out, error = run(
             *untrained(HEADLINES), "--pretrained", source, "--freeze_backbone", "--max_steps", 2,
             "--output", f"next-{len(source)}",
