@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from toy import CPU, assert_same, everything, make_trainer
+from toy import CPU, RefuseHostReads, assert_same, everything, make_trainer
 
 from utils.augment.mixup import Mixing
 from utils.data.text_loader import TextLoader
@@ -97,3 +97,21 @@ def test_learns_and_counts_each_text_once(tmp_path):
     assert small.samples == large.samples == 120
     assert small.accuracy == large.accuracy > 90
     assert small.loss == pytest.approx(large.loss, rel=1e-5)
+
+
+@pytest.mark.parametrize("mixup_at", ["sentence", "embeddings"])
+@pytest.mark.parametrize("batch_tokens", [None, 30])
+def test_steps_without_a_host_read(tmp_path, mixup_at, batch_tokens):
+    made = trainer(
+        tmp_path, mixup_at, dropout=0.1, clean_accuracy=True, n=96, accumulation=2,
+        batch_tokens=batch_tokens, mixing=Mixing(alpha=0.5, block=2, per_sample=True),
+    )  # fmt: skip
+    made.prepare(0)
+    with RefuseHostReads():
+        made.guard.remember()
+        for batch in made.loader.epoch(0):
+            made.forward_backward(batch)
+            if batch.ends_step:
+                made.update()
+                made.guard.remember()
+    assert made.progress.step >= 10
