@@ -45,7 +45,7 @@ def main() -> int:
     stopped = []
     signal.signal(signal.SIGTERM, lambda signum, frame: stopped.append(signum))
     signal.signal(signal.SIGINT, lambda signum, frame: stopped.append(signum))
-    environment.die_with_launcher()
+    environment.end_with_launch()
     code = environment.previous_exit_code()
     folder = Path(os.environ["NOTES"])
     me = environment.launched()

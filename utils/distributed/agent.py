@@ -12,7 +12,7 @@ import threading
 import time
 from pathlib import Path
 
-from utils.distributed.environment import LAUNCH_FOLDER, previous_exit_code
+from utils.distributed.environment import LAUNCH_FOLDER, end_at_once, previous_exit_code
 
 # Seconds without an answer of the rendezvous after which the workers are killed, and then for the
 # agent to end by itself. With PROBE and the time for a connection: below a minute.
@@ -110,16 +110,24 @@ def _first_failure(failures: dict, go_on: str) -> int:
 # ---- what torchrun says -------------------------------------------------------------------------
 
 
-class _Restarts(logging.Handler):
-    """A line for each new start in place of torchrun's log."""
+class _Events(logging.Handler):
+    """Takes torchrun's log for what happens: a line for each new start in its place, and the
+    workers that it ends because another one has failed end at once."""
 
     def __init__(self, restarts: int):
         super().__init__()
         self.restarts, self.started = restarts, 0
+        self.gently = False  # the workers are asked to stop, and may save
 
     def emit(self, record: logging.LogRecord) -> None:
         text, arguments = str(record.msg), record.args
-        if text.startswith("failed (exitcode") and self.started < self.restarts:
+        if "death signal" in text:
+            self.gently = True
+        elif "Starting worker group" in text:
+            self.gently = False
+        elif text.startswith("Sending process") and not self.gently:
+            end_at_once(arguments[0])
+        elif text.startswith("failed (exitcode") and self.started < self.restarts:
             self.started += 1
             if previous_exit_code() is None:
                 code, local_rank = arguments[:2]
@@ -128,6 +136,7 @@ class _Restarts(logging.Handler):
                     f"started again ({self.started} of {self.restarts} times)"
                 )
         elif "new nodes from group_rank" in text:
+            self.gently = True
             self._say("a node has come; all processes are started again with it")
 
     def _say(self, text: str) -> None:
@@ -143,7 +152,7 @@ def _quiet_torchrun(restarts: int) -> None:
     if "LOGLEVEL" not in os.environ:
         logger.handlers.clear()
         logger.propagate = False
-    logger.addHandler(_Restarts(restarts))
+    logger.addHandler(_Events(restarts))
 
 
 # ---- when the rendezvous does not answer --------------------------------------------------------
