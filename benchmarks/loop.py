@@ -1,4 +1,4 @@
-"""The toolkit's training loop over random pictures, for the benchmarks that time it."""
+"""The toolkit's training loop over random pictures or texts, for the benchmarks that time it."""
 
 import contextlib
 import os
@@ -47,6 +47,7 @@ def make_trainer(
     signals: Signals,
     *,
     batch: int = 64,
+    loader=None,
     precision: str = "fp32",
     frozen: bool = False,
     ema_decay: float | None = None,
@@ -56,25 +57,11 @@ def make_trainer(
     exchange: Exchange | None = None,
     strategy: str = "ddp",
 ) -> Trainer:
-    """A trainer as the entries build it, over pictures of 32x32; see `take_steps`. With an
-    `exchange` it is one rank of several, and `batch` is that of each."""
+    """A trainer as the entries build it, over pictures of 32x32 or a loader of other things; see
+    `take_steps`. With an `exchange` it is one rank of several, and `batch` is that of each."""
     folder.mkdir(parents=True, exist_ok=True)
     exchange = exchange or Exchange()
-    pictures = EPOCH * batch * exchange.size
-    rng = np.random.default_rng(0)
-    loader = ImageLoader(
-        rng.integers(0, 256, (pictures, 32, 32, 3), dtype=np.uint8),
-        rng.integers(0, 10, pictures),
-        mean=(0.5,) * 3,
-        std=(0.25,) * 3,
-        batch_size=batch,
-        device=CPU,
-        augment=CropFlip(32, 32),
-        shuffle=True,
-        accumulation=accumulation,
-        rank=exchange.rank,
-        ranks=exchange.size,
-    )
+    loader = loader or make_loader(batch, accumulation, exchange)
     console = Console()
     console.live = True  # with its bar, wherever that goes
     arithmetic = Precision(precision, CPU)
@@ -114,6 +101,25 @@ def make_trainer(
         freeze=freeze,
         strategy=spread,
         stopping=Stopping(signals, agree),
+    )
+
+
+def make_loader(batch: int, accumulation: int, exchange: Exchange) -> ImageLoader:
+    """Random pictures."""
+    pictures = EPOCH * batch * exchange.size
+    rng = np.random.default_rng(0)
+    return ImageLoader(
+        rng.integers(0, 256, (pictures, 32, 32, 3), dtype=np.uint8),
+        rng.integers(0, 10, pictures),
+        mean=(0.5,) * 3,
+        std=(0.25,) * 3,
+        batch_size=batch,
+        device=CPU,
+        augment=CropFlip(32, 32),
+        shuffle=True,
+        accumulation=accumulation,
+        rank=exchange.rank,
+        ranks=exchange.size,
     )
 
 
