@@ -114,7 +114,7 @@ def test_a_rank_that_stops_is_named(runs, reference, restarts):
     name = f"asleep {restarts}"
     code, err = runs.train(
         [*IMAGES, *EPOCHS, "--dist_timeout", 0.1], name=name,
-        faults=[fault("forward", 8, do="stop")], MAX_RESTARTS=str(restarts),
+        faults=[fault("backward", 8, do="stop")], MAX_RESTARTS=str(restarts), PACE="0.7",
     )  # fmt: skip
     line = "error: no step for 6 s (--dist_timeout): rank 1 (last step 6) of 2 does not answer"
     assert err.splitlines()[0].startswith(line)

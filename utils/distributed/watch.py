@@ -1,7 +1,7 @@
 """Says which process keeps the others waiting.
 
 A collective that one rank does not come to leaves the others waiting, and the error at the end of
-their patience names nobody. So a thread of each rank tells the launcher's store, once a second,
+their patience names nobody. So a thread of each rank tells the launcher's store, twice a second,
 that it lives and which step the rank has done; when its own rank has not gone on for too long, it
 looks who has not told, or is behind.
 """
@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from utils.distributed.environment import launched
 
-BEAT_SECONDS = 1.0
+BEAT_SECONDS = 0.5
 SILENT_SECONDS = 5.0  # a rank that has not told for so long does not answer
 
 
