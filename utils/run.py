@@ -13,7 +13,7 @@ from utils.config import parse
 from utils.distributed.environment import (
     LAUNCH_FOLDER,
     LaunchedAs,
-    end_with_launch,
+    die_with_launcher,
     launched,
     note_exit_code,
     previous_exit_code,
@@ -47,7 +47,7 @@ def run_entry(config_class, train: Callable, description: str, argv: list[str] |
     """
     place = launched()
     if place is not None:
-        end_with_launch()
+        die_with_launcher()
         code = previous_exit_code()
         if code is not None:  # this process is started again for what a restart cannot mend
             return code

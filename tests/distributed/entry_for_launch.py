@@ -45,7 +45,7 @@ def main() -> int:
     stopped = []
     signal.signal(signal.SIGTERM, lambda signum, frame: stopped.append(signum))
     signal.signal(signal.SIGINT, lambda signum, frame: stopped.append(signum))
-    environment.end_with_launch()
+    environment.die_with_launcher()
     code = environment.previous_exit_code()
     folder = Path(os.environ["NOTES"])
     me = environment.launched()

@@ -122,7 +122,7 @@ def test_a_process_alone_is_not_launched(monkeypatch):
     assert environment.launched() is None
     assert environment.previous_exit_code() is None
     assert environment.note_exit_code(2)
-    environment.end_with_launch()
+    environment.die_with_launcher()
 
 
 def test_the_first_exit_code_counts(monkeypatch, tmp_path):

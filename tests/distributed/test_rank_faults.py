@@ -148,7 +148,8 @@ def run_random_kills(runs, entry, strategy, size, seed: int, kills: int) -> int:
         environ["ENTRY"] = "transformer_test"
     well, name = f"well {entry} {strategy} {size}", f"{entry} {strategy} {size} seed {seed}"
     if not (runs.folder / well).exists():
-        assert runs.train(flags, name=well, **environ) == (0, "")
+        code, err = runs.train(flags, name=well, **environ)
+        assert code == 0, err
     faults = random_kills(seed, kills, size)
     code, err = runs.train(flags, name=name, faults=faults, MAX_RESTARTS=str(kills), **environ)
     assert code == 0, err

@@ -12,7 +12,7 @@ import threading
 import time
 from pathlib import Path
 
-from utils.distributed.environment import LAUNCH_FOLDER, end_at_once, previous_exit_code
+from utils.distributed.environment import LAUNCH_FOLDER, previous_exit_code
 
 # Seconds without an answer of the rendezvous after which the workers are killed, and then for the
 # agent to end by itself. With PROBE and the time for a connection: below a minute.
@@ -44,7 +44,8 @@ def run_agent(arguments: list[str], restarts: int, remote: tuple[str, int] | Non
     def stop(signum, frame):
         raise SignalException("", signal.Signals(signum))
 
-    _quiet_torchrun(restarts)
+    events = _Events(restarts)
+    _quiet_torchrun(events)
     for signum in (signal.SIGINT, signal.SIGTERM):  # torchrun's own come with the workers
         signal.signal(signum, stop)
     if remote is not None:
@@ -55,7 +56,7 @@ def run_agent(arguments: list[str], restarts: int, remote: tuple[str, int] | Non
     except SignalException as stopped:
         return 128 + stopped.sigval
     except ChildFailedError as error:
-        return _first_failure(error.failures, go_on)
+        return _first_failure(error.failures, events.killed, go_on)
     except RendezvousClosedError:
         say(f"the run has ended on another node, whose last lines say why; {go_on}")
     except RendezvousTimeoutError:
@@ -80,11 +81,14 @@ def ended_how(code: int) -> str:
     return f"was killed by signal {-code}"
 
 
-def _first_failure(failures: dict, go_on: str) -> int:
+def _first_failure(failures: dict, killed: set[int], go_on: str) -> int:
     """Says which worker has failed, unless it has said so itself; its exit code.
 
-    The agent ends the workers that are left by SIGTERM, and those that wait for a dead one fail
-    within the same second: neither is the cause.
+    Those that wait for a dead one may fail within the same second, and are not the cause.
+
+    Args:
+        failures: {rank: failure} as torchrun tells them.
+        killed: process ids of the workers that this agent has ended itself.
     """
     noted = previous_exit_code()
     if noted is not None:
@@ -96,7 +100,7 @@ def _first_failure(failures: dict, go_on: str) -> int:
     rank, failure = min(
         failures.items(),
         key=lambda item: (
-            item[1].exitcode in by_agent,
+            item[1].pid in killed or item[1].exitcode in by_agent,
             item[1].timestamp,
             item[1].exitcode >= 0,
             item[0],
@@ -111,13 +115,16 @@ def _first_failure(failures: dict, go_on: str) -> int:
 
 
 class _Events(logging.Handler):
-    """Takes torchrun's log for what happens: a line for each new start in its place, and the
-    workers that it ends because another one has failed end at once."""
+    """Takes torchrun's log for what happens: says a line for each new start in its place, and kills
+    the workers that it ends because another one has failed. Its SIGTERM may not reach them: Python
+    runs the handler when a wait in C is over, and the wait for a peer that is gone may be long; one
+    that is stopped handles none. They would be given 30 seconds."""
 
     def __init__(self, restarts: int):
         super().__init__()
         self.restarts, self.started = restarts, 0
         self.gently = False  # the workers are asked to stop, and may save
+        self.killed: set[int] = set()  # process ids
 
     def emit(self, record: logging.LogRecord) -> None:
         text, arguments = str(record.msg), record.args
@@ -126,7 +133,8 @@ class _Events(logging.Handler):
         elif "Starting worker group" in text:
             self.gently = False
         elif text.startswith("Sending process") and not self.gently:
-            end_at_once(arguments[0])
+            self.killed.add(arguments[0])
+            _kill([arguments[0]])
         elif text.startswith("failed (exitcode") and self.started < self.restarts:
             self.started += 1
             if previous_exit_code() is None:
@@ -143,7 +151,7 @@ class _Events(logging.Handler):
         print(f"note: {text}", file=sys.stderr, flush=True)
 
 
-def _quiet_torchrun(restarts: int) -> None:
+def _quiet_torchrun(events: _Events) -> None:
     """Its warnings and tables repeat what the launcher says; LOGLEVEL=INFO shows them."""
     from torch.distributed.elastic.agent.server import api
 
@@ -152,7 +160,7 @@ def _quiet_torchrun(restarts: int) -> None:
     if "LOGLEVEL" not in os.environ:
         logger.handlers.clear()
         logger.propagate = False
-    logger.addHandler(_Events(restarts))
+    logger.addHandler(events)
 
 
 # ---- when the rendezvous does not answer --------------------------------------------------------

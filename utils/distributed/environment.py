@@ -4,19 +4,15 @@ folder that the launcher shares with the workers of its machine (LAUNCH_FOLDER).
 Nothing here imports PyTorch: a worker asks before it does anything else.
 """
 
-import contextlib
 import ctypes
 import os
 import signal
 import sys
-import threading
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 LAUNCH_FOLDER = "LAUNCH_FOLDER"  # set by the launcher; a fresh temporary folder of each launch
 PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
-LOOK_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -78,33 +74,11 @@ def note_exit_code(code: int) -> bool:
     return True
 
 
-def end_with_launch() -> None:
-    """From now on this process ends when the launcher dies without a word, as by SIGKILL (Linux
-    only), and when it says that another process has failed (`end_at_once`), whatever it waits for.
-    Does nothing outside of a launch."""
-    if LAUNCH_FOLDER not in os.environ:
-        return
-    if sys.platform == "linux":
+def die_with_launcher() -> None:
+    """From now on this process is killed when the launcher dies without a word, as by SIGKILL:
+    nobody else would end it. Linux only; does nothing outside of a launch."""
+    if LAUNCH_FOLDER in os.environ and sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    threading.Thread(target=_wait_for_the_end, name="end with launch", daemon=True).start()
-
-
-def end_at_once(process: int) -> None:
-    """The launcher's word to a worker of this machine, which a signal may not reach: Python runs
-    its handler when a wait in C is over, and one for a peer that has failed may last minutes."""
-    with contextlib.suppress(OSError):
-        _end_file(process).touch()
-
-
-def _wait_for_the_end() -> None:
-    path = _end_file(os.getpid())
-    while not path.exists():
-        time.sleep(LOOK_SECONDS)
-    os._exit(128 + signal.SIGTERM)
-
-
-def _end_file(process: int) -> Path:
-    return Path(os.environ[LAUNCH_FOLDER]) / f"end-{process}"
 
 
 def _exit_code_file() -> Path | None:
