@@ -20,11 +20,12 @@ import time
 entry = importlib.import_module(os.environ.get("ENTRY", "resnet50_test"))
 Settings = entry.Settings
 START, RANK = (int(os.environ.get(n, 0)) for n in ("TORCHELASTIC_RESTART_COUNT", "RANK"))
+SIZE = int(os.environ.get("WORLD_SIZE", 1))
 LIFE = f"{os.environ.get('LAUNCH_FOLDER', os.getpid())}:{START}"
 
 
 def note(**what) -> None:
-    record = {"life": LIFE, "start": START, "rank": RANK, "time": time.time()} | what
+    record = {"life": LIFE, "start": START, "rank": RANK, "size": SIZE, "time": time.time()} | what
     with open(os.environ["NOTES"], "ab", buffering=0) as file:
         file.write((json.dumps(record) + "\n").encode())  # at once: others write there, too
 

@@ -106,12 +106,18 @@ class Runs:
 
     def order(self, name: str) -> list[list[int]]:
         """The samples of each step, sorted, as they were last trained on, of all ranks."""
-        steps: dict[int, tuple[str, list]] = {}
+        sizes: dict[int, int] = {}  # of the group that did a step last
+        done: dict[tuple[int, int], tuple[str, list]] = {}  # (step, rank) -> (life, samples)
         for note in self.notes(name, "samples"):
-            life, samples = steps.get(note["step"], ("", []))
+            key = note["step"], note["rank"]
+            life, samples = done.get(key, ("", []))
             samples = samples if life == note["life"] else []
-            steps[note["step"]] = note["life"], samples + note["samples"]
-        return [sorted(steps[step][1]) for step in range(len(steps))]
+            done[key] = note["life"], samples + note["samples"]
+            sizes[note["step"]] = note["size"]
+        return [
+            sorted(sample for rank in range(sizes[step]) for sample in done[step, rank][1])
+            for step in range(len(sizes))
+        ]
 
     def check_redone(self, name: str) -> int:
         """Each start went on from the newest checkpoint, so at most INTERVAL steps were done

@@ -189,6 +189,30 @@ def test_a_signal_to_the_launcher_reaches_the_workers(launches, signum):
     assert launches.nothing_left()
 
 
+# torchrun's @prof does this when the signal comes before its first line.
+MET = """
+import signal, sys
+from torch.distributed import run as torchrun
+from torch.distributed.elastic.multiprocessing import SignalException
+from utils.distributed.agent import run_agent
+
+def run(arguments):
+    try:
+        raise SignalException("", signal.SIGTERM)
+        start = 0
+    finally:
+        start + 1
+
+torchrun.run = run
+sys.exit(run_agent(["x_test.py"], 0, None, ""))
+"""
+
+
+def test_a_signal_counts_where_torchrun_fails_for_it():
+    ended = subprocess.run([sys.executable, "-c", MET], cwd=ROOT, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (143, "")
+
+
 def test_workers_do_not_outlive_a_launcher_that_is_killed(launches):
     launch = launches.start(ENTRY, "--do", "stubborn")
     wait_for(lambda: len(launches.starts()) == 2)

@@ -61,11 +61,26 @@ def run_agent(arguments: list[str], restarts: int, remote: tuple[str, int] | Non
         say(f"the run has ended on another node, whose last lines say why; {go_on}")
     except RendezvousTimeoutError:
         say(f"the other nodes have not come within JOIN_TIMEOUT; {go_on}")
-    except (RendezvousError, DistError):
+    except Exception as error:
+        stopped = _signal_behind(error)
+        if stopped is not None:
+            return 128 + stopped.sigval
+        if not isinstance(error, (RendezvousError, DistError)):
+            raise
         say(f"the rendezvous does not answer: its node is gone, or cannot be reached; {go_on}")
     finally:
         _kill(_children())
     return 1
+
+
+def _signal_behind(error: BaseException | None):
+    """The SignalException that came first: where it meets torchrun's own cleaning up, that may fail
+    for it with an error of another kind (a `finally` without its variable)."""
+    from torch.distributed.elastic.multiprocessing import SignalException
+
+    while error is not None and not isinstance(error, SignalException):
+        error = error.__context__
+    return error
 
 
 def say(text: str) -> None:
@@ -132,9 +147,10 @@ class _Events(logging.Handler):
             self.gently = True
         elif "Starting worker group" in text:
             self.gently = False
-        elif text.startswith("Sending process") and not self.gently:
-            self.killed.add(arguments[0])
-            _kill([arguments[0]])
+        elif text.startswith("Sending process"):
+            if not self.gently and _signal_behind(sys.exc_info()[1]) is None:
+                self.killed.add(arguments[0])
+                _kill([arguments[0]])
         elif text.startswith("failed (exitcode") and self.started < self.restarts:
             self.started += 1
             if previous_exit_code() is None:
