@@ -8,7 +8,7 @@ import pytest
 from distributed.faulty import BATCH, IMAGES, SAMPLES, Runs, end, epoch_order, fault
 from distributed.world import free_port
 
-pytestmark = pytest.mark.skipif("SOAK" not in os.environ, reason="it is for `make soak`")
+pytestmark = pytest.mark.slow
 
 GLOBAL = 2 * BATCH
 STEPS = -(-SAMPLES // GLOBAL)  # of an epoch

@@ -15,8 +15,9 @@ from distributed.faulty import (
     random_kills,
 )
 
-# They take minutes: a part of `make soak`.
-of_the_soak = pytest.mark.skipif("SOAK" not in os.environ, reason="it is for `make soak`")
+slow = pytest.mark.slow
+# More of the same.
+of_the_soak = [slow, pytest.mark.skipif("SOAK" not in os.environ, reason="it is for `make soak`")]
 EPOCHS = ["--epochs", 2]
 STEPS = 26  # of two epochs of two processes
 # Killed in a step, and between two files of a checkpoint. At the second start the first rank comes
@@ -92,7 +93,7 @@ def test_data_that_is_wrong_is_said_once(runs):
     assert not (runs.folder / "no data").exists()
 
 
-@of_the_soak
+@slow
 def test_a_file_that_is_wrong_is_said_once(runs):
     for split in ("train", "test"):
         for name in ("cats", "dogs"):
@@ -108,8 +109,8 @@ def test_a_file_that_is_wrong_is_said_once(runs):
     assert {note["start"] for note in runs.notes("bad file")} == {0}
 
 
-@of_the_soak
-@pytest.mark.parametrize("restarts", (0, 1))
+@slow
+@pytest.mark.parametrize("restarts", (pytest.param(0, marks=of_the_soak), 1))
 def test_a_rank_that_stops_is_named(runs, reference, restarts):
     name = f"asleep {restarts}"
     code, err = runs.train(
@@ -129,10 +130,15 @@ def test_a_rank_that_stops_is_named(runs, reference, restarts):
     runs.check_equal(name, reference)
 
 
-@of_the_soak
+@slow
 @pytest.mark.parametrize(
     ("entry", "strategy", "size"),
-    [("images", "fsdp", 2), ("images", "ddp", 4), ("texts", "ddp", 2), ("texts", "fsdp", 4)],
+    [
+        ("images", "fsdp", 2),
+        pytest.param("images", "ddp", 4, marks=of_the_soak),
+        pytest.param("texts", "ddp", 2, marks=of_the_soak),
+        ("texts", "fsdp", 4),
+    ],
 )
 def test_random_kills(runs, entry, strategy, size):
     run_random_kills(runs, entry, strategy, size, seed=1, kills=3)
@@ -161,8 +167,14 @@ def run_random_kills(runs, entry, strategy, size, seed: int, kills: int) -> int:
     return count
 
 
-@of_the_soak
-@pytest.mark.parametrize("flags", ([], ["--global_batch", 2 * BATCH]), ids=("kept", "given"))
+@slow
+@pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param([], id="kept"),
+        pytest.param(["--global_batch", 2 * BATCH], id="given", marks=of_the_soak),
+    ],
+)
 def test_a_run_goes_on_at_another_size(runs, flags):
     """DDP at two processes, FSDP at four, one process without the launcher."""
     name = f"sizes {len(flags)}"
