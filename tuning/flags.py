@@ -147,7 +147,10 @@ class TuningFlags(Config):
 
 
 def for_trials(argv: list[str]) -> list[str]:
-    """The command line with the words of OF_TRIALS replaced by what they mean in a search."""
+    """The command line with the words of OF_TRIALS replaced by what they mean in a search.
+    UserError for --resume, which is read before any other flag is checked."""
+    if any(word.split("=")[0] in ("--resume", "-r") for word in argv):
+        raise UserError(f"--resume has no place in a search: {REFUSED['resume']}")
 
     def replaced(word: str) -> str:
         name, equals, value = word.partition("=")

@@ -109,16 +109,19 @@ def _label(rung: Rung) -> str:
 
 
 def _by_rung(trials: list[FrozenTrial], rungs: list[Rung]):
-    """(rung, [(trial, score of the last rung that it reached)]), the shortest first."""
+    """(rung, [(trial, its score there)]), the shortest first."""
     for index in range(len(rungs)):
-        reached = [t for t in trials if t.state != TrialState.FAIL and t.last_step == index]
+        reached = [t for t in trials if index in t.intermediate_values]
         if reached:
             yield index, [(t, t.intermediate_values[index]) for t in reached]
 
 
 def _history(trials: list[FrozenTrial], rungs: list[Rung], chosen: int):
-    figure, axis = _figure(7.2, 4.2)
+    figure, axis = _figure(8.4, 4.2)
     last = len(rungs) - 1
+    for trial in trials:
+        scores = [*trial.intermediate_values.values()]
+        axis.plot([trial.number] * len(scores), scores, color=LOWER[0], lw=1, zorder=1)
     for index, reached in _by_rung(trials, rungs):
         axis.plot(
             [t.number for t, _ in reached], [score for _, score in reached], "o", ms=5,
@@ -148,8 +151,8 @@ def _history(trials: list[FrozenTrial], rungs: list[Rung], chosen: int):
     axis.set_ylabel("validation accuracy (%)")
     axis.xaxis.get_major_locator().set_params(integer=True)
     axis.grid(alpha=0.3)
-    axis.set_title("each trial at the last stage that it reached", fontsize=10)
-    _legend(axis)
+    axis.set_title("each trial, at every stage that it reached", fontsize=10)
+    axis.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
     return figure
 
 
@@ -194,12 +197,12 @@ def _slice(axis, trials, parameter: Parameter, rungs: list[Rung], chosen: int) -
              "handed over"))  # fmt: skip
     for trial in trials:
         for number, marker, size, colour, label in marks:
-            if trial.number == number and trial.state == TrialState.COMPLETE:
-                if key in trial.params:
-                    axis.plot(
-                        place(trial), trial.value, marker, ms=size, color=colour, label=label,
-                        ls="none", mec="white", mew=0.6,
-                    )  # fmt: skip
+            its = trial.number == number and key in trial.params
+            if its and trial.state == TrialState.COMPLETE:
+                axis.plot(
+                    place(trial), trial.value, marker, ms=size, color=colour, label=label,
+                    ls="none", mec="white", mew=0.6,
+                )  # fmt: skip
     if parameter.scale == "log":
         axis.set_xscale("log")
     if choice:
@@ -216,7 +219,7 @@ def _importance(shares: dict[str, float], trials: list[FrozenTrial]):
     for name in names:
         axis.text(100 * shares[name] + 1, name, f"{100 * shares[name]:.0f} %", va="center",
                   fontsize=8)  # fmt: skip
-    axis.set_xlim(0, 108 * max(shares.values()))
+    axis.set_xlim(0, 115 * max(shares.values()))
     axis.set_xlabel("importance (%)")
     count = sum(0 in trial.intermediate_values for trial in trials)
     axis.set_title(f"PED-ANOVA of the first stage's scores, {count} trials", fontsize=10)

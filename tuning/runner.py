@@ -1,4 +1,4 @@
-"""A run of the entry for a trial: in a process and a folder of its own, gone on with after a stop."""
+"""A run of the entry for a trial, in a process and a folder of its own; resumed after a stop."""
 
 from __future__ import annotations
 
@@ -118,10 +118,8 @@ class Runner:
         if code == 2 and not any(words in line for words in OF_A_TRIAL):
             raise UserError(f"{line} ({folder})")
         if code < 0:
-            line = f"killed by signal {-code}, perhaps for want of memory"
-        return (
-            " ".join(line.split()) if code in (2, *range(-64, 0)) else f"exit code {code}: {line}"
-        )
+            return f"killed by signal {-code}, perhaps for want of memory"
+        return " ".join(line.split()) if code == 2 else f"exit code {code}: {line}"
 
     def _start(self, words: list[str], slot: int, lock: int) -> tuple[int, str]:
         """(exit code, stderr) of the entry with these flags."""

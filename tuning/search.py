@@ -52,8 +52,8 @@ class Target:
 def search(target: Target, search_class: type[Config], description: str, argv=None) -> int:
     """Runs a search; returns its exit code, as `utils.run.run_entry` does."""
     signals = Signals()
-    argv = for_trials(sys.argv[1:] if argv is None else argv)
     try:
+        argv = for_trials(sys.argv[1:] if argv is None else argv)
         settings, origin = parse(search_class, argv, description)
         Search(target, settings, origin, signals).run()
     except UserError as error:

@@ -173,15 +173,14 @@ def load_space(
         for index, one in enumerate(ranges):
             where = f"{path}: {given}" + (f", range {index + 1}" if len(ranges) > 1 else "")
             key = name if len(ranges) == 1 else f"{name}.{index + 1}"
-            if isinstance(one, Mapping) and "default" in one and name not in raw:
-                if not _of_epochs(one) and _holds(one, config_class, raw):
-                    raw[name] = convert(known[name], one["default"], f"{where}: default")
+            if name not in raw and _has_default(one) and _holds(one, config_class, raw):
+                raw[name] = convert(known[name], one["default"], f"{where}: default")
             parameters.append((name, key, one, where))
     base = effective(config_class, raw)
     base.check()
     made, noted = [], {}
     for name, key, one, where in parameters:
-        parameter, noted[key] = _parameter(name, key, one, where, known, base)
+        parameter, noted[key] = _parameter(name, key, one, where, config_class, raw)
         made.append(parameter)
     if fixed:
         notes.append(f"fixed by the command line, not tuned: {', '.join(fixed)}")
@@ -229,6 +228,10 @@ def _of_epochs(entry: Mapping) -> bool:
     return entry.get("of") == "epochs"
 
 
+def _has_default(entry) -> bool:
+    return isinstance(entry, Mapping) and "default" in entry and not _of_epochs(entry)
+
+
 def _holds(entry: Mapping, config_class: type[Config], raw: dict) -> bool:
     when = entry.get("when")
     if not isinstance(when, Mapping):
@@ -242,9 +245,10 @@ def _listed(value) -> tuple:
 
 
 def _parameter(
-    name: str, key: str, entry, where: str, known: Mapping, base: Config
+    name: str, key: str, entry, where: str, config_class: type[Config], raw: dict
 ) -> tuple[Parameter, str]:
     """A range of the file, checked; with a note where it had to be widened."""
+    known = fields(config_class)
     field = known[name]
     if not isinstance(entry, Mapping):
         raise UserError(f"{where}: low, high and scale, or choices, are needed below it")
@@ -256,9 +260,13 @@ def _parameter(
     if "of" in entry and not _of_epochs(entry):
         raise UserError(f"{where}: of: {entry['of']!r} is not epochs")
     when = _conditions(entry.get("when"), where, known)
-    of_epochs = _of_epochs(entry)
-    default = entry["default"] if of_epochs and "default" in entry else getattr(base, name)
-    if of_epochs and "default" not in entry:
+    of_epochs, holds = _of_epochs(entry), _holds(entry, config_class, raw)
+    # Of a range that counts with other settings than the recipe's: what they bring along.
+    elsewhere = {n: wanted[0] for n, wanted in when.items()} if not holds else {}
+    base = effective(config_class, raw | elsewhere)
+    base.check()
+    default = getattr(base, name)
+    if of_epochs:
         default = round((default or 0) / base.epochs, DIGITS)
 
     def value(given, word: str):
@@ -271,6 +279,8 @@ def _parameter(
             return share
         return convert(field, given, f"{where}: {word}")
 
+    if "default" in entry and (of_epochs or not holds) and name not in raw:
+        default = value(entry["default"], "default")
     grid = entry.get("grid") or []
     if not isinstance(grid, list):
         raise UserError(f"{where}: grid: a list such as [0.1, 0.2] is needed")
@@ -304,8 +314,8 @@ def _parameter(
             raise UserError(f"{where}: grid point {point:g} lies outside of {low:g} to {high:g}")
     note = ""
     if default is None or (scale == "log" and default <= 0):
-        note = f"{OUT_OF_REACH}{where}: the recipe has {default}, which no range of scale {scale} holds: "
-        note += f"give a default, or choices: [{default}, ...]"
+        note = f"{OUT_OF_REACH}{where}: the recipe has {default}, which no range of scale {scale} "
+        note += f"holds: give a default, or choices: [{default}, ...]"
         default = low
     elif not low <= default <= high:
         low, high = min(low, default), max(high, default)

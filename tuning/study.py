@@ -159,7 +159,7 @@ class Study:
 
     @contextlib.contextmanager
     def confirmation(self, name: str) -> Iterator[tuple[Path, int | None]]:
-        """The folder of a run with another seed, and its lock; None where another process has it."""
+        """The folder of a run with another seed, and its lock; None where another one has it."""
         folder = self.folder / "confirm" / name
         try:
             lock = locks.take(folder / ".tuning")
