@@ -52,14 +52,18 @@ class Parameter:
     integer: bool
 
     def suggest(self, trial):
-        """The value that a trial of Optuna proposes, rounded to DIGITS within the range."""
+        """The value that a trial of Optuna proposes, rounded to DIGITS, within the range."""
         log = self.scale == "log"
         if self.scale == "choice":
             return trial.suggest_categorical(self.key, self.choices)
         if self.integer:
             return trial.suggest_int(self.key, int(self.low), int(self.high), log=log)
         value = trial.suggest_float(self.key, self.low, self.high, log=log)
-        return min(max(float(f"{value:.{DIGITS}g}"), self.low), self.high)
+        if log:
+            value = float(f"{value:.{DIGITS}g}")
+        else:
+            value = round(value, DIGITS - 1 - math.floor(math.log10(self.high - self.low)))
+        return min(max(value, self.low), self.high)
 
     def position(self, value) -> float | None:
         """Where a value lies in the range on its scale, 0 to 1; None for one of `choices`."""

@@ -40,7 +40,7 @@ def search(start):
 
 
 @pytest.fixture
-def refuse(tmp_path, capsys, monkeypatch):
+def refuse(tmp_path, capsys):
     """refuse(*flags) -> the one line of an error with exit code 2; nothing is trained."""
     import fake_tuning
 
@@ -51,13 +51,12 @@ def refuse(tmp_path, capsys, monkeypatch):
 
     def check(*flags):
         handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
-        monkeypatch.setattr(runner.subprocess, "Popen", nothing)
-        try:
-            words = [*BASE, "--output", tmp_path / "refused", *flags]
+        words = [*BASE, "--output", tmp_path / "refused", *flags]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(runner.subprocess, "Popen", nothing)
             code = fake_tuning.main([str(word) for word in words])
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         err = capsys.readouterr().err
         assert code == 2 and err.startswith("error: ") and err.count("\n") == 1, err
         return err

@@ -71,10 +71,9 @@ def test_full_disk(tmp_path):
         journal = Journal(folder / "journal.jsonl")
         journal.append_logs([{"a": 1}])
         filler = folder / "filler"
-        with open(filler, "wb") as file, pytest.raises(OSError):
+        with open(filler, "wb", buffering=0) as file, pytest.raises(OSError):
             while True:
                 file.write(b"0" * 4096)
-                file.flush()
         with pytest.raises(UserError, match="No space left on device"):
             journal.append_logs([{"long": "x" * 20_000}])
         filler.unlink()

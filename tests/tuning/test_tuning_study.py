@@ -18,6 +18,7 @@ from data.small_disks import small_disk
 
 HERE = Path(__file__).parent
 SHORT = ["--trials", "7", "--confirm", "1"]
+KILLS = 8
 
 
 def rows(folder: Path) -> list[dict]:
@@ -111,7 +112,8 @@ def kill_and_go_on(start, tmp_path, rng, jobs="1", trials=SHORT, children_too=Fa
     while True:
         process = start(*trials, "--jobs", jobs, env={"FAKE_SECONDS": "0.2"})
         try:
-            out, err = process.communicate(timeout=rng.uniform(0.8, 3.5))
+            patience = rng.uniform(0.8, 3.5) if kills < KILLS else 200
+            _, err = process.communicate(timeout=patience)
         except subprocess.TimeoutExpired:
             its = children(process.pid) if children_too else []
             process.kill()
@@ -119,13 +121,12 @@ def kill_and_go_on(start, tmp_path, rng, jobs="1", trials=SHORT, children_too=Fa
                 os.kill(child, signal.SIGKILL)
             process.communicate()
             kills += 1
-            assert kills < 60
             continue
         assert process.returncode == 0, err
         return kills
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_killed_at_random_moments(start, tmp_path, reference, seed):
     """Nothing is lost or repeated: every run ends once, and the study is the undisturbed one."""
     kills = kill_and_go_on(start, tmp_path, random.Random(seed))
@@ -134,8 +135,6 @@ def test_killed_at_random_moments(start, tmp_path, reference, seed):
     assert set(ends(tmp_path).values()) == {1}
     recipe = (tmp_path / "study" / "best.yaml").read_text()
     assert recipe == (reference[0] / "best.yaml").read_text()
-    starts = (tmp_path / "trace").read_text()
-    assert any(int(line.split()[2]) > 0 for line in starts.splitlines() if "start" in line)
 
 
 @pytest.mark.slow
@@ -164,6 +163,7 @@ def test_two_processes_share_a_study(start, tmp_path):
     assert set(ends(tmp_path).values()) == {1}
 
 
+@pytest.mark.slow
 def test_an_orphan_is_taken_over_by_the_other_process(start, tmp_path):
     """One of two processes dies without a word; the other one goes on with its trial."""
     one = start(*SHORT, env={"FAKE_SECONDS": "3"})
@@ -174,18 +174,22 @@ def test_an_orphan_is_taken_over_by_the_other_process(start, tmp_path):
     time.sleep(1)
     one.kill()
     one.communicate()
-    out, err = other.communicate(timeout=200)
+    _, err = other.communicate(timeout=200)
     assert other.returncode == 0, err
     assert set(results(tmp_path / "study")) == {str(number) for number in range(7)}
     assert set(ends(tmp_path).values()) == {1}
+    starts = [line.split() for line in trace.read_text().splitlines() if "start" in line]
+    assert any(int(step) > 0 for _, _, step in starts)  # within its run
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_stopped_by_a_signal(start, tmp_path, reference, signum):
     process = start(*SHORT, env={"FAKE_SECONDS": "0.5"})
     time.sleep(2.2)
     process.send_signal(signum)
-    out, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 128 + signum
     (line,) = err.strip().splitlines()
     assert "the same command goes on" in line
@@ -196,6 +200,7 @@ def test_stopped_by_a_signal(start, tmp_path, reference, signum):
     assert set(ends(tmp_path).values()) == {1}
 
 
+@pytest.mark.slow
 def test_the_time_is_up(search, tmp_path):
     started = time.monotonic()
     code, out, err = search("--trials", "100", "--timeout", "4s", env={"FAKE_SECONDS": "0.3"})
@@ -211,7 +216,7 @@ def test_trials_that_fail_are_no_end(search, tmp_path):
     """Diverged, out of memory, a bug: each is a failed trial with its reason."""
     space = tmp_path / "space.yaml"
     space.write_text("lr: {low: 0.05, high: 2.0, scale: log}\n")
-    code, out, err = search(
+    code, _, err = search(
         "--space", space, "--trials", "14", "--sampler", "random", "--confirm", "0",
         "--crash_above", "1.6", "--memory_above", "1.3",
     )  # fmt: skip
@@ -276,13 +281,15 @@ def test_other_settings_are_refused_by_name(search, tmp_path, refuse, reference)
     ):
         line = refuse("--output", folder, *flags)
         assert line.startswith(f"error: {name}the study in {folder} was started with"), line
-    code, out, err = search("--output", folder, "--trials", "8", "--confirm", "1")
-    assert code == 0 and len(rows(folder)) == 8
+    code, _, err = search("--output", folder, "--trials", "8", "--confirm", "1")
+    assert code == 0, err
+    assert len(rows(folder)) == 8
 
 
+@pytest.mark.slow
 def test_grid(search, tmp_path):
     words = ["--sampler", "grid", "--mixup", "fixed", "--sched", "step"]
-    code, out, err = search(*words, "--params", "alpha,gamma", "--confirm", "0")
+    code, _, err = search(*words, "--params", "alpha,gamma", "--confirm", "0")
     assert code == 0, err
     found = rows(tmp_path / "study")
     points = {(float(row["alpha"]), float(row["gamma"])) for row in found}
@@ -290,10 +297,12 @@ def test_grid(search, tmp_path):
     assert points == grid  # the default is one of them
     assert len(found) == 4 and {row["state"] for row in found} == {"complete"}
     assert (tmp_path / "study" / "grid.png").stat().st_size
-    code, out, err = search(*words, "--params", "alpha,gamma", "--confirm", "0")
-    assert code == 0 and len(rows(tmp_path / "study")) == 4
+    code, _, err = search(*words, "--params", "alpha,gamma", "--confirm", "0")
+    assert code == 0, err
+    assert len(rows(tmp_path / "study")) == 4
 
 
+@pytest.mark.slow
 def test_a_border_is_noted_and_the_default_can_stand(search, tmp_path):
     space = tmp_path / "space.yaml"
     space.write_text("lr: {low: 0.3, high: 0.305, scale: log, default: 0.3, grid: [0.3, 0.305]}\n")
@@ -311,7 +320,8 @@ def test_a_border_is_noted_and_the_default_can_stand(search, tmp_path):
 def test_jobs_share_the_cores(search, tmp_path):
     cores = len(os.sched_getaffinity(0))
     code, out, err = search("--trials", "3", "--jobs", "2", "--confirm", "0")
-    assert code == 0 and f"2 at once with {max(1, cores // 2)} CPU thread(s) each" in out
+    assert code == 0, err
+    assert f"2 at once with {max(1, cores // 2)} CPU thread(s) each" in out
     config = yaml.safe_load((tmp_path / "study/trials/0000/rung0/config.yaml").read_text())
     assert config["threads"] == max(1, cores // 2)
 
