@@ -18,7 +18,16 @@ OF_THE_PLACE = (
     *("wandb", "wandb_project", "wandb_tags", "log_every"),
 )
 # Always written down, whether they are defaults or not; and those of the model.
-WRITTEN = ("dataset", "epochs", "batch_size", "optimizer", "sched")
+WRITTEN = (
+    "dataset",
+    "epochs",
+    "batch_size",
+    "optimizer",
+    "lr",
+    "momentum",
+    "weight_decay",
+    "sched",
+)
 # Optimizers whose rate goes with the batch itself; that of the others goes with its square root.
 LINEAR = ("sgd", "madgrad")
 
@@ -89,8 +98,6 @@ class Recipe:
         for name in (*WRITTEN, *own):
             if getattr(found, name) is not None:
                 settings.setdefault(name, getattr(found, name))
-        if "lr" not in settings:
-            settings["lr"] = found.lr
         for name in OF_THE_PLACE:
             settings.pop(name, None)
         order = list(fields(self.config_class))

@@ -74,7 +74,7 @@ class Search:
         from tuning.halving import build_rungs
         from tuning.recipe import Recipe
         from tuning.runner import Runner
-        from tuning.space import load_space
+        from tuning.space_file import load_space
         from tuning.study import Study
 
         self.started = time.monotonic()

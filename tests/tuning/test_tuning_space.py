@@ -9,7 +9,7 @@ import resnet50_test
 import transformer_test
 from tuning import resnet50_tuning, transformer_tuning
 from tuning.flags import for_trials, seconds
-from tuning.space import load_space
+from tuning.space_file import load_space
 from utils.config import fields, parse
 from utils.errors import UserError
 
