@@ -46,11 +46,13 @@ class Confirmation:
         self.search, self.best = search, best
         count = search.settings.confirm if best not in (None, DEFAULT_TRIAL) else 0
         frozen = {trial.number: trial for trial in search.study.trials()}
+        self.default_failed = frozen[DEFAULT_TRIAL].state.name == "FAIL"
         self.values = {
             number: search.study.values(frozen[number])
             for number in (DEFAULT_TRIAL, best)
             if count and frozen[number].state.name == "COMPLETE"
         }
+        count = count if len(self.values) == 2 else 0
         seeds = [search.seed + 1 + index for index in range(count)]
         self.items = [(number, seed) for seed in seeds for number in self.values]
         self.outcomes: dict[tuple[int, int], Outcome] = {}
@@ -90,7 +92,8 @@ class Confirmation:
         if best == DEFAULT_TRIAL:
             return Verdict(DEFAULT_TRIAL, ["no trial is better than the default recipe: it stands"])
         if "score" not in first[DEFAULT_TRIAL]:
-            return Verdict(best, [f"the default recipe has failed; trial {best} takes its place"])
+            why = "has failed" if self.default_failed else "is not at its end"
+            return Verdict(best, [f"the default recipe {why}; trial {best} takes its place"])
         if not self.items:
             pairs = [(first[best]["score"], first[DEFAULT_TRIAL]["score"])]
             samples = first[best]["val_samples"]

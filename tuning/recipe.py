@@ -100,6 +100,9 @@ class Recipe:
                 settings.setdefault(name, getattr(found, name))
         for name in OF_THE_PLACE:
             settings.pop(name, None)
+        follows = found.sched == "plateau" or found.early_stop_patience is not None
+        if follows and self.val_fraction is not None:
+            settings.setdefault("val_fraction", self.val_fraction)
         order = list(fields(self.config_class))
         settings = self._checked(settings)
         return dict(sorted(settings.items(), key=lambda item: order.index(item[0])))

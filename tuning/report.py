@@ -99,13 +99,14 @@ class Report:
             "seconds": sum(row["seconds"] for row in rows),
             "trials": rows,
         }
+        text = to_yaml(recipe, head).encode("utf-8", "surrogateescape")
         try:
-            replace_file(self.folder / "trials.csv", self.csv(rows).encode())
-            replace_file(
-                self.folder / "best.yaml", to_yaml(recipe, head).encode("utf-8", "surrogateescape")
-            )
-            replace_file(self.folder / "report.json", f"{to_json(summary, indent=1)}\n".encode())
-            draw_plots(self.trials, self.space, self.rungs, self.folder, verdict.number)
+            with self.study.held():  # another process may end at the same time
+                replace_file(self.folder / "trials.csv", self.csv(rows).encode())
+                replace_file(self.folder / "best.yaml", text)
+                content = f"{to_json(summary, indent=1)}\n".encode()
+                replace_file(self.folder / "report.json", content)
+                draw_plots(self.trials, self.space, self.rungs, self.folder, verdict.number)
         except OSError as error:
             raise UserError(f"{self.folder}: {reason(error)}; make room, and go on") from None
         say(self.search.recipe.lr_rule(values))

@@ -16,6 +16,7 @@ from pathlib import Path
 from tuning.flags import for_trials, seconds
 from utils.config import Config, fields, parse
 from utils.errors import UserError
+from utils.files import reason
 from utils.reporting.console import Console
 from utils.signals import Signals, Stopped
 
@@ -26,6 +27,8 @@ MOST_JOBS = 4
 # So many failures, and nothing else, end a search.
 HOPELESS = 3
 POLL_SECONDS = 0.2
+# Of NVIDIA's driver, Windows' and AMD's.
+DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 # Settings of the entry that may differ when a study goes on: the same data, elsewhere.
 FREE = ("data_dir", "cache_dir", "train_file", "test_file", "val_file", "device", "threads")
 FREE += ("workers", "save_every", "log_every", "checkpoint_hist", "wandb", "wandb_project")
@@ -133,7 +136,10 @@ class Search:
         return plan
 
     def _introduce(self, notes: list[str]) -> None:
-        self.console.open_log(self.folder / "log.txt")
+        try:
+            self.console.open_log(self.folder / "log.txt")
+        except OSError as error:
+            raise UserError(f"--output {self.folder}: {reason(error)}") from None
         say, settings, last = self.console.say, self.settings, self.recipe.rungs[-1]
         for note in notes:
             say(note)
@@ -162,6 +168,10 @@ class Search:
         from tuning.report import Report
 
         self.signals.defer()
+        for trial in self.study.trials()[:1]:  # of a study that goes on
+            whole = trial.user_attrs.get(f"rung{len(self.recipe.rungs) - 1}")
+            if whole is not None:
+                self._reserve(whole["seconds"])
         try:
             self.console.start_bar(self.settings.trials, self._finished(), unit=" trials")
             self._in_threads(self._search)
@@ -208,7 +218,9 @@ class Search:
     def _time_is_up(self) -> bool:
         if self.limit is None:
             return False
-        return time.monotonic() - self.started > self.limit - self.reserve
+        # Where the confirmation takes longer than the search may, the time is overrun.
+        left = max(self.limit - self.reserve, self.limit / 2)
+        return time.monotonic() - self.started > left
 
     def _search(self, slot: int) -> None:
         """Trials one after the other, until there are no more."""
@@ -263,14 +275,17 @@ class Search:
         if claim.number != 0:
             return
         if index == last:
-            runs = 2 * self.settings.confirm
-            self.reserve = outcome.seconds * -(-runs // self.jobs)
+            self._reserve(outcome.seconds)
         if index == 0 and outcome.steps < 20:
             with self._say_lock:
                 self.console.say(
                     f"note: the first stage of a trial has {outcome.steps} optimizer steps only; "
                     "more of --epochs or --subset, or fewer --rungs, make it a better judge"
                 )
+
+    def _reserve(self, seconds: float) -> None:
+        """Of --timeout, for the confirmation: from the time of one run of it."""
+        self.reserve = seconds * -(-2 * self.settings.confirm // self.jobs)
 
     def _fail(self, claim, why: str) -> None:
         from optuna.trial import TrialState
@@ -306,7 +321,8 @@ def machine(jobs: int | None, base: Config) -> tuple[int, int, list[str]]:
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
     devices = []
-    if base.device != "cpu":
+    # PyTorch takes seconds to import: only where there may be a GPU.
+    if base.device != "cpu" and any(map(os.path.exists, DRIVERS)):
         import torch
 
         count = torch.cuda.device_count()

@@ -70,7 +70,7 @@ class Study:
         quiet()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with locks.held(folder / ".lock"):
+            with self.held():
                 self._keep_plan(dict(plan))
                 self.study = optuna.create_study(
                     storage=JournalStorage(Journal(folder / "journal.jsonl")),
@@ -112,6 +112,10 @@ class Study:
                 there.append(point)
                 self.study.enqueue_trial(point)
 
+    def held(self) -> contextlib.AbstractContextManager:
+        """Nobody else begins a trial, or writes the report, meanwhile."""
+        return locks.held(self.folder / ".lock")
+
     # ---- trials -------------------------------------------------------------------------------
 
     def trials(self) -> list[FrozenTrial]:
@@ -130,7 +134,7 @@ class Study:
         Raises UserError.
         """
         try:
-            with locks.held(self.folder / ".lock"):
+            with self.held():
                 running = [t for t in self.begun() if t.state == TrialState.RUNNING]
                 for frozen in running:
                     lock = locks.take(self.trial_folder(frozen.number) / ".lock")
