@@ -95,7 +95,7 @@ def test_what_is_counted_in_epochs_keeps_its_share():
     handed = recipe.handed_over({"lr": 0.3})
     assert handed["milestones"] == "25,40" and handed["warmup_epochs"] == 5
     assert handed["epochs"] == 50 and handed["lr"] == 0.3
-    assert not {"subset", "val_fraction", "final_test"} & {*handed}
+    assert not {"subset", "final_test"} & {*handed}
 
 
 def test_a_share_of_the_epochs():
