@@ -1,17 +1,28 @@
-# `make demo`, `make demo-text`, `make test`, `make lint`: each sets up what it needs, once.
+# `make demo`, `make demo-text`, `make demo-tuning`, `make test`, `make lint`: each sets up what it needs, once.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 # A process for each core; the tests of a file share what they set up.
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
 
-.PHONY: demo demo-text test slow soak lint clean
+.PHONY: demo demo-text demo-tuning test slow soak lint clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python resnet50_test.py --config recipes/shapes_demo.yaml
 
 demo-text: $(VENV)/.installed
 	$(BIN)/python transformer_test.py --config recipes/headlines_demo.yaml
+
+# A search on texts, then one on pictures, both synthetic: three minutes on two CPU cores. A second
+# time they are done already; `rm -r runs/demo-tuning-*` starts them anew.
+demo-tuning: $(VENV)/.installed
+	PYTHON=$(BIN)/python bash tuning/transformer_tuning.sh --dataset headlines --layers 2 --dim 128 \
+		--heads 4 --ffn 256 --bs 64 --params lr,warmup_epochs,dropout --subset 0.5 --epochs 3 --trials 8 \
+		--rungs 2 --reduction 2 --confirm 1 --output runs/demo-tuning-texts
+	PYTHON=$(BIN)/python bash tuning/resnet50_tuning.sh --dataset shapes --depth 18 --width 8 --bs 16 \
+		--ngd --params lr,momentum,warmup_epochs --subset 0.4 --epochs 3 --trials 6 --rungs 2 \
+		--reduction 2 --confirm 1 --output runs/demo-tuning-pictures
+	cat runs/demo-tuning-texts/best.yaml
 
 test: $(VENV)/.installed-dev
 	$(PYTEST) -m "not slow"

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-MODULES = sorted((ROOT / "utils").rglob("*.py"))
+MODULES = sorted([*(ROOT / "utils").rglob("*.py"), *(ROOT / "tuning").rglob("*.py")])
 UNPICKLER = "utils/data/cifar.py"  # the one restricted unpickler
 
 IMPORT_ALL = """
 import sys, threading, matplotlib.figure, torch, torchvision, yaml, tqdm, safetensors.torch
 import PIL.Image, PIL.ImageOps, multiprocessing, concurrent.futures.thread, logging, urllib.request
-import argparse, tarfile, uuid, resource
+import argparse, tarfile, uuid, resource, optuna, optuna.importance, optuna.storages.journal
 opened = []
 def watch(event, details):
     if event == "open" and not str(details[0]).endswith((".py", ".pyc", ".so")):
@@ -151,7 +151,14 @@ def test_the_unpickler_admits_names_one_by_one():
 
 @pytest.mark.parametrize(
     "module",
-    ["utils.config", "utils.settings", "utils.run", "utils.data.images", "resnet50_test"],
+    [
+        "utils.config",
+        "utils.settings",
+        "utils.run",
+        "utils.data.images",
+        "resnet50_test",
+        "tuning.search",
+    ],
 )
 def test_light_modules_do_not_import_torch(module):
     """So that --help and wrong flags answer at once."""

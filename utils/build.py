@@ -60,7 +60,7 @@ def build_trainer(
     if eval_split != "val":
         for flag in _needs_validation(settings):
             raise UserError(
-                f"{flag} decides by a validation split, never by the test set: give "
+                f"{flag} needs a validation split, the test set decides nothing: give "
                 "--val_fraction 0.1 (say)"
             )
     if checkpoint is None:
@@ -209,6 +209,7 @@ def _meta(run: Run, classes: int) -> PolicyMixup | SampleMixup | None:
 
 def _needs_validation(settings) -> list[str]:
     flags = ["--early_stop_patience"] if settings.early_stop_patience is not None else []
+    flags += [] if settings.final_test else ["--no_final_test"]
     return flags + (["--sched plateau"] if settings.sched == "plateau" else [])
 
 
@@ -324,9 +325,11 @@ def _is_finished(run: Run, checkpoint: Checkpoint, total_steps: int, limit: str)
         "is finished", limit
     )  # fmt: skip
     report = f"; --resume {path} --eval_only --report makes its report"
+    accuracy = summary["test_accuracy"]
+    result = "not tested" if accuracy is None else f"test accuracy {accuracy:.2f} %"
     run.console.say(
-        f"this run {how}: {summary['epochs']:g} epochs, test accuracy "
-        f"{summary['test_accuracy']:.2f} % in {path}; a larger {more} goes on with it"
+        f"this run {how}: {summary['epochs']:g} epochs, {result} in {path}; a larger {more} goes "
+        f"on with it"
         f"{report if run.settings.report else ''}"
     )
     return True

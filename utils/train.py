@@ -131,6 +131,14 @@ def run_training(
             )
         return result
 
+    status = "stopped_early" if progress.stopped_early else "finished"
+    if not settings.final_test:
+        write_report(run, trainer, status, None, sizes)
+        console.say(
+            f"validation accuracy {progress.evaluated['accuracy']:.2f} %, after "
+            f"{duration(progress.seconds_training)} of training: {folder.path}"
+        )
+        return
     at_end = progress.evaluated or {}
     epoch = progress.step / trainer.loader.steps_per_epoch
     if at_end.get("split") == "test" and at_end["step"] == progress.step and not settings.report:
@@ -144,7 +152,6 @@ def run_training(
         if settings.report:
             _report_classes(run, evaluation, classes, folder.report)
     best = _measure_best(run, trainer, figures, measured)
-    status = "stopped_early" if progress.stopped_early else "finished"
     write_report(run, trainer, status, figures, sizes | best)
     finite = figures["loss"] is not None and math.isfinite(figures["loss"])
     console.say(

@@ -8,6 +8,7 @@ where the test has put some. Curves are drawn of three runs only.
 import contextlib
 import csv
 import functools
+import importlib
 import importlib.util
 import io
 import json
@@ -28,6 +29,8 @@ from PIL import Image
 
 import resnet50_test
 import transformer_test
+from tuning.flags import OF_TRIALS, TuningFlags, for_trials
+from tuning.search import Search
 from utils.advice import phase_advice
 from utils.aliases import SHORT_FOR
 from utils.config import ALIASES, OF_ONE_START, fields, parse
@@ -128,7 +131,7 @@ def run(command: str) -> Result:
 def workplace(tmp_path_factory):
     """A folder that looks like a clone, with pictures and a run in it; the present one."""
     folder = tmp_path_factory.mktemp("clone with spaces ä")
-    for name in (*ENTRIES, "utils", "recipes"):
+    for name in (*ENTRIES, "utils", "recipes", "tuning"):
         (folder / name).symlink_to(ROOT / name)
     url = torchvision.models.get_model_weights("resnet18").DEFAULT.url
     cached = folder / "torch" / "hub" / "checkpoints" / url.rpartition("/")[2]
@@ -148,6 +151,9 @@ def workplace(tmp_path_factory):
         _picture(Path("new_pictures/1.jpg"), 0)
         _picture(Path("new_pictures/2.png"), 1)
         _texts()
+        recipe = Path("runs/tuning-resnet50-cifar10/best.yaml")
+        recipe.parent.mkdir(parents=True)
+        recipe.write_text("lr: 0.2\nepochs: 50\nlabel_smoothing: 0.05\n")
         for page, name in (("pictures", "my_run"), ("text", "my_texts")):
             lines = text(f"docs/{page}.md").splitlines()
             command = next(line for line in lines if f"--output runs/{name}" in line)
@@ -238,6 +244,10 @@ def test_commands(workplace, block):
             _run_entry(workplace, command)
         elif "bash run_distributed.sh" in command:
             _prepare_launch(command)
+        elif command.startswith("bash tuning/"):
+            _prepare_search(command)
+        elif command.startswith("cp "):
+            subprocess.run(shlex.split(command), check=True)
         elif command.startswith("make "):
             subprocess.run(["make", "-n", *command.split()[1:]], cwd=ROOT, check=True)
         elif command.startswith("pip install "):
@@ -263,6 +273,18 @@ def _prepare_launch(command: str) -> None:
         job, plan, _ = launch.prepare(shlex.split(arguments), environ)
     assert job.folder is not None
     assert plan.max_nodes == int(environ.get("NNODES", "1").rpartition(":")[2])
+
+
+def _prepare_search(command: str) -> None:
+    """All but the trials; what these do is tested in tests/tuning/."""
+    name = re.match(r"bash tuning/(\w+)\.sh ", command)[1]
+    program = importlib.import_module(f"tuning.{name}")
+    flags = for_trials(shlex.split(command)[2:])
+    settings, origin = parse(program.Settings, flags, "")
+    settings.output = f"studies/{len(list(Path('studies').glob('*')))}"
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        Search(program.TARGET, settings, origin, signals=None).console.close()
+    assert "tuning lr" in said.getvalue() or "--params" in command
 
 
 @functools.cache  # a command that stands on two pages runs once
@@ -342,6 +364,7 @@ def test_every_flag_stands_in_the_page_of_flags(entry, capsys):
 
 def test_flags_that_are_named_exist():
     own = {name for entry in ENTRIES.values() for name in fields(entry.Settings)}
+    own |= {*fields(TuningFlags), *OF_TRIALS}
     known = own | {f"no_{name}" for name in own} | set(ALIASES) | set(SHORT_FOR)
     foreign = {"help", "shm-size", "logdir"}  # docker's, TensorBoard's
     foreign |= {"nodes", "ntasks-per-node", "gpus-per-node", "cpus-per-task", "requeue"}  # Slurm's
@@ -498,6 +521,22 @@ def test_links_and_names_of_files():
         assert f"(docs/{page.name})" in readme
     for target in re.findall(r"`make ([\w-]+)", readme):
         subprocess.run(["make", "-n", target], cwd=ROOT, check=True, capture_output=True)
+
+
+@pytest.mark.slow
+def test_make_demo_tuning(tmp_path):
+    """In a copy, as a study that is there already would be gone on with."""
+    for name in (*ENTRIES, "utils", "recipes", "tuning", "Makefile", "requirements.txt"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    environment = Path(sys.prefix)
+    (environment / ".installed").touch()
+    result = subprocess.run(
+        ["make", "demo-tuning", f"VENV={environment}"], cwd=tmp_path, capture_output=True,
+        text=True, timeout=900,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("recipe: runs/demo-tuning-") == 2
+    assert result.stdout.count("\nrank  trial") == 2
 
 
 @pytest.mark.slow

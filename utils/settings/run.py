@@ -9,7 +9,7 @@ GROUP, USE = "run and report", "use a trained model"
 OF_TRAINING = (
     *("epochs", "lr", "clip", "max_steps", "epochs_for_sched", "early_stop_patience"),
     *("on_nonfinite", "save_every", "checkpoint_hist", "eval_every", "log_every", "output"),
-    *("wandb", "wandb_project", "wandb_tags", "dry_run", "profile"),
+    *("wandb", "wandb_project", "wandb_tags", "dry_run", "profile", "final_test"),
 )
 
 
@@ -77,6 +77,12 @@ class RunSettings(Config):
         group=GROUP,
         resume="free",
     )
+    final_test: bool = setting(
+        True,
+        "Measure on the test set at the end; without it, on the validation split alone",
+        group=GROUP,
+        resume="free",
+    )
     profile: bool = setting(
         False,
         "Write a trace of a few steps, for a browser's trace viewer",
@@ -134,6 +140,8 @@ class RunSettings(Config):
                 yield other, f"--{name} does not train", name
         if self.predict or self.export:
             yield "report", "it belongs to training and --eval_only", "predict"
+        if not self.final_test:
+            yield "report", "--no_final_test measures nothing on the test set", "final_test"
         if self.dry_run:
             for name in ("wandb", "profile", "report"):
                 yield name, "--dry_run stops after a few steps", "dry_run"
@@ -149,6 +157,8 @@ class RunSettings(Config):
             self._need_validation("--early_stop_patience")
         if self.sched == "plateau":
             self._need_validation("--sched plateau")
+        if not self.final_test:
+            self._need_validation("--no_final_test")
         save_interval(self.save_every)
 
     @property

@@ -1,0 +1,233 @@
+#!/usr/bin/env python3
+"""A search that stops trials early, against random search without that: same space, same trials.
+
+    python -m benchmarks.tuning --data_dir FOLDER --cache_dir CACHE --output runs/tuning_benchmark
+
+FOLDER has train/<class>/ and test/<class>/; without it the pictures are the built-in synthetic
+shapes. For each seed, both are searches of tuning/resnet50_tuning.py over the space that is shipped
+with it, with the same flags but for `--sampler tpe` and `--sampler random --no_prune`, and with the
+same validation split. Compared are the best accuracy there of a trial that came to its end, and
+what the search cost: samples trained, of all trials and stages, and seconds. With --confirm both
+best settings are trained again with other seeds, which is not counted.
+
+The output has benchmark.json, benchmark.png and the studies. Started again with the same flags, it
+goes on where it was stopped.
+"""
+
+import argparse
+import json
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.common import machine
+from utils.errors import UserError
+from utils.files import reason, replace_file
+
+ENTRY = Path(__file__).resolve().parents[1] / "tuning" / "resnet50_tuning.py"
+METHODS = {
+    "pruned": ["--sampler", "tpe"],
+    "random": ["--sampler", "random", "--no_prune"],
+}
+# Points of accuracy by which the pruned search may be behind, and its share of the samples.
+MARGIN, SHARE = 0.3, 0.5
+
+
+def options_of(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        "benchmarks.tuning", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    add = parser.add_argument
+    add("--output", type=Path, required=True, help="folder of the results")
+    add("--data_dir", type=Path, help="train/<class>/, test/<class>/ (default: synthetic shapes)")
+    add("--cache_dir", type=Path, default=Path(".cache"), help="decoded pictures")
+    add("--seeds", type=int, default=3, help="searches of each kind (default: 3)")
+    add("--trials", type=int, default=12, help="of each search (default: 12)")
+    add("--epochs", type=int, default=5, help="of a whole trial (default: 5)")
+    add("--train_samples", type=int, default=3000, help="of a whole trial (default: 3000)")
+    add("--val_fraction", type=float, default=0.2, help="of all training pictures (default: 0.2)")
+    add("--width", type=int, default=8, help="channels of the first stage (default: 8)")
+    add("--batch", type=int, default=32)
+    add("--rungs", type=int, default=3, help="stages of a trial (default: 3)")
+    add("--reduction", type=int, default=3)
+    add("--confirm", type=int, default=0, help="further seeds of the best settings (default: 0)")
+    add("--precision", choices=("fp32", "bf16"), default="bf16")
+    add("--device", choices=("cpu", "cuda"), default="cpu")
+    add("--jobs", type=int, default=1, help="trials at once (default: 1)")
+    add("--threads", type=int, default=1, help="CPU threads of each (default: 1)")
+    add("--flags", default="", help="further flags of all searches, as one word: '--mixup 0.2'")
+    options = parser.parse_args(argv)
+    for name in ("seeds", "trials", "epochs", "train_samples", "width", "batch", "jobs", "threads"):
+        if getattr(options, name) < 1:
+            raise UserError(f"--{name} must be 1 or more")
+    return options
+
+
+def flags_of(options, method: str, seed: int) -> list[str]:
+    """Of one search."""
+    data = ["--dataset", "shapes"]
+    if options.data_dir is not None:
+        data = ["--dataset", "imagefolder", "--data_dir", str(options.data_dir.resolve())]
+        data += ["--image_size", "32", "--cache_dir", str(options.cache_dir.resolve())]
+    stages = ["--rungs", str(options.rungs), "--reduction", str(options.reduction)]
+    return [
+        *data, "--depth", "18", "--width", str(options.width), "--batch_size", str(options.batch),
+        "--precision", options.precision, "--device", options.device, "--threads",
+        str(options.threads), "--epochs", str(options.epochs), "--subset",
+        str(options.train_samples), "--val_fraction", str(options.val_fraction), "--trials",
+        str(options.trials), "--jobs", str(options.jobs), "--seed", str(seed), "--confirm",
+        str(options.confirm), *stages, *METHODS[method], *shlex.split(options.flags),
+    ]  # fmt: skip
+
+
+def search(folder: Path, flags: list[str]) -> dict:
+    """The report of a search, done or gone on with. Raises UserError, KeyboardInterrupt."""
+    words = [sys.executable, str(ENTRY), *flags, "--output", str(folder)]
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        error = process.communicate()[1]
+    except BaseException:
+        process.send_signal(signal.SIGTERM)  # it stops its trials, which save
+        process.communicate()
+        raise
+    if process.returncode:
+        last = (error.strip().splitlines() or ["no word"])[-1]
+        raise UserError(f"{folder}: {last.removeprefix('error: ')}")
+    return json.loads((folder / "report.json").read_text())
+
+
+def figures(report: dict) -> dict:
+    """What a search found, and what it cost."""
+    trials = sorted(report["trials"], key=lambda trial: trial["trial"])
+    complete = [trial for trial in trials if trial["state"] == "complete"]
+    best = max(complete, key=lambda trial: trial["score"])
+    samples, so_far, curve = 0.0, None, []
+    for trial in trials:
+        samples += trial["samples"]
+        if trial["state"] == "complete":
+            so_far = trial["score"] if so_far is None else max(so_far, trial["score"])
+        curve.append([samples, so_far])
+    default = [trial["score"] for trial in complete if trial["trial"] == 0]
+    return {
+        "best": best["score"],
+        "default": default[0] if default else None,
+        "settings": best["settings"],
+        "samples": samples,
+        "seconds": sum(trial["seconds"] for trial in trials),
+        "states": {s: sum(t["state"] == s for t in trials) for s in ("complete", "stopped early",
+                                                                     "failed")},
+        "confirmed": report["confirmed"].get(str(best["trial"])),
+        "curve": curve,
+    }  # fmt: skip
+
+
+def summarize(found: dict[int, dict[str, dict]]) -> dict:
+    """Of {seed: {method: figures}}."""
+    pairs = [(one["pruned"], one["random"]) for one in found.values()]
+    differences = [a["best"] - b["best"] for a, b in pairs]
+    shares = [a["samples"] / b["samples"] for a, b in pairs]
+    return {
+        "differences": differences,
+        "mean_difference": statistics.mean(differences),
+        "sample_shares": shares,
+        "mean_sample_share": statistics.mean(shares),
+        "second_shares": [a["seconds"] / b["seconds"] for a, b in pairs],
+        "as_good": statistics.mean(differences) >= -MARGIN,
+        "at_most_half": statistics.mean(shares) <= SHARE,
+    }
+
+
+def table(found: dict[int, dict[str, dict]], summary: dict) -> str:
+    """Markdown."""
+    lines = [
+        "| seed | random, % | pruned, % | difference | samples, random | share of them | seconds, "
+        "random | share of them |",
+        "| --- |" + " ---: |" * 7,
+    ]
+    for index, (seed, one) in enumerate(found.items()):
+        random = one["random"]
+        lines.append(
+            f"| {seed} | {random['best']:.2f} | {one['pruned']['best']:.2f} | "
+            f"{summary['differences'][index]:+.2f} | {random['samples']:,.0f} | "
+            f"{summary['sample_shares'][index]:.2f} | {random['seconds']:.0f} | "
+            f"{summary['second_shares'][index]:.2f} |"
+        )
+    lines.append(
+        f"| mean | | | {summary['mean_difference']:+.2f} | | {summary['mean_sample_share']:.2f} | "
+        f"| {statistics.mean(summary['second_shares']):.2f} |"
+    )
+    return "\n".join(lines) + "\n"
+
+
+def draw(found: dict[int, dict[str, dict]], path: Path) -> None:
+    """The best score so far over the samples trained, of each search."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(3.6 * len(found) + 0.6, 3.6), layout="constrained")
+    axes = figure.subplots(1, len(found), sharey=True, squeeze=False)[0]
+    for axis, (seed, one) in zip(axes, found.items(), strict=True):
+        for method, colour in (("random", "tab:gray"), ("pruned", "tab:blue")):
+            curve = [(samples, best) for samples, best in one[method]["curve"] if best is not None]
+            samples, best = zip(*curve, strict=True)
+            samples = [count / 1000 for count in samples]
+            axis.step(samples, best, where="post", color=colour, label=method)
+            axis.plot(samples[-1], best[-1], "o", color=colour)
+        axis.axhline(one["random"]["best"] - MARGIN, color="tab:red", ls=":", lw=1,
+                     label=f"random's best - {MARGIN:g}")  # fmt: skip
+        axis.axvline(SHARE * one["random"]["samples"] / 1000, color="tab:red", ls="--", lw=1,
+                     label="half of random's samples")  # fmt: skip
+        axis.set_title(f"seed {seed}", fontsize=10)
+        axis.set_xlabel("samples trained (thousands)")
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("best validation accuracy so far (%)")
+    axes[0].legend(fontsize=8, framealpha=0.8, edgecolor="none")
+    figure.savefig(path, dpi=110)
+
+
+def benchmark(options) -> None:
+    found: dict[int, dict[str, dict]] = {}
+    for seed in range(options.seeds):
+        found[seed] = {}
+        for method in METHODS:
+            folder = options.output / f"{method}-seed{seed}"
+            print(f"== {method}, seed {seed}: {folder}", flush=True)
+            found[seed][method] = figures(search(folder, flags_of(options, method, seed)))
+    summary = summarize(found)
+    state = machine() | {"optuna": version("optuna"), "jobs": options.jobs}
+    state["threads"] = options.threads
+    flags = [word for word in flags_of(options, "pruned", 0) if "/" not in word]
+    result = {"machine": state, "flags": flags, "summary": summary, "searches": found}
+    try:
+        replace_file(
+            options.output / "benchmark.json", f"{json.dumps(result, indent=1)}\n".encode()
+        )
+        draw(found, options.output / "benchmark.png")
+    except OSError as error:
+        raise UserError(f"--output {options.output}: {reason(error)}") from None
+    print("\n" + ", ".join(f"{key} {value}" for key, value in state.items() if value))
+    print(f"\n{table(found, summary)}")
+    verdicts = {True: "yes", False: "no"}
+    print(f"within {MARGIN:g} points of random's best, in the mean: {verdicts[summary['as_good']]}")
+    print(f"at most {SHARE:.0%} of its samples, in the mean: {verdicts[summary['at_most_half']]}")
+    print(f"written to {options.output}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    try:
+        benchmark(options_of(argv))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped: the same command goes on from where it was", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""The journal: half a line, damage, a full disk, several writers."""
+
+import json
+import multiprocessing
+import os
+
+import optuna
+import pytest
+from data.small_disks import small_disk
+from optuna.storages import JournalStorage
+
+from tuning.journal import Journal
+from utils.errors import UserError
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "journal.jsonl"
+
+
+def test_lines_come_back(path):
+    one, other = Journal(path), Journal(path)
+    one.append_logs([{"a": 1}, {"b": "ä"}])
+    assert other.read_logs(0) == [{"a": 1}, {"b": "ä"}]
+    other.append_logs([{"c": 3}])
+    assert one.read_logs(2) == [{"c": 3}] and one.read_logs(3) == []
+    assert one.read_logs(1) == [{"b": "ä"}, {"c": 3}] and one.read_logs(0)[0] == {"a": 1}
+
+
+@pytest.mark.parametrize("tail", [b'{"op": 1', b"\0" * 5000, b"x"])
+def test_half_a_line_is_cut_off(path, tail):
+    journal = Journal(path)
+    journal.append_logs([{"a": 1}])
+    with open(path, "ab") as file:
+        file.write(tail)
+    assert journal.read_logs(0) == [{"a": 1}] == Journal(path).read_logs(0)
+    Journal(path).append_logs([{"b": 2}])
+    assert journal.read_logs(1) == [{"b": 2}]
+    assert path.read_bytes() == b'{"a":1}\n{"b":2}\n'
+
+
+def test_damage_within_is_named(path):
+    Journal(path).append_logs([{"a": 1}, {"b": 2}])
+    path.write_bytes(path.read_bytes().replace(b'{"b"', b'#"b"'))
+    with pytest.raises(UserError, match=f"{path}: line 2 is damaged"):
+        Journal(path).read_logs(0)
+
+
+@pytest.mark.parametrize("cut", range(1, 12))
+def test_a_study_survives_any_truncation(path, cut):
+    """What was told before the damaged line is there; the rest is done again."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+    def study():
+        storage = JournalStorage(Journal(path))
+        return optuna.create_study(storage=storage, study_name="s", load_if_exists=True)
+
+    study().optimize(lambda trial: trial.suggest_float("x", 0, 1), n_trials=3)
+    content = path.read_bytes()
+    path.write_bytes(content[: -cut * len(content) // 40])
+    again = study()
+    before = len(again.trials)
+    again.optimize(lambda trial: trial.suggest_float("x", 0, 1), n_trials=2)
+    assert len(study().trials) == before + 2
+    for line in path.read_text().splitlines():
+        json.loads(line)
+
+
+def test_full_disk(tmp_path):
+    with small_disk(tmp_path / "small", "64k") as folder:
+        journal = Journal(folder / "journal.jsonl")
+        journal.append_logs([{"a": 1}])
+        filler = folder / "filler"
+        with open(filler, "wb", buffering=0) as file, pytest.raises(OSError):
+            while True:
+                file.write(b"0" * 4096)
+        with pytest.raises(UserError, match="No space left on device"):
+            journal.append_logs([{"long": "x" * 20_000}])
+        filler.unlink()
+        journal.append_logs([{"b": 2}])
+        assert Journal(folder / "journal.jsonl").read_logs(0) == [{"a": 1}, {"b": 2}]
+
+
+def _write(path, name):
+    journal = Journal(path)
+    for number in range(50):
+        journal.append_logs([{"by": name, "number": number}] * 2)
+        journal.read_logs(0)
+
+
+def test_many_writers(path):
+    context = multiprocessing.get_context("spawn")
+    writers = [context.Process(target=_write, args=(path, name)) for name in range(3)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    logs = Journal(path).read_logs(0)
+    assert len(logs) == 300
+    for name in range(3):
+        numbers = [log["number"] for log in logs if log["by"] == name]
+        assert numbers == sorted(numbers)
+
+
+def test_a_folder_in_its_place(path):
+    os.mkdir(path)
+    with pytest.raises(UserError, match="Is a directory"):
+        Journal(path).append_logs([{}])

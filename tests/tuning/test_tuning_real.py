@@ -1,0 +1,146 @@
+"""Searches over the real entries, on the synthetic sets."""
+
+import csv
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PICTURES = ["--dataset", "shapes", "--depth", "18", "--width", "4", "--bs", "16"]
+TEXTS = ["--dataset", "headlines", "--layers", "1", "--dim", "16", "--heads", "2", "--ffn", "32"]
+SHORT = ["--device", "cpu", "--threads", "1", "--jobs", "1", "--rungs", "2", "--trials", "3"]
+
+
+def begin(name, folder, *flags):
+    script = ROOT / "tuning" / f"{name}_tuning.sh"
+    return subprocess.Popen(
+        ["bash", str(script), *flags, *SHORT, "--output", "study"], cwd=folder, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        env=os.environ | {"PYTHON": sys.executable},
+    )  # fmt: skip
+
+
+def end(process):
+    out, err = process.communicate(timeout=400)
+    assert process.returncode == 0, err
+    return out
+
+
+def rows(folder):
+    with open(folder / "study" / "trials.csv") as file:
+        return {row["trial"]: row for row in csv.DictReader(file)}
+
+
+CASES = {
+    "resnet50": [*PICTURES, "--subset", "300", "--epochs", "2", "--confirm", "1", "--seed", "3",
+                 "--mixup", "0.2"],
+    "transformer": [*TEXTS, "--subset", "0.2", "--epochs", "2", "--confirm", "0"],
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_the_recipe_reproduces_its_score_to_the_bit(name, tmp_path):
+    out = end(begin(name, tmp_path, *CASES[name]))
+    assert "recipe: study/best.yaml" in out
+    head = (tmp_path / "study" / "best.yaml").read_text().splitlines()
+    command = next(line for line in head if line.startswith("#   python "))
+    words = shlex.split(command.removeprefix("#   python "))
+    words[words.index("best.yaml")] = "study/best.yaml"
+    words[0] = str(ROOT / words[0])
+    done = subprocess.run(
+        [sys.executable, *words, "--output", "again"], cwd=tmp_path, capture_output=True, text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+    def validation(folder):
+        lines = (folder / "metrics.jsonl").read_text().splitlines()
+        return [line for line in map(json.loads, lines) if line["split"] == "val"][-1]
+
+    report = json.loads((tmp_path / "study" / "report.json").read_text())
+    last = sorted((tmp_path / f"study/trials/{report['handed_over']:04}").glob("rung?"))[-1]
+    assert validation(tmp_path / "again") == validation(last)
+    test = [p for p in tmp_path.glob("study/trials/*/*/metrics.jsonl") if '"test"' in p.read_text()]
+    assert test == []
+    # And the recipe as it is.
+    dry = subprocess.run(
+        [sys.executable, words[0], "--config", "study/best.yaml", "--dry_run"], cwd=tmp_path,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert dry.returncode == 0, dry.stderr
+
+
+@pytest.mark.slow
+def test_killed_and_stopped_in_the_midst_of_runs(tmp_path):
+    """The same trials, to the bit, as a search that nobody disturbed."""
+    flags = [*PICTURES, "--subset", "600", "--epochs", "2", "--confirm", "0"]
+    for name in ("whole", "broken"):
+        (tmp_path / name).mkdir()
+    end(begin("resnet50", tmp_path / "whole", *flags))
+    for seconds, signum in ((9, signal.SIGKILL), (14, signal.SIGTERM), (11, signal.SIGKILL)):
+        process = begin("resnet50", tmp_path / "broken", *flags)
+        time.sleep(seconds)
+        process.send_signal(signum)
+        process.communicate()
+    end(begin("resnet50", tmp_path / "broken", *flags))
+
+    def results(folder):
+        return {
+            number: {key: value for key, value in row.items() if key != "seconds"}
+            for number, row in rows(folder).items()
+        }
+
+    assert results(tmp_path / "broken") == results(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_data_that_is_not_there_is_one_line(tmp_path):
+    process = begin("resnet50", tmp_path, "--dataset", "imagefolder", "--data_dir", "nowhere")
+    _, err = process.communicate(timeout=200)
+    assert process.returncode == 2 and err.count("\n") == 1 and "nowhere" in err
+
+
+@pytest.mark.slow
+def test_a_run_that_looks_at_no_test_set(tmp_path):
+    words = [*PICTURES, "--subset", "50", "--epochs", "1", "--output", "run", "--device", "cpu"]
+    entry = [sys.executable, str(ROOT / "resnet50_test.py")]
+
+    def start(*more):
+        return subprocess.run(
+            [*entry, *words, *more], cwd=tmp_path, capture_output=True, text=True, timeout=200
+        )
+
+    refused = start("--no_final_test")
+    assert refused.returncode == 2 and "--no_final_test needs a validation split" in refused.stderr
+    done = start("--no_final_test", "--val_fraction", "0.1")
+    assert done.returncode == 0 and "validation accuracy" in done.stdout
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "finished" and summary["test_accuracy"] is None
+    again = subprocess.run(
+        [*entry, "--resume", "run"], cwd=tmp_path, capture_output=True, text=True, timeout=200
+    )
+    assert again.returncode == 0 and "not tested" in again.stdout
+
+
+@pytest.mark.slow
+def test_the_benchmark(tmp_path):
+    """Tiny: that it runs, goes on, and compares."""
+    words = ["--seeds", "1", "--trials", "2", "--epochs", "1", "--train_samples", "100", "--width",
+             "4", "--batch", "16", "--rungs", "2", "--precision", "fp32"]  # fmt: skip
+    command = [sys.executable, "-m", "benchmarks.tuning", "--output", str(tmp_path), *words]
+    for _ in range(2):
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400)
+        assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "benchmark.json").read_text())
+    assert len(result["summary"]["differences"]) == 1 and result["machine"]["optuna"]
+    assert (tmp_path / "benchmark.png").stat().st_size
+    bad = subprocess.run([*command, "--trials", "0"], cwd=ROOT, capture_output=True, text=True)
+    assert bad.returncode == 2 and bad.stderr.startswith("error: --trials")

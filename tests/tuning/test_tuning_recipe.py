@@ -1,0 +1,182 @@
+"""Stages, settings of a trial, what is handed over, and how sure it is."""
+
+import itertools
+import math
+
+import optuna
+import pytest
+import yaml
+
+import resnet50_test
+from tuning.confirm import judge, standard_error
+from tuning.halving import Halving, Rung, SeededSampler, build_rungs
+from tuning.recipe import Recipe, as_flags, to_yaml
+from tuning.space import Parameter, Space
+from utils.config import parse
+from utils.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("epochs", "subset"), [(9, 0.2), (5, 0.1), (1, 1.0), (12, 5000.0), (2, 50.0)]
+)
+@pytest.mark.parametrize(("number", "reduction"), [(3, 3), (2, 4), (4, 2)])
+def test_rungs_grow_by_the_reduction(epochs, subset, number, reduction):
+    rungs = build_rungs(epochs, subset, number, reduction)
+    assert rungs[-1] == Rung(epochs, subset) and len(rungs) == len(set(rungs)) <= number
+    if len(rungs) == number:
+        for one, more in itertools.pairwise(rungs):
+            ratio = more.epochs * more.subset / (one.epochs * one.subset)
+            assert ratio == pytest.approx(reduction, rel=0.45)
+            assert more.epochs >= one.epochs and more.subset >= one.subset
+    whole = epochs * subset / reduction ** (number - 1)
+    assert rungs[0].epochs * rungs[0].subset == pytest.approx(whole, rel=0.05, abs=1.01)
+    assert build_rungs(epochs, subset, 1, reduction) == [Rung(epochs, subset)]
+
+
+def test_halving_keeps_the_best_share_and_the_default():
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(direction="maximize", pruner=Halving(3))
+    stopped = []
+    for score in (10, 9, 11, 8, 12, 11.5, 7, 11.8):
+        trial = study.ask()
+        trial.report(score, 0)
+        stopped.append(trial.should_prune())
+    # The default, then: not the best of 2; the best of 3; 4; the best of 5; the 2nd of 6; ...
+    assert stopped == [False, True, False, True, False, False, True, False]
+
+
+def test_proposals_depend_on_seed_and_number_alone():
+    def study(seed):
+        return optuna.create_study(direction="maximize", sampler=SeededSampler("tpe", seed))
+
+    def proposals(one, count):
+        found = []
+        for _ in range(count):
+            trial = one.ask()
+            found.append((trial.suggest_float("a", 0, 1), trial.suggest_float("b", 1, 9, log=True)))
+            one.tell(trial, -abs(found[-1][0] - 0.3))
+        return found
+
+    whole = proposals(study(1), 14)
+    assert whole != proposals(study(2), 14)
+    broken = study(1)
+    first = proposals(broken, 9)
+    # A new process: another sampler, the same history.
+    broken.sampler = SeededSampler("tpe", 1)
+    assert first + proposals(broken, 5) == whole
+
+
+def parameter(name, low, high, default, **more):
+    given = {"scale": "linear", "choices": (), "grid": (), "when": {}, "of_epochs": False}
+    given |= {"integer": False} | more
+    return Parameter(name, name, low, high, default=default, **given)
+
+
+RUNGS = [Rung(2, 0.1), Rung(10, 0.2)]
+
+
+def recipe_of(flags, batch=None, parameters=()):
+    settings, origin = parse(resnet50_test.Settings, flags, "")
+    raw = {name: getattr(settings, name) for name, came in origin.items() if came != "default"}
+    space = Space([*parameters], resnet50_test.Settings, raw)
+    return Recipe(space, RUNGS, 0.2, batch)
+
+
+def test_what_is_counted_in_epochs_keeps_its_share():
+    recipe = recipe_of(
+        ["--sched", "multistep", "--milestones", "25,40", "--warmup_epochs", "5", "--mixup", "0.2",
+         "--mixup_off_epoch", "45", "--early_stop_patience", "3"]
+    )  # fmt: skip
+    last = recipe.of_trial({"lr": 0.3}, Rung(10, 0.2), seed=4)
+    assert last["milestones"] == "5,8" and last["warmup_epochs"] == 1
+    assert last["mixup_off_epoch"] == 9 and "early_stop_patience" not in last
+    assert last["lr"] == 0.3 and last["seed"] == 4 and last["final_test"] is False
+    assert (last["epochs"], last["subset"], last["val_fraction"]) == (10, 0.2, 0.2)
+    handed = recipe.handed_over({"lr": 0.3})
+    assert handed["milestones"] == "25,40" and handed["warmup_epochs"] == 5
+    assert handed["epochs"] == 50 and handed["lr"] == 0.3
+    assert not {"subset", "final_test"} & {*handed}
+
+
+def test_a_share_of_the_epochs():
+    warmup = parameter("warmup_epochs", 0, 0.4, 0.0, of_epochs=True)
+    recipe = recipe_of(["--epochs", "50"], parameters=[warmup])
+    assert recipe.of_trial({"warmup_epochs": 0.2}, Rung(10, 0.2), 0)["warmup_epochs"] == 2
+    assert recipe.handed_over({"warmup_epochs": 0.2})["warmup_epochs"] == 10
+
+
+@pytest.mark.parametrize(
+    ("flags", "factor", "rule"),
+    [
+        ([], 4, "linear rule"),
+        (["--optimizer", "madgrad"], 4, "linear rule"),
+        (["--optimizer", "adamw"], 2, "square-root rule"),
+        (["--ngd"], 2, "square-root rule"),
+        (["--ngd", "--ngd_norm", "gradient"], 4, "linear rule"),
+    ],
+)
+def test_the_rate_goes_with_the_batch_by_a_stated_rule(flags, factor, rule):
+    recipe = recipe_of([*flags, "--bs", "64"], batch=256)
+    handed = recipe.handed_over({"lr": 0.01})
+    assert handed["lr"] == 0.01 * factor and handed["batch_size"] == 256
+    said = recipe.lr_rule({"lr": 0.01})
+    assert rule in said and "at a batch of 64" in said and "at 256" in said
+    assert "batch_size" in recipe.of_trial({"lr": 0.01}, Rung(2, 0.1), 0)
+    same = recipe_of([*flags, "--bs", "64"])
+    assert same.handed_over({"lr": 0.01})["lr"] == 0.01
+    assert "handed over unchanged" in same.lr_rule({"lr": 0.01})
+
+
+def test_what_needs_a_validation_split_keeps_one():
+    for flags in (["--sched", "plateau"], ["--early_stop_patience", "3"]):
+        assert recipe_of(flags).handed_over({})["val_fraction"] == 0.2
+    assert recipe_of(["--sched", "plateau"]).of_trial({}, RUNGS[1], 0)["eval_every"] == 1
+
+
+def test_nothing_of_the_place_is_handed_over(tmp_path):
+    flags = ["--cache_dir", "/x", "--threads", "3", "--device", "cpu", "--workers", "2"]
+    flags += ["--dataset", "imagefolder", "--data_dir", "my_pictures"]
+    handed = recipe_of(flags).handed_over({"lr": 0.2})
+    assert not {"cache_dir", "threads", "device", "workers"} & {*handed}
+    assert handed["data_dir"] == "my_pictures"
+    path = tmp_path / "best.yaml"
+    path.write_text(to_yaml(handed, ["found", "by"]))
+    assert path.read_text().startswith("# found\n# by\n")
+    settings, _ = parse(resnet50_test.Settings, ["--config", str(path)], "")
+    assert settings.lr == 0.2 and settings.depth == 50
+
+
+def test_flags_that_make_a_trial_of_the_recipe(tmp_path):
+    recipe = recipe_of(["--warmup_epochs", "5", "--bs", "64"], batch=256)
+    trial = recipe.of_trial({"lr": 0.2}, Rung(10, 0.2), 3)
+    handed = recipe.handed_over({"lr": 0.2})
+    path = tmp_path / "best.yaml"
+    path.write_text(yaml.safe_dump(handed))
+    flags = as_flags(trial, handed)
+    again, _ = parse(resnet50_test.Settings, ["--config", str(path), *flags], "")
+    for name, value in trial.items():
+        assert getattr(again, name) == value, name
+
+
+def test_values_that_contradict_each_other():
+    recipe = recipe_of([])
+    with pytest.raises(UserError, match="--min_lr"):
+        recipe.of_trial({"lr": 0.1, "min_lr": 0.2}, Rung(2, 0.1), 0)
+
+
+def test_standard_error():
+    half = standard_error([(50.0, 50.0)], [1000])
+    assert half == pytest.approx(100 * math.sqrt(2 * 0.25 / 1000))
+    assert standard_error([(50.0, 50.0)] * 4, [1000] * 4) == pytest.approx(half / 2)
+    wide = standard_error([(60.0, 50.0), (40.0, 50.0)], [1000, 1000])
+    assert wide == pytest.approx(20 / math.sqrt(2) / math.sqrt(2))
+
+
+def test_verdicts():
+    taken = judge(7, [(80.0, 70.0), (81.0, 70.5)], [2000, 2000], "over 2 seeds")
+    assert taken.number == 7 and not taken.within_noise
+    assert "over 2 seeds: trial 7 has 80.50 %, the default recipe 70.25 %, +10.25" in taken.lines[0]
+    close = judge(7, [(70.6, 70.0)], [2000], "x")
+    assert close.number == 7 and close.within_noise and "within noise" in close.lines[-1]
+    chance = judge(7, [(69.0, 70.0)], [2000], "x")
+    assert chance.number == 0 and "by chance" in chance.lines[1]

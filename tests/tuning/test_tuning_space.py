@@ -1,0 +1,211 @@
+"""Space files and flags of a search: read, checked, refused in one line."""
+
+import dataclasses
+
+import optuna
+import pytest
+
+import resnet50_test
+import transformer_test
+from tuning import resnet50_tuning, transformer_tuning
+from tuning.flags import for_trials, seconds
+from tuning.space_file import load_space
+from utils.config import fields, parse
+from utils.errors import UserError
+
+
+def space_of(path, *flags, tuning=resnet50_tuning):
+    """(Space, raw, notes) as a search reads it."""
+    settings, origin = parse(tuning.Settings, for_trials(list(flags)), "")
+    known = fields(tuning.TARGET.config_class)
+    base = tuning.TARGET.config_class(**{name: getattr(settings, name) for name in known})
+    origin = {name: origin[name] for name in known}
+    return load_space(path, tuning.TARGET.config_class, base, origin, settings.params)
+
+
+@pytest.fixture
+def space_file(tmp_path):
+    def write(text):
+        path = tmp_path / "space.yaml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def tuned(space):
+    return space.propose(lambda parameter: parameter.default)
+
+
+@pytest.mark.parametrize(
+    ("flags", "names"),
+    [
+        ([], {"lr", "momentum", "weight_decay", "warmup_epochs", "label_smoothing"}),
+        (["--lr", "0.2", "--sched", "step", "--mixup", "fixed"],
+         {"momentum", "weight_decay", "warmup_epochs", "label_smoothing", "alpha", "gamma"}),
+        (["--optimizer", "adamw"], {"lr", "weight_decay", "warmup_epochs", "label_smoothing"}),
+        (["--ngd", "--sched", "onecycle"], {"lr", "momentum", "weight_decay", "label_smoothing",
+                                            "ngd_alpha", "ngd_eta", "ngd_update_period"}),
+        (["--params", "lr,momentum"], {"lr", "momentum"}),
+    ],
+)  # fmt: skip
+def test_what_the_pictures_space_tunes(flags, names):
+    space, _, notes = space_of(resnet50_tuning.TARGET.space, *flags)
+    assert set(tuned(space)) == names
+    assert not any("widened" in note for note in notes)
+    if "--lr" in flags:
+        assert any("fixed by the command line" in note and "lr 0.2" in note for note in notes)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lamb", "muon", "madgrad", "ngd"])
+@pytest.mark.parametrize("tuning", [resnet50_tuning, transformer_tuning])
+def test_shipped_spaces_hold_every_default(tuning, optimizer):
+    """The first trial is the default recipe, of any optimizer and with either norm of ngd."""
+    for more in ([], ["--ngd_norm", "gradient"] if optimizer == "ngd" else []):
+        space, raw, notes = space_of(
+            tuning.TARGET.space, "--optimizer", optimizer, *more, tuning=tuning
+        )
+        assert not notes or all(note.startswith("fixed") for note in notes)
+        base = tuning.TARGET.config_class(
+            **{n: f.default for n, f in fields(tuning.TARGET.config_class).items()} | raw
+        )
+        base.check()
+        values = tuned(space)
+        assert values["warmup_epochs"] == 0
+        for name in set(values) - {"warmup_epochs"}:
+            assert values[name] == getattr(base, name)
+        assert space.grid()
+
+
+def test_a_recipes_value_is_where_it_begins(space_file, tmp_path):
+    recipe = tmp_path / "base.yaml"
+    recipe.write_text("lr: 2.0\nwarmup_epochs: 5\nlabel_smoothing: 0.1\n")
+    path = space_file(
+        "lr: {low: 0.01, high: 1.0, scale: log, default: 0.3}\n"
+        "momentum: {low: 0.8, high: 0.95, default: 0.85}\n"
+        "warmup_epochs: {low: 0, high: 0.3, of: epochs}\n"
+    )
+    space, raw, notes = space_of(path, "--config", str(recipe))
+    assert tuned(space) == {"lr": 2.0, "momentum": 0.85, "warmup_epochs": 0.1}
+    assert raw["momentum"] == 0.85 and raw["label_smoothing"] == 0.1
+    assert any("widened to 0.01 to 2" in note for note in notes)
+
+
+def test_conditions_follow_what_is_tuned(space_file):
+    path = space_file(
+        "optimizer: {choices: [sgd, adamw]}\n"
+        "lr:\n"
+        "  - {when: {optimizer: sgd}, low: 0.1, high: 1.0, scale: log}\n"
+        "  - {when: {optimizer: adamw}, low: 0.0001, high: 0.01, scale: log, default: 0.002}\n"
+        "momentum: {low: 0.8, high: 0.95}\n"
+    )
+    space, _, _ = space_of(path)
+    found = {}
+
+    def objective(trial):
+        values = space.suggest(trial)
+        found.setdefault(values["optimizer"], []).append(values)
+        return 0.0
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    study.optimize(objective, n_trials=20)
+    assert all(0.1 <= v["lr"] <= 1 and "momentum" in v for v in found["sgd"])
+    assert all(v["lr"] <= 0.01 and "momentum" not in v for v in found["adamw"])
+
+
+def test_proposed_numbers_are_short_and_whole_where_they_must(space_file):
+    path = space_file(
+        "lr: {low: 0.0001, high: 1.0, scale: log}\nlayers: {low: 1, high: 8, scale: int}\n"
+        "lookahead_k: {choices: [null, 5, 10]}\n"
+    )
+    space, _, _ = space_of(path, tuning=transformer_tuning)
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    for _ in range(20):
+        values = space.suggest(study.ask())
+        assert float(f"{values['lr']:.4g}") == values["lr"] and 0.0001 <= values["lr"] <= 1
+        assert isinstance(values["layers"], int) and values["lookahead_k"] in (None, 5, 10)
+
+
+BAD = {
+    "lrr: {low: 0.1, high: 1}": "unknown setting 'lrr', did you mean lr?",
+    "lr: 0.1": "low, high and scale, or choices, are needed",
+    "lr: {low: 0.1}": "high is missing",
+    "lr: {low: 1, high: 0.1}": "low 1 is not below high 0.1",
+    "lr: {low: -1, high: 1}": "lr: low: -1 is not a number above 0",
+    "lr: {low: 0.1, high: 1, scale: cubic}": "scale 'cubic' is not one of",
+    "label_smoothing: {low: 0, high: 0.2, scale: log}": "scale log needs low above 0",
+    "lr: {lo: 0.1, high: 1}": "unknown key 'lo', did you mean low?",
+    "lr: {low: x, high: 1}": "low: 'x' is not a number",
+    "momentum: {low: 0.5, high: 1.5}": "high: 1.5 is not a number of 0 or more below 1",
+    "lr: {choices: [0.1]}": "choices is a list of two or more",
+    "lr: {choices: [0.1, 0.2], low: 0.1}": "without low, high, scale",
+    "sched: {low: 0.1, high: 1}": "sched: low",
+    "lr: {low: 0.1, high: 1, grid: 3}": "grid: a list",
+    "lr: {low: 0.1, high: 1, grid: [2]}": "grid point 2 lies outside",
+    "lr: {low: 0.1, high: 1, when: {optimiser: sgd}}": "unknown setting 'optimiser', did you mean",
+    "lr: {low: 0.1, high: 1, when: {optimizer: sdg}}": "did you mean sgd?",
+    "lr: {low: 0.1, high: 1, when: sgd}": "when: 'setting: value' is needed",
+    "warmup_epochs: {low: 0, high: 3, of: epochs}": "is no share of the epochs",
+    "warmup_epochs: {low: 0, high: 3, of: steps}": "of: 'steps' is not epochs",
+    "clip: {low: 0.1, high: 10, scale: log}": "the recipe has None",
+    "layers: {low: 1.5, high: 3, scale: int}": "1.5",
+    "[1, 2]": "'setting:' with low, high",
+    "": "'setting:' with low, high",
+    "lr: {low: 0.1": "is no valid YAML",
+    "alpha: {low: 0.1, high: 1}": "nothing is left to tune",
+}
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_bad_spaces(space_file, text):
+    path = space_file(text)
+    with pytest.raises(UserError) as error:
+        space_of(path, tuning=transformer_tuning if "layers" in text else resnet50_tuning)
+    assert BAD[text] in str(error.value) and "\n" not in str(error.value)
+    assert str(path) in str(error.value) or "--params" in str(error.value)
+
+
+FLAGS = {
+    ("--space", "nowhere.yaml"): "--space nowhere.yaml: No such file",
+    ("--trials", "0"): "--trials: '0' is not a whole number of 1 or more",
+    ("--timeout", "soon"): "--timeout soon: a time such as",
+    ("--sampler", "best"): "--sampler: 'best' is not one of",
+    ("--trails", "3"): "did you mean --trials?",
+    ("--resume",): "the same command goes on",
+    ("--max_steps", "3"): "--max_steps has no place in a search",
+    ("--params", "lr,gamma"): "--params gamma: --sched cosine has none",
+    ("--params", "depth"): "--params: depth is not in",
+    ("--params", "lr", "--lr", "0.1"): "--lr is given, so it is fixed",
+    ("--subset", "1.5"): "--subset 1.5",
+    ("--lr", "-1"): "--lr: '-1' is not a number above 0",
+    ("--alpha", "0.3"): "--alpha has no effect",
+    ("--warmup_epochs", "60"): "--warmup_epochs 60.0 is longer than --epochs 50",
+    ("--sampler", "grid"): "warmup_epochs has no grid points",
+    ("--output", "/proc/nowhere"): "/proc/nowhere",
+}
+
+
+@pytest.mark.parametrize("flags", FLAGS, ids=" ".join)
+def test_bad_flags(refuse, flags):
+    assert FLAGS[flags] in refuse(*flags)
+
+
+def test_words_that_are_about_the_trials():
+    assert for_trials(["--epochs", "3", "--subset=0.1", "--val-fraction", "0.1", "--bs", "8"]) == [
+        "--trial_epochs", "3", "--trial_subset=0.1", "--trial_val_fraction", "0.1", "--bs", "8",
+    ]  # fmt: skip
+    assert for_trials(["--recipe-epochs", "90"]) == ["--epochs", "90"]
+    assert [seconds(text) for text in ("90s", "30m", "2h", "45", None)] == [
+        90,
+        1800,
+        7200,
+        45,
+        None,
+    ]
+
+
+def test_flags_of_a_search_are_none_of_an_entry():
+    for entry in (resnet50_test, transformer_test):
+        own = {field.name for field in dataclasses.fields(entry.Settings)}
+        assert not own & {"trials", "timeout", "jobs", "sampler", "space", "confirm"}

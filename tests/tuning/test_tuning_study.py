@@ -1,0 +1,336 @@
+"""A whole search over an entry that takes milliseconds: kills, sharing, failures, its report."""
+
+import csv
+import json
+import os
+import random
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+from data.small_disks import small_disk
+
+HERE = Path(__file__).parent
+SHORT = ["--trials", "7", "--confirm", "1"]
+KILLS = 8
+
+
+def rows(folder: Path) -> list[dict]:
+    with open(folder / "trials.csv", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def results(folder: Path) -> dict[str, tuple]:
+    """What a study found, without its times."""
+    return {
+        row["trial"]: tuple(v for k, v in row.items() if k != "seconds") for row in rows(folder)
+    }
+
+
+def ends(tmp_path) -> Counter:
+    lines = (tmp_path / "trace").read_text().splitlines()
+    return Counter(line for line in lines if line.startswith("end"))
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    """The folder of a search that nobody disturbed."""
+    folder = tmp_path_factory.mktemp("reference")
+    words = ["--dataset", "shapes", "--device", "cpu", "--jobs", "1", "--output", "study", *SHORT]
+    done = subprocess.run(
+        [sys.executable, str(HERE / "fake_tuning.py"), *words], cwd=folder, capture_output=True,
+        text=True, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return folder / "study", done.stdout
+
+
+def test_what_a_search_leaves(reference):
+    folder, said = reference
+    for name in ("best.yaml", "trials.csv", "report.json", "history.png", "slices.png",
+                 "learning_rate.png", "log.txt", "study.yaml"):  # fmt: skip
+        assert (folder / name).stat().st_size, name
+    found = rows(folder)
+    assert [row["trial"] for row in found if row["state"] == "failed"] == []
+    assert {row["trial"] for row in found} == {str(number) for number in range(7)}
+    default = next(row for row in found if row["trial"] == "0")
+    assert default["state"] == "complete" and float(default["lr"]) == 0.1
+    best = max(
+        (row for row in found if row["state"] == "complete"), key=lambda r: float(r["score"])
+    )
+    assert found[0] == best
+    assert f"best {float(best['score']):.2f} %" in said and "rank" in said
+    report = json.loads((folder / "report.json").read_text())
+    assert report["handed_over"] == int(best["trial"]) and report["difference"] > 0
+    assert not list(folder.glob("trials/*/*/checkpoints"))
+
+
+def test_the_recipe_reproduces_its_score(reference, tmp_path):
+    """The command in its head, word for word, gives the same bits."""
+    folder, _ = reference
+    head = (folder / "best.yaml").read_text().splitlines()
+    command = next(line for line in head if line.startswith("#   python "))
+    words = shlex.split(command.removeprefix("#   python fake_entry.py"))
+    words[words.index("best.yaml")] = str(folder / "best.yaml")
+    words += ["--output", str(tmp_path / "again")]
+    subprocess.run([sys.executable, str(HERE / "fake_entry.py"), *words], check=True,
+                   env=os.environ | {"PYTHONPATH": str(HERE.parents[1])})  # fmt: skip
+    again = json.loads((tmp_path / "again" / "metrics.jsonl").read_text())
+    assert again["accuracy"] == float(rows(folder)[0]["score"])
+    recipe = yaml.safe_load((folder / "best.yaml").read_text())
+    assert recipe["epochs"] == 50 and "subset" not in recipe and "val_fraction" not in recipe
+
+
+def test_the_same_command_again_trains_nothing(reference, tmp_path):
+    folder, _ = reference
+    before = results(folder)
+    words = ["--dataset", "shapes", "--device", "cpu", "--jobs", "1", "--output", str(folder)]
+    done = subprocess.run(
+        [sys.executable, str(HERE / "fake_tuning.py"), *words, *SHORT], text=True, timeout=200,
+        env=os.environ | {"FAKE_TRACE": str(tmp_path / "trace")}, capture_output=True,
+    )  # fmt: skip
+    assert done.returncode == 0 and not (tmp_path / "trace").exists()
+    assert results(folder) == before
+
+
+def children(pid: int) -> list[int]:
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        found += map(int, task.read_text().split())
+    return found
+
+
+def kill_and_go_on(start, tmp_path, rng, jobs="1", trials=SHORT, children_too=False):
+    """Kills the search at random moments until it ends by itself; the number of kills."""
+    kills = 0
+    while True:
+        process = start(*trials, "--jobs", jobs, env={"FAKE_SECONDS": "0.2"})
+        try:
+            patience = rng.uniform(0.8, 3.5) if kills < KILLS else 200
+            _, err = process.communicate(timeout=patience)
+        except subprocess.TimeoutExpired:
+            its = children(process.pid) if children_too else []
+            process.kill()
+            for child in its:
+                os.kill(child, signal.SIGKILL)
+            process.communicate()
+            kills += 1
+            continue
+        assert process.returncode == 0, err
+        return kills
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_killed_at_random_moments(start, tmp_path, reference, seed):
+    """Nothing is lost or repeated: every run ends once, and the study is the undisturbed one."""
+    kills = kill_and_go_on(start, tmp_path, random.Random(seed))
+    assert kills >= 2
+    assert results(tmp_path / "study") == results(reference[0])
+    assert set(ends(tmp_path).values()) == {1}
+    recipe = (tmp_path / "study" / "best.yaml").read_text()
+    assert recipe == (reference[0] / "best.yaml").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2, 6))
+def test_killed_with_its_runs(start, tmp_path, reference, seed):
+    """As by a power cut."""
+    kill_and_go_on(start, tmp_path, random.Random(seed), children_too=True)
+    assert results(tmp_path / "study") == results(reference[0])
+
+
+@pytest.mark.slow
+def test_killed_with_two_jobs(start, tmp_path):
+    kill_and_go_on(start, tmp_path, random.Random(9), jobs="2")
+    found = results(tmp_path / "study")
+    assert set(found) == {str(number) for number in range(7)}
+    assert set(ends(tmp_path).values()) == {1}
+
+
+def test_two_processes_share_a_study(start, tmp_path):
+    both = [start(*SHORT, env={"FAKE_SECONDS": "0.1"}) for _ in range(2)]
+    for process in both:
+        out, err = process.communicate(timeout=200)
+        assert process.returncode == 0, err
+        assert "recipe: " in out
+    assert set(results(tmp_path / "study")) == {str(number) for number in range(7)}
+    assert set(ends(tmp_path).values()) == {1}
+
+
+@pytest.mark.slow
+def test_an_orphan_is_taken_over_by_the_other_process(start, tmp_path):
+    """One of two processes dies without a word; the other one goes on with its trial."""
+    one = start(*SHORT, env={"FAKE_SECONDS": "3"})
+    trace = tmp_path / "trace"
+    while not trace.exists():
+        time.sleep(0.05)
+    other = start(*SHORT)
+    time.sleep(1)
+    one.kill()
+    one.communicate()
+    _, err = other.communicate(timeout=200)
+    assert other.returncode == 0, err
+    assert set(results(tmp_path / "study")) == {str(number) for number in range(7)}
+    assert set(ends(tmp_path).values()) == {1}
+    starts = [line.split() for line in trace.read_text().splitlines() if "start" in line]
+    assert any(int(step) > 0 for _, _, step in starts)  # within its run
+
+
+@pytest.mark.parametrize(
+    "signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
+def test_stopped_by_a_signal(start, tmp_path, reference, signum):
+    process = start(*SHORT, env={"FAKE_SECONDS": "0.5"})
+    time.sleep(2.2)
+    process.send_signal(signum)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signum
+    (line,) = err.strip().splitlines()
+    assert "the same command goes on" in line
+    process = start(*SHORT)
+    _, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
+    assert results(tmp_path / "study") == results(reference[0])
+    assert set(ends(tmp_path).values()) == {1}
+
+
+@pytest.mark.slow
+def test_the_time_is_up(search, tmp_path):
+    started = time.monotonic()
+    code, out, err = search("--trials", "100", "--timeout", "4s", env={"FAKE_SECONDS": "0.3"})
+    assert code == 0, err
+    assert time.monotonic() - started < 20
+    assert "recipe: " in out
+    first = results(tmp_path / "study")
+    code, out, err = search("--trials", "100", "--timeout", "4s", env={"FAKE_SECONDS": "0.3"})
+    assert code == 0 and set(first) <= set(results(tmp_path / "study"))
+
+
+def test_trials_that_fail_are_no_end(search, tmp_path):
+    """Diverged, out of memory, a bug: each is a failed trial with its reason."""
+    space = tmp_path / "space.yaml"
+    space.write_text("lr: {low: 0.05, high: 2.0, scale: log}\n")
+    code, _, err = search(
+        "--space", space, "--trials", "14", "--sampler", "random", "--confirm", "0",
+        "--crash_above", "1.6", "--memory_above", "1.3",
+    )  # fmt: skip
+    assert code == 0, err
+    failures = [row["failure"] for row in rows(tmp_path / "study") if row["state"] == "failed"]
+    assert any("not finite" in why for why in failures)
+    assert any("killed by signal 9, perhaps for want of memory" in why for why in failures)
+    assert any("exit code 1: RuntimeError: a bug" in why for why in failures)
+    assert all(
+        row["state"] != "failed" or float(row["lr"]) > 0.9 for row in rows(tmp_path / "study")
+    )
+
+
+def test_where_every_trial_fails(search):
+    code, _, err = search("--lr", "0.95", "--trials", "9")
+    assert code == 2 and err.startswith("error: all 3 trials have failed, the last one: step 3")
+
+
+def test_what_no_trial_can_mend_ends_the_search(search, tmp_path):
+    """A full disk: one line, and the trial is gone on with, not failed."""
+    code, _, err = search("--trials", "4", "--out_of_disk")
+    assert code == 2 and err.count("\n") == 1 and "No space left on device" in err
+    assert not (tmp_path / "study" / "trials.csv").exists()
+
+
+def test_a_full_disk(search, tmp_path, start):
+    with small_disk(tmp_path / "small", "300k") as folder:
+        words = ["--trials", "4", "--confirm", "0", "--output", folder / "study"]
+        (folder / "filler").write_bytes(b"0" * 200_000)
+        code, _, err = search(*words)
+        assert code == 2 and err.count("\n") == 1 and "No space left" in err, err
+        (folder / "filler").unlink()
+        subprocess.run(["mount", "-o", "remount,size=20m", str(folder)], check=True)
+        code, _, err = search(*words)
+        assert code == 0, err
+        assert set(results(folder / "study")) == {"0", "1", "2", "3"}
+
+
+def test_a_truncated_journal(search, tmp_path, reference):
+    code, _, err = search(*SHORT)
+    assert code == 0, err
+    journal = tmp_path / "study" / "journal.jsonl"
+    content = journal.read_bytes()
+    journal.write_bytes(content[: int(len(content) * 0.6)])
+    (tmp_path / "trace").unlink()
+    code, _, err = search(*SHORT)
+    assert code == 0, err
+    assert results(tmp_path / "study") == results(reference[0])
+    assert not (tmp_path / "trace").exists()  # the runs themselves were all there
+
+
+def test_other_settings_are_refused_by_name(search, tmp_path, refuse, reference):
+    folder, _ = reference
+    for flags, name in (
+        (["--lr", "0.2"], "lr: "),
+        (["--seed", "1"], "seed: "),
+        (["--epochs", "4"], "trial_epochs: "),
+        (["--subset", "0.3"], "trial_subset: "),
+        (["--sampler", "random"], "sampler: "),
+        (["--depth", "34"], "depth: "),
+        (["--params", "lr"], "space of label_smoothing: "),
+    ):
+        line = refuse("--output", folder, *flags)
+        assert line.startswith(f"error: {name}the study in {folder} was started with"), line
+    code, _, err = search("--output", folder, "--trials", "8", "--confirm", "1")
+    assert code == 0, err
+    assert len(rows(folder)) == 8
+
+
+@pytest.mark.slow
+def test_grid(search, tmp_path):
+    words = ["--sampler", "grid", "--mixup", "fixed", "--sched", "step"]
+    code, _, err = search(*words, "--params", "alpha,gamma", "--confirm", "0")
+    assert code == 0, err
+    found = rows(tmp_path / "study")
+    points = {(float(row["alpha"]), float(row["gamma"])) for row in found}
+    grid = {(a, g) for a in (0.2, 1.0) for g in (0.1, 0.3)}
+    assert points == grid  # the default is one of them
+    assert len(found) == 4 and {row["state"] for row in found} == {"complete"}
+    assert (tmp_path / "study" / "grid.png").stat().st_size
+    code, _, err = search(*words, "--params", "alpha,gamma", "--confirm", "0")
+    assert code == 0, err
+    assert len(rows(tmp_path / "study")) == 4
+
+
+@pytest.mark.slow
+def test_a_border_is_noted_and_the_default_can_stand(search, tmp_path):
+    space = tmp_path / "space.yaml"
+    space.write_text("lr: {low: 0.3, high: 0.305, scale: log, default: 0.3, grid: [0.3, 0.305]}\n")
+    code, out, err = search("--space", space, "--trials", "3", "--confirm", "0")
+    assert code == 0, err
+    assert "border of its range" in out or "the default recipe" in out
+    assert "within noise" in out or "it stands" in out
+    space.write_text("lr: {low: 0.3, high: 0.8, scale: log, default: 0.3}\n")
+    code, out, err = search("--space", space, "--trials", "3", "--output", tmp_path / "other")
+    assert code == 0 and "no trial is better than the default recipe: it stands" in out
+    head = (tmp_path / "other" / "best.yaml").read_text()
+    assert head.startswith("# The default recipe of a search") and "lr: 0.3\n" in head
+
+
+def test_jobs_share_the_cores(search, tmp_path):
+    cores = len(os.sched_getaffinity(0))
+    code, out, err = search("--trials", "3", "--jobs", "2", "--confirm", "0")
+    assert code == 0, err
+    assert f"2 at once with {max(1, cores // 2)} CPU thread(s) each" in out
+    config = yaml.safe_load((tmp_path / "study/trials/0000/rung0/config.yaml").read_text())
+    assert config["threads"] == max(1, cores // 2)
+
+
+def test_from_any_folder(tmp_path):
+    for name in ("resnet50", "transformer"):
+        script = HERE.parents[1] / "tuning" / f"{name}_tuning.sh"
+        done = subprocess.run(
+            ["bash", str(script), "--trials", "0"], cwd=tmp_path, capture_output=True, text=True,
+            env=os.environ | {"PYTHON": sys.executable},
+        )  # fmt: skip
+        assert done.returncode == 2 and done.stderr.startswith("error: --trials: '0'")

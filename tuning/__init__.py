@@ -1,0 +1,1 @@
+"""Hyper-parameter tuning: a short search on a subset that hands over a recipe."""

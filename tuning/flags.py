@@ -1,0 +1,174 @@
+"""Flags of a search, beside those of the entry that it tunes."""
+
+from dataclasses import dataclass
+
+from utils.config import Config, changed, setting
+from utils.errors import UserError
+from utils.settings import TrainSettings
+
+GROUP = "tuning"
+# Words of the command line that are about the trials, and the one for what they mean elsewhere.
+OF_TRIALS = {
+    "epochs": "trial_epochs",
+    "epoch": "trial_epochs",
+    "subset": "trial_subset",
+    "val_fraction": "trial_val_fraction",
+    "recipe_epochs": "epochs",
+}
+# Settings of the entry that a search has no use for, and why.
+REFUSED = {
+    "resume": "the same command goes on with a search",
+    "max_steps": "the length of a trial is --epochs",
+    "epochs_for_sched": "a schedule spans the epochs of its trial",
+    "distributed": "a trial is one process; --jobs trains several at once",
+    **dict.fromkeys(("dry_run", "profile"), "it belongs to a single run"),
+    **dict.fromkeys(("eval_only", "predict", "export"), "it belongs to a trained model"),
+}
+UNITS = {"s": 1, "m": 60, "h": 3600}
+
+
+@dataclass
+class TuningFlags(Config):
+    trials: int = setting(
+        30, "Trials in the whole study, the default recipe among them", group=GROUP, low=1,
+        unit="trials",
+    )  # fmt: skip
+    timeout: str | None = setting(
+        None,
+        "Time for this start of the search, its last confirmations included: 90s, 30m, 2h, or a "
+        "number of seconds",
+        group=GROUP,
+        default_text="until all trials are done",
+    )
+    jobs: int | None = setting(
+        None,
+        "Trials at once, each with an equal part of the CPU cores, or a GPU of its own",
+        group=GROUP,
+        low=1,
+        unit="trials",
+        default_text="one for each GPU; without a GPU one for each core, at most 4",
+    )
+    sampler: str = setting(
+        "tpe",
+        "How settings are proposed; grid takes every combination of the grid points of the space",
+        group=GROUP,
+        choices=("tpe", "random", "grid"),
+    )
+    space: str | None = setting(
+        None, "YAML file of what is tuned, and in which range", group=GROUP,
+        default_text="the one beside this program",
+    )  # fmt: skip
+    params: str | None = setting(
+        None, "Tune these parameters of the space alone, separated by commas", group=GROUP,
+        default_text="all that have an effect and no flag of their own here",
+    )  # fmt: skip
+    prune: bool | None = setting(
+        None,
+        "Stop trials early that are no better than most at a smaller part of the data and epochs",
+        group=GROUP,
+        default_text="on; off with --sampler grid",
+    )
+    rungs: int = setting(
+        3, "Stages of a trial with --prune, each a longer run on more data", group=GROUP, low=2,
+        high=10, unit="stages",
+    )  # fmt: skip
+    reduction: int = setting(
+        3,
+        "A stage takes so many times the samples of the one before; the best 1 in so many reach it",
+        group=GROUP,
+        low=2,
+        high=100,
+    )
+    confirm: int = setting(
+        2,
+        "Further seeds with which the best trial and the default recipe are compared at the end",
+        group=GROUP,
+        low=0,
+        high=100,
+        unit="seeds",
+    )
+    trial_epochs: int | None = setting(
+        None,
+        "Epochs of a trial's last stage; --epochs is short for it here, and --recipe_epochs is the "
+        "recipe's own",
+        group=GROUP,
+        low=1,
+        unit="epochs",
+        default_text="a fifth of the recipe's, from 3 to 9",
+    )
+    trial_subset: float | None = setting(
+        None,
+        "Training data of a trial's last stage, a fraction up to 1 or a number of samples; "
+        "--subset is short for it here",
+        group=GROUP,
+        above=0,
+        default_text="0.2",
+    )
+    trial_val_fraction: float | None = setting(
+        None,
+        "Share of the training data that trials are scored on, the same in all of them; "
+        "--val_fraction is short for it here",
+        group=GROUP,
+        above=0,
+        below=1,
+        default_text="that of the recipe, else 0.2",
+    )
+    recipe_batch_size: int | None = setting(
+        None,
+        "Batch that the recipe is handed over for; the learning rate goes with it by a stated rule",
+        group=GROUP,
+        low=1,
+        unit="samples",
+        default_text="--batch_size, that of the trials",
+    )
+    output: str | None = changed(
+        TrainSettings,
+        "output",
+        help="Folder of the study; the same one goes on with it",
+        default_text="runs/tuning-<model>-<data>",
+    )
+
+    def check(self):
+        super().check()
+        for name, why in REFUSED.items():
+            if getattr(self, name):
+                raise UserError(f"--{name} has no place in a search: {why}")
+        for name in ("trial_subset", "subset"):
+            value = getattr(self, name)
+            if value is not None and value > 1 and not float(value).is_integer():
+                raise UserError(
+                    f"--subset {value}: a fraction up to 1, or a whole number of samples"
+                )
+        if self.trial_epochs is None:
+            self.trial_epochs = min(self.epochs, max(3, min(9, round(self.epochs / 5))))
+        if self.prune is None:
+            self.prune = self.sampler != "grid"
+        seconds(self.timeout)
+
+
+def for_trials(argv: list[str]) -> list[str]:
+    """The command line with the words of OF_TRIALS replaced by what they mean in a search.
+    UserError for --resume, which is read before any other flag is checked."""
+    if any(word.split("=")[0] in ("--resume", "-r") for word in argv):
+        raise UserError(f"--resume has no place in a search: {REFUSED['resume']}")
+
+    def replaced(word: str) -> str:
+        name, equals, value = word.partition("=")
+        plain = name[2:].replace("-", "_") if name.startswith("--") else ""
+        return f"--{OF_TRIALS[plain]}{equals}{value}" if plain in OF_TRIALS else word
+
+    return [replaced(word) for word in argv]
+
+
+def seconds(text: str | None) -> float | None:
+    """ "30m" -> 1800.0; UserError where it is no time."""
+    if text is None:
+        return None
+    number, unit = (text[:-1], text[-1]) if text[-1:] in UNITS else (text, "s")
+    try:
+        value = float(number)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise UserError(f"--timeout {text}: a time such as 90s, 30m or 2h")
+    return value * UNITS[unit]

@@ -1,0 +1,94 @@
+"""The journal of a study: what Optuna notes, a JSON object a line, in a file that processes share.
+
+Optuna's own file backend leaves a lock behind when its holder is killed, for which others wait half
+a minute, and reads nothing more after half a line. Here the lock is the kernel's, which dies with
+its holder, and half a line, of a kill or a full disk, is cut off before the next one is written.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from optuna.storages.journal import BaseJournalBackend
+
+from utils.errors import UserError
+from utils.files import reason
+
+
+class Journal(BaseJournalBackend):
+    """Args:
+    path: the file; made where it is missing.
+
+    Every method raises UserError where the file cannot be read or written.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._starts = [0]  # of each line that was read, in bytes; the last: of the next one
+
+    def read_logs(self, log_number_from: int) -> list[dict]:
+        """The whole lines from a number on; one that is still being written is left out."""
+        start = min(log_number_from, len(self._starts) - 1)
+        del self._starts[start + 1 :]
+        try:
+            with open(self.path, "ab+") as file:
+                file.seek(self._starts[start])
+                content = file.read()
+        except OSError as error:
+            raise self._failure(error) from None
+        logs = []
+        for line in content.splitlines(keepends=True):
+            if not line.endswith(b"\n"):
+                break
+            try:
+                logs.append(json.loads(line))
+            except ValueError:
+                number = len(self._starts)
+                raise UserError(f"{self.path}: line {number} is damaged: remove it") from None
+            self._starts.append(self._starts[-1] + len(line))
+        return logs[log_number_from - start :]
+
+    def append_logs(self, logs: list[dict]) -> None:
+        """All of the lines, on disk on return, or none."""
+        lines = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs).encode()
+        try:
+            with open(self.path, "ab+") as file, _locked(file):
+                end = _whole_lines(file)
+                os.ftruncate(file.fileno(), end)
+                try:
+                    file.write(lines)
+                    file.flush()
+                    os.fsync(file.fileno())
+                except OSError:
+                    os.ftruncate(file.fileno(), end)
+                    raise
+        except OSError as error:
+            raise self._failure(error) from None
+
+    def _failure(self, error: OSError) -> UserError:
+        return UserError(
+            f"{self.path}: {reason(error)}; make room or mend it, and the same command goes on"
+        )
+
+
+@contextlib.contextmanager
+def _locked(file) -> Iterator[None]:
+    """Closing the file lets it go."""
+    fcntl.flock(file, fcntl.LOCK_EX)
+    yield
+
+
+def _whole_lines(file) -> int:
+    """Bytes up to the end of the last whole line."""
+    end = file.seek(0, os.SEEK_END)
+    while end:
+        start = max(0, end - 4096)
+        file.seek(start)
+        newline = file.read(end - start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0

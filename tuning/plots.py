@@ -1,0 +1,259 @@
+"""Plots of a study: its history, what matters, each setting against the score."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+from optuna.trial import FrozenTrial, TrialState
+
+from tuning.halving import DEFAULT_TRIAL, Rung
+from tuning.space import Parameter, Space
+
+# Of rungs that are not the last; the last one is drawn strong.
+LOWER = ("#c6dbef", "#9ecae1", "#6baed6")
+LAST, DEFAULT, CHOSEN, FAILED = "tab:blue", "tab:orange", "tab:red", "tab:gray"
+COLUMNS = 3
+# Fewer trials than this say nothing about what matters.
+LEAST_TRIALS = 8
+
+
+def draw_plots(
+    trials: list[FrozenTrial], space: Space, rungs: list[Rung], folder: Path, chosen: int
+) -> None:
+    """history.png, slices.png, importance.png and learning_rate.png; grid.png where two settings
+    are tuned by a grid of points. Raises OSError."""
+    os.environ.setdefault("MPLBACKEND", "Agg")
+    done = [trial for trial in trials if trial.state.is_finished()]
+    # Where all failed, or nothing is at its end yet, there is nothing to draw.
+    if not any(trial.intermediate_values for trial in done):
+        return
+    _save(_history(done, rungs, chosen), folder / "history.png")
+    tuned = [p for p in space.parameters if len({t.params.get(p.key) for t in done} - {None}) > 1]
+    if tuned:
+        _save(_slices(done, tuned, rungs, chosen), folder / "slices.png")
+    shares = importances(done)
+    if shares:
+        _save(_importance(shares, done), folder / "importance.png")
+    rates = [p for p in tuned if p.name == "lr"]
+    if rates:
+        figure, axis = _figure(6.4, 4.2)
+        for parameter in rates:
+            _slice(axis, done, parameter, rungs, chosen)
+        axis.set_ylabel("validation accuracy (%)")
+        axis.set_title("learning rate against score", fontsize=10)
+        _legend(axis)
+        _save(figure, folder / "learning_rate.png")
+    if len(tuned) == 2 and all(p.grid for p in tuned):
+        figure = _grid(done, *tuned)
+        if figure is not None:
+            _save(figure, folder / "grid.png")
+
+
+def importances(trials: list[FrozenTrial]) -> dict[str, float]:
+    """Share of each setting in what makes a trial good, by PED-ANOVA (Watanabe et al., 2023), of
+    the scores at the first rung, which all trials have; {} with too few of them."""
+    import optuna
+    from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
+
+    known = [trial for trial in trials if 0 in trial.intermediate_values and trial.params]
+    if len(known) < LEAST_TRIALS:
+        return {}
+    names = set.intersection(*({*trial.params} for trial in known))
+    names = {n for n in names if len({str(trial.params[n]) for trial in known}) > 1}
+    if len(names) < 2:
+        return {}
+    study = optuna.create_study(direction="maximize")
+    study.add_trials(
+        optuna.trial.create_trial(
+            params={n: trial.params[n] for n in names},
+            distributions={n: known[-1].distributions[n] for n in names},
+            value=trial.intermediate_values[0],
+        )
+        for trial in known
+        if all(known[-1].distributions[n] == trial.distributions[n] for n in names)
+    )
+    if len(study.trials) < LEAST_TRIALS:
+        return {}
+    # The best quarter against all: of so few trials a tenth, the usual share, is one or two.
+    evaluator = PedAnovaImportanceEvaluator(target_quantile=0.25)
+    shares = get_param_importances(study, evaluator=evaluator, normalize=True)
+    return {n: share for n, share in shares.items() if math.isfinite(share)}
+
+
+def _figure(width: float, height: float):
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots()
+
+
+def _save(figure, path: Path) -> None:
+    aside = path.with_name(f".{path.name}.tmp")
+    try:
+        figure.savefig(aside, format="png", dpi=110)
+        os.replace(aside, path)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
+
+
+def _colour(rung: int, last: int) -> str:
+    return LAST if rung == last else LOWER[min(len(LOWER) - 1, len(LOWER) - last + rung)]
+
+
+def _label(rung: Rung) -> str:
+    share = f"{100 * rung.subset:.3g} %" if rung.subset <= 1 else f"{rung.subset:,.0f}"
+    return f"{rung.epochs} epochs, {share} of the data"
+
+
+def _by_rung(trials: list[FrozenTrial], rungs: list[Rung]):
+    """(rung, [(trial, its score there)]), the shortest first."""
+    for index in range(len(rungs)):
+        reached = [t for t in trials if index in t.intermediate_values]
+        if reached:
+            yield index, [(t, t.intermediate_values[index]) for t in reached]
+
+
+def _history(trials: list[FrozenTrial], rungs: list[Rung], chosen: int):
+    figure, axis = _figure(8.4, 4.2)
+    last = len(rungs) - 1
+    for trial in trials:
+        scores = [*trial.intermediate_values.values()]
+        axis.plot([trial.number] * len(scores), scores, color=LOWER[0], lw=1, zorder=1)
+    for index, reached in _by_rung(trials, rungs):
+        axis.plot(
+            [t.number for t, _ in reached], [score for _, score in reached], "o", ms=5,
+            color=_colour(index, last), label=_label(rungs[index]),
+        )  # fmt: skip
+    best, steps = -math.inf, []
+    for trial in trials:
+        if trial.state == TrialState.COMPLETE and trial.value > best:
+            best = trial.value
+        if best > -math.inf:
+            steps.append((trial.number, best))
+    if steps:
+        axis.step(*zip(*steps, strict=True), where="post", color=LAST, lw=1.2, label="best so far")
+    failed = [t.number for t in trials if t.state == TrialState.FAIL]
+    if failed:
+        axis.plot(
+            failed, [0.02] * len(failed), "x", color=FAILED, label="failed",
+            transform=axis.get_xaxis_transform(),
+        )  # fmt: skip
+    default = [t for t in trials if t.number == DEFAULT_TRIAL and t.state == TrialState.COMPLETE]
+    if default:
+        axis.axhline(default[0].value, color=DEFAULT, ls="--", lw=1, label="default recipe")
+    for trial in trials:
+        if trial.number == chosen and trial.state == TrialState.COMPLETE:
+            axis.plot(trial.number, trial.value, "*", ms=13, color=CHOSEN, label="handed over")
+    axis.set_xlabel("trial")
+    axis.set_ylabel("validation accuracy (%)")
+    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.grid(alpha=0.3)
+    axis.set_title("each trial, at every stage that it reached", fontsize=10)
+    axis.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
+    return figure
+
+
+def _slices(trials, tuned: list[Parameter], rungs: list[Rung], chosen: int):
+    from matplotlib.figure import Figure
+
+    columns = min(COLUMNS, len(tuned))
+    lines = -(-len(tuned) // columns)
+    figure = Figure(figsize=(3.6 * columns + 0.4, 3.1 * lines + 0.5), layout="constrained")
+    axes = figure.subplots(lines, columns, squeeze=False, sharey=True).ravel()
+    for axis, parameter in zip(axes, tuned, strict=False):
+        _slice(axis, trials, parameter, rungs, chosen)
+    for axis in axes[len(tuned) :]:
+        axis.set_visible(False)
+    for axis in axes[::columns]:
+        axis.set_ylabel("validation accuracy (%)")
+    handles = {}
+    for axis in axes[: len(tuned)]:
+        handles |= dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
+    figure.legend(
+        handles.values(), handles.keys(), loc="outside lower center", ncols=3, fontsize=8,
+        frameon=False,
+    )  # fmt: skip
+    return figure
+
+
+def _slice(axis, trials, parameter: Parameter, rungs: list[Rung], chosen: int) -> None:
+    """One setting against the score, of the trials that have it."""
+    last, key = len(rungs) - 1, parameter.key
+    choice = parameter.scale == "choice"
+
+    def place(trial: FrozenTrial):
+        value = trial.params[key]
+        return parameter.choices.index(value) if choice else value
+
+    for index, reached in _by_rung([t for t in trials if key in t.params], rungs):
+        axis.plot(
+            [place(t) for t, _ in reached], [score for _, score in reached], "o", ms=5,
+            color=_colour(index, last), label=_label(rungs[index]),
+        )  # fmt: skip
+    marks = ((DEFAULT_TRIAL, "D", 7, DEFAULT, "default recipe"), (chosen, "*", 13, CHOSEN,
+             "handed over"))  # fmt: skip
+    for trial in trials:
+        for number, marker, size, colour, label in marks:
+            its = trial.number == number and key in trial.params
+            if its and trial.state == TrialState.COMPLETE:
+                axis.plot(
+                    place(trial), trial.value, marker, ms=size, color=colour, label=label,
+                    ls="none", mec="white", mew=0.6,
+                )  # fmt: skip
+    if parameter.scale == "log":
+        axis.set_xscale("log")
+    if choice:
+        axis.set_xticks(range(len(parameter.choices)), [str(c) for c in parameter.choices])
+    of = " (share of the epochs)" if parameter.of_epochs else ""
+    axis.set_xlabel(f"{key}{of}")
+    axis.grid(alpha=0.3)
+
+
+def _importance(shares: dict[str, float], trials: list[FrozenTrial]):
+    figure, axis = _figure(6.4, 0.9 + 0.38 * len(shares))
+    names = list(reversed(shares))
+    axis.barh(names, [100 * shares[name] for name in names], color=LAST, height=0.6)
+    for name in names:
+        axis.text(100 * shares[name] + 1, name, f"{100 * shares[name]:.0f} %", va="center",
+                  fontsize=8)  # fmt: skip
+    axis.set_xlim(0, 115 * max(shares.values()))
+    axis.set_xlabel("importance (%)")
+    count = sum(0 in trial.intermediate_values for trial in trials)
+    axis.set_title(f"PED-ANOVA of the first stage's scores, {count} trials", fontsize=10)
+    axis.grid(alpha=0.3, axis="x")
+    return figure
+
+
+def _grid(trials, first: Parameter, second: Parameter):
+    """The scores of a grid as a table of colours; None where no point of it is at its end."""
+    scores = {
+        (t.params[first.key], t.params[second.key]): t.value
+        for t in trials
+        if t.state == TrialState.COMPLETE and {first.key, second.key} <= {*t.params}
+    }
+    rows, columns = list(first.grid), list(second.grid)
+    table = [[scores.get((a, b), math.nan) for b in columns] for a in rows]
+    if all(math.isnan(score) for line in table for score in line):
+        return None
+    figure, axis = _figure(1.6 + 0.95 * len(columns), 1.4 + 0.6 * len(rows))
+    image = axis.imshow(table, cmap="viridis", aspect="auto")
+    low, high = image.get_clim()
+    for y, line in enumerate(table):
+        for x, score in enumerate(line):
+            if not math.isnan(score):
+                dark = score < (low + high) / 2
+                axis.text(x, y, f"{score:.2f}", ha="center", va="center", fontsize=8,
+                          color="white" if dark else "black")  # fmt: skip
+    axis.set_xticks(range(len(columns)), [f"{b:g}" for b in columns])
+    axis.set_yticks(range(len(rows)), [f"{a:g}" for a in rows])
+    axis.set_xlabel(second.name)
+    axis.set_ylabel(first.name)
+    axis.set_title("validation accuracy (%)", fontsize=10)
+    return figure
+
+
+def _legend(axis) -> None:
+    axis.legend(fontsize=8, framealpha=0.8, edgecolor="none")

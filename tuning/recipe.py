@@ -1,0 +1,176 @@
+"""From the base recipe to the settings of a trial, and from the best trial to a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import yaml
+
+from tuning.halving import Rung
+from tuning.space import DIGITS, Space, effective
+from utils.config import Config, fields
+
+# Settings counted in epochs (and steps) of the run: they keep their share of it.
+WHOLE_EPOCHS = ("mixup_off_epoch", "unfreeze_epoch")
+# Of the place where the search ran, not of the recipe.
+OF_THE_PLACE = (
+    *("config", "output", "cache_dir", "device", "threads", "workers", "save_every"),
+    *("wandb", "wandb_project", "wandb_tags", "log_every"),
+)
+# Always written down, whether they are defaults or not; and those of the model.
+WRITTEN = (
+    "dataset",
+    "epochs",
+    "batch_size",
+    "optimizer",
+    "lr",
+    "momentum",
+    "weight_decay",
+    "sched",
+)
+# Optimizers whose rate goes with the batch itself; that of the others goes with its square root.
+LINEAR = ("sgd", "madgrad")
+
+
+class Recipe:
+    """The base recipe with what a trial, or the result, changes in it.
+
+    Args:
+        space: what is tuned, over the base recipe (`space.raw`).
+        rungs: stages of a trial.
+        val_fraction: what trials are scored on; None: the data bring their own.
+        recipe_batch: of the recipe that is handed over; None: that of the trials.
+    """
+
+    def __init__(
+        self, space: Space, rungs: list[Rung], val_fraction: float | None, recipe_batch: int | None
+    ):
+        self.space, self.rungs, self.val_fraction = space, rungs, val_fraction
+        self.raw, self.config_class = space.raw, space.config_class
+        self.base = effective(self.config_class, self.raw)
+        self.base.check()
+        self.recipe_batch = recipe_batch or self.base.batch_size
+
+    def _tuned(self, values: Mapping, epochs: int) -> dict:
+        """The values of a trial as settings of a run of so many epochs."""
+        shares = {parameter.name for parameter in self.space.parameters if parameter.of_epochs}
+        return {n: round(v * epochs, DIGITS) if n in shares else v for n, v in values.items()}
+
+    def of_trial(self, values: Mapping, rung: Rung, seed: int) -> dict:
+        """The settings of a trial's run, for the entry's --config. Raises UserError where they
+        contradict each other."""
+        base, epochs = self.base, rung.epochs
+        settings = {**self.raw, "epochs": epochs, "subset": rung.subset, "seed": seed}
+        shorter = epochs / base.epochs
+        for name in ("warmup_epochs", "step_epochs"):
+            if self.raw.get(name):
+                settings[name] = round(self.raw[name] * shorter, DIGITS)
+        if self.raw.get("milestones"):
+            settings["milestones"] = ",".join(
+                f"{float(word) * shorter:.{DIGITS}g}"
+                for word in str(self.raw["milestones"]).split(",")
+            )
+        for name in WHOLE_EPOCHS:
+            if self.raw.get(name):
+                settings[name] = min(max(1, round(self.raw[name] * shorter)), epochs - 1)
+        if self.raw.get("unfreeze_epoch") and not settings["unfreeze_epoch"]:
+            del settings["unfreeze_epoch"]
+        if self.raw.get("warmup_steps"):
+            share = rung.subset if rung.subset <= 1 else rung.subset / self.rungs[-1].subset
+            settings["warmup_steps"] = max(1, round(self.raw["warmup_steps"] * shorter * share))
+        settings |= self._tuned(values, epochs)
+        settings.pop("early_stop_patience", None)
+        if self.val_fraction is not None:
+            settings["val_fraction"] = self.val_fraction
+        settings |= {"final_test": False, "report": False, "checkpoint_hist": 1}
+        settings["eval_every"] = 1 if settings.get("sched") == "plateau" else epochs
+        return self._checked(settings)
+
+    def handed_over(self, values: Mapping) -> dict:
+        """The settings of the recipe with a trial's values ({}: the base itself)."""
+        settings = {**self.raw, **self._tuned(values, self.base.epochs)}
+        found = effective(self.config_class, settings)
+        found.check()
+        if self.recipe_batch != found.batch_size:
+            settings["lr"] = float(f"{found.lr * self._batch_factor(found):.{DIGITS}g}")
+            settings["batch_size"] = self.recipe_batch
+        own = [n for n, f in fields(self.config_class).items() if f.metadata["group"] == "model"]
+        for name in (*WRITTEN, *own):
+            if getattr(found, name) is not None:
+                settings.setdefault(name, getattr(found, name))
+        for name in OF_THE_PLACE:
+            settings.pop(name, None)
+        follows = found.sched == "plateau" or found.early_stop_patience is not None
+        if follows and self.val_fraction is not None:
+            settings.setdefault("val_fraction", self.val_fraction)
+        order = list(fields(self.config_class))
+        settings = self._checked(settings)
+        return dict(sorted(settings.items(), key=lambda item: order.index(item[0])))
+
+    def _checked(self, settings: dict) -> dict:
+        """Without what has no effect beside a trial's values; UserError for what contradicts."""
+        made = effective(self.config_class, settings)
+        idle = {name for name, _, _ in made.ineffective()}
+        made.check()
+        return {name: value for name, value in settings.items() if name not in idle}
+
+    # ---- the rule of the learning rate ----------------------------------------------------------
+
+    def _linear(self, found: Config) -> bool:
+        gradient = found.optimizer == "ngd" and found.ngd_norm == "gradient"
+        return found.optimizer in LINEAR or gradient
+
+    def _batch_factor(self, found: Config) -> float:
+        ratio = self.recipe_batch / found.batch_size
+        return ratio if self._linear(found) else ratio**0.5
+
+    def lr_rule(self, values: Mapping) -> str:
+        """How the learning rate is handed over, for people."""
+        found = effective(self.config_class, {**self.raw, **values})
+        found.check()
+        last = self.rungs[-1]
+        share = f"{100 * last.subset:g} %" if last.subset <= 1 else f"{last.subset:,.0f} samples"
+        found_on = (
+            f"found with {last.epochs} epochs on {share} of the training data, for "
+            f"{self.base.epochs} epochs on all of it"
+        )
+        if self.recipe_batch == found.batch_size:
+            return (
+                f"lr {found.lr:g} is handed over unchanged, as the batch of {found.batch_size} is "
+                f"({found_on}: the shape of the schedule stretches, its peak stays)"
+            )
+        rule = (
+            "the linear rule (Goyal et al., 2017)"
+            if self._linear(found)
+            else "the square-root rule (Malladi et al., 2022)"
+        )
+        new = self.handed_over(values)["lr"]
+        return (
+            f"lr {found.lr:g} at a batch of {found.batch_size} becomes {new:g} at "
+            f"{self.recipe_batch} by {rule} for {found.optimizer}; {found_on}"
+        )
+
+
+def to_yaml(settings: Mapping, head: list[str]) -> str:
+    """A recipe below comments."""
+    lines = [f"# {line}" for line in head]
+    lines += [
+        yaml.safe_dump({name: value}, allow_unicode=True, width=1000).strip()
+        for name, value in settings.items()
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def as_flags(settings: Mapping, beside: Mapping) -> list[str]:
+    """The flags that make `settings` of the recipe `beside`."""
+    words = []
+    for name, value in settings.items():
+        if name in OF_THE_PLACE and name != "threads":
+            continue
+        if name in beside and beside[name] == value:
+            continue
+        if value is False:
+            words.append(f"--no_{name}")
+        else:
+            words += [f"--{name}", "none" if value is None else f"{value}"]
+    return words

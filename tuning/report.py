@@ -1,0 +1,249 @@
+"""What a study leaves: the ranked table, plots, and best.yaml with how it was found."""
+
+from __future__ import annotations
+
+import csv
+import io
+import platform
+import shlex
+from importlib.metadata import version
+
+from optuna.trial import FrozenTrial, TrialState
+
+from tuning.confirm import Verdict
+from tuning.halving import DEFAULT_TRIAL
+from tuning.plots import draw_plots
+from tuning.recipe import as_flags, to_yaml
+from utils.errors import UserError
+from utils.files import reason, replace_file
+from utils.reporting.metrics import to_json
+
+SHOWN = 10  # trials of the table on the console; the CSV has all
+BORDER = 0.03  # of a range, on its scale: nearer than that is said to lie on its border
+
+
+def ranked(trials: list[FrozenTrial]) -> list[FrozenTrial]:
+    """Finished trials, the best first: by how far they came, then by their score there."""
+
+    def key(trial: FrozenTrial):
+        failed = trial.state == TrialState.FAIL
+        rung = -1 if trial.last_step is None or failed else trial.last_step
+        score = trial.intermediate_values[rung] if rung >= 0 else 0.0
+        return (not failed, trial.state == TrialState.COMPLETE, rung, score, -trial.number)
+
+    return sorted((t for t in trials if t.state.is_finished()), key=key, reverse=True)
+
+
+def best_trial(trials: list[FrozenTrial]) -> FrozenTrial | None:
+    """Of those that came to the last rung; the default where it is as good."""
+    complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
+    return max(complete, key=lambda t: (t.value, -t.number), default=None)
+
+
+def best_line(trials: list[FrozenTrial]) -> str:
+    best = best_trial(trials)
+    if best is None:
+        return "no best yet"
+    name = "the default recipe" if best.number == DEFAULT_TRIAL else f"trial {best.number}"
+    line = f"best {best.value:.2f} % ({name})"
+    default = trials[DEFAULT_TRIAL]
+    if best.number != DEFAULT_TRIAL and default.state == TrialState.COMPLETE:
+        line += f", default {default.value:.2f} %"
+    return line
+
+
+def settings_line(values: dict) -> str:
+    return ", ".join(f"{name} {_text(value)}" for name, value in values.items())
+
+
+def _text(value) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+class Report:
+    """Args:
+    search: a `tuning.search.Search` whose trials are done.
+    """
+
+    def __init__(self, search):
+        self.search, self.folder, self.study = search, search.folder, search.study
+        self.rungs, self.space = search.recipe.rungs, search.space
+        self.trials = self.study.trials()
+        self.ranking = ranked(self.trials)
+        best = best_trial(self.trials)
+        self.best = None if best is None else best.number
+
+    def write(self, verdict: Verdict) -> None:
+        """The files, and what they say on the console. Raises UserError."""
+        say = self.search.console.say
+        rows = self.rows()
+        for line in self.table(rows):
+            say(line)
+        for line in [*verdict.lines, *self.border_notes(verdict.number)]:
+            say(line)
+        left = sum(trial.state == TrialState.RUNNING for trial in self.trials)
+        if left:
+            say(f"{left} trial(s) not at their end: the same command goes on with them")
+        head = self.head(verdict)
+        values = self.values(verdict.number)
+        recipe = self.search.recipe.handed_over(values)
+        summary = {
+            "machine": platform.processor() or platform.machine(),
+            "handed_over": verdict.number,
+            "difference": verdict.difference,
+            "standard_error": verdict.error,
+            "within_noise": verdict.within_noise,
+            "confirmed": verdict.scores,
+            "recipe": recipe,
+            "samples_trained": sum(row["samples"] for row in rows),
+            "seconds": sum(row["seconds"] for row in rows),
+            "trials": rows,
+        }
+        text = to_yaml(recipe, head).encode("utf-8", "surrogateescape")
+        try:
+            with self.study.held():  # another process may end at the same time
+                replace_file(self.folder / "trials.csv", self.csv(rows).encode())
+                replace_file(self.folder / "best.yaml", text)
+                content = f"{to_json(summary, indent=1)}\n".encode()
+                replace_file(self.folder / "report.json", content)
+                draw_plots(self.trials, self.space, self.rungs, self.folder, verdict.number)
+        except OSError as error:
+            raise UserError(f"{self.folder}: {reason(error)}; make room, and go on") from None
+        say(self.search.recipe.lr_rule(values))
+        say(f"recipe: {self.folder / 'best.yaml'}; table and plots beside it")
+
+    def values(self, number: int) -> dict:
+        """The settings of a trial; those of the default where it is not at its end."""
+        if not self.trials[number].state.is_finished():
+            return self.space.propose(lambda one: one.default)
+        return self.study.values(self.trials[number])
+
+    # ---- the table ----------------------------------------------------------------------------
+
+    def rows(self) -> list[dict]:
+        """A row for each finished trial, the best first."""
+        rows = []
+        for rank, trial in enumerate(self.ranking, 1):
+            runs = [trial.user_attrs.get(f"rung{index}") for index in range(len(self.rungs))]
+            runs = [run for run in runs if run]
+            rung = self.rungs[len(runs) - 1] if runs else None
+            rows.append(
+                {
+                    "rank": rank,
+                    "trial": trial.number,
+                    "state": _state(trial),
+                    "score": runs[-1]["score"] if runs else None,
+                    "epochs": rung.epochs if rung else 0,
+                    "subset": rung.subset if rung else 0,
+                    "samples": sum(run["trained"] for run in runs),
+                    "seconds": round(sum(run["seconds"] for run in runs), 1),
+                    "settings": self._known_values(trial),
+                    "failure": trial.user_attrs.get("failure", ""),
+                }
+            )
+        return rows
+
+    def _known_values(self, trial: FrozenTrial) -> dict:
+        try:
+            return self.study.values(trial)
+        except ValueError:  # it failed before it had all of them
+            return dict(trial.params)
+
+    def table(self, rows: list[dict]) -> list[str]:
+        """Lines for the console: the best ones, and the default."""
+        names = list(dict.fromkeys(name for row in rows for name in row["settings"]))
+        shown = rows[:SHOWN] + [row for row in rows[SHOWN:] if row["trial"] == DEFAULT_TRIAL]
+        lines = [["rank", "trial", "accuracy", "epochs", "data", *names, ""]]
+        for row in shown:
+            share = row["subset"]
+            score = "-" if row["score"] is None else f"{row['score']:.2f} %"
+            lines.append(
+                [
+                    str(row["rank"]),
+                    f"{row['trial']}{' (default)' if row['trial'] == DEFAULT_TRIAL else ''}",
+                    score,
+                    str(row["epochs"]),
+                    f"{100 * share:.3g} %" if share <= 1 else f"{share:,.0f}",
+                    *(_text(row["settings"].get(name, "")) for name in names),
+                    "" if row["state"] == "complete" else row["failure"][:40] or row["state"],
+                ]
+            )
+        widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+        texts = [
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+            for line in lines
+        ]
+        hidden = len(rows) - len(shown)
+        return texts + ([f"... and {hidden} more in trials.csv"] if hidden > 0 else [])
+
+    def csv(self, rows: list[dict]) -> str:
+        names = list(dict.fromkeys(name for row in rows for name in row["settings"]))
+        file = io.StringIO()
+        own = [key for key in (rows[0] if rows else {"rank": 0}) if key != "settings"]
+        writer = csv.DictWriter(file, [*own, *names], lineterminator="\n")
+        writer.writeheader()
+        for row in rows:
+            line = {key: row[key] for key in own}
+            writer.writerow(line | row["settings"])
+        return file.getvalue()
+
+    # ---- the recipe's head ----------------------------------------------------------------------
+
+    def border_notes(self, number: int) -> list[str]:
+        """Where the trial that is handed over lies at an end of a range."""
+        values, notes = self.values(number), []
+        if number == DEFAULT_TRIAL:
+            return []
+        for parameter in self.space.parameters:
+            name = parameter.name
+            if name not in values or parameter.key not in self.trials[number].params:
+                continue
+            position = parameter.position(values[name])
+            if position is not None and min(position, 1 - position) < BORDER:
+                end = parameter.low if position < 0.5 else parameter.high
+                notes.append(
+                    f"note: {name} {_text(values[name])} lies on the border of its range (at "
+                    f"{end:g}): a wider range in the space may hold a better one"
+                )
+        return notes
+
+    def head(self, verdict: Verdict) -> list[str]:
+        """Comments of best.yaml: how it was found."""
+        search, trials, number = self.search, self.trials, verdict.number
+        settings, last = search.settings, self.rungs[-1]
+        states = [_state(trial) for trial in self.ranking]
+        counts = ", ".join(f"{states.count(s)} {s}" for s in dict.fromkeys(states))
+        what = "The default recipe" if number == DEFAULT_TRIAL else f"Trial {number}"
+        lines = [
+            f"{what} of a search over {search.target.script.name}: {len(states)} trials "
+            f"({counts}), sampler {settings.sampler}, seed {search.seed}, study "
+            f"{self.folder.name}."
+        ]
+        run = trials[number].user_attrs.get(f"rung{len(self.rungs) - 1}") if trials else None
+        values = self.values(number)
+        if run:
+            share = (
+                f"{100 * last.subset:g} %" if last.subset <= 1 else f"{last.subset:,.0f} samples"
+            )
+            lines.append(
+                f"Its score: {run['score']:.2f} % of {run['val_samples']:,} validation samples cut "
+                f"from the training data, after {last.epochs} epochs on {share} of it; the test "
+                "set was not looked at. The same run again:"
+            )
+            again = {**search.recipe.of_trial(values, last, search.seed), "threads": search.threads}
+            flags = as_flags(again, search.recipe.handed_over(values))
+            script = search.target.script.name
+            lines.append(f"  python {script} --config best.yaml {shlex.join(flags)}")
+        lines += [f"{line[0].upper()}{line[1:]}." for line in verdict.lines]
+        lines += [f"{line[0].upper()}{line[1:]}." for line in self.border_notes(number)]
+        rule = search.recipe.lr_rule(values)
+        lines.append(f"Learning rate: {rule}.")
+        lines.append(
+            f"Python {platform.python_version()}, torch {version('torch')}, optuna "
+            f"{version('optuna')}."
+        )
+        return lines
+
+
+def _state(trial: FrozenTrial) -> str:
+    return {"COMPLETE": "complete", "PRUNED": "stopped early", "FAIL": "failed"}[trial.state.name]

@@ -1,0 +1,169 @@
+"""A run of the entry for a trial, in a process and a folder of its own; resumed after a stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from tuning.child import PARENT
+from tuning.recipe import to_yaml
+from utils.errors import UserError
+from utils.files import reason, replace_file
+from utils.reporting.metrics import read_metrics
+
+ROOT = Path(__file__).resolve().parents[1]
+# What a run says that the settings of its trial are to blame for; any other error of exit code 2
+# is the user's to mend, and would hit every trial.
+OF_A_TRIAL = ("not finite", "out of memory", "no loss scale keeps", "has no effect")
+# Exit codes of a run that was told to stop, before its first import and after.
+STOPPED = [code for number in (signal.SIGINT, signal.SIGTERM) for code in (-number, 128 + number)]
+POLL_SECONDS = 0.1
+
+
+class Interrupted(Exception):
+    """The search is to stop: the run is saved, and goes on the next time."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a run. Of one that failed there is `failure`, in words, and nothing else.
+
+    Attributes:
+        score: accuracy on the validation split, in per cent.
+        val_samples, trained: samples of that split; trained on, counted in each epoch.
+        seconds: of all starts of the run.
+    """
+
+    score: float = float("nan")
+    val_samples: int = 0
+    trained: float = 0.0
+    steps: int = 0
+    seconds: float = 0.0
+    failure: str | None = None
+
+
+class Runner:
+    """Args:
+    entry: the entry script.
+    threads: CPU threads of a run.
+    devices: CUDA_VISIBLE_DEVICES of each slot; empty: as it is.
+    deadline: () -> whether the time is up.
+    """
+
+    def __init__(self, entry: Path, threads: int, devices: list[str], deadline=lambda: False):
+        self.entry, self.threads, self.devices, self.deadline = entry, threads, devices, deadline
+        self.stopping = threading.Event()
+
+    def run(self, folder: Path, settings: dict, slot: int, lock: int) -> Outcome:
+        """Trains in `folder`, or reads the result that it holds.
+
+        Args:
+            settings: for --config.
+            slot: which of the jobs this is.
+            lock: handle of a kernel lock that the process is to hold too.
+
+        Raises:
+            Interrupted: the search stops, or its time is up.
+            UserError: what no other settings of a trial would mend.
+        """
+        failed = folder / "failure.txt"
+        try:
+            if failed.exists():
+                return Outcome(failure=failed.read_text(encoding="utf-8").strip())
+            if not self._is_finished(folder):
+                failure = self._train(folder, settings, slot, lock)
+                if failure is not None:
+                    replace_file(failed, failure.encode())
+                    return Outcome(failure=failure)
+            outcome = self._read(folder)
+            # The recipe and its figures stay; the weights of a trial are of no use.
+            for name in ("checkpoints", "tensorboard"):
+                shutil.rmtree(folder / name, ignore_errors=True)
+        except OSError as error:
+            raise UserError(f"{folder}: {reason(error)}; make room, and go on") from None
+        return outcome
+
+    def _is_finished(self, folder: Path) -> bool:
+        try:
+            summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return False
+        return summary.get("status") in ("finished", "stopped_early")
+
+    def _train(self, folder: Path, settings: dict, slot: int, lock: int) -> str | None:
+        """Until it is finished; why it failed, in a line."""
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        recipe = folder.with_name(f"{folder.name}.yaml")
+        replace_file(recipe, to_yaml(settings, []).encode("utf-8", "surrogateescape"))
+        if (folder / "config.yaml").exists():
+            words = ["--resume", str(folder), "--threads", str(self.threads)]
+        else:
+            words = ["--config", str(recipe), "--output", str(folder)]
+            words += ["--threads", str(self.threads)]
+        code, said = self._start(words, slot, lock)
+        if code == 0:
+            if self._is_finished(folder):
+                return None
+            raise UserError(f"{folder}: the run has left no summary.json; is the disk full?")
+        if code in STOPPED:
+            raise Interrupted
+        line = (said.strip().splitlines() or ["no word"])[-1].removeprefix("error: ")
+        if code == 2 and not any(words in line for words in OF_A_TRIAL):
+            raise UserError(f"{line} ({folder})")
+        if code < 0:
+            return f"killed by signal {-code}, perhaps for want of memory"
+        return " ".join(line.split()) if code == 2 else f"exit code {code}: {line}"
+
+    def _start(self, words: list[str], slot: int, lock: int) -> tuple[int, str]:
+        """(exit code, stderr) of the entry with these flags."""
+        environment = os.environ | {
+            "OMP_NUM_THREADS": str(self.threads),
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+            PARENT: str(os.getpid()),
+        }
+        if self.devices:
+            environment["CUDA_VISIBLE_DEVICES"] = self.devices[slot % len(self.devices)]
+        if self.stopping.is_set() or self.deadline():
+            raise Interrupted
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "tuning.child", str(self.entry), *words],
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace",
+            start_new_session=True,  # Ctrl-C ends the search, which then ends its runs
+            env=environment, pass_fds=(lock,),
+        )  # fmt: skip
+        told = False
+        while True:
+            try:
+                said = process.communicate(timeout=POLL_SECONDS)[1]
+            except subprocess.TimeoutExpired:
+                if not told and (self.stopping.is_set() or self.deadline()):
+                    told = True
+                    process.terminate()  # it finishes its step and saves
+                continue
+            if told and process.returncode:
+                raise Interrupted
+            return process.returncode, said
+
+    def _read(self, folder: Path) -> Outcome:
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        val = [
+            record
+            for record in read_metrics(folder / "metrics.jsonl")
+            if record.get("split") == "val" and not record.get("model")
+        ]
+        if not val or val[-1].get("accuracy") is None:
+            return Outcome(failure="it has no accuracy on the validation split")
+        return Outcome(
+            score=val[-1]["accuracy"],
+            val_samples=val[-1]["samples"],
+            trained=summary["train_samples"] * summary["epochs"],
+            steps=summary["steps"],
+            seconds=summary["seconds_total"],
+        )

@@ -1,0 +1,343 @@
+"""The search itself: trials, then a confirmation with other seeds, then the recipe and its report.
+
+A tuning entry (resnet50_tuning.py) hands over the settings class and script of what it tunes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tuning.flags import for_trials, seconds
+from utils.config import Config, fields, parse
+from utils.errors import UserError
+from utils.files import reason
+from utils.reporting.console import Console
+from utils.signals import Signals, Stopped
+
+# Optuna and what needs it are imported in functions: --help and wrong flags answer at once.
+
+# Trials at once without a GPU, unless --jobs says otherwise.
+MOST_JOBS = 4
+# So many failures, and nothing else, end a search.
+HOPELESS = 3
+POLL_SECONDS = 0.2
+# Of NVIDIA's driver, Windows' and AMD's.
+DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
+# Settings of the entry that may differ when a study goes on: the same data, elsewhere.
+FREE = ("data_dir", "cache_dir", "train_file", "test_file", "val_file", "device", "threads")
+FREE += ("workers", "save_every", "log_every", "checkpoint_hist", "wandb", "wandb_project")
+OF_THE_STUDY = ("sampler", "prune", "rungs", "reduction", "trial_epochs", "trial_subset")
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is tuned.
+
+    Attributes:
+        config_class: the entry's settings.
+        script: the entry.
+        model: (settings) -> its name, for the folder of the study.
+        space: the YAML beside the tuning entry.
+    """
+
+    config_class: type[Config]
+    script: Path
+    model: Callable[[Config], str]
+    space: Path
+
+
+def search(target: Target, search_class: type[Config], description: str, argv=None) -> int:
+    """Runs a search; returns its exit code, as `utils.run.run_entry` does."""
+    signals = Signals()
+    try:
+        argv = for_trials(sys.argv[1:] if argv is None else argv)
+        settings, origin = parse(search_class, argv, description)
+        Search(target, settings, origin, signals).run()
+    except UserError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except Stopped as stopped:
+        print(stopped.line, file=sys.stderr)
+        return stopped.exit_code
+    return 0
+
+
+class Search:
+    """Args:
+    settings, origin: of the entry and of TuningFlags, as `utils.config.parse` gives them.
+    """
+
+    def __init__(self, target: Target, settings, origin: dict, signals: Signals):
+        from tuning.halving import build_rungs
+        from tuning.recipe import Recipe
+        from tuning.runner import Runner
+        from tuning.space_file import load_space
+        from tuning.study import Study
+
+        self.started = time.monotonic()
+        self.target, self.settings, self.signals = target, settings, signals
+        self.limit = seconds(settings.timeout)
+        self.console = Console()
+        known = fields(target.config_class)
+        origin = {name: came for name, came in origin.items() if name in known}
+        base = target.config_class(**{name: getattr(settings, name) for name in known})
+        path = target.space if settings.space is None else Path(settings.space)
+        space, raw, notes = load_space(path, target.config_class, base, origin, settings.params)
+        self.space = space
+        subset, share = raw.pop("subset", None), settings.trial_val_fraction
+        if settings.trial_subset is None:
+            whole = subset or 1.0
+            settings.trial_subset = 0.2 * whole if whole <= 1 else float(round(0.2 * whole))
+        if share is None and not own_validation(base):
+            share = base.val_fraction or 0.2
+        settings.trial_val_fraction = share
+        number = settings.rungs if settings.prune else 1
+        rungs = build_rungs(
+            settings.trial_epochs, settings.trial_subset, number, settings.reduction
+        )
+        self.recipe = Recipe(space, rungs, share, settings.recipe_batch_size)
+        default = space.propose(lambda one: one.default)
+        for rung in rungs:  # wrong flags are said before anything is trained
+            self.recipe.of_trial(default, rung, base.seed)
+        self.recipe.handed_over(default)
+        data = getattr(base, "dataset", "data")
+        folder = Path(settings.output or Path("runs", f"tuning-{target.model(base)}-{data}"))
+        self.folder, self.seed = folder, base.seed
+        self.study = Study(
+            folder, self._plan(), space, settings.sampler, base.seed, settings.reduction
+        )
+        self.jobs, self.threads, devices = machine(settings.jobs, base)
+        self.runner = Runner(target.script, self.threads, devices, self._time_is_up)
+        self.errors: list[BaseException] = []
+        self.reserve = 0.0  # seconds that the confirmation will take
+        self._say_lock = threading.Lock()
+        self._introduce(notes)
+
+    def _plan(self) -> dict:
+        """What makes the trials of a study comparable, flat and by name."""
+        settings = self.settings
+        plan = {"entry": self.target.script.name, "seed": self.seed}
+        plan |= {name: getattr(settings, name) for name in OF_THE_STUDY}
+        plan["trial_val_fraction"] = settings.trial_val_fraction
+        for name, value in sorted(self.space.raw.items()):
+            if name not in FREE:
+                plan[name] = value
+        for one in self.space.parameters:
+            where = f"{one.low:g} to {one.high:g}" if one.low is not None else str(one.choices)
+            of = " of the epochs" if one.of_epochs else ""
+            when = f" when {dict(one.when)}" if one.when else ""
+            plan[f"space of {one.key}"] = f"{one.scale} {where}{of}, from {one.default}{when}"
+        return plan
+
+    def _introduce(self, notes: list[str]) -> None:
+        try:
+            self.console.open_log(self.folder / "log.txt")
+        except OSError as error:
+            raise UserError(f"--output {self.folder}: {reason(error)}") from None
+        say, settings, last = self.console.say, self.settings, self.recipe.rungs[-1]
+        for note in notes:
+            say(note)
+        names = list(self.space.propose(lambda one: one.default))
+        stages = " -> ".join(
+            f"{rung.epochs} x {100 * rung.subset:.3g} %"
+            if last.subset <= 1
+            else f"{rung.epochs} x {rung.subset:,.0f}"
+            for rung in self.recipe.rungs
+        )
+        say(f"tuning {', '.join(names)} of {self.target.script.name} by {settings.sampler}")
+        share = settings.trial_val_fraction
+        scored = "their own validation split" if share is None else f"{100 * share:g} % held out"
+        say(
+            f"{settings.trials} trials, {self.jobs} at once with {self.threads} CPU thread(s) each;"
+            f" epochs x training data of a trial: {stages}; scored on {scored}"
+        )
+        done = len(self.study.begun())
+        say(f"study {self.folder}" + (f", {done} trials begun before" if done else ""))
+
+    # ---- the work -----------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """All of it. Raises UserError, Stopped."""
+        from tuning.confirm import Confirmation
+        from tuning.report import Report
+
+        self.signals.defer()
+        for trial in self.study.trials()[:1]:  # of a study that goes on
+            whole = trial.user_attrs.get(f"rung{len(self.recipe.rungs) - 1}")
+            if whole is not None:
+                self._reserve(whole["seconds"])
+        try:
+            self.console.start_bar(self.settings.trials, self._finished(), unit=" trials")
+            self._in_threads(self._search)
+            self.console.end_bar()
+            report = Report(self)
+            confirmation = Confirmation(self, report.best)
+            self.runner.deadline = lambda: False  # the time for it was left over
+            self._in_threads(confirmation.work)
+            report.write(confirmation.verdict())
+        finally:
+            self.console.close()
+
+    def _in_threads(self, work: Callable[[int], None]) -> None:
+        """work(slot) for each job, until they return; then what went wrong is raised."""
+
+        def guarded(slot: int) -> None:
+            try:
+                work(slot)
+            except BaseException as error:
+                self.errors.append(error)
+                self.runner.stopping.set()
+
+        threads = [threading.Thread(target=guarded, args=(slot,)) for slot in range(self.jobs)]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            if self.signals.received is not None:
+                self.runner.stopping.set()
+            time.sleep(POLL_SECONDS)
+        self.console.end_bar()
+        if self.signals.received is not None:
+            raise Stopped(self.signals.received, self._stopped_line())
+        from tuning.runner import Interrupted
+
+        real = [error for error in self.errors if not isinstance(error, Interrupted)]
+        if real:
+            raise real[0]
+        if self.errors:  # a run was told to stop by somebody else
+            raise Stopped(15, self._stopped_line())
+
+    def _stopped_line(self) -> str:
+        return f"stopped, and kept in {self.folder}: the same command goes on with the search"
+
+    def _time_is_up(self) -> bool:
+        if self.limit is None:
+            return False
+        # Where the confirmation takes longer than the search may, the time is overrun.
+        left = max(self.limit - self.reserve, self.limit / 2)
+        return time.monotonic() - self.started > left
+
+    def _search(self, slot: int) -> None:
+        """Trials one after the other, until there are no more."""
+        from tuning.runner import Interrupted
+        from tuning.study import WAIT
+
+        while not (self.runner.stopping.is_set() or self._time_is_up()):
+            claim = self.study.claim(self.settings.trials)
+            if claim is None:
+                return
+            if claim == WAIT:
+                time.sleep(POLL_SECONDS)
+                continue
+            try:
+                self._carry_out(claim, slot)
+            except Interrupted:
+                if not self._time_is_up():
+                    raise
+            finally:
+                claim.close()
+
+    def _carry_out(self, claim, slot: int) -> None:
+        """A trial to its end, or to the rung where it is stopped."""
+        from optuna.trial import TrialState
+
+        last = len(self.recipe.rungs) - 1
+        outcome, score = None, None
+        for index, rung in enumerate(self.recipe.rungs):
+            folder = claim.folder / f"rung{index}"
+            went_on = (claim.folder / f"rung{index + 1}.yaml").exists()
+            try:
+                wanted = self.recipe.of_trial(claim.values, rung, self.seed)
+            except UserError as error:  # its values contradict each other
+                return self._fail(claim, str(error))
+            outcome = self.runner.run(folder, wanted, slot, claim.lock)
+            if outcome.failure is not None:
+                return self._fail(claim, outcome.failure)
+            score = outcome.score
+            known = self.study.trials()[claim.number]
+            if index not in known.intermediate_values:
+                claim.trial.set_user_attr(f"rung{index}", vars(outcome))
+                claim.trial.report(score, index)
+            self._note_times(claim, outcome, index, last)
+            if index < last and not went_on and claim.trial.should_prune():
+                self.study.tell(claim, TrialState.PRUNED)
+                return self._done(claim, f"{score:.2f} % after {rung.epochs} epochs: stopped")
+        self.study.tell(claim, TrialState.COMPLETE, score)
+        self._done(claim, f"{score:.2f} %")
+
+    def _note_times(self, claim, outcome, index: int, last: int) -> None:
+        """What the first trial says about the length of the runs."""
+        if claim.number != 0:
+            return
+        if index == last:
+            self._reserve(outcome.seconds)
+        if index == 0 and outcome.steps < 20:
+            with self._say_lock:
+                self.console.say(
+                    f"note: the first stage of a trial has {outcome.steps} optimizer steps only; "
+                    "more of --epochs or --subset, or fewer --rungs, make it a better judge"
+                )
+
+    def _reserve(self, seconds: float) -> None:
+        """Of --timeout, for the confirmation: from the time of one run of it."""
+        self.reserve = seconds * -(-2 * self.settings.confirm // self.jobs)
+
+    def _fail(self, claim, why: str) -> None:
+        from optuna.trial import TrialState
+
+        claim.trial.set_user_attr("failure", why)
+        self.study.tell(claim, TrialState.FAIL)
+        self._done(claim, f"failed: {why}")
+        ended = [trial for trial in self.study.trials() if trial.state.is_finished()]
+        if len(ended) >= HOPELESS and all(t.state == TrialState.FAIL for t in ended):
+            raise UserError(f"all {len(ended)} trials have failed, the last one: {why}")
+
+    def _finished(self) -> int:
+        return sum(trial.state.is_finished() for trial in self.study.trials())
+
+    def _done(self, claim, how: str) -> None:
+        """A line for the trial, and the best so far."""
+        from tuning.report import best_line, settings_line
+
+        line = f"trial {claim.number} ({settings_line(claim.values)}): {how}"
+        with self._say_lock:
+            best = best_line(self.study.trials())
+            if self.console.live:
+                self.console.log(line)
+                self.console.progress(best)
+            else:
+                self.console.say(f"[{self._finished()}/{self.settings.trials}] {line}; {best}")
+            self.console.advance(1)
+
+
+def machine(jobs: int | None, base: Config) -> tuple[int, int, list[str]]:
+    """(trials at once, CPU threads of each, CUDA_VISIBLE_DEVICES of each GPU or [])."""
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    devices = []
+    # PyTorch takes seconds to import: only where there may be a GPU.
+    if base.device != "cpu" and any(map(os.path.exists, DRIVERS)):
+        import torch
+
+        count = torch.cuda.device_count()
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        devices = [str(n) for n in range(count)] if not visible else visible.split(",")[:count]
+    jobs = jobs or (len(devices) if devices else min(cores, MOST_JOBS))
+    threads = base.threads or max(1, cores // jobs)
+    return jobs, threads, devices
+
+
+def own_validation(base: Config) -> bool:
+    """Whether the data bring a validation split of their own."""
+    if getattr(base, "val_file", None):
+        return True
+    folder = Path(base.data_dir)
+    if base.dataset != "imagefolder":
+        return False
+    return all((folder / name).is_dir() for name in ("train", "val", "test"))

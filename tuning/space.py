@@ -1,0 +1,127 @@
+"""What is tuned: parameters with their ranges, and what they propose to a trial."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Mapping
+
+from utils.config import Config, fields
+from utils.errors import UserError
+
+DIGITS = 4  # significant ones of a proposed number, so that a recipe can be read
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """One setting that is tuned.
+
+    Attributes:
+        name: of the setting.
+        key: its name in the study: the setting's, with a number behind it where the space has
+            several ranges for it.
+        low, high: ends of the range; None with `choices`.
+        scale: "log", "linear", "int"; "choice" with `choices`.
+        default: where the search begins; in the range.
+        grid: points of --sampler grid.
+        when: setting -> the values with which this range counts.
+        of_epochs: the value is a share of the run's epochs.
+        integer: the setting is a whole number, on whatever scale.
+        note: for the user, where the range could not stay as it was.
+    """
+
+    name: str
+    key: str
+    low: float | None
+    high: float | None
+    scale: str
+    choices: tuple
+    default: object
+    grid: tuple
+    when: Mapping
+    of_epochs: bool
+    integer: bool
+    note: str = ""
+
+    def suggest(self, trial):
+        """The value that a trial of Optuna proposes, rounded to DIGITS, within the range."""
+        log = self.scale == "log"
+        if self.scale == "choice":
+            return trial.suggest_categorical(self.key, self.choices)
+        if self.integer:
+            return trial.suggest_int(self.key, int(self.low), int(self.high), log=log)
+        value = trial.suggest_float(self.key, self.low, self.high, log=log)
+        if log:
+            value = float(f"{value:.{DIGITS}g}")
+        else:
+            value = round(value, DIGITS - 1 - math.floor(math.log10(self.high - self.low)))
+        return min(max(value, self.low), self.high)
+
+    def position(self, value) -> float | None:
+        """Where a value lies in the range on its scale, 0 to 1; None for one of `choices`."""
+        if self.scale == "choice":
+            return None
+        low, high = self.low, self.high
+        if self.scale == "log":
+            low, high, value = math.log(low), math.log(high), math.log(value)
+        return (value - low) / (high - low)
+
+
+class Space:
+    """The parameters that are tuned, given what is fixed.
+
+    Args:
+        parameters: in the order of the file, in which they are proposed.
+        config_class: of the entry's settings.
+        raw: the settings of the base recipe that are not the entry's defaults.
+    """
+
+    def __init__(self, parameters: list[Parameter], config_class: type[Config], raw: dict):
+        self.parameters, self.config_class, self.raw = parameters, config_class, raw
+
+    def propose(self, take) -> dict:
+        """{setting: value} of the parameters that count, with `take(parameter)` for the value; a
+        parameter counts where its `when` holds and it has an effect with those before it."""
+        values = {}
+        for parameter in self.parameters:
+            if parameter.name not in values and self._counts(parameter, values):
+                values[parameter.name] = take(parameter)
+        return values
+
+    def suggest(self, trial) -> dict:
+        return self.propose(lambda parameter: parameter.suggest(trial))
+
+    def defaults(self) -> dict:
+        """{key: value} of the first trial."""
+        return {parameter.key: parameter.default for parameter in self.parameters}
+
+    def grid(self) -> list[dict]:
+        """{key: value} of every combination of the grid points of what counts; UserError where a
+        parameter that counts has none."""
+        counting = []
+        self.propose(lambda parameter: counting.append(parameter) or parameter.default)
+        for parameter in counting:
+            if not parameter.grid:
+                raise UserError(
+                    f"--sampler grid: {parameter.name} has no grid points in the space; add "
+                    "'grid: [...]', or leave it out by --params"
+                )
+        keys = [parameter.key for parameter in counting]
+        return [
+            dict(zip(keys, point, strict=True))
+            for point in itertools.product(*(parameter.grid for parameter in counting))
+        ]
+
+    def _counts(self, parameter: Parameter, values: dict) -> bool:
+        settings = effective(self.config_class, self.raw | values)
+        for name, wanted in parameter.when.items():
+            if getattr(settings, name) not in wanted:
+                return False
+        return parameter.name not in {name for name, _, _ in settings.ineffective()}
+
+
+def effective(config_class: type[Config], values: Mapping) -> Config:
+    """Settings with these values, and defaults for the others; not checked against each other."""
+    defaults = {name: field.default for name, field in fields(config_class).items()}
+    return config_class(**defaults | dict(values))

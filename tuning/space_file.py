@@ -1,0 +1,249 @@
+"""The YAML of a space: read, and checked against the flags of the entry."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+
+import yaml
+
+from tuning.space import DIGITS, Parameter, Space, effective
+from utils.aliases import ALIASES
+from utils.config import COMMAND_LINE, DEFAULT, Config, convert, fields
+from utils.errors import UserError
+from utils.files import reason
+
+KEYS = ("low", "high", "scale", "choices", "default", "grid", "when", "of")
+SCALES = ("log", "linear", "int")
+OUT_OF_REACH = "out of reach: "  # begins the note on a parameter that cannot be tuned as it is
+
+
+def load_space(
+    path: Path, config_class: type[Config], settings: Config, origin: dict, params: str | None
+) -> tuple[Space, dict, list[str]]:
+    """The space that is searched.
+
+    Args:
+        path: of the YAML.
+        config_class: of the entry's settings.
+        settings, origin: the base recipe, as `utils.config.parse` gives it.
+        params: --params.
+
+    Returns:
+        (space, raw, notes): `raw` is the base recipe as far as it is not the entry's defaults,
+        with the defaults that the space itself gives; `notes` are lines for the user.
+
+    Raises:
+        UserError: the file cannot be read, is no space, or nothing is left to tune.
+    """
+    content = _read(path)
+    known = fields(config_class)
+    raw = {n: getattr(settings, n) for n in known if origin[n] != DEFAULT and n in known}
+    raw = {n: v for n, v in raw.items() if n not in ("config", "output")}
+    wanted = None if params is None else [_name(p, known, "--params") for p in params.split(",")]
+    for name in wanted or ():
+        if name not in {_name(str(key), known, str(path)) for key in content}:
+            raise UserError(f"--params: {name} is not in {path}; it has {', '.join(content)}")
+    parameters, notes, fixed = [], [], []
+    for given, entry in content.items():
+        name = _name(str(given), known, str(path))
+        if origin[name] == COMMAND_LINE:
+            fixed.append(f"{name} {getattr(settings, name)}")
+            if wanted and name in wanted:
+                raise UserError(f"--{name} is given, so it is fixed: leave it out of --params")
+            continue
+        if wanted is not None and name not in wanted:
+            continue
+        ranges = entry if isinstance(entry, list) else [entry]
+        for index, one in enumerate(ranges):
+            where = f"{path}: {given}" + (f", range {index + 1}" if len(ranges) > 1 else "")
+            key = name if len(ranges) == 1 else f"{name}.{index + 1}"
+            if name not in raw and _has_default(one) and _holds(one, config_class, raw):
+                raw[name] = convert(known[name], one["default"], f"{where}: default")
+            parameters.append((name, key, one, where))
+    effective(config_class, raw).check()
+    made = [_parameter(*one, config_class, raw) for one in parameters]
+    made = _reachable(made, config_class, raw)
+    if fixed:
+        notes.append(f"fixed by the command line, not tuned: {', '.join(fixed)}")
+    space = Space(made, config_class, raw)
+    counting = []
+    tuned = space.propose(lambda parameter: counting.append(parameter) or parameter.default)
+    for note in filter(None, (parameter.note for parameter in counting)):
+        if note.startswith(OUT_OF_REACH):
+            raise UserError(note.removeprefix(OUT_OF_REACH))
+        notes.append(note)
+    for name in wanted or ():
+        if name not in tuned:
+            why = {n: r for n, r, _ in effective(config_class, raw).ineffective()}
+            raise UserError(f"--params {name}: {why.get(name, 'its `when` does not hold')}")
+    if not tuned:
+        raise UserError(f"{path}: nothing is left to tune: {'; '.join(notes) or 'it is empty'}")
+    return space, raw, notes
+
+
+def _read(path: Path) -> dict:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"--space {path}: {reason(error)}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"--space {path} is no valid YAML: {' '.join(str(error).split())}"
+        ) from None
+    if not isinstance(content, Mapping) or not content:
+        raise UserError(f"--space {path}: 'setting:' with low, high and scale, or choices, below")
+    return dict(content)
+
+
+def _name(given: str, known: Mapping, where: str) -> str:
+    name = given.strip().lstrip("-").replace("-", "_")
+    name = ALIASES.get(name, name)
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        hint = f", did you mean {near[0]}?" if near else ""
+        raise UserError(f"{where}: unknown setting {given!r}{hint}")
+    return name
+
+
+def _of_epochs(entry: Mapping) -> bool:
+    return entry.get("of") == "epochs"
+
+
+def _reachable(
+    parameters: list[Parameter], config_class: type[Config], raw: dict
+) -> list[Parameter]:
+    """Without the ranges that no trial can come to; what is left alone has no number in its key."""
+    base, tuned = effective(config_class, raw), {parameter.name for parameter in parameters}
+    left: list[Parameter] = []
+    settled = set()  # those with a range that always counts
+    for one in parameters:
+        certain = not tuned & {*one.when}
+        missed = [n for n, wanted in one.when.items() if getattr(base, n) not in wanted]
+        if one.name in settled or set(missed) - tuned:
+            continue
+        settled |= {one.name} if certain else set()
+        left.append(one)
+    names = [one.name for one in left]
+    return [
+        dataclasses.replace(one, key=one.name if names.count(one.name) == 1 else one.key)
+        for one in left
+    ]
+
+
+def _has_default(entry) -> bool:
+    return isinstance(entry, Mapping) and "default" in entry and not _of_epochs(entry)
+
+
+def _holds(entry: Mapping, config_class: type[Config], raw: dict) -> bool:
+    when = entry.get("when")
+    if not isinstance(when, Mapping):
+        return True
+    base = effective(config_class, raw)
+    return all(getattr(base, str(n), None) in _listed(v) for n, v in when.items())
+
+
+def _listed(value) -> tuple:
+    return tuple(value) if isinstance(value, list) else (value,)
+
+
+def _parameter(
+    name: str, key: str, entry, where: str, config_class: type[Config], raw: dict
+) -> Parameter:
+    """A range of the file, checked."""
+    known = fields(config_class)
+    field = known[name]
+    if not isinstance(entry, Mapping):
+        raise UserError(f"{where}: low, high and scale, or choices, are needed below it")
+    for word in entry:
+        if word not in KEYS:
+            near = difflib.get_close_matches(str(word), KEYS, n=1, cutoff=0.5)
+            hint = f", did you mean {near[0]}?" if near else f"; known are {', '.join(KEYS)}"
+            raise UserError(f"{where}: unknown key {word!r}{hint}")
+    if "of" in entry and not _of_epochs(entry):
+        raise UserError(f"{where}: of: {entry['of']!r} is not epochs")
+    when = _conditions(entry.get("when"), where, known)
+    of_epochs, holds = _of_epochs(entry), _holds(entry, config_class, raw)
+    # Of a range that counts with other settings than the recipe's: what they bring along.
+    elsewhere = {n: wanted[0] for n, wanted in when.items()} if not holds else {}
+    base = effective(config_class, raw | elsewhere)
+    base.check()
+    default = getattr(base, name)
+    if of_epochs:
+        default = round((default or 0) / base.epochs, DIGITS)
+
+    def value(given, word: str):
+        if given is None:
+            raise UserError(f"{where}: {word} is missing")
+        if of_epochs:
+            share = _number(given)
+            if share is None or not 0 <= share <= 1:
+                raise UserError(f"{where}: {word} {given!r} is no share of the epochs, 0 to 1")
+            return share
+        return convert(field, given, f"{where}: {word}")
+
+    if "default" in entry and (of_epochs or not holds) and name not in raw:
+        default = value(entry["default"], "default")
+    grid = entry.get("grid") or []
+    if not isinstance(grid, list):
+        raise UserError(f"{where}: grid: a list such as [0.1, 0.2] is needed")
+    grid = tuple(value(point, "grid") for point in grid)
+    if "choices" in entry:
+        given = entry["choices"]
+        if {"low", "high", "scale"} & {*entry} or not isinstance(given, list) or len(given) < 2:
+            raise UserError(f"{where}: choices is a list of two or more, without low, high, scale")
+        choices = tuple(None if c is None else value(c, "choices") for c in given)
+        if default not in choices:
+            choices += (default,)
+        grid = grid or choices
+        return Parameter(
+            name, key, None, None, "choice", choices, default, grid, when, of_epochs, False
+        )
+    scale = entry.get("scale", "linear")
+    if scale not in SCALES:
+        raise UserError(f"{where}: scale {scale!r} is not one of {', '.join(SCALES)}")
+    low, high = (value(entry.get(end), end) for end in ("low", "high"))
+    if isinstance(low, (str, bool)):
+        raise UserError(f"{where}: --{name} is no number: give choices")
+    if not low < high:
+        raise UserError(f"{where}: low {low:g} is not below high {high:g}")
+    if scale == "log" and low <= 0:
+        raise UserError(f"{where}: scale log needs low above 0, not {low:g}")
+    integer = scale == "int" or isinstance(low, int)
+    if integer and not (float(low).is_integer() and float(high).is_integer()):
+        raise UserError(f"{where}: scale int needs whole numbers, not {low:g} and {high:g}")
+    for point in grid:
+        if not low <= point <= high:
+            raise UserError(f"{where}: grid point {point:g} lies outside of {low:g} to {high:g}")
+    note = ""
+    if default is None or (scale == "log" and default <= 0):
+        note = f"{OUT_OF_REACH}{where}: the recipe has {default}, which no range of scale {scale} "
+        note += f"holds: give a default, or choices: [{default}, ...]"
+        default = low
+    elif not low <= default <= high:
+        low, high = min(low, default), max(high, default)
+        note = f"{name}: its range is widened to {low:g} to {high:g}, to hold the recipe's own"
+    return Parameter(name, key, low, high, scale, (), default, grid, when, of_epochs, integer, note)
+
+
+def _conditions(when, where: str, known: Mapping) -> dict:
+    if when is None:
+        return {}
+    if not isinstance(when, Mapping):
+        raise UserError(f"{where}: when: 'setting: value' is needed, as in {{optimizer: sgd}}")
+    conditions = {}
+    for given, wanted in when.items():
+        name = _name(str(given), known, f"{where}: when")
+        conditions[name] = tuple(
+            convert(known[name], one, f"{where}: when: {given}") for one in _listed(wanted)
+        )
+    return conditions
+
+
+def _number(given) -> float | None:
+    try:
+        return float(given)
+    except (TypeError, ValueError):
+        return None

@@ -1,0 +1,188 @@
+"""A study in its folder: trials begun once each, by whichever process comes, and never lost.
+
+study.yaml              what it was started with
+journal.jsonl           Optuna's journal
+trials/0007/.lock       held by the process that trains trial 7, and by its run
+trials/0007/rung1/      a run of the entry; rung1.yaml: its settings
+confirm/0007-seed1/     likewise, with another seed
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import optuna
+import yaml
+from optuna.storages import JournalStorage
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from tuning import locks
+from tuning.halving import Halving, SeededSampler
+from tuning.journal import Journal
+from tuning.space import Space
+from utils.errors import UserError
+from utils.files import reason, replace_file
+
+# Begun by somebody who is still at it, while nothing else is left.
+WAIT = "wait"
+NAME = "tuning"
+
+
+@dataclass
+class Claim:
+    """A trial that this process holds. `values` are its settings; `again`: it was begun before."""
+
+    trial: Trial
+    values: dict
+    folder: Path
+    lock: int
+    again: bool
+
+    @property
+    def number(self) -> int:
+        return self.trial.number
+
+    def close(self) -> None:
+        os.close(self.lock)
+
+
+class Study:
+    """Args:
+    folder: of the study; made where it is missing.
+    plan: what makes its trials comparable, flat; a study that is there must have the same.
+    space: what is tuned.
+    sampler: "tpe", "random" or "grid".
+    reduction: of successive halving.
+
+    Raises:
+        UserError: the folder cannot be written, or holds a study of another plan.
+    """
+
+    def __init__(
+        self, folder: Path, plan: Mapping, space: Space, sampler: str, seed: int, reduction: int
+    ):
+        self.folder, self.space = folder, space
+        quiet()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with self.held():
+                self._keep_plan(dict(plan))
+                self.study = optuna.create_study(
+                    storage=JournalStorage(Journal(folder / "journal.jsonl")),
+                    sampler=SeededSampler(sampler, seed),
+                    pruner=Halving(reduction),
+                    study_name=NAME,
+                    direction="maximize",
+                    load_if_exists=True,
+                )
+                self.is_new = not self.trials()
+                first = [space.defaults()] + (space.grid() if sampler == "grid" else [])
+                self._enqueue(first)
+        except OSError as error:
+            raise UserError(f"--output {folder}: {reason(error)}") from None
+        self.grid = sampler == "grid"
+
+    def _keep_plan(self, plan: dict) -> None:
+        path = self.folder / "study.yaml"
+        text = yaml.safe_dump(plan, allow_unicode=True, sort_keys=False, width=1000)
+        if not path.exists():
+            if any(self.folder.glob("config.yaml")):
+                raise UserError(f"--output {self.folder} holds a run: give a study its own folder")
+            replace_file(path, text.encode("utf-8", "surrogateescape"))
+            return
+        before = yaml.safe_load(path.read_text("utf-8", "surrogateescape")) or {}
+        now = yaml.safe_load(text)
+        for name in dict.fromkeys((*now, *before)):
+            if now.get(name) != before.get(name):
+                raise UserError(
+                    f"{name}: the study in {self.folder} was started with {_short(before, name)}, "
+                    f"not {_short(now, name)}, and its trials must be comparable: leave it as it "
+                    "was, or give another --output"
+                )
+
+    def _enqueue(self, points: list[dict]) -> None:
+        there = [trial.system_attrs.get("fixed_params") for trial in self.trials()]
+        for point in points:
+            if point not in there:
+                there.append(point)
+                self.study.enqueue_trial(point)
+
+    def held(self) -> contextlib.AbstractContextManager:
+        """Nobody else begins a trial, or writes the report, meanwhile."""
+        return locks.held(self.folder / ".lock")
+
+    # ---- trials -------------------------------------------------------------------------------
+
+    def trials(self) -> list[FrozenTrial]:
+        return self.study.get_trials(deepcopy=False)
+
+    def begun(self) -> list[FrozenTrial]:
+        return [trial for trial in self.trials() if trial.state != TrialState.WAITING]
+
+    def trial_folder(self, number: int) -> Path:
+        return self.folder / "trials" / f"{number:04}"
+
+    def claim(self, most: int) -> Claim | str | None:
+        """The next trial for this process: one whose process has died, or a new one as long as
+        there are fewer than `most`. WAIT: others are at the last ones; None: there are no more.
+
+        Raises UserError.
+        """
+        try:
+            with self.held():
+                running = [t for t in self.begun() if t.state == TrialState.RUNNING]
+                for frozen in running:
+                    lock = locks.take(self.trial_folder(frozen.number) / ".lock")
+                    if lock is not None:
+                        return self._claimed(Trial(self.study, frozen._trial_id), lock, True)
+                waiting = len(self.trials()) > len(self.begun())
+                if len(self.begun()) >= most or (self.grid and not waiting):
+                    return WAIT if running else None
+                trial = self.study.ask()
+                lock = locks.take(self.trial_folder(trial.number) / ".lock")
+                assert lock is not None, "a lock of a trial that nobody knew"
+                return self._claimed(trial, lock, False)
+        except OSError as error:
+            raise UserError(f"--output {self.folder}: {reason(error)}; make room") from None
+
+    def _claimed(self, trial: Trial, lock: int, again: bool) -> Claim:
+        values = self.space.suggest(trial)
+        return Claim(trial, values, self.trial_folder(trial.number), lock, again)
+
+    def tell(self, claim: Claim, state: TrialState, score: float | None = None) -> None:
+        self.study.tell(claim.number, score, state)
+
+    def values(self, frozen: FrozenTrial) -> dict:
+        """{setting: value} of a trial."""
+        return self.space.suggest(optuna.trial.FixedTrial(frozen.params, frozen.number))
+
+    @contextlib.contextmanager
+    def confirmation(self, name: str) -> Iterator[tuple[Path, int | None]]:
+        """The folder of a run with another seed, and its lock; None where another one has it."""
+        folder = self.folder / "confirm" / name
+        try:
+            lock = locks.take(folder / ".tuning")
+        except OSError as error:
+            raise UserError(f"--output {self.folder}: {reason(error)}; make room") from None
+        try:
+            yield folder, lock
+        finally:
+            if lock is not None:
+                os.close(lock)
+
+
+def quiet() -> None:
+    """Optuna says what we say ourselves."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+    warnings.filterwarnings("ignore", module="optuna")
+
+
+def _short(plan: Mapping, name: str) -> str:
+    text = str(plan.get(name, "its default"))
+    return text if len(text) <= 80 else f"{text[:77]}..."
