@@ -22,11 +22,14 @@ from torch import Tensor, nn
 from utils.fused.batch_norm import (
     Again,
     Statistics,
+    add_,
     backward,
     exchange_of,
+    gate,
     of_batch,
     scale_and_shift,
     take_statistics,
+    third_is_faster,
 )
 
 aten = torch.ops.aten
@@ -69,17 +72,18 @@ class Chain:
 
 
 class Scratch:
-    """Memory for one activation at a time, used again and again: fresh memory is slow on a CPU."""
+    """Memory for one tensor at a time under each name, used again and again: fresh memory is slow
+    on a CPU."""
 
     def __init__(self):
         self.memory: dict = {}
 
-    def like(self, tensor: Tensor) -> Tensor:
+    def like(self, tensor: Tensor, name: str) -> Tensor:
         if tensor.device.type != "cpu":
             return torch.empty_like(tensor)
-        memory = self.memory.get(tensor.dtype)
+        memory = self.memory.get((name, tensor.dtype))
         if memory is None or memory.numel() < tensor.numel():
-            self.memory[tensor.dtype] = memory = tensor.new_empty(tensor.numel())
+            self.memory[name, tensor.dtype] = memory = tensor.new_empty(tensor.numel())
         return memory.as_strided(tensor.shape, tensor.stride())
 
     def drop(self) -> None:
@@ -172,7 +176,7 @@ class _Block(torch.autograd.Function):
             all_c.append(c)
             numbers.append((*statistics, scale, shift))
             if index < depth - 1:
-                a = Again(c, scale, shift).into(scratch.like(c))
+                a = Again(c, scale, shift).into(scratch.like(c, "input"))
         ctx.plan, ctx.source, ctx.scratch = plan, source, scratch
         ctx.of_batch = [of_batch(unit.norm) for unit in units]
         ctx.exchanges = [exchange_of(unit.norm) for unit in units]
@@ -191,8 +195,9 @@ class _Block(torch.autograd.Function):
         needs_x, needs = ctx.needs_input_grad[4], ctx.needs_input_grad[5:]
         found: list[Tensor | None] = [None] * len(needs)
         y, ctx.made = _made(ctx), None
-        # Into the memory of y, which nobody needs any more.
-        grad = aten.threshold_backward.grad_input(grad, y, 0, grad_input=y)
+        third = third_is_faster(y)  # else into the memory of y, which nobody needs any more
+        grad = gate(grad, y, out=ctx.scratch.like(y, "last") if third else y)
+        del y
         x = _input(ctx, saved)
 
         def unit_backward(index: int, grad: Tensor, a: Tensor, of_a: bool) -> Tensor | None:
@@ -219,20 +224,20 @@ class _Block(torch.autograd.Function):
             a = (
                 x
                 if index == 0
-                else saved.again(index - 1).into(ctx.scratch.like(saved.c[index - 1]))
+                else saved.again(index - 1).into(ctx.scratch.like(saved.c[index - 1], "input"))
             )
             inner = unit_backward(index, inner, a, deeper)
             if not deeper:
                 break
             if index:
-                inner = aten.threshold_backward.grad_input(inner, a, 0, grad_input=inner)
+                inner = gate(inner, a, out=ctx.scratch.like(a, "inner") if third else inner)
         del a
         of_x = inner if needs_x else None
         if len(units) > depth and (needs_x or any(needs[4 * depth :])):
             of_shortcut = unit_backward(depth, grad, x, needs_x)
-            of_x = of_x.add_(of_shortcut) if needs_x else None
+            of_x = add_(of_x, of_shortcut) if needs_x else None
         elif needs_x and plan.adds_input:
-            of_x = of_x.add_(grad)
+            of_x = add_(of_x, grad)
         if ctx.source is None:
             ctx.scratch.drop()
         return None, None, None, None, of_x, *found
