@@ -41,14 +41,25 @@ def exchange_of(norm: nn.Module) -> Exchange | None:
     return exchange if exchange is not None and exchange.size > 1 else None
 
 
-def take_statistics(norm: nn.Module, c: Tensor) -> Statistics:
-    """What `norm` normalises c (n, channels, height, width) by; its running statistics follow, as
-    they do in its own forward."""
-    if not of_batch(norm):
-        return Statistics(norm.running_mean.clone(), norm.running_var.clone())
+def take_statistics(norm: nn.Module, c: Tensor) -> tuple[Statistics, Tensor, Tensor]:
+    """What `norm` normalises c (n, channels, height, width) by, and scale and shift:
+    BatchNorm(c) = c scale + shift. Its running statistics follow, as they do in its own forward."""
     exchange = exchange_of(norm)
-    if exchange is not None:
-        return _of_all_ranks(norm, c, exchange)
+    if not of_batch(norm):
+        statistics = Statistics(norm.running_mean.clone(), norm.running_var.clone())
+        inverse = 1 / (statistics.spread + norm.eps).sqrt()
+    elif exchange is not None:
+        statistics, inverse = _of_all_ranks(norm, c, exchange)
+    else:
+        statistics = _of_this_rank(norm, c)
+        inverse = statistics.spread
+    if norm.weight is None:
+        return statistics, inverse, -statistics.mean * inverse
+    scale = inverse * norm.weight
+    return statistics, scale, torch.addcmul(norm.bias, statistics.mean, scale, value=-1)
+
+
+def _of_this_rank(norm: nn.Module, c: Tensor) -> Statistics:
     if c.numel() // c.shape[1] < 2:
         raise ValueError(f"Expected more than 1 value per channel when training, got {c.shape}")
     share, mean, var = _share(norm), norm.running_mean, norm.running_var
@@ -68,7 +79,8 @@ def _share(norm: nn.Module) -> float:
     return 1 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
 
 
-def _of_all_ranks(norm: nn.Module, c: Tensor, exchange: Exchange) -> Statistics:
+def _of_all_ranks(norm: nn.Module, c: Tensor, exchange: Exchange) -> tuple[Statistics, Tensor]:
+    """And 1 / sqrt(variance + eps) of the rounded variance, which the plain module scales by."""
     mean, var, count = all_statistics(c, exchange)
     if c.device.type == "cpu" and count < 2:
         raise ValueError(f"BatchNorm needs two values of a channel, and got {int(count)}")
@@ -77,7 +89,8 @@ def _of_all_ranks(norm: nn.Module, c: Tensor, exchange: Exchange) -> Statistics:
         norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), share)
         norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), share)
     exact = torch.float64 if c.dtype == torch.float64 else torch.float32
-    return Statistics(mean.to(exact), (var + norm.eps).rsqrt().to(exact), count)
+    statistics = Statistics(mean.to(exact), (var + norm.eps).rsqrt().to(exact), count)
+    return statistics, 1 / (var.to(exact) + norm.eps).sqrt()
 
 
 def all_statistics(c: Tensor, exchange: Exchange) -> tuple[Tensor, Tensor, Tensor]:
@@ -99,17 +112,6 @@ def all_statistics(c: Tensor, exchange: Exchange) -> tuple[Tensor, Tensor, Tenso
     middle = (count * mean).sum(0) / total
     spread = (count * (var + (mean - middle).square())).sum(0) / total
     return middle, spread, total
-
-
-def scale_and_shift(norm: nn.Module, statistics: Statistics) -> tuple[Tensor, Tensor]:
-    """BatchNorm(c) = c scale + shift."""
-    mean, spread, _ = statistics
-    if not of_batch(norm):
-        spread = 1 / (spread + norm.eps).sqrt()
-    if norm.weight is None:
-        return spread, -mean * spread
-    scale = spread * norm.weight
-    return scale, torch.addcmul(norm.bias, mean, scale, value=-1)
 
 
 def slices(tensor: Tensor) -> Iterator[slice]:

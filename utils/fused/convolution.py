@@ -27,7 +27,6 @@ from utils.fused.batch_norm import (
     exchange_of,
     gate,
     of_batch,
-    scale_and_shift,
     take_statistics,
     third_is_faster,
 )
@@ -171,8 +170,7 @@ class _Block(torch.autograd.Function):
         for index, unit in enumerate(units):
             a = x if index == depth else a
             c = _convolve(unit.conv, a, *tensors[4 * index : 4 * index + 2])
-            statistics = take_statistics(unit.norm, c)
-            scale, shift = scale_and_shift(unit.norm, statistics)
+            statistics, scale, shift = take_statistics(unit.norm, c)
             all_c.append(c)
             numbers.append((*statistics, scale, shift))
             if index < depth - 1:
