@@ -68,6 +68,7 @@ def train_classifier(run: Run, model, task, checkpoint: Checkpoint | None, pretr
         mixing=settings.mixing != "none",
         clean_accuracy=settings.log_clean_accuracy,
         mixes_inside=getattr(model, "mixes_inside", False),
+        fused=settings.fused != "none",
     )
 
     def measure(loader, **options):

@@ -16,16 +16,15 @@ def draw_bits(x: Tensor, rate: float) -> tuple[Tensor, int, float]:
 
 
 def draw_mask(x: Tensor, rate: float) -> tuple[Tensor | None, float]:
-    """(bool of x's shape, a byte an element, and the factor of those that are kept); of rate 0
-    None."""
+    """(uint8 of x's shape, 1 for what is kept, and the factor of that); of rate 0 None."""
     if rate == 0:
         return None, 1.0
     if x.device.type == "cpu":
         bits, first, factor = draw_bits(x, rate)
-        return bits >= first, factor
-    return torch.empty_like(x, dtype=torch.bool).bernoulli_(1 - rate), 1 / (1 - rate)
+        return (bits >= first).view(torch.uint8), factor  # bool takes longer to convert
+    return torch.empty_like(x, dtype=torch.uint8).bernoulli_(1 - rate), 1 / (1 - rate)
 
 
 def dropped(x: Tensor, mask: Tensor | None, factor: float) -> Tensor:
-    """x, or its gradient, where the mask is set, times the factor."""
-    return x if mask is None else x * mask.to(x.dtype).mul_(factor)
+    """x, or its gradient, where the mask is 1, times the factor; else 0."""
+    return x if mask is None else mask.to(x.dtype).mul_(factor).mul_(x)
