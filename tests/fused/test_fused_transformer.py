@@ -72,7 +72,7 @@ def test_it_is_the_plain_one(options, training, half):
         assert_close(*results, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "ngd"])
+@pytest.mark.parametrize("optimizer", ["ngd", pytest.param("adamw", marks=pytest.mark.slow)])
 def test_fifty_steps(optimizer):
     models = transformers(rate=0.1)
     for model in models:

@@ -124,7 +124,7 @@ def slices(tensor: Tensor) -> Iterator[slice]:
 
 def third_is_faster(tensor: Tensor) -> bool:
     """Whether a CPU writes the result of two tensors faster to a third one than to one of the
-    two: of half precision it does, as of torch 2.10 to 2.15, and of the others it does not."""
+    two: of half precision it does (torch 2.15), and of the others it does not."""
     return tensor.dtype.itemsize == 2
 
 
