@@ -26,6 +26,13 @@ def phase_advice(settings, run, loader) -> dict[str, str]:
     return advice
 
 
+def memory_advice(settings) -> dict[str, str]:
+    """{"memory": what else may help where it has run out}."""
+    if settings.fused != "none" or settings.compile or settings.freeze_backbone:
+        return {}
+    return {"memory": "--fused memory keeps about half as much of each sample"}
+
+
 def _computes_bf16(device) -> bool:
     """Whether bf16 is faster than fp32 there."""
     import torch

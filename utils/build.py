@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 
-from utils.advice import phase_advice
+from utils.advice import memory_advice, phase_advice
 from utils.augment.meta_mixup import PolicyMixup, SampleMixup, VirtualStep
 from utils.augment.mixup import Mixing
 from utils.augment.mixup_policy import MixupPolicy
@@ -117,7 +117,7 @@ def build_trainer(
         else Average(model, settings.ema_decay, strategy),
         freeze=freeze,
         early_stop_patience=settings.early_stop_patience,
-        advice=phase_advice(settings, run, loader),
+        advice=phase_advice(settings, run, loader) | memory_advice(settings),
         meta=_meta(run, len(card.classes)),
         saved_settings={
             "entry": settings.entry,

@@ -10,6 +10,7 @@ from utils.distributed.strategies import build_strategy
 from utils.distributed.sync_batch_norm import sync_batch_norms
 from utils.errors import UserError
 from utils.files import reason
+from utils.fused import fuse
 from utils.rehearsal import rehearse
 from utils.report import write_report
 from utils.reporting.classes import summary_lines, write_class_report
@@ -55,6 +56,7 @@ def train_classifier(run: Run, model, task, checkpoint: Checkpoint | None, pretr
         if not any(isinstance(module, _BatchNorm) for module in model.modules()):
             raise UserError(f"--sync_bn: {run.model_name} has no BatchNorm; leave it out")
         model = sync_batch_norms(model, run.exchange)
+    fuse(model, settings.fused)
     run.strategy = build_strategy(settings.strategy, run.exchange)
     wrapped = run.strategy.wrap(model, unfreezes=settings.unfreeze_epoch is not None)
     if run.exchange.rank > 0:  # the weights are equal on all ranks, dropout is not to be
@@ -66,6 +68,7 @@ def train_classifier(run: Run, model, task, checkpoint: Checkpoint | None, pretr
         mixing=settings.mixing != "none",
         clean_accuracy=settings.log_clean_accuracy,
         mixes_inside=getattr(model, "mixes_inside", False),
+        fused=settings.fused != "none",
     )
 
     def measure(loader, **options):

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from utils.exchange import Exchange
+from utils.fused.batch_norm import all_statistics, at_least_float32, wide
 
 
 def sync_batch_norms(model: nn.Module, exchange: Exchange) -> nn.Module:
@@ -34,7 +35,11 @@ def sync_batch_norms(model: nn.Module, exchange: Exchange) -> nn.Module:
     if exchange.size == 1:
         return model
     if next(model.parameters()).device.type == "cuda":
-        return nn.SyncBatchNorm.convert_sync_batchnorm(model, getattr(exchange, "group", None))
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model, getattr(exchange, "group", None))
+        for module in model.modules():
+            if isinstance(module, nn.SyncBatchNorm):
+                module.exchange = exchange  # for what is fused
+        return model
     if isinstance(model, _BatchNorm):
         return _converted(model, exchange)
     for parent in list(model.modules()):
@@ -77,6 +82,7 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
 
     def _normalize(self, input: Tensor) -> Tensor:
         mean, var, count = all_statistics(input.detach(), self.exchange)
+        count = int(count)  # the host waits
         if count < 2:
             raise ValueError(f"BatchNorm needs two values of a channel, and got {count}")
         if self.track_running_stats:
@@ -102,27 +108,6 @@ def _uncompiled():
     return torch.compiler.disable(SyncBatchNorm2d._normalize)
 
 
-def all_statistics(input: Tensor, exchange: Exchange) -> tuple[Tensor, Tensor, int]:
-    """Mean and biased variance of each channel over the values of all ranks, (channels,) each, in
-    float64, and the number of values. The host waits.
-
-    The variance is that within the ranks and that between their means, and no difference of large
-    numbers.
-    """
-    channels = input.shape[1]
-    own = input.new_zeros(2 * channels + 1, dtype=torch.float64)
-    own[0] = input.numel() // channels
-    if input.numel():
-        var, mean = torch.var_mean(_at_least_float32(input), (0, 2, 3), correction=0)
-        own[1 : channels + 1], own[channels + 1 :] = mean, var
-    every = torch.stack(exchange.gather(own))  # (ranks, 2 * channels + 1)
-    count, mean, var = every[:, :1], every[:, 1 : channels + 1], every[:, channels + 1 :]
-    total = count.sum()
-    middle = (count * mean).sum(0) / total
-    spread = (count * (var + (mean - middle).square())).sum(0) / total
-    return middle, spread, int(total)
-
-
 class _Normalize(torch.autograd.Function):
     """The formulas at the head of the file; computes in float32 or, where given that, float64."""
 
@@ -142,8 +127,8 @@ class _Normalize(torch.autograd.Function):
                 "(--meta_exact) with --sync_bn"
             )
         input, mean, scale, weight = ctx.saved_tensors
-        normal = (_at_least_float32(input) - _wide(mean)).mul_(_wide(scale))  # x^
-        grad = _at_least_float32(grad)
+        normal = (at_least_float32(input) - wide(mean)).mul_(wide(scale))  # x^
+        grad = at_least_float32(grad)
         sums = torch.stack([grad.sum((0, 2, 3)), (grad * normal).sum((0, 2, 3))])
         of_weight = of_bias = of_input = None
         if weight is not None:
@@ -151,14 +136,6 @@ class _Normalize(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             of_mean, of_normal = ctx.exchange.sum(sums) / ctx.count
             factor = scale if weight is None else scale * weight
-            rest = normal.mul_(_wide(of_normal)).add_(_wide(of_mean))
-            of_input = ((grad - rest) * _wide(factor)).to(input.dtype)
+            rest = normal.mul_(wide(of_normal)).add_(wide(of_mean))
+            of_input = ((grad - rest) * wide(factor)).to(input.dtype)
         return of_input, of_weight, of_bias, None, None, None, None, None
-
-
-def _wide(channels: Tensor) -> Tensor:
-    return channels[:, None, None]
-
-
-def _at_least_float32(tensor: Tensor) -> Tensor:
-    return tensor if tensor.dtype == torch.float64 else tensor.float()

@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from utils.fused.dropout import draw_bits
+
 
 def dropout(x: Tensor, rate: float) -> Tensor:
     """x with a share of `rate` (0 to below 1) set to 0 and the rest divided by 1 - rate.
@@ -17,12 +19,10 @@ def dropout(x: Tensor, rate: float) -> Tensor:
         return x
     if x.device.type != "cpu" or torch.compiler.is_compiling():
         return F.dropout(x, rate)
-    dropped = round(rate * 65536)
-    draws = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
-    bits = draws.view(torch.int16)[: x.numel()].view(x.shape)
+    bits, first, factor = draw_bits(x, rate)
     keep = torch.empty(x.shape, dtype=x.dtype)
-    torch.ge(bits, dropped - 32768, out=keep)
-    return x * keep.mul_(65536 / (65536 - dropped))
+    torch.ge(bits, first, out=keep)
+    return x * keep.mul_(factor)
 
 
 class Dropout(nn.Module):

@@ -8,6 +8,9 @@ pooling) keeps 32x32 pictures from shrinking to one pixel.
 import torch
 from torch import Tensor, nn
 
+from utils.fused import is_fused
+from utils.fused.convolution import Chain, fused_block
+
 # depth -> blocks in each of the four stages
 STAGES = {
     18: (2, 2, 2, 2),
@@ -37,6 +40,8 @@ class SlicedConv1x1(nn.Conv2d):
     a crash (https://github.com/uxlfoundation/oneDNN/issues/6035). This way never gets there.
     """
 
+    drops_first = True  # tells what is fused
+
     def forward(self, x: Tensor) -> Tensor:
         x = x[:, :, :: self.stride[0], :: self.stride[1]]  # (n, inputs, h / stride, w / stride)
         return nn.functional.conv2d(x, self.weight)
@@ -57,10 +62,12 @@ class DropPath(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return x
-        keep = 1 - self.rate
-        kept = x.new_empty(len(x), 1, 1, 1).bernoulli_(keep)
         # Divided last: 1 / keep would be rounded to bf16 before it meets the values.
-        return (x * kept).div_(keep)
+        return (x * self.draw(x)).div_(1 - self.rate)
+
+    def draw(self, x: Tensor) -> Tensor:
+        """(n, 1, 1, 1): 1 for the samples that are kept, 0 for the others."""
+        return x.new_empty(len(x), 1, 1, 1).bernoulli_(1 - self.rate)
 
     def extra_repr(self) -> str:
         return f"rate={self.rate:.3f}"
@@ -71,6 +78,7 @@ class BasicBlock(nn.Module):
 
     expansion = 1
     last_norm = "bn2"  # the one before the shortcut is added
+    fused = "none"  # see utils/fused
 
     def __init__(
         self, inputs: int, width: int, stride: int, downsample: nn.Module | None, drop_path: float
@@ -84,7 +92,10 @@ class BasicBlock(nn.Module):
         self.downsample = downsample
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, chain: Chain | None = None) -> Tensor:
+        if is_fused(self, self.conv1.weight):
+            units = [(self.conv1, self.bn1), (self.conv2, self.bn2)]
+            return fused_block(x, units, self.downsample or "input", self.drop_path, chain)
         shortcut = x if self.downsample is None else self.downsample(x)
         x = self.relu(self.bn1(self.conv1(x)))
         x = self.bn2(self.conv2(x))
@@ -96,6 +107,7 @@ class Bottleneck(nn.Module):
 
     expansion = 4
     last_norm = "bn3"
+    fused = "none"
 
     def __init__(
         self, inputs: int, width: int, stride: int, downsample: nn.Module | None, drop_path: float
@@ -111,12 +123,24 @@ class Bottleneck(nn.Module):
         self.downsample = downsample
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, chain: Chain | None = None) -> Tensor:
+        if is_fused(self, self.conv1.weight):
+            units = [(self.conv1, self.bn1), (self.conv2, self.bn2), (self.conv3, self.bn3)]
+            return fused_block(x, units, self.downsample or "input", self.drop_path, chain)
         shortcut = x if self.downsample is None else self.downsample(x)
         x = self.relu(self.bn1(self.conv1(x)))
         x = self.relu(self.bn2(self.conv2(x)))
         x = self.bn3(self.conv3(x))
         return self.relu(self.drop_path(x) + shortcut)
+
+
+class Stage(nn.Sequential):
+    """Blocks one after the other."""
+
+    def forward(self, x: Tensor, chain: Chain | None = None) -> Tensor:
+        for block in self:
+            x = block(x, chain)
+        return x
 
 
 class ResNet(nn.Module):
@@ -136,6 +160,7 @@ class ResNet(nn.Module):
     """
 
     HEAD = "fc"  # the layer that depends on the classes: a transfer to others starts it anew
+    fused = "none"
 
     def __init__(
         self,
@@ -180,12 +205,21 @@ class ResNet(nn.Module):
                 nn.init.zeros_(getattr(module, block.last_norm).weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
-        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        chain = None
+        if is_fused(self, self.conv1.weight):
+            chain = Chain()
+            x = fused_block(x, [(self.conv1, self.bn1)], chain=chain)
+        else:
+            x = self.relu(self.bn1(self.conv1(x)))
+        x = self.maxpool(x)
+        for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
+            x = stage(x, chain)
+        if chain is not None:
+            chain.end()
         return self.fc(torch.flatten(self.avgpool(x), 1))
 
 
-def _stage(block, inputs: int, width: int, stride: int, rates: list[float]) -> nn.Sequential:
+def _stage(block, inputs: int, width: int, stride: int, rates: list[float]) -> Stage:
     """Blocks with these drop-path rates; the first one has the stride and adapts the shortcut."""
     outputs = width * block.expansion
     downsample = None
@@ -194,4 +228,4 @@ def _stage(block, inputs: int, width: int, stride: int, rates: list[float]) -> n
     first, *others = rates
     stage = [block(inputs, width, stride, downsample, first)]
     stage += [block(outputs, width, 1, None, rate) for rate in others]
-    return nn.Sequential(*stage)
+    return Stage(*stage)

@@ -13,12 +13,16 @@ that the classifier reads, senMixup there.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from utils.fused import is_fused
+from utils.fused.transformer import add_dropped, feed_forward, norm_linear
 from utils.models.dropout import Dropout, dropout
 from utils.packed import PackedTokens
 
@@ -127,15 +131,18 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(dim, 3 * dim)
         self.out = nn.Linear(dim, dim)
 
-    def forward(self, x: Tensor, layout: Layout, first_only: bool = False) -> Tensor:
-        """(rows, dim) -> the same, or (n, dim), for the first token of each text only."""
+    def forward(
+        self, x: Tensor, layout: Layout, first_only: bool = False, linear: Callable = F.linear
+    ) -> Tensor:
+        """(rows, dim) -> the same, or (n, dim), for the first token of each text only. `linear`:
+        (x, weight, bias) -> queries, keys and values."""
+        weight, bias = self.qkv.weight, self.qkv.bias
         if first_only:
             dim = x.shape[1]
-            weight, bias = self.qkv.weight, self.qkv.bias
-            q = F.linear(layout.first(x), weight[:dim], bias[:dim])  # (n, dim)
-            k, v = F.linear(x, weight[dim:], bias[dim:]).chunk(2, 1)  # (rows, dim) each
+            q = linear(layout.first(x), weight[:dim], bias[:dim])  # (n, dim)
+            k, v = linear(x, weight[dim:], bias[dim:]).chunk(2, 1)  # (rows, dim) each
         else:
-            q, k, v = self.qkv(x).chunk(3, 1)
+            q, k, v = linear(x, weight, bias).chunk(3, 1)
         rate = self.dropout if self.training else 0.0
         if layout.offsets is not None and not rate and _varlen_works(q, self.heads):
             q, k, v = (part.unflatten(1, (self.heads, -1)) for part in (q, k, v))
@@ -192,6 +199,8 @@ def _varlen_works(q: Tensor, heads: int) -> bool:
 class EncoderLayer(nn.Module):
     """x + attention(norm(x)), then x + ffn(norm(x))."""
 
+    fused = "none"  # see utils/fused
+
     def __init__(self, dim: int, heads: int, ffn: int, dropout: float, attention_dropout: float):
         super().__init__()
         self.norm1 = nn.LayerNorm(dim)
@@ -203,10 +212,18 @@ class EncoderLayer(nn.Module):
 
     def forward(self, x: Tensor, layout: Layout, first_only: bool = False) -> Tensor:
         """(rows, dim) -> the same, or (n, dim), of the first token of each text only."""
+        if is_fused(self, self.fc1.weight):
+            return self._fused(x, layout, first_only)
         attended = self.dropout(self.attention(self.norm1(x), layout, first_only))
         x = (layout.first(x) if first_only else x) + attended
         hidden = self.dropout(F.gelu(self.fc1(self.norm2(x))))
         return x + self.dropout(self.fc2(hidden))
+
+    def _fused(self, x: Tensor, layout: Layout, first_only: bool) -> Tensor:
+        rate = self.dropout.rate if self.training else 0.0
+        attended = self.attention(x, layout, first_only, partial(norm_linear, self.norm1))
+        x = add_dropped(layout.first(x) if first_only else x, attended, rate)
+        return feed_forward(x, self.norm2, self.fc1, self.fc2, rate)
 
 
 class Transformer(nn.Module):

@@ -30,6 +30,14 @@ class EngineSettings(Config):
         group=GROUP,
         resume="free",
     )
+    fused: str = setting(
+        "none",
+        "memory: keep about half of the activations and make the rest again in the backward pass, "
+        "which takes a little longer; the same results",
+        group=GROUP,
+        choices=("none", "memory"),
+        resume="free",
+    )
     deterministic: bool = setting(
         False, "The same bits on every run on a GPU too, at the price of speed", group=GROUP
     )
@@ -54,3 +62,11 @@ class EngineSettings(Config):
         yield from super().ineffective()
         if self.deterministic and self.device == "cpu":
             yield "deterministic", "runs on a CPU are always deterministic", "device"
+        if self.fused != "none":
+            if self.compile:
+                yield "fused", "--compile decides by itself what is kept", "compile"
+            if self.freeze_backbone and self.unfreeze_epoch is None:
+                yield "fused", "a frozen backbone keeps nothing anyway", "freeze_backbone"
+            if self.mixup == "meta" and self.meta_form == "sample":
+                reason = "the virtual steps of --meta_form sample are plain, and need the most"
+                yield "fused", reason, "meta_form"

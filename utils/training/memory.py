@@ -83,6 +83,8 @@ def within_memory(trainer, work: Callable, save: bool = True):
     fits = _batch_that_fits(trainer.objective, trainer.optimizer, trainer.loader)
     if trainer.meta is not None:  # what it needs besides was not tried
         fits += "; or a smaller --meta_batch"
+    if "memory" in trainer.advice:
+        fits += f"; or {trainer.advice['memory']}"
     raise UserError(f"out of memory: {fits}.{saved} ({reason})")
 
 

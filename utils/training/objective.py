@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from utils.fused.cross_entropy import fused_cross_entropy
+
 # Sums over samples, in this order, as one float64 tensor of shape (3,) on the device.
 SUMS = ("loss", "correct", "samples")
 # What follows them where samples are mixed. `correct` then counts a sample's own class by lambda
@@ -51,6 +53,7 @@ class Classification:
         mixing: batches may come mixed; the sums are then SUMS + MIXED_SUMS.
         clean_accuracy: look at a part of each batch unmixed, too, in evaluation mode.
         mixes_inside: the model mixes by itself: it is called with the plan as second argument.
+        fused: the loss of mixed batches keeps less and passes over the logits once.
     """
 
     def __init__(
@@ -61,10 +64,12 @@ class Classification:
         mixing: bool = False,
         clean_accuracy: bool = False,
         mixes_inside: bool = False,
+        fused: bool = False,
     ):
         self.model, self.precision, self.label_smoothing = model, precision, label_smoothing
         self.sums = SUMS + MIXED_SUMS if mixing else SUMS
         self.clean_accuracy, self.mixes_inside = clean_accuracy, mixes_inside
+        self.fused = fused
 
     def __call__(self, inputs: Tensor, targets: Tensor, mixing=None) -> tuple[Tensor, Tensor]:
         """One forward pass, mixed or not.
@@ -99,9 +104,10 @@ class Classification:
             return F.cross_entropy(
                 _full(logits), targets, reduction="none", label_smoothing=self.label_smoothing
             )
-        return mixed_cross_entropy(
-            logits, targets, targets[mixing.partner], mixing.lam, self.label_smoothing
-        )
+        of_mixed = mixed_cross_entropy
+        if self.fused and not mixing.lam.requires_grad:
+            of_mixed = fused_cross_entropy
+        return of_mixed(logits, targets, targets[mixing.partner], mixing.lam, self.label_smoothing)
 
     def _clean_sums(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """(correct, samples) of the unmixed part, (2,) float64; nothing trains or is counted by

@@ -1,0 +1,50 @@
+"""What the tests of fused modules share."""
+
+import copy
+
+import torch
+from torch import nn
+
+from utils.fused import fuse
+
+
+def pair(model: nn.Module) -> tuple[nn.Module, nn.Module]:
+    """The model, and a fused copy."""
+    return model, fuse(copy.deepcopy(model), "memory")
+
+
+def bytes_kept(model: nn.Module, call) -> int:
+    """What autograd keeps for the backward pass of call(model), without the model's own tensors:
+    each memory once."""
+    own = {t.untyped_storage().data_ptr() for t in model.state_dict(keep_vars=True).values()}
+    kept, alive = {}, []
+
+    def pack(tensor):
+        alive.append(tensor)  # so that no other tensor gets its memory
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        call(model)
+    return sum(kept.values())
+
+
+def found(model: nn.Module, x: torch.Tensor, direction: torch.Tensor, seed: int = 0) -> dict:
+    """Output, gradients and buffers of one pass."""
+    torch.manual_seed(seed)
+    model.zero_grad()
+    x = x.detach().clone().requires_grad_(x.is_floating_point())
+    y = model(x)
+    (y * direction).sum().backward()
+    result = {"y": y.detach(), "x": x.grad}
+    result |= {f"grad/{name}": p.grad for name, p in model.named_parameters()}
+    return result | {f"buffer/{name}": b.clone() for name, b in model.named_buffers()}
+
+
+def assert_close(one: dict, other: dict, **tolerance) -> None:
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        torch.testing.assert_close(other[name], tensor, msg=lambda m, n=name: f"{n}: {m}",
+                                   **tolerance)  # fmt: skip

@@ -1,0 +1,280 @@
+"""Fused residual blocks against the plain ones, and what they keep."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from fused_tools import assert_close, bytes_kept, found, pair
+from torch import nn
+from torch.func import functional_call
+
+from utils.fused import fuse
+from utils.fused.convolution import Chain, fused_block
+from utils.models.resnet import BasicBlock, Bottleneck, DropPath, ResNet
+from utils.optim.factory import build_optimizer
+
+EXACT = {"rtol": 0, "atol": 1e-6}
+CHANNELS_LAST = torch.channels_last
+DIRECTION = torch.randn(6, 5, generator=torch.Generator().manual_seed(9))
+
+
+class Block(nn.Module):
+    """A branch of two units, a shortcut, drop-path; plain or fused."""
+
+    def __init__(self, conv=None, norm=None, shortcut=None, rate=0.0, depth=2):
+        super().__init__()
+        conv, norm = conv or {}, norm or {}
+        first = {"kernel_size": 3, "padding": 1, "bias": False} | conv
+        self.conv1 = nn.Conv2d(4, 6, **first)
+        self.bn1 = nn.BatchNorm2d(6, **norm)
+        self.depth, self.shortcut = depth, shortcut
+        if depth == 2:
+            self.conv2 = nn.Conv2d(6, 4, 1, bias=True)
+            self.bn2 = nn.BatchNorm2d(4, **norm)
+        if shortcut == "convolution":
+            stride = first.get("stride", 1)
+            self.side = nn.Sequential(
+                nn.Conv2d(4, 4, 1, stride=stride, bias=False), nn.BatchNorm2d(4, **norm)
+            )
+        self.drop = DropPath(rate)
+        self.fused = False
+
+    def forward(self, x):
+        side = {"convolution": getattr(self, "side", None)}.get(self.shortcut, self.shortcut)
+        units = [(self.conv1, self.bn1)]
+        if self.depth == 2:
+            units.append((self.conv2, self.bn2))
+        if self.fused:
+            return fused_block(x, units, side, self.drop)
+        y = x
+        for index, (conv, norm) in enumerate(units):
+            y = norm(conv(F.relu(y) if index else y))
+        y = self.drop(y)
+        if side is not None:
+            y = y + (x if side == "input" else side(x))
+        return F.relu(y)
+
+
+def blocks(dtype=torch.float64, **options):
+    torch.manual_seed(3)
+    plain = Block(**options).to(dtype)
+    for module in plain.modules():
+        if isinstance(module, nn.BatchNorm2d) and module.affine:
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.normal_(module.bias)
+    fused = copy.deepcopy(plain)
+    fused.fused = True
+    return plain, fused
+
+
+CASES = {
+    "alone": {"depth": 1},
+    "branch": {},
+    "input": {"shortcut": "input"},
+    "shortcut with a convolution": {"shortcut": "convolution"},
+    "stride": {"shortcut": "convolution", "conv": {"stride": 2}},
+    "stride, dilation": {"conv": {"stride": 2, "padding": (1, 2), "dilation": (1, 2)}},
+    "groups": {"conv": {"groups": 2}, "shortcut": "input"},
+    "bias": {"conv": {"bias": True}},
+    "rectangle": {"conv": {"kernel_size": (1, 3), "padding": (0, 1)}, "shortcut": "input"},
+    "no affine": {"norm": {"affine": False}, "shortcut": "input"},
+    "no running statistics": {"norm": {"track_running_stats": False}},
+    "mean of all batches": {"norm": {"momentum": None}},
+    "eps and momentum": {"norm": {"momentum": 0.3, "eps": 1e-2}},
+    "drop-path": {"shortcut": "input", "rate": 0.4},
+    "drop-path and convolution": {"shortcut": "convolution", "rate": 0.4},
+}
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("case", CASES)
+def test_the_gradient_is_that_of_differences(case, training):
+    _, fused = blocks(**CASES[case])
+    fused.train(training)
+    x = torch.randn(3, 4, 5, 4, dtype=torch.float64, requires_grad=True)
+    names = [name for name, _ in fused.named_parameters()]
+
+    def call(x, *weights):
+        torch.manual_seed(0)
+        return functional_call(fused, dict(zip(names, weights, strict=True)), (x,))
+
+    fast = not (training and case == "drop-path and convolution")  # else element by element
+    assert torch.autograd.gradcheck(call, (x, *fused.parameters()), fast_mode=fast)
+
+
+@pytest.mark.parametrize("order", [torch.contiguous_format, CHANNELS_LAST], ids=["rows", "last"])
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("case", CASES)
+def test_a_block_is_the_plain_one(case, training, order):
+    dtype = torch.float32
+    plain, fused = (m.to(memory_format=order).train(training) for m in blocks(dtype, **CASES[case]))
+    for step in range(2):
+        x = torch.randn(5, 4, 6, 6, dtype=dtype).to(memory_format=order)
+        direction = torch.randn_like(plain(x).detach())
+        fused(x)
+        assert_close(
+            found(plain, x, direction, step), found(fused, x, direction, step), rtol=1e-6, atol=1e-6
+        )
+
+
+def test_parts_that_need_no_gradient():
+    for frozen in (["conv1"], ["conv1", "bn1"], ["bn2"], ["conv2", "bn2"], ["side"]):
+        plain, fused = blocks(shortcut="convolution")
+        x = torch.randn(5, 4, 6, 6, dtype=torch.float64)
+        for model in (plain, fused):
+            for name in frozen:
+                model.get_submodule(name).requires_grad_(False)
+            model(x).square().sum().backward()
+        for ours, theirs in zip(fused.parameters(), plain.parameters(), strict=True):
+            assert (ours.grad is None) == (theirs.grad is None)
+            if ours.grad is not None:
+                torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+# ---- the whole network --------------------------------------------------------------------------
+
+
+def networks(depth=50, width=4, order=CHANNELS_LAST, **options):
+    torch.manual_seed(0)
+    return pair(ResNet(depth, 5, width, **options).to(memory_format=order))
+
+
+def pictures(n=6, size=16, order=CHANNELS_LAST, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(n, 3, size, size, generator=generator).to(memory_format=order)
+
+
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{"depth": 18}, {}, {"order": torch.contiguous_format}, {"stem": "imagenet"},
+     {"drop_path": 0.5}, {"zero_init_residual": True}],
+    ids=str,
+)  # fmt: skip
+def test_the_network_s_numbers_are_equal_to_the_bit(options, autocast):
+    order = options.get("order", CHANNELS_LAST)
+    results = []
+    size = 64 if options.get("stem") == "imagenet" else 16
+    for model in networks(**options):
+        torch.manual_seed(1)
+        with torch.autocast("cpu", autocast or torch.bfloat16, enabled=autocast is not None):
+            model(pictures(size=size, order=order))  # the running statistics move
+            results.append(found(model, pictures(size=size, order=order), DIRECTION))
+    for name, tensor in results[0].items():
+        assert torch.equal(tensor, results[1][name]), name
+
+
+def test_in_bf16_it_is_as_near_to_float64_as_the_plain_one():
+    plain, fused = networks(18)
+    exact = copy.deepcopy(plain).double()
+    wanted = found(exact, pictures().double(), DIRECTION.double())
+    wanted = {name: tensor for name, tensor in wanted.items() if tensor.is_floating_point()}
+    errors = []
+    for model in (plain, fused):
+        with torch.autocast("cpu", torch.bfloat16):
+            got = found(model, pictures(), DIRECTION)
+        errors.append(sum((got[n].double() - t).norm() / (t.norm() + 1) for n, t in wanted.items()))
+    assert errors[1] <= errors[0] * 1.0001
+
+
+@pytest.mark.parametrize("optimizer", ["ngd", pytest.param("sgd", marks=pytest.mark.slow)])
+def test_fifty_steps_with_accumulation(optimizer):
+    models = networks(18)
+    for model in models:
+        steps = build_optimizer(optimizer, model, lr=0.01, weight_decay=1e-3)
+        for step in range(50):
+            for half in range(2):
+                x = pictures(4, seed=2 * step + half)
+                F.cross_entropy(model(x), torch.arange(4)).backward()
+            steps.step()
+            steps.zero_grad()
+    plain, fused = models
+    assert_close(plain.state_dict(), fused.state_dict(), **EXACT)
+    plain.eval(), fused.eval()
+    torch.testing.assert_close(fused(pictures()), plain(pictures()), **EXACT)
+    plain.load_state_dict(fused.state_dict())
+
+
+def per_picture(model, autocast=True):
+    def call(n):
+        def run(model):
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                return model(pictures(n, 32))
+
+        return run
+
+    return (bytes_kept(model, call(3)) - bytes_kept(model, call(1))) / 2
+
+
+def test_it_keeps_each_convolution_s_output_once():
+    plain, fused = networks(50, 64)
+    assert 12.6e6 < per_picture(plain) < 12.9e6
+    assert per_picture(fused) <= 6.9e6
+
+
+def test_what_a_hook_does_to_an_output_is_not_lost():
+    for hook in (lambda m, i, y: y * 1.5, lambda m, i, y: y.clone()):
+        results = []
+        for model in networks(18):
+            model.layer1[0].register_forward_hook(hook)
+            results.append(found(model, pictures(), torch.ones(6, 5)))
+        assert_close(*results, **EXACT)
+
+
+def test_two_backward_passes_and_parts_of_the_graph():
+    results = []
+    for model in networks(18):
+        seen = []
+        model.layer2.register_forward_hook(lambda m, i, y, seen=seen: seen.append(y))
+        x = pictures().requires_grad_()
+        y = model(x)
+        first = torch.autograd.grad(y.sum(), seen[0], retain_graph=True)
+        second = torch.autograd.grad(y.square().sum(), x, retain_graph=True)
+        third = torch.autograd.grad(seen[0].sum(), x, retain_graph=True)
+        fourth = torch.autograd.grad(y.square().sum(), x)
+        results.append(dict(enumerate(first + second + third + fourth)))
+    assert_close(*results, rtol=0, atol=0)
+
+
+def test_when_it_is_plain():
+    model = networks(18)[1]
+    x = pictures()
+    with torch.no_grad():
+        assert model(x).grad_fn is None
+    tensors = {name: t.detach().requires_grad_() for name, t in model.named_parameters()}
+    buffers = {name: b.clone() for name, b in model.named_buffers()}
+    y = functional_call(model, tensors | buffers, (x,))
+    (gradient,) = torch.autograd.grad(y.sum(), tensors["conv1.weight"], create_graph=True)
+    gradient.sum().backward()  # twice differentiable
+    loss = model(x).square().sum()
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(loss, model.conv1.weight, create_graph=True)
+
+
+def test_fuse():
+    model = networks(18)[1]
+    fused = [m for m in model.modules() if getattr(m, "fused", "none") == "memory"]
+    assert sum(isinstance(m, (BasicBlock, Bottleneck)) for m in fused) == 8
+    assert not any(getattr(m, "fused", "none") != "none" for m in fuse(model, "none").modules())
+    with pytest.raises(ValueError, match="one of"):
+        fuse(model, "speed")
+    with pytest.raises(ValueError, match="can be fused"):
+        fuse(nn.Linear(1, 1), "memory")
+
+
+def test_a_batch_of_one_value_is_refused():
+    _, fused = blocks(conv={"kernel_size": 1, "padding": 0})
+    with pytest.raises(ValueError, match="more than 1 value"):
+        fused(torch.randn(1, 4, 1, 1, dtype=torch.float64))
+
+
+def test_chain_knows_its_own_output_only():
+    chain, y = Chain(), torch.randn(2, 3, requires_grad=True) * 2
+    assert chain.source(y) is None
+    chain.follow(y)
+    assert chain.source(y.view_as(y)) is y.grad_fn
+    assert chain.source(y.clone()) is None and chain.source(y[:1]) is None
+    with torch.no_grad():
+        y.add_(1)
+    assert chain.source(y) is None

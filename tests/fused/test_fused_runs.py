@@ -1,0 +1,67 @@
+"""--fused memory from the command line: the same run, the same weights, and what is refused."""
+
+import contextlib
+import io
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import resnet50_test
+import transformer_test
+
+PICTURES = [
+    "--dataset", "shapes", "--subset", "60", "--depth", "18", "--width", "4", "--bs", "12",
+    "--max_steps", "4", "--lr", "0.01", "--device", "cpu", "--threads", "1", "--eval_every", "0",
+]  # fmt: skip
+TEXTS = [
+    "--dataset", "headlines", "--subset", "60", "--layers", "2", "--dim", "16", "--heads", "2",
+    "--ffn", "16", "--bs", "12", "--max_steps", "4", "--device", "cpu", "--threads", "1",
+    "--eval_every", "0",
+]  # fmt: skip
+
+
+def run(main, *flags) -> tuple[int, str]:
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+        code = main([str(flag) for flag in flags])
+    return code, said.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("main", "flags"),
+    [
+        (resnet50_test.main, [*PICTURES, "--mixup", "0.3", "--label_smoothing", "0.1"]),
+        (resnet50_test.main, [*PICTURES, "--meta_learning", "--meta_every", "1", "--meta_exact"]),
+        (transformer_test.main, [*TEXTS, "--mixup", "0.3"]),
+    ],
+    ids=["mixup", "meta-mixup", "texts"],
+)
+def test_the_run_is_the_plain_one(tmp_path, main, flags):
+    weights = []
+    for mode in ("none", "memory"):
+        code, said = run(main, *flags, "--fused", mode, "--output", tmp_path / mode)
+        assert code == 0, said
+        weights.append(load_file(tmp_path / mode / "checkpoints/step-00000004/model.safetensors"))
+    plain, fused = weights
+    assert list(plain) == list(fused)
+    for name, tensor in plain.items():
+        torch.testing.assert_close(fused[name], tensor, rtol=0, atol=1e-5, msg=name)
+    # A fused run is used and resumed as a plain one.
+    resumed = ["--resume", tmp_path / "memory"]
+    assert run(main, *resumed, "--eval_only")[0] == 0
+    assert run(main, *resumed, "--export", "safetensors")[0] == 0
+    assert run(main, *resumed, "--fused", "none", "--max_steps", "6")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--compile"], "--compile decides"),
+        (["--mixup", "meta", "--meta_form", "sample"], "virtual steps"),
+        (["--pretrained", "x.pth", "--freeze_backbone"], "keeps nothing"),
+    ],
+)
+def test_what_has_no_effect_is_refused(flags, reason):
+    code, said = run(resnet50_test.main, *PICTURES, "--fused", "memory", *flags)
+    assert code == 2 and "error: --fused has no effect" in said and reason in said

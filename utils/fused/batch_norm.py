@@ -1,0 +1,244 @@
+"""The pieces of BatchNorm, so that its output can be made again from its input.
+
+Ioffe and Szegedy, "Batch normalization: accelerating deep network training by reducing internal
+covariate shift" (2015), arXiv:1502.03167. With the statistics known it is c scale + shift, a
+number of each for a channel, which is all that has to be kept besides its input c.
+
+The numbers are PyTorch's to the bit (nn.BatchNorm2d), or those of utils/distributed/
+sync_batch_norm.py where the statistics are of all ranks.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from utils.exchange import Exchange
+
+aten = torch.ops.aten
+# Of what is computed at once on a CPU: it stays in the cache of a core from one operation to the
+# next.
+SLICE_BYTES = 1 << 20
+
+
+class Statistics(NamedTuple):
+    """Of each channel, (channels,), in float32 or float64."""
+
+    mean: Tensor
+    spread: Tensor  # 1 / sqrt(variance + eps); of running statistics the variance
+    count: Tensor | None = None  # (): values that they are of, where those are of all ranks
+
+
+def of_batch(norm: nn.Module) -> bool:
+    """Whether it normalises by the batch's statistics, and not by the running ones."""
+    return norm.training or norm.running_mean is None
+
+
+def exchange_of(norm: nn.Module) -> Exchange | None:
+    """With the ranks whose samples a training BatchNorm counts, too."""
+    exchange = getattr(norm, "exchange", None) if norm.training else None
+    return exchange if exchange is not None and exchange.size > 1 else None
+
+
+def take_statistics(norm: nn.Module, c: Tensor) -> tuple[Statistics, Tensor, Tensor]:
+    """What `norm` normalises c (n, channels, height, width) by, and scale and shift:
+    BatchNorm(c) = c scale + shift. Its running statistics follow, as they do in its own forward."""
+    exchange = exchange_of(norm)
+    if not of_batch(norm):
+        statistics = Statistics(norm.running_mean.clone(), norm.running_var.clone())
+        inverse = 1 / (statistics.spread + norm.eps).sqrt()
+    elif exchange is not None:
+        statistics, inverse = _of_all_ranks(norm, c, exchange)
+    else:
+        statistics = _of_this_rank(norm, c)
+        inverse = statistics.spread
+    if norm.weight is None:
+        return statistics, inverse, -statistics.mean * inverse
+    scale = inverse * norm.weight
+    return statistics, scale, torch.addcmul(norm.bias, statistics.mean, scale, value=-1)
+
+
+def _of_this_rank(norm: nn.Module, c: Tensor) -> Statistics:
+    if c.numel() // c.shape[1] < 2:
+        raise ValueError(f"Expected more than 1 value per channel when training, got {c.shape}")
+    share, mean, var = _share(norm), norm.running_mean, norm.running_var
+    if not (norm.training and norm.track_running_stats):
+        share, exact = 0.0, c.dtype if c.dtype == torch.float64 else torch.float32
+        mean = var = c.new_zeros(c.shape[1], dtype=exact)
+    mean, var = torch.batch_norm_update_stats(c, mean, var, share)
+    # Rounded once: PyTorch computes it so.
+    return Statistics(mean, (var.double() + norm.eps).rsqrt().to(var.dtype))
+
+
+def _share(norm: nn.Module) -> float:
+    """Of the batch in the new running statistics."""
+    if not (norm.training and norm.track_running_stats):
+        return 0.0
+    norm.num_batches_tracked.add_(1)
+    return 1 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
+
+
+def _of_all_ranks(norm: nn.Module, c: Tensor, exchange: Exchange) -> tuple[Statistics, Tensor]:
+    """And 1 / sqrt(variance + eps) of the rounded variance, which the plain module scales by."""
+    mean, var, count = all_statistics(c, exchange)
+    if c.device.type == "cpu" and count < 2:
+        raise ValueError(f"BatchNorm needs two values of a channel, and got {int(count)}")
+    if norm.track_running_stats:
+        share, unbiased = _share(norm), var * (count / (count - 1))
+        norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), share)
+        norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), share)
+    exact = torch.float64 if c.dtype == torch.float64 else torch.float32
+    statistics = Statistics(mean.to(exact), (var + norm.eps).rsqrt().to(exact), count)
+    return statistics, 1 / (var.to(exact) + norm.eps).sqrt()
+
+
+def all_statistics(c: Tensor, exchange: Exchange) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and biased variance of each channel over the values of all ranks, (channels,) each, and
+    the number of values, (); in float64.
+
+    The variance is that within the ranks and that between their means, and no difference of large
+    numbers.
+    """
+    channels = c.shape[1]
+    own = c.new_zeros(2 * channels + 1, dtype=torch.float64)
+    own[0] = c.numel() // channels
+    if c.numel():
+        var, mean = torch.var_mean(at_least_float32(c), (0, 2, 3), correction=0)
+        own[1 : channels + 1], own[channels + 1 :] = mean, var
+    every = torch.stack(exchange.gather(own))  # (ranks, 2 * channels + 1)
+    count, mean, var = every[:, :1], every[:, 1 : channels + 1], every[:, channels + 1 :]
+    total = count.sum()
+    middle = (count * mean).sum(0) / total
+    spread = (count * (var + (mean - middle).square())).sum(0) / total
+    return middle, spread, total
+
+
+def slices(tensor: Tensor) -> Iterator[slice]:
+    """Of its first dimension, each as much as is computed at once."""
+    step = len(tensor)
+    if tensor.device.type == "cpu" and tensor.numel():
+        step = max(1, SLICE_BYTES // tensor[0].nbytes)
+    return (slice(first, first + step) for first in range(0, len(tensor), max(1, step)))
+
+
+def third_is_faster(tensor: Tensor) -> bool:
+    """Whether a CPU writes the result of two tensors faster to a third one than to one of the
+    two: of half precision it does (torch 2.15), and of the others it does not."""
+    return tensor.dtype.itemsize == 2
+
+
+def gate(grad: Tensor, y: Tensor, out: Tensor) -> Tensor:
+    """The gradient of ReLU's input from that of its output y; `out` may be one of them."""
+    for part in slices(y):
+        aten.threshold_backward.grad_input(grad[part], y[part], 0, grad_input=out[part])
+    return out
+
+
+def add_(tensor: Tensor, other: Tensor) -> Tensor:
+    """tensor + other, in the memory of `tensor`."""
+    for part in slices(tensor):
+        tensor[part].add_(other[part])
+    return tensor
+
+
+class Again(NamedTuple):
+    """relu(c scale + shift), or what else follows: made from little as often as it is wanted.
+
+    kept / keep is the factor of each sample (n, 1, 1, 1) that drop-path gives it; `add` is added.
+    """
+
+    c: Tensor  # (n, channels, height, width)
+    scale: Tensor  # (channels,)
+    shift: Tensor
+    relu: bool = True
+    kept: Tensor | None = None
+    keep: float = 1.0
+    add: "Again | Tensor | None" = None
+
+    def into(self, out: Tensor) -> Tensor:
+        """Written to `out`, a tensor of c's shape, dtype and strides."""
+        ones, zeros = torch.ones_like(self.scale), torch.zeros_like(self.scale)
+        for samples in slices(self.c):
+            self._slice(samples, ones, zeros, out[samples])
+        return out
+
+    def _slice(
+        self, samples: slice, ones: Tensor, zeros: Tensor, out: Tensor | None = None
+    ) -> Tensor:
+        # BatchNorm of mean 0 and variance 1 is one pass over c, and rounds as the real one does.
+        c, into = self.c[samples], out
+        how = self.scale, self.shift, zeros, ones, False, 0.0, 0.0
+        if into is None or (self.add is not None and third_is_faster(c)):
+            into = aten.native_batch_norm(c, *how)[0]
+        else:
+            unused = {"save_mean": ones.new_empty(0), "save_invstd": ones.new_empty(0)}
+            aten.native_batch_norm.out(c, *how, out=into, **unused)
+        if self.kept is not None:
+            into.mul_(self.kept[samples]).div_(self.keep)
+        if isinstance(self.add, Again):
+            into = torch.add(into, self.add._slice(samples, ones, zeros), out=out)
+        elif self.add is not None:
+            into = torch.add(into, self.add[samples], out=out)
+        return into.relu_() if self.relu else into
+
+
+class Gradients(NamedTuple):
+    """Of BatchNorm's input and, where it has them, weight and bias."""
+
+    c: Tensor | None
+    weight: Tensor | None
+    bias: Tensor | None
+
+
+def backward(
+    grad: Tensor,
+    c: Tensor,
+    weight: Tensor | None,
+    statistics: Statistics,
+    norm: nn.Module,
+    needed: tuple[bool, bool, bool],
+    batch: bool,
+    exchange: Exchange | None,
+) -> Gradients:
+    """From the gradient of the output.
+
+    Args:
+        c: the input.
+        statistics: that it was normalised by; `batch`: they are the batch's.
+        needed: of input, weight and bias.
+        exchange: with the ranks that the statistics are of, None: of this one.
+    """
+    if exchange is not None:
+        return _backward_of_all_ranks(grad, c, weight, statistics, needed, exchange)
+    mean, spread, _ = statistics
+    running = (None, None, mean, spread) if batch else (mean, spread, None, None)
+    needed = [needed[0], needed[1] and weight is not None, needed[2] and weight is not None]
+    found = aten.native_batch_norm_backward(grad, c, weight, *running, batch, norm.eps, needed)
+    return Gradients(*(part if want else None for part, want in zip(found, needed, strict=True)))
+
+
+def _backward_of_all_ranks(grad, c, weight, statistics, needed, exchange) -> Gradients:
+    """dc = weight spread (dy - sum(dy) / N - x^ sum(dy x^) / N), x^ = (c - mean) spread, with sums
+    over all ranks; those that are the gradients of weight and bias are this rank's own."""
+    mean, spread, count = statistics
+    normal = (at_least_float32(c) - wide(mean)).mul_(wide(spread))  # x^
+    grad = at_least_float32(grad)
+    sums = torch.stack([grad.sum((0, 2, 3)), (grad * normal).sum((0, 2, 3))])
+    of_weight = of_bias = of_c = None
+    if weight is not None:
+        of_bias, of_weight = sums.to(weight.dtype)
+    if needed[0]:
+        of_mean, of_normal = exchange.sum(sums) / count.to(sums.dtype)
+        factor = spread if weight is None else spread * weight
+        rest = normal.mul_(wide(of_normal)).add_(wide(of_mean))
+        of_c = ((grad - rest) * wide(factor)).to(c.dtype)
+    return Gradients(of_c, of_weight, of_bias)
+
+
+def wide(channels: Tensor) -> Tensor:
+    return channels[:, None, None]
+
+
+def at_least_float32(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
