@@ -290,7 +290,7 @@ def test_other_settings_are_refused_by_name(search, tmp_path, refuse, reference)
 @pytest.mark.slow
 def test_grid(search, tmp_path):
     words = ["--sampler", "grid", "--mixup", "fixed", "--sched", "step"]
-    code, _, err = search(*words, "--params", "alpha,gamma", "--confirm", "0")
+    code, out, err = search(*words, "--params", "alpha,gamma", "--confirm", "0")
     assert code == 0, err
     found = rows(tmp_path / "study")
     points = {(float(row["alpha"]), float(row["gamma"])) for row in found}
