@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 from pathlib import Path
@@ -77,7 +78,11 @@ def importances(trials: list[FrozenTrial]) -> dict[str, float]:
     if len(study.trials) < LEAST_TRIALS:
         return {}
     # The best quarter against all: of so few trials a tenth, the usual share, is one or two.
-    evaluator = PedAnovaImportanceEvaluator(target_quantile=0.25)
+    words = inspect.signature(PedAnovaImportanceEvaluator).parameters
+    word = (
+        "target_quantile" if "target_quantile" in words else "baseline_quantile"
+    )  # its older name
+    evaluator = PedAnovaImportanceEvaluator(**{word: 0.25})
     shares = get_param_importances(study, evaluator=evaluator, normalize=True)
     return {n: share for n, share in shares.items() if math.isfinite(share)}
 

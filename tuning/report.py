@@ -77,7 +77,7 @@ class Report:
         """The files, and what they say on the console. Raises UserError."""
         say = self.search.console.say
         rows = self.rows()
-        for line in self.table(rows):
+        for line in [*self.table(rows), *self.grid_table()]:
             say(line)
         for line in [*verdict.lines, *self.border_notes(verdict.number)]:
             say(line)
@@ -175,6 +175,25 @@ class Report:
         ]
         hidden = len(rows) - len(shown)
         return texts + ([f"... and {hidden} more in trials.csv"] if hidden > 0 else [])
+
+    def grid_table(self) -> list[str]:
+        """The scores of a grid of two settings, one down and the other across; else nothing."""
+        counting = []
+        self.space.propose(lambda one: counting.append(one) or one.default)
+        if not self.study.grid or len(counting) != 2:
+            return []
+        one, other = counting
+        scores = {
+            (trial.params[one.key], trial.params[other.key]): f"{trial.value:.2f}"
+            for trial in self.trials
+            if trial.state == TrialState.COMPLETE
+        }
+        corner = f"{one.name} \\ {other.name}"
+        lines = [corner + "".join(f"{_text(b):>10}" for b in other.grid)]
+        for a in one.grid:
+            cells = "".join(f"{scores.get((a, b), '-'):>10}" for b in other.grid)
+            lines.append(f"{_text(a):<{len(corner)}}{cells}")
+        return lines
 
     def csv(self, rows: list[dict]) -> str:
         names = list(dict.fromkeys(name for row in rows for name in row["settings"]))

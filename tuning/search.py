@@ -112,6 +112,8 @@ class Search:
         self.study = Study(
             folder, self._plan(), space, settings.sampler, base.seed, settings.reduction
         )
+        points = len(self.study.trials())  # of a grid all are there from the start
+        self.total = min(settings.trials, points) if self.study.grid else settings.trials
         self.jobs, self.threads, devices = machine(settings.jobs, base)
         self.runner = Runner(target.script, self.threads, devices, self._time_is_up)
         self.errors: list[BaseException] = []
@@ -154,7 +156,7 @@ class Search:
         share = settings.trial_val_fraction
         scored = "their own validation split" if share is None else f"{100 * share:g} % held out"
         say(
-            f"{settings.trials} trials, {self.jobs} at once with {self.threads} CPU thread(s) each;"
+            f"{self.total} trials, {self.jobs} at once with {self.threads} CPU thread(s) each;"
             f" epochs x training data of a trial: {stages}; scored on {scored}"
         )
         done = len(self.study.begun())
@@ -173,7 +175,7 @@ class Search:
             if whole is not None:
                 self._reserve(whole["seconds"])
         try:
-            self.console.start_bar(self.settings.trials, self._finished(), unit=" trials")
+            self.console.start_bar(self.total, self._finished(), unit=" trials")
             self._in_threads(self._search)
             self.console.end_bar()
             report = Report(self)
@@ -311,7 +313,7 @@ class Search:
                 self.console.log(line)
                 self.console.progress(best)
             else:
-                self.console.say(f"[{self._finished()}/{self.settings.trials}] {line}; {best}")
+                self.console.say(f"[{self._finished()}/{self.total}] {line}; {best}")
             self.console.advance(1)
 
 

@@ -255,6 +255,7 @@ def test_a_full_disk(search, tmp_path, start):
         assert set(results(folder / "study")) == {"0", "1", "2", "3"}
 
 
+@pytest.mark.slow
 def test_a_truncated_journal(search, tmp_path, reference):
     code, _, err = search(*SHORT)
     assert code == 0, err
@@ -289,12 +290,13 @@ def test_other_settings_are_refused_by_name(search, tmp_path, refuse, reference)
 @pytest.mark.slow
 def test_grid(search, tmp_path):
     words = ["--sampler", "grid", "--mixup", "fixed", "--sched", "step"]
-    code, _, err = search(*words, "--params", "alpha,gamma", "--confirm", "0")
+    code, out, err = search(*words, "--params", "alpha,gamma", "--confirm", "0")
     assert code == 0, err
     found = rows(tmp_path / "study")
     points = {(float(row["alpha"]), float(row["gamma"])) for row in found}
     grid = {(a, g) for a in (0.2, 1.0) for g in (0.1, 0.3)}
     assert points == grid  # the default is one of them
+    assert "alpha \\ gamma       0.1       0.3" in out and "[4/4]" in out
     assert len(found) == 4 and {row["state"] for row in found} == {"complete"}
     assert (tmp_path / "study" / "grid.png").stat().st_size
     code, _, err = search(*words, "--params", "alpha,gamma", "--confirm", "0")
@@ -317,6 +319,7 @@ def test_a_border_is_noted_and_the_default_can_stand(search, tmp_path):
     assert head.startswith("# The default recipe of a search") and "lr: 0.3\n" in head
 
 
+@pytest.mark.slow
 def test_jobs_share_the_cores(search, tmp_path):
     cores = len(os.sched_getaffinity(0))
     code, out, err = search("--trials", "3", "--jobs", "2", "--confirm", "0")

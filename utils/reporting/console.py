@@ -66,8 +66,8 @@ class Console:
         """A bar over the whole run, in samples."""
         if self.live:
             self._bar = tqdm(
-                total=total, initial=done, unit=unit, unit_scale=True, dynamic_ncols=True,
-                smoothing=0.05,
+                total=total, initial=done, unit=unit, unit_scale=unit == " samples",
+                dynamic_ncols=True, smoothing=0.05,
                 bar_format=BAR, leave=False,
             )  # fmt: skip
 
