@@ -79,9 +79,8 @@ def importances(trials: list[FrozenTrial]) -> dict[str, float]:
         return {}
     # The best quarter against all: of so few trials a tenth, the usual share, is one or two.
     words = inspect.signature(PedAnovaImportanceEvaluator).parameters
-    word = (
-        "target_quantile" if "target_quantile" in words else "baseline_quantile"
-    )  # its older name
+    # The second is its older name.
+    word = "target_quantile" if "target_quantile" in words else "baseline_quantile"
     evaluator = PedAnovaImportanceEvaluator(**{word: 0.25})
     shares = get_param_importances(study, evaluator=evaluator, normalize=True)
     return {n: share for n, share in shares.items() if math.isfinite(share)}
