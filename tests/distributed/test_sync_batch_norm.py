@@ -142,7 +142,8 @@ def test_it_keeps_the_input_and_little_else():
     norm, x = SyncBatchNorm2d(3), torch.randn(4, 3, 2, 2, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
         norm(x)
-    assert sorted(tensor.numel() for tensor in kept) == [3, 3, 3, x.numel()]
+    # The number of values, and of each channel mean, scale and weight.
+    assert sorted(tensor.numel() for tensor in kept) == [1, 3, 3, 3, x.numel()]
 
 
 def test_a_second_derivative_is_refused():

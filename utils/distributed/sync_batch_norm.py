@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from utils.exchange import Exchange
-from utils.fused.batch_norm import all_statistics, at_least_float32, wide
+from utils.fused.batch_norm import Statistics, all_statistics, backward_of_all_ranks
 
 
 def sync_batch_norms(model: nn.Module, exchange: Exchange) -> nn.Module:
@@ -82,9 +82,8 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
 
     def _normalize(self, input: Tensor) -> Tensor:
         mean, var, count = all_statistics(input.detach(), self.exchange)
-        count = int(count)  # the host waits
-        if count < 2:
-            raise ValueError(f"BatchNorm needs two values of a channel, and got {count}")
+        if count < 2:  # the host waits
+            raise ValueError(f"BatchNorm needs two values of a channel, and got {int(count)}")
         if self.track_running_stats:
             self._follow(mean, var * (count / (count - 1)))
         return _Normalize.apply(
@@ -115,8 +114,8 @@ class _Normalize(torch.autograd.Function):
     def forward(ctx, input, weight, bias, mean, var, eps, count, exchange):
         exact = torch.float64 if input.dtype == torch.float64 else torch.float32
         mean, scale = mean.to(exact), (var + eps).rsqrt().to(exact)
-        ctx.save_for_backward(input, mean, scale, weight)
-        ctx.count, ctx.exchange = count, exchange
+        ctx.save_for_backward(input, weight, mean, scale, count)
+        ctx.exchange = exchange
         return F.batch_norm(input, mean, var.to(exact), weight, bias, False, 0.0, eps)
 
     @staticmethod
@@ -126,16 +125,8 @@ class _Normalize(torch.autograd.Function):
                 "BatchNorm over all ranks has no second derivative: take no create_graph "
                 "(--meta_exact) with --sync_bn"
             )
-        input, mean, scale, weight = ctx.saved_tensors
-        normal = (at_least_float32(input) - wide(mean)).mul_(wide(scale))  # x^
-        grad = at_least_float32(grad)
-        sums = torch.stack([grad.sum((0, 2, 3)), (grad * normal).sum((0, 2, 3))])
-        of_weight = of_bias = of_input = None
-        if weight is not None:
-            of_bias, of_weight = sums.to(weight.dtype)
-        if ctx.needs_input_grad[0]:
-            of_mean, of_normal = ctx.exchange.sum(sums) / ctx.count
-            factor = scale if weight is None else scale * weight
-            rest = normal.mul_(wide(of_normal)).add_(wide(of_mean))
-            of_input = ((grad - rest) * wide(factor)).to(input.dtype)
-        return of_input, of_weight, of_bias, None, None, None, None, None
+        input, weight, *statistics = ctx.saved_tensors
+        found = backward_of_all_ranks(
+            grad, input, weight, Statistics(*statistics), ctx.needs_input_grad, ctx.exchange
+        )
+        return *found, None, None, None, None, None

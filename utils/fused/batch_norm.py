@@ -210,7 +210,7 @@ def backward(
         exchange: with the ranks that the statistics are of, None: of this one.
     """
     if exchange is not None:
-        return _backward_of_all_ranks(grad, c, weight, statistics, needed, exchange)
+        return backward_of_all_ranks(grad, c, weight, statistics, needed, exchange)
     mean, spread, _ = statistics
     running = (None, None, mean, spread) if batch else (mean, spread, None, None)
     needed = [needed[0], needed[1] and weight is not None, needed[2] and weight is not None]
@@ -218,7 +218,7 @@ def backward(
     return Gradients(*(part if want else None for part, want in zip(found, needed, strict=True)))
 
 
-def _backward_of_all_ranks(grad, c, weight, statistics, needed, exchange) -> Gradients:
+def backward_of_all_ranks(grad, c, weight, statistics, needed, exchange) -> Gradients:
     """dc = weight spread (dy - sum(dy) / N - x^ sum(dy x^) / N), x^ = (c - mean) spread, with sums
     over all ranks; those that are the gradients of weight and bias are this rank's own."""
     mean, spread, count = statistics
