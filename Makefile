@@ -20,9 +20,9 @@ demo-tuning: $(VENV)/.installed
 		--heads 4 --ffn 256 --bs 64 --params lr,warmup_epochs,dropout --subset 0.5 --epochs 3 --trials 8 \
 		--rungs 2 --reduction 2 --confirm 1 --output runs/demo-tuning-texts
 	PYTHON=$(BIN)/python bash tuning/resnet50_tuning.sh --dataset shapes --depth 18 --width 8 --bs 16 \
-		--ngd --params lr,momentum,warmup_epochs --subset 0.4 --epochs 3 --trials 6 --rungs 2 \
+		--params lr,momentum,warmup_epochs --subset 0.4 --epochs 3 --trials 6 --rungs 2 \
 		--reduction 2 --confirm 1 --output runs/demo-tuning-pictures
-	cat runs/demo-tuning-texts/best.yaml
+	cat runs/demo-tuning-pictures/best.yaml
 
 test: $(VENV)/.installed-dev
 	$(PYTEST) -m "not slow"
