@@ -47,25 +47,28 @@ CASES = {  # name -> (model, inputs)
 PRECISIONS = ("fp32", "bf16")
 
 
-def bytes_kept(model: nn.Module, forward: Callable[[int], torch.Tensor]) -> float:
-    """Of one sample."""
-    own = {tensor.untyped_storage().data_ptr() for tensor in model.state_dict().values()}
+def bytes_kept(model: nn.Module, call) -> int:
+    """What autograd keeps for the backward pass of call(model), without the model's own tensors:
+    each memory once."""
+    own = {t.untyped_storage().data_ptr() for t in model.state_dict().values()}
+    kept, alive = {}, []
 
-    def of(samples: int) -> int:
-        kept, alive = {}, []
+    def pack(tensor):
+        alive.append(tensor)  # so that no other tensor gets its memory
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
 
-        def pack(tensor):
-            alive.append(tensor)  # so that no other tensor gets its memory
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in own:
-                kept[storage.data_ptr()] = storage.nbytes()
-            return tensor
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        call(model)
+    return sum(kept.values())
 
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            forward(samples)
-        return sum(kept.values())
 
-    return (of(6) - of(2)) / 4
+def bytes_of_a_sample(model: nn.Module, forward: Callable[[int], torch.Tensor]) -> float:
+    """Kept for the backward pass of forward(samples)."""
+    six, two = (bytes_kept(model, lambda _, n=n: forward(n)) for n in (6, 2))
+    return (six - two) / 4
 
 
 def measure(case: str, precision: str, options) -> dict:
@@ -97,7 +100,7 @@ def measure(case: str, precision: str, options) -> dict:
         return run
 
     kept = {
-        name: bytes_kept(model, lambda n, model=model: forward(model, inputs(n)))
+        name: bytes_of_a_sample(model, lambda n, model=model: forward(model, inputs(n)))
         for name, model in models.items()
     }
     for model in models.values():

@@ -11,6 +11,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from tuning.halving import DEFAULT_TRIAL, Rung
 from tuning.space import Parameter, Space
+from utils.reporting.plots import save_figure
 
 # Of rungs that are not the last; the last one is drawn strong.
 LOWER = ("#c6dbef", "#9ecae1", "#6baed6")
@@ -30,13 +31,13 @@ def draw_plots(
     # Where all failed, or nothing is at its end yet, there is nothing to draw.
     if not any(trial.intermediate_values for trial in done):
         return
-    _save(_history(done, rungs, chosen), folder / "history.png")
+    save_figure(_history(done, rungs, chosen), folder / "history.png")
     tuned = [p for p in space.parameters if len({t.params.get(p.key) for t in done} - {None}) > 1]
     if tuned:
-        _save(_slices(done, tuned, rungs, chosen), folder / "slices.png")
+        save_figure(_slices(done, tuned, rungs, chosen), folder / "slices.png")
     shares = importances(done)
     if shares:
-        _save(_importance(shares, done), folder / "importance.png")
+        save_figure(_importance(shares, done), folder / "importance.png")
     rates = [p for p in tuned if p.name == "lr"]
     if rates:
         figure, axis = _figure(6.4, 4.2)
@@ -45,11 +46,11 @@ def draw_plots(
         axis.set_ylabel("validation accuracy (%)")
         axis.set_title("learning rate against score", fontsize=10)
         _legend(axis)
-        _save(figure, folder / "learning_rate.png")
+        save_figure(figure, folder / "learning_rate.png")
     if len(tuned) == 2 and all(p.grid for p in tuned):
         figure = _grid(done, *tuned)
         if figure is not None:
-            _save(figure, folder / "grid.png")
+            save_figure(figure, folder / "grid.png")
 
 
 def importances(trials: list[FrozenTrial]) -> dict[str, float]:
@@ -91,16 +92,6 @@ def _figure(width: float, height: float):
 
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.subplots()
-
-
-def _save(figure, path: Path) -> None:
-    aside = path.with_name(f".{path.name}.tmp")
-    try:
-        figure.savefig(aside, format="png", dpi=110)
-        os.replace(aside, path)
-    except OSError:
-        aside.unlink(missing_ok=True)
-        raise
 
 
 def _colour(rung: int, last: int) -> str:

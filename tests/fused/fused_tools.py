@@ -13,24 +13,6 @@ def pair(model: nn.Module) -> tuple[nn.Module, nn.Module]:
     return model, fuse(copy.deepcopy(model), "memory")
 
 
-def bytes_kept(model: nn.Module, call) -> int:
-    """What autograd keeps for the backward pass of call(model), without the model's own tensors:
-    each memory once."""
-    own = {t.untyped_storage().data_ptr() for t in model.state_dict(keep_vars=True).values()}
-    kept, alive = {}, []
-
-    def pack(tensor):
-        alive.append(tensor)  # so that no other tensor gets its memory
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        call(model)
-    return sum(kept.values())
-
-
 def found(model: nn.Module, x: torch.Tensor, direction: torch.Tensor, seed: int = 0) -> dict:
     """Output, gradients and buffers of one pass."""
     torch.manual_seed(seed)

@@ -5,10 +5,11 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from fused_tools import assert_close, bytes_kept, found, pair
+from fused_tools import assert_close, found, pair
 from torch import nn
 from torch.func import functional_call
 
+from benchmarks.fused import bytes_kept
 from utils.fused import fuse
 from utils.fused.convolution import Chain, fused_block
 from utils.models.resnet import BasicBlock, Bottleneck, DropPath, ResNet

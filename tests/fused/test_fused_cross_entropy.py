@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from fused_tools import bytes_kept
 from torch import nn
 
+from benchmarks.fused import bytes_kept
 from utils.fused.cross_entropy import fused_cross_entropy
 from utils.training.objective import Classification, Precision, mixed_cross_entropy
 

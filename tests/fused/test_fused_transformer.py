@@ -3,9 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from fused_tools import assert_close, bytes_kept, found, pair
+from fused_tools import assert_close, found, pair
 from torch import nn
 
+from benchmarks.fused import bytes_kept
 from utils.fused.transformer import add_dropped, feed_forward, norm_linear
 from utils.models.transformer import EncoderLayer, Transformer, grid_layout
 from utils.optim.factory import build_optimizer

@@ -45,6 +45,11 @@ def draw_curves(records: list[dict], path: Path, title: str) -> None:
         axis.set_xlim(0, max(last * 1.02, 1e-9) if last else 1)
         _mark_events(axis, records)
     figure.suptitle(title, fontsize=10, parse_math=False)
+    save_figure(figure, path)
+
+
+def save_figure(figure, path: Path) -> None:
+    """As PNG, whole or not at all. Raises OSError."""
     aside = path.with_name(f".{path.name}.tmp")
     try:
         figure.savefig(aside, format="png", dpi=110)
