@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""A search that stops trials early, against random search without that: same space, same trials.
+"""A search that stops trials early, against random search without that, in the same space.
 
     python -m benchmarks.tuning --data_dir FOLDER --cache_dir CACHE --output runs/tuning_benchmark
 
 FOLDER has train/<class>/ and test/<class>/; without it the pictures are the built-in synthetic
 shapes. For each seed, both are searches of tuning/resnet50_tuning.py over the space that is shipped
 with it, with the same flags but for `--sampler tpe` and `--sampler random --no_prune`, and with the
-same validation split. Compared are the best accuracy there of a trial that came to its end, and
-what the search cost: samples trained, of all trials and stages, and seconds. With --confirm both
-best settings are trained again with other seeds, which is not counted.
+same validation split. A trial that is stopped costs little, so the first has more of them: as many
+as half of the other's samples are enough for. Compared are the best accuracy there of a trial that
+came to its end, and what the search cost: samples trained, of all trials and stages, and seconds.
+With --confirm both best settings are trained again with other seeds, which is not counted.
 
 The output has benchmark.json, benchmark.png and the studies. Started again with the same flags, it
 goes on where it was stopped.
@@ -47,9 +48,10 @@ def options_of(argv: list[str] | None) -> argparse.Namespace:
     add("--data_dir", type=Path, help="train/<class>/, test/<class>/ (default: synthetic shapes)")
     add("--cache_dir", type=Path, default=Path(".cache"), help="decoded pictures")
     add("--seeds", type=int, default=3, help="searches of each kind (default: 3)")
-    add("--trials", type=int, default=10, help="of each search (default: 10)")
-    add("--epochs", type=int, default=4, help="of a whole trial (default: 4)")
-    add("--train_samples", type=int, default=2000, help="of a whole trial (default: 2000)")
+    add("--trials", type=int, default=10, help="of random search (default: 10)")
+    add("--pruned_trials", type=int, default=12, help="of the other (default: 12)")
+    add("--epochs", type=int, default=6, help="of a whole trial (default: 6)")
+    add("--train_samples", type=int, default=4800, help="of a whole trial (default: 4800)")
     add("--val_fraction", type=float, default=0.1, help="of all training pictures (default: 0.1)")
     add("--width", type=int, default=8, help="channels of the first stage (default: 8)")
     add("--batch", type=int, default=32)
@@ -62,7 +64,10 @@ def options_of(argv: list[str] | None) -> argparse.Namespace:
     add("--threads", type=int, default=1, help="CPU threads of each (default: 1)")
     add("--flags", default="", help="further flags of all searches, as one word: '--mixup 0.2'")
     options = parser.parse_args(argv)
-    for name in ("seeds", "trials", "epochs", "train_samples", "width", "batch", "jobs", "threads"):
+    for name in (
+        *("seeds", "trials", "pruned_trials", "epochs", "train_samples", "width", "batch"),
+        *("jobs", "threads"),
+    ):
         if getattr(options, name) < 1:
             raise UserError(f"--{name} must be 1 or more")
     return options
@@ -74,13 +79,14 @@ def flags_of(options, method: str, seed: int) -> list[str]:
     if options.data_dir is not None:
         data = ["--dataset", "imagefolder", "--data_dir", str(options.data_dir.resolve())]
         data += ["--image_size", "32", "--cache_dir", str(options.cache_dir.resolve())]
+    trials = options.pruned_trials if method == "pruned" else options.trials
     stages = ["--rungs", str(options.rungs), "--reduction", str(options.reduction)]
     return [
         *data, "--depth", "18", "--width", str(options.width), "--batch_size", str(options.batch),
         "--precision", options.precision, "--device", options.device, "--threads",
         str(options.threads), "--epochs", str(options.epochs), "--subset",
         str(options.train_samples), "--val_fraction", str(options.val_fraction), "--trials",
-        str(options.trials), "--jobs", str(options.jobs), "--seed", str(seed), "--confirm",
+        str(trials), "--jobs", str(options.jobs), "--seed", str(seed), "--confirm",
         str(options.confirm), *stages, *METHODS[method], *shlex.split(options.flags),
     ]  # fmt: skip
 
