@@ -1,11 +1,12 @@
-# `make demo`, `make demo-text`, `make demo-tuning`, `make test`, `make lint`: each sets up what it needs, once.
+# `make demo`, `make demo-text`, `make demo-tuning`, `make test`, `make bench`, `make lint`: each sets up what it
+# needs, once.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 # A process for each core; the tests of a file share what they set up.
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
 
-.PHONY: demo demo-text demo-tuning test slow soak lint clean
+.PHONY: demo demo-text demo-tuning test slow soak bench lint clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python resnet50_test.py --config recipes/shapes_demo.yaml
@@ -34,6 +35,12 @@ slow: $(VENV)/.installed-dev
 soak: $(VENV)/.installed-dev
 	SOAK=$${SOAK:-100} $(BIN)/python -m pytest -s tests/distributed/test_rank_faults.py \
 		tests/distributed/test_node_faults.py tests/distributed/test_soak.py
+
+# The toolkit against the loops that people write, on this machine's CPU: a quarter of an hour.
+# `make bench DATA=FOLDER` with train/<class>/ and test/<class>/ also trains to an accuracy on real
+# pictures; on a GPU run benchmarks/gpu.py.
+bench: $(VENV)/.installed
+	$(BIN)/python benchmarks/cpu.py --json runs/bench/cpu.json $(if $(DATA),--data_dir "$(DATA)")
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

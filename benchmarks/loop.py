@@ -14,6 +14,7 @@ from utils.data.image_loader import ImageLoader
 from utils.distributed.group import Agreement
 from utils.distributed.strategies import build_strategy
 from utils.exchange import Exchange
+from utils.fused import fuse
 from utils.optim.factory import build_optimizer
 from utils.optim.schedules import Schedule
 from utils.reporting.console import Console
@@ -56,15 +57,21 @@ def make_trainer(
     accumulation: int = 1,
     exchange: Exchange | None = None,
     strategy: str = "ddp",
+    device: torch.device = CPU,
+    fused: str = "none",
+    compiled: bool = False,
+    lr: float = 0.01,
 ) -> Trainer:
     """A trainer as the entries build it, over pictures of 32x32 or a loader of other things; see
-    `take_steps`. With an `exchange` it is one rank of several, and `batch` is that of each."""
+    `take_steps`. With an `exchange` it is one rank of several, and `batch` is that of each. The
+    model is on its device, and so is what a loader gives."""
     folder.mkdir(parents=True, exist_ok=True)
     exchange = exchange or Exchange()
+    fuse(model, fused)
     loader = loader or make_loader(batch, accumulation, exchange)
     console = Console()
     console.live = True  # with its bar, wherever that goes
-    arithmetic = Precision(precision, CPU)
+    arithmetic = Precision(precision, device)
     metrics = MetricsLog(folder / "metrics.jsonl")
     kind = Checkpoints if checkpoints else NoCheckpoints
     freeze = Freeze(model, "fc") if frozen else None
@@ -76,11 +83,13 @@ def make_trainer(
     agree = Agreement(exchange, 2) if exchange.size > 1 else None
     return Trainer(
         model=model,
-        objective=Classification(wrapped, arithmetic),
+        objective=Classification(
+            torch.compile(wrapped) if compiled else wrapped, arithmetic, fused=fused != "none"
+        ),
         optimizer=build_optimizer(
             optimizer,
             model,
-            lr=0.01,
+            lr=lr,
             weight_decay=5e-4,
             in_place_of=spread.own,
             exchange=exchange,

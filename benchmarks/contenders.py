@@ -1,0 +1,230 @@
+"""What cpu.py and gpu.py time against each other: a training loop as people write it, and ours.
+
+The usual loop over pictures has torchvision's transforms in a DataLoader with workers; that over
+texts pads random batches to their longest text. Both have PyTorch's own optimizers, read the loss
+in every step, as torchvision's reference scripts do, and train the same network as ours.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from benchmarks.loop import make_trainer, take_steps
+from utils.fused import MODES
+from utils.reporting.metrics import read_metrics
+from utils.signals import Signals
+from utils.training.objective import Precision
+from utils.training.progress import PhaseTimes, wait_for
+
+MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to train.
+
+    Attributes:
+        ours: by the toolkit's own loop and loader; else the usual one.
+        what: for the table, what it is made of.
+        fused: the mode of --fused; of ours alone.
+    """
+
+    ours: bool
+    what: str
+    precision: str = "fp32"
+    channels_last: bool = False
+    compiled: bool = False
+    fused: str = "none"
+
+
+def usual_ways(precision: str, compiled: bool, layout: tuple[str, str]) -> dict[str, Way]:
+    """The loop that people write, and what they switch on next.
+
+    Args:
+        precision: of autocast.
+        compiled: whether `torch.compile` is among them.
+        layout: of the inputs, in words: of the plain loop, and of the others.
+    """
+    ways = {"plain loop": Way(False, f"fp32, {layout[0]}")}
+    half = f"{precision}, {layout[1]}"
+    ways["autocast"] = Way(False, half, precision, True)
+    if compiled:
+        ways["compile"] = Way(False, f"{half}, torch.compile", precision, True, True)
+    return ways
+
+
+def our_ways(precision: str, compiled: bool) -> dict[str, Way]:
+    """The toolkit's, with each of its switches."""
+    ways = {"ours": Way(True, precision, precision, True)}
+    for mode in MODES[1:]:
+        ways[f"ours, {mode}"] = Way(
+            True, f"{precision}, --fused {mode}", precision, True, fused=mode
+        )
+    if compiled:
+        ways["ours, compile"] = Way(True, f"{precision}, --compile", precision, True, True)
+    return ways
+
+
+class Usual:
+    """The loop that people write.
+
+    Args:
+        model: on the CPU; trained as a copy.
+        batches: (inputs, targets) of `batch` samples on the host, without end.
+        optimizer: (parameters) -> one of PyTorch's own.
+    """
+
+    def __init__(
+        self,
+        way: Way,
+        model: nn.Module,
+        batches: Iterator[tuple[Tensor, Tensor]],
+        batch: int,
+        optimizer: Callable,
+        device: torch.device,
+    ):
+        memory = torch.channels_last if way.channels_last else torch.contiguous_format
+        self.model = copy.deepcopy(model).to(device, memory_format=memory).train()
+        self.called = torch.compile(self.model) if way.compiled else self.model
+        self.optimizer = optimizer(self.model.parameters())
+        self.precision = Precision(way.precision, device)
+        self.batches, self.batch, self.device = batches, batch, device
+        self.times, self.loss, self.way = PhaseTimes(device), 0.0, way
+
+    def steps(self, count: int) -> float:
+        """So many more; seconds."""
+        times, started = self.times, time.perf_counter()
+        times.mark("other")
+        for inputs, targets in itertools.islice(self.batches, count):
+            self.step(inputs, targets)
+        wait_for(self.device)
+        times.read()
+        return time.perf_counter() - started
+
+    def step(self, inputs: Tensor, targets: Tensor) -> None:
+        inputs = inputs.to(self.device, non_blocking=True)
+        if self.way.channels_last and inputs.ndim == 4:
+            inputs = inputs.to(memory_format=torch.channels_last)
+        targets = targets.to(self.device, non_blocking=True)
+        self.times.mark("data")
+        self.optimizer.zero_grad()
+        with self.precision.autocast():
+            loss = F.cross_entropy(self.called(inputs), targets)
+        loss.backward()
+        self.times.mark("forward_backward")
+        self.optimizer.step()
+        self.loss += loss.item()
+        self.times.mark("optimizer")
+
+    def shares(self) -> dict[str, float]:
+        """Of the time since the last call, by phase."""
+        return self.times.shares()
+
+
+class Ours:
+    """The toolkit's loop, through its Trainer.
+
+    Args:
+        model: on the CPU; trained as a copy.
+        loader: of batches on the device.
+        optimizer: a name of utils/optim/factory.py.
+    """
+
+    def __init__(
+        self,
+        way: Way,
+        model: nn.Module,
+        loader,
+        batch: int,
+        optimizer: str,
+        device: torch.device,
+        folder: Path,
+        signals: Signals,
+    ):
+        self.batch, self.device, self.folder = batch, device, folder
+        model = copy.deepcopy(model).to(device, memory_format=torch.channels_last)
+        self.trainer = make_trainer(
+            model, folder, signals, loader=loader, precision=way.precision, optimizer=optimizer,
+            device=device, fused=way.fused, compiled=way.compiled,
+        )  # fmt: skip
+
+    def steps(self, count: int) -> float:
+        """So many more; seconds."""
+        return count * self.batch / take_steps(self.trainer, count)
+
+    def shares(self) -> dict[str, float]:
+        """Of the time of the last steps, by phase."""
+        records = [r for r in read_metrics(self.folder / "metrics.jsonl") if "time_share" in r]
+        return records[-1]["time_share"]
+
+
+# ---- what the usual loops read ------------------------------------------------------------------
+
+
+class Pictures(Dataset):
+    """PIL images in memory, transformed one by one, as torchvision's CIFAR10 does it.
+
+    Args:
+        images: (n, 32, 32, 3) uint8.
+    """
+
+    def __init__(self, images: np.ndarray, labels: np.ndarray, training: bool = True):
+        from PIL import Image
+        from torchvision import transforms
+
+        change = [transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip()]
+        change = change if training else []
+        self.transform = transforms.Compose(
+            [*change, transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
+        )
+        self.images = [Image.fromarray(image) for image in images]
+        self.labels = labels.tolist()
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, index):
+        return self.transform(self.images[index]), self.labels[index]
+
+
+class Texts(Dataset):
+    """(ids, label) of each text, as a tokenizer leaves them."""
+
+    def __init__(self, tokens: np.ndarray, offsets: np.ndarray, labels: np.ndarray):
+        self.tokens, self.offsets, self.labels = tokens.astype(np.int64), offsets, labels
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, index):
+        ids = self.tokens[self.offsets[index] : self.offsets[index + 1]]
+        return torch.from_numpy(ids), int(self.labels[index])
+
+
+def pad(samples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
+    """(n, longest) int64, filled up with 0, and the labels (n,)."""
+    ids, labels = zip(*samples, strict=True)
+    return nn.utils.rnn.pad_sequence(ids, batch_first=True), torch.tensor(labels)
+
+
+def usual_loader(dataset: Dataset, batch: int, workers: int, device, collate=None) -> DataLoader:
+    return DataLoader(
+        dataset, batch, shuffle=True, drop_last=True, num_workers=workers,
+        persistent_workers=workers > 0, pin_memory=device.type == "cuda", collate_fn=collate,
+    )  # fmt: skip
+
+
+def without_end(loader: DataLoader) -> Iterator[tuple[Tensor, Tensor]]:
+    while True:
+        yield from loader
