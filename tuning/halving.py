@@ -1,20 +1,24 @@
 """Successive halving: the stages (rungs) of a trial, and which trials come to the next one.
 
-Li et al., "A system for massively parallel hyperparameter tuning" (2020): a trial goes on where it
-is among the best 1 / reduction of all that have come as far. Every rung is a whole run with its
+After Li et al., "A system for massively parallel hyperparameter tuning" (2020), ASHA: a trial that
+has done a stage waits, and the best that waits goes on as soon as fewer have gone on than
+1 / reduction of all that have come as far. (ASHA lets each go on that is among the best
+1 / reduction at that moment, which in a short search are more.) Every rung is a whole run with its
 own schedule, on `reduction` times the samples of the one before: the root of that in epochs, and
 what is missing to it in training data.
 """
 
 from dataclasses import dataclass
 
-import optuna
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
+from optuna.trial import FrozenTrial, TrialState
 
 # Trials of random settings before TPE learns from them.
 STARTUP_TRIALS = 8
-# The first trial, of the default recipe, which is never stopped.
+# The first trial, of the default recipe, which comes to the last rung in any case.
 DEFAULT_TRIAL = 0
+# Attribute of a trial: the rung up to which it may go.
+ALLOWED = "allowed_rung"
 
 
 @dataclass(frozen=True)
@@ -38,27 +42,42 @@ def build_rungs(epochs: int, subset: float, number: int, reduction: int) -> list
     return rungs
 
 
-class Halving(optuna.pruners.BasePruner):
-    """A pure function of what the trials have reported (step: number of the rung), so that a study
-    that was killed decides as it would have."""
+def is_waiting(trial: FrozenTrial) -> bool:
+    """Whether it has done all the stages that it may do, and is not at its end."""
+    if trial.state != TrialState.RUNNING or trial.number == DEFAULT_TRIAL:
+        return False
+    return trial.last_step is not None and trial.last_step >= trial.user_attrs.get(ALLOWED, 0)
 
-    def __init__(self, reduction: int):
-        self.reduction = reduction
 
-    def prune(self, study, trial) -> bool:
-        rung = trial.last_step
-        if rung is None or trial.number == DEFAULT_TRIAL:
-            return False
-        scores = sorted(
-            (
-                other.intermediate_values[rung]
-                for other in study.get_trials(deepcopy=False)
-                if rung in other.intermediate_values
-            ),
-            reverse=True,
-        )
-        keep = max(1, len(scores) // self.reduction)
-        return trial.intermediate_values[rung] < scores[keep - 1]
+def next_to_go_on(
+    trials: list[FrozenTrial], rungs: int, reduction: int, at_end: bool
+) -> FrozenTrial | None:
+    """The waiting trial that is to do its next stage, if there is one.
+
+    From a rung that n trials have come to n // reduction go on, always the best that waits there,
+    and from the later rungs first. `at_end`, when nothing else is left to do, the best of a rung
+    goes on in any case: it came late, or they were too few. The default, which goes on anyway, is
+    not counted.
+
+    Args:
+        trials: all of the study, whatever became of them; a pure function of what they reported,
+            so that a study that was killed decides as it would have.
+        rungs: how many there are.
+    """
+    others = [trial for trial in trials if trial.number != DEFAULT_TRIAL]
+    for rung in range(rungs - 2, -1, -1):
+        there = [trial for trial in others if rung in trial.intermediate_values]
+        there.sort(key=lambda one: (-one.intermediate_values[rung], one.number))
+        gone = sum(not _is_at(trial, rung) for trial in there)
+        waiting = [trial for trial in there if is_waiting(trial) and _is_at(trial, rung)]
+        if waiting and (gone < len(there) // reduction or (at_end and waiting[0] is there[0])):
+            return waiting[0]
+    return None
+
+
+def _is_at(trial: FrozenTrial, rung: int) -> bool:
+    """Whether that is as far as it has come, and may go."""
+    return trial.last_step == rung and trial.user_attrs.get(ALLOWED, 0) <= rung
 
 
 class SeededSampler(BaseSampler):

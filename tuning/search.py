@@ -27,6 +27,8 @@ MOST_JOBS = 4
 # So many failures, and nothing else, end a search.
 HOPELESS = 3
 POLL_SECONDS = 0.2
+# Optimizer steps of a first stage that tells good from bad: docs/tuning.md has what 28 did.
+ENOUGH_STEPS = 100
 # Of NVIDIA's driver, Windows' and AMD's.
 DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 # Settings of the entry that may differ when a study goes on: the same data, elsewhere.
@@ -110,13 +112,15 @@ class Search:
         folder = Path(settings.output or Path("runs", f"tuning-{target.model(base)}-{data}"))
         self.folder, self.seed = folder, base.seed
         self.study = Study(
-            folder, self._plan(), space, settings.sampler, base.seed, settings.reduction
+            *(folder, self._plan(), space, settings.sampler, base.seed),
+            *(len(rungs), settings.reduction),
         )
         points = len(self.study.trials())  # of a grid all are there from the start
         self.total = min(settings.trials, points) if self.study.grid else settings.trials
         self.jobs, self.threads, devices = machine(settings.jobs, base)
         self.runner = Runner(target.script, self.threads, devices, self._time_is_up)
         self.errors: list[BaseException] = []
+        self.shown = 0  # trials, by the bar
         self.reserve = 0.0  # seconds that the confirmation will take
         self._say_lock = threading.Lock()
         self._introduce(notes)
@@ -175,7 +179,8 @@ class Search:
             if whole is not None:
                 self._reserve(whole["seconds"])
         try:
-            self.console.start_bar(self.total, self._finished(), unit=" trials")
+            self.shown = self._finished()
+            self.console.start_bar(self.total, self.shown, unit=" trials")
             self._in_threads(self._search)
             self.console.end_bar()
             report = Report(self)
@@ -245,32 +250,27 @@ class Search:
                 claim.close()
 
     def _carry_out(self, claim, slot: int) -> None:
-        """A trial to its end, or to the rung where it is stopped."""
+        """A trial through all the stages that it may do."""
         from optuna.trial import TrialState
 
         last = len(self.recipe.rungs) - 1
-        outcome, score = None, None
-        for index, rung in enumerate(self.recipe.rungs):
-            folder = claim.folder / f"rung{index}"
-            went_on = (claim.folder / f"rung{index + 1}.yaml").exists()
+        for index, rung in enumerate(self.recipe.rungs[: claim.rung + 1]):
             try:
                 wanted = self.recipe.of_trial(claim.values, rung, self.seed)
             except UserError as error:  # its values contradict each other
                 return self._fail(claim, str(error))
-            outcome = self.runner.run(folder, wanted, slot, claim.lock)
+            outcome = self.runner.run(claim.folder / f"rung{index}", wanted, slot, claim.lock)
             if outcome.failure is not None:
                 return self._fail(claim, outcome.failure)
-            score = outcome.score
             known = self.study.trials()[claim.number]
             if index not in known.intermediate_values:
                 claim.trial.set_user_attr(f"rung{index}", vars(outcome))
-                claim.trial.report(score, index)
+                claim.trial.report(outcome.score, index)
             self._note_times(claim, outcome, index, last)
-            if index < last and not went_on and claim.trial.should_prune():
-                self.study.tell(claim, TrialState.PRUNED)
-                return self._done(claim, f"{score:.2f} % after {rung.epochs} epochs: stopped")
-        self.study.tell(claim, TrialState.COMPLETE, score)
-        self._done(claim, f"{score:.2f} %")
+        if index == last:
+            self.study.tell(claim, TrialState.COMPLETE, outcome.score)
+            return self._done(claim, f"{outcome.score:.2f} %")
+        self._done(claim, f"{outcome.score:.2f} % after {rung.epochs} epochs")
 
     def _note_times(self, claim, outcome, index: int, last: int) -> None:
         """What the first trial says about the length of the runs."""
@@ -278,7 +278,7 @@ class Search:
             return
         if index == last:
             self._reserve(outcome.seconds)
-        if index == 0 and outcome.steps < 20:
+        if index == 0 < last and outcome.steps < ENOUGH_STEPS:
             with self._say_lock:
                 self.console.say(
                     f"note: the first stage of a trial has {outcome.steps} optimizer steps only; "
@@ -308,13 +308,15 @@ class Search:
 
         line = f"trial {claim.number} ({settings_line(claim.values)}): {how}"
         with self._say_lock:
-            best = best_line(self.study.trials())
+            best, finished = best_line(self.study.trials()), self._finished()
             if self.console.live:
                 self.console.log(line)
                 self.console.progress(best)
             else:
-                self.console.say(f"[{self._finished()}/{self.total}] {line}; {best}")
-            self.console.advance(1)
+                self.console.say(f"[{finished}/{self.total}] {line}; {best}")
+            # One that goes on was counted when its first stage was done.
+            self.console.advance(max(0, finished - self.shown))
+            self.shown = max(self.shown, finished)
 
 
 def machine(jobs: int | None, base: Config) -> tuple[int, int, list[str]]:

@@ -10,6 +10,7 @@ confirm/0007-seed1/     likewise, with another seed
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import warnings
 from collections.abc import Iterator, Mapping
@@ -22,7 +23,7 @@ from optuna.storages import JournalStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from tuning import locks
-from tuning.halving import Halving, SeededSampler
+from tuning.halving import ALLOWED, DEFAULT_TRIAL, SeededSampler, is_waiting, next_to_go_on
 from tuning.journal import Journal
 from tuning.space import Space
 from utils.errors import UserError
@@ -35,13 +36,13 @@ NAME = "tuning"
 
 @dataclass
 class Claim:
-    """A trial that this process holds. `values` are its settings; `again`: it was begun before."""
+    """A trial that this process holds. `values` are its settings; it may go up to `rung`."""
 
     trial: Trial
     values: dict
     folder: Path
     lock: int
-    again: bool
+    rung: int
 
     @property
     def number(self) -> int:
@@ -57,16 +58,24 @@ class Study:
     plan: what makes its trials comparable, flat; a study that is there must have the same.
     space: what is tuned.
     sampler: "tpe", "random" or "grid".
-    reduction: of successive halving.
+    rungs, reduction: of successive halving.
 
     Raises:
         UserError: the folder cannot be written, or holds a study of another plan.
     """
 
     def __init__(
-        self, folder: Path, plan: Mapping, space: Space, sampler: str, seed: int, reduction: int
+        self,
+        folder: Path,
+        plan: Mapping,
+        space: Space,
+        sampler: str,
+        seed: int,
+        rungs: int,
+        reduction: int,
     ):
         self.folder, self.space = folder, space
+        self.rungs, self.reduction = rungs, reduction
         quiet()
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -75,7 +84,7 @@ class Study:
                 self.study = optuna.create_study(
                     storage=JournalStorage(Journal(folder / "journal.jsonl")),
                     sampler=SeededSampler(sampler, seed),
-                    pruner=Halving(reduction),
+                    pruner=optuna.pruners.NopPruner(),  # see tuning/halving.py
                     study_name=NAME,
                     direction="maximize",
                     load_if_exists=True,
@@ -119,40 +128,67 @@ class Study:
     # ---- trials -------------------------------------------------------------------------------
 
     def trials(self) -> list[FrozenTrial]:
-        return self.study.get_trials(deepcopy=False)
+        """All, by number. One that waits for its next stage counts as stopped early."""
+        trials = self._trials()
+        for number, trial in enumerate(trials):
+            if is_waiting(trial):
+                trials[number] = stopped = copy.copy(trial)
+                stopped.state = TrialState.PRUNED
+        return trials
+
+    def _trials(self) -> list[FrozenTrial]:
+        return list(self.study.get_trials(deepcopy=False))
 
     def begun(self) -> list[FrozenTrial]:
-        return [trial for trial in self.trials() if trial.state != TrialState.WAITING]
+        return [trial for trial in self._trials() if trial.state != TrialState.WAITING]
 
     def trial_folder(self, number: int) -> Path:
         return self.folder / "trials" / f"{number:04}"
 
     def claim(self, most: int) -> Claim | str | None:
-        """The next trial for this process: one whose process has died, or a new one as long as
-        there are fewer than `most`. WAIT: others are at the last ones; None: there are no more.
+        """The next trial for this process: one whose process has died, one that goes on to its next
+        stage, or a new one as long as there are fewer than `most`. WAIT: others are at the last
+        ones; None: there are no more.
 
         Raises UserError.
         """
         try:
             with self.held():
-                running = [t for t in self.begun() if t.state == TrialState.RUNNING]
+                begun = self.begun()
+                running = [t for t in begun if t.state == TrialState.RUNNING and not is_waiting(t)]
                 for frozen in running:
-                    lock = locks.take(self.trial_folder(frozen.number) / ".lock")
-                    if lock is not None:
-                        return self._claimed(Trial(self.study, frozen._trial_id), lock, True)
-                waiting = len(self.trials()) > len(self.begun())
-                if len(self.begun()) >= most or (self.grid and not waiting):
+                    claim = self._take(frozen)
+                    if claim is not None:
+                        return claim
+                points_left = len(self._trials()) > len(begun)
+                full = len(begun) >= most or (self.grid and not points_left)
+                at_end = full and not running
+                frozen = next_to_go_on(begun, self.rungs, self.reduction, at_end)
+                if frozen is not None:
+                    # Its process has told its score, and may not have let go of it yet.
+                    return self._take(frozen, frozen.last_step + 1) or WAIT
+                if full:
                     return WAIT if running else None
-                trial = self.study.ask()
-                lock = locks.take(self.trial_folder(trial.number) / ".lock")
-                assert lock is not None, "a lock of a trial that nobody knew"
-                return self._claimed(trial, lock, False)
+                number = self.study.ask().number
+                return self._take(self._trials()[number])
         except OSError as error:
             raise UserError(f"--output {self.folder}: {reason(error)}; make room") from None
 
-    def _claimed(self, trial: Trial, lock: int, again: bool) -> Claim:
-        values = self.space.suggest(trial)
-        return Claim(trial, values, self.trial_folder(trial.number), lock, again)
+    def _take(self, frozen: FrozenTrial, rung: int | None = None) -> Claim | None:
+        """The trial, to go up to `rung` (None: as far as it may already), or None: another process
+        has it."""
+        folder = self.trial_folder(frozen.number)
+        lock = locks.take(folder / ".lock")
+        if lock is None:
+            return None
+        trial = Trial(self.study, frozen._trial_id)
+        if frozen.number == DEFAULT_TRIAL:
+            rung = self.rungs - 1
+        elif rung is None:
+            rung = frozen.user_attrs.get(ALLOWED, 0)
+        else:
+            trial.set_user_attr(ALLOWED, rung)
+        return Claim(trial, self.space.suggest(trial), folder, lock, rung)
 
     def tell(self, claim: Claim, state: TrialState, score: float | None = None) -> None:
         self.study.tell(claim.number, score, state)

@@ -9,7 +9,7 @@ import yaml
 
 import resnet50_test
 from tuning.confirm import judge, standard_error
-from tuning.halving import Halving, Rung, SeededSampler, build_rungs
+from tuning.halving import ALLOWED, Rung, SeededSampler, build_rungs, next_to_go_on
 from tuning.recipe import Recipe, as_flags, to_yaml
 from tuning.space import Parameter, Space
 from utils.config import parse
@@ -33,16 +33,56 @@ def test_rungs_grow_by_the_reduction(epochs, subset, number, reduction):
     assert build_rungs(epochs, subset, 1, reduction) == [Rung(epochs, subset)]
 
 
-def test_halving_keeps_the_best_share_and_the_default():
+def halve(scores, rungs=3, reduction=3):
+    """A search of trials with these scores, the same at every rung: (what was done in which order,
+    as (trial, rung), how far each came)."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    study = optuna.create_study(direction="maximize", pruner=Halving(3))
-    stopped = []
-    for score in (10, 9, 11, 8, 12, 11.5, 7, 11.8):
-        trial = study.ask()
-        trial.report(score, 0)
-        stopped.append(trial.should_prune())
-    # The default, then: not the best of 2; the best of 3; 4; the best of 5; the 2nd of 6; ...
-    assert stopped == [False, True, False, True, False, False, True, False]
+    study = optuna.create_study(direction="maximize")
+    order, done = [], {}
+    while True:
+        frozen = study.get_trials(deepcopy=False)
+        full = len(frozen) == len(scores)
+        chosen = next_to_go_on(frozen, rungs, reduction, at_end=full)
+        if chosen is None and full:
+            return order, done
+        if chosen is None:
+            trial = study.ask()
+            number, first = trial.number, 0
+            last = rungs - 1 if number == 0 else 0
+        else:
+            number, first = chosen.number, chosen.last_step + 1
+            trial = optuna.trial.Trial(study, chosen._trial_id)
+            trial.set_user_attr(ALLOWED, first)
+            last = first
+        for rung in range(first, last + 1):
+            order.append((number, rung))
+            trial.report(scores[number], rung)
+            done[number] = rung
+        if done[number] == rungs - 1:
+            study.tell(trial, scores[number])
+
+
+def test_halving_lets_the_best_share_go_on():
+    order, done = halve([50, 9, 11, 8, 12, 13, 7, 11.8, 10, 14, 1, 2, 3])
+    # The default to its end; of three others the best, 2; of six the best of those left, 5; ...
+    assert order[:7] == [(0, 0), (0, 1), (0, 2), (1, 0), (2, 0), (3, 0), (2, 1)]
+    assert order.index((5, 1)) == order.index((6, 0)) + 1
+    assert {number for number, rung in done.items() if rung >= 1} == {0, 2, 4, 5, 9}
+    # ... of the first three there the best, when 9 has come: there are three, and one may go on.
+    assert [number for number, rung in done.items() if rung == 2] == [0, 9]
+    assert order.index((9, 2)) == order.index((9, 1)) + 1
+
+
+def test_one_trial_comes_to_the_end_however_few_there_are():
+    for count in range(2, 7):
+        _, done = halve([50, *range(count - 1)])
+        assert done[count - 1] == 2 and done[0] == 2
+    assert halve([50]) == ([(0, 0), (0, 1), (0, 2)], {0: 2})
+
+
+def test_halving_with_one_rung_stops_nothing():
+    order, done = halve([1, 2, 3, 4], rungs=1)
+    assert order == [(0, 0), (1, 0), (2, 0), (3, 0)] and set(done.values()) == {0}
 
 
 def test_proposals_depend_on_seed_and_number_alone():
