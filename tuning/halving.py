@@ -10,6 +10,7 @@ what is missing to it in training data.
 
 from dataclasses import dataclass
 
+import optuna
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
@@ -97,19 +98,41 @@ class SeededSampler(BaseSampler):
             seed = (self.seed * 1_000_003 + trial.number) % 2**32
             if self.name == "tpe":
                 made = TPESampler(
-                    n_startup_trials=STARTUP_TRIALS, multivariate=True, constant_liar=True,
+                    n_startup_trials=STARTUP_TRIALS,
+                    multivariate=True,
+                    constant_liar=False,
                     seed=seed,
-                )  # fmt: skip
+                )
             else:
                 made = RandomSampler(seed=seed)
             self._samplers = {trial.number: made}
         return self._samplers[trial.number]
 
     def infer_relative_search_space(self, study, trial):
-        return self._of(trial).infer_relative_search_space(study, trial)
+        return self._of(trial).infer_relative_search_space(_as_told(study, trial), trial)
 
     def sample_relative(self, study, trial, search_space):
-        return self._of(trial).sample_relative(study, trial, search_space)
+        return self._of(trial).sample_relative(_as_told(study, trial), trial, search_space)
 
     def sample_independent(self, study, trial, param_name, param_distribution):
-        return self._of(trial).sample_independent(study, trial, param_name, param_distribution)
+        told = _as_told(study, trial)
+        return self._of(trial).sample_independent(told, trial, param_name, param_distribution)
+
+
+def _as_told(study, trial) -> optuna.Study:
+    """The study as a sampler is to see it: what waits or is at work counts as pruned, with its
+    score so far; without one it counts as bad, so that two jobs do not try the same."""
+    told = optuna.create_study(direction="maximize")
+    for other in study.get_trials(deepcopy=False):
+        if other.number == trial.number or not other.params:
+            continue
+        told.add_trial(
+            optuna.trial.create_trial(
+                state=other.state if other.state.is_finished() else TrialState.PRUNED,
+                value=other.value,
+                params=other.params,
+                distributions=other.distributions,
+                intermediate_values=other.intermediate_values,
+            )
+        )
+    return told

@@ -106,6 +106,26 @@ def test_proposals_depend_on_seed_and_number_alone():
     assert first + proposals(broken, 5) == whole
 
 
+def test_what_waits_is_learnt_from():
+    """The next proposals lie where trials that wait were good, as where they were pruned."""
+
+    def proposals(wait):
+        study = optuna.create_study(direction="maximize", sampler=SeededSampler("tpe", 3))
+        found = []
+        for _ in range(40):
+            trial = study.ask()
+            value = trial.suggest_float("a", 0, 1)
+            trial.report(-abs(value - 0.8), 0)
+            if not wait:
+                study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+            found.append(value)
+        return found
+
+    waiting, pruned = proposals(True), proposals(False)
+    assert waiting == pruned
+    assert abs(sum(waiting[-10:]) / 10 - 0.8) < 0.15
+
+
 def parameter(name, low, high, default, **more):
     given = {"scale": "linear", "choices": (), "grid": (), "when": {}, "of_epochs": False}
     given |= {"integer": False} | more
