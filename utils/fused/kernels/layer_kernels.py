@@ -180,14 +180,14 @@ def _norm_backward(
     of_z, of_branch, parts, grad, z, mean, inverse, scale, residual, mask, factor, rows, width,
     programs, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    first = tl.program_id(0)
+    first = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < width
     times = tl.load(scale + column, mask=inside, other=0).to(tl.float32)
     of_scale = tl.zeros((BLOCK,), tl.float32)
     of_shift = tl.zeros((BLOCK,), tl.float32)
     for row in range(first, rows, programs):
-        at = row.to(tl.int64) * width + column
+        at = row * width + column
         of_normal = tl.load(grad + at, mask=inside, other=0).to(tl.float32)
         value = tl.load(z + at, mask=inside, other=0).to(tl.float32)
         factor_of_row = tl.load(inverse + row)

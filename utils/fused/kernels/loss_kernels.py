@@ -47,7 +47,7 @@ def _mixed_cross_entropy(
     wanted = tl.where(column == target, share, 0.0) + tl.where(column == partner, 1 - share, 0.0)
     wanted = wanted * (1 - smoothing) + smoothing / classes
     # Of a class with p = 0 (its logit is minus infinity) and q = 0 the loss is 0.
-    loss = -tl.sum(tl.where(inside & (wanted != 0), wanted * log_p, 0.0))
+    loss = -tl.sum(wanted * tl.where(inside & (wanted != 0), log_p, 0.0))
     known = (target >= 0) & (target < classes) & (partner >= 0) & (partner < classes)
     tl.store(losses + row, tl.where(known, loss, float("nan")))
     tl.store(gradient + row * classes + column, power / total - wanted, mask=inside)
