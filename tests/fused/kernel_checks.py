@@ -308,7 +308,7 @@ def test_a_network(mode, monkeypatch):
     assert count["affine"] == (17 if mode == "speed" else 17 + 17)
 
 
-@pytest.mark.parametrize(("rate", "mode"), [(0.0, "memory"), (0.3, "memory"), (0.3, "speed")])
+@pytest.mark.parametrize(("rate", "mode"), [(0.3, "memory"), (0.0, "speed")])
 def test_a_transformer(rate, mode):
     plain, fused = transformers(rate, mode)
     check(plain, fused, IDS, OF_TEXTS)

@@ -102,7 +102,8 @@ def test_the_gradient_is_that_of_differences(case, training, mode):
         torch.manual_seed(0)
         return functional_call(fused, dict(zip(names, weights, strict=True)), (x,))
 
-    fast = not (training and case == "drop-path and convolution")  # else element by element
+    # Once element by element, else along one direction.
+    fast = not (training and case == "drop-path and convolution" and mode == "memory")
     assert torch.autograd.gradcheck(call, (x, *fused.parameters()), fast_mode=fast)
 
 
@@ -185,8 +186,11 @@ def test_in_bf16_it_is_as_near_to_float64_as_the_plain_one():
     assert errors[1] <= errors[0] * 1.0001
 
 
-@pytest.mark.parametrize("optimizer", ["ngd", pytest.param("sgd", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("optimizer", "mode"),
+    [("ngd", "memory"), ("sgd", "speed"), pytest.param("sgd", "memory", marks=pytest.mark.slow),
+     pytest.param("ngd", "speed", marks=pytest.mark.slow)],
+)  # fmt: skip
 def test_fifty_steps_with_accumulation(optimizer, mode):
     models = networks(18, mode=mode)
     for model in models:

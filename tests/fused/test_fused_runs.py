@@ -1,4 +1,4 @@
-"""--fused memory from the command line: the same run, the same weights, and what is refused."""
+"""--fused from the command line: the same run, the same weights, and what is refused."""
 
 import contextlib
 import io
@@ -39,21 +39,24 @@ def run(main, *flags) -> tuple[int, str]:
 )
 def test_the_run_is_the_plain_one(tmp_path, main, flags):
     weights = []
-    for mode in ("none", "memory"):
+    for mode in ("none", "memory", "speed"):
         code, said = run(main, *flags, "--fused", mode, "--output", tmp_path / mode)
         assert code == 0, said
         weights.append(load_file(tmp_path / mode / "checkpoints/step-00000004/model.safetensors"))
-    plain, fused = weights
-    assert list(plain) == list(fused)
-    for name, tensor in plain.items():
-        torch.testing.assert_close(fused[name], tensor, rtol=0, atol=1e-5, msg=name)
+    plain, *both = weights
+    for fused in both:
+        assert list(plain) == list(fused)
+        for name, tensor in plain.items():
+            torch.testing.assert_close(fused[name], tensor, rtol=0, atol=1e-5, msg=name)
     # A fused run is used and resumed as a plain one.
     resumed = ["--resume", tmp_path / "memory"]
     assert run(main, *resumed, "--eval_only")[0] == 0
     assert run(main, *resumed, "--export", "safetensors")[0] == 0
-    assert run(main, *resumed, "--fused", "none", "--max_steps", "6")[0] == 0
+    assert run(main, *resumed, "--fused", "speed", "--max_steps", "6")[0] == 0
+    assert run(main, *resumed, "--fused", "none", "--max_steps", "8")[0] == 0
 
 
+@pytest.mark.parametrize("mode", ["memory", "speed"])
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
@@ -62,6 +65,6 @@ def test_the_run_is_the_plain_one(tmp_path, main, flags):
         (["--pretrained", "x.pth", "--freeze_backbone"], "keeps nothing"),
     ],
 )
-def test_what_has_no_effect_is_refused(flags, reason):
-    code, said = run(resnet50_test.main, *PICTURES, "--fused", "memory", *flags)
+def test_what_has_no_effect_is_refused(flags, reason, mode):
+    code, said = run(resnet50_test.main, *PICTURES, "--fused", mode, *flags)
     assert code == 2 and "error: --fused has no effect" in said and reason in said

@@ -74,8 +74,14 @@ def test_it_is_the_plain_one(options, training, half, mode):
         assert_close(*results, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("optimizer", ["ngd", pytest.param("adamw", marks=pytest.mark.slow)])
-@MODES
+@pytest.mark.parametrize(
+    ("optimizer", "mode"),
+    [
+        ("ngd", "memory"),
+        ("adamw", "speed"),
+        pytest.param("adamw", "memory", marks=pytest.mark.slow),
+    ],
+)
 def test_fifty_steps(optimizer, mode):
     models = transformers(rate=0.1, mode=mode)
     for model in models:

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from utils.fused import kernels
-
 HERE = Path(__file__).parent
 GPUS = [80, 90]  # compute capability, times ten
 
