@@ -1,21 +1,24 @@
 """The Triton kernels in Triton's interpreter, on the CPU; run by test_kernels.py, in a process
 where TRITON_INTERPRET=1 is set before Triton is imported.
 
-What they give is held against PyTorch in float64. The interpreter cuts float32 off to bf16 where a
-GPU rounds, so a bf16 result may be a step of bf16 away.
+What they give is held against PyTorch in float64. Where a GPU rounds float32 to bf16 the
+interpreter cuts it off; here it is made to round.
 """
 
 import copy
 import os
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import triton.language as tl
 from fused_tools import found
 from test_fused_convolution import CASES, DIRECTION, blocks, networks, pictures
 from test_fused_cross_entropy import LAMS, batch
 from test_fused_transformer import DIRECTION as OF_TEXTS
 from test_fused_transformer import IDS, transformers
+from triton.runtime import interpreter
 
 from utils.fused import kernels
 from utils.fused.cross_entropy import fused_cross_entropy
@@ -25,7 +28,7 @@ from utils.training.objective import mixed_cross_entropy
 assert os.environ.get("TRITON_INTERPRET") == "1"
 
 FULL, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
-STEP = {FP16: 2**-11, BF16: 2**-7}  # half a step of fp16, a whole one of bf16
+HALF_STEP = {FP16: 2**-11, BF16: 2**-8}
 IMAGES = pytest.mark.parametrize(
     ("shape", "dtype"),
     [((3, 5, 4, 7), FULL), ((1, 1, 1, 2), FULL), ((2, 130, 3, 3), FULL), ((2, 3, 37, 29), FULL),
@@ -40,6 +43,13 @@ ROWS = pytest.mark.parametrize(
 )  # fmt: skip
 
 
+def rounded(data, source, target, mode, cut=interpreter._convert_float):
+    if (source, target) != (tl.float32, tl.bfloat16):
+        return cut(data, source, target, mode)
+    values = torch.tensor(data, dtype=torch.float32).to(torch.bfloat16)
+    return values.view(torch.int16).numpy().view(np.uint16)
+
+
 @pytest.fixture(autouse=True)
 def kernels_on_the_cpu(monkeypatch):
     """In small tiles, so that programs go over several of them."""
@@ -47,6 +57,7 @@ def kernels_on_the_cpu(monkeypatch):
     monkeypatch.setattr(image_kernels, "TILE", 512)
     for module in (image_kernels, layer_kernels):
         monkeypatch.setattr(module, "PROGRAMS", 3)
+    monkeypatch.setattr(interpreter, "_convert_float", rounded)
     torch.manual_seed(0)
 
 
@@ -54,7 +65,7 @@ def near(ours: torch.Tensor, exact: torch.Tensor) -> None:
     """1e-6 of the largest in float32, half a step in half precision, besides that."""
     assert exact.dtype == torch.float64 and ours.dtype != torch.float64
     difference = (ours.double() - exact).abs()
-    allowed = 1e-6 * exact.abs().max() + STEP.get(ours.dtype, 0) * exact.abs() + 1e-7
+    allowed = 1e-6 * exact.abs().max() + HALF_STEP.get(ours.dtype, 0) * exact.abs() + 1e-7
     assert (difference <= allowed).all(), (difference - allowed).max()
 
 
@@ -306,6 +317,30 @@ def test_a_network(mode, monkeypatch):
     count = {name: calls.count(name) for name in calls}
     assert count["batch_numbers"] == count["gradient_sums"] == count["input_gradient"] == 20
     assert count["affine"] == (17 if mode == "speed" else 17 + 17)
+
+
+@pytest.mark.parametrize("name", ["input", "convolution", "texts"])
+def test_in_bf16_it_is_as_near_to_float64_as_without_kernels(name, monkeypatch):
+    if name == "texts":
+        (plain, fused), x, direction = transformers(0.0), IDS, OF_TEXTS
+    else:
+        made, last = blocks("memory", FULL, shortcut=name), torch.channels_last
+        plain, fused = (model.to(memory_format=last) for model in made)
+        x = torch.randn(16, 4, 9, 9).to(memory_format=last)
+        direction = torch.randn_like(plain(x).detach())
+        fused(x)
+    exact = copy.deepcopy(plain).double()
+    wanted = found(exact, x.double() if x.is_floating_point() else x, direction.double())
+    errors, before = [], copy.deepcopy(fused.state_dict())
+    for devices in (("cpu",), ()):
+        monkeypatch.setattr(kernels, "DEVICES", devices)
+        fused.load_state_dict(before)
+        with torch.autocast("cpu", torch.bfloat16):
+            got = found(fused, x, direction)
+        of = [n for n, t in wanted.items() if t is not None and n != "grad/conv2.bias"]  # see above
+        both = [(got[n].double(), wanted[n].double()) for n in of]
+        errors.append(float(sum((ours - t).norm() / (t.norm() + 1) for ours, t in both)))
+    assert errors[0] <= 1.1 * errors[1], errors
 
 
 @pytest.mark.parametrize(("rate", "mode"), [(0.3, "memory"), (0.0, "speed")])
