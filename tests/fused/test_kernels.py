@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from utils.fused import kernels
+
 HERE = Path(__file__).parent
 GPUS = [80, 90]  # compute capability, times ten
 
@@ -21,6 +23,29 @@ def test_in_the_interpreter():
         text=True, timeout=300,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout
+
+
+@pytest.fixture
+def nothing_known(monkeypatch):
+    """Of whether the kernels can be used; CPUs are taken for GPUs."""
+    monkeypatch.setattr(kernels, "DEVICES", ("cpu",))
+    monkeypatch.delitem(sys.modules, "utils.fused.kernels.image_kernels", raising=False)
+    monkeypatch.delattr(kernels, "image_kernels", raising=False)
+    kernels.unusable.cache_clear()
+    yield
+    kernels.unusable.cache_clear()
+
+
+def test_without_triton_pytorch_computes(nothing_known, monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton", None)
+    assert kernels.images(torch.ones(2, 3, 1, 1)) is None and kernels.loss(torch.ones(2, 3)) is None
+    assert "Triton cannot be imported" in kernels.unusable()
+
+
+def test_where_triton_does_not_work_pytorch_computes(nothing_known):
+    pytest.importorskip("triton")
+    assert kernels.layers(torch.ones(2, 3)) is None
+    assert kernels.unusable().startswith("Triton: ") and "\n" not in kernels.unusable()
 
 
 def launches(monkeypatch) -> list[tuple]:

@@ -143,7 +143,7 @@ def slices(tensor: Tensor) -> Iterator[slice]:
 def third_is_faster(tensor: Tensor) -> bool:
     """Whether a CPU writes the result of two tensors faster to a third one than to one of the
     two: of half precision it does (torch 2.15), and of the others it does not."""
-    return tensor.dtype.itemsize == 2
+    return tensor.device.type == "cpu" and tensor.dtype.itemsize == 2
 
 
 def gate(grad: Tensor, y: Tensor, out: Tensor) -> Tensor:
