@@ -1,6 +1,7 @@
 """The rules of the house that no single module can hold: imports, pickles, import-time work."""
 
 import ast
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -169,6 +170,8 @@ def test_light_modules_do_not_import_torch(module):
 def test_importing_everything_does_no_work():
     """No module of ours opens a file, starts a thread or draws a random number on import."""
     names = [module_name(path) for path in MODULES] + ["resnet50_test"]
+    if importlib.util.find_spec("triton") is None:  # PyTorch for CPUs comes without
+        names = [name for name in names if not name.endswith("_kernels")]
     result = subprocess.run(
         [sys.executable, "-B", "-c", IMPORT_ALL, *names],
         cwd=ROOT,

@@ -28,7 +28,7 @@ def phase_advice(settings, run, loader) -> dict[str, str]:
 
 def memory_advice(settings) -> dict[str, str]:
     """{"memory": what else may help where it has run out}."""
-    if settings.fused != "none" or settings.compile or settings.freeze_backbone:
+    if settings.fused == "memory" or settings.compile or settings.freeze_backbone:
         return {}
     return {"memory": "--fused memory keeps about half as much of each sample"}
 

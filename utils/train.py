@@ -10,7 +10,7 @@ from utils.distributed.strategies import build_strategy
 from utils.distributed.sync_batch_norm import sync_batch_norms
 from utils.errors import UserError
 from utils.files import reason
-from utils.fused import fuse
+from utils.fused import fuse, kernels
 from utils.rehearsal import rehearse
 from utils.report import write_report
 from utils.reporting.classes import summary_lines, write_class_report
@@ -57,6 +57,8 @@ def train_classifier(run: Run, model, task, checkpoint: Checkpoint | None, pretr
             raise UserError(f"--sync_bn: {run.model_name} has no BatchNorm; leave it out")
         model = sync_batch_norms(model, run.exchange)
     fuse(model, settings.fused)
+    if settings.fused != "none" and run.device.type == "cuda" and kernels.unusable():
+        run.console.say(f"--fused {settings.fused} without its kernels: {kernels.unusable()}")
     run.strategy = build_strategy(settings.strategy, run.exchange)
     wrapped = run.strategy.wrap(model, unfreezes=settings.unfreeze_epoch is not None)
     if run.exchange.rank > 0:  # the weights are equal on all ranks, dropout is not to be

@@ -62,21 +62,24 @@ def train(
 
 
 @pytest.mark.parametrize(
-    ("synced", "optimizer", "half", "texts"),
+    ("mode", "synced", "optimizer", "half", "texts"),
     [
-        (False, "sgd", False, False),
-        (False, "ngd", False, False),
-        (True, "sgd", False, False),
-        (True, "sgd", True, False),
-        (False, "sgd", False, True),
+        ("memory", False, "sgd", False, False),
+        ("memory", False, "ngd", False, False),
+        ("memory", True, "sgd", False, False),
+        ("memory", True, "sgd", True, False),
+        ("memory", False, "sgd", False, True),
+        ("speed", True, "sgd", False, False),
     ],
-    ids=["sgd", "ngd", "sync_bn", "sync_bn, bf16", "texts"],
+    ids=["sgd", "ngd", "sync_bn", "sync_bn, bf16", "texts", "speed, sync_bn"],
 )
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_a_fused_network_trains_as_the_plain_one(worlds, strategy, synced, optimizer, half, texts):
+def test_a_fused_network_trains_as_the_plain_one(
+    worlds, strategy, mode, synced, optimizer, half, texts
+):
     plain, fused = (
-        worlds(2).run(train, mode, strategy, synced, optimizer, half, texts)
-        for mode in ("none", "memory")
+        worlds(2).run(train, way, strategy, synced, optimizer, half, texts)
+        for way in ("none", mode)
     )
     for one, other in zip(plain, fused, strict=True):
         for name, tensor in one.items():

@@ -8,9 +8,9 @@ from torch import nn
 from utils.fused import fuse
 
 
-def pair(model: nn.Module) -> tuple[nn.Module, nn.Module]:
+def pair(model: nn.Module, mode: str = "memory") -> tuple[nn.Module, nn.Module]:
     """The model, and a fused copy."""
-    return model, fuse(copy.deepcopy(model), "memory")
+    return model, fuse(copy.deepcopy(model), mode)
 
 
 def found(model: nn.Module, x: torch.Tensor, direction: torch.Tensor, seed: int = 0) -> dict:

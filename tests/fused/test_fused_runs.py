@@ -1,4 +1,4 @@
-"""--fused memory from the command line: the same run, the same weights, and what is refused."""
+"""--fused from the command line: the same run, the same weights, and what is refused."""
 
 import contextlib
 import io
@@ -28,25 +28,30 @@ def run(main, *flags) -> tuple[int, str]:
     return code, said.getvalue()
 
 
+META = ["--meta_learning", "--meta_every", "1", "--meta_exact"]
+BOTH = ["memory", "speed"]
+
+
 @pytest.mark.parametrize(
-    ("main", "flags"),
+    ("main", "flags", "modes"),
     [
-        (resnet50_test.main, [*PICTURES, "--mixup", "0.3", "--label_smoothing", "0.1"]),
-        (resnet50_test.main, [*PICTURES, "--meta_learning", "--meta_every", "1", "--meta_exact"]),
-        (transformer_test.main, [*TEXTS, "--mixup", "0.3"]),
+        (resnet50_test.main, [*PICTURES, "--mixup", "0.3", "--label_smoothing", "0.1"], BOTH),
+        (resnet50_test.main, [*PICTURES, *META], ["memory"]),
+        (transformer_test.main, [*TEXTS, "--mixup", "0.3"], BOTH),
     ],
     ids=["mixup", "meta-mixup", "texts"],
 )
-def test_the_run_is_the_plain_one(tmp_path, main, flags):
+def test_the_run_is_the_plain_one(tmp_path, main, flags, modes):
     weights = []
-    for mode in ("none", "memory"):
+    for mode in ("none", *modes):
         code, said = run(main, *flags, "--fused", mode, "--output", tmp_path / mode)
         assert code == 0, said
         weights.append(load_file(tmp_path / mode / "checkpoints/step-00000004/model.safetensors"))
-    plain, fused = weights
-    assert list(plain) == list(fused)
-    for name, tensor in plain.items():
-        torch.testing.assert_close(fused[name], tensor, rtol=0, atol=1e-5, msg=name)
+    plain, *others = weights
+    for fused in others:
+        assert list(plain) == list(fused)
+        for name, tensor in plain.items():
+            torch.testing.assert_close(fused[name], tensor, rtol=0, atol=1e-5, msg=name)
     # A fused run is used and resumed as a plain one.
     resumed = ["--resume", tmp_path / "memory"]
     assert run(main, *resumed, "--eval_only")[0] == 0
@@ -54,6 +59,7 @@ def test_the_run_is_the_plain_one(tmp_path, main, flags):
     assert run(main, *resumed, "--fused", "none", "--max_steps", "6")[0] == 0
 
 
+@pytest.mark.parametrize("mode", BOTH)
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
@@ -62,6 +68,6 @@ def test_the_run_is_the_plain_one(tmp_path, main, flags):
         (["--pretrained", "x.pth", "--freeze_backbone"], "keeps nothing"),
     ],
 )
-def test_what_has_no_effect_is_refused(flags, reason):
-    code, said = run(resnet50_test.main, *PICTURES, "--fused", "memory", *flags)
+def test_what_has_no_effect_is_refused(flags, reason, mode):
+    code, said = run(resnet50_test.main, *PICTURES, "--fused", mode, *flags)
     assert code == 2 and "error: --fused has no effect" in said and reason in said

@@ -5,7 +5,8 @@ covariate shift" (2015), arXiv:1502.03167. With the statistics known it is c sca
 number of each for a channel, which is all that has to be kept besides its input c.
 
 The numbers are PyTorch's to the bit (nn.BatchNorm2d), or those of utils/distributed/
-sync_batch_norm.py where the statistics are of all ranks.
+sync_batch_norm.py where the statistics are of all ranks. On a GPU what is of the batch of one
+process is computed by kernels, which round less often.
 """
 
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from utils.exchange import Exchange
+from utils.fused import kernels
 
 aten = torch.ops.aten
 # Of what is computed at once on a CPU: it stays in the cache of a core from one operation to the
@@ -45,6 +47,9 @@ def take_statistics(norm: nn.Module, c: Tensor) -> tuple[Statistics, Tensor, Ten
     """What `norm` normalises c (n, channels, height, width) by, and scale and shift:
     BatchNorm(c) = c scale + shift. Its running statistics follow, as they do in its own forward."""
     exchange = exchange_of(norm)
+    if of_batch(norm) and exchange is None and kernels.images(c) is not None:
+        mean, spread, scale, shift = _by_kernels(norm, c)
+        return Statistics(mean, spread), scale, shift
     if not of_batch(norm):
         statistics = Statistics(norm.running_mean.clone(), norm.running_var.clone())
         inverse = 1 / (statistics.spread + norm.eps).sqrt()
@@ -59,9 +64,22 @@ def take_statistics(norm: nn.Module, c: Tensor) -> tuple[Statistics, Tensor, Ten
     return statistics, scale, torch.addcmul(norm.bias, statistics.mean, scale, value=-1)
 
 
-def _of_this_rank(norm: nn.Module, c: Tensor) -> Statistics:
+def _by_kernels(norm: nn.Module, c: Tensor) -> tuple[Tensor, ...]:
+    _refuse_one_value(c)
+    share, mean, var = _share(norm), norm.running_mean, norm.running_var
+    if not (norm.training and norm.track_running_stats):
+        mean = var = None
+    batch_numbers = kernels.images(c).batch_numbers
+    return batch_numbers(c, norm.weight, norm.bias, norm.eps, mean, var, share)
+
+
+def _refuse_one_value(c: Tensor) -> None:
     if c.numel() // c.shape[1] < 2:
         raise ValueError(f"Expected more than 1 value per channel when training, got {c.shape}")
+
+
+def _of_this_rank(norm: nn.Module, c: Tensor) -> Statistics:
+    _refuse_one_value(c)
     share, mean, var = _share(norm), norm.running_mean, norm.running_var
     if not (norm.training and norm.track_running_stats):
         share, exact = 0.0, c.dtype if c.dtype == torch.float64 else torch.float32
@@ -125,7 +143,7 @@ def slices(tensor: Tensor) -> Iterator[slice]:
 def third_is_faster(tensor: Tensor) -> bool:
     """Whether a CPU writes the result of two tensors faster to a third one than to one of the
     two: of half precision it does (torch 2.15), and of the others it does not."""
-    return tensor.dtype.itemsize == 2
+    return tensor.device.type == "cpu" and tensor.dtype.itemsize == 2
 
 
 def gate(grad: Tensor, y: Tensor, out: Tensor) -> Tensor:
@@ -158,6 +176,13 @@ class Again(NamedTuple):
 
     def into(self, out: Tensor) -> Tensor:
         """Written to `out`, a tensor of c's shape, dtype and strides."""
+        added = self.add.c if isinstance(self.add, Again) else self.add
+        kernel = kernels.images(self.c, *([] if added is None else [added]))
+        if kernel is not None:
+            how = self.c, self.scale, self.shift, self.relu, self.kept, self.keep, added
+            # What is added is no output of a ReLU itself.
+            numbers = self.add[1:3] if isinstance(self.add, Again) else ()
+            return kernel.affine(*how, *numbers, out=out)
         ones, zeros = torch.ones_like(self.scale), torch.zeros_like(self.scale)
         for samples in slices(self.c):
             self._slice(samples, ones, zeros, out[samples])
@@ -191,31 +216,72 @@ class Gradients(NamedTuple):
     bias: Tensor | None
 
 
+class Gate(NamedTuple):
+    """The ReLU behind a BatchNorm."""
+
+    y: Tensor  # its output
+    out: Tensor  # for the gradient of its input
+    alone: bool  # y is made of the BatchNorm alone, and nobody else wants that gradient
+
+
 def backward(
     grad: Tensor,
-    c: Tensor,
+    output: Again,
     weight: Tensor | None,
     statistics: Statistics,
     norm: nn.Module,
     needed: tuple[bool, bool, bool],
     batch: bool,
     exchange: Exchange | None,
+    relu: Gate | None = None,
 ) -> Gradients:
-    """From the gradient of the output.
+    """From the gradient of the output, or of the output of `relu`.
 
     Args:
-        c: the input.
+        output: of BatchNorm; its c is the input.
         statistics: that it was normalised by; `batch`: they are the batch's.
         needed: of input, weight and bias.
         exchange: with the ranks that the statistics are of, None: of this one.
     """
+    needed = (needed[0], needed[1] and weight is not None, needed[2] and weight is not None)
+    c = output.c
+    if batch and exchange is None and kernels.images(c) is not None:
+        return _backward_by_kernels(grad, output, weight, statistics, needed, relu)
+    if relu is not None:
+        grad = gate(grad, relu.y, relu.out)
     if exchange is not None:
         return backward_of_all_ranks(grad, c, weight, statistics, needed, exchange)
     mean, spread, _ = statistics
     running = (None, None, mean, spread) if batch else (mean, spread, None, None)
-    needed = [needed[0], needed[1] and weight is not None, needed[2] and weight is not None]
-    found = aten.native_batch_norm_backward(grad, c, weight, *running, batch, norm.eps, needed)
+    found = aten.native_batch_norm_backward(
+        grad, c, weight, *running, batch, norm.eps, list(needed)
+    )
     return Gradients(*(part if want else None for part, want in zip(found, needed, strict=True)))
+
+
+def _backward_by_kernels(
+    grad: Tensor,
+    output: Again,
+    weight: Tensor | None,
+    statistics: Statistics,
+    needed: tuple[bool, ...],
+    relu: Gate | None,
+) -> Gradients:
+    """In two passes, the ReLU's among them: its gradient is written only where others want it."""
+    c, kernel = output.c, kernels.images(output.c)
+    numbers = kernel.Numbers(statistics.mean, statistics.spread, output.scale, output.shift)
+    grad = grad.contiguous(memory_format=torch.channels_last)
+    alone = relu is not None and relu.alone
+    if relu is None or alone:
+        sums = kernel.gradient_sums(grad, c, numbers, relu=alone)
+    else:
+        sums = kernel.gradient_sums(grad, c, numbers, y=relu.y, gated=relu.out)
+        grad = relu.out
+    of_c = None
+    if needed[0]:
+        of_c = kernel.input_gradient(grad, c, numbers, sums, relu=alone, out=torch.empty_like(c))
+    of_bias, of_weight = sums if weight is None else sums.to(weight.dtype)
+    return Gradients(of_c, of_weight if needed[1] else None, of_bias if needed[2] else None)
 
 
 def backward_of_all_ranks(grad, c, weight, statistics, needed, exchange) -> Gradients:

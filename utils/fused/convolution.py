@@ -1,16 +1,17 @@
-"""Convolution, BatchNorm and ReLU, also of a whole residual block, that keep one activation of
-each convolution: its output before BatchNorm.
-
-The plain modules keep two, the outputs of the convolution and of the ReLU, which the next
-convolution needs. Here the second is made again from the first in the backward pass (see
-batch_norm.py), that of a block from what the block before made, too, back to the last block whose
-shortcut has a convolution. So a stage's outputs come and go together in the backward pass.
+"""Convolution, BatchNorm and ReLU, also of a whole residual block, in few passes over memory.
 
     branch    c1 = conv1(x), c2 = conv2(relu(bn1(c1))), c3 = conv3(relu(bn2(c2)))
     shortcut  x, or bn(conv(x)), or none
     y         relu(bn3(c3) + shortcut)
-    kept      c1, c2, c3, the shortcut's convolution, and each BatchNorm's few numbers; not x, if
-              the block before can make it again
+
+The plain modules keep two activations of each convolution: its output and that of the ReLU, which
+the next convolution needs.
+
+    speed     keeps the same. BatchNorm, what is added and ReLU are one pass.
+    memory    keeps c1, c2, c3, the shortcut's convolution and each BatchNorm's few numbers. What
+              ReLU makes is made again from them in the backward pass (see batch_norm.py), x from
+              what the block before made, too, back to the last block whose shortcut has a
+              convolution. So a stage's outputs come and go together in the backward pass.
 """
 
 from typing import NamedTuple
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 
 from utils.fused.batch_norm import (
     Again,
+    Gate,
     Statistics,
     add_,
     backward,
@@ -95,6 +97,7 @@ def fused_block(
     shortcut: nn.Module | str | None = None,
     drop_path: nn.Module | None = None,
     chain: Chain | None = None,
+    mode: str = "memory",
 ) -> Tensor:
     """relu(branch(x) + shortcut(x)), with a ReLU between the branch's units.
 
@@ -105,6 +108,7 @@ def fused_block(
             sequence.
         drop_path: with `rate` and `draw`; what it does in training is done to the branch.
         chain: of this forward pass.
+        mode: "memory" or "speed", of what is kept.
     """
     units = [Unit(*pair) for pair in branch]
     if isinstance(shortcut, nn.Module):
@@ -115,7 +119,7 @@ def fused_block(
         x = x.to(torch.get_autocast_dtype(device))
     if drop_path is not None and drop_path.training and getattr(drop_path, "rate", 0.0):
         kept, keep = drop_path.draw(x), 1 - drop_path.rate
-    plan = Plan(units, len(branch), shortcut == "input", keep)
+    plan = Plan(units, len(branch), shortcut == "input", keep, mode == "memory")
     chain = chain or Chain()
     tensors = [tensor for unit in units for tensor in unit.tensors]
     with torch.autocast(device, enabled=False):
@@ -129,6 +133,7 @@ class Plan(NamedTuple):
     depth: int  # of the branch
     adds_input: bool
     keep: float  # 1 - the rate of drop-path
+    again: bool  # what ReLU makes is made again
 
 
 def _convolve(conv: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -166,7 +171,7 @@ class _Block(torch.autograd.Function):
     @staticmethod
     def forward(ctx, plan: Plan, source, scratch: Scratch, kept, x: Tensor, *tensors):
         units, depth = plan.units, plan.depth
-        all_c, numbers, a = [], [], x
+        all_c, numbers, inputs, a = [], [], [], x
         for index, unit in enumerate(units):
             a = x if index == depth else a
             c = _convolve(unit.conv, a, *tensors[4 * index : 4 * index + 2])
@@ -174,15 +179,18 @@ class _Block(torch.autograd.Function):
             all_c.append(c)
             numbers.append((*statistics, scale, shift))
             if index < depth - 1:
-                a = Again(c, scale, shift).into(scratch.like(c, "input"))
+                out = scratch.like(c, "input") if plan.again else torch.empty_like(c)
+                a = Again(c, scale, shift).into(out)
+                inputs.append(None if plan.again else a)
         ctx.plan, ctx.source, ctx.scratch = plan, source, scratch
         ctx.of_batch = [of_batch(unit.norm) for unit in units]
         ctx.exchanges = [exchange_of(unit.norm) for unit in units]
         ctx.made = None
+        y = _output(plan, x, kept, all_c, numbers).into(torch.empty_like(all_c[depth - 1]))
         every = [part for parts in numbers for part in parts]
-        ctx.save_for_backward(None if source else x, kept, *all_c, *every, *tensors)
-        y = _output(plan, x, kept, all_c, numbers)
-        return y.into(torch.empty_like(all_c[depth - 1]))
+        ends = (None if source else x, None) if plan.again else (x, y)
+        ctx.save_for_backward(*ends, kept, *inputs, *all_c, *every, *tensors)
+        return y
 
     @staticmethod
     def backward(ctx, grad):
@@ -192,50 +200,56 @@ class _Block(torch.autograd.Function):
         units, depth = plan.units, plan.depth
         needs_x, needs = ctx.needs_input_grad[4], ctx.needs_input_grad[5:]
         found: list[Tensor | None] = [None] * len(needs)
-        y, ctx.made = _made(ctx), None
-        third = third_is_faster(y)  # else into the memory of y, which nobody needs any more
-        grad = gate(grad, y, out=ctx.scratch.like(y, "last") if third else y)
-        del y
-        x = _input(ctx, saved)
 
-        def unit_backward(index: int, grad: Tensor, a: Tensor, of_a: bool) -> Tensor | None:
-            """From the gradient of BatchNorm's output; a is the convolution's input."""
-            unit, (weight, bias, scale, _) = units[index], saved.tensors(index)
-            want = needs[4 * index : 4 * index + 4]
-            deeper = of_a or want[0] or want[1]
+        def norm_backward(index: int, grad: Tensor, relu: Gate | None, deeper: bool):
+            """From the gradient of BatchNorm's output, or of the ReLU's behind it."""
+            want = needs[4 * index + 2 : 4 * index + 4]
             of_c, found[4 * index + 2], found[4 * index + 3] = backward(
-                grad, saved.c[index], scale, saved.statistics(index), unit.norm,
-                (deeper, *want[2:]), ctx.of_batch[index], ctx.exchanges[index],
+                grad, saved.again(index), saved.tensors(index)[2], saved.statistics(index),
+                units[index].norm, (deeper, *want), ctx.of_batch[index], ctx.exchanges[index], relu,
             )  # fmt: skip
-            if not deeper:
-                return None
+            return of_c
+
+        def convolution_backward(index: int, of_c: Tensor, a: Tensor, of_a: bool):
+            """a is the convolution's input."""
+            want = needs[4 * index : 4 * index + 2]
             of_a, found[4 * index], found[4 * index + 1] = _convolution_backward(
-                unit.conv, of_c, a, weight, bias, (of_a, *want[:2])
+                units[index].conv, of_c, a, *saved.tensors(index)[:2], (of_a, *want)
             )
             return of_a
 
-        inner = grad
+        y, ctx.made = _made(ctx), None
+        third = third_is_faster(y)
+        # What is made again is nobody's any more, once its sign has been read.
+        gated = y if plan.again and not third else ctx.scratch.like(y, "last")
+        inner, relu = grad, Gate(y, gated, alone=False)
         if saved.kept is not None:
-            inner = (grad * saved.kept).div_(plan.keep)
+            inner, relu = (gate(grad, y, gated) * saved.kept).div_(plan.keep), None
+        del y
         for index in reversed(range(depth)):
-            deeper = needs_x or any(needs[: 4 * index])
-            a = (
-                x
-                if index == 0
-                else saved.again(index - 1).into(ctx.scratch.like(saved.c[index - 1], "input"))
-            )
-            inner = unit_backward(index, inner, a, deeper)
+            needs_a = needs_x or any(needs[: 4 * index])
+            deeper = needs_a or any(needs[4 * index : 4 * index + 2])
+            of_c, relu = norm_backward(index, inner, relu, deeper), None
             if not deeper:
                 break
+            a = _input(ctx, saved) if index == 0 else saved.relu(index - 1, ctx.scratch)
+            inner = convolution_backward(index, of_c, a, needs_a)
+            if not needs_a:
+                break
             if index:
-                inner = gate(inner, a, out=ctx.scratch.like(a, "inner") if third else inner)
-        del a
+                out = ctx.scratch.like(a, "inner") if third else inner
+                relu = Gate(a, out, alone=True)
+            del a, of_c
         of_x = inner if needs_x else None
-        if len(units) > depth and (needs_x or any(needs[4 * depth :])):
-            of_shortcut = unit_backward(depth, grad, x, needs_x)
-            of_x = add_(of_x, of_shortcut) if needs_x else None
+        of_shortcut = needs[4 * depth :]
+        if len(units) > depth and (needs_x or any(of_shortcut)):
+            deeper = needs_x or any(of_shortcut[:2])
+            of_c = norm_backward(depth, gated, None, deeper)
+            if deeper:
+                of_side = convolution_backward(depth, of_c, _input(ctx, saved), needs_x)
+                of_x = add_(of_x, of_side) if needs_x else None
         elif needs_x and plan.adds_input:
-            of_x = add_(of_x, grad)
+            of_x = add_(of_x, gated)
         if ctx.source is None:
             ctx.scratch.drop()
         return None, None, None, None, of_x, *found
@@ -245,8 +259,9 @@ class _Saved:
     """What a block has kept, by its meaning."""
 
     def __init__(self, ctx):
-        self.x, self.kept, *rest = ctx.saved_tensors
-        count = len(ctx.plan.units)
+        self.x, self.y, self.kept, *rest = ctx.saved_tensors
+        inner, count = ctx.plan.depth - 1, len(ctx.plan.units)
+        self.inputs, rest = rest[:inner], rest[inner:]
         self.c, self.rest, self.count = rest[:count], rest[count:], count
 
     def statistics(self, index: int) -> Statistics:
@@ -259,6 +274,12 @@ class _Saved:
     def again(self, index: int) -> Again:
         return Again(self.c[index], *self.rest[5 * index + 3 : 5 * index + 5])
 
+    def relu(self, index: int, scratch: Scratch) -> Tensor:
+        """relu(bn(c)) of a unit within the branch."""
+        if self.inputs[index] is not None:
+            return self.inputs[index]
+        return self.again(index).into(scratch.like(self.c[index], "input"))
+
 
 def _output(plan: Plan, x: Tensor, kept: Tensor | None, c: list[Tensor], numbers: list) -> Again:
     """What a block returns. `numbers`: of each unit, scale and shift last."""
@@ -270,9 +291,11 @@ def _output(plan: Plan, x: Tensor, kept: Tensor | None, c: list[Tensor], numbers
 
 
 def _made(ctx) -> Tensor:
-    """The output of a block, made again once for all who ask for it."""
+    """The output of a block; made again once for all who ask for it."""
+    saved = _Saved(ctx)
+    if saved.y is not None:
+        return saved.y
     if ctx.made is None:
-        saved = _Saved(ctx)
         numbers = [saved.rest[5 * index : 5 * index + 5] for index in range(saved.count)]
         x = _input(ctx, saved) if ctx.plan.adds_input else None
         again = _output(ctx.plan, x, saved.kept, saved.c, numbers)
@@ -281,4 +304,4 @@ def _made(ctx) -> Tensor:
 
 
 def _input(ctx, saved: _Saved) -> Tensor:
-    return _made(ctx.source) if ctx.source is not None else saved.x
+    return _made(ctx.source) if saved.x is None else saved.x

@@ -23,8 +23,3 @@ def draw_mask(x: Tensor, rate: float) -> tuple[Tensor | None, float]:
         bits, first, factor = draw_bits(x, rate)
         return (bits >= first).view(torch.uint8), factor  # bool takes longer to convert
     return torch.empty_like(x, dtype=torch.uint8).bernoulli_(1 - rate), 1 / (1 - rate)
-
-
-def dropped(x: Tensor, mask: Tensor | None, factor: float) -> Tensor:
-    """x, or its gradient, where the mask is 1, times the factor; else 0."""
-    return x if mask is None else mask.to(x.dtype).mul_(factor).mul_(x)

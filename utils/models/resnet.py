@@ -95,7 +95,8 @@ class BasicBlock(nn.Module):
     def forward(self, x: Tensor, chain: Chain | None = None) -> Tensor:
         if is_fused(self, self.conv1.weight):
             units = [(self.conv1, self.bn1), (self.conv2, self.bn2)]
-            return fused_block(x, units, self.downsample or "input", self.drop_path, chain)
+            shortcut = self.downsample or "input"
+            return fused_block(x, units, shortcut, self.drop_path, chain, self.fused)
         shortcut = x if self.downsample is None else self.downsample(x)
         x = self.relu(self.bn1(self.conv1(x)))
         x = self.bn2(self.conv2(x))
@@ -126,7 +127,8 @@ class Bottleneck(nn.Module):
     def forward(self, x: Tensor, chain: Chain | None = None) -> Tensor:
         if is_fused(self, self.conv1.weight):
             units = [(self.conv1, self.bn1), (self.conv2, self.bn2), (self.conv3, self.bn3)]
-            return fused_block(x, units, self.downsample or "input", self.drop_path, chain)
+            shortcut = self.downsample or "input"
+            return fused_block(x, units, shortcut, self.drop_path, chain, self.fused)
         shortcut = x if self.downsample is None else self.downsample(x)
         x = self.relu(self.bn1(self.conv1(x)))
         x = self.relu(self.bn2(self.conv2(x)))
@@ -208,7 +210,7 @@ class ResNet(nn.Module):
         chain = None
         if is_fused(self, self.conv1.weight):
             chain = Chain()
-            x = fused_block(x, [(self.conv1, self.bn1)], chain=chain)
+            x = fused_block(x, [(self.conv1, self.bn1)], chain=chain, mode=self.fused)
         else:
             x = self.relu(self.bn1(self.conv1(x)))
         x = self.maxpool(x)

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from utils.fused import is_fused
-from utils.fused.transformer import add_dropped, feed_forward, norm_linear
+from utils.fused.transformer import feed_forward, norm_linear
 from utils.models.dropout import Dropout, dropout
 from utils.packed import PackedTokens
 
@@ -221,9 +221,10 @@ class EncoderLayer(nn.Module):
 
     def _fused(self, x: Tensor, layout: Layout, first_only: bool) -> Tensor:
         rate = self.dropout.rate if self.training else 0.0
-        attended = self.attention(x, layout, first_only, partial(norm_linear, self.norm1))
-        x = add_dropped(layout.first(x) if first_only else x, attended, rate)
-        return feed_forward(x, self.norm2, self.fc1, self.fc2, rate)
+        project = partial(norm_linear, self.norm1, mode=self.fused)
+        attended = self.attention(x, layout, first_only, project)
+        x = layout.first(x) if first_only else x
+        return feed_forward(x, attended, self.norm2, self.fc1, self.fc2, rate, self.fused)
 
 
 class Transformer(nn.Module):

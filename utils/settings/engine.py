@@ -33,9 +33,9 @@ class EngineSettings(Config):
     fused: str = setting(
         "none",
         "memory: keep about half of the activations and make the rest again in the backward pass, "
-        "which takes a little longer; the same results",
+        "which takes a little longer; speed: only go over them less often; the same results",
         group=GROUP,
-        choices=("none", "memory"),
+        choices=("none", "memory", "speed"),
         resume="free",
     )
     deterministic: bool = setting(

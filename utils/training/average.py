@@ -40,8 +40,8 @@ class Average:
         weight = torch.where(bad, 0.0, 1.0 - decay)
         mean, live = list(self.mean.values()), list(self.live.values())
         if bad.device.type == "cpu":  # one pass over memory
-            for average, tensor in zip(mean, live, strict=True):
-                average.lerp_(tensor, weight.to(tensor.dtype))
+            weights = {tensor.dtype: weight.to(tensor.dtype) for tensor in live}
+            torch._foreach_lerp_(mean, live, [weights[tensor.dtype] for tensor in live])
         else:  # three passes in a handful of kernels
             difference = torch._foreach_sub(live, mean)
             torch._foreach_mul_(difference, weight)

@@ -1,0 +1,358 @@
+"""The Triton kernels in Triton's interpreter, on the CPU; run by test_kernels.py, in a process
+where TRITON_INTERPRET=1 is set before Triton is imported.
+
+What they give is held against PyTorch in float64. Where a GPU rounds float32 to bf16 the
+interpreter cuts it off; here it is made to round.
+"""
+
+import copy
+import os
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import triton.language as tl
+from fused_tools import found
+from test_fused_convolution import CASES, DIRECTION, blocks, networks, pictures
+from test_fused_cross_entropy import LAMS, batch
+from test_fused_transformer import DIRECTION as OF_TEXTS
+from test_fused_transformer import IDS, transformers
+from triton.runtime import interpreter
+
+from utils.fused import kernels
+from utils.fused.cross_entropy import fused_cross_entropy
+from utils.fused.kernels import image_kernels, layer_kernels, loss_kernels
+from utils.training.objective import mixed_cross_entropy
+
+assert os.environ.get("TRITON_INTERPRET") == "1"
+
+FULL, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
+HALF_STEP = {FP16: 2**-11, BF16: 2**-8}
+IMAGES = pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((3, 5, 4, 7), FULL), ((1, 1, 1, 2), FULL), ((2, 130, 3, 3), FULL), ((2, 3, 37, 29), FULL),
+     ((1, 8, 3, 2), FULL), ((2, 5, 14, 7), FP16), ((2, 5, 14, 7), BF16)],
+    ids=str,
+)  # fmt: skip
+ROWS = pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((5, 7), FULL), ((1, 16), FULL), ((3, 1), FULL), ((4, 300), FULL), ((5, 7), FP16),
+     ((5, 7), BF16)],
+    ids=str,
+)  # fmt: skip
+
+
+def rounded(data, source, target, mode, cut=interpreter._convert_float):
+    if (source, target) != (tl.float32, tl.bfloat16):
+        return cut(data, source, target, mode)
+    values = torch.tensor(data, dtype=torch.float32).to(torch.bfloat16)
+    return values.view(torch.int16).numpy().view(np.uint16)
+
+
+@pytest.fixture(autouse=True)
+def kernels_on_the_cpu(monkeypatch):
+    """In small tiles, so that programs go over several of them."""
+    monkeypatch.setattr(kernels, "DEVICES", ("cuda", "cpu"))
+    monkeypatch.setattr(image_kernels, "TILE", 512)
+    for module in (image_kernels, layer_kernels):
+        monkeypatch.setattr(module, "PROGRAMS", 3)
+    monkeypatch.setattr(interpreter, "_convert_float", rounded)
+    torch.manual_seed(0)
+
+
+def near(ours: torch.Tensor, exact: torch.Tensor) -> None:
+    """1e-6 of the largest in float32, half a step in half precision, besides that."""
+    assert exact.dtype == torch.float64 and ours.dtype != torch.float64
+    difference = (ours.double() - exact).abs()
+    allowed = 1e-6 * exact.abs().max() + HALF_STEP.get(ours.dtype, 0) * exact.abs() + 1e-7
+    assert (difference <= allowed).all(), (difference - allowed).max()
+
+
+def images(shape, dtype, count):
+    return [torch.randn(shape).to(dtype, memory_format=torch.channels_last) for _ in range(count)]
+
+
+def rows(shape, dtype, count):
+    return [torch.randn(shape).to(dtype) for _ in range(count)]
+
+
+def wide(channels):
+    return channels.double()[:, None, None]
+
+
+# ---- images -------------------------------------------------------------------------------------
+
+
+@IMAGES
+def test_affine(shape, dtype):
+    c, add = images(shape, dtype, 2)
+    scale, shift, scale2, shift2 = torch.randn(4, shape[1])
+    kept = torch.empty(shape[0], 1, 1, 1, dtype=dtype).bernoulli_(0.5)
+    y = c.double() * wide(scale) + wide(shift)
+    cases = [
+        ((True,), y.relu()),
+        ((False,), y),
+        ((True, None, 1.0, add), (y + add.double()).relu()),
+        ((True, kept, 0.7, add), (y * kept.double() / 0.7 + add.double()).relu()),
+        (
+            (True, None, 1.0, add, scale2, shift2),
+            (y + add.double() * wide(scale2) + wide(shift2)).relu(),
+        ),
+    ]
+    for arguments, wanted in cases:
+        out = torch.empty_like(c)
+        assert image_kernels.affine(c, scale, shift, *arguments, out=out) is out
+        near(out, wanted)
+
+
+def test_what_is_not_a_number_is_not_hidden():
+    (c,) = images((1, 1, 1, 2), torch.float32, 1)
+    c[0, 0, 0, 0] = torch.nan
+    one = torch.ones(1)
+    y = image_kernels.affine(c, one, one, True, out=torch.empty_like(c))
+    assert y.isnan().any()
+    sums = image_kernels.gradient_sums(
+        c, c, image_kernels.Numbers(*[one] * 4), y=y, gated=torch.empty_like(c)
+    )
+    assert sums.isnan().all()
+
+
+@IMAGES
+def test_statistics(shape, dtype):
+    (c,) = images(shape, dtype, 1)
+    channels = shape[1]
+    weight, bias, mean, var = torch.randn(channels), torch.randn(channels), *torch.rand(2, channels)
+    wanted = [mean.double(), var.double()]
+    F.batch_norm(c.double(), *wanted, training=True, momentum=0.3)
+    for w, b in ((weight, bias), (None, None)):
+        running = [mean.clone(), var.clone()]
+        numbers = image_kernels.batch_numbers(c, w, b, 1e-5, *running, 0.3)
+        variance, middle = torch.var_mean(c.double(), (0, 2, 3), correction=0)
+        spread = (variance + 1e-5).rsqrt()
+        scale = spread if w is None else spread * w.double()
+        shift = -middle * scale + (0 if b is None else b.double())
+        for ours, exact in zip([*numbers, *running], [middle, spread, scale, shift, *wanted],
+                               strict=True):  # fmt: skip
+            near(ours, exact)
+    unchanged = mean.clone()
+    image_kernels.batch_numbers(c, weight, bias, 1e-5, None, None, 0.0)
+    assert torch.equal(mean, unchanged)
+
+
+def test_statistics_far_from_zero():
+    """Where the mean of the squares less the square of the mean has no correct digit."""
+    c = (3000 + torch.randn(4, 3, 40, 40)).to(memory_format=torch.channels_last)
+    c[0, 0, 0, 0] = -3000
+    spread = image_kernels.batch_numbers(c, None, None, 1e-5, None, None, 0.0).spread
+    exact = (c.double().var((0, 2, 3), correction=0) + 1e-5).rsqrt()
+    torch.testing.assert_close(spread.double(), exact, rtol=1e-4, atol=0)
+
+
+@IMAGES
+@pytest.mark.parametrize("gate", ["none", "of y", "alone"])
+def test_the_backward_pass_of_batch_norm(shape, gate, dtype):
+    grad, c, add = images(shape, dtype, 3)
+    weight, bias = torch.randn(2, shape[1])
+    numbers = image_kernels.batch_numbers(c, weight, bias, 1e-5, None, None, 0.0)
+    y = gated = None
+    exact = [t.double().requires_grad_() for t in (c, weight, bias)]
+    normal = F.batch_norm(exact[0], None, None, *exact[1:], training=True)
+    if gate == "of y":
+        y = image_kernels.affine(c, *numbers[2:], True, add=add, out=torch.empty_like(c))
+        gated = torch.empty_like(c)
+    dy = grad.double()
+    if gate != "none":
+        dy = dy * ((normal if y is None else y) > 0)
+    of_c, of_weight, of_bias = torch.autograd.grad(normal, exact, dy)
+    alone = gate == "alone"
+    sums = image_kernels.gradient_sums(grad, c, numbers, relu=alone, y=y, gated=gated)
+    near(sums, torch.stack([of_bias, of_weight]))
+    if gated is not None:
+        assert torch.equal(gated.double(), dy)
+        grad = gated
+    out = torch.empty_like(c)
+    image_kernels.input_gradient(grad, c, numbers, sums, relu=alone, out=out)
+    if shape[0] * shape[2] * shape[3] > 2:  # of two values the gradient is next to nothing
+        near(out, of_c)
+
+
+def test_what_the_kernels_refuse():
+    rows_first = torch.randn(2, 3, 4, 4)
+    one = torch.ones(3)
+    with pytest.raises(ValueError, match="channels_last"):
+        image_kernels.affine(rows_first, one, one, True, out=rows_first)
+    last = rows_first.to(memory_format=torch.channels_last)
+    with pytest.raises(ValueError, match="one shape"):
+        image_kernels.affine(last, one, one, True, out=last[:1])
+    with pytest.raises(ValueError, match="contiguous"):
+        layer_kernels.gelu_dropped(torch.randn(4, 3).t(), None, 1.0)
+    with pytest.raises(ValueError, match="contiguous"):
+        loss_kernels.mixed_cross_entropy(torch.randn(4, 3).t(), *torch.zeros(3, 3), 0.0)
+
+
+def test_who_gets_kernels():
+    last = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    assert kernels.unusable() is None
+    assert kernels.images(last, last) is image_kernels
+    assert kernels.images(last, last.contiguous()) is None
+    assert kernels.images(last.double()) is None and kernels.images(last[:0]) is None
+    assert kernels.layers(torch.ones(2, 3)) is layer_kernels
+    assert kernels.layers(torch.ones(2, 3).t()) is None
+    assert kernels.loss(torch.ones(2, 3)) is loss_kernels
+    assert kernels.loss(torch.ones(1, 1 << 15)) is None
+
+
+# ---- layers and loss ----------------------------------------------------------------------------
+
+
+@ROWS
+@pytest.mark.parametrize("masked", [True, False], ids=["dropout", "none"])
+def test_elements(masked, shape, dtype):
+    x, branch, grad = rows(shape, dtype, 3)
+    mask = torch.empty(shape, dtype=torch.uint8).bernoulli_(0.7) if masked else None
+    factor = 1 / 0.7 if masked else 1.0
+    times = mask.double() * factor if masked else 1.0
+    near(layer_kernels.add_dropped(None, branch, mask, factor), branch.double() * times)
+    near(layer_kernels.add_dropped(x, branch, mask, factor), x.double() + branch.double() * times)
+    exact = branch.double().requires_grad_()
+    y = F.gelu(exact) * times
+    near(layer_kernels.gelu_dropped(branch, mask, factor), y.detach())
+    (wanted,) = torch.autograd.grad(y, exact, grad.double())
+    near(layer_kernels.gelu_dropped_backward(grad, branch, mask, factor), wanted)
+
+
+@ROWS
+@pytest.mark.parametrize("masked", [True, False], ids=["dropout", "none"])
+def test_layer_norm(masked, shape, dtype):
+    """The residual stream in float32, branch and output in half precision or not."""
+    (x, residual), (branch, grad) = rows(shape, torch.float32, 2), rows(shape, dtype, 2)
+    mask = torch.empty(shape, dtype=torch.uint8).bernoulli_(0.7) if masked else None
+    factor = 1 / 0.7 if masked else 1.0
+    scale, shift = torch.randn(2, shape[1])
+    exact = [t.double().requires_grad_() for t in (x, branch, scale, shift)]
+    z = exact[0] + exact[1] * (mask.double() * factor if masked else 1.0)
+    normal = F.layer_norm(z, shape[1:], *exact[2:], eps=0.1)
+    found = layer_kernels.add_norm(x, branch, mask, factor, scale, shift, 0.1, dtype)
+    near(found[0], z.detach())
+    near(found[1], normal.detach())
+    assert found[1].dtype == dtype
+    again = layer_kernels.add_norm(found[0], None, None, 1.0, scale, shift, 0.1, dtype)
+    assert again[0] is found[0] and torch.equal(again[1], found[1])
+    wanted = torch.autograd.grad([normal, z], exact, [grad.double(), residual.double()])
+    given = grad, found[0], *found[2:], scale
+    of_x, of_branch, *others = layer_kernels.norm_backward(*given, residual, dtype, mask, factor)
+    for ours, theirs in zip((of_x, of_branch, *others), wanted, strict=True):
+        near(ours, theirs)
+    alone = layer_kernels.norm_backward(*given, None, None, None, 1.0)
+    near(alone[0] + residual, wanted[0])
+    assert alone[1] is None
+
+
+@pytest.mark.parametrize(
+    ("classes", "dtype"), [(1, FULL), (2, FULL), (300, FULL), (10, FP16), (10, BF16)]
+)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
+def test_cross_entropy(smoothing, classes, dtype):
+    logits, own, other, drawn = batch(7, classes, dtype)
+    for lam in LAMS.values():
+        exact = logits.detach().double().requires_grad_()
+        wanted = mixed_cross_entropy(exact, own, other, lam(drawn).double(), smoothing)
+        (gradient,) = torch.autograd.grad(wanted.sum(), exact)
+        share = lam(drawn).expand_as(own)
+        ours = loss_kernels.mixed_cross_entropy(logits.detach(), own, other, share, smoothing)
+        near(ours[0], wanted.detach())
+        near(ours[1], gradient)
+
+
+def test_a_target_that_is_no_class():
+    logits, own, other, lam = batch()
+    own[2], other[4] = 5, -1
+    losses, _ = loss_kernels.mixed_cross_entropy(logits.detach(), own, other, lam, 0.0)
+    assert losses.isnan().nonzero().flatten().tolist() == [2, 4]
+
+
+# ---- whole blocks, networks and losses by kernels -----------------------------------------------
+
+
+def check(plain, fused, x, direction, allowed=2e-6) -> None:
+    """Output, gradients and running statistics are those of the plain model in float64."""
+    exact = copy.deepcopy(plain).double()
+    wanted = found(exact, x.double() if x.is_floating_point() else x, direction.double())
+    got = found(fused, x, direction)
+    assert got.keys() == wanted.keys()
+    both = {n: (got[n].double(), t.double()) for n, t in wanted.items() if t is not None}
+    errors = {n: float((ours - t).norm() / (t.norm() + 1)) for n, (ours, t) in both.items()}
+    # Before a BatchNorm a bias has no effect: its gradient is all rounding.
+    errors = {n: e / 50 if "conv" in n and "bias" in n else e for n, e in errors.items()}
+    assert max(errors.values()) < allowed, errors
+
+
+@pytest.mark.parametrize(
+    ("mode", "case"),
+    [("memory", case) for case in CASES if case not in ("rectangle", "groups", "bias")]
+    + [("speed", "drop-path"), ("speed", "shortcut with a convolution")],
+)
+def test_a_block(case, mode):
+    """Also in evaluation, where the statistics are the running ones."""
+    for training in (True, False):
+        made = blocks(mode, torch.float32, **CASES[case])
+        last = torch.channels_last
+        plain, fused = (model.to(memory_format=last).train(training) for model in made)
+        x = torch.randn(3, 4, 6, 6).to(memory_format=last)
+        direction = torch.randn_like(plain(x).detach())
+        fused(x)
+        check(plain, fused, x, direction)
+
+
+@pytest.mark.parametrize("mode", ["memory", "speed"])
+def test_a_network(mode, monkeypatch):
+    models = networks(18, mode=mode)
+    calls = []
+    for name in ("affine", "batch_numbers", "gradient_sums", "input_gradient"):
+        kernel = getattr(image_kernels, name)
+        counted = lambda *a, n=name, k=kernel, **o: (calls.append(n), k(*a, **o))[1]  # noqa: E731
+        monkeypatch.setattr(image_kernels, name, counted)
+    check(*models, pictures(4, 8), DIRECTION[:4], allowed=1e-4)
+    count = {name: calls.count(name) for name in calls}
+    assert count["batch_numbers"] == count["gradient_sums"] == count["input_gradient"] == 20
+    assert count["affine"] == (17 if mode == "speed" else 17 + 17)
+
+
+@pytest.mark.parametrize("name", ["input", "convolution", "texts"])
+def test_in_bf16_it_is_as_near_to_float64_as_without_kernels(name, monkeypatch):
+    if name == "texts":
+        (plain, fused), x, direction = transformers(0.0), IDS, OF_TEXTS
+    else:
+        made, last = blocks("memory", FULL, shortcut=name), torch.channels_last
+        plain, fused = (model.to(memory_format=last) for model in made)
+        x = torch.randn(16, 4, 9, 9).to(memory_format=last)
+        direction = torch.randn_like(plain(x).detach())
+        fused(x)
+    exact = copy.deepcopy(plain).double()
+    wanted = found(exact, x.double() if x.is_floating_point() else x, direction.double())
+    errors, before = [], copy.deepcopy(fused.state_dict())
+    for devices in (("cpu",), ()):
+        monkeypatch.setattr(kernels, "DEVICES", devices)
+        fused.load_state_dict(before)
+        with torch.autocast("cpu", torch.bfloat16):
+            got = found(fused, x, direction)
+        of = [n for n, t in wanted.items() if t is not None and n != "grad/conv2.bias"]  # see above
+        both = [(got[n].double(), wanted[n].double()) for n in of]
+        errors.append(float(sum((ours - t).norm() / (t.norm() + 1) for ours, t in both)))
+    assert errors[0] <= 1.1 * errors[1], errors
+
+
+@pytest.mark.parametrize(("rate", "mode"), [(0.3, "memory"), (0.0, "speed")])
+def test_a_transformer(rate, mode):
+    plain, fused = transformers(rate, mode)
+    check(plain, fused, IDS, OF_TEXTS)
+
+
+def test_the_loss():
+    logits, own, other, lam = batch()
+    results = []
+    for losses in (mixed_cross_entropy, fused_cross_entropy):
+        loss = losses(logits, own, other, lam[0], 0.1)
+        results.append((loss, *torch.autograd.grad((loss * torch.arange(7.0)).sum(), logits)))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-6, atol=1e-6)

@@ -1,0 +1,53 @@
+"""The Triton kernel of the cross-entropy of two mixed targets: one pass over the logits."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+def mixed_cross_entropy(
+    logits: Tensor, targets: Tensor, partners: Tensor, lam: Tensor, smoothing: float
+) -> tuple[Tensor, Tensor]:
+    """Losses (n,), float32, and their gradients by the logits (n, classes), of the logits' dtype.
+
+    Args:
+        logits: (n, classes).
+        targets, partners: (n,) int64; one that is no class makes the loss NaN.
+        lam: (n,).
+        smoothing: 0 to 1.
+    """
+    if not logits.is_contiguous():
+        raise ValueError("the kernel takes contiguous logits")
+    n, classes = logits.shape
+    losses, gradient = logits.new_empty(n, dtype=torch.float32), torch.empty_like(logits)
+    block = triton.next_power_of_2(classes)
+    _mixed_cross_entropy[(n,)](
+        losses, gradient, logits, targets.contiguous(), partners.contiguous(), lam.contiguous(),
+        smoothing, classes, block,
+        num_warps=min(16, max(1, block // 256)), enable_fp_fusion=True,
+    )  # fmt: skip
+    return losses, gradient
+
+
+@triton.jit
+def _mixed_cross_entropy(
+    losses, gradient, logits, targets, partners, lam, smoothing, classes, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < classes
+    target, partner = tl.load(targets + row), tl.load(partners + row)
+    share = tl.load(lam + row).to(tl.float32)
+    x = tl.load(logits + row * classes + column, mask=inside, other=-float("inf")).to(tl.float32)
+    largest = tl.max(x)
+    power = tl.exp(x - largest)
+    total = tl.sum(power)
+    log_p = x - largest - tl.log(total)
+    wanted = tl.where(column == target, share, 0.0) + tl.where(column == partner, 1 - share, 0.0)
+    wanted = wanted * (1 - smoothing) + smoothing / classes
+    # Of a class with p = 0 (its logit is minus infinity) and q = 0 the loss is 0.
+    loss = -tl.sum(wanted * tl.where(inside & (wanted != 0), log_p, 0.0))
+    known = (target >= 0) & (target < classes) & (partner >= 0) & (partner < classes)
+    tl.store(losses + row, tl.where(known, loss, float("nan")))
+    tl.store(gradient + row * classes + column, power / total - wanted, mask=inside)
