@@ -28,6 +28,21 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY)
 
 
+def succeeds(attempt: Callable[[], None]) -> bool:
+    """False where it runs out of memory, which is free again afterwards."""
+    try:
+        attempt()
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        fitted = False
+    else:
+        fitted = True
+    if torch.cuda.is_available():  # outside the handler, which holds the failed pass
+        torch.cuda.empty_cache()
+    return fitted
+
+
 def largest_batch(attempt: Callable[[int], None], failed: int) -> int:
     """The largest batch below `failed` that is likely to fit; 0 if not even one sample does.
 
@@ -36,17 +51,7 @@ def largest_batch(attempt: Callable[[int], None], failed: int) -> int:
     """
 
     def fits(n: int) -> bool:
-        try:
-            attempt(n)
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            fitted = False
-        else:
-            fitted = True
-        if torch.cuda.is_available():  # outside the handler, which holds the failed pass
-            torch.cuda.empty_cache()
-        return fitted
+        return succeeds(lambda: attempt(n))
 
     low, high = failed // 2, failed
     while low >= 1 and not fits(low):
