@@ -27,6 +27,7 @@ from utils.training.average import Average
 from utils.training.checkpoint import Checkpoint, Checkpoints
 from utils.training.evaluation import Evaluation
 from utils.training.freeze import Freeze
+from utils.training.graphed_step import use_graphs
 from utils.training.guard import Guard
 from utils.training.objective import mixed_cross_entropy
 from utils.training.saver import Saver
@@ -126,6 +127,8 @@ def build_trainer(
     run.trainer = trainer
     if checkpoint is not None:
         trainer.restore(checkpoint)
+    if settings.cuda_graphs:
+        use_graphs(trainer, compiled=settings.compile, texts=isinstance(card, TextCard))
     return trainer
 
 
