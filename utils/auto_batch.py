@@ -32,7 +32,7 @@ def choose_micro_batch(run, model, objective: Classification, freeze: Freeze | N
     model.train()
     if freeze is not None and freeze.until is None:
         freeze.apply(0)
-    before = loader.micro_batch, getattr(loader.mixing, "block", None)
+    before = asked, _ = loader.micro_batch, getattr(loader.mixing, "block", None)
     with run.signals.held():  # as in build_trainer
         found = largest_that_fits(
             model,
@@ -45,6 +45,8 @@ def choose_micro_batch(run, model, objective: Classification, freeze: Freeze | N
         )
     if found.size is None:
         raise UserError(_nothing_fits(settings, found))
+    if min(asked, found.size) >= loader.share:  # a short step, which was one micro-batch already
+        loader.cut(asked)
     _set(run, loader)
     task.follow(settings.batch_size, run.exchange.size)
     _say(run, loader, found, before, model)
@@ -54,10 +56,10 @@ def _passes(run, model, objective: Classification, classes: int):
     """Those of a step of the trainer, one after the other, for `largest_that_fits`."""
     strategy = Single()
     strategy.wrap(model)
-    meta = build_meta(run, classes, strategy)
     lr = run.settings.lr
 
     def passes(batch):
+        meta = build_meta(run, classes, strategy)  # anew: a pass that fails leaves it half-way
         mixing = batch.mixing if meta is None else meta.choose(batch, lr)
         yield
         loss, _ = objective(batch.inputs, batch.targets, mixing)
@@ -105,7 +107,8 @@ def _set(run, loader) -> None:
 
 
 def _say(run, loader, found: Found, before: tuple, model) -> None:
-    ranks, size, count = run.exchange.size, loader.micro_batch, loader.accumulation
+    ranks, count = run.exchange.size, loader.accumulation
+    size, asked = (min(each, loader.share) for each in (loader.micro_batch, before[0]))
     step, unit = loader.step_size, "samples"
     if not _by_samples(run.settings):
         step, unit = loader.share * ranks, "tokens"
@@ -115,12 +118,11 @@ def _say(run, loader, found: Found, before: tuple, model) -> None:
         f"{size:,}{each} ({size:,} fit in {_gb(found.needed)} of {_gb(found.available)} GB)"
     )
     norms = any(isinstance(module, _BatchNorm) and module.training for module in model.modules())
-    asked, block = before
     if norms and size != asked:
         line += f"; BatchNorm's statistics are of {size:,} samples instead of {asked:,}"
     now = getattr(loader.mixing, "block", None)
-    if now != block:
-        line += f"; mixed with each other are blocks of {now} samples instead of {block}"
+    if now != before[1]:
+        line += f"; mixed with each other are blocks of {now} samples instead of {before[1]}"
     run.console.say(line)
 
 

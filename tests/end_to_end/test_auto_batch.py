@@ -112,6 +112,14 @@ def test_a_resumed_run_keeps_what_it_found(works, fails, room_for):
     works("--resume", "run", "--auto_batch", "--max_steps", 3)
 
 
+def test_a_step_that_is_shorter_than_the_batch_stays(works):
+    flags = [*TINY, "--global_batch", 8, "--bs", 16]
+    works(*flags, "--output", "plain")
+    said = works(*flags, "--auto_batch", "--output", "probed")
+    assert "8 samples a step as 1 micro-batch of 8" in said and "BatchNorm's" not in said
+    assert weights("plain") == weights("probed") and losses("plain") == losses("probed")
+
+
 @pytest.mark.slow
 def test_a_prime_step_is_kept_by_the_global_batch(works, room_for):
     room_for(6)

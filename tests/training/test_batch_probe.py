@@ -156,3 +156,35 @@ def test_memory_that_runs_out_beside_the_batch_is_told():
         available=1e12,
     )  # fmt: skip
     assert found.size is None
+
+
+class FakeCuda:
+    """The memory of a GPU of 1,000 bytes, 100 of them taken, by the names of torch.cuda."""
+
+    def __init__(self, monkeypatch):
+        self.most = 0
+        for name, found in (("mem_get_info", (880, 1000)), ("memory_allocated", 100),
+                            ("memory_reserved", 120), ("empty_cache", None),
+                            ("synchronize", None)):  # fmt: skip
+            monkeypatch.setattr(torch.cuda, name, lambda *_, found=found: found)
+        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", self.reset)
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda *_: self.most)
+
+    def reset(self, *_):
+        self.most = 0
+
+
+def test_on_a_gpu_it_is_tried_with_the_reserve_held(monkeypatch):
+    cuda, room = FakeCuda(monkeypatch), 5
+
+    def passes(batch):
+        if batch.step_samples > room:
+            raise torch.OutOfMemoryError("no room")
+        cuda.most = 500 + 50 * batch.step_samples
+        yield
+
+    tried = batch_probe.OnGPU(network(), loader(8), passes, [], 1000.0)
+    assert len(tried.held) == 50  # 5 % of what is available
+    assert tried.needed(6) == float("inf")
+    assert tried.needed(4) == 500 + 50 * 4  # what is held stands for the reserve
+    assert len(batch_probe.OnGPU(network(), loader(8), passes, [], 600.0).held) == 430
