@@ -11,7 +11,7 @@ from toy import assert_same, everything, history, make_trainer
 from utils.augment.mixup import Mixing
 from utils.optim.schedules import Schedule
 from utils.training.freeze import Freeze
-from utils.training.graphed_step import WARM_UP, GraphedStep, why_not
+from utils.training.graphed_step import WARM_UP, GraphedStep, use_graphs, why_not
 
 
 class StandIn:
@@ -201,6 +201,13 @@ def on_a_gpu(trainer):
 def test_reasons(tmp_path, options, reason):
     said = why_not(on_a_gpu(make_trainer(tmp_path, **options)), compiled=False, texts=False)
     assert said is None if reason is None else reason in said
+
+
+def test_the_reason_is_said(tmp_path, capsys):
+    trainer = make_trainer(tmp_path)
+    use_graphs(trainer, compiled=False, texts=False)
+    assert "--cuda_graphs: not used, because there is no GPU" in capsys.readouterr().out
+    assert trainer.stepper is trainer
 
 
 def test_more_reasons(tmp_path):

@@ -140,8 +140,10 @@ def _batch_that_fits(objective, optimizer, loader) -> str:
 def _instead(loader, most: int) -> str:
     """The flags of the same optimizer step by micro-batches of at most so many samples, or
     tokens."""
-    name, cuts = _flag(loader).split()[0], loader.cuts()
-    size = next((size for size in cuts if size <= most), cuts[-1])
+    name = _flag(loader).split()[0]
+    size = next((size for size in loader.cuts() if size <= most), None)
+    if size is None:
+        return "and there is none smaller; take a smaller model or smaller inputs"
     count = -(-loader.share // size)
     keep = f"--accumulation_steps {count}"
     if name == "--batch_size" and size * count != loader.share:
