@@ -96,10 +96,10 @@ def test_workers_start_unasked_where_the_set_is_larger_than_half_of_the_memory(l
         (2 * size - 1, 0.25, None),  # the part that is trained on is smaller
         (float("inf"), 0, None),
     ):
-        monkeypatch.setattr(image_task, "_available_memory", lambda memory=memory: memory)
+        monkeypatch.setattr(image_task, "available_memory", lambda memory=memory: memory)
         pool = load(workers=None, val_fraction=val_fraction).pool
         assert (pool and pool.workers) == workers
-    monkeypatch.setattr(image_task, "_available_memory", lambda: 1)
+    monkeypatch.setattr(image_task, "available_memory", lambda: 1)
     monkeypatch.setattr(image_task, "_cores", lambda: 64)
     assert load(workers=None).pool.workers == image_task.AUTOMATIC_WORKERS
     assert load(workers=0).pool is None
@@ -108,7 +108,7 @@ def test_workers_start_unasked_where_the_set_is_larger_than_half_of_the_memory(l
 
 
 def test_the_machine_tells_its_memory_and_cores():
-    assert 1 << 20 < image_task._available_memory() <= 1 << 50
+    assert 1 << 20 < image_task.available_memory() <= 1 << 50
     assert 1 <= image_task._cores() <= os.cpu_count()
 
 

@@ -11,7 +11,9 @@ from utils.augment.meta_mixup import PolicyMixup, SampleMixup, VirtualStep
 from utils.augment.mixup import Mixing
 from utils.augment.mixup_policy import MixupPolicy
 from utils.config import COMMAND_LINE, FILE, to_yaml
+from utils.distributed.strategies import Single
 from utils.errors import UserError
+from utils.exchange import Exchange
 from utils.files import reason, replace_file
 from utils.model_card import ModelCard, TextCard
 from utils.optim.factory import OPTIMIZERS, build_optimizer, defaults, products
@@ -25,6 +27,7 @@ from utils.training.average import Average
 from utils.training.checkpoint import Checkpoint, Checkpoints
 from utils.training.evaluation import Evaluation
 from utils.training.freeze import Freeze
+from utils.training.graphed_step import use_graphs
 from utils.training.guard import Guard
 from utils.training.objective import mixed_cross_entropy
 from utils.training.saver import Saver
@@ -77,19 +80,7 @@ def build_trainer(
     schedule = _schedule(run, lr, span, loader.steps_per_epoch, checkpoint)
     guard = Guard(model, strategy)
     with run.signals.held():  # PyTorch's compiler is imported with it, and C++ calls Python there
-        optimizer = build_optimizer(
-            settings.optimizer,
-            model,
-            lr=lr,
-            in_place_of=strategy.own,
-            exchange=run.exchange,
-            weight_decay=settings.weight_decay,
-            decay_all=settings.decay_all,
-            lookahead_k=settings.lookahead_k,
-            lookahead_alpha=settings.lookahead_alpha,
-            **{name: getattr(settings, name) for name in OPTIMIZERS[settings.optimizer].settings},
-            **products(settings.optimizer, run.precision.name),
-        )
+        optimizer = build_optimizer_of(run, model, lr, strategy.own, run.exchange)
     metrics = _open_metrics(run, checkpoint, card)
     save_steps, save_seconds = save_interval(settings.save_every)
     store = Checkpoints(folder.checkpoints, keep=settings.checkpoint_hist, warn=run.console.say)
@@ -118,7 +109,7 @@ def build_trainer(
         freeze=freeze,
         early_stop_patience=settings.early_stop_patience,
         advice=phase_advice(settings, run, loader) | memory_advice(settings),
-        meta=_meta(run, len(card.classes)),
+        meta=build_meta(run, len(card.classes), strategy, run.exchange),
         saved_settings={
             "entry": settings.entry,
             "data": card.to_dict(),
@@ -136,7 +127,32 @@ def build_trainer(
     run.trainer = trainer
     if checkpoint is not None:
         trainer.restore(checkpoint)
+    if settings.cuda_graphs:
+        use_graphs(trainer, compiled=settings.compile, texts=isinstance(card, TextCard))
     return trainer
+
+
+def build_optimizer_of(run: Run, model, lr: float, own=lambda parameter: parameter, exchange=None):
+    """The optimizer that the settings ask for.
+
+    Args:
+        own: what is stepped in place of a parameter of the model.
+        exchange: with the other ranks; None: it asks none.
+    """
+    settings = run.settings
+    return build_optimizer(
+        settings.optimizer,
+        model,
+        lr=lr,
+        in_place_of=own,
+        exchange=exchange,
+        weight_decay=settings.weight_decay,
+        decay_all=settings.decay_all,
+        lookahead_k=settings.lookahead_k,
+        lookahead_alpha=settings.lookahead_alpha,
+        **{name: getattr(settings, name) for name in OPTIMIZERS[settings.optimizer].settings},
+        **products(settings.optimizer, run.precision.name),
+    )
 
 
 def _learning_rate(run: Run, global_batch: int) -> float:
@@ -189,8 +205,15 @@ def build_mixing(settings, height: int = 1, width: int = 1) -> Mixing | None:
     )
 
 
-def _meta(run: Run, classes: int) -> PolicyMixup | SampleMixup | None:
-    """With --mixup meta, what learns how to mix."""
+def build_meta(
+    run: Run, classes: int, strategy: Single, exchange: Exchange | None = None
+) -> PolicyMixup | SampleMixup | None:
+    """With --mixup meta, what learns how to mix.
+
+    Args:
+        strategy: has the model's tensors.
+        exchange: with the other ranks; None: it asks none.
+    """
     settings = run.settings
     if settings.mixup != "meta":
         return None
@@ -199,7 +222,7 @@ def _meta(run: Run, classes: int) -> PolicyMixup | SampleMixup | None:
     half = run.precision.name == "bf16"
     autocast = run.precision.autocast if half else contextlib.nullcontext
     virtual = VirtualStep(
-        run.strategy.skeleton, losses, autocast, settings.meta_exact, run.exchange, run.strategy
+        strategy.skeleton, losses, autocast, settings.meta_exact, exchange, strategy
     )
     if settings.meta_form == "sample":
         return SampleMixup(virtual, settings.meta_lr)

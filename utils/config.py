@@ -29,6 +29,7 @@ OF_ONE_START = (
 # What is done with a trained model instead of training one.
 WITHOUT_TRAINING = ("eval_only", "predict", "export")
 DEFAULT, FILE, COMMAND_LINE = "default", "YAML", "command line"
+PROBED = "auto_batch"  # found at the start of the run
 
 
 def setting(
@@ -152,7 +153,7 @@ def _read_origins(path: Path) -> dict[str, str]:
     """Where the settings of a run came from: the comments that `to_yaml` has written."""
     lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     pairs = [(line.split(":")[0], line.rpartition("  # ")[2]) for line in lines if ":" in line]
-    return {name: came for name, came in pairs if came in (DEFAULT, FILE, COMMAND_LINE)}
+    return {name: came for name, came in pairs if came in (DEFAULT, FILE, COMMAND_LINE, PROBED)}
 
 
 def read_yaml(config_class, path: Path) -> dict:

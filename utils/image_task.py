@@ -20,6 +20,7 @@ from utils.exchange import Exchange
 from utils.model_card import ModelCard
 from utils.reporting.console import Console
 from utils.settings import ImageSettings
+from utils.training.host_memory import available_memory
 
 # Most processes that are started unasked: two read faster than a GPU trains a small network.
 AUTOMATIC_WORKERS = 4
@@ -40,6 +41,13 @@ class ImageTask:
         """Ends the reading processes, if there are any."""
         if self.pool is not None:
             self.pool.close()
+
+    def follow(self, batch_size: int, ranks: int) -> None:
+        """The training has batches of another size from here on: so have the others."""
+        for loader in filter(None, (self.test, self.val)):
+            loader.resize(batch_size, batch_size * ranks)
+        if self.pool is not None:
+            self.pool.slot_bytes = largest_batch(batch_size, self.data.train)
 
     @property
     def sizes(self) -> dict:
@@ -165,23 +173,15 @@ def _pool(settings: ImageSettings, train: Split, console: Console) -> WorkerPool
     if not is_map(train.images):
         return None
     if workers is None:
-        large = len(train) * picture > _available_memory() / 2
+        large = len(train) * picture > available_memory() / 2
         workers = min(AUTOMATIC_WORKERS, _cores()) if large else 0
-    # A lone last sample joins the micro-batch before it.
-    largest = (settings.batch_size + 1) * picture
+    largest = largest_batch(settings.batch_size, train)
     return WorkerPool(workers, largest, warn=console.say) if workers else None
 
 
-def _available_memory() -> float:
-    """Bytes that processes can still take; without limit where the system does not tell."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return 1024 * int(line.split()[1])
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):
-        return float("inf")
+def largest_batch(batch_size: int, split: Split) -> int:
+    """Bytes; a lone last sample joins the micro-batch before it."""
+    return (batch_size + 1) * split.images[0].nbytes
 
 
 def _cores() -> int:

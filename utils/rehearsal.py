@@ -66,10 +66,10 @@ def _time_steps(trainer: Trainer) -> tuple[float, float, int, int]:
     first = timed = 0.0
     done = samples = 0
     for batch in _batches(trainer):
-        trainer.forward_backward(batch)
+        trainer.stepper.forward_backward(batch)
         if not batch.ends_step:
             continue
-        trainer.update()
+        trainer.stepper.update()
         done += 1
         wait_for(trainer.precision.device)
         now = time.monotonic()

@@ -50,6 +50,8 @@ def write_report(run, trainer, status: str, test: dict | None, sizes: dict) -> N
         "world_size": run.exchange.size,
         "strategy": settings.strategy if run.exchange.size > 1 else "single",
         "global_batch_size": trainer.loader.step_size,
+        "micro_batch_size": trainer.loader.micro_batch,
+        "accumulation_steps": trainer.loader.accumulation,
         "device": _device_name(run.device),
         "precision": run.precision.name,
         "ema_decay": settings.ema_decay,

@@ -26,6 +26,11 @@ class TextTask:
     test: TextLoader
     val: TextLoader | None
 
+    def follow(self, batch_size: int, ranks: int) -> None:
+        """The training has batches of another size from here on: so have the others."""
+        for loader in filter(None, (self.test, self.val)):
+            loader.resize(batch_size, batch_size * ranks)
+
     @property
     def sizes(self) -> dict:
         """For the summary."""

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
+from utils.auto_batch import choose_micro_batch
 from utils.build import build_trainer
 from utils.distributed.strategies import build_strategy
 from utils.distributed.sync_batch_norm import sync_batch_norms
@@ -52,26 +53,32 @@ def train_classifier(run: Run, model, task, checkpoint: Checkpoint | None, pretr
         freeze = Freeze(model, model.HEAD, settings.unfreeze_epoch)
         if settings.unfreeze_epoch is None:
             freeze.apply(0)  # what never trains needs no optimizer state, and is not exchanged
-    if settings.sync_bn:
-        if not any(isinstance(module, _BatchNorm) for module in model.modules()):
-            raise UserError(f"--sync_bn: {run.model_name} has no BatchNorm; leave it out")
-        model = sync_batch_norms(model, run.exchange)
     fuse(model, settings.fused)
     if settings.fused != "none" and run.device.type == "cuda" and kernels.unusable():
         run.console.say(f"--fused {settings.fused} without its kernels: {kernels.unusable()}")
+
+    def objective_of(called) -> Classification:
+        return Classification(
+            called,
+            run.precision,
+            settings.label_smoothing,
+            mixing=settings.mixing != "none",
+            clean_accuracy=settings.log_clean_accuracy,
+            mixes_inside=getattr(model, "mixes_inside", False),
+            fused=settings.fused != "none",
+        )
+
+    if settings.auto_batch and settings.resume is None:  # a run is resumed with what it found
+        choose_micro_batch(run, model, objective_of(model), freeze, task)
+    if settings.sync_bn:
+        if not any(isinstance(module, _BatchNorm) for module in model.modules()):
+            raise UserError(f"--sync_bn: {run.model_name} has no BatchNorm; leave it out")
+        model = fuse(sync_batch_norms(model, run.exchange), settings.fused)
     run.strategy = build_strategy(settings.strategy, run.exchange)
     wrapped = run.strategy.wrap(model, unfreezes=settings.unfreeze_epoch is not None)
     if run.exchange.rank > 0:  # the weights are equal on all ranks, dropout is not to be
         torch.manual_seed(settings.seed + run.exchange.rank)
-    objective = Classification(
-        torch.compile(wrapped) if settings.compile else wrapped,
-        run.precision,
-        settings.label_smoothing,
-        mixing=settings.mixing != "none",
-        clean_accuracy=settings.log_clean_accuracy,
-        mixes_inside=getattr(model, "mixes_inside", False),
-        fused=settings.fused != "none",
-    )
+    objective = objective_of(torch.compile(wrapped) if settings.compile else wrapped)
 
     def measure(loader, **options):
         return evaluate(

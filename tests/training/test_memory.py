@@ -1,11 +1,13 @@
 """Out of memory: one line that names a batch that fits, and nothing lost."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
-from toy import Classification, Precision, make_trainer, network
+from toy import Classification, Precision, loader, make_trainer, network
 
 from utils.errors import UserError
-from utils.training.memory import is_out_of_memory, largest_batch
+from utils.training.memory import is_out_of_memory, largest_batch, within_memory
 
 
 @pytest.mark.parametrize("failed", [2, 3, 8, 100, 128, 1000])
@@ -70,6 +72,27 @@ def test_later_saves_the_last_whole_step(tmp_path):
     checkpoint = trainer.saver.store.load()
     assert checkpoint.step == 4
     assert checkpoint.model["1.num_batches_tracked"].item() == 4  # the failed step took it back
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ((8, 1), "--batch_size 8 does not fit, --batch_size 4 is likely to, with "
+                 "--accumulation_steps 2 for the same"),
+        ((6, 2), "--batch_size 6 does not fit, --batch_size 3 is likely to, with "
+                 "--accumulation_steps 4 for the same"),
+        ((7, 1), "--batch_size 7 does not fit, --batch_size 2 is likely to, with --global_batch 14"),
+        ((2, 1), "--batch_size 2 does not fit, and there is none smaller"),
+    ],
+)  # fmt: skip
+def test_one_of_many_processes_names_half_of_its_batch(tmp_path, flags, expected):
+    data = loader(*flags, rank=1, ranks=2)
+    model = network()
+    trainer = make_trainer(tmp_path, model=model, data=data, objective=Cramped(model, 0))
+    trainer.exchange = SimpleNamespace(rank=1, size=2)
+    with pytest.raises(UserError, match="out of memory in process 1 of 2: ") as error:
+        within_memory(trainer, lambda: trainer.forward_backward(next(iter(data.epoch()))))
+    assert expected in str(error.value)
 
 
 def test_nothing_fits(tmp_path):

@@ -17,10 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from utils.data.micro_batches import micro_batch_sizes
 from utils.errors import UserError
 
 # One stream of random numbers each, so that none depends on how much another one draws.
 ORDER_STREAM, AUGMENT_STREAM, MIX_STREAM = 0, 1, 2
+TRIAL_DRAWS = 32  # some of them mix, however rarely that is
 
 
 class Batch(NamedTuple):
@@ -133,7 +135,7 @@ class Loader(ABC):
         self.labels = torch.from_numpy(np.array(labels, dtype=np.int64))
         if mixing is not None:
             mixing.check(self.samples, min(self.step_size, self.samples))
-        block = getattr(mixing, "block", 1)
+        self.block = block = getattr(mixing, "block", 1)  # the one that was asked for
         if ranks > 1 and self.step_size < ranks * block:
             what = f"blocks of --mixup_block {block}" if block > 1 else "samples"
             raise UserError(
@@ -244,6 +246,77 @@ class Loader(ABC):
             if not filler:
                 place = slice(start + own[number][0], start + own[number][1])
             yield Piece(place, first, n, ends, filler)
+
+    # ---- other micro-batches of the same steps, for --auto_batch --------------------------------
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples of one."""
+        return self.batch_size
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches of an optimizer step, of each process."""
+        return -(-self.share // self.micro_batch)
+
+    @property
+    def share(self) -> int:
+        """Samples that a process has of an optimizer step at most."""
+        borders = rank_borders(self.step_size, self.block, self.ranks)
+        return max(end - start for start, end in pairwise(borders))
+
+    def cuts(self) -> list[int]:
+        """What `cut` can be given, the largest micro-batches first."""
+        least = min(2 if self.mixing is not None else self.least, self.share)
+        return [size for size in micro_batch_sizes(self.share, self.block) if size >= least]
+
+    def cut(self, size: int) -> None:
+        """Cuts the steps into micro-batches of `size` samples. Those that are mixed with each
+        other are as many as were asked for, or all of a micro-batch where it is smaller."""
+        self.batch_size = size
+        if self.mixing is not None:
+            self.mixing.block = min(self.block, size)
+
+    def resize(self, batch_size: int, step_size: int) -> None:
+        """Other micro-batches, and other steps."""
+        self.batch_size, self.step_size = batch_size, step_size
+
+    def largest(self) -> int:
+        """No micro-batch of this process needs more memory than `trial` of so many samples."""
+        start = (self.steps_per_epoch - 1) * self.step_size
+        sizes = min(self.step_size, self.samples), self.samples - start
+        pieces = [piece for n in sizes for piece in self._pieces_of_step(0, n, self.batch_size)]
+        return max(piece.place.stop - piece.place.start for piece in pieces)
+
+    def trial(self, n: int) -> Batch:
+        """A step of one micro-batch of the n samples that need the most memory, augmented and mixed
+        as training batches are."""
+        targets, clean = self._targets(self._heaviest(n)), None
+        drawn = self._trial_draws(n)
+        if drawn and drawn.clean:
+            count = drawn.clean if drawn.clean_each else -(-drawn.clean // self.ranks)
+            clean = self._trial_inputs(count), self._targets(self._heaviest(count))
+        mixing = drawn and drawn.plan(targets)
+        return Batch(self._trial_inputs(n), targets, n, True, mixing, clean)
+
+    def _trial_inputs(self, n: int) -> Tensor | tuple:
+        samples = self._heaviest(n)
+        _, inputs_at = self._inputs(0, samples, [])
+        return inputs_at(np.arange(n))
+
+    def _trial_draws(self, n: int) -> Draws | None:
+        """The first ones that mix by what is learned, where anything is: it needs the most."""
+        drawn = None
+        for seed in range(TRIAL_DRAWS if self.mixing is not None else 0):
+            found = self.mixing.draw(n, 0, 0, np.random.default_rng(seed))
+            drawn = drawn or found
+            if found is not None and found.clean:
+                return found
+        return drawn
+
+    def _heaviest(self, n: int) -> np.ndarray:
+        """(n,) int64: samples, some more than once where there are fewer."""
+        return np.arange(n) % len(self.labels)
 
     def _targets(self, index: np.ndarray) -> Tensor:
         targets = self.labels.index_select(0, self._index(index, self.labels.device))

@@ -1,5 +1,6 @@
 """Batches of texts of similar lengths, so that next to nothing is computed for padding."""
 
+import functools
 from itertools import pairwise
 
 import numpy as np
@@ -12,6 +13,7 @@ from utils.data.loader import (
     Piece,
     random_generator,
 )
+from utils.data.micro_batches import micro_batch_sizes
 from utils.errors import UserError
 from utils.packed import PackedTokens, pack
 
@@ -80,6 +82,7 @@ class TextLoader(Loader):
         self.starts, self.lengths = np.ascontiguousarray(starts), np.minimum(lengths, max_len)
         self.bucket_batches, self.batch_tokens = bucket_batches, batch_tokens
         self.micro_batches = micro_batches or accumulation * ranks
+        self._asked = batch_tokens, self.micro_batches
         self.token_steps, step_size = None, step_size or batch_size * self.micro_batches
         if batch_tokens is not None:
             self.token_steps = self._count_steps(batch_tokens)
@@ -139,8 +142,7 @@ class TextLoader(Loader):
     def _shuffled(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """`_steps`, made anew."""
         if not self.shuffle:
-            order = np.argsort(-self.lengths, kind="stable")
-            return order, self._borders(order, 0)
+            return self._by_length, self._borders(self._by_length, 0)
         generator = random_generator(self.seed, ORDER_STREAM, epoch)
         order = generator.permutation(len(self.labels))[: self.samples]
         # The last step is smaller where the samples do not come out even: texts at random, since
@@ -187,6 +189,52 @@ class TextLoader(Loader):
             return self.batch_size
         block = getattr(self.mixing, "block", 1)
         return -(-n // (self.micro_batches * block)) * block
+
+    # ---- other micro-batches of the same steps: with `batch_tokens` these are of so many tokens --
+
+    @property
+    def micro_batch(self) -> int:
+        return self.batch_size if self.token_steps is None else self.batch_tokens
+
+    @property
+    def share(self) -> int:
+        tokens, micro_batches = self._asked
+        return super().share if tokens is None else tokens * micro_batches // self.ranks
+
+    def cuts(self) -> list[int]:
+        return super().cuts() if self.token_steps is None else micro_batch_sizes(self.share)
+
+    def cut(self, size: int) -> None:
+        if self.token_steps is None:
+            super().cut(size)
+            return
+        self.batch_tokens, self.micro_batches = size, -(-self.share // size) * self.ranks
+        self.token_steps = self._count_steps(size)
+        self.step_size, self._made = round(len(self.labels) / self.token_steps), None
+        if self.mixing is not None:
+            texts = self.block if size >= self._asked[0] else size // int(self.lengths.max())
+            divisors = [n for n in range(2, self.block + 1) if self.block % n == 0]
+            self.mixing.block = max([n for n in divisors if n <= texts] or divisors[:1] or [1])
+
+    def resize(self, batch_size: int, step_size: int) -> None:
+        super().resize(batch_size, step_size)
+        self._made = None
+
+    def largest(self) -> int:
+        if self.token_steps is None:
+            return super().largest()
+        ends = np.append(0, np.cumsum(self.lengths[self.order(0)]))
+        places = [piece.place for piece in self._pieces(0, 0) if not piece.filler]
+        most = max(ends[place.stop] - ends[place.start] for place in places)
+        return int(np.searchsorted(np.cumsum(self.lengths[self._by_length]), most)) + 1
+
+    def _heaviest(self, n: int) -> np.ndarray:
+        return self._by_length[np.arange(n) % len(self.labels)]
+
+    @functools.cached_property
+    def _by_length(self) -> np.ndarray:
+        """(samples,) int64: the longest first."""
+        return np.argsort(-self.lengths, kind="stable")
 
     def _inputs(self, epoch: int, order: np.ndarray, pieces: list[Piece]):
         def inputs_at(place) -> PackedTokens:

@@ -38,6 +38,13 @@ class EngineSettings(Config):
         choices=("none", "memory", "speed"),
         resume="free",
     )
+    cuda_graphs: bool = setting(
+        False,
+        "Capture the whole optimizer step on a GPU once and replay it, which the host launches at "
+        "once; where that cannot be, the reason is said and steps are ordinary ones",
+        group=GROUP,
+        resume="free",
+    )
     deterministic: bool = setting(
         False, "The same bits on every run on a GPU too, at the price of speed", group=GROUP
     )

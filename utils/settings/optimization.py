@@ -117,6 +117,12 @@ class OptimizationSettings(Config):
     accumulation_steps: int = setting(
         1, "Batches whose gradients make one optimizer step", group=GROUP, low=1, unit="batches"
     )
+    auto_batch: bool = setting(
+        False,
+        "Keep the optimizer step that the flags ask for, and make it of the largest batches that "
+        "fit into memory, found at the start",
+        group=GROUP,
+    )
     sched: str = setting(
         "cosine",
         "Learning-rate schedule after the warm-up, counted in optimizer steps; onecycle has its "

@@ -8,6 +8,7 @@ from utils.errors import UserError
 GROUP, USE = "run and report", "use a trained model"
 OF_TRAINING = (
     *("epochs", "lr", "clip", "max_steps", "epochs_for_sched", "early_stop_patience"),
+    *("auto_batch",),
     *("on_nonfinite", "save_every", "checkpoint_hist", "eval_every", "log_every", "output"),
     *("wandb", "wandb_project", "wandb_tags", "dry_run", "profile", "final_test"),
 )

@@ -32,12 +32,15 @@ class Average:
         self.live = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
         self.mean = {name: tensor.detach().clone() for name, tensor in self.live.items()}
 
+    def share(self, step: int) -> float:
+        """1 - d: of the weights after optimizer step `step` (from 0) in the new average."""
+        return 1.0 - min(self.decay, (1 + step) / (10 + step))
+
     @torch.no_grad()
-    def update(self, step: int, bad: Tensor) -> None:
-        """After optimizer step `step` (from 0); a step that is left out (`bad`, () bool on the
-        device) leaves the average as it was."""
-        decay = min(self.decay, (1 + step) / (10 + step))
-        weight = torch.where(bad, 0.0, 1.0 - decay)
+    def update(self, share: float | Tensor, bad: Tensor) -> None:
+        """After an optimizer step of this share, a number or () float32 on the device; one that is
+        left out (`bad`, () bool on the device) leaves the average as it was."""
+        weight = torch.where(bad, 0.0, share)
         mean, live = list(self.mean.values()), list(self.live.values())
         if bad.device.type == "cpu":  # one pass over memory
             weights = {tensor.dtype: weight.to(tensor.dtype) for tensor in live}

@@ -64,9 +64,10 @@ class Guard:
             flat.copy_(value)
         return loss[0]
 
-    def judge(self, loss: Tensor, norm: Tensor, step: int, scaled: bool) -> Tensor:
+    def judge(self, loss: Tensor, norm: Tensor, step: int | Tensor, scaled: bool) -> Tensor:
         """() bool: leave this step out. With a loss scaler (`scaled`) an infinite gradient of a
-        finite loss is its ordinary way to find the scale, and is counted apart."""
+        finite loss is its ordinary way to find the scale, and is counted apart. `step` may be
+        () int64 on the device."""
         loss_bad = ~torch.isfinite(loss)
         bad = loss_bad | ~torch.isfinite(norm)
         fault = loss_bad if scaled else bad

@@ -28,6 +28,21 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY)
 
 
+def succeeds(attempt: Callable[[], None]) -> bool:
+    """False where it runs out of memory, which is free again afterwards."""
+    try:
+        attempt()
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        fitted = False
+    else:
+        fitted = True
+    if torch.cuda.is_available():  # outside the handler, which holds the failed pass
+        torch.cuda.empty_cache()
+    return fitted
+
+
 def largest_batch(attempt: Callable[[int], None], failed: int) -> int:
     """The largest batch below `failed` that is likely to fit; 0 if not even one sample does.
 
@@ -36,17 +51,7 @@ def largest_batch(attempt: Callable[[int], None], failed: int) -> int:
     """
 
     def fits(n: int) -> bool:
-        try:
-            attempt(n)
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            fitted = False
-        else:
-            fitted = True
-        if torch.cuda.is_available():  # outside the handler, which holds the failed pass
-            torch.cuda.empty_cache()
-        return fitted
+        return succeeds(lambda: attempt(n))
 
     low, high = failed // 2, failed
     while low >= 1 and not fits(low):
@@ -72,10 +77,10 @@ def within_memory(trainer, work: Callable, save: bool = True):
             raise
         reason = " ".join(str(error).split())
     if trainer.exchange.size > 1:  # the others wait elsewhere: nothing can be tried or saved
+        half = trainer.loader.micro_batch // 2
         raise UserError(
-            f"out of memory in process {trainer.exchange.rank} of {trainer.exchange.size}: take a "
-            f"smaller {_flag(trainer.loader)}; --global_batch keeps the optimizer step of "
-            f"{trainer.loader.step_size} samples ({reason})"
+            f"out of memory in process {trainer.exchange.rank} of {trainer.exchange.size}: "
+            f"{_flag(trainer.loader)} does not fit, {_instead(trainer.loader, half)} ({reason})"
         )
     # Outside the handler, which holds the tensors of the failed step.
     saved = _save_last_step(trainer) if save else ""
@@ -127,14 +132,25 @@ def _batch_that_fits(objective, optimizer, loader) -> str:
     optimizer.zero_grad(set_to_none=True)
     if not fits:
         return "not even one sample fits; take a smaller model or smaller inputs"
-    steps = -(-loader.step_size // fits)
-    tokens = getattr(loader, "batch_tokens", None)
-    likely = f"--batch_size {fits}"
-    if tokens is not None:
-        likely = f"--batch_tokens {tokens * fits // len(batch.targets)}"
+    if getattr(loader, "batch_tokens", None) is not None:
+        fits = loader.batch_tokens * fits // len(batch.targets)
+    return f"{_flag(loader)} does not fit, {_instead(loader, fits)}"
+
+
+def _instead(loader, most: int) -> str:
+    """The flags of the same optimizer step by micro-batches of at most so many samples, or
+    tokens."""
+    name = _flag(loader).split()[0]
+    size = next((size for size in loader.cuts() if size <= most), None)
+    if size is None:
+        return "and there is none smaller; take a smaller model or smaller inputs"
+    count = -(-loader.share // size)
+    keep = f"--accumulation_steps {count}"
+    if name == "--batch_size" and size * count != loader.share:
+        keep = f"--global_batch {loader.step_size}"
     return (
-        f"{_flag(loader)} does not fit, {likely} is likely to, with "
-        f"--accumulation_steps {steps} for about the same optimizer step"
+        f"{name} {size} is likely to, with {keep} for the same optimizer step; --auto_batch finds "
+        "that by itself"
     )
 
 

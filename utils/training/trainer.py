@@ -22,13 +22,7 @@ from utils.training.freeze import Freeze
 from utils.training.guard import Guard, OnNonFinite
 from utils.training.memory import peak_memory, within_memory
 from utils.training.objective import SUMS, Precision
-from utils.training.progress import (
-    Clock,
-    PhaseTimes,
-    Progress,
-    accuracy_text,
-    figures,
-)
+from utils.training.progress import Clock, PhaseTimes, Progress, accuracy_text, figures
 from utils.training.saver import Saver
 from utils.training.snapshot import restore, snapshot
 from utils.training.telling import advise, say_unfrozen, show
@@ -122,6 +116,7 @@ class Trainer:
         self.times = PhaseTimes(device)
         self.step_sums = torch.tensor(self._no_sums, dtype=torch.float64, device=device)
         self.window = torch.zeros_like(self.step_sums)
+        self.stepper = self  # or what takes its steps in its place (see graphed_step.py)
         self.updating = False  # weights, optimizer and average are of different steps meanwhile
         self.started_step = 0  # of this process
         self.seconds_first_step = 0.0  # of this process; compiling is in it
@@ -144,13 +139,20 @@ class Trainer:
 
     def update(self) -> None:
         self.updating = True
+        step = self.progress.step
+        self.schedule.apply(self.optimizer, step)
+        self.update_device(step, self.average.share(step) if self.average else 0.0)
+        self.progress.step += 1
+        self.updating = False
+
+    def update_device(self, step: int | torch.Tensor, share: float | torch.Tensor) -> None:
+        """What the device does of it; the host tells the step's number, the average's share."""
         self.strategy.collect_gradients()
         self.scaler.unscale_(self.optimizer)
         norm, loss = self.guard.gradient_norm(), self.guard.agree(self.step_sums[0])
-        bad = self.guard.judge(loss, norm, self.progress.step, self.scaler.is_enabled())
+        bad = self.guard.judge(loss, norm, step, self.scaler.is_enabled())
         if self.clip is not None:
             torch.nn.utils.clip_grads_with_norm_(self.guard.parameters, self.clip, norm)
-        self.schedule.apply(self.optimizer, self.progress.step)
         if self.meta is not None:
             self.meta.update(bad, self.learning_rate)
         self.optimizer.found_inf = bad.float()
@@ -159,12 +161,10 @@ class Trainer:
         self.scaler.update()
         self.guard.take_back(bad)
         if self.average is not None:
-            self.average.update(self.progress.step, bad)
+            self.average.update(share, bad)
         self.window += torch.where(bad, 0.0, self.step_sums)
         self.step_sums.zero_()
         self.guard.remember()
-        self.progress.step += 1
-        self.updating = False
 
     # ---- the loop ---------------------------------------------------------------------------
 
@@ -226,11 +226,11 @@ class Trainer:
         times.mark("other")
         for batch in self.loader.epoch(epoch, start_step):
             times.mark("data")
-            self.forward_backward(batch)
+            self.stepper.forward_backward(batch)
             times.mark("forward_backward")
             if not batch.ends_step:
                 continue
-            self.update()
+            self.stepper.update()
             times.mark("optimizer")
             clock.samples += batch.step_samples
             self.console.advance(batch.step_samples)

@@ -1,0 +1,126 @@
+"""--cuda_graphs on a GPU: a replayed run is the ordinary one, and the host waits for nothing."""
+
+import pytest
+import torch
+from toy import history, make_trainer
+
+from utils.augment.mixup import Mixing
+from utils.training.graphed_step import CudaGraphs, GraphedStep, use_graphs
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+CUDA = torch.device("cuda", 0)
+
+
+def graphed(folder, **options):
+    trainer = make_trainer(folder, device=CUDA, **options)
+    use_graphs(trainer, compiled=False, texts=False)
+    return trainer
+
+
+def mixing(**options):
+    return Mixing(alpha=0.5, block=4, height=8, width=8, **options)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_run_is_the_ordinary_one(tmp_path, optimizer, precision, capsys):
+    """Without dropout; in float32 up to what the rounding of the rate changes."""
+    options = {
+        "optimizer": optimizer, "precision": precision, "ema_decay": 0.9, "clip": 1.0,
+        "dropout": 0.0, "epochs": 3, "lr": 0.01,
+    }  # fmt: skip
+    plain = make_trainer(tmp_path / "plain", device=CUDA, **options)
+    plain.fit()
+    ours = graphed(tmp_path / "ours", **options)
+    assert isinstance(ours.stepper, GraphedStep)
+    ours.fit()
+    assert "not used" not in capsys.readouterr().out and len(ours.stepper._graphs) == 1
+    tolerance = 1e-4 if precision == "fp32" else 3e-2
+    states = plain.model.state_dict(), ours.model.state_dict()
+    states += plain.average.state_dict(), ours.average.state_dict()
+    for expected, found in (states[:2], states[2:]):
+        for name, tensor in expected.items():
+            torch.testing.assert_close(
+                found[name],
+                tensor,
+                rtol=tolerance,
+                atol=tolerance,
+                msg=lambda m, n=name: f"{n}: {m}",
+            )
+    lines = [(line["step"], line["split"]) for line in history(tmp_path / "ours")]
+    assert lines == [(line["step"], line["split"]) for line in history(tmp_path / "plain")]
+
+
+def test_other_random_numbers_in_every_replay(tmp_path):
+    """Dropout at the same weights and batch."""
+    trainer = graphed(tmp_path, dropout=0.5, lr=1e-30)
+    trainer.prepare(0)
+    trainer.guard.remember()
+    batch, losses = next(iter(trainer.loader.epoch(0))), []
+    for _ in range(8):
+        before = trainer.window.clone()
+        trainer.stepper.forward_backward(batch)
+        trainer.stepper.update()
+        losses.append((trainer.window - before)[0].item())
+    assert len(trainer.stepper._graphs) == 1 and len(set(losses)) > 4
+
+
+@pytest.mark.parametrize("mixed", [None, mixing(), mixing(cutmix_alpha=1.0)])
+def test_no_wait_in_replayed_steps(tmp_path, mixed):
+    trainer = graphed(tmp_path, clip=1.0, ema_decay=0.9, mixing=mixed)
+    for epoch in range(4):
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error" if epoch == 3 else "default")
+        try:
+            trainer.prepare(epoch)
+            trainer.guard.remember()
+            for batch in trainer.loader.epoch(epoch):
+                trainer.stepper.forward_backward(batch)
+                trainer.stepper.update()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert trainer.stepper._graphs and not trainer.stepper._refused
+
+
+def test_a_step_that_is_not_finite_leaves_no_trace_in_a_replay(tmp_path):
+    trainer = graphed(tmp_path, ema_decay=0.9)
+    trainer.prepare(0)
+    trainer.guard.remember()
+    for batch in list(trainer.loader.epoch(0))[:5]:
+        trainer.stepper.forward_backward(batch)
+        trainer.stepper.update()
+    before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+    bad = batch._replace(inputs=torch.full_like(batch.inputs, float("nan")))
+    trainer.stepper.forward_backward(bad)
+    trainer.stepper.update()
+    for name, tensor in trainer.model.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+    assert trainer.guard.left_out.tolist() == [1, 5, 0]
+
+
+def test_a_capture_that_fails_leaves_an_ordinary_run(tmp_path, capsys):
+    """A host read in the step, which no capture allows."""
+    trainer = graphed(tmp_path, epochs=2)
+    real = trainer.forward_backward
+
+    def reads(batch):
+        real(batch)
+        trainer.step_sums.sum().item()
+
+    trainer.forward_backward = reads
+    trainer.fit()
+    said = capsys.readouterr().out
+    assert said.count("--cuda_graphs: not used, because the capture failed") == 1
+    assert trainer.progress.step == trainer.total_steps
+
+
+def test_checkpoints_and_resume(tmp_path):
+    first = graphed(tmp_path, optimizer="adamw", ema_decay=0.9, save_steps=5, epochs=2)
+    first.fit()
+    again = graphed(tmp_path, optimizer="adamw", ema_decay=0.9, epochs=3)
+    again.restore(again.saver.store.load())
+    assert again.fit().step == again.total_steps and again.stepper._graphs
+    assert isinstance(again.stepper.recorder, CudaGraphs)

@@ -1,0 +1,190 @@
+"""The probe: it counts what is kept, cuts as that says, and leaves no trace."""
+
+import pytest
+import torch
+from torch import nn
+from toy import CPU, loader, network
+
+from utils.optim.factory import build_optimizer
+from utils.training import batch_probe
+from utils.training.batch_probe import CPU_FACTOR, CPU_ONCE, KeptBytes, largest_that_fits
+from utils.training.objective import Classification, Precision
+
+
+def passes_of(model, seen=None):
+    objective = Classification(model, Precision("fp32", CPU))
+
+    def passes(batch):
+        loss, _ = objective(batch.inputs, batch.targets, batch.mixing)
+        (loss / batch.step_samples).backward()
+        if seen is not None:
+            seen.append(batch.step_samples)
+        yield
+
+    return passes
+
+
+def probe(model, data, available, optimizer="adamw", averaged=False, seen=None, **options):
+    return largest_that_fits(
+        model,
+        data,
+        passes=passes_of(model, seen),
+        build_optimizer=lambda: build_optimizer(optimizer, model, lr=0.1, weight_decay=0.1),
+        averaged=averaged,
+        available=available,
+        **options,
+    )
+
+
+class Sigmoids(nn.Sequential):
+    """Keeps (n, 100) float32 once for each of three sigmoids, and the input for the linear."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(10, 100), nn.Sigmoid(), nn.Sigmoid(), nn.Sigmoid())
+
+
+@pytest.mark.parametrize("n", [1, 7])
+def test_each_memory_is_counted_once_and_let_go(n):
+    model, kept = Sigmoids(), KeptBytes(nn.Module())
+    inputs = torch.randn(n, 10)
+    for _ in range(2):
+        with torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack):
+            out = model(inputs)
+        assert kept.most == 4 * n * (10 + 3 * 100)
+        out.sum().backward()
+        del out
+        assert kept._now == 0 and kept._users == {}
+
+
+def test_parameters_do_not_count():
+    model = Sigmoids()
+    kept = KeptBytes(model)
+    with torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack):
+        out = model(torch.randn(2, 10, requires_grad=True))  # the weight is kept, too
+    assert kept.most == 4 * 2 * (10 + 3 * 100) and out.requires_grad
+
+
+def test_gradients_are_those_without_the_count():
+    results = []
+    for count in (True, False):
+        model = network()
+        batch = loader(6).trial(6)
+        if count:
+            batch_probe._kept_by(model, passes_of(model), batch)
+        else:
+            list(passes_of(model)(batch))
+        results.append([p.grad for p in model.parameters()])
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+
+
+def needed(model, n) -> float:
+    """What micro-batches of n samples need, by the probe."""
+    data = loader(n, n=2 * n)
+    return probe(model, data, 1e12).needed
+
+
+def test_the_largest_that_fits_by_any_limit():
+    model = network()
+    limits = {size: needed(model, size) for size in (2, 4, 8, 16)}
+    assert sorted(limits.values()) == list(limits.values())
+    for size, limit in limits.items():
+        data, seen = loader(16, n=32), []
+        found = probe(model, data, limit, seen=seen)
+        assert found.size == data.batch_size == size and found.needed <= limit
+        assert seen == [2, 6]  # nothing larger than these is ever tried
+    data = loader(16, n=32)
+    assert probe(model, data, limits[2] - 1).size is None
+
+
+def test_the_line_meets_what_a_large_batch_keeps():
+    model = network(dropout=0.0)
+    (kept,) = batch_probe._kept_by(model, passes_of(model), loader(64, n=64).trial(64))
+    beside = needed(model, 64) * (1 - batch_probe.CPU_RESERVE) - CPU_ONCE - CPU_FACTOR * kept
+    weights = sum(4 * p.numel() for p in model.parameters())
+    assert 3 * weights <= beside <= 3 * weights + 4096  # gradients and the moments of adamw
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "ngd", "muon"])
+def test_no_trace_is_left(optimizer):
+    model = network(dropout=0.3)
+    torch.manual_seed(5)
+    random = torch.get_rng_state()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    flags = [p.requires_grad for p in model.parameters()]
+    assert probe(model, loader(8), 1e12, optimizer, averaged=True).size == 8
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+    assert torch.equal(random, torch.get_rng_state())
+    assert [p.requires_grad for p in model.parameters()] == flags
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_an_average_and_optimizer_take_their_part():
+    model = network()
+    weights = sum(4 * p.numel() for p in model.parameters())
+    by = {
+        (optimizer, averaged): probe(model, loader(8), 1e12, optimizer, averaged).needed
+        for optimizer in ("sgd", "adamw")
+        for averaged in (False, True)
+    }
+    part = weights / (1 - batch_probe.CPU_RESERVE)
+    assert by["sgd", True] - by["sgd", False] == pytest.approx(part, rel=0.01)
+    assert by["adamw", False] - by["sgd", False] == pytest.approx(part, rel=0.1)  # and counters
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 9])
+def test_the_first_that_fits_is_found(count):
+    for first in range(count + 1):
+        asked = []
+
+        def fits(index, first=first, asked=asked):
+            asked.append(index)
+            return index >= first
+
+        assert batch_probe._first(fits, count) == first
+        assert min(first, count - 1) in asked and len(asked) == len(set(asked)) <= 4 + (count > 7)
+
+
+def test_memory_that_runs_out_beside_the_batch_is_told():
+    model = network()
+
+    def no_room():
+        raise torch.OutOfMemoryError("no room")
+
+    found = largest_that_fits(
+        model, loader(8), passes=passes_of(model), build_optimizer=no_room, averaged=False,
+        available=1e12,
+    )  # fmt: skip
+    assert found.size is None
+
+
+class FakeCuda:
+    """The memory of a GPU of 1,000 bytes, 100 of them taken, by the names of torch.cuda."""
+
+    def __init__(self, monkeypatch):
+        self.most = 0
+        for name, found in (("mem_get_info", (880, 1000)), ("memory_allocated", 100),
+                            ("memory_reserved", 120), ("empty_cache", None),
+                            ("synchronize", None)):  # fmt: skip
+            monkeypatch.setattr(torch.cuda, name, lambda *_, found=found: found)
+        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", self.reset)
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda *_: self.most)
+
+    def reset(self, *_):
+        self.most = 0
+
+
+def test_on_a_gpu_it_is_tried_with_the_reserve_held(monkeypatch):
+    cuda, room = FakeCuda(monkeypatch), 5
+
+    def passes(batch):
+        if batch.step_samples > room:
+            raise torch.OutOfMemoryError("no room")
+        cuda.most = 500 + 50 * batch.step_samples
+        yield
+
+    tried = batch_probe.OnGPU(network(), loader(8), passes, [], 1000.0)
+    assert len(tried.held) == 50  # 5 % of what is available
+    assert tried.needed(6) == float("inf")
+    assert tried.needed(4) == 500 + 50 * 4  # what is held stands for the reserve
+    assert len(batch_probe.OnGPU(network(), loader(8), passes, [], 600.0).held) == 430

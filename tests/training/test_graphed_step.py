@@ -1,0 +1,224 @@
+"""Steps by graphs, with a stand-in for the device's: what was captured is done again from the same
+tensors at each replay. The run is the ordinary one, to the bit."""
+
+import contextlib
+from types import SimpleNamespace
+
+import pytest
+import torch
+from toy import assert_same, everything, history, make_trainer
+
+from utils.augment.mixup import Mixing
+from utils.optim.schedules import Schedule
+from utils.training.freeze import Freeze
+from utils.training.graphed_step import WARM_UP, GraphedStep, use_graphs, why_not
+
+
+class StandIn:
+    """Captures nothing: a replay calls the function, which must so need nothing of the host."""
+
+    def __init__(self, failure: str = ""):
+        self.failure, self.warm, self.captured, self.replayed = failure, 0, 0, 0
+
+    @contextlib.contextmanager
+    def warm_up(self):
+        self.warm += 1
+        yield
+
+    def capture(self, function):
+        if self.failure:
+            raise RuntimeError(self.failure)
+        self.captured += 1
+
+        def replay():
+            self.replayed += 1
+            function()
+
+        return replay
+
+
+def graphed(folder, failure="", **options):
+    trainer = make_trainer(folder, **options)
+    trainer.stepper = GraphedStep(trainer, StandIn(failure))
+    return trainer, trainer.stepper.recorder
+
+
+def mixing(**options):
+    return Mixing(alpha=0.5, block=4, height=8, width=8, **options)
+
+
+CASES = {
+    "sgd": {},
+    "adamw, average, clipping, bf16": {
+        "optimizer": "adamw", "ema_decay": 0.9, "clip": 0.5, "precision": "bf16",
+    },
+    "no momentum, warm-up": {
+        "optimizer_options": {}, "schedule": lambda: Schedule("linear", 18, 6), "ema_decay": 0.5,
+    },
+    "mixup": {"mixing": mixing, "ema_decay": 0.9},
+    "mixup for each sample, looked at unmixed": {
+        "mixing": lambda: mixing(per_sample=True, different=True), "clean_accuracy": True,
+    },
+    "mixup and CutMix by turns": {"mixing": lambda: mixing(cutmix_alpha=1.0), "epochs": 6},
+    "mixed now and then, later never": {
+        "mixing": lambda: mixing(probability=0.5, off_epoch=3), "epochs": 6,
+    },
+}  # fmt: skip
+
+
+def made(options: dict) -> dict:
+    """Options with a Mixing of their own: it belongs to one loader."""
+    return options | ({"mixing": options["mixing"]()} if "mixing" in options else {})
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_is_the_ordinary_one(tmp_path, case):
+    """Six steps in an epoch, the last one of 3 samples in place of 4."""
+    plain = make_trainer(tmp_path / "plain", **made(CASES[case]))
+    plain.fit()
+    ours, recorder = graphed(tmp_path / "ours", **made(CASES[case]))
+    ours.fit()
+    assert recorder.captured and recorder.replayed > recorder.captured
+    short = ours.total_steps // 6
+    assert recorder.replayed + recorder.warm // 2 == ours.total_steps - short
+    assert_same(everything(ours), everything(plain))
+    assert history(tmp_path / "ours") == history(tmp_path / "plain")
+
+
+def test_ways_of_mixing_have_graphs_of_their_own(tmp_path):
+    ours, recorder = graphed(tmp_path, **made(CASES["mixup and CutMix by turns"]))
+    ours.fit()
+    assert recorder.captured == 2 and recorder.warm == 2 * 2 * WARM_UP
+
+
+@pytest.mark.parametrize("stop", [2, 4, 6, 8])
+def test_resumed_in_the_middle(tmp_path, stop):
+    options = {"optimizer": "adamw", "ema_decay": 0.9, "epochs": 3}
+    plain = make_trainer(tmp_path / "plain", **options)
+    plain.fit()
+    schedule = {"schedule": lambda: Schedule("cosine", plain.total_steps, 2)}
+    first, _ = graphed(tmp_path / "ours", max_steps=stop, **options, **schedule)
+    first.fit()
+    ours, recorder = graphed(tmp_path / "ours", **options)
+    ours.restore(ours.saver.store.load())
+    ours.fit()
+    assert recorder.replayed
+    assert_same(everything(ours), everything(plain))
+
+
+def test_saved_rates_are_numbers(tmp_path):
+    ours, _ = graphed(tmp_path, optimizer="adamw", epochs=2)
+    ours.fit()
+    for group in ours.optimizer.param_groups:
+        assert isinstance(group["lr"], float) and group["capturable"] is False
+    assert isinstance(ours.learning_rate, float)
+
+
+def test_a_step_that_is_not_finite_is_left_out(tmp_path):
+    """In a replay; with its own number."""
+    results = []
+    for name in ("plain", "ours"):
+        trainer = make_trainer(tmp_path / name, on_nonfinite="skip", ema_decay=0.9)
+        if name == "ours":
+            trainer.stepper = GraphedStep(trainer, StandIn())
+        whole = trainer.loader.epoch
+
+        def poisoned(epoch, start_step=0, whole=whole):
+            for step, batch in enumerate(whole(epoch, start_step)):
+                if (epoch, step) == (1, 2):
+                    batch = batch._replace(inputs=torch.full_like(batch.inputs, float("nan")))
+                yield batch
+
+        trainer.loader.epoch = poisoned
+        trainer.fit()
+        assert trainer.progress.left_out == [1, 6 + 2, 0]
+        results.append(everything(trainer))
+    assert_same(*results)
+
+
+def test_a_capture_that_fails_is_said_and_changes_nothing(tmp_path, capsys):
+    plain = make_trainer(tmp_path / "plain", ema_decay=0.9)
+    plain.fit()
+    capsys.readouterr()
+    ours, recorder = graphed(tmp_path / "ours", failure="no\n luck", ema_decay=0.9)
+    ours.fit()
+    said = capsys.readouterr().out
+    assert said.count("--cuda_graphs: not used, because the capture failed (no luck)") == 1
+    assert recorder.replayed == 0 and recorder.warm == 2 * WARM_UP
+    assert_same(everything(ours), everything(plain))
+
+
+def test_what_is_captured_reads_nothing_on_the_host(tmp_path):
+    """The step's number, rate and share are in tensors: other ones at a replay count."""
+    ours, recorder = graphed(tmp_path, ema_decay=0.9, clip=1.0)
+    held = {}
+
+    def capture(function):
+        held["function"] = function
+        return lambda: None
+
+    recorder.capture = capture
+    ours.prepare(0)
+    ours.guard.remember()
+    for batch in list(ours.loader.epoch(0))[:4]:
+        ours.stepper.forward_backward(batch)
+        ours.stepper.update()
+    before = everything(ours)
+    ours.stepper._rates[0].zero_()
+    ours.stepper._rates[1].zero_()
+    ours.stepper._share.zero_()
+    held["function"]()
+    after = everything(ours)
+    for name, tensor in after.items():
+        still = name.startswith("average/") or (name.startswith("model/") and "1." not in name)
+        if still:
+            assert torch.equal(tensor, before[name]), name
+    assert ours.progress.step == 4 and not ours.updating
+
+
+# ---- where there can be none ---------------------------------------------------------------------
+
+
+def on_a_gpu(trainer):
+    """As if its device were one."""
+    trainer.precision = SimpleNamespace(device=torch.device("cuda"))
+    return trainer
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({}, None),
+        ({"optimizer": "adamw", "ema_decay": 0.9, "mixing": mixing()}, None),
+        ({"accumulation": 2}, "accumulated"),
+        ({"optimizer": "ngd"}, "--optimizer sgd or adamw"),
+        ({"optimizer": "muon"}, "--optimizer sgd or adamw"),
+        ({"optimizer_options": {"lookahead_k": 5}}, "--lookahead_k"),
+        ({"freeze_until": 1}, "--unfreeze_epoch"),
+        ({"mixing": mixing(learned="policy", clean=4)}, "--mixup meta"),
+    ],
+)
+def test_reasons(tmp_path, options, reason):
+    said = why_not(on_a_gpu(make_trainer(tmp_path, **options)), compiled=False, texts=False)
+    assert said is None if reason is None else reason in said
+
+
+def test_the_reason_is_said(tmp_path, capsys):
+    trainer = make_trainer(tmp_path)
+    use_graphs(trainer, compiled=False, texts=False)
+    assert "--cuda_graphs: not used, because there is no GPU" in capsys.readouterr().out
+    assert trainer.stepper is trainer
+
+
+def test_more_reasons(tmp_path):
+    trainer = make_trainer(tmp_path)
+    assert why_not(trainer, compiled=False, texts=False) == "there is no GPU"
+    on_a_gpu(trainer)
+    assert "--compile" in why_not(trainer, compiled=True, texts=False)
+    assert "texts" in why_not(trainer, compiled=False, texts=True)
+    trainer.freeze = Freeze(trainer.model, "6")
+    assert why_not(trainer, compiled=False, texts=False) is None
+    trainer.scaler = SimpleNamespace(is_enabled=lambda: True)
+    assert "--precision bf16" in why_not(trainer, compiled=False, texts=False)
+    trainer.scaler, trainer.exchange = make_trainer(tmp_path / "2").scaler, SimpleNamespace(size=2)
+    assert "several processes" in why_not(trainer, compiled=False, texts=False)

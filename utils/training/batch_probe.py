@@ -1,0 +1,280 @@
+"""The largest micro-batch whose forward and backward pass fit into memory.
+
+On a GPU it is tried, beside what training holds besides: gradients, the optimizer's state, the
+average. On a CPU the system ends a process that takes too much before it can say so; there the
+bytes that autograd keeps for the backward pass are counted for two small micro-batches, and those
+of others follow on a straight line.
+
+Nothing is exchanged until each rank has its answer, so the model is the plain one, before it is
+spread over the ranks. With FSDP, which divides it, less is needed than is found here.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from utils.exchange import Exchange
+from utils.training.memory import succeeds
+
+# Shares of the memory that are left free: a GPU's gets fragmented in a long run, on a CPU others
+# take some, too.
+GPU_RESERVE, CPU_RESERVE = 0.05, 0.1
+# On a CPU a process grew by 1.0 to 1.5 times what autograd keeps, with what is computed with and
+# what malloc cannot give back, and by up to 0.4 GB besides, of the libraries (ResNet-18 and 50,
+# Transformer of 6 layers of 512; fp32 and bf16; batches of 16 to 256).
+CPU_FACTOR, CPU_ONCE = 1.5, 4e8
+SMALL, FURTHER = 2, 4  # samples of the smaller micro-batch, and of the other one besides
+
+
+class Loader(Protocol):
+    """What is asked of a training loader (see utils/data/loader.py)."""
+
+    def cuts(self) -> list[int]: ...
+
+    def cut(self, size: int) -> None: ...
+
+    def largest(self) -> int: ...
+
+    def trial(self, n: int): ...
+
+
+class Found(NamedTuple):
+    """What was agreed on, of the rank with the least room."""
+
+    size: int | None  # the cut of the loader; None: not even the smallest fits
+    needed: float  # bytes, of that or of the smallest
+    available: float  # bytes, with the reserve
+
+
+def largest_that_fits(
+    model: nn.Module,
+    loader: Loader,
+    *,
+    passes: Callable[..., Iterator[None]],
+    build_optimizer: Callable[[], torch.optim.Optimizer],
+    averaged: bool,
+    available: float,
+    exchange: Exchange | None = None,
+) -> Found:
+    """Cuts the steps of the loader into the largest micro-batches that fit on all ranks.
+
+    The first that is tried is the whole step of a rank: mostly it fits. Weights, buffers and random
+    states are the same afterwards, and there are no gradients.
+
+    Args:
+        model: on its device, in the mode in which it trains the most.
+        passes: (batch) -> iterator of the passes of a step, each of which frees what it kept:
+            forward and backward, and what learns to mix besides. Gradients are left in the
+            parameters of the model.
+        build_optimizer: of the model, for its state; asks no other rank.
+        averaged: whether an average of the weights is kept.
+        available: bytes of the device that this process may take, its reserve included.
+        exchange: with the other ranks, which have the same cuts; None: a process alone.
+    """
+    exchange = exchange or Exchange()
+    cuts, found = loader.cuts(), []
+
+    def search() -> None:
+        beside = _beside(model, build_optimizer, averaged)
+        found.append(_search(model, loader, passes, beside, available))
+
+    with _unchanged(model):
+        if not succeeds(search):  # before anything was tried
+            found.append((len(cuts), float("inf")))
+    first, needed, available = max(
+        exchange.gather_objects([*found[0], available]), key=lambda told: told[0]
+    )
+    if first == len(cuts):
+        return Found(None, needed, available)
+    loader.cut(cuts[first])
+    return Found(cuts[first], needed, available)
+
+
+def _search(
+    model: nn.Module, loader: Loader, passes: Callable, beside: list[Tensor], available: float
+) -> tuple[int, float]:
+    """(the first cut of the loader that fits, the bytes it needs); their number and the bytes of
+    the last where none does."""
+    cuts, needs = loader.cuts(), {}
+    device = next(model.parameters()).device
+    room = OnCPU if device.type == "cpu" else OnGPU
+    room = room(model, loader, passes, beside, available)
+
+    def fits(index: int) -> bool:
+        loader.cut(cuts[index])
+        needs[index] = room.needed(loader.largest())
+        return needs[index] <= available
+
+    first = _first(fits, len(cuts))
+    return first, needs[min(first, len(cuts) - 1)]
+
+
+def _first(fits: Callable[[int], bool], count: int) -> int:
+    """The first of 0 to count - 1 that fits, where all after it do; count if none does. The one
+    before the answer (and the last one, if none fits) has been asked about."""
+    if fits(0):
+        return 0
+    low, high = 0, count  # low does not fit, high does
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high
+
+
+@contextlib.contextmanager
+def _unchanged(model: nn.Module) -> Iterator[None]:
+    """Puts weights, buffers and random states back, and drops the gradients."""
+    device = next(model.parameters()).device
+    kept = {name: tensor.to("cpu", copy=True) for name, tensor in model.state_dict().items()}
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            yield
+    finally:
+        with torch.no_grad():
+            for name, tensor in model.state_dict().items():
+                tensor.copy_(kept[name])
+        model.zero_grad(set_to_none=True)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(device)
+
+
+def _beside(model: nn.Module, build_optimizer: Callable, averaged: bool) -> list[Tensor]:
+    """What training holds besides the model and a micro-batch: gradients (which the parameters
+    have from here on), the state of the optimizer after a step, the average, and what the guard
+    keeps of the buffers."""
+    parameters = list(model.parameters())
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    for parameter in trained:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer = build_optimizer()
+    if parameters[0].is_cuda:  # some keep copies of all during a step that may be left out
+        optimizer.found_inf = torch.ones((), device=parameters[0].device)
+    optimizer.step()
+    state = [v for values in optimizer.state.values() for v in values.values()]
+    state = [value for value in state if isinstance(value, Tensor)]
+    average = [torch.empty_like(tensor) for tensor in parameters] if averaged else []
+    buffers = [torch.empty_like(buffer) for buffer in model.buffers()]
+    return [p.grad for p in trained] + state + average + buffers
+
+
+def _bytes(tensors: list[Tensor]) -> int:
+    """Each memory once."""
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return sum(storages.values())
+
+
+class OnGPU:
+    """By trying: a micro-batch has room if no allocation fails, with the reserve held.
+
+    Args: as those of `largest_that_fits`.
+        beside: what is held meanwhile.
+    """
+
+    def __init__(self, model, loader: Loader, passes: Callable, beside: list, available: float):
+        self.loader, self.passes, self.beside = loader, passes, beside
+        self.device = device = next(model.parameters()).device
+        self.reserve = GPU_RESERVE * available
+        torch.cuda.empty_cache()
+        allocated = torch.cuda.memory_allocated(device)
+        free = torch.cuda.mem_get_info(device)[0]
+        free += torch.cuda.memory_reserved(device) - allocated
+        room = available - allocated - self.reserve
+        # So that memory runs out where `available` ends.
+        self.held = torch.empty(max(int(free - room), 0), dtype=torch.uint8, device=device)
+
+    def needed(self, n: int) -> float:
+        """Bytes that training takes with micro-batches of n samples, the reserve included;
+        infinity where they do not fit."""
+        torch.cuda.reset_peak_memory_stats(self.device)
+        if not succeeds(lambda: self._try(n)):
+            return float("inf")
+        return torch.cuda.max_memory_allocated(self.device) - self.held.nbytes + self.reserve
+
+    def _try(self, n: int) -> None:
+        ahead = self.loader.trial(n)  # the loader makes the next batch meanwhile
+        for _ in self.passes(self.loader.trial(n)):
+            pass
+        torch.cuda.synchronize(self.device)
+        del ahead
+
+
+class OnCPU:
+    """By counting: what the passes keep of two small micro-batches tells that of others.
+
+    Args: as those of `largest_that_fits`.
+        beside: what is held meanwhile.
+    """
+
+    def __init__(self, model, loader: Loader, passes: Callable, beside: list, available: float):
+        batch = loader.trial(SMALL)
+        # What meta-mixup keeps of its clean samples is no less for a smaller micro-batch.
+        self.least = SMALL if batch.clean is None else max(SMALL, len(batch.clean[1]))
+        small = _kept_by(model, passes, loader.trial(self.least))
+        larger = _kept_by(model, passes, loader.trial(self.least + FURTHER))
+        self.lines = [
+            (below, (above - below) / FURTHER) for below, above in zip(small, larger, strict=True)
+        ]
+        self.beside, self.meta = _bytes(beside), batch.clean is not None
+
+    def needed(self, n: int) -> float:
+        """Bytes that training takes with micro-batches of n samples beyond what the process has
+        now, the reserve included."""
+        n = max(n, self.least) if self.meta else n
+        kept = max(at_least + (n - self.least) * each for at_least, each in self.lines)
+        return (self.beside + CPU_FACTOR * kept + CPU_ONCE) / (1 - CPU_RESERVE)
+
+
+def _kept_by(model: nn.Module, passes: Callable, batch) -> list[int]:
+    """The most bytes that each pass keeps at a time."""
+    kept, most = KeptBytes(model), []
+    with torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack):
+        for _ in passes(batch):
+            most.append(kept.most)
+            kept.most = 0
+    return most
+
+
+class KeptBytes:
+    """Counts what autograd keeps for the backward pass, each memory once, without a model's own
+    tensors. `most` is the largest number of bytes at a time."""
+
+    def __init__(self, model: nn.Module):
+        self._own = {t.untyped_storage().data_ptr() for t in model.state_dict().values()}
+        self._users: dict[int, int] = {}  # of each memory: so many tensors are kept in it
+        self._now = self.most = 0
+
+    def pack(self, tensor: Tensor) -> "_Kept":
+        storage = tensor.untyped_storage()
+        place = storage.data_ptr()
+        if place not in self._own:
+            self._users[place] = self._users.get(place, 0) + 1
+            if self._users[place] == 1:
+                self._now += storage.nbytes()
+                self.most = max(self.most, self._now)
+        return _Kept(tensor, self)
+
+    def unpack(self, kept: "_Kept") -> Tensor:
+        return kept.tensor
+
+    def drop(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        place = storage.data_ptr()
+        if place in self._users:
+            self._users[place] -= 1
+            if not self._users[place]:
+                del self._users[place]
+                self._now -= storage.nbytes()
+
+
+class _Kept:
+    """A tensor, for as long as autograd keeps it."""
+
+    def __init__(self, tensor: Tensor, counter: KeptBytes):
+        self.tensor, self.counter = tensor, counter
+
+    def __del__(self):
+        self.counter.drop(self.tensor)

@@ -1,0 +1,71 @@
+"""How much memory of the machine a process can still take, as its container limits it."""
+
+import os
+from pathlib import Path
+
+# Of the first version of control groups; the second one says "max".
+NO_LIMIT = 1 << 60
+
+
+def available_memory(root: Path = Path("/")) -> float:
+    """Bytes that processes can still take: what the system has, or what the control groups (1 or
+    2) of this process leave, if that is less. Infinity where the system does not tell.
+
+    Args:
+        root: of the file system whose /proc and /sys are read.
+    """
+    return min([_of_system(root), *_of_groups(root)])
+
+
+def _of_system(root: Path) -> float:
+    try:
+        for line in (root / "proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return 1024 * int(line.split()[1])
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except FileNotFoundError:  # macOS
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return float("inf")
+
+
+def _of_groups(root: Path) -> list[float]:
+    """What each group that this process is in, and each above it, leaves."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    left = []
+    for line in lines:  # number:controllers:/path; of version 2 there are no controllers
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            top, names = root / "sys/fs/cgroup", ("memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            top = root / "sys/fs/cgroup/memory"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        # Within a container the path is often that of the host: the group is then the top one.
+        parts = Path(path).parts[1:]
+        for depth in range(len(parts) + 1):
+            left += _left(top.joinpath(*parts[:depth]), *names)
+    return left
+
+
+def _left(group: Path, limit_name: str, usage_name: str) -> list[float]:
+    """[bytes] that a group leaves, or [] where it has no limit. What files of the disk are kept in
+    memory unused does not count."""
+    try:
+        limit = int((group / limit_name).read_text())
+        used = int((group / usage_name).read_text())
+    except (OSError, ValueError):  # "max"
+        return []
+    if limit >= NO_LIMIT:
+        return []
+    try:
+        pairs = [line.split() for line in (group / "memory.stat").read_text().splitlines()]
+        statistics = {name: int(value) for name, value in pairs}
+    except (OSError, ValueError):
+        statistics = {}
+    files = statistics.get("total_inactive_file", statistics.get("inactive_file", 0))
+    return [max(limit - used + files, 0)]
