@@ -81,7 +81,8 @@ def test_later_saves_the_last_whole_step(tmp_path):
                  "--accumulation_steps 2 for the same"),
         ((6, 2), "--batch_size 6 does not fit, --batch_size 3 is likely to, with "
                  "--accumulation_steps 4 for the same"),
-        ((7, 1), "--batch_size 7 does not fit, --batch_size 2 is likely to, with --global_batch 14"),
+        ((7, 1), "--batch_size 7 does not fit, --batch_size 2 is likely to, with "
+                 "--global_batch 14 for the same"),
         ((2, 1), "--batch_size 2 does not fit, and there is none smaller"),
     ],
 )  # fmt: skip
