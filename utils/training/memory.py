@@ -145,12 +145,12 @@ def _instead(loader, most: int) -> str:
     if size is None:
         return "and there is none smaller; take a smaller model or smaller inputs"
     count = -(-loader.share // size)
-    keep = f"--accumulation_steps {count}"
+    keep, note = f"--accumulation_steps {count}", " (which a --global_batch keeps by itself)"
     if name == "--batch_size" and size * count != loader.share:
-        keep = f"--global_batch {loader.step_size}"
+        keep, note = f"--global_batch {loader.step_size}", ""
     return (
-        f"{name} {size} is likely to, with {keep} for the same optimizer step; --auto_batch finds "
-        "that by itself"
+        f"{name} {size} is likely to, with {keep} for the same optimizer step{note}; --auto_batch "
+        "finds a batch that fits"
     )
 
 
