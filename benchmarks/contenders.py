@@ -24,6 +24,7 @@ from benchmarks.loop import make_trainer, take_steps
 from utils.fused import MODES
 from utils.reporting.metrics import read_metrics
 from utils.signals import Signals
+from utils.training.graphed_step import use_graphs, why_not
 from utils.training.objective import Precision
 from utils.training.progress import PhaseTimes, wait_for
 
@@ -37,7 +38,7 @@ class Way:
     Attributes:
         ours: by the toolkit's own loop and loader; else the usual one.
         what: for the table, what it is made of.
-        fused: the mode of --fused; of ours alone.
+        fused: the mode of --fused; of ours alone, as `graphs`: --cuda_graphs.
     """
 
     ours: bool
@@ -46,6 +47,7 @@ class Way:
     channels_last: bool = False
     compiled: bool = False
     fused: str = "none"
+    graphs: bool = False
 
 
 def usual_ways(precision: str, compiled: bool, layout: tuple[str, str]) -> dict[str, Way]:
@@ -64,15 +66,25 @@ def usual_ways(precision: str, compiled: bool, layout: tuple[str, str]) -> dict[
     return ways
 
 
-def our_ways(precision: str, compiled: bool) -> dict[str, Way]:
-    """The toolkit's, with each of its switches."""
-    ways = {"ours": Way(True, precision, precision, True)}
+def our_ways(precision: str, compiled: bool, graphs: bool) -> dict[str, Way]:
+    """The toolkit's, with each of its switches.
+
+    Args:
+        compiled, graphs: whether --compile and --cuda_graphs are among them.
+    """
+
+    def way(flags: str = "", **switches) -> Way:
+        return Way(True, ", ".join(filter(None, [precision, flags])), precision, True, **switches)
+
+    ways = {"ours": way()}
     for mode in MODES[1:]:
-        ways[f"ours, {mode}"] = Way(
-            True, f"{precision}, --fused {mode}", precision, True, fused=mode
-        )
+        ways[f"ours, {mode}"] = way(f"--fused {mode}", fused=mode)
     if compiled:
-        ways["ours, compile"] = Way(True, f"{precision}, --compile", precision, True, True)
+        ways["ours, compile"] = way("--compile", compiled=True)
+    if graphs:
+        ways["ours, graphs"] = way("--cuda_graphs", graphs=True)
+        both = "--fused speed --cuda_graphs"
+        ways["ours, speed, graphs"] = way(both, fused="speed", graphs=True)
     return ways
 
 
@@ -158,6 +170,11 @@ class Ours:
             model, folder, signals, loader=loader, precision=way.precision, optimizer=optimizer,
             device=device, fused=way.fused, compiled=way.compiled,
         )  # fmt: skip
+        if way.graphs:
+            reason = why_not(self.trainer, compiled=way.compiled, texts=False)
+            if reason is not None:
+                raise RuntimeError(f"no graph: {reason}")
+            use_graphs(self.trainer, compiled=way.compiled, texts=False)
 
     def steps(self, count: int) -> float:
         """So many more; seconds."""

@@ -298,7 +298,8 @@ def run(options, sizes: Sizes) -> dict:
             case = cases[kind](sizes, device, options.workers)
             print(case.name, flush=True)
             ways = usual_ways(sizes.precision, compiled, LAYOUTS[kind])
-            ways |= our_ways(sizes.precision, compiled and device.type == "cuda")
+            cuda = device.type == "cuda"
+            ways |= our_ways(sizes.precision, compiled and cuda, cuda and kind == "pictures")
             share = Budget(budget.left / 60 / (len(chosen) - index))
             results[case.name] = compare(case, ways, sizes, options, share, Path(folder, kind))
     result["minutes"] = round((time.monotonic() - started) / 60, 1)

@@ -97,8 +97,10 @@ def test_plot_is_drawn(tmp_path):
 def test_ways():
     usual = usual_ways("bf16", True, ("NCHW", "channels_last"))
     assert usual["compile"] == Way(False, "bf16, channels_last, torch.compile", "bf16", True, True)
-    ours = our_ways("bf16", False)
+    ours = our_ways("bf16", False, False)
     assert [way.fused for way in ours.values()] == list(MODES)
+    more = our_ways("bf16", True, True)
+    assert sum(way.graphs for way in more.values()) == 2 and more["ours, compile"].compiled
 
 
 def test_texts_are_padded_to_the_longest():
@@ -116,9 +118,12 @@ def test_what_cannot_run_is_left_out(tmp_path):
     case = speed.text_case(TINY, torch.device("cpu"), 0)
     ways = usual_ways("bf16", False, ("padded", "padded"))
     ways["broken"] = Way(True, "none such", "bf16", True, fused="none such")
+    ways["graphs"] = Way(True, "no GPU", "bf16", True, graphs=True)
     options = options_of(tmp_path / "x.json")
     found = speed.compare(case, ways, TINY, options, speed.Budget(10), tmp_path)
-    assert list(found["left_out"]) == ["broken"] and "ValueError" in found["left_out"]["broken"]
+    assert list(found["left_out"]) == ["broken", "graphs"]
+    assert "ValueError" in found["left_out"]["broken"]
+    assert "there is no GPU" in found["left_out"]["graphs"]
     assert {name: len(values) for name, values in found["samples_per_second"].items()} == {
         "plain loop": 2, "autocast": 2,
     }  # fmt: skip
@@ -140,6 +145,7 @@ def test_small_run(tmp_path):
             assert sum(shares.values()) == pytest.approx(1, abs=0.01)
         kept = case["bytes_kept_per_sample"]
         assert kept["ours, memory"] < kept["ours"] < kept["plain loop"]
+        assert kept["ours, speed"] <= kept["ours"]
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
