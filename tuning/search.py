@@ -121,7 +121,7 @@ class Search:
         self.runner = Runner(target.script, self.threads, devices, self._time_is_up)
         self.errors: list[BaseException] = []
         self.shown = 0  # trials, by the bar
-        self.reserve = 0.0  # seconds that the confirmation will take
+        self.reserve = 0.0  # seconds that what follows the search will take
         self._say_lock = threading.Lock()
         self._introduce(notes)
 
@@ -182,10 +182,11 @@ class Search:
             self.shown = self._finished()
             self.console.start_bar(self.total, self.shown, unit=" trials")
             self._in_threads(self._search)
+            self.runner.deadline = lambda: False  # the time for what follows was left over
+            self._in_threads(self._bring_one_to_end)
             self.console.end_bar()
             report = Report(self)
             confirmation = Confirmation(self, report.best)
-            self.runner.deadline = lambda: False  # the time for it was left over
             self._in_threads(confirmation.work)
             report.write(confirmation.verdict())
         finally:
@@ -225,7 +226,7 @@ class Search:
     def _time_is_up(self) -> bool:
         if self.limit is None:
             return False
-        # Where the confirmation takes longer than the search may, the time is overrun.
+        # Where what follows takes longer than the search may, the time is overrun.
         left = max(self.limit - self.reserve, self.limit / 2)
         return time.monotonic() - self.started > left
 
@@ -246,6 +247,17 @@ class Search:
             except Interrupted:
                 if not self._time_is_up():
                     raise
+            finally:
+                claim.close()
+
+    def _bring_one_to_end(self, slot: int) -> None:
+        """So that a search whose time is up has found something to compare with the default."""
+        while slot == 0 and not self.runner.stopping.is_set():
+            claim = self.study.claim_to_end()
+            if claim is None:
+                return
+            try:
+                self._carry_out(claim, slot)
             finally:
                 claim.close()
 
@@ -286,8 +298,8 @@ class Search:
                 )
 
     def _reserve(self, seconds: float) -> None:
-        """Of --timeout, for the confirmation: from the time of one run of it."""
-        self.reserve = seconds * -(-2 * self.settings.confirm // self.jobs)
+        """Of --timeout, for the confirmation and a last run: from the time of one run."""
+        self.reserve = seconds * (1 + -(-2 * self.settings.confirm // self.jobs))
 
     def _fail(self, claim, why: str) -> None:
         from optuna.trial import TrialState

@@ -174,6 +174,19 @@ class Study:
         except OSError as error:
             raise UserError(f"--output {self.folder}: {reason(error)}; make room") from None
 
+    def claim_to_end(self) -> Claim | None:
+        """When there is no time for more: the best trial that waits, as long as none but the
+        default has come to its end. Raises UserError."""
+        try:
+            with self.held():
+                begun = self.begun()
+                if any(t.state == TrialState.COMPLETE and t.number for t in begun):
+                    return None
+                frozen = next_to_go_on(begun, self.rungs, self.reduction, at_end=True)
+                return None if frozen is None else self._take(frozen, frozen.last_step + 1)
+        except OSError as error:
+            raise UserError(f"--output {self.folder}: {reason(error)}; make room") from None
+
     def _take(self, frozen: FrozenTrial, rung: int | None = None) -> Claim | None:
         """The trial, to go up to `rung` (None: as far as it may already), or None: another process
         has it."""

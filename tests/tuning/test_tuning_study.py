@@ -212,6 +212,16 @@ def test_the_time_is_up(search, tmp_path):
     assert code == 0 and set(first) <= set(results(tmp_path / "study"))
 
 
+def test_when_the_time_is_up_one_comes_to_the_end(search, tmp_path):
+    """Time for the default and a few first stages: the best of these is there to be compared."""
+    env = {"FAKE_SECONDS": "0.6"}
+    code, out, err = search("--trials", "100", "--timeout", "8s", "--confirm", "1", env=env)
+    assert code == 0, err
+    found = rows(tmp_path / "study")
+    complete = {row["trial"] for row in found if row["state"] == "complete"}
+    assert "0" in complete and len(complete) >= 2, out
+
+
 def test_trials_that_fail_are_no_end(search, tmp_path):
     """Diverged, out of memory, a bug: each is a failed trial with its reason."""
     space = tmp_path / "space.yaml"
