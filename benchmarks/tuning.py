@@ -9,7 +9,9 @@ with it, with the same flags but for `--sampler tpe` and `--sampler random --no_
 same validation split. A trial that is stopped costs little, so the first has more of them: as many
 as half of the other's samples are enough for. Compared are the best accuracy there of a trial that
 came to its end, and what the search cost: samples trained, of all trials and stages, and seconds.
-With --confirm both best settings are trained again with other seeds, which is not counted.
+The best of many trials looks better than it is, and of more trials that came to their end the more
+so. So both settings are trained again with --confirm further seeds, the same for both, which also
+cut the validation split anew; the verdict is by these. They are not counted as cost.
 
 The output has benchmark.json, benchmark.png and the studies. Started again with the same flags, it
 goes on where it was stopped.
@@ -18,6 +20,7 @@ goes on where it was stopped.
 import argparse
 import json
 import shlex
+import shutil
 import signal
 import statistics
 import subprocess
@@ -29,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.common import machine
 from utils.errors import UserError
 from utils.files import reason, replace_file
+from utils.reporting.metrics import read_metrics
 
 ENTRY = Path(__file__).resolve().parents[1] / "tuning" / "resnet50_tuning.py"
 METHODS = {
@@ -37,6 +41,7 @@ METHODS = {
 }
 # Points of accuracy by which the pruned search may be behind, and its share of the samples.
 MARGIN, SHARE = 0.3, 0.5
+FIRST_SEED = 1000  # of those with which settings are trained again
 
 
 def options_of(argv: list[str] | None) -> argparse.Namespace:
@@ -57,7 +62,7 @@ def options_of(argv: list[str] | None) -> argparse.Namespace:
     add("--batch", type=int, default=32)
     add("--rungs", type=int, default=3, help="stages of a trial (default: 3)")
     add("--reduction", type=int, default=3)
-    add("--confirm", type=int, default=0, help="further seeds of the best settings (default: 0)")
+    add("--confirm", type=int, default=3, help="further seeds of the best settings (default: 3)")
     add("--precision", choices=("fp32", "bf16"), default="bf16")
     add("--device", choices=("cpu", "cuda"), default="cpu")
     add("--jobs", type=int, default=1, help="trials at once (default: 1)")
@@ -87,24 +92,31 @@ def flags_of(options, method: str, seed: int) -> list[str]:
         str(options.threads), "--epochs", str(options.epochs), "--subset",
         str(options.train_samples), "--val_fraction", str(options.val_fraction), "--trials",
         str(trials), "--jobs", str(options.jobs), "--seed", str(seed), "--confirm",
-        str(options.confirm), *stages, *METHODS[method], *shlex.split(options.flags),
+        "0", *stages, *METHODS[method], *shlex.split(options.flags),
     ]  # fmt: skip
 
 
 def search(folder: Path, flags: list[str]) -> dict:
     """The report of a search, done or gone on with. Raises UserError, KeyboardInterrupt."""
-    words = [sys.executable, str(ENTRY), *flags, "--output", str(folder)]
-    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    run_quietly([sys.executable, str(ENTRY), *flags, "--output", str(folder)], show=True)
+    return json.loads((folder / "report.json").read_text())
+
+
+def run_quietly(words: list[str], show: bool = False) -> None:
+    """A program to its end; `show`: what it says. Raises UserError, KeyboardInterrupt."""
+    said = None if show else subprocess.DEVNULL
+    process = subprocess.Popen(
+        words, stdout=said, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     try:
         error = process.communicate()[1]
     except BaseException:
-        process.send_signal(signal.SIGTERM)  # it stops its trials, which save
+        process.send_signal(signal.SIGTERM)  # it stops what it has started, which saves
         process.communicate()
         raise
     if process.returncode:
         last = (error.strip().splitlines() or ["no word"])[-1]
-        raise UserError(f"{folder}: {last.removeprefix('error: ')}")
-    return json.loads((folder / "report.json").read_text())
+        raise UserError(f"{Path(words[-1])}: {last.removeprefix('error: ')}")
 
 
 def figures(report: dict) -> dict:
@@ -127,23 +139,50 @@ def figures(report: dict) -> dict:
         "seconds": sum(trial["seconds"] for trial in trials),
         "states": {s: sum(t["state"] == s for t in trials) for s in ("complete", "stopped early",
                                                                      "failed")},
-        "confirmed": report["confirmed"].get(str(best["trial"])),
         "curve": curve,
     }  # fmt: skip
+
+
+def trained_again(folder: Path, options) -> list[float]:
+    """Validation accuracies of the recipe that a search has left, by the command in its head with
+    other seeds. Raises UserError, KeyboardInterrupt."""
+    head = (folder / "best.yaml").read_text().splitlines()
+    command = next(line for line in head if line.startswith("#   python "))
+    words = shlex.split(command)[3:]
+    words[words.index("best.yaml")] = str(folder / "best.yaml")
+    scores = []
+    for seed in range(FIRST_SEED, FIRST_SEED + options.confirm):
+        output = folder / f"again-{seed}"
+        if not (output / "summary.json").exists():
+            shutil.rmtree(output, ignore_errors=True)
+            more = ["--seed", str(seed), "--output", str(output)]
+            more += ["--cache_dir", str(options.cache_dir.resolve())]
+            run_quietly([sys.executable, str(ENTRY.parents[1] / "resnet50_test.py"), *words, *more])
+            shutil.rmtree(output / "checkpoints", ignore_errors=True)
+        val = [r for r in read_metrics(output / "metrics.jsonl") if r.get("split") == "val"]
+        scores.append(val[-1]["accuracy"])
+    return scores
 
 
 def summarize(found: dict[int, dict[str, dict]]) -> dict:
     """Of {seed: {method: figures}}."""
     pairs = [(one["pruned"], one["random"]) for one in found.values()]
     differences = [a["best"] - b["best"] for a, b in pairs]
+    again = [
+        [x - y for x, y in zip(a["again"], b["again"], strict=True)] for a, b in pairs if a["again"]
+    ]
+    means = [statistics.mean(one) for one in again] or differences
     shares = [a["samples"] / b["samples"] for a, b in pairs]
+    every = [one for part in again for one in part]
     return {
         "differences": differences,
-        "mean_difference": statistics.mean(differences),
+        "differences_again": means if again else None,
+        "mean_difference": statistics.mean(means),
+        "standard_error": statistics.stdev(every) / len(every) ** 0.5 if len(every) > 1 else None,
         "sample_shares": shares,
         "mean_sample_share": statistics.mean(shares),
         "second_shares": [a["seconds"] / b["seconds"] for a, b in pairs],
-        "as_good": statistics.mean(differences) >= -MARGIN,
+        "as_good": statistics.mean(means) >= -MARGIN,
         "at_most_half": statistics.mean(shares) <= SHARE,
     }
 
@@ -151,21 +190,24 @@ def summarize(found: dict[int, dict[str, dict]]) -> dict:
 def table(found: dict[int, dict[str, dict]], summary: dict) -> str:
     """Markdown."""
     lines = [
-        "| seed | random, % | pruned, % | difference | samples, random | share of them | seconds, "
-        "random | share of them |",
-        "| --- |" + " ---: |" * 7,
+        "| seed | random, % | pruned, % | random, again | pruned, again | difference | "
+        "share of the samples |",
+        "| --- |" + " ---: |" * 6,
     ]
+    again = summary["differences_again"]
     for index, (seed, one) in enumerate(found.items()):
-        random = one["random"]
-        lines.append(
-            f"| {seed} | {random['best']:.2f} | {one['pruned']['best']:.2f} | "
-            f"{summary['differences'][index]:+.2f} | {random['samples']:,.0f} | "
-            f"{summary['sample_shares'][index]:.2f} | {random['seconds']:.0f} | "
-            f"{summary['second_shares'][index]:.2f} |"
-        )
+        cells = [f"{one[method]['best']:.2f}" for method in ("random", "pruned")]
+        for method in ("random", "pruned"):
+            scores = one[method]["again"]
+            cells.append(f"{statistics.mean(scores):.2f}" if scores else "")
+        cells.append(f"{(again or summary['differences'])[index]:+.2f}")
+        cells.append(f"{summary['sample_shares'][index]:.2f}")
+        lines.append(f"| {seed} | " + " | ".join(cells) + " |")
+    error = summary["standard_error"]
+    sure = f" ± {error:.2f}" if error is not None else ""
     lines.append(
-        f"| mean | | | {summary['mean_difference']:+.2f} | | {summary['mean_sample_share']:.2f} | "
-        f"| {statistics.mean(summary['second_shares']):.2f} |"
+        f"| mean | | | | | {summary['mean_difference']:+.2f}{sure} | "
+        f"{summary['mean_sample_share']:.2f} |"
     )
     return "\n".join(lines) + "\n"
 
@@ -203,6 +245,8 @@ def benchmark(options) -> None:
             folder = options.output / f"{method}-seed{seed}"
             print(f"== {method}, seed {seed}: {folder}", flush=True)
             found[seed][method] = figures(search(folder, flags_of(options, method, seed)))
+            print(f"its best with {options.confirm} further seed(s)", flush=True)
+            found[seed][method]["again"] = trained_again(folder, options)
     summary = summarize(found)
     state = machine() | {"optuna": version("optuna"), "jobs": options.jobs}
     state["threads"] = options.threads
