@@ -20,9 +20,9 @@ demo-tuning: $(VENV)/.installed
 	PYTHON=$(BIN)/python bash tuning/transformer_tuning.sh --dataset headlines --layers 2 --dim 128 \
 		--heads 4 --ffn 256 --bs 64 --params lr,warmup_epochs,dropout --subset 0.5 --epochs 3 --trials 8 \
 		--rungs 2 --reduction 2 --confirm 1 --output runs/demo-tuning-texts
-	PYTHON=$(BIN)/python bash tuning/resnet50_tuning.sh --dataset shapes --depth 18 --width 8 --bs 16 \
-		--params lr,momentum,warmup_epochs --subset 0.4 --epochs 3 --trials 6 --rungs 2 \
-		--reduction 2 --confirm 1 --output runs/demo-tuning-pictures
+	PYTHON=$(BIN)/python bash tuning/resnet50_tuning.sh --config recipes/shapes_demo.yaml --width 8 --bs 32 \
+		--params lr,warmup_epochs --subset 1.0 --epochs 4 --trials 4 --no_prune --confirm 1 \
+		--output runs/demo-tuning-pictures
 	cat runs/demo-tuning-pictures/best.yaml
 
 test: $(VENV)/.installed-dev
