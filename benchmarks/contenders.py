@@ -50,20 +50,23 @@ class Way:
     graphs: bool = False
 
 
-def usual_ways(precision: str, compiled: bool, layout: tuple[str, str]) -> dict[str, Way]:
+def usual_ways(precision: str, layout: tuple[str, str]) -> dict[str, Way]:
     """The loop that people write, and what they switch on next.
 
     Args:
         precision: of autocast.
-        compiled: whether `torch.compile` is among them.
         layout: of the inputs, in words: of the plain loop, and of the others.
     """
-    ways = {"plain loop": Way(False, f"fp32, {layout[0]}")}
-    half = f"{precision}, {layout[1]}"
-    ways["autocast"] = Way(False, half, precision, True)
-    if compiled:
-        ways["compile"] = Way(False, f"{half}, torch.compile", precision, True, True)
-    return ways
+    return {
+        "plain loop": Way(False, f"fp32, {layout[0]}"),
+        "autocast": Way(False, f"{precision}, {layout[1]}", precision, True),
+    }
+
+
+def compiled_way(precision: str, layout: tuple[str, str]) -> dict[str, Way]:
+    """The same as autocast, through torch.compile."""
+    what = f"{precision}, {layout[1]}, torch.compile"
+    return {"compile": Way(False, what, precision, True, True)}
 
 
 def our_ways(precision: str, compiled: bool, graphs: bool) -> dict[str, Way]:

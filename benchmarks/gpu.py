@@ -28,6 +28,7 @@ SIZES = Sizes(
     text_batch=256,
     texts=60_000,
     turn_seconds=3,
+    compile_seconds=90,
     precision="bf16",
     race=Race(depth=18, width=64, batch=500, epochs=5, pictures=50_000, lr=0.4, target=85),
 )

@@ -25,6 +25,7 @@ from benchmarks.contenders import (
     Texts,
     Usual,
     Way,
+    compiled_way,
     our_ways,
     pad,
     usual_loader,
@@ -60,6 +61,7 @@ class Sizes:
         depth, picture_batch, layers, dim, ffn, text_batch: of the models and their batches.
         pictures, texts: in the made-up data sets.
         turn_seconds: about how long a turn is.
+        compile_seconds: without so many left torch.compile is not begun.
         precision: of autocast and of ours.
         race: of the way to an accuracy.
     """
@@ -73,6 +75,7 @@ class Sizes:
     text_batch: int
     texts: int
     turn_seconds: float
+    compile_seconds: float
     precision: str
     race: Race
 
@@ -169,7 +172,7 @@ def compare(
     device, signals = options.torch_device, Signals()
     ready, left_out, first = {}, {}, {}
     for name, way in ways.items():
-        if budget.left < 60:
+        if budget.left < (sizes.compile_seconds if way.compiled else 60):
             left_out[name] = "no time was left"
             continue
         try:
@@ -284,8 +287,14 @@ def run(options, sizes: Sizes) -> dict:
     cases: dict[str, Callable] = {"pictures": picture_case, "texts": text_case}
     compiled = not options.no_compile
     result = {"machine": state, "cases": results, "race": None}
-    # What comes last gets what is left: half of the time for each of two cases.
     chosen = [options.only] if options.only else list(cases)
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+
+    def write() -> None:
+        """What there is so far: a run that is stopped leaves that."""
+        result["minutes"] = round((time.monotonic() - started) / 60, 1)
+        replace_file(options.json, f"{json.dumps(result, indent=1)}\n".encode())
+
     with tempfile.TemporaryDirectory() as folder:
         if options.data_dir is not None:
             data = load_image_data(
@@ -294,17 +303,18 @@ def run(options, sizes: Sizes) -> dict:
             print("time to an accuracy, real pictures", flush=True)
             result["race"] = race(data, sizes.race, device, sizes.precision, options.workers,
                                   Path(folder, "race"))  # fmt: skip
+            write()
         for index, kind in enumerate(chosen):
             case = cases[kind](sizes, device, options.workers)
             print(case.name, flush=True)
-            ways = usual_ways(sizes.precision, compiled, LAYOUTS[kind])
             cuda = device.type == "cuda"
+            ways = usual_ways(sizes.precision, LAYOUTS[kind])
             ways |= our_ways(sizes.precision, compiled and cuda, cuda and kind == "pictures")
+            if compiled:  # last, for it takes long
+                ways |= compiled_way(sizes.precision, LAYOUTS[kind])
             share = Budget(budget.left / 60 / (len(chosen) - index))
             results[case.name] = compare(case, ways, sizes, options, share, Path(folder, kind))
-    result["minutes"] = round((time.monotonic() - started) / 60, 1)
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(options.json, f"{json.dumps(result, indent=1)}\n".encode())
+            write()
     plot = options.json.with_suffix(".png")
     draw(result, plot)
     print(f"\n{tables(result)}\nwritten: {options.json} and {plot}, {result['minutes']} minutes")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks import cpu, gpu, performance_page, speed
-from benchmarks.contenders import Way, our_ways, pad, usual_ways
+from benchmarks.contenders import Way, compiled_way, our_ways, pad, usual_ways
 from utils.fused import MODES
 
 ROOT = Path(__file__).parents[1]
@@ -95,7 +95,7 @@ def test_plot_is_drawn(tmp_path):
 
 
 def test_ways():
-    usual = usual_ways("bf16", True, ("NCHW", "channels_last"))
+    usual = compiled_way("bf16", ("NCHW", "channels_last"))
     assert usual["compile"] == Way(False, "bf16, channels_last, torch.compile", "bf16", True, True)
     ours = our_ways("bf16", False, False)
     assert [way.fused for way in ours.values()] == list(MODES)
@@ -116,7 +116,7 @@ def test_without_a_gpu_one_line_says_so(capsys, tmp_path):
 
 def test_what_cannot_run_is_left_out(tmp_path):
     case = speed.text_case(TINY, torch.device("cpu"), 0)
-    ways = usual_ways("bf16", False, ("padded", "padded"))
+    ways = usual_ways("bf16", ("padded", "padded"))
     ways["broken"] = Way(True, "none such", "bf16", True, fused="none such")
     ways["graphs"] = Way(True, "no GPU", "bf16", True, graphs=True)
     options = options_of(tmp_path / "x.json")
