@@ -77,6 +77,8 @@ def test_it_is_the_plain_one(options, training, half, mode):
 @pytest.mark.parametrize(
     ("optimizer", "mode"),
     [
+        ("sgd", "memory"),
+        ("sgd", "speed"),
         ("ngd", "memory"),
         ("adamw", "speed"),
         pytest.param("adamw", "memory", marks=pytest.mark.slow),
@@ -86,18 +88,22 @@ def test_fifty_steps(optimizer, mode):
     models = transformers(rate=0.1, mode=mode)
     for model in models:
         torch.manual_seed(1)
-        steps = build_optimizer(optimizer, model, lr=1e-3, weight_decay=1e-3)
+        lr = 0.1 if optimizer == "sgd" else 1e-3
+        steps = build_optimizer(optimizer, model, lr=lr, weight_decay=1e-3)
         for step in range(50):
             ids = IDS.roll(step, 0)
             F.cross_entropy(model(ids), torch.arange(6) % 3).backward()
             steps.step()
             steps.zero_grad()
     plain, fused = models
-    # Normalised steps magnify rounding where a gradient is zero by symmetry: biases of keys.
-    for state in (one := plain.state_dict(), other := fused.state_dict()):
-        for name in [name for name in state if name.endswith("qkv.bias")]:
-            del state[name]
-    assert_close(one, other, rtol=0, atol=2e-6)
+    one, other = plain.state_dict(), fused.state_dict()
+    if optimizer != "sgd":
+        # Normalised steps magnify rounding, most where a gradient is zero by symmetry: biases of
+        # keys.
+        for state in (one, other):
+            for name in [name for name in state if name.endswith("qkv.bias")]:
+                del state[name]
+    assert_close(one, other, rtol=0, atol=1e-6 if optimizer == "sgd" else 2e-6)
     torch.testing.assert_close(fused.eval()(IDS), plain.eval()(IDS), rtol=0, atol=1e-5)
 
 

@@ -85,6 +85,34 @@ def test_a_run_is_the_ordinary_one(tmp_path, case):
     assert history(tmp_path / "ours") == history(tmp_path / "plain")
 
 
+def places(trainer) -> dict:
+    """Where the tensors lie that a step reads and writes."""
+    guard, tensors = trainer.guard, {}
+    tensors |= {f"weight {name}": t for name, t in trainer.model.state_dict().items()}
+    tensors |= {f"average {name}": t for name, t in trainer.average.mean.items()}
+    tensors |= {"window": trainer.window, "sums": trainer.step_sums, "left out": guard.left_out}
+    tensors |= {f"buffers {n}": t for n, t in enumerate([*guard.flat, *guard.before])}
+    for number, state in enumerate(trainer.optimizer.state.values()):
+        tensors |= {f"{name} {number}": t for name, t in state.items()}
+    return {name: tensor.data_ptr() for name, tensor in tensors.items()}
+
+
+def test_every_tensor_stays_where_it_is(tmp_path):
+    """A real graph reads and writes where they lay when it was captured: no step may put another
+    tensor in the place of one that outlives it."""
+    ours, recorder = graphed(tmp_path, optimizer="adamw", ema_decay=0.9, clip=0.5, epochs=2)
+    at_capture = {}
+    capture = recorder.capture
+
+    def watched(function):
+        at_capture.update(places(ours))
+        return capture(function)
+
+    recorder.capture = watched
+    ours.fit()
+    assert at_capture and places(ours) == at_capture
+
+
 def test_ways_of_mixing_have_graphs_of_their_own(tmp_path):
     ours, recorder = graphed(tmp_path, **made(CASES["mixup and CutMix by turns"]))
     ours.fit()
