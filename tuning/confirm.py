@@ -11,6 +11,9 @@ from tuning.halving import DEFAULT_TRIAL
 from tuning.runner import Outcome
 
 WAIT_SECONDS = 0.5
+# Standard errors by which a trial may be behind the default, with the seed of the search, and is
+# confirmed all the same: seeds differ by more than the validation samples alone let one expect.
+NEAR = 4
 
 
 @dataclass(frozen=True)
@@ -39,31 +42,38 @@ class Verdict:
 class Confirmation:
     """Args:
     search: a `tuning.search.Search` whose trials are done.
-    best: number of the trial with the best score; None: no trial came to the last rung.
+    best: number of the best trial beside the default that came to the last rung; None: none did.
     """
 
     def __init__(self, search, best: int | None):
         self.search, self.best = search, best
-        count = search.settings.confirm if best not in (None, DEFAULT_TRIAL) else 0
         frozen = {trial.number: trial for trial in search.study.trials()}
         self.default_failed = frozen[DEFAULT_TRIAL].state.name == "FAIL"
-        self.values = {
-            number: search.study.values(frozen[number])
-            for number in (DEFAULT_TRIAL, best)
-            if count and frozen[number].state.name == "COMPLETE"
-        }
-        count = count if len(self.values) == 2 else 0
-        seeds = [search.seed + 1 + index for index in range(count)]
-        self.items = [(number, seed) for seed in seeds for number in self.values]
-        self.outcomes: dict[tuple[int, int], Outcome] = {}
         self.first = {
             number: trial.user_attrs.get(f"rung{len(search.recipe.rungs) - 1}", {})
             for number, trial in frozen.items()
         }
+        both = best is not None and frozen[DEFAULT_TRIAL].state.name == "COMPLETE"
+        count = search.settings.confirm if both and self._is_near() else 0
+        self.values = {
+            number: search.study.values(frozen[number]) for number in (DEFAULT_TRIAL, best) if count
+        }
+        seeds = [search.seed + 1 + index for index in range(count)]
+        self.items = [(number, seed) for seed in seeds for number in self.values]
+        self.outcomes: dict[tuple[int, int], Outcome] = {}
         if self.items:
             search.console.say(
                 f"confirming trial {best} and the default recipe with {count} further seed(s)"
             )
+
+    def _pair(self) -> tuple[list[tuple[float, float]], list[int]]:
+        """(best, default), and validation samples, with the seed of the search."""
+        best, default = self.first[self.best], self.first[DEFAULT_TRIAL]
+        return [(best["score"], default["score"])], [best["val_samples"]]
+
+    def _is_near(self) -> bool:
+        ((best, default),), _ = self._pair()
+        return best - default > -NEAR * standard_error(*self._pair())
 
     def work(self, slot: int) -> None:
         """Of one job: takes runs that nobody has, until all are done."""
@@ -89,15 +99,11 @@ class Confirmation:
         best, first = self.best, self.first
         if best is None:
             return Verdict(DEFAULT_TRIAL, ["no trial has come to its end: the default stands"])
-        if best == DEFAULT_TRIAL:
-            return Verdict(DEFAULT_TRIAL, ["no trial is better than the default recipe: it stands"])
         if "score" not in first[DEFAULT_TRIAL]:
             why = "has failed" if self.default_failed else "is not at its end"
             return Verdict(best, [f"the default recipe {why}; trial {best} takes its place"])
         if not self.items:
-            pairs = [(first[best]["score"], first[DEFAULT_TRIAL]["score"])]
-            samples = first[best]["val_samples"]
-            return judge(best, pairs, [samples], "with the seed of the search alone")
+            return judge(best, *self._pair(), "with the seed of the search alone")
         seeds = sorted({seed for _, seed in self.items})
         for number in (best, DEFAULT_TRIAL):
             failed = [s for s in seeds if self.outcomes[number, s].failure is not None]
@@ -112,15 +118,23 @@ class Confirmation:
             for seed in seeds
         ]
         samples = [self.outcomes[best, seed].val_samples for seed in seeds]
-        return judge(best, pairs, samples, f"over {len(seeds)} further seed(s)")
+        better = first[best]["score"] > first[DEFAULT_TRIAL]["score"]
+        return judge(best, pairs, samples, f"over {len(seeds)} further seed(s)", better)
 
 
-def judge(best: int, pairs: list[tuple[float, float]], samples: list[int], over: str) -> Verdict:
+def judge(
+    best: int,
+    pairs: list[tuple[float, float]],
+    samples: list[int],
+    over: str,
+    was_better: bool = False,
+) -> Verdict:
     """Whether the best trial is handed over.
 
     Args:
         pairs: (best, default), accuracies in per cent, of each seed.
         samples: of the validation split, of each seed.
+        was_better: the trial, with the seed of the search.
     """
     differences = [one - other for one, other in pairs]
     difference = statistics.mean(differences)
@@ -133,7 +147,9 @@ def judge(best: int, pairs: list[tuple[float, float]], samples: list[int], over:
     lines = [line]
     taken = difference > 0
     if not taken:
-        lines.append("the default recipe stands: what was better in the search was so by chance")
+        by_chance = "the default recipe stands: what was better in the search was so by chance"
+        none = "no trial is better than the default recipe: it stands"
+        lines.append(by_chance if was_better else none)
     if abs(difference) < 2 * error:
         lines.append("note: the difference is within noise (less than two standard errors)")
     scores = {best: [one for one, _ in pairs], DEFAULT_TRIAL: [other for _, other in pairs]}

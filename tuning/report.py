@@ -34,9 +34,11 @@ def ranked(trials: list[FrozenTrial]) -> list[FrozenTrial]:
     return sorted((t for t in trials if t.state.is_finished()), key=key, reverse=True)
 
 
-def best_trial(trials: list[FrozenTrial]) -> FrozenTrial | None:
-    """Of those that came to the last rung; the default where it is as good."""
+def best_trial(trials: list[FrozenTrial], besides=()) -> FrozenTrial | None:
+    """Of those that came to the last rung, without the numbers `besides`; the default where it is
+    as good."""
     complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
+    complete = [trial for trial in complete if trial.number not in besides]
     return max(complete, key=lambda t: (t.value, -t.number), default=None)
 
 
@@ -70,8 +72,8 @@ class Report:
         self.rungs, self.space = search.recipe.rungs, search.space
         self.trials = self.study.trials()
         self.ranking = ranked(self.trials)
-        best = best_trial(self.trials)
-        self.best = None if best is None else best.number
+        rival = best_trial(self.trials, besides=(DEFAULT_TRIAL,))
+        self.rival = None if rival is None else rival.number
 
     def write(self, verdict: Verdict) -> None:
         """The files, and what they say on the console. Raises UserError."""

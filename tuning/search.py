@@ -186,7 +186,7 @@ class Search:
             self._in_threads(self._bring_one_to_end)
             self.console.end_bar()
             report = Report(self)
-            confirmation = Confirmation(self, report.best)
+            confirmation = Confirmation(self, report.rival)
             self._in_threads(confirmation.work)
             report.write(confirmation.verdict())
         finally:

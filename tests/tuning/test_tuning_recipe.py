@@ -238,5 +238,5 @@ def test_verdicts():
     assert "over 2 seeds: trial 7 has 80.50 %, the default recipe 70.25 %, +10.25" in taken.lines[0]
     close = judge(7, [(70.6, 70.0)], [2000], "x")
     assert close.number == 7 and close.within_noise and "within noise" in close.lines[-1]
-    chance = judge(7, [(69.0, 70.0)], [2000], "x")
+    chance = judge(7, [(69.0, 70.0)], [2000], "x", was_better=True)
     assert chance.number == 0 and "by chance" in chance.lines[1]
