@@ -103,7 +103,8 @@ def search(folder: Path, flags: list[str]) -> dict:
 
 
 def run_quietly(words: list[str], show: bool = False) -> None:
-    """A program to its end; `show`: what it says. Raises UserError, KeyboardInterrupt."""
+    """A program to its end; its last word is a folder. `show`: what it says. Raises UserError,
+    KeyboardInterrupt."""
     said = None if show else subprocess.DEVNULL
     process = subprocess.Popen(
         words, stdout=said, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -155,9 +156,11 @@ def trained_again(folder: Path, options) -> list[float]:
         output = folder / f"again-{seed}"
         if not (output / "summary.json").exists():
             shutil.rmtree(output, ignore_errors=True)
-            more = ["--seed", str(seed), "--output", str(output)]
-            more += ["--cache_dir", str(options.cache_dir.resolve())]
-            run_quietly([sys.executable, str(ENTRY.parents[1] / "resnet50_test.py"), *words, *more])
+            more = ["--seed", str(seed)]
+            if options.data_dir is not None:
+                more += ["--cache_dir", str(options.cache_dir.resolve())]
+            entry = str(ENTRY.parents[1] / "resnet50_test.py")
+            run_quietly([sys.executable, entry, *words, *more, "--output", str(output)])
             shutil.rmtree(output / "checkpoints", ignore_errors=True)
         val = [r for r in read_metrics(output / "metrics.jsonl") if r.get("split") == "val"]
         scores.append(val[-1]["accuracy"])

@@ -84,6 +84,7 @@ def test_larger_micro_batches_than_were_asked_for(works, room_for):
     assert "32 samples a step as 4 micro-batches of 8" in said
 
 
+@pytest.mark.slow
 def test_a_resumed_run_takes_the_same_without_probing(works, room_for, monkeypatch):
     room_for(5)
     flags = [*TINY, "--bs", 16, "--auto_batch", "--epochs", "2", "--save_every", "3"]
@@ -159,6 +160,7 @@ def test_nothing_fits(fails, room_for):
     assert "--fused memory" in line and not Path("run").exists()
 
 
+@pytest.mark.slow
 def test_a_frozen_backbone_has_no_statistics_to_speak_of(works, room_for):
     works(*TINY, "--bs", 16, "--output", "run")
     room_for(4)

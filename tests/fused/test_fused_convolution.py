@@ -188,9 +188,13 @@ def test_in_bf16_it_is_as_near_to_float64_as_the_plain_one():
 
 @pytest.mark.parametrize(
     ("optimizer", "mode"),
-    [("ngd", "memory"), ("sgd", "speed"), pytest.param("sgd", "memory", marks=pytest.mark.slow),
-     pytest.param("ngd", "speed", marks=pytest.mark.slow)],
-)  # fmt: skip
+    [
+        ("sgd", "speed"),
+        pytest.param("sgd", "memory", marks=pytest.mark.slow),
+        pytest.param("ngd", "memory", marks=pytest.mark.slow),
+        pytest.param("ngd", "speed", marks=pytest.mark.slow),
+    ],
+)
 def test_fifty_steps_with_accumulation(optimizer, mode):
     models = networks(18, mode=mode)
     for model in models:

@@ -36,7 +36,7 @@ BOTH = ["memory", "speed"]
     ("main", "flags", "modes"),
     [
         (resnet50_test.main, [*PICTURES, "--mixup", "0.3", "--label_smoothing", "0.1"], BOTH),
-        (resnet50_test.main, [*PICTURES, *META], ["memory"]),
+        pytest.param(*(resnet50_test.main, [*PICTURES, *META], ["memory"]), marks=pytest.mark.slow),
         (transformer_test.main, [*TEXTS, "--mixup", "0.3"], BOTH),
     ],
     ids=["mixup", "meta-mixup", "texts"],

@@ -14,6 +14,7 @@ HERE = Path(__file__).parent
 GPUS = [80, 90]  # compute capability, times ten
 
 
+@pytest.mark.slow
 def test_in_the_interpreter():
     """All of kernel_checks.py in one process: Triton asks once, when it is imported."""
     pytest.importorskip("triton")

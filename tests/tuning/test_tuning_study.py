@@ -212,6 +212,7 @@ def test_the_time_is_up(search, tmp_path):
     assert code == 0 and set(first) <= set(results(tmp_path / "study"))
 
 
+@pytest.mark.slow
 def test_when_the_time_is_up_one_comes_to_the_end(search, tmp_path):
     """Time for the default and a few first stages: the best of these is there to be compared."""
     words, env = ["--trials", "100", "--timeout", "8s", "--confirm", "1"], {"FAKE_SECONDS": "0.6"}
