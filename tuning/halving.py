@@ -8,6 +8,7 @@ own schedule, on `reduction` times the samples of the one before: the root of th
 what is missing to it in training data.
 """
 
+import zlib
 from dataclasses import dataclass
 
 import optuna
@@ -82,8 +83,9 @@ def _is_at(trial: FrozenTrial, rung: int) -> bool:
 
 
 class SeededSampler(BaseSampler):
-    """TPE or random, drawn for each trial from (seed, its number): a study that was killed proposes
-    what it would have.
+    """TPE or random, drawn for each trial from (seed, its number), and each setting that is drawn
+    by itself with its name: a study that was killed, even within a proposal, proposes what it would
+    have.
 
     Args:
         name: "tpe"; anything else is random.
@@ -93,9 +95,11 @@ class SeededSampler(BaseSampler):
         self.name, self.seed = name, seed
         self._samplers = {}
 
-    def _of(self, trial) -> BaseSampler:
-        if trial.number not in self._samplers:
-            seed = (self.seed * 1_000_003 + trial.number) % 2**32
+    def _of(self, trial, setting: str = "") -> BaseSampler:
+        key = trial.number, setting
+        if key not in self._samplers:
+            own = zlib.crc32(setting.encode())
+            seed = (self.seed * 1_000_003 + trial.number + own) % 2**32
             if self.name == "tpe":
                 made = TPESampler(
                     n_startup_trials=STARTUP_TRIALS,
@@ -105,8 +109,8 @@ class SeededSampler(BaseSampler):
                 )
             else:
                 made = RandomSampler(seed=seed)
-            self._samplers = {trial.number: made}
-        return self._samplers[trial.number]
+            self._samplers = {key: made}
+        return self._samplers[key]
 
     def infer_relative_search_space(self, study, trial):
         return self._of(trial).infer_relative_search_space(_as_told(study, trial), trial)
@@ -116,7 +120,8 @@ class SeededSampler(BaseSampler):
 
     def sample_independent(self, study, trial, param_name, param_distribution):
         told = _as_told(study, trial)
-        return self._of(trial).sample_independent(told, trial, param_name, param_distribution)
+        sampler = self._of(trial, param_name)
+        return sampler.sample_independent(told, trial, param_name, param_distribution)
 
 
 def _as_told(study, trial) -> optuna.Study:
