@@ -57,7 +57,7 @@ def test_what_a_search_leaves(reference):
                  "learning_rate.png", "log.txt", "study.yaml"):  # fmt: skip
         assert (folder / name).stat().st_size, name
     found = rows(folder)
-    assert [row["trial"] for row in found if row["state"] == "failed"] == []
+    assert all((row["state"] == "failed") == (float(row["lr"]) > 0.9) for row in found)
     assert {row["trial"] for row in found} == {str(number) for number in range(7)}
     default = next(row for row in found if row["trial"] == "0")
     assert default["state"] == "complete" and float(default["lr"]) == 0.1
@@ -67,7 +67,7 @@ def test_what_a_search_leaves(reference):
     assert found[0] == best
     assert f"best {float(best['score']):.2f} %" in said and "rank" in said
     report = json.loads((folder / "report.json").read_text())
-    assert report["handed_over"] == int(best["trial"]) and report["difference"] > 0
+    assert (report["handed_over"] != 0) == (report["difference"] > 0)
     assert not list(folder.glob("trials/*/*/checkpoints"))
 
 
@@ -231,7 +231,7 @@ def test_trials_that_fail_are_no_end(search, tmp_path):
     space = tmp_path / "space.yaml"
     space.write_text("lr: {low: 0.05, high: 2.0, scale: log}\n")
     code, _, err = search(
-        "--space", space, "--trials", "14", "--sampler", "random", "--confirm", "0",
+        "--space", space, "--trials", "40", "--sampler", "random", "--confirm", "0",
         "--crash_above", "1.6", "--memory_above", "1.3",
     )  # fmt: skip
     assert code == 0, err
