@@ -19,7 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
+from torchvision import transforms
 
+from benchmarks.loader import MEAN, STD, Pictures, torchvision_transform
 from benchmarks.loop import make_trainer, take_steps
 from utils.fused import MODES
 from utils.reporting.metrics import read_metrics
@@ -27,8 +29,6 @@ from utils.signals import Signals
 from utils.training.graphed_step import use_graphs, why_not
 from utils.training.objective import Precision
 from utils.training.progress import PhaseTimes, wait_for
-
-MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
 @dataclass(frozen=True)
@@ -192,30 +192,10 @@ class Ours:
 # ---- what the usual loops read ------------------------------------------------------------------
 
 
-class Pictures(Dataset):
-    """PIL images in memory, transformed one by one, as torchvision's CIFAR10 does it.
-
-    Args:
-        images: (n, 32, 32, 3) uint8.
-    """
-
-    def __init__(self, images: np.ndarray, labels: np.ndarray, training: bool = True):
-        from PIL import Image
-        from torchvision import transforms
-
-        change = [transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip()]
-        change = change if training else []
-        self.transform = transforms.Compose(
-            [*change, transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
-        )
-        self.images = [Image.fromarray(image) for image in images]
-        self.labels = labels.tolist()
-
-    def __len__(self):
-        return len(self.images)
-
-    def __getitem__(self, index):
-        return self.transform(self.images[index]), self.labels[index]
+def usual_pictures(images: np.ndarray, labels: np.ndarray) -> Pictures:
+    """(n, 32, 32, 3) uint8, cropped, flipped and normalised one by one by torchvision."""
+    to_tensor = [transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
+    return Pictures(images, labels, torchvision_transform(32, to_tensor))
 
 
 class Texts(Dataset):

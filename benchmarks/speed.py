@@ -18,10 +18,7 @@ from torch import nn
 
 from benchmarks.common import machine, ratio
 from benchmarks.contenders import (
-    MEAN,
-    STD,
     Ours,
-    Pictures,
     Texts,
     Usual,
     Way,
@@ -29,10 +26,12 @@ from benchmarks.contenders import (
     our_ways,
     pad,
     usual_loader,
+    usual_pictures,
     usual_ways,
     without_end,
 )
 from benchmarks.fused import bytes_of_a_sample
+from benchmarks.loader import MEAN, STD
 from benchmarks.loop import silent
 from benchmarks.performance_page import draw, tables
 from benchmarks.text_step import lengths_like_news, texts
@@ -90,17 +89,14 @@ class Case:
         self.optimizers = optimizers  # PyTorch's own, and ours by name
 
 
-def picture_case(sizes: Sizes, device: torch.device, workers: int, data=None) -> Case:
+def picture_case(sizes: Sizes, device: torch.device, workers: int) -> Case:
     rng = np.random.default_rng(0)
-    if data is None:
-        images = rng.integers(0, 256, (sizes.pictures, 32, 32, 3), dtype=np.uint8)
-        labels = rng.integers(0, CLASSES, sizes.pictures)
-    else:
-        images, labels = data.train.images[:], data.train.labels
+    images = rng.integers(0, 256, (sizes.pictures, 32, 32, 3), dtype=np.uint8)
+    labels = rng.integers(0, CLASSES, sizes.pictures)
     batch = sizes.picture_batch
 
     def usual():
-        return without_end(usual_loader(Pictures(images, labels), batch, workers, device))
+        return without_end(usual_loader(usual_pictures(images, labels), batch, workers, device))
 
     def ours():
         return ImageLoader(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.contenders import Pictures, Usual, Way, usual_loader, without_end
+from benchmarks.contenders import Usual, Way, usual_loader, usual_pictures, without_end
 from benchmarks.loop import make_trainer, silent
 from utils.augment.crop_flip import CropFlip
 from utils.data.image_loader import ImageLoader
@@ -85,7 +85,7 @@ def _usual(way, model, images, labels, test, plan, schedule, device, workers) ->
             parameters, lr=plan.lr, momentum=0.9, nesterov=True, weight_decay=5e-4
         )
 
-    loader = usual_loader(Pictures(images, labels), plan.batch, workers, device)
+    loader = usual_loader(usual_pictures(images, labels), plan.batch, workers, device)
     loop = Usual(way, model, without_end(loader), plan.batch, sgd, device)
     loop.optimizer.param_groups[0]["base_lr"] = plan.lr
     step, seconds, curve = 0, 0.0, []
