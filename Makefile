@@ -31,10 +31,12 @@ test: $(VENV)/.installed-dev
 slow: $(VENV)/.installed-dev
 	$(PYTEST) -m "slow"
 
-# Kills of a process at random moments, in runs of all kinds, and nodes that are lost: up to an hour.
+# Kills of a process at random moments, in runs of all kinds, nodes that are lost, and settings drawn
+# anew: up to an hour.
 soak: $(VENV)/.installed-dev
 	SOAK=$${SOAK:-100} $(BIN)/python -m pytest -s tests/distributed/test_rank_faults.py \
-		tests/distributed/test_node_faults.py tests/distributed/test_soak.py
+		tests/distributed/test_node_faults.py tests/distributed/test_soak.py \
+		tests/end_to_end/test_random_settings.py tests/end_to_end/test_random_text_settings.py
 
 # The toolkit against the loops that people write, on this machine's CPU: a quarter of an hour.
 # `make bench DATA=FOLDER` with train/<class>/ and test/<class>/ also trains to an accuracy on real

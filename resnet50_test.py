@@ -57,10 +57,11 @@ def build_model(settings: Settings, card):
     imagenet = size > 64 or settings.pretrained == "imagenet"
     stem = settings.stem or ("imagenet" if imagenet else "cifar")
     frozen = settings.freeze_backbone and settings.unfreeze_epoch is None
-    lone = settings.batch_size == 1 and not settings.without_training and not frozen
-    if lone and size <= (8 if stem == "cifar" else 32):
+    lone = [name for name in ("batch_size", "global_batch") if getattr(settings, name) == 1]
+    trains = not settings.without_training and not frozen
+    if lone and trains and size <= (8 if stem == "cifar" else 32):
         raise UserError(
-            f"--batch_size 1: pictures of {size} pixels end as a single one, and BatchNorm needs "
+            f"--{lone[0]} 1: pictures of {size} pixels end as a single one, and BatchNorm needs "
             "two or more; take a larger batch"
         )
     return ResNet(

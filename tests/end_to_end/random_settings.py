@@ -3,6 +3,7 @@ one line why it cannot (exit code 2). Never a traceback."""
 
 import contextlib
 import io
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -20,6 +21,8 @@ OPTIONS = {
     "suppress_health_check": list(HealthCheck),
     "print_blob": True,
 }
+# With SOAK other settings are drawn in every call.
+REPEATABLE = "SOAK" not in os.environ
 ALWAYS_FIXED = {"config", "resume", "compile", "wandb", "dataset", "wandb_project", "wandb_tags"}
 # For settings that both entries have.
 SHARED_VALUES = {

@@ -6,9 +6,9 @@ import signal
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from PIL import Image
-from random_settings import OPTIONS, Space, flags
+from random_settings import OPTIONS, REPEATABLE, Space, flags
 
 from resnet50_test import Settings, main
 
@@ -60,6 +60,8 @@ def place(tmp_path_factory):
         signal.signal(signum, handler)
 
 
+# Found once: steps of one picture, small enough to end as one value for each channel.
+@example(PICTURES.base | {"dataset": "imagefolder", "image_size": 8, "global_batch": 1})
 @settings(max_examples=40, derandomize=True, **OPTIONS)
 @given(PICTURES.random())
 def test_a_run_works_or_says_why_not(place, chosen):
@@ -67,7 +69,7 @@ def test_a_run_works_or_says_why_not(place, chosen):
 
 
 @pytest.mark.slow
-@settings(max_examples=400, **OPTIONS)
+@settings(max_examples=400, derandomize=REPEATABLE, **OPTIONS)
 @given(PICTURES.random())
 def test_a_run_works_or_says_why_not_at_length(place, chosen):
     PICTURES.check(chosen)

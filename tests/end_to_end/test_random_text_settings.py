@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
-from random_settings import OPTIONS, Space, flags
+from random_settings import OPTIONS, REPEATABLE, Space, flags
 
 from transformer_test import Settings, main
 
@@ -67,7 +67,7 @@ def test_a_run_works_or_says_why_not(place, chosen):
 
 
 @pytest.mark.slow
-@settings(max_examples=400, **OPTIONS)
+@settings(max_examples=400, derandomize=REPEATABLE, **OPTIONS)
 @given(TEXTS.random())
 def test_a_run_works_or_says_why_not_at_length(place, chosen):
     TEXTS.check(chosen)
