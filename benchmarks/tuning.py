@@ -5,13 +5,13 @@
 
 FOLDER has train/<class>/ and test/<class>/; without it the pictures are the built-in synthetic
 shapes. For each seed, both are searches of tuning/resnet50_tuning.py over the space that is shipped
-with it, with the same flags but for `--sampler tpe` and `--sampler random --no_prune`, and with the
-same validation split. A trial that is stopped costs little, so the first has more of them: as many
-as half of the other's samples are enough for. Compared are the best accuracy there of a trial that
-came to its end, and what the search cost: samples trained, of all trials and stages, and seconds.
-The best of many trials looks better than it is, and of more trials that came to their end the more
-so. So both settings are trained again with --confirm further seeds, the same for both, which also
-cut the validation split anew; the verdict is by these. They are not counted as cost.
+with it, with the same flags but for `--sampler tpe --confirm 1` and `--sampler random --no_prune
+--confirm 0`, with as many trials and the same validation split. What each costs: samples trained,
+of all trials, stages and confirmations, and seconds.
+
+The best of many trials looks better than it is. So the setting that each search hands over is
+trained again with --again further seeds, the same for both, which also cut the validation split
+anew; the verdict is by these, which are not counted as cost.
 
 The output has benchmark.json, benchmark.png and the studies. Started again with the same flags, it
 goes on where it was stopped.
@@ -25,6 +25,7 @@ import signal
 import statistics
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 
@@ -36,8 +37,8 @@ from utils.reporting.metrics import read_metrics
 
 ENTRY = Path(__file__).resolve().parents[1] / "tuning" / "resnet50_tuning.py"
 METHODS = {
-    "pruned": ["--sampler", "tpe"],
-    "random": ["--sampler", "random", "--no_prune"],
+    "pruned": ["--sampler", "tpe", "--confirm", "1"],
+    "random": ["--sampler", "random", "--no_prune", "--confirm", "0"],
 }
 # Points of accuracy by which the pruned search may be behind, and its share of the samples.
 MARGIN, SHARE = 0.3, 0.5
@@ -53,8 +54,7 @@ def options_of(argv: list[str] | None) -> argparse.Namespace:
     add("--data_dir", type=Path, help="train/<class>/, test/<class>/ (default: synthetic shapes)")
     add("--cache_dir", type=Path, default=Path(".cache"), help="decoded pictures")
     add("--seeds", type=int, default=3, help="searches of each kind (default: 3)")
-    add("--trials", type=int, default=10, help="of random search (default: 10)")
-    add("--pruned_trials", type=int, default=12, help="of the other (default: 12)")
+    add("--trials", type=int, default=24, help="of each search (default: 24)")
     add("--epochs", type=int, default=6, help="of a whole trial (default: 6)")
     add("--train_samples", type=int, default=4800, help="of a whole trial (default: 4800)")
     add("--val_fraction", type=float, default=0.1, help="of all training pictures (default: 0.1)")
@@ -62,7 +62,7 @@ def options_of(argv: list[str] | None) -> argparse.Namespace:
     add("--batch", type=int, default=32)
     add("--rungs", type=int, default=3, help="stages of a trial (default: 3)")
     add("--reduction", type=int, default=3)
-    add("--confirm", type=int, default=3, help="further seeds of the best settings (default: 3)")
+    add("--again", type=int, default=5, help="further seeds of what is found (default: 5)")
     add("--precision", choices=("fp32", "bf16"), default="bf16")
     add("--device", choices=("cpu", "cuda"), default="cpu")
     add("--jobs", type=int, default=1, help="trials at once (default: 1)")
@@ -70,8 +70,8 @@ def options_of(argv: list[str] | None) -> argparse.Namespace:
     add("--flags", default="", help="further flags of all searches, as one word: '--mixup 0.2'")
     options = parser.parse_args(argv)
     for name in (
-        *("seeds", "trials", "pruned_trials", "epochs", "train_samples", "width", "batch"),
-        *("jobs", "threads"),
+        *("seeds", "trials", "epochs", "train_samples", "width", "batch", "again", "jobs"),
+        "threads",
     ):
         if getattr(options, name) < 1:
             raise UserError(f"--{name} must be 1 or more")
@@ -84,15 +84,14 @@ def flags_of(options, method: str, seed: int) -> list[str]:
     if options.data_dir is not None:
         data = ["--dataset", "imagefolder", "--data_dir", str(options.data_dir.resolve())]
         data += ["--image_size", "32", "--cache_dir", str(options.cache_dir.resolve())]
-    trials = options.pruned_trials if method == "pruned" else options.trials
     stages = ["--rungs", str(options.rungs), "--reduction", str(options.reduction)]
     return [
         *data, "--depth", "18", "--width", str(options.width), "--batch_size", str(options.batch),
         "--precision", options.precision, "--device", options.device, "--threads",
         str(options.threads), "--epochs", str(options.epochs), "--subset",
         str(options.train_samples), "--val_fraction", str(options.val_fraction), "--trials",
-        str(trials), "--jobs", str(options.jobs), "--seed", str(seed), "--confirm",
-        "0", *stages, *METHODS[method], *shlex.split(options.flags),
+        str(options.trials), "--jobs", str(options.jobs), "--seed", str(seed), *stages,
+        *METHODS[method], *shlex.split(options.flags),
     ]  # fmt: skip
 
 
@@ -103,11 +102,11 @@ def search(folder: Path, flags: list[str]) -> dict:
 
 
 def run_quietly(words: list[str], show: bool = False) -> None:
-    """A program to its end; its last word is a folder. `show`: what it says. Raises UserError,
-    KeyboardInterrupt."""
+    """A program to its end; its last word is a folder. `show`: what it says; Ctrl-C reaches it
+    otherwise. Raises UserError, KeyboardInterrupt."""
     said = None if show else subprocess.DEVNULL
     process = subprocess.Popen(
-        words, stdout=said, stderr=subprocess.PIPE, text=True, start_new_session=True
+        words, stdout=said, stderr=subprocess.PIPE, text=True, start_new_session=show
     )
     try:
         error = process.communicate()[1]
@@ -123,21 +122,21 @@ def run_quietly(words: list[str], show: bool = False) -> None:
 def figures(report: dict) -> dict:
     """What a search found, and what it cost."""
     trials = sorted(report["trials"], key=lambda trial: trial["trial"])
-    complete = [trial for trial in trials if trial["state"] == "complete"]
-    best = max(complete, key=lambda trial: trial["score"])
     samples, so_far, curve = 0.0, None, []
     for trial in trials:
         samples += trial["samples"]
         if trial["state"] == "complete":
             so_far = trial["score"] if so_far is None else max(so_far, trial["score"])
         curve.append([samples, so_far])
-    default = [trial["score"] for trial in complete if trial["trial"] == 0]
+    found = next(trial for trial in trials if trial["trial"] == report["handed_over"])
+    curve.append([report["samples_trained"], found["score"]])
     return {
-        "best": best["score"],
-        "default": default[0] if default else None,
-        "settings": best["settings"],
-        "samples": samples,
-        "seconds": sum(trial["seconds"] for trial in trials),
+        "found": report["handed_over"],
+        "score": found["score"],
+        "default": trials[0]["score"],
+        "settings": found["settings"],
+        "samples": report["samples_trained"],
+        "seconds": report["seconds"],
         "states": {s: sum(t["state"] == s for t in trials) for s in ("complete", "stopped early",
                                                                      "failed")},
         "curve": curve,
@@ -151,8 +150,8 @@ def trained_again(folder: Path, options) -> list[float]:
     command = next(line for line in head if line.startswith("#   python "))
     words = shlex.split(command)[3:]
     words[words.index("best.yaml")] = str(folder / "best.yaml")
-    scores = []
-    for seed in range(FIRST_SEED, FIRST_SEED + options.confirm):
+
+    def accuracy(seed: int) -> float:
         output = folder / f"again-{seed}"
         if not (output / "summary.json").exists():
             shutil.rmtree(output, ignore_errors=True)
@@ -163,29 +162,31 @@ def trained_again(folder: Path, options) -> list[float]:
             run_quietly([sys.executable, entry, *words, *more, "--output", str(output)])
             shutil.rmtree(output / "checkpoints", ignore_errors=True)
         val = [r for r in read_metrics(output / "metrics.jsonl") if r.get("split") == "val"]
-        scores.append(val[-1]["accuracy"])
-    return scores
+        return val[-1]["accuracy"]
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        try:
+            return [*pool.map(accuracy, range(FIRST_SEED, FIRST_SEED + options.again))]
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 def summarize(found: dict[int, dict[str, dict]]) -> dict:
     """Of {seed: {method: figures}}."""
     pairs = [(one["pruned"], one["random"]) for one in found.values()]
-    differences = [a["best"] - b["best"] for a, b in pairs]
-    again = [
-        [x - y for x, y in zip(a["again"], b["again"], strict=True)] for a, b in pairs if a["again"]
-    ]
-    means = [statistics.mean(one) for one in again] or differences
-    shares = [a["samples"] / b["samples"] for a, b in pairs]
+    again = [[x - y for x, y in zip(a["again"], b["again"], strict=True)] for a, b in pairs]
     every = [one for part in again for one in part]
+    shares = [a["samples"] / b["samples"] for a, b in pairs]
     return {
-        "differences": differences,
-        "differences_again": means if again else None,
-        "mean_difference": statistics.mean(means),
+        "differences_in_search": [a["score"] - b["score"] for a, b in pairs],
+        "differences": [statistics.mean(part) for part in again],
+        "mean_difference": statistics.mean(every),
         "standard_error": statistics.stdev(every) / len(every) ** 0.5 if len(every) > 1 else None,
         "sample_shares": shares,
         "mean_sample_share": statistics.mean(shares),
         "second_shares": [a["seconds"] / b["seconds"] for a, b in pairs],
-        "as_good": statistics.mean(means) >= -MARGIN,
+        "as_good": statistics.mean(every) >= -MARGIN,
         "at_most_half": statistics.mean(shares) <= SHARE,
     }
 
@@ -193,24 +194,21 @@ def summarize(found: dict[int, dict[str, dict]]) -> dict:
 def table(found: dict[int, dict[str, dict]], summary: dict) -> str:
     """Markdown."""
     lines = [
-        "| seed | random, % | pruned, % | random, again | pruned, again | difference | "
-        "share of the samples |",
-        "| --- |" + " ---: |" * 6,
+        "| seed | random, in the search | pruned, in the search | random, again | pruned, again | "
+        "difference | share of the samples | of the seconds |",
+        "| --- |" + " ---: |" * 7,
     ]
-    again = summary["differences_again"]
     for index, (seed, one) in enumerate(found.items()):
-        cells = [f"{one[method]['best']:.2f}" for method in ("random", "pruned")]
-        for method in ("random", "pruned"):
-            scores = one[method]["again"]
-            cells.append(f"{statistics.mean(scores):.2f}" if scores else "")
-        cells.append(f"{(again or summary['differences'])[index]:+.2f}")
-        cells.append(f"{summary['sample_shares'][index]:.2f}")
+        cells = [f"{one[method]['score']:.2f}" for method in ("random", "pruned")]
+        cells += [f"{statistics.mean(one[method]['again']):.2f}" for method in ("random", "pruned")]
+        cells.append(f"{summary['differences'][index]:+.2f}")
+        cells += [f"{summary[name][index]:.2f}" for name in ("sample_shares", "second_shares")]
         lines.append(f"| {seed} | " + " | ".join(cells) + " |")
     error = summary["standard_error"]
     sure = f" ± {error:.2f}" if error is not None else ""
     lines.append(
         f"| mean | | | | | {summary['mean_difference']:+.2f}{sure} | "
-        f"{summary['mean_sample_share']:.2f} |"
+        f"{summary['mean_sample_share']:.2f} | {statistics.mean(summary['second_shares']):.2f} |"
     )
     return "\n".join(lines) + "\n"
 
@@ -228,7 +226,7 @@ def draw(found: dict[int, dict[str, dict]], path: Path) -> None:
             samples = [count / 1000 for count in samples]
             axis.step(samples, best, where="post", color=colour, label=method)
             axis.plot(samples[-1], best[-1], "o", color=colour)
-        axis.axhline(one["random"]["best"] - MARGIN, color="tab:red", ls=":", lw=1,
+        axis.axhline(one["random"]["score"] - MARGIN, color="tab:red", ls=":", lw=1,
                      label=f"random's best - {MARGIN:g}")  # fmt: skip
         axis.axvline(SHARE * one["random"]["samples"] / 1000, color="tab:red", ls="--", lw=1,
                      label="half of random's samples")  # fmt: skip
@@ -248,7 +246,7 @@ def benchmark(options) -> None:
             folder = options.output / f"{method}-seed{seed}"
             print(f"== {method}, seed {seed}: {folder}", flush=True)
             found[seed][method] = figures(search(folder, flags_of(options, method, seed)))
-            print(f"its best with {options.confirm} further seed(s)", flush=True)
+            print(f"what it found, with {options.again} further seed(s)", flush=True)
             found[seed][method]["again"] = trained_again(folder, options)
     summary = summarize(found)
     state = machine() | {"optuna": version("optuna"), "jobs": options.jobs}

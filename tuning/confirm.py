@@ -1,18 +1,20 @@
-"""The best trial and the default recipe once more, with seeds that chose nothing."""
+"""The best trials and the default recipe once more, with seeds that chose nothing."""
 
 from __future__ import annotations
 
 import math
 import statistics
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tuning.halving import DEFAULT_TRIAL
 from tuning.runner import Outcome
 
 WAIT_SECONDS = 0.5
-# Standard errors by which a trial may be behind the default, with the seed of the search, and is
-# confirmed all the same: seeds differ by more than the validation samples alone let one expect.
+# So many trials beside the default.
+FINALISTS = 2
+# Standard errors by which a trial may be behind, with the seed of the search, and is confirmed all
+# the same: seeds differ by more than the validation samples alone let one expect.
 NEAR = 4
 
 
@@ -23,7 +25,7 @@ class Verdict:
     Attributes:
         number: of the trial; 0 is the default recipe.
         lines: for people.
-        difference: of the best trial and the default, in points of accuracy; None: not known.
+        difference: of the finalist and the default, in points of accuracy; None: not known.
         error: its standard error.
         scores: {trial: accuracies with the further seeds}.
     """
@@ -42,38 +44,44 @@ class Verdict:
 class Confirmation:
     """Args:
     search: a `tuning.search.Search` whose trials are done.
-    best: number of the best trial beside the default that came to the last rung; None: none did.
+    rivals: numbers of the trials beside the default that came to the last rung, the best first.
     """
 
-    def __init__(self, search, best: int | None):
-        self.search, self.best = search, best
+    def __init__(self, search, rivals: list[int]):
+        self.search, self.rivals = search, rivals
         frozen = {trial.number: trial for trial in search.study.trials()}
         self.default_failed = frozen[DEFAULT_TRIAL].state.name == "FAIL"
         self.first = {
             number: trial.user_attrs.get(f"rung{len(search.recipe.rungs) - 1}", {})
             for number, trial in frozen.items()
         }
-        both = best is not None and frozen[DEFAULT_TRIAL].state.name == "COMPLETE"
-        count = search.settings.confirm if both and self._is_near() else 0
-        self.values = {
-            number: search.study.values(frozen[number]) for number in (DEFAULT_TRIAL, best) if count
-        }
-        seeds = [search.seed + 1 + index for index in range(count)]
-        self.items = [(number, seed) for seed in seeds for number in self.values]
+        comparable = frozen[DEFAULT_TRIAL].state.name == "COMPLETE" and search.settings.confirm
+        ahead = [DEFAULT_TRIAL, *rivals[:1]]
+        self.finalists = [
+            number
+            for number in (rivals[:FINALISTS] if comparable else [])
+            if all(self._is_near(number, other) for other in ahead)
+        ]
+        tried = [DEFAULT_TRIAL, *self.finalists] if self.finalists else []
+        self.values = {number: search.study.values(frozen[number]) for number in tried}
+        self.seeds = [search.seed + 1 + index for index in range(search.settings.confirm)]
+        self.items = [(number, seed) for seed in self.seeds for number in tried]
         self.outcomes: dict[tuple[int, int], Outcome] = {}
         if self.items:
             search.console.say(
-                f"confirming trial {best} and the default recipe with {count} further seed(s)"
+                f"confirming {' and '.join(f'trial {n}' for n in self.finalists)} and the default "
+                f"recipe with {len(self.seeds)} further seed(s)"
             )
 
-    def _pair(self) -> tuple[list[tuple[float, float]], list[int]]:
-        """(best, default), and validation samples, with the seed of the search."""
-        best, default = self.first[self.best], self.first[DEFAULT_TRIAL]
-        return [(best["score"], default["score"])], [best["val_samples"]]
+    def _first_pair(self, one: int, other: int) -> tuple[list[tuple[float, float]], list[int]]:
+        """Scores, and validation samples, with the seed of the search."""
+        pair = self.first[one]["score"], self.first[other]["score"]
+        return [pair], [self.first[one]["val_samples"]]
 
-    def _is_near(self) -> bool:
-        ((best, default),), _ = self._pair()
-        return best - default > -NEAR * standard_error(*self._pair())
+    def _is_near(self, one: int, other: int) -> bool:
+        """Whether the first may be the better one for all that is known."""
+        pairs, samples = self._first_pair(one, other)
+        return pairs[0][0] - pairs[0][1] > -NEAR * standard_error(pairs, samples)
 
     def work(self, slot: int) -> None:
         """Of one job: takes runs that nobody has, until all are done."""
@@ -96,30 +104,44 @@ class Confirmation:
                 time.sleep(WAIT_SECONDS)
 
     def verdict(self) -> Verdict:
-        best, first = self.best, self.first
-        if best is None:
+        if not self.rivals:
             return Verdict(DEFAULT_TRIAL, ["no trial has come to its end: the default stands"])
-        if "score" not in first[DEFAULT_TRIAL]:
+        best = self.rivals[0]
+        if "score" not in self.first[DEFAULT_TRIAL]:
             why = "has failed" if self.default_failed else "is not at its end"
             return Verdict(best, [f"the default recipe {why}; trial {best} takes its place"])
         if not self.items:
-            return judge(best, *self._pair(), "with the seed of the search alone")
-        seeds = sorted({seed for _, seed in self.items})
-        for number in (best, DEFAULT_TRIAL):
-            failed = [s for s in seeds if self.outcomes[number, s].failure is not None]
-            if failed:
-                other = DEFAULT_TRIAL if number == best else best
-                who = f"trial {best}" if number == best else "the default recipe"
-                what = "the default stands" if number == best else f"trial {best} takes its place"
-                why = self.outcomes[number, failed[0]].failure
-                return Verdict(other, [f"with seed {failed[0]} {who} has failed: {what} ({why})"])
-        pairs = [
-            (self.outcomes[best, seed].score, self.outcomes[DEFAULT_TRIAL, seed].score)
-            for seed in seeds
+            pair = self._first_pair(best, DEFAULT_TRIAL)
+            return judge(best, *pair, "with the seed of the search alone")
+        failed = {number: outcome.failure for (number, _), outcome in self.outcomes.items()
+                  if outcome.failure is not None}  # fmt: skip
+        left = [number for number in self.finalists if number not in failed]
+        lines = [f"with another seed trial {n} has failed ({failed[n]})"
+                 for n in self.finalists if n in failed]  # fmt: skip
+        if not left:
+            return Verdict(DEFAULT_TRIAL, [*lines, "the default stands"])
+        # All have been chosen by their first score alike: it counts among them, and no further.
+        best = max(left, key=lambda n: statistics.mean([self.first[n]["score"], *self._again(n)]))
+        if DEFAULT_TRIAL in failed:
+            why = f"with another seed the default recipe has failed ({failed[DEFAULT_TRIAL]})"
+            return Verdict(best, [*lines, f"{why}; trial {best} takes its place"])
+        lines += [
+            f"trial {n}, the other finalist, has {statistics.mean(self._again(n)):.2f} %"
+            for n in left
+            if n != best
         ]
-        samples = [self.outcomes[best, seed].val_samples for seed in seeds]
-        better = first[best]["score"] > first[DEFAULT_TRIAL]["score"]
-        return judge(best, pairs, samples, f"over {len(seeds)} further seed(s)", better)
+        pairs = list(zip(self._again(best), self._again(DEFAULT_TRIAL), strict=True))
+        samples = [self.outcomes[best, seed].val_samples for seed in self.seeds]
+        better = self.first[best]["score"] > self.first[DEFAULT_TRIAL]["score"]
+        over = f"over {len(self.seeds)} further seed(s)"
+        verdict = judge(best, pairs, samples, over, better)
+        scores = {number: self._again(number) for number in (DEFAULT_TRIAL, *left)}
+        first, *rest = verdict.lines
+        return replace(verdict, lines=[first, *lines, *rest], scores=scores)
+
+    def _again(self, number: int) -> list[float]:
+        """Its scores with the further seeds."""
+        return [self.outcomes[number, seed].score for seed in self.seeds]
 
 
 def judge(
@@ -152,8 +174,7 @@ def judge(
         lines.append(by_chance if was_better else none)
     if abs(difference) < 2 * error:
         lines.append("note: the difference is within noise (less than two standard errors)")
-    scores = {best: [one for one, _ in pairs], DEFAULT_TRIAL: [other for _, other in pairs]}
-    return Verdict(best if taken else DEFAULT_TRIAL, lines, difference, error, scores)
+    return Verdict(best if taken else DEFAULT_TRIAL, lines, difference, error)
 
 
 def standard_error(pairs: list[tuple[float, float]], samples: list[int]) -> float:

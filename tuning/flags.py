@@ -81,7 +81,7 @@ class TuningFlags(Config):
     )
     confirm: int = setting(
         2,
-        "Further seeds with which the best trial and the default recipe are compared at the end",
+        "Further seeds with which the best two trials and the default recipe are compared at last",
         group=GROUP,
         low=0,
         high=100,

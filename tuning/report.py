@@ -14,6 +14,7 @@ from tuning.confirm import Verdict
 from tuning.halving import DEFAULT_TRIAL
 from tuning.plots import draw_plots
 from tuning.recipe import as_flags, to_yaml
+from tuning.runner import Outcome
 from utils.errors import UserError
 from utils.files import reason, replace_file
 from utils.reporting.metrics import to_json
@@ -34,18 +35,17 @@ def ranked(trials: list[FrozenTrial]) -> list[FrozenTrial]:
     return sorted((t for t in trials if t.state.is_finished()), key=key, reverse=True)
 
 
-def best_trial(trials: list[FrozenTrial], besides=()) -> FrozenTrial | None:
-    """Of those that came to the last rung, without the numbers `besides`; the default where it is
-    as good."""
+def best_first(trials: list[FrozenTrial]) -> list[FrozenTrial]:
+    """Those that came to the last rung; the default before others that are as good."""
     complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
-    complete = [trial for trial in complete if trial.number not in besides]
-    return max(complete, key=lambda t: (t.value, -t.number), default=None)
+    return sorted(complete, key=lambda trial: (-trial.value, trial.number))
 
 
 def best_line(trials: list[FrozenTrial]) -> str:
-    best = best_trial(trials)
-    if best is None:
+    complete = best_first(trials)
+    if not complete:
         return "no best yet"
+    best = complete[0]
     name = "the default recipe" if best.number == DEFAULT_TRIAL else f"trial {best.number}"
     line = f"best {best.value:.2f} % ({name})"
     default = trials[DEFAULT_TRIAL]
@@ -72,11 +72,15 @@ class Report:
         self.rungs, self.space = search.recipe.rungs, search.space
         self.trials = self.study.trials()
         self.ranking = ranked(self.trials)
-        rival = best_trial(self.trials, besides=(DEFAULT_TRIAL,))
-        self.rival = None if rival is None else rival.number
+        complete = [trial.number for trial in best_first(self.trials)]
+        self.rivals = [number for number in complete if number != DEFAULT_TRIAL]
 
-    def write(self, verdict: Verdict) -> None:
-        """The files, and what they say on the console. Raises UserError."""
+    def write(self, verdict: Verdict, confirmed: list[Outcome]) -> None:
+        """The files, and what they say on the console. Raises UserError.
+
+        Args:
+            confirmed: the runs with further seeds.
+        """
         say = self.search.console.say
         rows = self.rows()
         for line in [*self.table(rows), *self.grid_table()]:
@@ -97,8 +101,9 @@ class Report:
             "within_noise": verdict.within_noise,
             "confirmed": verdict.scores,
             "recipe": recipe,
-            "samples_trained": sum(row["samples"] for row in rows),
-            "seconds": sum(row["seconds"] for row in rows),
+            # The confirmation included.
+            "samples_trained": sum(r["samples"] for r in rows) + sum(o.trained for o in confirmed),
+            "seconds": sum(r["seconds"] for r in rows) + sum(o.seconds for o in confirmed),
             "trials": rows,
         }
         text = to_yaml(recipe, head).encode("utf-8", "surrogateescape")
@@ -126,9 +131,9 @@ class Report:
         """A row for each finished trial, the best first."""
         rows = []
         for rank, trial in enumerate(self.ranking, 1):
-            runs = [trial.user_attrs.get(f"rung{index}") for index in range(len(self.rungs))]
-            runs = [run for run in runs if run]
-            rung = self.rungs[len(runs) - 1] if runs else None
+            of = {n: trial.user_attrs.get(f"rung{n}") for n in range(len(self.rungs))}
+            of = {n: run for n, run in of.items() if run}
+            runs, rung = [*of.values()], self.rungs[max(of)] if of else None
             rows.append(
                 {
                     "rank": rank,

@@ -186,9 +186,9 @@ class Search:
             self._in_threads(self._bring_one_to_end)
             self.console.end_bar()
             report = Report(self)
-            confirmation = Confirmation(self, report.rival)
+            confirmation = Confirmation(self, report.rivals)
             self._in_threads(confirmation.work)
-            report.write(confirmation.verdict())
+            report.write(confirmation.verdict(), [*confirmation.outcomes.values()])
         finally:
             self.console.close()
 
@@ -262,11 +262,15 @@ class Search:
                 claim.close()
 
     def _carry_out(self, claim, slot: int) -> None:
-        """A trial through all the stages that it may do."""
+        """A trial through all the stages that it may do; the default through the last one alone."""
         from optuna.trial import TrialState
 
+        from tuning.halving import DEFAULT_TRIAL
+
         last = len(self.recipe.rungs) - 1
-        for index, rung in enumerate(self.recipe.rungs[: claim.rung + 1]):
+        first = last if claim.number == DEFAULT_TRIAL else 0
+        for index in range(first, claim.rung + 1):
+            rung = self.recipe.rungs[index]
             try:
                 wanted = self.recipe.of_trial(claim.values, rung, self.seed)
             except UserError as error:  # its values contradict each other
@@ -278,19 +282,20 @@ class Search:
             if index not in known.intermediate_values:
                 claim.trial.set_user_attr(f"rung{index}", vars(outcome))
                 claim.trial.report(outcome.score, index)
-            self._note_times(claim, outcome, index, last)
+            self._note_length(claim, outcome, index, last)
         if index == last:
             self.study.tell(claim, TrialState.COMPLETE, outcome.score)
             return self._done(claim, f"{outcome.score:.2f} %")
         self._done(claim, f"{outcome.score:.2f} % after {rung.epochs} epochs")
 
-    def _note_times(self, claim, outcome, index: int, last: int) -> None:
-        """What the first trial says about the length of the runs."""
-        if claim.number != 0:
-            return
-        if index == last:
+    def _note_length(self, claim, outcome, index: int, last: int) -> None:
+        """What the first runs say about the length of all."""
+        from tuning.halving import DEFAULT_TRIAL
+
+        if claim.number == DEFAULT_TRIAL:
             self._reserve(outcome.seconds)
-        if index == 0 < last and outcome.steps < ENOUGH_STEPS:
+        is_first = claim.number == DEFAULT_TRIAL + 1 and index == 0 < last
+        if is_first and outcome.steps < ENOUGH_STEPS:
             with self._say_lock:
                 self.console.say(
                     f"note: the first stage of a trial has {outcome.steps} optimizer steps only; "
@@ -299,7 +304,10 @@ class Search:
 
     def _reserve(self, seconds: float) -> None:
         """Of --timeout, for the confirmation and a last run: from the time of one run."""
-        self.reserve = seconds * (1 + -(-2 * self.settings.confirm // self.jobs))
+        from tuning.confirm import FINALISTS
+
+        runs = (1 + FINALISTS) * self.settings.confirm
+        self.reserve = seconds * (1 + -(-runs // self.jobs))
 
     def _fail(self, claim, why: str) -> None:
         from optuna.trial import TrialState

@@ -133,9 +133,9 @@ def test_a_run_that_looks_at_no_test_set(tmp_path):
 @pytest.mark.slow
 def test_the_benchmark(tmp_path):
     """Tiny: that it runs, goes on, and compares."""
-    words = ["--seeds", "1", "--trials", "2", "--epochs", "1", "--train_samples", "100", "--width",
-             "4", "--batch", "16", "--rungs", "2", "--precision", "fp32", "--pruned_trials", "3",
-             "--confirm", "1"]  # fmt: skip
+    words = ["--seeds", "1", "--trials", "3", "--epochs", "1", "--train_samples", "100", "--width",
+             "4", "--batch", "16", "--rungs", "2", "--precision", "fp32", "--again", "1", "--jobs",
+             "2"]  # fmt: skip
     command = [sys.executable, "-m", "benchmarks.tuning", "--output", str(tmp_path), *words]
     for _ in range(2):
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400)
@@ -146,6 +146,7 @@ def test_the_benchmark(tmp_path):
     assert sum(found["pruned"]["states"].values()) == 3
     one, other = found["pruned"]["again"], found["random"]["again"]
     assert len(one) == len(other) == 1 and summary["mean_difference"] == one[0] - other[0]
+    assert found["pruned"]["samples"] >= found["pruned"]["curve"][-2][0]
     assert (tmp_path / "benchmark.png").stat().st_size
     bad = subprocess.run([*command, "--trials", "0"], cwd=ROOT, capture_output=True, text=True)
     assert bad.returncode == 2 and bad.stderr.startswith("error: --trials")

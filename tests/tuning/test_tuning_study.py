@@ -61,6 +61,7 @@ def test_what_a_search_leaves(reference):
     assert {row["trial"] for row in found} == {str(number) for number in range(7)}
     default = next(row for row in found if row["trial"] == "0")
     assert default["state"] == "complete" and float(default["lr"]) == 0.1
+    assert [path.name for path in (folder / "trials" / "0000").glob("rung?")] == ["rung2"]
     best = max(
         (row for row in found if row["state"] == "complete"), key=lambda r: float(r["score"])
     )
@@ -339,7 +340,7 @@ def test_jobs_share_the_cores(search, tmp_path):
     code, out, err = search("--trials", "3", "--jobs", "2", "--confirm", "0")
     assert code == 0, err
     assert f"2 at once with {max(1, cores // 2)} CPU thread(s) each" in out
-    config = yaml.safe_load((tmp_path / "study/trials/0000/rung0/config.yaml").read_text())
+    config = yaml.safe_load((tmp_path / "study/trials/0001/rung0/config.yaml").read_text())
     assert config["threads"] == max(1, cores // 2)
 
 
