@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import json
 import platform
+import signal
 import tempfile
 import time
 from collections.abc import Callable
@@ -47,6 +49,8 @@ from utils.models.transformer import Transformer
 from utils.signals import Signals
 from utils.training.objective import Precision
 
+# Without so many left nothing is begun.
+LEAST_SECONDS = 30
 CLASSES, TOPICS, VOCABULARY, MAX_LEN = 10, 4, 30_000, 256
 # Of the usual loop, in words: fp32, and what comes with autocast.
 LAYOUTS = {"pictures": ("NCHW", "channels_last"), "texts": ("padded", "padded")}
@@ -60,7 +64,8 @@ class Sizes:
         depth, picture_batch, layers, dim, ffn, text_batch: of the models and their batches.
         pictures, texts: in the made-up data sets.
         turn_seconds: about how long a turn is.
-        compile_seconds: without so many left torch.compile is not begun.
+        compile_seconds: without so many left torch.compile is not begun; it is stopped when what
+            is left would be missing for the turns.
         precision: of autocast and of ours.
         race: of the way to an accuracy.
     """
@@ -160,6 +165,26 @@ class Budget:
         return self.end - time.monotonic()
 
 
+class OutOfTime(BaseException):  # torch.compile would hand an Exception on as another one
+    pass
+
+
+@contextlib.contextmanager
+def at_most(seconds: float):
+    """Raises OutOfTime in what is done within, in the main thread, after so many seconds."""
+
+    def stop(signum, frame):
+        raise OutOfTime
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def compare(
     case: Case, ways: dict[str, Way], sizes: Sizes, options, budget: Budget, folder: Path
 ) -> dict:
@@ -168,16 +193,22 @@ def compare(
     device, signals = options.torch_device, Signals()
     ready, left_out, first = {}, {}, {}
     for name, way in ways.items():
-        if budget.left < (sizes.compile_seconds if way.compiled else 60):
+        turns = 1.5 * sizes.turn_seconds * options.repetitions * (len(ready) + 1)
+        most = budget.left - turns
+        if most < (sizes.compile_seconds if way.compiled else LEAST_SECONDS):
             left_out[name] = "no time was left"
             continue
         try:
             print(f"  {name}: warming up", flush=True)
-            with silent():
+            with silent(), at_most(most):
                 one = contender(case, way, device, folder / name.replace(" ", "_"), signals)
                 first[name] = one.steps(1)
                 one.steps(1)
                 seconds = one.steps(2) / 2
+        except OutOfTime:
+            left_out[name] = f"not ready after {most:.0f} s"
+            print(f"  {name}: left out, {left_out[name]}", flush=True)
+            continue
         except Exception as error:  # a compiler that is not there, a kernel that it cannot make
             left_out[name] = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
             print(f"  {name}: left out, {left_out[name]}", flush=True)
@@ -279,10 +310,9 @@ def run(options, sizes: Sizes) -> dict:
         torch.set_num_threads(options.threads)
     state = machine() | {"system": platform.platform(), "device": device.type}
     print(", ".join(f"{key} {value}" for key, value in state.items() if value), flush=True)
-    results = {}
     cases: dict[str, Callable] = {"pictures": picture_case, "texts": text_case}
     compiled = not options.no_compile
-    result = {"machine": state, "cases": results, "race": None}
+    result = {"machine": state, "cases": {}, "race": None}
     chosen = [options.only] if options.only else list(cases)
     options.json.parent.mkdir(parents=True, exist_ok=True)
 
@@ -300,7 +330,7 @@ def run(options, sizes: Sizes) -> dict:
             result["race"] = race(data, sizes.race, device, sizes.precision, options.workers,
                                   Path(folder, "race"))  # fmt: skip
             write()
-        for index, kind in enumerate(chosen):
+        for index, kind in enumerate(reversed(chosen)):  # pictures last: they take what is left
             case = cases[kind](sizes, device, options.workers)
             print(case.name, flush=True)
             cuda = device.type == "cuda"
@@ -309,7 +339,8 @@ def run(options, sizes: Sizes) -> dict:
             if compiled:  # last, for it takes long
                 ways |= compiled_way(sizes.precision, LAYOUTS[kind])
             share = Budget(budget.left / 60 / (len(chosen) - index))
-            results[case.name] = compare(case, ways, sizes, options, share, Path(folder, kind))
+            found = compare(case, ways, sizes, options, share, Path(folder, kind))
+            result["cases"] = {case.name: found, **result["cases"]}
             write()
     plot = options.json.with_suffix(".png")
     draw(result, plot)

@@ -1,9 +1,11 @@
 """benchmarks/cpu.py, gpu.py and the page that they fill: a small run, and the page's pieces."""
 
+import contextlib
 import dataclasses
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -129,6 +131,23 @@ def test_what_cannot_run_is_left_out(tmp_path):
     }  # fmt: skip
     none = speed.compare(case, ways, TINY, options, speed.Budget(0), tmp_path)
     assert set(none["left_out"].values()) == {"no time was left"}
+
+
+def test_what_is_not_ready_in_time_is_left_out(tmp_path, monkeypatch):
+    """As torch.compile, which turns what goes wrong within it into errors of its own."""
+
+    def endless(*args):
+        while True:
+            with contextlib.suppress(Exception):
+                time.sleep(1)
+
+    monkeypatch.setattr(speed, "contender", endless)
+    monkeypatch.setattr(speed, "LEAST_SECONDS", 0)
+    case = speed.text_case(TINY, torch.device("cpu"), 0)
+    ways = {"endless": Way(False, "none such")}
+    options = options_of(tmp_path / "x.json")
+    found = speed.compare(case, ways, TINY, options, speed.Budget(0.02), tmp_path)
+    assert found["left_out"] == {"endless": "not ready after 1 s"}
 
 
 @pytest.mark.slow
