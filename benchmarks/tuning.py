@@ -5,9 +5,9 @@
 
 FOLDER has train/<class>/ and test/<class>/; without it the pictures are the built-in synthetic
 shapes. For each seed, both are searches of tuning/resnet50_tuning.py over the space that is shipped
-with it, with the same flags but for `--sampler tpe --confirm 1` and `--sampler random --no_prune
---confirm 0`, with as many trials and the same validation split. What each costs: samples trained,
-of all trials, stages and confirmations, and seconds.
+with it, with the same validation split and the same flags, but for `--sampler random --no_prune
+--confirm 0` of random search. What each costs: samples trained, of all trials, stages and
+confirmations, and seconds.
 
 The best of many trials looks better than it is. So the setting that each search hands over is
 trained again with --again further seeds, the same for both, which also cut the validation split
@@ -37,7 +37,7 @@ from utils.reporting.metrics import read_metrics
 
 ENTRY = Path(__file__).resolve().parents[1] / "tuning" / "resnet50_tuning.py"
 METHODS = {
-    "pruned": ["--sampler", "tpe", "--confirm", "1"],
+    "pruned": [],
     "random": ["--sampler", "random", "--no_prune", "--confirm", "0"],
 }
 # Points of accuracy by which the pruned search may be behind, and its share of the samples.
@@ -54,7 +54,8 @@ def options_of(argv: list[str] | None) -> argparse.Namespace:
     add("--data_dir", type=Path, help="train/<class>/, test/<class>/ (default: synthetic shapes)")
     add("--cache_dir", type=Path, default=Path(".cache"), help="decoded pictures")
     add("--seeds", type=int, default=3, help="searches of each kind (default: 3)")
-    add("--trials", type=int, default=24, help="of each search (default: 24)")
+    add("--trials", type=int, default=30, help="of random search (default: 30)")
+    add("--pruned_trials", type=int, default=24, help="of the other (default: 24)")
     add("--epochs", type=int, default=6, help="of a whole trial (default: 6)")
     add("--train_samples", type=int, default=4800, help="of a whole trial (default: 4800)")
     add("--val_fraction", type=float, default=0.1, help="of all training pictures (default: 0.1)")
@@ -70,8 +71,8 @@ def options_of(argv: list[str] | None) -> argparse.Namespace:
     add("--flags", default="", help="further flags of all searches, as one word: '--mixup 0.2'")
     options = parser.parse_args(argv)
     for name in (
-        *("seeds", "trials", "epochs", "train_samples", "width", "batch", "again", "jobs"),
-        "threads",
+        *("seeds", "trials", "pruned_trials", "epochs", "train_samples", "width", "batch"),
+        *("again", "jobs", "threads"),
     ):
         if getattr(options, name) < 1:
             raise UserError(f"--{name} must be 1 or more")
@@ -84,13 +85,14 @@ def flags_of(options, method: str, seed: int) -> list[str]:
     if options.data_dir is not None:
         data = ["--dataset", "imagefolder", "--data_dir", str(options.data_dir.resolve())]
         data += ["--image_size", "32", "--cache_dir", str(options.cache_dir.resolve())]
+    trials = options.pruned_trials if method == "pruned" else options.trials
     stages = ["--rungs", str(options.rungs), "--reduction", str(options.reduction)]
     return [
         *data, "--depth", "18", "--width", str(options.width), "--batch_size", str(options.batch),
         "--precision", options.precision, "--device", options.device, "--threads",
         str(options.threads), "--epochs", str(options.epochs), "--subset",
         str(options.train_samples), "--val_fraction", str(options.val_fraction), "--trials",
-        str(options.trials), "--jobs", str(options.jobs), "--seed", str(seed), *stages,
+        str(trials), "--jobs", str(options.jobs), "--seed", str(seed), *stages,
         *METHODS[method], *shlex.split(options.flags),
     ]  # fmt: skip
 
@@ -143,16 +145,16 @@ def figures(report: dict) -> dict:
     }  # fmt: skip
 
 
-def trained_again(folder: Path, options) -> list[float]:
-    """Validation accuracies of the recipe that a search has left, by the command in its head with
-    other seeds. Raises UserError, KeyboardInterrupt."""
+def trained_again(folder: Path, number: int, options) -> list[float]:
+    """Validation accuracies of the recipe that a search has left, which is that of trial `number`,
+    by the command in its head with other seeds. Raises UserError, KeyboardInterrupt."""
     head = (folder / "best.yaml").read_text().splitlines()
     command = next(line for line in head if line.startswith("#   python "))
     words = shlex.split(command)[3:]
     words[words.index("best.yaml")] = str(folder / "best.yaml")
 
     def accuracy(seed: int) -> float:
-        output = folder / f"again-{seed}"
+        output = folder / f"again-trial{number}-seed{seed}"
         if not (output / "summary.json").exists():
             shutil.rmtree(output, ignore_errors=True)
             more = ["--seed", str(seed)]
@@ -245,9 +247,9 @@ def benchmark(options) -> None:
         for method in METHODS:
             folder = options.output / f"{method}-seed{seed}"
             print(f"== {method}, seed {seed}: {folder}", flush=True)
-            found[seed][method] = figures(search(folder, flags_of(options, method, seed)))
+            its = figures(search(folder, flags_of(options, method, seed)))
             print(f"what it found, with {options.again} further seed(s)", flush=True)
-            found[seed][method]["again"] = trained_again(folder, options)
+            found[seed][method] = its | {"again": trained_again(folder, its["found"], options)}
     summary = summarize(found)
     state = machine() | {"optuna": version("optuna"), "jobs": options.jobs}
     state["threads"] = options.threads

@@ -134,8 +134,8 @@ def test_a_run_that_looks_at_no_test_set(tmp_path):
 def test_the_benchmark(tmp_path):
     """Tiny: that it runs, goes on, and compares."""
     words = ["--seeds", "1", "--trials", "3", "--epochs", "1", "--train_samples", "100", "--width",
-             "4", "--batch", "16", "--rungs", "2", "--precision", "fp32", "--again", "1", "--jobs",
-             "2"]  # fmt: skip
+             "4", "--batch", "16", "--rungs", "2", "--precision", "fp32", "--pruned_trials", "3",
+             "--again", "1", "--jobs", "2"]  # fmt: skip
     command = [sys.executable, "-m", "benchmarks.tuning", "--output", str(tmp_path), *words]
     for _ in range(2):
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400)
