@@ -216,10 +216,10 @@ def table(found: dict[int, dict[str, dict]], summary: dict) -> str:
 
 
 def draw(found: dict[int, dict[str, dict]], path: Path) -> None:
-    """The best score so far over the samples trained, of each search."""
+    """The best score so far over the samples trained, of each search, and what it is worth."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(3.6 * len(found) + 0.6, 3.6), layout="constrained")
+    figure = Figure(figsize=(3.6 * len(found) + 1.8, 3.6), layout="constrained")
     axes = figure.subplots(1, len(found), sharey=True, squeeze=False)[0]
     for axis, (seed, one) in zip(axes, found.items(), strict=True):
         for method, colour in (("random", "tab:gray"), ("pruned", "tab:blue")):
@@ -228,15 +228,19 @@ def draw(found: dict[int, dict[str, dict]], path: Path) -> None:
             samples = [count / 1000 for count in samples]
             axis.step(samples, best, where="post", color=colour, label=method)
             axis.plot(samples[-1], best[-1], "o", color=colour)
-        axis.axhline(one["random"]["score"] - MARGIN, color="tab:red", ls=":", lw=1,
-                     label=f"random's best - {MARGIN:g}")  # fmt: skip
+            again = one[method]["again"]
+            error = statistics.stdev(again) / len(again) ** 0.5 if len(again) > 1 else 0.0
+            axis.errorbar(samples[-1], statistics.mean(again), error, fmt="s", color=colour,
+                          mfc="white", capsize=4, label=f"{method}, again")  # fmt: skip
+        axis.axhline(statistics.mean(one["random"]["again"]) - MARGIN, color="tab:red", ls=":",
+                     lw=1, label=f"random, again - {MARGIN:g}")  # fmt: skip
         axis.axvline(SHARE * one["random"]["samples"] / 1000, color="tab:red", ls="--", lw=1,
                      label="half of random's samples")  # fmt: skip
         axis.set_title(f"seed {seed}", fontsize=10)
         axis.set_xlabel("samples trained (thousands)")
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("best validation accuracy so far (%)")
-    axes[0].legend(fontsize=8, framealpha=0.8, edgecolor="none")
+    axes[-1].legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
     figure.savefig(path, dpi=110)
 
 
