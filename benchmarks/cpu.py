@@ -37,7 +37,7 @@ SIZES = Sizes(
 
 
 def main(argv: list[str] | None = None) -> None:
-    options = flags(__doc__, minutes=14, repetitions=3).parse_args(argv)
+    options = flags(__doc__, minutes=14, repetitions=6).parse_args(argv)
     options.torch_device = torch.device("cpu")
     run(options, SIZES)
 
