@@ -1,13 +1,17 @@
 """The loader: which samples, in which order, with which pixels."""
 
 import itertools
+from contextlib import closing
 
 import numpy as np
 import pytest
 import torch
 
+from utils.augment.chain import Chain
 from utils.augment.crop_flip import CropFlip
-from utils.data.image_loader import ImageLoader, Normalize, _upload
+from utils.augment.random_erasing import RandomErasing
+from utils.data.image_loader import ImageLoader, Normalize, Packed, _upload
+from utils.data.workers import WorkerPool
 
 CPU = torch.device("cpu")
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
@@ -187,6 +191,43 @@ def test_rows_are_visited_as_a_copy_of_them_would_be():
     for ours, expected in zip(of_rows.epoch(1), copied.epoch(1), strict=True):
         assert torch.equal(ours.inputs, expected.inputs)
         assert torch.equal(ours.targets, expected.targets) and ours[2:] == expected[2:]
+
+
+AUGMENTATIONS = {
+    "none": None,
+    "crop and flip": augmentation(),
+    "and erasing": Chain(augmentation(), RandomErasing(6, 8, 0.5, (10, 20, 30))),
+}
+
+
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+@pytest.mark.parametrize("rows", [None, np.random.default_rng(0).permutation(30)[:21]])
+def test_deferred_batches_are_made_to_the_bit(name, rows):
+    """In the step, from choices, by what a device does: masks and one gather."""
+    n = 30 if rows is None else 21
+    plain, deferred = (
+        ImageLoader(
+            pictures(30), np.arange(n), mean=MEAN, std=STD, batch_size=4, device=CPU, rows=rows,
+            augment=AUGMENTATIONS[name], shuffle=True, seed=3,
+        )
+        for _ in range(2)
+    )  # fmt: skip
+    deferred.defer()
+    for expected, ours in zip(plain.epoch(1, 2), deferred.epoch(1, 2), strict=True):
+        assert isinstance(ours.inputs, Packed) and ours.inputs.choices.shape[1] == len(ours.targets)
+        made = deferred.made(ours)
+        assert torch.equal(made.inputs, expected.inputs)
+        assert torch.equal(made.targets, expected.targets) and made[2:] == expected[2:]
+        assert plain.made(expected) is expected
+
+
+def test_what_processes_read_is_not_deferred(tmp_path):
+    np.save(tmp_path / "pictures.npy", pictures(8))
+    mapped = np.load(tmp_path / "pictures.npy", mmap_mode="r")
+    with closing(WorkerPool(1, 4 * mapped[0].nbytes, warn=print)) as pool:
+        loader = make_loader(8, 4, images=mapped, pool=pool)
+        loader.defer()
+        assert all(isinstance(batch.inputs, torch.Tensor) for batch in loader.epoch(0))
 
 
 def test_a_device_with_a_number_is_the_same_device():

@@ -5,6 +5,7 @@ import torch
 from toy import history, make_trainer
 
 from utils.augment.mixup import Mixing
+from utils.data.image_loader import Packed
 from utils.training.graphed_step import CudaGraphs, GraphedStep, use_graphs
 
 pytestmark = [
@@ -54,6 +55,13 @@ def test_a_run_is_the_ordinary_one(tmp_path, optimizer, precision, capsys):
     assert lines == [(line["step"], line["split"]) for line in history(tmp_path / "plain")]
 
 
+def test_augmentation_is_in_the_graph(tmp_path):
+    trainer = graphed(tmp_path, epochs=2)
+    trainer.fit()
+    ((static, _),) = trainer.stepper._graphs.values()
+    assert isinstance(static.inputs, Packed) and static.inputs.choices.is_cuda
+
+
 def test_other_random_numbers_in_every_replay(tmp_path):
     """Dropout at the same weights and batch."""
     trainer = graphed(tmp_path, dropout=0.5, lr=1e-30)
@@ -93,8 +101,8 @@ def test_a_step_that_is_not_finite_leaves_no_trace_in_a_replay(tmp_path):
         trainer.stepper.forward_backward(batch)
         trainer.stepper.update()
     before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
-    bad = batch._replace(inputs=torch.full_like(batch.inputs, float("nan")))
-    trainer.stepper.forward_backward(bad)
+    trainer.loader.normalize.shift.fill_(float("nan"))  # read in the graph, as the augmentation is
+    trainer.stepper.forward_backward(batch)
     trainer.stepper.update()
     for name, tensor in trainer.model.state_dict().items():
         assert torch.equal(tensor, before[name]), name

@@ -2,6 +2,7 @@
 tensors at each replay. The run is the ordinary one, to the bit."""
 
 import contextlib
+import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from toy import assert_same, everything, history, make_trainer
 
 from utils.augment.mixup import Mixing
+from utils.data.image_loader import Packed
 from utils.optim.schedules import Schedule
 from utils.training.freeze import Freeze
 from utils.training.graphed_step import WARM_UP, GraphedStep, use_graphs, why_not
@@ -85,6 +87,22 @@ def test_a_run_is_the_ordinary_one(tmp_path, case):
     assert history(tmp_path / "ours") == history(tmp_path / "plain")
 
 
+def test_augmentation_is_in_the_graph(tmp_path):
+    """A batch that is copied for it is choices; pictures are made of them at every replay."""
+    ours, _ = graphed(tmp_path, epochs=2)
+    made, kinds = ours.loader.made, []
+
+    def watched(batch):
+        kinds.append(type(batch.inputs))
+        return made(batch)
+
+    ours.loader.made = watched
+    ours.fit()
+    assert set(kinds) == {Packed} and len(kinds) == ours.total_steps
+    ((static, _),) = ours.stepper._graphs.values()
+    assert isinstance(static.inputs, Packed) and static.inputs.choices.dtype == torch.int64
+
+
 def places(trainer) -> dict:
     """Where the tensors lie that a step reads and writes."""
     guard, tensors = trainer.guard, {}
@@ -149,13 +167,19 @@ def test_a_step_that_is_not_finite_is_left_out(tmp_path):
         trainer = make_trainer(tmp_path / name, on_nonfinite="skip", ema_decay=0.9)
         if name == "ours":
             trainer.stepper = GraphedStep(trainer, StandIn())
-        whole = trainer.loader.epoch
+        whole, shift = trainer.loader.epoch, trainer.loader.normalize.shift
+        good = shift.clone()
 
-        def poisoned(epoch, start_step=0, whole=whole):
-            for step, batch in enumerate(whole(epoch, start_step)):
+        def poisoned(epoch, start_step=0, whole=whole, shift=shift, good=good):
+            batches = whole(epoch, start_step)
+            for step in itertools.count():
                 if (epoch, step) == (1, 2):
-                    batch = batch._replace(inputs=torch.full_like(batch.inputs, float("nan")))
+                    shift.fill_(float("nan"))
+                batch = next(batches, None)
+                if batch is None:
+                    return
                 yield batch
+                shift.copy_(good)
 
         trainer.loader.epoch = poisoned
         trainer.fit()

@@ -38,3 +38,21 @@ class Chain:
         for augmentation, choices in zip(self.others, others, strict=True):
             pictures = augmentation.apply(pictures, choices)
         return pictures
+
+    @property
+    def packed_rows(self) -> int:
+        return sum(one.packed_rows for one in (self.first, *self.others))
+
+    def pack(self, plan: ChainPlan, index: np.ndarray) -> np.ndarray:
+        """(packed_rows, n) int64: what each of them packs, in their order."""
+        first, *others = plan.plans
+        packed = [one.pack(choices) for one, choices in zip(self.others, others, strict=True)]
+        return np.concatenate([self.first.pack(first, index), *packed])
+
+    def carry_out(self, images, packed):
+        """As `CropFlip.carry_out`, of packed choices."""
+        first, *others = packed.split([one.packed_rows for one in (self.first, *self.others)])
+        pictures = self.first.carry_out(images, first)
+        for augmentation, choices in zip(self.others, others, strict=True):
+            pictures = augmentation.carry_out(pictures, choices)
+        return pictures

@@ -9,11 +9,12 @@ and Taylor (2017).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
 from utils.errors import UserError
+from utils.to_device import to_device
 
 if TYPE_CHECKING:  # reading processes come here and do without PyTorch: they start at once
     from torch import Tensor
@@ -50,6 +51,7 @@ class CropFlip:
     mode: str = "zeros"
     flip: float = 0.5
     cutout: int = 0
+    packed_rows: ClassVar[int] = 6
     _room: _Room | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self):
@@ -102,14 +104,20 @@ class CropFlip:
         return torch.from_numpy(self.apply_rows(images.numpy(), plan, index))
 
     def apply_gather(self, images: Tensor, plan: CropFlipPlan, index: np.ndarray) -> Tensor:
-        """The definition: the source row and column of each target pixel, then one gather."""
+        """The same on the device that holds `images`."""
+        return self.carry_out(images, to_device(self.pack(plan, index), images.device))
+
+    def pack(self, plan: CropFlipPlan, index: np.ndarray) -> np.ndarray:
+        """(packed_rows, n) int64: all that `carry_out` needs, in one copy to a device."""
+        return np.stack([index, *plan])
+
+    def carry_out(self, images: Tensor, packed: Tensor) -> Tensor:
+        """The definition: the source row and column of each target pixel, then one gather. Work of
+        the device alone, which a CUDA graph can hold."""
         import torch
 
-        n, (height, width) = len(index), images.shape[1:3]
-        packed = torch.from_numpy(np.stack([index, *plan]))  # (6, n): one copy to the device
-        if images.device.type == "cuda":
-            packed = packed.pin_memory().to(images.device, non_blocking=True)
         sample, top, left, flip, hole_y, hole_x = packed
+        n, (height, width) = len(sample), images.shape[1:3]
         rows = torch.arange(height, device=images.device)
         columns = torch.arange(width, device=images.device)
         mirrored = torch.where(flip[:, None] == 1, width - 1 - columns, columns)

@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from utils.to_device import to_device
+
 AREA = (0.02, 0.33)  # of the picture
 ASPECT = (0.3, 3.3)  # height / width
 
@@ -39,6 +41,8 @@ class RandomErasing:
         colour: value per channel, 0 to 255. With the mean colour of the data set the rectangle is
             about 0 after normalisation, as torchvision's RandomErasing leaves it by default.
     """
+
+    packed_rows = 4
 
     def __init__(self, height: int, width: int, probability: float, colour: Sequence[int]):
         assert 0 <= probability <= 1 and all(0 <= value <= 255 for value in colour)
@@ -97,16 +101,19 @@ class RandomErasing:
 
     def _paint_on_device(self, images, plan: ErasingPlan, index: np.ndarray | None):
         """The same by masks, without a wait of the host for the device."""
+        if index is not None:
+            images = images.index_select(0, to_device(index, images.device))
+        return self.carry_out(images, to_device(self.pack(plan), images.device))
+
+    def pack(self, plan: ErasingPlan) -> np.ndarray:
+        """(packed_rows, n) int64: all that `carry_out` needs, in one copy to a device."""
+        return np.stack([*plan])
+
+    def carry_out(self, images, packed):
+        """Paints on the pictures IN PLACE: work of the device alone, for a CUDA graph."""
         import torch
 
-        positions = np.arange(len(plan.top)) if index is None else index
-        packed = torch.from_numpy(np.stack([positions, *plan]))  # (5, n): one copy to the device
-        if images.device.type == "cuda":
-            packed = packed.pin_memory()
-        packed = packed.to(images.device, non_blocking=True)
-        where, top, left, height, width = packed[:, :, None]  # (n, 1) each
-        if index is not None:
-            images = images.index_select(0, where[:, 0])
+        top, left, height, width = packed[:, :, None]  # (n, 1) each
         rows = torch.arange(images.shape[1], device=images.device)
         columns = torch.arange(images.shape[2], device=images.device)
         inside = ((rows >= top) & (rows < top + height))[:, :, None] & (

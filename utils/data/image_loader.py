@@ -1,14 +1,15 @@
 """Batches of pictures that live as uint8 in memory, on a GPU if they are few enough."""
 
 import warnings
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from utils.data.loader import AUGMENT_STREAM, Loader, Mixing, Piece, random_generator
+from utils.data.loader import AUGMENT_STREAM, Batch, Loader, Mixing, Piece, random_generator
 from utils.data.workers import WorkerPool
+from utils.to_device import to_device
 
 # Share of the free memory of a GPU that a data set may take to live there.
 GPU_SHARE = 0.25
@@ -20,6 +21,18 @@ class Augmentation(Protocol):
     def draw(self, n: int, generator: np.random.Generator): ...
 
     def apply(self, images, plan, index: np.ndarray): ...  # an array or a tensor, and so back
+
+    # The same in two parts: (rows, n) int64, and what the device makes of that.
+    def pack(self, plan, index: np.ndarray) -> np.ndarray: ...
+
+    def carry_out(self, images: Tensor, packed: Tensor) -> Tensor: ...
+
+
+class Packed(NamedTuple):
+    """Inputs that are still to be made, by `ImageLoader.made`: which pictures, and what happens to
+    each, (rows, n) int64 on the device."""
+
+    choices: Tensor
 
 
 class Normalize:
@@ -136,15 +149,35 @@ class ImageLoader(Loader):
             return self._finish(self._gather(*part(places)))
 
         parts = (part(piece.place) for piece in pieces)
+        if self._deferred:
+            return (Packed(self._packed(*each)) for each in parts), inputs_at
         if self._pool is None:
             return (self._finish(self._gather(*each)) for each in parts), inputs_at
         return self._pool.batches(self._reader, parts, self._finish_array), inputs_at
+
+    @property
+    def _can_defer(self) -> bool:
+        return self.images.device.type == self.device.type and self._pool is None
+
+    def made(self, batch: Batch) -> Batch:
+        if not isinstance(batch.inputs, Packed):
+            return batch
+        choices = batch.inputs.choices
+        if self.augment is None:
+            pictures = self.images.index_select(0, choices[0])
+        else:
+            pictures = self.augment.carry_out(self.images, choices)
+        return batch._replace(inputs=self._finish(pictures))
+
+    def _packed(self, rows: np.ndarray, plan) -> Tensor:
+        packed = rows[None] if plan is None else self.augment.pack(plan, rows)
+        return to_device(packed, self.device)
 
     def _gather(self, rows: np.ndarray, plan) -> Tensor:
         """(n, height, width, channels) uint8, where the images are."""
         if plan is not None:
             return self.augment.apply(self.images, plan, rows)
-        return self.images.index_select(0, self._index(rows, self.images.device))
+        return self.images.index_select(0, to_device(rows, self.images.device))
 
     def _finish(self, images: Tensor) -> Tensor:
         if images.device.type != self.device.type:

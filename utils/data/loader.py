@@ -19,6 +19,7 @@ from torch import Tensor
 
 from utils.data.micro_batches import micro_batch_sizes
 from utils.errors import UserError
+from utils.to_device import to_device
 
 # One stream of random numbers each, so that none depends on how much another one draws.
 ORDER_STREAM, AUGMENT_STREAM, MIX_STREAM = 0, 1, 2
@@ -28,7 +29,8 @@ TRIAL_DRAWS = 32  # some of them mix, however rarely that is
 class Batch(NamedTuple):
     """One micro-batch on the device."""
 
-    # (n, channels, height, width) float32, normalised; of texts PackedTokens (see utils/packed.py)
+    # (n, channels, height, width) float32, normalised; of texts PackedTokens (see utils/packed.py);
+    # deferred ones: what `Loader.made` makes them of
     inputs: Tensor | tuple
     targets: Tensor  # (n,) int64
     step_samples: int  # samples in the whole optimizer step that this micro-batch belongs to
@@ -132,6 +134,7 @@ class Loader(ABC):
         self.device, self.batch_size, self.step_size = device, batch_size, step_size
         self.rank, self.ranks, self.least = rank, ranks, least
         self.shuffle, self.seed, self.mixing = shuffle, seed, mixing
+        self._deferred = False
         self.labels = torch.from_numpy(np.array(labels, dtype=np.int64))
         if mixing is not None:
             mixing.check(self.samples, min(self.step_size, self.samples))
@@ -180,6 +183,19 @@ class Loader(ABC):
         if self.device.type == "cuda":
             return _one_ahead(makers, self.device)
         return (make() for make in makers)
+
+    def defer(self) -> None:
+        """From here on the inputs of an `epoch` come as what `made` makes them of by work of the
+        device alone, where that can be: for a CUDA graph, which then holds the augmentation too."""
+        self._deferred = self._can_defer
+
+    @property
+    def _can_defer(self) -> bool:
+        return False
+
+    def made(self, batch: Batch) -> Batch:
+        """With its inputs, where they were deferred."""
+        return batch
 
     def _makers(self, epoch: int, start_step: int) -> Iterator[Callable[[], Batch]]:
         order = self.order(epoch)
@@ -319,15 +335,10 @@ class Loader(ABC):
         return np.arange(n) % len(self.labels)
 
     def _targets(self, index: np.ndarray) -> Tensor:
-        targets = self.labels.index_select(0, self._index(index, self.labels.device))
+        targets = self.labels.index_select(0, to_device(index, self.labels.device))
         if targets.device.type != self.device.type:
             targets = targets.pin_memory().to(self.device, non_blocking=True)
         return targets
-
-    @staticmethod
-    def _index(index: np.ndarray, device: torch.device) -> Tensor:
-        where = torch.from_numpy(index)
-        return where.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else where
 
 
 def rank_borders(n: int, block: int, ranks: int) -> list[int]:

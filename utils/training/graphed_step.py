@@ -1,12 +1,13 @@
 """`--cuda_graphs`: a whole optimizer step as one CUDA graph, captured once and replayed.
 
-What the host launches kernel by kernel, forward, backward, clipping, optimizer, guard and average,
-is launched at once. After the rules of PyTorch's notes on CUDA graphs: the steps before the capture
-run on a side stream; a batch is copied into tensors that stay where they are; gradients are made
-anew within the graph; its memory is a pool of its own. What the host decides from step to step (the
-learning rate, the step's number, the weight of the average) is written into tensors before a
-replay. Dropout draws from PyTorch's own generator, which `torch.cuda.graph` registers with the
-graph. The loader makes and augments batches outside of it.
+What the host launches kernel by kernel, augmentation, forward, backward, clipping, optimizer,
+guard and average, is launched at once. After the rules of PyTorch's notes on CUDA graphs: the steps
+before the capture run on a side stream; a batch is copied into tensors that stay where they are;
+gradients are made anew within the graph; its memory is a pool of its own. What the host decides
+from step to step (the learning rate, the step's number, the weight of the average) is written into
+tensors before a replay. Dropout draws from PyTorch's own generator, which `torch.cuda.graph`
+registers with the graph. Of pictures that live on the device a batch is which they are and what
+happens to each; where they come from the host the loader has augmented them.
 
 A batch of another size, the last one of an epoch, takes an ordinary step.
 """
@@ -119,6 +120,7 @@ class GraphedStep:
         self._graphs: dict[tuple, tuple] = {}  # the batch that is copied into, and the replay
         self._seen = Counter()
         self._refused = self._warms_up = self._replayed = False
+        trainer.loader.defer()
 
     def forward_backward(self, batch) -> None:
         """All of the step, where there is a graph for it."""
@@ -127,7 +129,7 @@ class GraphedStep:
             self._replay(*found, batch)
             return
         with self._stream():
-            self.trainer.forward_backward(batch)
+            self.trainer.forward_backward(self.trainer.loader.made(batch))
 
     def update(self) -> None:
         """The rest of it."""
@@ -160,7 +162,7 @@ class GraphedStep:
 
         def whole_step() -> None:
             with self._rates_as_tensors():
-                trainer.forward_backward(static)
+                trainer.forward_backward(trainer.loader.made(static))
                 trainer.update_device(self._step, self._share)
 
         try:

@@ -117,7 +117,7 @@ def _save_last_step(trainer) -> str:
 def _batch_that_fits(objective, optimizer, loader) -> str:
     """What to do, by trying smaller batches."""
     try:
-        batch = next(iter(loader.epoch(0, 0)))
+        batch = loader.made(next(iter(loader.epoch(0, 0))))
     except Exception as error:
         if not is_out_of_memory(error):
             raise

@@ -204,7 +204,7 @@ class Trainer:
         device = self.precision.device
         self.prepare(0)
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            batch = next(iter(self.loader.epoch(0)))
+            batch = self.loader.made(next(iter(self.loader.epoch(0))))
             loss, _ = self.objective(batch.inputs, batch.targets, batch.mixing)
             (loss * 0).backward()
         self.strategy.drop_gradients()
