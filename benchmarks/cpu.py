@@ -30,7 +30,7 @@ SIZES = Sizes(
     text_batch=64,
     texts=8000,
     turn_seconds=5,
-    compile_seconds=120,
+    compile_seconds=60,
     precision="bf16",
     race=Race(depth=18, width=16, batch=64, epochs=3, pictures=9600, lr=0.1, target=45),
 )

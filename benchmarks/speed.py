@@ -193,7 +193,7 @@ def compare(
     device, signals = options.torch_device, Signals()
     ready, left_out, first = {}, {}, {}
     for name, way in ways.items():
-        turns = 1.5 * sizes.turn_seconds * options.repetitions * (len(ready) + 1)
+        turns = 1.2 * sizes.turn_seconds * options.repetitions * (len(ready) + 1)
         most = budget.left - turns
         if most < (sizes.compile_seconds if way.compiled else LEAST_SECONDS):
             left_out[name] = "no time was left"
