@@ -1,5 +1,6 @@
 """A whole search over an entry that takes milliseconds: kills, sharing, failures, its report."""
 
+import contextlib
 import csv
 import json
 import os
@@ -107,24 +108,35 @@ def children(pid: int) -> list[int]:
     return found
 
 
+def let_it_run(process, trace, rng) -> None:
+    """Returns at a random moment: of the search's progress, so that no machine is too fast."""
+
+    def length():
+        return trace.stat().st_size if trace.exists() else 0
+
+    target = length() + rng.randrange(60)  # up to four starts and ends of runs
+    while process.poll() is None and length() < target:
+        time.sleep(0.01)
+    time.sleep(rng.uniform(0, 0.4))
+
+
 def kill_and_go_on(start, tmp_path, rng, jobs="1", trials=SHORT, children_too=False):
     """Kills the search at random moments until it ends by itself; the number of kills."""
-    kills = 0
-    while True:
+    for kills in range(KILLS + 1):
         process = start(*trials, "--jobs", jobs, env={"FAKE_SECONDS": "0.2"})
-        try:
-            patience = rng.uniform(0.8, 3.5) if kills < KILLS else 200
-            _, err = process.communicate(timeout=patience)
-        except subprocess.TimeoutExpired:
-            its = children(process.pid) if children_too else []
-            process.kill()
-            for child in its:
+        if kills < KILLS:
+            let_it_run(process, tmp_path / "trace", rng)
+        if kills == KILLS or process.poll() is not None:
+            break
+        its = children(process.pid) if children_too else []
+        process.kill()
+        for child in its:
+            with contextlib.suppress(ProcessLookupError):  # it had ended
                 os.kill(child, signal.SIGKILL)
-            process.communicate()
-            kills += 1
-            continue
-        assert process.returncode == 0, err
-        return kills
+        process.communicate()
+    _, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
+    return kills
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
