@@ -29,9 +29,9 @@ UNITS = {"s": 1, "m": 60, "h": 3600}
 
 @dataclass
 class TuningFlags(Config):
-    trials: int = setting(
-        30, "Trials in the whole study, the default recipe among them", group=GROUP, low=1,
-        unit="trials",
+    trials: int | None = setting(
+        None, "Trials in the whole study, the default recipe among them", group=GROUP, low=1,
+        unit="trials", default_text="30; with --sampler grid all of its points",
     )  # fmt: skip
     timeout: str | None = setting(
         None,
@@ -141,6 +141,8 @@ class TuningFlags(Config):
                 )
         if self.trial_epochs is None:
             self.trial_epochs = min(self.epochs, max(3, min(9, round(self.epochs / 5))))
+        if self.trials is None and self.sampler != "grid":
+            self.trials = 30
         if self.prune is None:
             self.prune = self.sampler != "grid"
         seconds(self.timeout)

@@ -44,11 +44,13 @@ def build_rungs(epochs: int, subset: float, number: int, reduction: int) -> list
     return rungs
 
 
-def is_waiting(trial: FrozenTrial) -> bool:
-    """Whether it has done all the stages that it may do, and is not at its end."""
-    if trial.state != TrialState.RUNNING or trial.number == DEFAULT_TRIAL:
+def is_waiting(trial: FrozenTrial, rungs: int) -> bool:
+    """Whether it has done all the stages that it may do, but not the last of the `rungs`: after
+    that it is at work until its end has been noted."""
+    done, allowed = trial.last_step, trial.user_attrs.get(ALLOWED, 0)
+    if trial.state != TrialState.RUNNING or trial.number == DEFAULT_TRIAL or done is None:
         return False
-    return trial.last_step is not None and trial.last_step >= trial.user_attrs.get(ALLOWED, 0)
+    return allowed <= done < rungs - 1
 
 
 def next_to_go_on(
@@ -58,8 +60,8 @@ def next_to_go_on(
 
     From a rung that n trials have come to n // reduction go on, always the best that waits there,
     and from the later rungs first. `at_end`, when nothing else is left to do, the best of a rung
-    goes on in any case: it came late, or they were too few. The default, which goes on anyway, is
-    not counted.
+    goes on in any case, if none that has not failed is better: it came late, or they were too few.
+    The default, which goes on anyway, is not counted.
 
     Args:
         trials: all of the study, whatever became of them; a pure function of what they reported,
@@ -71,8 +73,9 @@ def next_to_go_on(
         there = [trial for trial in others if rung in trial.intermediate_values]
         there.sort(key=lambda one: (-one.intermediate_values[rung], one.number))
         gone = sum(not _is_at(trial, rung) for trial in there)
-        waiting = [trial for trial in there if is_waiting(trial) and _is_at(trial, rung)]
-        if waiting and (gone < len(there) // reduction or (at_end and waiting[0] is there[0])):
+        waiting = [one for one in there if is_waiting(one, rungs) and _is_at(one, rung)]
+        sound = [one for one in there if one.state != TrialState.FAIL]
+        if waiting and (gone < len(there) // reduction or (at_end and waiting[0] is sound[0])):
             return waiting[0]
     return None
 

@@ -55,12 +55,13 @@ class Journal(BaseJournalBackend):
         """All of the lines, on disk on return, or none."""
         lines = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs).encode()
         try:
-            with open(self.path, "ab+") as file, _locked(file):
+            # Without a buffer: what a full disk did not take is not written later.
+            with open(self.path, "ab+", buffering=0) as file, _locked(file):
                 end = _whole_lines(file)
                 os.ftruncate(file.fileno(), end)
                 try:
-                    file.write(lines)
-                    file.flush()
+                    while lines:
+                        lines = lines[file.write(lines) :]
                     os.fsync(file.fileno())
                 except OSError:
                     os.ftruncate(file.fileno(), end)

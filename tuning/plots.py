@@ -10,7 +10,7 @@ from pathlib import Path
 from optuna.trial import FrozenTrial, TrialState
 
 from tuning.halving import DEFAULT_TRIAL, Rung
-from tuning.space import Parameter, Space
+from tuning.space import Parameter, Space, shown
 from utils.reporting.plots import save_figure
 
 # Of rungs that are not the last; the last one is drawn strong.
@@ -22,10 +22,15 @@ LEAST_TRIALS = 8
 
 
 def draw_plots(
-    trials: list[FrozenTrial], space: Space, rungs: list[Rung], folder: Path, chosen: int
+    trials: list[FrozenTrial],
+    space: Space,
+    rungs: list[Rung],
+    folder: Path,
+    chosen: int,
+    grid: bool,
 ) -> None:
     """history.png, slices.png, importance.png and learning_rate.png; grid.png where two settings
-    are tuned by a grid of points. Raises OSError."""
+    are tuned, by a `grid` of points. Raises OSError."""
     os.environ.setdefault("MPLBACKEND", "Agg")
     done = [trial for trial in trials if trial.state.is_finished()]
     # Where all failed, or nothing is at its end yet, there is nothing to draw.
@@ -47,7 +52,7 @@ def draw_plots(
         axis.set_title("learning rate against score", fontsize=10)
         _legend(axis)
         save_figure(figure, folder / "learning_rate.png")
-    if len(tuned) == 2 and all(p.grid for p in tuned):
+    if grid and len(tuned) == 2:
         figure = _grid(done, *tuned)
         if figure is not None:
             save_figure(figure, folder / "grid.png")
@@ -95,7 +100,7 @@ def _figure(width: float, height: float):
 
 
 def _colour(rung: int, last: int) -> str:
-    return LAST if rung == last else LOWER[min(len(LOWER) - 1, len(LOWER) - last + rung)]
+    return LAST if rung == last else LOWER[max(0, len(LOWER) - last + rung)]
 
 
 def _label(rung: Rung) -> str:
@@ -242,8 +247,8 @@ def _grid(trials, first: Parameter, second: Parameter):
                 dark = score < (low + high) / 2
                 axis.text(x, y, f"{score:.2f}", ha="center", va="center", fontsize=8,
                           color="white" if dark else "black")  # fmt: skip
-    axis.set_xticks(range(len(columns)), [f"{b:g}" for b in columns])
-    axis.set_yticks(range(len(rows)), [f"{a:g}" for a in rows])
+    axis.set_xticks(range(len(columns)), [shown(b) for b in columns])
+    axis.set_yticks(range(len(rows)), [shown(a) for a in rows])
     axis.set_xlabel(second.name)
     axis.set_ylabel(first.name)
     axis.set_title("validation accuracy (%)", fontsize=10)

@@ -49,7 +49,7 @@ class Recipe:
         self.raw, self.config_class = space.raw, space.config_class
         self.base = effective(self.config_class, self.raw)
         self.base.check()
-        self.recipe_batch = recipe_batch or self.base.batch_size
+        self.recipe_batch = recipe_batch
 
     def _tuned(self, values: Mapping, epochs: int) -> dict:
         """The values of a trial as settings of a run of so many epochs."""
@@ -91,9 +91,9 @@ class Recipe:
         settings = {**self.raw, **self._tuned(values, self.base.epochs)}
         found = effective(self.config_class, settings)
         found.check()
-        if self.recipe_batch != found.batch_size:
+        if self._batch(found) != found.batch_size:
             settings["lr"] = float(f"{found.lr * self._batch_factor(found):.{DIGITS}g}")
-            settings["batch_size"] = self.recipe_batch
+            settings["batch_size"] = self._batch(found)
         own = [n for n, f in fields(self.config_class).items() if f.metadata["group"] == "model"]
         for name in (*WRITTEN, *own):
             if getattr(found, name) is not None:
@@ -120,8 +120,12 @@ class Recipe:
         gradient = found.optimizer == "ngd" and found.ngd_norm == "gradient"
         return found.optimizer in LINEAR or gradient
 
+    def _batch(self, found: Config) -> int:
+        """Of the recipe; `found`: the settings of a trial."""
+        return self.recipe_batch or found.batch_size
+
     def _batch_factor(self, found: Config) -> float:
-        ratio = self.recipe_batch / found.batch_size
+        ratio = self._batch(found) / found.batch_size
         return ratio if self._linear(found) else ratio**0.5
 
     def lr_rule(self, values: Mapping) -> str:
@@ -134,7 +138,7 @@ class Recipe:
             f"found with {last.epochs} epochs on {share} of the training data, for "
             f"{self.base.epochs} epochs on all of it"
         )
-        if self.recipe_batch == found.batch_size:
+        if self._batch(found) == found.batch_size:
             return (
                 f"lr {found.lr:g} is handed over unchanged, as the batch of {found.batch_size} is "
                 f"({found_on}: the shape of the schedule stretches, its peak stays)"
@@ -147,7 +151,7 @@ class Recipe:
         new = self.handed_over(values)["lr"]
         return (
             f"lr {found.lr:g} at a batch of {found.batch_size} becomes {new:g} at "
-            f"{self.recipe_batch} by {rule} for {found.optimizer}; {found_on}"
+            f"{self._batch(found)} by {rule} for {found.optimizer}; {found_on}"
         )
 
 

@@ -15,6 +15,7 @@ from tuning.halving import DEFAULT_TRIAL
 from tuning.plots import draw_plots
 from tuning.recipe import as_flags, to_yaml
 from tuning.runner import Outcome
+from tuning.space import shown
 from utils.errors import UserError
 from utils.files import reason, replace_file
 from utils.reporting.metrics import to_json
@@ -52,14 +53,6 @@ def best_line(trials: list[FrozenTrial]) -> str:
     if best.number != DEFAULT_TRIAL and default.state == TrialState.COMPLETE:
         line += f", default {default.value:.2f} %"
     return line
-
-
-def settings_line(values: dict) -> str:
-    return ", ".join(f"{name} {_text(value)}" for name, value in values.items())
-
-
-def _text(value) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 class Report:
@@ -113,7 +106,10 @@ class Report:
                 replace_file(self.folder / "best.yaml", text)
                 content = f"{to_json(summary, indent=1)}\n".encode()
                 replace_file(self.folder / "report.json", content)
-                draw_plots(self.trials, self.space, self.rungs, self.folder, verdict.number)
+                draw_plots(
+                    *(self.trials, self.space, self.rungs, self.folder, verdict.number),
+                    grid=self.study.grid,
+                )
         except OSError as error:
             raise UserError(f"{self.folder}: {reason(error)}; make room, and go on") from None
         say(self.search.recipe.lr_rule(values))
@@ -160,7 +156,8 @@ class Report:
         """Lines for the console: the best ones, and the default."""
         names = list(dict.fromkeys(name for row in rows for name in row["settings"]))
         shown = rows[:SHOWN] + [row for row in rows[SHOWN:] if row["trial"] == DEFAULT_TRIAL]
-        lines = [["rank", "trial", "accuracy", "epochs", "data", *names, ""]]
+        titles = map(self.space.title, names)
+        lines = [["rank", "trial", "accuracy", "epochs", "data", *titles, ""]]
         for row in shown:
             share = row["subset"]
             score = "-" if row["score"] is None else f"{row['score']:.2f} %"
@@ -171,7 +168,7 @@ class Report:
                     score,
                     str(row["epochs"]),
                     f"{100 * share:.3g} %" if share <= 1 else f"{share:,.0f}",
-                    *(_text(row["settings"].get(name, "")) for name in names),
+                    *(shown(row["settings"].get(name, "")) for name in names),
                     "" if row["state"] == "complete" else row["failure"][:40] or row["state"],
                 ]
             )
@@ -196,21 +193,21 @@ class Report:
             if trial.state == TrialState.COMPLETE
         }
         corner = f"{one.name} \\ {other.name}"
-        lines = [corner + "".join(f"{_text(b):>10}" for b in other.grid)]
+        lines = [corner + "".join(f"{shown(b):>10}" for b in other.grid)]
         for a in one.grid:
             cells = "".join(f"{scores.get((a, b), '-'):>10}" for b in other.grid)
-            lines.append(f"{_text(a):<{len(corner)}}{cells}")
+            lines.append(f"{shown(a):<{len(corner)}}{cells}")
         return lines
 
     def csv(self, rows: list[dict]) -> str:
-        names = list(dict.fromkeys(name for row in rows for name in row["settings"]))
-        file = io.StringIO()
+        title, file = self.space.title, io.StringIO()
+        names = list(dict.fromkeys(title(name) for row in rows for name in row["settings"]))
         own = [key for key in (rows[0] if rows else {"rank": 0}) if key != "settings"]
         writer = csv.DictWriter(file, [*own, *names], lineterminator="\n")
         writer.writeheader()
         for row in rows:
             line = {key: row[key] for key in own}
-            writer.writerow(line | row["settings"])
+            writer.writerow(line | {title(n): value for n, value in row["settings"].items()})
         return file.getvalue()
 
     # ---- the recipe's head ----------------------------------------------------------------------
@@ -227,8 +224,10 @@ class Report:
             position = parameter.position(values[name])
             if position is not None and min(position, 1 - position) < BORDER:
                 end = parameter.low if position < 0.5 else parameter.high
+                if self.space.ends_there(parameter, end):
+                    continue
                 notes.append(
-                    f"note: {name} {_text(values[name])} lies on the border of its range (at "
+                    f"note: {name} {shown(values[name])} lies on the border of its range (at "
                     f"{end:g}): a wider range in the space may hold a better one"
                 )
         return notes

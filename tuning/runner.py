@@ -25,6 +25,8 @@ OF_A_TRIAL = ("not finite", "out of memory", "no loss scale keeps", "has no effe
 # Exit codes of a run that was told to stop, before its first import and after.
 STOPPED = [code for number in (signal.SIGINT, signal.SIGTERM) for code in (-number, 128 + number)]
 POLL_SECONDS = 0.1
+# What a run that goes on is told anew: it may lie elsewhere by now.
+OF_THE_PLACE = ("data_dir", "cache_dir", "train_file", "test_file", "val_file", "device", "workers")
 
 
 class Interrupted(Exception):
@@ -103,11 +105,13 @@ class Runner:
         recipe = folder.with_name(f"{folder.name}.yaml")
         replace_file(recipe, to_yaml(settings, []).encode("utf-8", "surrogateescape"))
         if (folder / "config.yaml").exists():
-            words = ["--resume", str(folder), "--threads", str(self.threads)]
+            words = ["--resume", str(folder)]
+            for name in OF_THE_PLACE:
+                if settings.get(name) is not None:
+                    words += [f"--{name}", str(settings[name])]
         else:
             words = ["--config", str(recipe), "--output", str(folder)]
-            words += ["--threads", str(self.threads)]
-        code, said = self._start(words, slot, lock)
+        code, said = self._start([*words, "--threads", str(self.threads)], slot, lock)
         if code == 0:
             if self._is_finished(folder):
                 return None

@@ -115,8 +115,12 @@ class Search:
             *(folder, self._plan(), space, settings.sampler, base.seed),
             *(len(rungs), settings.reduction),
         )
-        points = len(self.study.trials())  # of a grid all are there from the start
-        self.total = min(settings.trials, points) if self.study.grid else settings.trials
+        self.total = settings.trials
+        if self.study.grid:  # all points are there from the start, and the default before them
+            points = len(self.study.trials())
+            self.total = min(settings.trials or points, points)
+            if self.total < points:
+                notes.append(f"{points - self.total} of {points} points of the grid are left out")
         self.jobs, self.threads, devices = machine(settings.jobs, base)
         self.runner = Runner(target.script, self.threads, devices, self._time_is_up)
         self.errors: list[BaseException] = []
@@ -236,7 +240,7 @@ class Search:
         from tuning.study import WAIT
 
         while not (self.runner.stopping.is_set() or self._time_is_up()):
-            claim = self.study.claim(self.settings.trials)
+            claim = self.study.claim(self.total)
             if claim is None:
                 return
             if claim == WAIT:
@@ -307,7 +311,14 @@ class Search:
         from tuning.confirm import FINALISTS
 
         runs = (1 + FINALISTS) * self.settings.confirm
-        self.reserve = seconds * (1 + -(-runs // self.jobs))
+        reserve = seconds * (1 + -(-runs // self.jobs))
+        if self.limit is not None and not self.reserve and reserve > self.limit / 2:
+            with self._say_lock:
+                self.console.say(
+                    f"note: what follows the search takes about {reserve:.0f} s, more than half of "
+                    "--timeout, which will be overrun: a lower --confirm takes less"
+                )
+        self.reserve = reserve
 
     def _fail(self, claim, why: str) -> None:
         from optuna.trial import TrialState
@@ -324,9 +335,9 @@ class Search:
 
     def _done(self, claim, how: str) -> None:
         """A line for the trial, and the best so far."""
-        from tuning.report import best_line, settings_line
+        from tuning.report import best_line
 
-        line = f"trial {claim.number} ({settings_line(claim.values)}): {how}"
+        line = f"trial {claim.number} ({self.space.line(claim.values)}): {how}"
         with self._say_lock:
             best, finished = best_line(self.study.trials()), self._finished()
             if self.console.live:

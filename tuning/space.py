@@ -92,6 +92,22 @@ class Space:
     def suggest(self, trial) -> dict:
         return self.propose(lambda parameter: parameter.suggest(trial))
 
+    def title(self, name: str) -> str:
+        """Of a setting in a table or line: what its value is a share of stands behind it."""
+        of_epochs = any(one.of_epochs for one in self.parameters if one.name == name)
+        return f"{name}/epochs" if of_epochs else name
+
+    def ends_there(self, parameter: Parameter, end: float) -> bool:
+        """Whether no range of this setting can be wider at that end."""
+        limits = fields(self.config_class)[parameter.name].metadata
+        if parameter.of_epochs:
+            return end in (0, 1)
+        return end in (limits["low"], limits["high"])
+
+    def line(self, values: Mapping) -> str:
+        """The settings of a trial, for people."""
+        return ", ".join(f"{self.title(name)} {shown(value)}" for name, value in values.items())
+
     def defaults(self) -> dict:
         """{key: value} of the first trial."""
         return {parameter.key: parameter.default for parameter in self.parameters}
@@ -119,6 +135,11 @@ class Space:
             if getattr(settings, name) not in wanted:
                 return False
         return parameter.name not in {name for name, _, _ in settings.ineffective()}
+
+
+def shown(value) -> str:
+    """A setting's value in a table or plot."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def effective(config_class: type[Config], values: Mapping) -> Config:

@@ -89,9 +89,9 @@ class Study:
                     direction="maximize",
                     load_if_exists=True,
                 )
-                self.is_new = not self.trials()
-                first = [space.defaults()] + (space.grid() if sampler == "grid" else [])
-                self._enqueue(first)
+                points = space.grid() if sampler == "grid" else []
+                default = space.defaults()  # of what does not count, too
+                self._enqueue([default, *(p for p in points if not p.items() <= default.items())])
         except OSError as error:
             raise UserError(f"--output {folder}: {reason(error)}") from None
         self.grid = sampler == "grid"
@@ -131,7 +131,7 @@ class Study:
         """All, by number. One that waits for its next stage counts as stopped early."""
         trials = self._trials()
         for number, trial in enumerate(trials):
-            if is_waiting(trial):
+            if is_waiting(trial, self.rungs):
                 trials[number] = stopped = copy.copy(trial)
                 stopped.state = TrialState.PRUNED
         return trials
@@ -155,7 +155,8 @@ class Study:
         try:
             with self.held():
                 begun = self.begun()
-                running = [t for t in begun if t.state == TrialState.RUNNING and not is_waiting(t)]
+                running = [t for t in begun if t.state == TrialState.RUNNING]
+                running = [t for t in running if not is_waiting(t, self.rungs)]
                 for frozen in running:
                     claim = self._take(frozen)
                     if claim is not None:

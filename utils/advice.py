@@ -21,7 +21,7 @@ def phase_advice(settings, run, loader) -> dict[str, str]:
         advice["data"] = f"read by more processes: --workers {2 * loader.workers or 4}"
     if run.precision.name == "fp32" and _computes_bf16(run.device):
         advice["forward_backward"] = "this machine computes faster with --precision bf16"
-    elif run.device.type == "cuda" and not settings.compile:
+    elif run.device.type == "cuda" and not _computed_otherwise(settings):
         advice["forward_backward"] = "--compile may shorten it"
     return advice
 
@@ -30,7 +30,14 @@ def memory_advice(settings) -> dict[str, str]:
     """{"memory": what else may help where it has run out}."""
     if settings.fused == "memory" or settings.compile or settings.freeze_backbone:
         return {}
+    if settings.mixup == "meta" and settings.meta_form == "sample":  # of all but plain modules
+        return {}
     return {"memory": "--fused memory keeps about half as much of each sample"}
+
+
+def _computed_otherwise(settings) -> bool:
+    """--compile is given, or what excludes it."""
+    return settings.compile or settings.cuda_graphs or settings.fused != "none"
 
 
 def _computes_bf16(device) -> bool:

@@ -73,12 +73,13 @@ def _passes(run, model, objective: Classification, classes: int):
 
 
 def _available(run) -> float:
-    """Bytes that this process may take of its device: on a GPU all that it has or is free, on a
-    CPU its part of what the machine can still give."""
+    """Bytes that this process may take of its device: on a GPU all that it has or is free, half of
+    it where graphs keep a step's memory besides; on a CPU its part of what the machine can give."""
     if run.device.type == "cuda":
         torch.cuda.empty_cache()
         free, _ = torch.cuda.mem_get_info(run.device)
-        return float(free + torch.cuda.memory_reserved(run.device))
+        whole = float(free + torch.cuda.memory_reserved(run.device))
+        return whole / 2 if run.settings.cuda_graphs else whole
     return available_memory() / (run.place.local_world_size if run.place else 1)
 
 

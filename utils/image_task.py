@@ -85,7 +85,6 @@ def load_image_task(
             image_size=settings.image_size,
             on_bad=settings.on_bad,
             test_fraction=settings.test_fraction,
-            seed=settings.seed,
             workers=settings.workers,
         )
     chosen, val = np.arange(len(data.train)), data.val

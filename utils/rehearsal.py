@@ -12,7 +12,7 @@ from utils.training.memory import peak_memory, within_memory
 from utils.training.progress import wait_for
 from utils.training.trainer import Trainer
 
-WARM_STEPS, TIMED_STEPS, TIMED_SECONDS = 2, 20, 15.0
+WARM_STEPS, TIMED_STEPS, TIMED_SECONDS = 2, 20, 15.0  # the last from the first timed step on
 # What some flags need besides requirements.txt: package -> flags.
 OPTIONAL = {
     "wandb": "--wandb online or offline",
@@ -30,12 +30,12 @@ def rehearse(run: Run, trainer: Trainer, evaluated: int) -> None:
     """
     say, settings, loader = run.console.say, run.settings, trainer.loader
     left = trainer.total_steps - trainer.progress.step
-    first, seconds, steps, samples = within_memory(
-        trainer, lambda: _time_steps(trainer), save=False
+    first, seconds, steps, samples, before = within_memory(
+        trainer, lambda: time_steps(trainer), save=False
     )
     step = seconds / steps
     epoch = step * loader.steps_per_epoch
-    say(f"dry run: {steps} steps of {loader.step_size} samples after {WARM_STEPS} to warm up")
+    say(f"dry run: {steps} steps of {loader.step_size} samples after {before} to warm up")
     say(f"  first step     {first:.1f} s")
     say(f"  speed          {samples / seconds:,.0f} samples/s, {1000 * step:,.1f} ms a step")
     say(f"  an epoch       {duration(epoch)} ({loader.steps_per_epoch:,} steps)")
@@ -57,31 +57,30 @@ def rehearse(run: Run, trainer: Trainer, evaluated: int) -> None:
     say("dry run: nothing was kept")
 
 
-def _time_steps(trainer: Trainer) -> tuple[float, float, int, int]:
-    """(seconds of the first step, seconds of the timed steps, their number, their samples)."""
+def time_steps(trainer: Trainer) -> tuple[float, float, int, int, int]:
+    """(seconds of the first step; of the timed steps, their number, their samples; steps before
+    them or between them that are unlike those of a run)."""
     # As in the last epoch: what thaws on the way takes the most time and memory.
     trainer.prepare((trainer.total_steps - 1) // trainer.loader.steps_per_epoch)
     trainer.guard.remember()
-    started = time.monotonic()
-    first = timed = 0.0
-    done = samples = 0
+    first, taken, samples, unlike = 0.0, [], 0, 0
+    last = time.monotonic()
     for batch in _batches(trainer):
         trainer.stepper.forward_backward(batch)
         if not batch.ends_step:
             continue
         trainer.stepper.update()
-        done += 1
         wait_for(trainer.precision.device)
-        now = time.monotonic()
-        if done == 1:
-            first = now - started
-        if done == WARM_STEPS:
-            timed = now
-        elif done > WARM_STEPS:
-            samples += batch.step_samples
-            if done == WARM_STEPS + TIMED_STEPS or now - timed > TIMED_SECONDS:
-                break
-    return first, time.monotonic() - timed, done - WARM_STEPS, samples
+        before, last = last, time.monotonic()
+        first = first or last - before
+        if unlike < WARM_STEPS or trainer.stepper.settling:
+            unlike += 1
+            continue
+        taken.append(last - before)
+        samples += batch.step_samples
+        if len(taken) == TIMED_STEPS or sum(taken) > TIMED_SECONDS:
+            break
+    return first, sum(taken), len(taken), samples, unlike
 
 
 def _batches(trainer: Trainer):

@@ -160,6 +160,8 @@ def test_the_seed_counts_only_where_something_is_drawn(files):
     assert "mapped in" in load(files, seed=2).source
     one, two = (load(files, seed=seed, val_fraction=0.25) for seed in (1, 2))
     assert one.fingerprint != two.fingerprint
+    load(files, seed=1, test_fraction=0.25)  # the test set is of no seed
+    assert "mapped in" in load(files, seed=2, test_fraction=0.25).source
 
 
 def test_a_published_tokenizer(files):

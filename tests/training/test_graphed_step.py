@@ -7,11 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from toy import assert_same, everything, history, make_trainer
+from toy import assert_same, everything, history, loader, make_trainer
 
 from utils.augment.mixup import Mixing
 from utils.data.image_loader import Packed
 from utils.optim.schedules import Schedule
+from utils.rehearsal import time_steps
 from utils.training.freeze import Freeze
 from utils.training.graphed_step import WARM_UP, GraphedStep, use_graphs, why_not
 
@@ -198,6 +199,42 @@ def test_a_capture_that_fails_is_said_and_changes_nothing(tmp_path, capsys):
     assert said.count("--cuda_graphs: not used, because the capture failed (no luck)") == 1
     assert recorder.replayed == 0 and recorder.warm == 2 * WARM_UP
     assert_same(everything(ours), everything(plain))
+
+
+def test_a_later_capture_that_fails_lets_the_others_go(tmp_path):
+    """Of their memory ordinary steps have none."""
+    options = CASES["mixup and CutMix by turns"]
+    plain = make_trainer(tmp_path / "plain", **made(options))
+    plain.fit()
+    ours, recorder = graphed(tmp_path / "ours", **made(options))
+    capture = recorder.capture
+
+    def only_once(function):
+        recorder.failure = "no memory" if recorder.captured else ""
+        return capture(function)
+
+    recorder.capture = only_once
+    ours.fit()
+    assert recorder.captured == 1 and ours.stepper._graphs == {}
+    assert_same(everything(ours), everything(plain))
+
+
+@pytest.mark.parametrize(("batch", "step"), [(8, 6), (64, 64)])
+def test_steps_smaller_than_a_batch_have_graphs(tmp_path, batch, step):
+    """As with --global_batch, and of a data set of less than a batch."""
+    data = loader(batch)
+    data.resize(batch, step)
+    ours, recorder = graphed(tmp_path, data=data, epochs=8)
+    ours.fit()
+    assert recorder.captured == 1
+
+
+def test_a_dry_run_times_replays(tmp_path):
+    ours, recorder = graphed(tmp_path)
+    _, _, steps, samples, before = time_steps(ours)
+    short = steps // 6  # of 3 samples, the last ones of their epochs, are no replays
+    assert before == WARM_UP + 1 and recorder.replayed in (steps - short + 1, steps - short)
+    assert samples in (4 * steps - short, 4 * steps - short - 1)
 
 
 def test_what_is_captured_reads_nothing_on_the_host(tmp_path):

@@ -24,7 +24,7 @@ def confirmation(first: dict[int, float], confirm=2, default_state=TrialState.CO
     ]
     search = SimpleNamespace(
         study=SimpleNamespace(trials=lambda: trials, values=lambda trial: {"lr": trial.number}),
-        recipe=SimpleNamespace(rungs=[None, None]),
+        recipe=SimpleNamespace(rungs=[None, None], val_fraction=0.2),
         settings=SimpleNamespace(confirm=confirm),
         seed=0,
         console=SimpleNamespace(say=lambda line: None),
@@ -52,7 +52,7 @@ def test_the_better_finalist_by_all_its_scores_is_compared_by_the_further_ones()
     assert verdict.number == 3 and verdict.difference == pytest.approx(2.0)
     assert verdict.scores == {0: [45.0, 46.0], 5: [46.0, 45.5], 3: [48.0, 47.0]}
     assert "trial 3 has 47.50 %, the default recipe 45.50 %" in verdict.lines[0]
-    assert verdict.lines[1] == "trial 5, the other finalist, has 45.75 %"
+    assert verdict.lines[1].startswith("trial 5, the other finalist, has 45.75 % (")
     # What was better by the search's own seed alone is not compared by it.
     stands = told(confirmation({0: 40.0, 3: 42.0}), {0: [45.0, 45.0], 3: [44.0, 44.5]})
     assert stands.number == 0 and stands.difference == -0.75 and "by chance" in stands.lines[1]
@@ -64,6 +64,7 @@ def test_only_what_is_near_is_trained_again():
     assert far.finalists == far.items == []
     verdict = far.verdict()
     assert verdict.number == 0 and "with the seed of the search alone" in verdict.lines[0]
+    assert confirmation({0: 98.0, 3: 100.0, 5: 99.8}).finalists == [3, 5]
     none = confirmation({0: 48.0, 3: 48.5}, confirm=0).verdict()
     assert none.number == 3 and none.within_noise and none.scores == {}
 
@@ -92,6 +93,8 @@ def test_standard_error():
     half = standard_error([(50.0, 50.0)], [1000])
     assert half == pytest.approx(100 * math.sqrt(2 * 0.25 / 1000))
     assert standard_error([(50.0, 50.0)] * 4, [1000] * 4) == pytest.approx(half / 2)
+    # Of the same samples for every seed there are no more for more seeds.
+    assert standard_error([(50.0, 50.0)] * 4, [1000] * 4, shared=True) == pytest.approx(half)
     wide = standard_error([(60.0, 50.0), (40.0, 50.0)], [1000, 1000])
     assert wide == pytest.approx(20 / math.sqrt(2) / math.sqrt(2))
 
@@ -102,5 +105,7 @@ def test_verdicts():
     assert "over 2 seeds: trial 7 has 80.50 %, the default recipe 70.25 %, +10.25" in taken.lines[0]
     close = judge(7, [(70.6, 70.0)], [2000], "x")
     assert close.number == 7 and close.within_noise and "within noise" in close.lines[-1]
+    perfect = judge(7, [(100.0, 100.0)], [2000], "x")
+    assert perfect.number == 0 and perfect.within_noise
     chance = judge(7, [(69.0, 70.0)], [2000], "x", was_better=True)
     assert chance.number == 0 and "by chance" in chance.lines[1]

@@ -3,6 +3,8 @@
 import json
 import multiprocessing
 import os
+import resource
+import signal
 
 import optuna
 import pytest
@@ -79,6 +81,22 @@ def test_full_disk(tmp_path):
         filler.unlink()
         journal.append_logs([{"b": 2}])
         assert Journal(folder / "journal.jsonl").read_logs(0) == [{"a": 1}, {"b": 2}]
+
+
+def test_a_disk_that_takes_a_part(path):
+    """And has room for the rest the moment that part is gone."""
+    journal = Journal(path)
+    journal.append_logs([{"a": 1}])
+    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.getsignal(signal.SIGXFSZ)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 200, limits[1]))
+    try:
+        with pytest.raises(UserError, match="File too large"):
+            journal.append_logs([{"b": "x" * 300}])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert path.read_bytes() == b'{"a":1}\n'
 
 
 def _write(path, name):

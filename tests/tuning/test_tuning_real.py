@@ -85,11 +85,19 @@ def test_killed_and_stopped_in_the_midst_of_runs(tmp_path):
     for name in ("whole", "broken"):
         (tmp_path / name).mkdir()
     end(begin("resnet50", tmp_path / "whole", *flags))
-    for seconds, signum in ((9, signal.SIGKILL), (14, signal.SIGTERM), (11, signal.SIGKILL)):
+
+    def said():
+        return sum(path.stat().st_size for path in tmp_path.glob("broken/study/trials/*/*/log.txt"))
+
+    for seconds, signum in ((0.0, signal.SIGKILL), (1.0, signal.SIGTERM), (2.0, signal.SIGKILL)):
+        before = said()
         process = begin("resnet50", tmp_path / "broken", *flags)
+        while process.poll() is None and said() == before:  # until a run is under way
+            time.sleep(0.05)
         time.sleep(seconds)
         process.send_signal(signum)
         process.communicate()
+        assert process.returncode != 0  # the search had not ended
     end(begin("resnet50", tmp_path / "broken", *flags))
 
     def results(folder):

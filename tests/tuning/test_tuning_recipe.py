@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 import resnet50_test
-from tuning.halving import ALLOWED, Rung, SeededSampler, build_rungs, next_to_go_on
+from tuning.halving import ALLOWED, Rung, SeededSampler, build_rungs, is_waiting, next_to_go_on
 from tuning.recipe import Recipe, as_flags, to_yaml
 from tuning.space import Parameter, Space
 from utils.config import parse
@@ -76,6 +76,27 @@ def test_one_trial_comes_to_the_end_however_few_there_are():
         _, done = halve([50, *range(count - 1)])
         assert done[count - 1] == 2 and done[0] == 2
     assert halve([50]) == ([(0, 2)], {0: 2})
+
+
+def test_a_trial_is_at_work_until_its_end_is_noted():
+    """A process may die after it has reported the last stage: another one takes it up."""
+    study = optuna.create_study(direction="maximize")
+    study.ask()
+    trial = study.ask()
+    trial.report(1.0, 0)
+    (frozen,) = study.get_trials(deepcopy=False)[1:]
+    assert is_waiting(frozen, rungs=2) and not is_waiting(frozen, rungs=1)
+
+
+def test_one_that_fails_is_in_nobodys_way():
+    study = optuna.create_study(direction="maximize")
+    study.ask()
+    for score in (3.0, 2.0, 1.0):
+        study.ask().report(score, 0)
+    study.tell(1, state=optuna.trial.TrialState.FAIL)  # it was the best, and failed at stage 1
+    frozen = study.get_trials(deepcopy=False)
+    assert next_to_go_on(frozen, 3, 9, at_end=False) is None
+    assert next_to_go_on(frozen, 3, 9, at_end=True).number == 2
 
 
 def test_halving_with_one_rung_stops_nothing():
@@ -183,6 +204,14 @@ def test_the_rate_goes_with_the_batch_by_a_stated_rule(flags, factor, rule):
     same = recipe_of([*flags, "--bs", "64"])
     assert same.handed_over({"lr": 0.01})["lr"] == 0.01
     assert "handed over unchanged" in same.lr_rule({"lr": 0.01})
+
+
+def test_a_batch_that_is_tuned_is_handed_over():
+    recipe = recipe_of(["--batch_size", "128"])
+    handed = recipe.handed_over({"batch_size": 32, "lr": 0.2})
+    assert (handed["batch_size"], handed["lr"]) == (32, 0.2)
+    handed = recipe_of([], batch=64).handed_over({"batch_size": 32, "lr": 0.2})
+    assert (handed["batch_size"], handed["lr"]) == (64, 0.4)
 
 
 def test_what_needs_a_validation_split_keeps_one():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from utils.data.splits import stratified_split
+from utils.data.splits import TEST_SEED, stratified_split
 from utils.data.text_files import file_kind
 from utils.data.text_rows import Samples, read_samples
 from utils.data.texts import TextData, TextRequest, Texts, TextSource, text_fingerprint
@@ -16,7 +16,7 @@ from utils.errors import UserError
 
 CLASS_NAMES = "classes.txt"
 _MOST_CLASSES_OF_FEW = 20  # more than this, and more than half of the texts: not classes at all
-VERSION = 1  # of how files are read and cleaned; part of a cache's key
+VERSION = 2  # of how files are read and cleaned; part of a cache's key
 
 
 def open_csv(settings: TextRequest) -> TextSource:
@@ -88,7 +88,7 @@ def _load(settings: TextRequest, files: dict[str, Path]) -> TextData:
         notes.append(f"names of the classes from {CLASS_NAMES} beside {files['train'].name}")
     if settings.test_fraction is not None:
         kept, held_out = stratified_split(
-            texts["train"].labels, settings.test_fraction, settings.seed, classes
+            texts["train"].labels, settings.test_fraction, TEST_SEED, classes
         )
         whole = texts["train"]
         texts["train"], texts["test"] = whole.part(kept), whole.part(held_out)

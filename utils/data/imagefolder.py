@@ -19,7 +19,7 @@ from pathlib import Path
 from utils.data.decode import open_image, strict_pillow
 from utils.data.image_cache import VERSION, Index, Source, build_cache, open_cache
 from utils.data.images import ImageData, Split, channel_statistics
-from utils.data.splits import stratified_split
+from utils.data.splits import TEST_SEED, stratified_split
 from utils.errors import UserError
 
 LAYOUT = (
@@ -48,7 +48,6 @@ def load_imagefolder(
     image_size: int | None = None,
     on_bad: str = "error",
     test_fraction: float | None = None,
-    seed: int = 0,
     workers: int = 1,
     progress: bool = True,
 ) -> ImageData:
@@ -85,7 +84,7 @@ def load_imagefolder(
             f"{index.skipped_first[0]}: remove them, or leave them out with --on_bad skip"
         )
     if test_fraction is not None:
-        return _divide(index, splits["all"], test_fraction, seed, source)
+        return _divide(index, splits["all"], test_fraction, source)
     train, test, val = (splits.get(name) for name in ("train", "test", "val"))
     if test is None:
         test, val = val, None
@@ -103,12 +102,12 @@ def load_imagefolder(
     )
 
 
-def _divide(index: Index, everything: Split, fraction: float, seed: int, source: str) -> ImageData:
-    """A single tree in two. The cache is the same for every seed: the parts are rows of it."""
-    kept, held_out = stratified_split(everything.labels, fraction, seed, index.classes)
+def _divide(index: Index, everything: Split, fraction: float, source: str) -> ImageData:
+    """A single tree in two. The cache is the same for every share: the parts are rows of it."""
+    kept, held_out = stratified_split(everything.labels, fraction, TEST_SEED, index.classes)
     train, test = everything.part(kept), everything.part(held_out)
     mean, std = channel_statistics(train)
-    division = f"{index.fingerprint} {fraction!r} {seed}"
+    division = f"{index.fingerprint} {fraction!r} {TEST_SEED}"
     return ImageData(
         name="imagefolder",
         classes=index.classes,

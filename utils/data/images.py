@@ -93,7 +93,6 @@ def load_image_data(
     image_size: int | None = None,
     on_bad: str = "error",
     test_fraction: float | None = None,
-    seed: int = 0,
     workers: int | None = None,
     progress: bool = True,
 ) -> ImageData:
@@ -105,7 +104,7 @@ def load_image_data(
         image_size: side in pixels (imagefolder only); None: chosen from the pictures.
         on_bad: "error" or "skip", for files that are no readable image (imagefolder only).
         test_fraction: share in (0, 1) of a single tree that becomes the test set (imagefolder
-            only); `seed` decides which pictures.
+            only), always the same pictures.
         workers: decoding threads; None: one per core.
         progress: show a bar on a terminal, or a plain line otherwise.
 
@@ -129,7 +128,6 @@ def load_image_data(
         image_size=image_size,
         on_bad=on_bad,
         test_fraction=test_fraction,
-        seed=seed,
         workers=max(1, workers or os.cpu_count() or 1),
         progress=progress,
     )

@@ -76,7 +76,7 @@ def load_tokenized(
         cache_dir: where tokens are kept.
         val_fraction: share in (0, 1) of the training texts held out for validation; 0: none.
         subset: of what is left, train on this part: a fraction up to 1, or a number of texts.
-        seed: decides which texts are held out and which make the subset.
+        seed: decides which texts are held out for validation and which make the subset.
         tokenizer: "wordpiece", "bpe" or "unigram", trained on the chosen training texts alone;
             or the path of a tokenizer.json.
         vocab_size, lowercase: of a tokenizer that is trained.
@@ -106,9 +106,8 @@ def load_tokenized(
         on_bad=on_bad,
         clean=clean,
         test_fraction=test_fraction,
-        seed=seed,
     )
-    drawn = bool(test_fraction or val_fraction or subset is not None)
+    drawn = bool(val_fraction or subset is not None)
     if tokenizer_json is not None:
         kind = ["json", hashlib.sha256(tokenizer_json.encode()).hexdigest()]
     else:

@@ -81,7 +81,6 @@ class TextRequest:
     on_bad: str = "error"
     clean: bool = True
     test_fraction: float | None = None
-    seed: int = 0
 
     def refuse(self, name: str, why: str, *flags: str) -> None:
         """UserError for the first of the settings `flags` that is given and has no effect."""
@@ -120,7 +119,6 @@ def open_text_data(
     on_bad: str = "error",
     clean: bool = True,
     test_fraction: float | None = None,
-    seed: int = 0,
 ) -> TextSource:
     """Find the data set `name` of `TEXT_DATASETS`, downloading what is missing; see
     `load_text_data` for arguments and errors."""
@@ -142,7 +140,6 @@ def open_text_data(
         on_bad=on_bad,
         clean=clean,
         test_fraction=test_fraction,
-        seed=seed,
     )
     return getattr(importlib.import_module(module), function)(settings)
 
@@ -159,7 +156,7 @@ def load_text_data(name: str, **settings) -> TextData:
         on_bad: "error" or "skip", for rows that cannot be used.
         clean: remove markup, links and broken entities (`clean_text`).
         test_fraction: share in (0, 1) of the training file that becomes the test set (csv
-            without a test file only); `seed` decides which rows.
+            without a test file only), always the same rows.
 
     Raises:
         UserError: the data is missing, broken or unsuitable, or a setting does not apply to it.

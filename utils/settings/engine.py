@@ -59,7 +59,7 @@ class EngineSettings(Config):
     )
     seed: int = setting(
         0,
-        "Seed of the weights, the order, the augmentation, and of what is cut from the data",
+        "Seed of the weights, the order, the augmentation, --val_fraction and --subset",
         group=GROUP,
         low=0,
         high=2**32 - 1,

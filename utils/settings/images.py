@@ -28,7 +28,8 @@ class PictureSettings(Config):
     )
     test_fraction: float | None = setting(
         None,
-        "Share of an imagefolder without a test/ or val/ folder that becomes the test set",
+        "Share of an imagefolder without a test/ or val/ folder that becomes the test set, the "
+        "same pictures whatever --seed is",
         group=GROUP,
         above=0,
         below=1,

@@ -43,9 +43,13 @@ class TextFlags(Config):
         default_text="guessed for each file, and said",
     )  # fmt: skip
     test_fraction: float | None = setting(
-        None, "Share of --train_file that becomes the test set where there is no --test_file",
-        group=GROUP, above=0, below=1,
-    )  # fmt: skip
+        None,
+        "Share of --train_file that becomes the test set where there is no --test_file, the same "
+        "texts whatever --seed is",
+        group=GROUP,
+        above=0,
+        below=1,
+    )
     on_bad: str = setting(
         "error", "A row that cannot be used: stop, or skip and count it", group=GROUP,
         choices=("error", "skip"), resume="evaluation",

@@ -9,7 +9,8 @@ tensors before a replay. Dropout draws from PyTorch's own generator, which `torc
 registers with the graph. Of pictures that live on the device a batch is which they are and what
 happens to each; where they come from the host the loader has augmented them.
 
-A batch of another size, the last one of an epoch, takes an ordinary step.
+A batch of another size, the last one of an epoch, takes an ordinary step. Nobody else may have the
+memory of a graph, so that of a step is there twice; where it cannot be, there are no graphs.
 """
 
 import contextlib
@@ -35,12 +36,15 @@ class Recorder(Protocol):
         reads. Nothing is done meanwhile.
 
         Raises:
-            RuntimeError: it cannot be captured.
+            RuntimeError: it cannot be captured, or leaves no memory to ordinary work.
         """
 
 
 class CudaGraphs:
-    """By `torch.cuda.graph`. All graphs share a pool of memory, for none leaves anything in it."""
+    """By `torch.cuda.graph`. All graphs share a pool of memory, for none leaves anything in it.
+
+    What ordinary work needs besides is the most that it has needed so far.
+    """
 
     def __init__(self, device: torch.device):
         self.side = torch.cuda.Stream(device)
@@ -55,10 +59,18 @@ class CudaGraphs:
         training.wait_stream(self.side)
 
     def capture(self, function: Callable[[], None]) -> Callable[[], None]:
-        graph = torch.cuda.CUDAGraph()
+        graph, device = torch.cuda.CUDAGraph(), self.side.device
+        needed = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
         # The thread that writes checkpoints may go on meanwhile.
         with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             function()
+        # What was reserved and unused has been given back before the capture.
+        free, _ = torch.cuda.mem_get_info(device)
+        if free < needed:
+            raise RuntimeError(
+                f"it leaves {free / 1e9:.2f} GB, and an ordinary step, which the last one of an "
+                f"epoch is, takes {needed / 1e9:.2f} GB: take a smaller batch"
+            )
         return graph.replay
 
 
@@ -120,6 +132,7 @@ class GraphedStep:
         self._graphs: dict[tuple, tuple] = {}  # the batch that is copied into, and the replay
         self._seen = Counter()
         self._refused = self._warms_up = self._replayed = False
+        self.settling = False  # the last step was not like those to come
         trainer.loader.defer()
 
     def forward_backward(self, batch) -> None:
@@ -145,11 +158,14 @@ class GraphedStep:
         return self.recorder.warm_up() if self._warms_up else contextlib.nullcontext()
 
     def _graph_for(self, batch) -> tuple | None:
-        self._warms_up = False
-        if self._refused or len(batch.targets) != self.trainer.loader.batch_size:
+        self._warms_up = self.settling = False
+        loader = self.trainer.loader
+        whole = min(loader.batch_size, loader.step_size, loader.samples)
+        if self._refused or len(batch.targets) != whole:
             return None
         key = _signature(batch)
         if key not in self._graphs:
+            self.settling = True
             self._seen[key] += 1
             self._warms_up = self._seen[key] <= WARM_UP
             if self._warms_up:
@@ -168,10 +184,15 @@ class GraphedStep:
         try:
             self._graphs[key] = static, self.recorder.capture(whole_step)
         except RuntimeError as error:
-            self._refused = True
-            trainer.strategy.drop_gradients()
+            self.drop()
             reason = " ".join(str(error).split())
             trainer.console.say(f"--cuda_graphs: not used, because the capture failed ({reason})")
+
+    def drop(self) -> None:
+        """No graphs any more; their memory is free again."""
+        self._refused = True
+        self._graphs.clear()
+        self.trainer.strategy.drop_gradients()
 
     @contextlib.contextmanager
     def _rates_as_tensors(self) -> Iterator[None]:

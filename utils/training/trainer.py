@@ -117,6 +117,7 @@ class Trainer:
         self.step_sums = torch.tensor(self._no_sums, dtype=torch.float64, device=device)
         self.window = torch.zeros_like(self.step_sums)
         self.stepper = self  # or what takes its steps in its place (see graphed_step.py)
+        self.settling = False  # as it has
         self.updating = False  # weights, optimizer and average are of different steps meanwhile
         self.started_step = 0  # of this process
         self.seconds_first_step = 0.0  # of this process; compiling is in it
