@@ -119,7 +119,8 @@ class GraphedStep:
         # By the signature of their batches, which are mixed in one way or another:
         self._graphs: dict[tuple, tuple] = {}  # the batch that is copied into, and the replay
         self._seen = Counter()
-        self._refused = self._warms_up = self._replayed = False
+        self.refused: str | None = None  # why no graph is made any more
+        self._warms_up = self._replayed = False
         trainer.loader.defer()
 
     def forward_backward(self, batch) -> None:
@@ -146,7 +147,7 @@ class GraphedStep:
 
     def _graph_for(self, batch) -> tuple | None:
         self._warms_up = False
-        if self._refused or len(batch.targets) != self.trainer.loader.batch_size:
+        if self.refused or len(batch.targets) != self.trainer.loader.batch_size:
             return None
         key = _signature(batch)
         if key not in self._graphs:
@@ -168,10 +169,9 @@ class GraphedStep:
         try:
             self._graphs[key] = static, self.recorder.capture(whole_step)
         except RuntimeError as error:
-            self._refused = True
             trainer.strategy.drop_gradients()
-            reason = " ".join(str(error).split())
-            trainer.console.say(f"--cuda_graphs: not used, because the capture failed ({reason})")
+            self.refused = f"the capture failed ({' '.join(str(error).split())})"
+            trainer.console.say(f"--cuda_graphs: not used, because {self.refused}")
 
     @contextlib.contextmanager
     def _rates_as_tensors(self) -> Iterator[None]:
