@@ -91,8 +91,8 @@ def make_ready(
             one = contender(case, way, options, folder / name.replace(" ", "_"), signals)
             first[name] = one.steps(1)
             one.steps(settling(way, options.torch_device))
-            one.shares()  # of the steps so far; those of the turns are to count
             seconds = one.steps(2) / 2
+            one.shares()  # of the steps so far; those of the turns are to count
             steps = max(1, round(sizes.turn_seconds / seconds))
             ready[name] = Runner(one, steps, steps * seconds)
     return ready, first

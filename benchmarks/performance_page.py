@@ -22,7 +22,7 @@ def tables(result: dict) -> str:
     state = result["machine"]
     lines = [", ".join(f"{key} {value}" for key, value in state.items() if value) + ".", ""]
     for name, case in result["cases"].items():
-        body = [f"It failed: {case['failed']}."] if "failed" in case else table(case)
+        body = [f"It failed: {case['failed']}"] if "failed" in case else table(case)
         lines += [f"**{name}**", "", *body, ""]
     if result["race"]:
         lines += [*race_table(result["race"]), ""]

@@ -265,7 +265,7 @@ def test_shares_are_those_of_the_turns(compared):
     """They are asked for once before, which forgets what was there."""
     fake = Fake()
     compared({"plain loop": fake})
-    assert fake.called == [*["steps"] * 2, "shares", *["steps"] * 3, "shares"]
+    assert fake.called == [*["steps"] * 3, "shares", *["steps"] * 2, "shares"]
 
 
 def test_a_case_that_fails_leaves_the_other(monkeypatch, tmp_path, capsys):
@@ -286,7 +286,7 @@ def test_a_case_that_fails_leaves_the_other(monkeypatch, tmp_path, capsys):
     assert result["cases"] == {"A net": figures, "texts": {"failed": "RuntimeError: no memory"}}
     assert result["machine"]["workers"] == 0
     said = capsys.readouterr().out
-    assert "It failed: RuntimeError: no memory." in said
+    assert "It failed: RuntimeError: no memory" in said
     assert said.index("| plain loop |") < said.index("no plot: No module named 'matplotlib'")
 
 
