@@ -1,8 +1,9 @@
 """What cpu.py and gpu.py time against each other: a training loop as people write it, and ours.
 
 The usual loop over pictures has torchvision's transforms in a DataLoader with workers; that over
-texts pads random batches to their longest text. Both have PyTorch's own optimizers, read the loss
-in every step, as torchvision's reference scripts do, and train the same network as ours.
+texts pads random batches to their longest text. Both read the loss in every step, as torchvision's
+reference scripts do, and train the same network as ours, by the same optimizer with the same weight
+decay; theirs is made with PyTorch's defaults, ours with `fused=True`, as the toolkit makes it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import copy
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,7 +39,8 @@ class Way:
     Attributes:
         ours: by the toolkit's own loop and loader; else the usual one.
         what: for the table, what it is made of.
-        fused: the mode of --fused; of ours alone, as `graphs`: --cuda_graphs.
+        fused: the mode of --fused; of ours alone.
+        graphs: CUDA graphs: --cuda_graphs of ours, the mode "reduce-overhead" of torch.compile.
     """
 
     ours: bool
@@ -63,32 +65,68 @@ def usual_ways(precision: str, layout: tuple[str, str]) -> dict[str, Way]:
     }
 
 
-def compiled_way(precision: str, layout: tuple[str, str]) -> dict[str, Way]:
-    """The same as autocast, through torch.compile."""
-    what = f"{precision}, {layout[1]}, torch.compile"
-    return {"compile": Way(False, what, precision, True, True)}
-
-
-def our_ways(precision: str, compiled: bool, graphs: bool) -> dict[str, Way]:
-    """The toolkit's, with each of its switches.
+def our_ways(precision: str, graphs: bool) -> dict[str, Way]:
+    """The toolkit's, with each of its switches but --compile.
 
     Args:
-        compiled, graphs: whether --compile and --cuda_graphs are among them.
+        graphs: whether --cuda_graphs is among them.
+    """
+    ways = {"ours": Way(True, precision, precision, True)}
+    for mode in MODES[1:]:
+        what = f"{precision}, --fused {mode}"
+        ways[f"ours, {mode}"] = Way(True, what, precision, True, fused=mode)
+    if graphs:
+        what = f"{precision}, --cuda_graphs"
+        ways["ours, graphs"] = Way(True, what, precision, True, graphs=True)
+        what = f"{precision}, --fused speed --cuda_graphs"
+        ways["ours, speed, graphs"] = Way(True, what, precision, True, fused="speed", graphs=True)
+    return ways
+
+
+def compiled_ways(
+    precision: str, layout: tuple[str, str], ours: bool, graphs: bool
+) -> dict[str, Way]:
+    """Autocast through torch.compile as it comes, so that shapes become dynamic when they change.
+
+    Args:
+        ours: whether --compile is among them.
+        graphs: whether the mode "reduce-overhead" is.
+    """
+    what = f"{precision}, {layout[1]}, torch.compile"
+    ways = {"compile": Way(False, what, precision, True, True)}
+    if graphs:
+        mode = f"{what} (reduce-overhead)"
+        ways["compile, graphs"] = Way(False, mode, precision, True, True, graphs=True)
+    if ours:
+        ways["ours, compile"] = Way(True, f"{precision}, --compile", precision, True, True)
+    return ways
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The optimizer of all contenders, with weight decay on every parameter.
+
+    Attributes:
+        name: "sgd", with Nesterov momentum of 0.9, or "adamw".
     """
 
-    def way(flags: str = "", **switches) -> Way:
-        return Way(True, ", ".join(filter(None, [precision, flags])), precision, True, **switches)
+    name: str
+    lr: float
+    weight_decay: float
 
-    ways = {"ours": way()}
-    for mode in MODES[1:]:
-        ways[f"ours, {mode}"] = way(f"--fused {mode}", fused=mode)
-    if compiled:
-        ways["ours, compile"] = way("--compile", compiled=True)
-    if graphs:
-        ways["ours, graphs"] = way("--cuda_graphs", graphs=True)
-        both = "--fused speed --cuda_graphs"
-        ways["ours, speed, graphs"] = way(both, fused="speed", graphs=True)
-    return ways
+    def usual(self, model: nn.Module) -> torch.optim.Optimizer:
+        """As people make it."""
+        parameters, both = model.parameters(), {"lr": self.lr, "weight_decay": self.weight_decay}
+        if self.name == "adamw":
+            return torch.optim.AdamW(parameters, **both)
+        return torch.optim.SGD(parameters, momentum=0.9, nesterov=True, **both)
+
+    def ours(self) -> dict:
+        """For `make_trainer`."""
+        return {
+            "optimizer": self.name, "lr": self.lr, "weight_decay": self.weight_decay,
+            "decay_all": True,
+        }  # fmt: skip
 
 
 class Usual:
@@ -97,7 +135,7 @@ class Usual:
     Args:
         model: on the CPU; trained as a copy.
         batches: (inputs, targets) of `batch` samples on the host, without end.
-        optimizer: (parameters) -> one of PyTorch's own.
+        ahead: so many of them may have been made before they are asked for.
     """
 
     def __init__(
@@ -106,19 +144,24 @@ class Usual:
         model: nn.Module,
         batches: Iterator[tuple[Tensor, Tensor]],
         batch: int,
-        optimizer: Callable,
+        rule: Rule,
         device: torch.device,
+        ahead: int = 0,
     ):
         memory = torch.channels_last if way.channels_last else torch.contiguous_format
         self.model = copy.deepcopy(model).to(device, memory_format=memory).train()
-        self.called = torch.compile(self.model) if way.compiled else self.model
-        self.optimizer = optimizer(self.model.parameters())
+        mode = "reduce-overhead" if way.graphs else "default"
+        self.called = torch.compile(self.model, mode=mode) if way.compiled else self.model
+        self.optimizer = rule.usual(self.model)
         self.precision = Precision(way.precision, device)
-        self.batches, self.batch, self.device = batches, batch, device
+        self.batches, self.batch, self.device, self.ahead = batches, batch, device, ahead
         self.times, self.loss, self.way = PhaseTimes(device), 0.0, way
 
     def steps(self, count: int) -> float:
-        """So many more; seconds."""
+        """So many more; seconds. What was made since the last ones would be a gift: it is thrown
+        away first."""
+        for _ in itertools.islice(self.batches, self.ahead):
+            pass
         times, started = self.times, time.perf_counter()
         times.mark("other")
         for inputs, targets in itertools.islice(self.batches, count):
@@ -153,7 +196,6 @@ class Ours:
     Args:
         model: on the CPU; trained as a copy.
         loader: of batches on the device.
-        optimizer: a name of utils/optim/factory.py.
     """
 
     def __init__(
@@ -161,17 +203,16 @@ class Ours:
         way: Way,
         model: nn.Module,
         loader,
-        batch: int,
-        optimizer: str,
+        rule: Rule,
         device: torch.device,
         folder: Path,
         signals: Signals,
     ):
-        self.batch, self.device, self.folder = batch, device, folder
+        self.folder, self.way = folder, way
         model = copy.deepcopy(model).to(device, memory_format=torch.channels_last)
         self.trainer = make_trainer(
-            model, folder, signals, loader=loader, precision=way.precision, optimizer=optimizer,
-            device=device, fused=way.fused, compiled=way.compiled,
+            model, folder, signals, loader=loader, precision=way.precision, device=device,
+            fused=way.fused, compiled=way.compiled, **rule.ours(),
         )  # fmt: skip
         if way.graphs:
             reason = why_not(self.trainer, compiled=way.compiled, texts=False)
@@ -180,8 +221,12 @@ class Ours:
             use_graphs(self.trainer, compiled=way.compiled, texts=False)
 
     def steps(self, count: int) -> float:
-        """So many more; seconds."""
-        return count * self.batch / take_steps(self.trainer, count)
+        """So many more; seconds. Raises RuntimeError when they are not taken by graphs though they
+        should be."""
+        speed = take_steps(self.trainer, count)
+        if self.way.graphs and self.trainer.stepper.refused:
+            raise RuntimeError(f"no graph: {self.trainer.stepper.refused}")
+        return count * self.trainer.loader.batch_size / speed
 
     def shares(self) -> dict[str, float]:
         """Of the time of the last steps, by phase."""
@@ -192,9 +237,9 @@ class Ours:
 # ---- what the usual loops read ------------------------------------------------------------------
 
 
-def usual_pictures(images: np.ndarray, labels: np.ndarray) -> Pictures:
+def usual_pictures(images: np.ndarray, labels: np.ndarray, mean=MEAN, std=STD) -> Pictures:
     """(n, 32, 32, 3) uint8, cropped, flipped and normalised one by one by torchvision."""
-    to_tensor = [transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
+    to_tensor = [transforms.ToTensor(), transforms.Normalize(mean, std)]
     return Pictures(images, labels, torchvision_transform(32, to_tensor))
 
 

@@ -14,21 +14,25 @@ on two cores; what does not fit into --minutes is left out, and said.
 import sys
 from pathlib import Path
 
-import torch
-
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.speed import Sizes, flags, run
-from benchmarks.time_to_accuracy import Race
+try:
+    import torch
+
+    from benchmarks.cases import Sizes
+    from benchmarks.speed import flags, run
+    from benchmarks.time_to_accuracy import Race
+except ModuleNotFoundError as error:
+    sys.exit(f"error: {error}: pip install -r requirements.txt")
 
 SIZES = Sizes(
     depth=50,
     picture_batch=64,
-    pictures=4000,
+    pictures=63 * 64,
     layers=4,
     dim=256,
     ffn=512,
     text_batch=64,
-    texts=8000,
+    texts=125 * 64,
     turn_seconds=5,
     compile_seconds=60,
     precision="bf16",

@@ -61,6 +61,8 @@ def make_trainer(
     fused: str = "none",
     compiled: bool = False,
     lr: float = 0.01,
+    weight_decay: float = 5e-4,
+    decay_all: bool = False,
 ) -> Trainer:
     """A trainer as the entries build it, over pictures of 32x32 or a loader of other things; see
     `take_steps`. With an `exchange` it is one rank of several, and `batch` is that of each. The
@@ -90,7 +92,8 @@ def make_trainer(
             optimizer,
             model,
             lr=lr,
-            weight_decay=5e-4,
+            weight_decay=weight_decay,
+            decay_all=decay_all,
             in_place_of=spread.own,
             exchange=exchange,
         ),
@@ -133,7 +136,8 @@ def make_loader(batch: int, accumulation: int, exchange: Exchange) -> ImageLoade
 
 
 def take_steps(trainer: Trainer, steps: int) -> float:
-    """So many more steps of the same run; samples per second, without what comes at its end."""
+    """So many more steps of the same run; samples per second, without what comes at its end. Each
+    counts as a whole batch: the loader's samples are a multiple of it."""
     before = trainer.progress.seconds_training
     trainer.total_steps += steps
     trainer.fit()

@@ -22,38 +22,53 @@ def tables(result: dict) -> str:
     state = result["machine"]
     lines = [", ".join(f"{key} {value}" for key, value in state.items() if value) + ".", ""]
     for name, case in result["cases"].items():
-        lines += [f"**{name}**", "", *table(case), ""]
+        body = [f"It failed: {case['failed']}"] if "failed" in case else table(case)
+        lines += [f"**{name}**", "", *body, ""]
     if result["race"]:
         lines += [*race_table(result["race"]), ""]
     return "\n".join(lines).strip() + "\n"
 
 
 def table(case: dict) -> list[str]:
-    """Of one case; medians over the turns, the range of the ratio in brackets."""
+    """Of one case; medians over the turns, the range of the ratios in brackets."""
     head = ["", "", "samples/s", "/ plain loop", "first step", "kept of a sample", "peak"]
     head += ["data", "forward, backward", "optimizer"]
     lines = ["| " + " | ".join(head) + " |", "| --- | --- |" + " ---: |" * (len(head) - 2)]
     for name, what in case["ways"].items():
-        if name in case["left_out"]:
-            lines.append(f"| {name} | {what} | left out: {case['left_out'][name]} |" + " |" * 7)
-            continue
-        speed = statistics.median(case["samples_per_second"][name])
-        against = case["ratios"].get(f"{name} / plain loop")
-        times = "1"
-        if against:
-            times = f"{against['median']:.2f} ({against['min']:.2f} to {against['max']:.2f})"
-        kept, peak = case["bytes_kept_per_sample"].get(name), case["peak_bytes"][name]
-        shares = case["shares"][name]
-        cells = [name, what, f"{speed:,.0f}", times]
-        cells.append(f"{case['seconds_of_the_first_step'][name]:.1f} s")
-        cells.append(f"{kept / 1e6:.2f} MB" if kept else "")
-        cells.append(f"{peak / 1e9:.2f} GB" if peak else "")
-        cells += [
-            f"{100 * shares.get(phase, 0):.0f} %"
-            for phase in ("data", "forward_backward", "optimizer")
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
+        reason = case["left_out"].get(name)
+        if name in case["samples_per_second"]:
+            lines.append(row(case, name, f"{what}; then {reason}" if reason else what))
+        else:
+            lines.append(f"| {name} | {what} | left out: {reason} |" + " |" * 7)
+    best = case.get("best_compile")
+    if best is not None:
+        over = {name.split(" / ")[0]: times for name, times in case["ratios"].items()
+                if name.endswith(" / best torch.compile")}  # fmt: skip
+        said = "; ".join(f"{name}: {in_brackets(times)}" for name, times in over.items())
+        lines += ["", f'Over the best torch.compile, which is "{best}": {said}.'] if over else []
     return lines
+
+
+def row(case: dict, name: str, what: str) -> str:
+    """Of a contender that has taken turns; a figure that is missing leaves its cell empty."""
+    speed = statistics.median(case["samples_per_second"][name])
+    against = case["ratios"].get(f"{name} / plain loop")
+    times = in_brackets(against) if against else "1" if name == "plain loop" else ""
+    kept, peak = case["bytes_kept_per_sample"].get(name), case["peak_bytes"][name]
+    cells = [name, what, f"{speed:,.0f}", times]
+    cells.append(f"{case['seconds_of_the_first_step'][name]:.1f} s")
+    cells.append(f"{kept / 1e6:.2f} MB" if kept else "")
+    cells.append(f"{peak / 1e9:.2f} GB" if peak else "")
+    shares = case["shares"].get(name, {})
+    cells += [
+        f"{100 * shares[phase]:.0f} %" if phase in shares else ""
+        for phase in ("data", "forward_backward", "optimizer")
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+def in_brackets(times: dict) -> str:
+    return f"{times['median']:.2f} ({times['min']:.2f} to {times['max']:.2f})"
 
 
 def race_table(race: dict) -> list[str]:
@@ -63,6 +78,8 @@ def race_table(race: dict) -> list[str]:
         reached, (seconds, accuracy) = race["seconds_to_target"][name], curve[-1]
         first = "not reached" if reached is None else f"{reached:.1f}"
         lines.append(f"| {name} | {first} | {accuracy:.2f} % | {seconds:.1f} |")
+    for name, reason in race.get("left_out", {}).items():
+        lines.append(f"| {name} | left out: {reason} | | |")
     return lines
 
 
@@ -70,13 +87,17 @@ def draw(result: dict, path: Path) -> None:
     """Bars of the speed over the plain loop's, and the accuracy over time."""
     from matplotlib.figure import Figure
 
-    cases = list(result["cases"].items())
-    count = len(cases) + bool(result["race"])
-    figure = Figure(figsize=(5.2 * count, 3.6), layout="constrained")
-    panels = figure.subplots(1, count, squeeze=False)[0]
+    cases = [
+        (name, case)
+        for name, case in result["cases"].items()
+        if "plain loop" in case.get("samples_per_second", {})
+    ]
+    race = result["race"] if result["race"] and result["race"]["curves"] else None
+    count = len(cases) + (race is not None)
+    figure = Figure(figsize=(5.2 * max(count, 1), 3.6), layout="constrained")
+    panels = figure.subplots(1, max(count, 1), squeeze=False)[0]
     for axis, (name, case) in zip(panels, cases, strict=False):
-        plain = case["samples_per_second"].get("plain loop")
-        names = [name for name in case["samples_per_second"] if plain]
+        names = list(case["samples_per_second"])
         values, low, high = [], [], []
         for one in names:
             ratios = case["ratios"].get(
@@ -88,13 +109,13 @@ def draw(result: dict, path: Path) -> None:
         colours = ["tab:blue" if one.startswith("ours") else "tab:gray" for one in names]
         axis.barh(names[::-1], values[::-1], color=colours[::-1],
                   xerr=[low[::-1], high[::-1]], ecolor="0.3", capsize=2)  # fmt: skip
-        for row, value in enumerate(values[::-1]):
-            axis.text(0.02, row, f"{value:.2f}", va="center", color="white", fontsize=9)
+        for place, value in enumerate(values[::-1]):
+            axis.text(0.02, place, f"{value:.2f}", va="center", color="white", fontsize=9)
         axis.set_title(name.split(",")[0], fontsize=10)
         axis.set_xlabel("samples per second / the plain loop's")
         axis.grid(axis="x", alpha=0.3)
-    if result["race"]:
-        axis, race = panels[-1], result["race"]
+    if race:
+        axis = panels[-1]
         for name, curve in race["curves"].items():
             seconds, accuracy = zip(*curve, strict=True)
             colour = {"plain loop": "tab:gray", "autocast": "tab:orange"}.get(name, "tab:blue")

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
+from torch import nn
 
-from benchmarks.contenders import Usual, Way, usual_loader, usual_pictures, without_end
-from benchmarks.loop import make_trainer, silent
+from benchmarks.budget import Budget, attempt
+from benchmarks.contenders import Rule, Usual, Way, usual_loader, usual_pictures, without_end
+from benchmarks.loop import make_trainer
 from utils.augment.crop_flip import CropFlip
 from utils.data.image_loader import ImageLoader
 from utils.data.images import ImageData
@@ -39,56 +44,100 @@ class Race:
     target: float
 
 
-def race(data: ImageData, plan: Race, device, precision: str, workers: int, folder: Path) -> dict:
+@dataclass(frozen=True)
+class Course:
+    """What all run.
+
+    Attributes:
+        images, labels: (n, 32, 32, 3) uint8 and (n,) int64, to train on; whole batches.
+        model: on the CPU, as it is at the start.
+        test: batches of the test pictures, on the device.
+    """
+
+    plan: Race
+    data: ImageData
+    images: np.ndarray
+    labels: np.ndarray
+    model: nn.Module
+    test: ImageLoader
+    device: torch.device
+
+    @property
+    def rule(self) -> Rule:
+        return Rule("sgd", self.plan.lr, weight_decay=5e-4)
+
+    @property
+    def total_steps(self) -> int:
+        return self.plan.epochs * len(self.labels) // self.plan.batch
+
+    @property
+    def schedule(self) -> Schedule:
+        return Schedule("onecycle", self.total_steps, self.total_steps // 5)
+
+
+def race(
+    load: Callable[[], ImageData],
+    plan: Race,
+    device: torch.device,
+    precision: str,
+    workers: int,
+    folder: Path,
+    seconds: float,
+) -> dict:
     """{name: [(seconds of training, test accuracy) after each epoch]}, and what was trained.
 
-    Evaluations are outside the clock; compiling and the first step are in it.
+    Evaluations are outside the clock; compiling and the first step are in it. What fails, or is
+    not done after so many `seconds` in all, is in `left_out` with the reason.
     """
-    rows = stratified_subset(data.train.labels, plan.pictures, 0)
-    images = data.train.images[rows if data.train.rows is None else data.train.rows[rows]]
-    labels = data.train.labels[rows]
-    torch.manual_seed(0)
-    model = ResNet(plan.depth, len(data.classes), plan.width)
-    test = ImageLoader(
-        data.test.images, data.test.labels, mean=data.mean, std=data.std, batch_size=500,
-        device=device, rows=data.test.rows,
-    )  # fmt: skip
-    steps = len(labels) // plan.batch
-    schedule = Schedule("onecycle", plan.epochs * steps, plan.epochs * steps // 5)
-    usual = {
-        "plain loop": Way(False, "fp32, NCHW"),
-        "autocast": Way(False, f"{precision}, channels_last", precision, True),
-    }
-    curves = {}
-    for name, way in usual.items():
-        print(f"  {name}", flush=True)
-        curves[name] = _usual(way, model, images, labels, test, plan, schedule, device, workers)
-    print("  ours", flush=True)
-    with silent():
-        curves["ours"] = _ours(
-            model, images, labels, data, test, plan, schedule, device, precision, folder
+    budget, curves, left_out, course = Budget(seconds), {}, {}, None
+    what = f"ResNet-{plan.depth} of width {plan.width}"
+    with attempt("real pictures", budget.left, left_out):
+        course = make_course(load(), plan, device)
+        what += (
+            f" on {len(course.labels):,} real pictures, {plan.epochs} epochs, batch {plan.batch}"
         )
-    what = (
-        f"ResNet-{plan.depth} of width {plan.width} on {len(labels):,} real pictures, "
-        f"{plan.epochs} epochs, batch {plan.batch}"
-    )
+    runs = {
+        "plain loop": lambda: _usual(Way(False, "fp32, NCHW"), course, workers),
+        "autocast": lambda: _usual(Way(False, "channels_last", precision, True), course, workers),
+        "ours": lambda: _ours(course, precision, folder),
+    }
+    for name, run in runs.items() if course else ():
+        print(f"  {name}", flush=True)
+        with attempt(name, budget.left, left_out):
+            curves[name] = run()
     reached = {
         name: next((seconds for seconds, accuracy in curve if accuracy >= plan.target), None)
         for name, curve in curves.items()
     }
-    return {"what": what, "target": plan.target, "curves": curves, "seconds_to_target": reached}
+    return {
+        "what": what, "target": plan.target, "curves": curves, "seconds_to_target": reached,
+        "left_out": left_out,
+    }  # fmt: skip
 
 
-def _usual(way, model, images, labels, test, plan, schedule, device, workers) -> list:
-    def sgd(parameters):
-        return torch.optim.SGD(
-            parameters, lr=plan.lr, momentum=0.9, nesterov=True, weight_decay=5e-4
-        )
+def make_course(data: ImageData, plan: Race, device: torch.device) -> Course:
+    """Of fewer pictures, where there are fewer. Raises ValueError without a whole batch."""
+    pictures = min(plan.pictures, len(data.train)) // plan.batch * plan.batch
+    if not pictures:
+        raise ValueError(f"{len(data.train)} pictures are less than a batch of {plan.batch}")
+    train = data.train.part(stratified_subset(data.train.labels, pictures, 0))
+    test = ImageLoader(
+        data.test.images, data.test.labels, mean=data.mean, std=data.std, batch_size=500,
+        device=device, rows=data.test.rows,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = ResNet(plan.depth, len(data.classes), plan.width)
+    images = train.images[train.rows]
+    return Course(plan, data, images, train.labels, model, test, device)
 
-    loader = usual_loader(usual_pictures(images, labels), plan.batch, workers, device)
-    loop = Usual(way, model, without_end(loader), plan.batch, sgd, device)
+
+def _usual(way: Way, course: Course, workers: int) -> list[tuple[float, float]]:
+    plan, data, device = course.plan, course.data, course.device
+    pictures = usual_pictures(course.images, course.labels, data.mean, data.std)
+    loader = usual_loader(pictures, plan.batch, workers, device)
+    loop = Usual(way, course.model, without_end(loader), plan.batch, course.rule, device)
     loop.optimizer.param_groups[0]["base_lr"] = plan.lr
-    step, seconds, curve = 0, 0.0, []
+    schedule, step, seconds, curve = course.schedule, 0, 0.0, []
     for _ in range(plan.epochs):
         started = time.perf_counter()
         for _ in range(len(loader)):
@@ -98,27 +147,26 @@ def _usual(way, model, images, labels, test, plan, schedule, device, workers) ->
         seconds += time.perf_counter() - started
         loop.times.shares()
         precision = Precision(way.precision, device)
-        curve.append((seconds, evaluate(loop.model, test.epoch(), precision).accuracy))
+        curve.append((seconds, evaluate(loop.model, course.test.epoch(), precision).accuracy))
     return curve
 
 
-def _ours(
-    model, images, labels, data, test, plan, schedule, device, precision: str, folder: Path
-) -> list:
+def _ours(course: Course, precision: str, folder: Path) -> list[tuple[float, float]]:
+    plan, data, device = course.plan, course.data, course.device
     loader = ImageLoader(
-        images, labels, mean=data.mean, std=data.std, batch_size=plan.batch, device=device,
-        augment=CropFlip(32, 32), shuffle=True,
+        course.images, course.labels, mean=data.mean, std=data.std, batch_size=plan.batch,
+        device=device, augment=CropFlip(32, 32), shuffle=True,
     )  # fmt: skip
-    model = model.to(device, memory_format=torch.channels_last)
+    model = copy.deepcopy(course.model).to(device, memory_format=torch.channels_last)
     trainer = make_trainer(
-        model, folder, Signals(), loader=loader, precision=precision, device=device, lr=plan.lr
-    )
-    trainer.schedule = schedule
-    trainer.total_steps = plan.epochs * loader.steps_per_epoch
+        model, folder, Signals(), loader=loader, precision=precision, device=device,
+        **course.rule.ours(),
+    )  # fmt: skip
+    trainer.schedule, trainer.total_steps = course.schedule, course.total_steps
     curve = []
 
     def measure():
-        result = evaluate(model, test.epoch(), trainer.precision)
+        result = evaluate(model, course.test.epoch(), trainer.precision)
         curve.append((trainer.progress.seconds_training, result.accuracy))
         return result
 

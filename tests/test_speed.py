@@ -8,12 +8,16 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from benchmarks import cpu, gpu, performance_page, speed
-from benchmarks.contenders import Way, compiled_way, our_ways, pad, usual_ways
-from utils.fused import MODES
+from benchmarks import compare, cpu, gpu, performance_page, speed, time_to_accuracy
+from benchmarks.budget import Budget, OutOfTime, attempt, in_a_line
+from benchmarks.cases import Case, text_case
+from benchmarks.contenders import Rule, Way, pad, usual_ways
+from utils.data.images import ImageData, Split
+from utils.signals import Signals
 
 ROOT = Path(__file__).parents[1]
 TINY = dataclasses.replace(
@@ -96,13 +100,34 @@ def test_plot_is_drawn(tmp_path):
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_ways():
-    usual = compiled_way("bf16", ("NCHW", "channels_last"))
-    assert usual["compile"] == Way(False, "bf16, channels_last, torch.compile", "bf16", True, True)
-    ours = our_ways("bf16", False, False)
-    assert [way.fused for way in ours.values()] == list(MODES)
-    more = our_ways("bf16", True, True)
-    assert sum(way.graphs for way in more.values()) == 2 and more["ours, compile"].compiled
+def test_ways_are_made_ready_with_what_is_compiled_last():
+    few = ["plain loop", "autocast", "ours", "ours, memory", "ours, speed"]
+    graphs, stock = ["ours, graphs", "ours, speed, graphs"], ["compile", "compile, graphs"]
+    for kind in ("pictures", "texts"):
+        assert list(speed.ways_of(kind, "bf16", cuda=False, compiled=False)) == few
+        assert list(speed.ways_of(kind, "bf16", cuda=False, compiled=True)) == [*few, "compile"]
+    ways = speed.ways_of("pictures", "bf16", cuda=True, compiled=True)
+    assert list(ways) == [*few, *graphs, *stock, "ours, compile"]
+    assert ways["compile, graphs"].graphs and not ways["compile"].graphs
+    texts = speed.ways_of("texts", "bf16", cuda=True, compiled=True)
+    assert list(texts) == [*few, "compile", "ours, compile"]
+
+
+def test_both_have_the_same_rule(tmp_path):
+    """The same rates and decays, of all parameters."""
+    case = text_case(TINY, torch.device("cpu"), 0)
+    options, signals = options_of(tmp_path / "x.json"), Signals()
+    ours = compare.contender(case, Way(True, ""), options, tmp_path, signals)
+    usual = compare.contender(case, Way(False, ""), options, tmp_path, signals)
+    groups = [*ours.trainer.optimizer.param_groups, *usual.optimizer.param_groups]
+    assert {(group["lr"], group["weight_decay"]) for group in groups} == {(1e-4, 0.01)}
+    assert type(ours.trainer.optimizer) is type(usual.optimizer) is torch.optim.AdamW
+
+
+def test_workers_are_few_on_a_cpu(monkeypatch):
+    monkeypatch.setattr(speed.os, "cpu_count", lambda: 64)
+    assert speed.default_workers(torch.device("cpu")) == 2
+    assert speed.default_workers(torch.device("cuda")) == 16
 
 
 def test_texts_are_padded_to_the_longest():
@@ -117,19 +142,19 @@ def test_without_a_gpu_one_line_says_so(capsys, tmp_path):
 
 
 def test_what_cannot_run_is_left_out(tmp_path):
-    case = speed.text_case(TINY, torch.device("cpu"), 0)
+    case = text_case(TINY, torch.device("cpu"), 0)
     ways = usual_ways("bf16", ("padded", "padded"))
     ways["broken"] = Way(True, "none such", "bf16", True, fused="none such")
     ways["graphs"] = Way(True, "no GPU", "bf16", True, graphs=True)
     options = options_of(tmp_path / "x.json")
-    found = speed.compare(case, ways, TINY, options, speed.Budget(10), tmp_path)
+    found = compare.compare(case, ways, TINY, options, Budget(600), tmp_path)
     assert list(found["left_out"]) == ["broken", "graphs"]
     assert "ValueError" in found["left_out"]["broken"]
     assert "there is no GPU" in found["left_out"]["graphs"]
     assert {name: len(values) for name, values in found["samples_per_second"].items()} == {
         "plain loop": 2, "autocast": 2,
     }  # fmt: skip
-    none = speed.compare(case, ways, TINY, options, speed.Budget(0), tmp_path)
+    none = compare.compare(case, ways, TINY, options, Budget(0), tmp_path)
     assert set(none["left_out"].values()) == {"no time was left"}
 
 
@@ -141,13 +166,200 @@ def test_what_is_not_ready_in_time_is_left_out(tmp_path, monkeypatch):
             with contextlib.suppress(Exception):
                 time.sleep(1)
 
-    monkeypatch.setattr(speed, "contender", endless)
-    monkeypatch.setattr(speed, "LEAST_SECONDS", 0)
-    case = speed.text_case(TINY, torch.device("cpu"), 0)
+    monkeypatch.setattr(compare, "contender", endless)
+    monkeypatch.setattr(compare, "LEAST_SECONDS", 0)
+    case = text_case(TINY, torch.device("cpu"), 0)
     ways = {"endless": Way(False, "none such")}
     options = options_of(tmp_path / "x.json")
-    found = speed.compare(case, ways, TINY, options, speed.Budget(0.02), tmp_path)
-    assert found["left_out"] == {"endless": "not ready after 1 s"}
+    found = compare.compare(case, ways, TINY, options, Budget(1.2), tmp_path)
+    assert found["left_out"] == {"endless": "not done after 1 s"}
+
+
+class Fake:
+    """In place of a contender: a step takes `seconds`; the call of `steps` after the first `calls`
+    fails."""
+
+    def __init__(self, seconds: float = 1.0, calls: int = 100, error: Exception | None = None):
+        self.seconds, self.calls, self.error, self.called = seconds, calls, error, []
+
+    def steps(self, count: int) -> float:
+        self.called.append("steps")
+        self.calls -= 1
+        if self.calls < 0:
+            raise self.error or RuntimeError("CUDA error: an illegal memory access\nmore | lines")
+        return self.seconds * count
+
+    def shares(self) -> dict[str, float]:
+        self.called.append("shares")
+        return {"data": 0.25, "forward_backward": 0.5, "other": 0.25}
+
+
+FAKE_WAYS = {
+    "plain loop": Way(False, "fp32"),
+    "compile": Way(False, "torch.compile", compiled=True),
+    "compile, graphs": Way(False, "reduce-overhead", compiled=True, graphs=True),
+    "ours": Way(True, "bf16"),
+    "ours, graphs": Way(True, "graphs", graphs=True),
+}
+READY = 3  # calls of `steps` before the turns
+
+
+@pytest.fixture
+def compared(monkeypatch, tmp_path):
+    """(fakes by name) -> what `compare` finds in two turns of theirs."""
+    monkeypatch.setattr(compare, "kept_by", lambda case, way, device: 1e6)
+    monkeypatch.setattr(compare, "timed", lambda one, device: (one.contender.steps(one.steps), 77))
+    case = Case("a case", None, 4, Rule("sgd", 0.1, 0.0), None, None, None)
+
+    def run(fakes: dict[str, Fake]) -> dict:
+        ways = {name: FAKE_WAYS[name] for name in fakes}
+        by_way = {ways[name]: fake for name, fake in fakes.items()}
+        monkeypatch.setattr(compare, "contender", lambda case, way, *others: by_way[way])
+        options = options_of(tmp_path / "x.json")
+        return compare.compare(case, ways, TINY, options, Budget(600), tmp_path)
+
+    return run
+
+
+def test_one_that_fails_in_a_turn_costs_no_other_its_figures(compared):
+    found = compared({
+        "plain loop": Fake(), "compile": Fake(calls=READY), "ours": Fake(0.5, calls=READY + 1),
+        "ours, graphs": Fake(0.25),
+    })  # fmt: skip
+    reason = "RuntimeError: CUDA error: an illegal memory access"
+    assert found["left_out"] == {"compile": reason, "ours": reason}
+    turns = {name: len(values) for name, values in found["samples_per_second"].items()}
+    assert turns == {"plain loop": 2, "ours": 1, "ours, graphs": 2}
+    assert found["ratios"]["ours / plain loop"]["median"] == pytest.approx(2)
+    text = "\n".join(performance_page.table(found))
+    assert f"| compile | torch.compile | left out: {reason} |" in text
+    assert f"| ours | bf16; then {reason} | 8 | 2.00 (2.00 to 2.00) |" in text
+
+
+def test_without_the_plain_loop_there_are_the_others(compared, tmp_path):
+    """Which failed without a word."""
+    found = compared({"plain loop": Fake(calls=0, error=MemoryError()), "ours": Fake()})
+    assert found["left_out"] == {"plain loop": "MemoryError"} and found["ratios"] == {}
+    result = {"machine": {"device": "cpu"}, "cases": {"a case": found}, "race": None}
+    assert "| ours | bf16 | 4 |  | 1.0 s | 1.00 MB |" in performance_page.tables(result)
+    performance_page.draw(result, tmp_path / "plot.png")
+
+
+def test_ours_are_set_against_the_best_compiled_loop(compared):
+    found = compared({
+        "plain loop": Fake(), "compile": Fake(0.5), "compile, graphs": Fake(0.25),
+        "ours": Fake(0.2),
+    })  # fmt: skip
+    assert found["best_compile"] == "compile, graphs"
+    assert found["ratios"]["ours / best torch.compile"]["median"] == pytest.approx(1.25)
+    said = 'Over the best torch.compile, which is "compile, graphs": ours: 1.25 (1.25 to 1.25).'
+    assert performance_page.table(found)[-1] == said
+
+
+def test_a_graph_has_no_peak(compared):
+    found = compared({"plain loop": Fake(), "ours": Fake(), "ours, graphs": Fake()})
+    assert found["peak_bytes"] == {"plain loop": 77, "ours": 77, "ours, graphs": None}
+
+
+def test_shares_are_those_of_the_turns(compared):
+    """They are asked for once before, which forgets what was there."""
+    fake = Fake()
+    compared({"plain loop": fake})
+    assert fake.called == [*["steps"] * 3, "shares", *["steps"] * 2, "shares"]
+
+
+def test_a_case_that_fails_leaves_the_other(monkeypatch, tmp_path, capsys):
+    def broken(*args):
+        raise RuntimeError("no memory")
+
+    def no_plot(*args):
+        raise ImportError("No module named 'matplotlib'")
+
+    figures = result_of({"plain loop": [1.0], "ours": [2.5]})["cases"]["A net, batch 4"]
+    case = Case("A net", None, 4, Rule("sgd", 0.1, 0.0), None, None, None)
+    monkeypatch.setattr(speed, "CASES", {"texts": broken, "pictures": lambda *args: case})
+    monkeypatch.setattr(speed, "compare", lambda *args: figures)
+    monkeypatch.setattr(speed, "draw", no_plot)
+    path = tmp_path / "cpu.json"
+    speed.run(options_of(path, "--no_compile"), TINY)
+    result = json.loads(path.read_text())
+    assert result["cases"] == {"A net": figures, "texts": {"failed": "RuntimeError: no memory"}}
+    assert result["machine"]["workers"] == 0
+    said = capsys.readouterr().out
+    assert "It failed: RuntimeError: no memory" in said
+    assert said.index("| plain loop |") < said.index("no plot: No module named 'matplotlib'")
+
+
+def test_reasons():
+    left_out = {}
+    with attempt("late", 0.05, left_out):
+        time.sleep(10)
+    with attempt("never", -1, left_out):
+        time.sleep(10)
+    with attempt("well", 10, left_out):
+        pass
+    assert left_out == {"late": "not done after 0 s", "never": "no time was left"}
+    assert in_a_line(ValueError("a | b\nc")) == "ValueError: a / b"
+
+
+# ---- the time to an accuracy ---------------------------------------------------------------------
+
+PLAN = dataclasses.replace(cpu.SIZES.race, width=4, batch=8, pictures=1000)
+
+
+def real_pictures(train: int = 21, test: int = 6) -> ImageData:
+    rng = np.random.default_rng(0)
+
+    def split(n: int) -> Split:
+        return Split(rng.integers(0, 256, (n, 32, 32, 3), dtype=np.uint8), np.arange(n) % 3)
+
+    return ImageData(
+        "few", ["a", "b", "c"], (0.5,) * 3, (0.25,) * 3, split(train), split(test), "", ""
+    )
+
+
+def raced(load, tmp_path: Path) -> dict:
+    return time_to_accuracy.race(load, PLAN, torch.device("cpu"), "bf16", 0, tmp_path, seconds=60)
+
+
+def test_a_race_over_few_pictures_takes_whole_batches():
+    course = time_to_accuracy.make_course(real_pictures(), PLAN, torch.device("cpu"))
+    assert course.images.shape == (16, 32, 32, 3) and len(course.labels) == 16
+    assert course.total_steps == 3 * 2
+    with pytest.raises(ValueError, match="7 pictures are less than a batch of 8"):
+        time_to_accuracy.make_course(real_pictures(7), PLAN, torch.device("cpu"))
+
+
+def test_a_race_that_is_cut_short_says_so(monkeypatch, tmp_path):
+    curve = [(1.0, 30.0), (2.0, 50.0)]
+
+    def late(*args):
+        raise OutOfTime
+
+    monkeypatch.setattr(time_to_accuracy, "_usual", lambda *args: curve)
+    monkeypatch.setattr(time_to_accuracy, "_ours", late)
+    found = raced(real_pictures, tmp_path)
+    assert found["curves"] == {"plain loop": curve, "autocast": curve}
+    assert found["seconds_to_target"] == {"plain loop": 2.0, "autocast": 2.0}
+    assert found["left_out"]["ours"].startswith("not done after")
+    text = performance_page.race_table(found)
+    assert text[0].endswith("on 16 real pictures, 3 epochs, batch 8**")
+    assert text[-1].startswith("| ours | left out: not done after")
+
+
+def test_a_race_without_pictures_says_so(tmp_path):
+    found = raced(lambda: real_pictures(5), tmp_path)
+    assert found["curves"] == {} and list(found["left_out"]) == ["real pictures"]
+    assert "| left out: ValueError: 5 pictures" in performance_page.race_table(found)[-1]
+
+
+@pytest.mark.slow
+def test_small_race(tmp_path):
+    found = raced(real_pictures, tmp_path)
+    assert not found["left_out"]
+    assert {name: len(curve) for name, curve in found["curves"].items()} == dict.fromkeys(
+        ("plain loop", "autocast", "ours"), PLAN.epochs
+    )
 
 
 @pytest.mark.slow

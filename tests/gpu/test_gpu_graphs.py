@@ -90,7 +90,7 @@ def test_no_wait_in_replayed_steps(tmp_path, mixed):
                 trainer.stepper.update()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    assert trainer.stepper._graphs and not trainer.stepper._refused
+    assert trainer.stepper._graphs and not trainer.stepper.refused
 
 
 def test_a_step_that_is_not_finite_leaves_no_trace_in_a_replay(tmp_path):

@@ -131,7 +131,8 @@ class GraphedStep:
         # By the signature of their batches, which are mixed in one way or another:
         self._graphs: dict[tuple, tuple] = {}  # the batch that is copied into, and the replay
         self._seen = Counter()
-        self._refused = self._warms_up = self._replayed = False
+        self.refused: str | None = None  # why no graph is made any more
+        self._warms_up = self._replayed = False
         self.settling = False  # the last step was not like those to come
         trainer.loader.defer()
 
@@ -161,7 +162,7 @@ class GraphedStep:
         self._warms_up = self.settling = False
         loader = self.trainer.loader
         whole = min(loader.batch_size, loader.step_size, loader.samples)
-        if self._refused or len(batch.targets) != whole:
+        if self.refused or len(batch.targets) != whole:
             return None
         key = _signature(batch)
         if key not in self._graphs:
@@ -184,13 +185,12 @@ class GraphedStep:
         try:
             self._graphs[key] = static, self.recorder.capture(whole_step)
         except RuntimeError as error:
-            self.drop()
-            reason = " ".join(str(error).split())
-            trainer.console.say(f"--cuda_graphs: not used, because the capture failed ({reason})")
+            self.drop(f"the capture failed ({' '.join(str(error).split())})")
+            trainer.console.say(f"--cuda_graphs: not used, because {self.refused}")
 
-    def drop(self) -> None:
+    def drop(self, why: str) -> None:
         """No graphs any more; their memory is free again."""
-        self._refused = True
+        self.refused = why
         self._graphs.clear()
         self.trainer.strategy.drop_gradients()
 

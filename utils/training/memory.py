@@ -85,7 +85,7 @@ def within_memory(trainer, work: Callable, save: bool = True):
     # Outside the handler, which holds the tensors of the failed step.
     graphs = trainer.stepper is not trainer
     if graphs:
-        trainer.stepper.drop()
+        trainer.stepper.drop("memory has run out")
     saved = _save_last_step(trainer) if save else ""
     trainer.optimizer.zero_grad(set_to_none=True)
     fits = _batch_that_fits(trainer.objective, trainer.optimizer, trainer.loader)

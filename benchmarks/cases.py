@@ -1,0 +1,119 @@
+"""What cpu.py and gpu.py train: a ResNet on made-up pictures, a Transformer on made-up texts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from benchmarks.contenders import Rule, Texts, pad, usual_loader, usual_pictures, without_end
+from benchmarks.loader import MEAN, STD
+from benchmarks.text_step import lengths_like_news, texts
+from benchmarks.time_to_accuracy import Race
+from utils.augment.crop_flip import CropFlip
+from utils.data.image_loader import ImageLoader
+from utils.data.text_loader import TextLoader
+from utils.models.resnet import ResNet
+from utils.models.transformer import Transformer
+
+CLASSES, TOPICS, VOCABULARY, MAX_LEN = 10, 4, 30_000, 256
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of a benchmark's cases.
+
+    Attributes:
+        depth, picture_batch, layers, dim, ffn, text_batch: of the models and their batches.
+        pictures, texts: in the made-up data sets, multiples of the batches.
+        turn_seconds: about how long a turn is.
+        compile_seconds: without so many left torch.compile is not begun; it is stopped when what
+            is left would be missing for the turns.
+        precision: of autocast and of ours.
+        race: of the way to an accuracy.
+    """
+
+    depth: int
+    picture_batch: int
+    pictures: int
+    layers: int
+    dim: int
+    ffn: int
+    text_batch: int
+    texts: int
+    turn_seconds: float
+    compile_seconds: float
+    precision: str
+    race: Race
+
+
+class Case:
+    """A model and its data, for all contenders.
+
+    Args:
+        model: on the CPU.
+        usual: () -> batches of `batch` samples on the host, without end.
+        loader: () -> ours.
+        inputs: (samples) -> random ones, on the CPU.
+    """
+
+    def __init__(self, name: str, model: nn.Module, batch: int, rule: Rule, usual, loader, inputs):
+        self.name, self.model, self.batch, self.rule = name, model, batch, rule
+        self.usual, self.loader, self.inputs = usual, loader, inputs
+
+
+def picture_case(sizes: Sizes, device: torch.device, workers: int) -> Case:
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (sizes.pictures, 32, 32, 3), dtype=np.uint8)
+    labels = rng.integers(0, CLASSES, sizes.pictures)
+    batch = sizes.picture_batch
+
+    def usual():
+        return without_end(usual_loader(usual_pictures(images, labels), batch, workers, device))
+
+    def ours():
+        return ImageLoader(
+            images, labels, mean=MEAN, std=STD, batch_size=batch, device=device,
+            augment=CropFlip(32, 32), shuffle=True,
+        )  # fmt: skip
+
+    def inputs(n: int) -> torch.Tensor:
+        return torch.randn(n, 3, 32, 32).to(memory_format=torch.channels_last)
+
+    torch.manual_seed(0)
+    name = f"ResNet-{sizes.depth}, CIFAR stem, pictures of 32x32, batch {batch}"
+    rule = Rule("sgd", lr=0.01, weight_decay=5e-4)
+    return Case(name, ResNet(sizes.depth, CLASSES), batch, rule, usual, ours, inputs)
+
+
+def text_case(sizes: Sizes, device: torch.device, workers: int) -> Case:
+    rng = np.random.default_rng(0)
+    lengths = lengths_like_news(sizes.texts, MAX_LEN, rng)
+    data, batch = texts(lengths, VOCABULARY, rng), sizes.text_batch
+
+    def usual():
+        return without_end(usual_loader(Texts(*data), batch, workers, device, pad))
+
+    def ours():  # steps of equal work, so that a turn of few is like any other
+        return TextLoader(
+            *data, batch_size=batch, device=device, max_len=MAX_LEN, shuffle=True,
+            batch_tokens=math.ceil(batch * lengths.mean()),
+        )  # fmt: skip
+
+    def inputs(n: int) -> torch.Tensor:
+        return torch.randint(1, VOCABULARY, (n, 45))
+
+    torch.manual_seed(0)
+    model = Transformer(
+        VOCABULARY, TOPICS, sizes.layers, sizes.dim, sizes.dim // 64, sizes.ffn, MAX_LEN,
+        dropout=0.1, attention_dropout=0.0,
+    )  # fmt: skip
+    name = (
+        f"Transformer of {sizes.layers} layers of {sizes.dim}, texts of {lengths.mean():.0f} "
+        f"tokens in the mean, batch {batch}"
+    )
+    rule = Rule("adamw", lr=1e-4, weight_decay=0.01)
+    return Case(name, model, batch, rule, usual, ours, inputs)

@@ -1,0 +1,199 @@
+"""The contenders of a case, made ready one by one and timed in turn.
+
+A contender that fails leaves the others their time and the case its figures.
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from benchmarks.budget import Budget, attempt
+from benchmarks.cases import Case, Sizes
+from benchmarks.common import ratio
+from benchmarks.contenders import Ours, Usual, Way
+from benchmarks.fused import bytes_of_a_sample
+from utils.fused import fuse
+from utils.signals import Signals
+from utils.training.objective import Precision
+
+# Without so many left nothing is begun.
+LEAST_SECONDS = 30
+PLAIN, BEST = "plain loop", "best torch.compile"
+
+
+@dataclass
+class Runner:
+    """A contender that is ready.
+
+    Attributes:
+        steps: in a turn.
+        seconds: of a turn, about.
+    """
+
+    contender: Ours | Usual
+    steps: int
+    seconds: float
+
+
+def compare(
+    case: Case, ways: dict[str, Way], sizes: Sizes, options, budget: Budget, folder: Path
+) -> dict:
+    """The figures of a case. A turn is as many steps as fit into `sizes.turn_seconds`, for each
+    contender its own number."""
+    left_out = {}
+    ready, first = make_ready(case, ways, sizes, options, budget, folder, left_out)
+    speeds, peaks = take_turns(case, ready, options, budget, left_out)
+    shares = {}
+    for name in speeds:
+        with attempt(name, LEAST_SECONDS, left_out):
+            shares[name] = of_a_step(ready[name].contender.shares())
+    best = best_compiled(speeds, ways)
+    return {
+        "ways": {name: way.what for name, way in ways.items()},
+        "left_out": left_out,
+        "samples_per_second": speeds,
+        "ratios": ratios(speeds, ways, best),
+        "best_compile": best,
+        "seconds_of_the_first_step": first,
+        "shares": shares,
+        # A replayed graph allocates nothing: what it needs is there between the steps, too.
+        "peak_bytes": {name: None if ways[name].graphs else peaks[name] for name in speeds},
+        "bytes_kept_per_sample": kept(
+            case, {name: ways[name] for name in speeds}, options.torch_device, left_out
+        ),
+    }
+
+
+def make_ready(
+    case: Case,
+    ways: dict[str, Way],
+    sizes: Sizes,
+    options,
+    budget: Budget,
+    folder: Path,
+    left_out: dict[str, str],
+) -> tuple[dict[str, Runner], dict[str, float]]:
+    """The contenders for which there is time, and the seconds of their first steps."""
+    ready, first, signals = {}, {}, Signals()
+    for name, way in ways.items():
+        turns = 1.2 * sizes.turn_seconds * options.repetitions * (len(ready) + 1)
+        most = budget.left - turns
+        if most < (sizes.compile_seconds if way.compiled else LEAST_SECONDS):
+            left_out[name] = "no time was left"
+            continue
+        print(f"  {name}: warming up", flush=True)
+        with attempt(name, most, left_out):
+            one = contender(case, way, options, folder / name.replace(" ", "_"), signals)
+            first[name] = one.steps(1)
+            one.steps(settling(way, options.torch_device))
+            seconds = one.steps(2) / 2
+            one.shares()  # of the steps so far; those of the turns are to count
+            steps = max(1, round(sizes.turn_seconds / seconds))
+            ready[name] = Runner(one, steps, steps * seconds)
+    return ready, first
+
+
+def contender(case: Case, way: Way, options, folder: Path, signals: Signals) -> Ours | Usual:
+    """Ready to take steps."""
+    device = options.torch_device
+    if way.ours:
+        return Ours(way, case.model, case.loader(), case.rule, device, folder, signals)
+    ahead = 2 * options.workers  # a DataLoader's default
+    return Usual(way, case.model, case.usual(), case.batch, case.rule, device, ahead)
+
+
+def settling(way: Way, device: torch.device) -> int:
+    """Steps between the first one and those that are timed. A graph is captured in the fourth step,
+    and the first batches of other lengths are compiled anew."""
+    return 8 if way.compiled or device.type == "cuda" else 1
+
+
+def take_turns(
+    case: Case, ready: dict[str, Runner], options, budget: Budget, left_out: dict[str, str]
+) -> tuple[dict[str, list[float]], dict[str, int | None]]:
+    """Samples per second in each turn, and the bytes of the last one's peak. Who fails takes no
+    further turns; those until then count."""
+    device = options.torch_device
+    speeds, peaks = {name: [] for name in ready}, dict.fromkeys(ready)
+    for repetition in range(options.repetitions):
+        if repetition and budget.left < LEAST_SECONDS:
+            break
+        still = [name for name in ready if name not in left_out]
+        for name in still if repetition % 2 == 0 else reversed(still):
+            runner = ready[name]
+            with attempt(name, LEAST_SECONDS + 4 * runner.seconds, left_out):
+                seconds, peaks[name] = timed(runner, device)
+                speeds[name].append(runner.steps * case.batch / seconds)
+        print(f"  turn {repetition + 1} of {options.repetitions}", flush=True)
+    return {name: values for name, values in speeds.items() if values}, peaks
+
+
+def timed(runner: Runner, device: torch.device) -> tuple[float, int | None]:
+    """Seconds of a turn, and the bytes of its peak beyond what lies there before, on a GPU."""
+    if device.type != "cuda":
+        return runner.contender.steps(runner.steps), None
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    seconds = runner.contender.steps(runner.steps)
+    return seconds, torch.cuda.max_memory_allocated(device) - before
+
+
+def best_compiled(speeds: dict[str, list[float]], ways: dict[str, Way]) -> str | None:
+    """The fastest of the usual loops through torch.compile; None: there is none."""
+    usual = [name for name in speeds if ways[name].compiled and not ways[name].ours]
+    return max(usual, key=lambda name: statistics.median(speeds[name]), default=None)
+
+
+def ratios(speeds: dict[str, list[float]], ways: dict[str, Way], best: str | None) -> dict:
+    """Of all over the plain loop, and of ours over the best torch.compile, where there are these;
+    of the turns that both have taken."""
+
+    def over(name: str, baseline: str) -> dict:
+        turns = min(len(speeds[name]), len(speeds[baseline]))
+        both = {each: speeds[each][:turns] for each in (name, baseline)}
+        return ratio(both, name, baseline)
+
+    found = {}
+    if PLAIN in speeds:
+        found |= {f"{name} / {PLAIN}": over(name, PLAIN) for name in speeds if name != PLAIN}
+    if best is not None:
+        found |= {f"{name} / {BEST}": over(name, best) for name in speeds if ways[name].ours}
+    return found
+
+
+def of_a_step(shares: dict[str, float]) -> dict[str, float]:
+    """Without what lies between the turns."""
+    step = {name: shares.get(name, 0.0) for name in ("data", "forward_backward", "optimizer")}
+    total = sum(step.values())
+    return {name: round(share / total, 3) for name, share in step.items()} if total else step
+
+
+def kept(
+    case: Case, ways: dict[str, Way], device: torch.device, left_out: dict[str, str]
+) -> dict[str, float]:
+    """Bytes that autograd keeps for one sample's backward pass, of what is not compiled."""
+    found = {}
+    for name, way in ways.items():
+        if way.compiled or name in left_out:
+            continue
+        with attempt(name, LEAST_SECONDS, left_out):
+            found[name] = kept_by(case, way, device)
+    return found
+
+
+def kept_by(case: Case, way: Way, device: torch.device) -> float:
+    memory = torch.channels_last if way.channels_last else torch.contiguous_format
+    model = copy.deepcopy(case.model).to(device, memory_format=memory).train()
+    fuse(model, way.fused)
+    precision = Precision(way.precision, device)
+
+    def forward(n: int) -> torch.Tensor:
+        with precision.autocast():
+            return model(case.inputs(n).to(device))
+
+    return bytes_of_a_sample(model, forward)
