@@ -155,10 +155,10 @@ class Report:
     def table(self, rows: list[dict]) -> list[str]:
         """Lines for the console: the best ones, and the default."""
         names = list(dict.fromkeys(name for row in rows for name in row["settings"]))
-        shown = rows[:SHOWN] + [row for row in rows[SHOWN:] if row["trial"] == DEFAULT_TRIAL]
+        listed = rows[:SHOWN] + [row for row in rows[SHOWN:] if row["trial"] == DEFAULT_TRIAL]
         titles = map(self.space.title, names)
         lines = [["rank", "trial", "accuracy", "epochs", "data", *titles, ""]]
-        for row in shown:
+        for row in listed:
             share = row["subset"]
             score = "-" if row["score"] is None else f"{row['score']:.2f} %"
             lines.append(
@@ -177,7 +177,7 @@ class Report:
             "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
             for line in lines
         ]
-        hidden = len(rows) - len(shown)
+        hidden = len(rows) - len(listed)
         return texts + ([f"... and {hidden} more in trials.csv"] if hidden > 0 else [])
 
     def grid_table(self) -> list[str]:

@@ -104,6 +104,14 @@ def test_the_line_meets_what_a_large_batch_keeps():
     assert 3 * weights <= beside <= 3 * weights + 4096  # gradients and the moments of adamw
 
 
+def test_what_is_made_again_needs_room_too():
+    model = network(dropout=0.0)
+    plain, model.fused = needed(model, 64), "memory"
+    (kept,) = batch_probe._kept_by(model, passes_of(model), loader(64, n=64).trial(64))
+    more = (needed(model, 64) - plain) * (1 - batch_probe.CPU_RESERVE)
+    assert more == pytest.approx((batch_probe.CPU_FACTOR_AGAIN - CPU_FACTOR) * kept)
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "ngd", "muon"])
 def test_no_trace_is_left(optimizer):
     model = network(dropout=0.3)

@@ -9,7 +9,6 @@ sync_batch_norm.py where the statistics are of all ranks. On a GPU what is of th
 process is computed by kernels, which round less often.
 """
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -19,9 +18,6 @@ from utils.exchange import Exchange
 from utils.fused import kernels
 
 aten = torch.ops.aten
-# Of what is computed at once on a CPU: it stays in the cache of a core from one operation to the
-# next.
-SLICE_BYTES = 1 << 20
 
 
 class Statistics(NamedTuple):
@@ -132,44 +128,33 @@ def all_statistics(c: Tensor, exchange: Exchange) -> tuple[Tensor, Tensor, Tenso
     return middle, spread, total
 
 
-def slices(tensor: Tensor) -> Iterator[slice]:
-    """Of its first dimension, each as much as is computed at once."""
-    step = len(tensor)
-    if tensor.device.type == "cpu" and tensor.numel():
-        step = max(1, SLICE_BYTES // tensor[0].nbytes)
-    return (slice(first, first + step) for first in range(0, len(tensor), max(1, step)))
-
-
 def third_is_faster(tensor: Tensor) -> bool:
-    """Whether a CPU writes the result of two tensors faster to a third one than to one of the
-    two: of half precision it does (torch 2.15), and of the others it does not."""
+    """Whether a CPU writes the result of an operation faster to another tensor than to one of its
+    own: of half precision it does (torch 2.15), and of the others it does not."""
     return tensor.device.type == "cpu" and tensor.dtype.itemsize == 2
 
 
 def gate(grad: Tensor, y: Tensor, out: Tensor) -> Tensor:
     """The gradient of ReLU's input from that of its output y; `out` may be one of them."""
-    for part in slices(y):
-        aten.threshold_backward.grad_input(grad[part], y[part], 0, grad_input=out[part])
-    return out
+    return aten.threshold_backward.grad_input(grad, y, 0, grad_input=out)
 
 
-def add_(tensor: Tensor, other: Tensor) -> Tensor:
-    """tensor + other, in the memory of `tensor`."""
-    for part in slices(tensor):
-        tensor[part].add_(other[part])
-    return tensor
+def added(tensor: Tensor, other: Tensor) -> Tensor:
+    """tensor + other, where `tensor` is nobody's afterwards."""
+    return torch.add(tensor, other, out=None if third_is_faster(tensor) else tensor)
 
 
 class Again(NamedTuple):
-    """relu(c scale + shift), or what else follows: made from little as often as it is wanted.
+    """relu(c scale + shift), or relu(c scale + shift + what is added): made from little as often as
+    it is wanted.
 
-    kept / keep is the factor of each sample (n, 1, 1, 1) that drop-path gives it; `add` is added.
+    kept / keep is the factor of each sample (n, 1, 1, 1) that drop-path gives it; what is added is
+    a tensor, or without a ReLU of its own, an Again.
     """
 
     c: Tensor  # (n, channels, height, width)
     scale: Tensor  # (channels,)
     shift: Tensor
-    relu: bool = True
     kept: Tensor | None = None
     keep: float = 1.0
     add: "Again | Tensor | None" = None
@@ -179,33 +164,27 @@ class Again(NamedTuple):
         added = self.add.c if isinstance(self.add, Again) else self.add
         kernel = kernels.images(self.c, *([] if added is None else [added]))
         if kernel is not None:
-            how = self.c, self.scale, self.shift, self.relu, self.kept, self.keep, added
-            # What is added is no output of a ReLU itself.
+            how = self.c, self.scale, self.shift, True, self.kept, self.keep, added
             numbers = self.add[1:3] if isinstance(self.add, Again) else ()
             return kernel.affine(*how, *numbers, out=out)
-        ones, zeros = torch.ones_like(self.scale), torch.zeros_like(self.scale)
-        for samples in slices(self.c):
-            self._slice(samples, ones, zeros, out[samples])
-        return out
+        return torch.clamp_min(self._before_relu(None if third_is_faster(out) else out), 0, out=out)
 
-    def _slice(
-        self, samples: slice, ones: Tensor, zeros: Tensor, out: Tensor | None = None
-    ) -> Tensor:
+    def _before_relu(self, out: Tensor | None) -> Tensor:
+        """In `out`, or None: in memory of its own."""
         # BatchNorm of mean 0 and variance 1 is one pass over c, and rounds as the real one does.
-        c, into = self.c[samples], out
+        ones, zeros = torch.ones_like(self.scale), torch.zeros_like(self.scale)
         how = self.scale, self.shift, zeros, ones, False, 0.0, 0.0
-        if into is None or (self.add is not None and third_is_faster(c)):
-            into = aten.native_batch_norm(c, *how)[0]
+        if out is None:
+            value = aten.native_batch_norm(self.c, *how)[0]
         else:
             unused = {"save_mean": ones.new_empty(0), "save_invstd": ones.new_empty(0)}
-            aten.native_batch_norm.out(c, *how, out=into, **unused)
+            value = aten.native_batch_norm.out(self.c, *how, out=out, **unused)[0]
         if self.kept is not None:
-            into.mul_(self.kept[samples]).div_(self.keep)
-        if isinstance(self.add, Again):
-            into = torch.add(into, self.add._slice(samples, ones, zeros), out=out)
-        elif self.add is not None:
-            into = torch.add(into, self.add[samples], out=out)
-        return into.relu_() if self.relu else into
+            value.mul_(self.kept).div_(self.keep)
+        if self.add is None:
+            return value
+        other = self.add._before_relu(None) if isinstance(self.add, Again) else self.add
+        return torch.add(value, other, out=out)
 
 
 class Gradients(NamedTuple):

@@ -24,7 +24,7 @@ from utils.fused.batch_norm import (
     Again,
     Gate,
     Statistics,
-    add_,
+    added,
     backward,
     exchange_of,
     gate,
@@ -247,9 +247,9 @@ class _Block(torch.autograd.Function):
             of_c = norm_backward(depth, gated, None, deeper)
             if deeper:
                 of_side = convolution_backward(depth, of_c, _input(ctx, saved), needs_x)
-                of_x = add_(of_x, of_side) if needs_x else None
+                of_x = added(of_x, of_side) if needs_x else None
         elif needs_x and plan.adds_input:
-            of_x = add_(of_x, gated)
+            of_x = added(of_x, gated)
         if ctx.source is None:
             ctx.scratch.drop()
         return None, None, None, None, of_x, *found
@@ -285,9 +285,9 @@ def _output(plan: Plan, x: Tensor, kept: Tensor | None, c: list[Tensor], numbers
     """What a block returns. `numbers`: of each unit, scale and shift last."""
     add = x if plan.adds_input else None
     if len(c) > plan.depth:
-        add = Again(c[-1], *numbers[-1][-2:], relu=False)
+        add = Again(c[-1], *numbers[-1][-2:])
     last = plan.depth - 1
-    return Again(c[last], *numbers[last][-2:], True, kept, plan.keep, add)
+    return Again(c[last], *numbers[last][-2:], kept, plan.keep, add)
 
 
 def _made(ctx) -> Tensor:

@@ -24,8 +24,10 @@ from utils.training.memory import succeeds
 GPU_RESERVE, CPU_RESERVE = 0.05, 0.1
 # On a CPU a process grew by 1.0 to 1.5 times what autograd keeps, with what is computed with and
 # what malloc cannot give back, and by up to 0.4 GB besides, of the libraries (ResNet-18 and 50,
-# Transformer of 6 layers of 512; fp32 and bf16; batches of 16 to 256).
-CPU_FACTOR, CPU_ONCE = 1.5, 4e8
+# Transformer of 6 layers of 512; fp32 and bf16; batches of 16 to 256). With --fused memory it was
+# up to 1.9 times (ResNet-50, batches of 64 and 192): what is made again is not counted, and large
+# tensors do not fit where small ones have been.
+CPU_FACTOR, CPU_FACTOR_AGAIN, CPU_ONCE = 1.5, 2.0, 4e8
 SMALL, FURTHER = 2, 4  # samples of the smaller micro-batch, and of the other one besides
 
 
@@ -219,13 +221,15 @@ class OnCPU:
             (below, (above - below) / FURTHER) for below, above in zip(small, larger, strict=True)
         ]
         self.beside, self.meta = _bytes(beside), batch.clean is not None
+        again = any(getattr(module, "fused", "none") == "memory" for module in model.modules())
+        self.factor = CPU_FACTOR_AGAIN if again else CPU_FACTOR
 
     def needed(self, n: int) -> float:
         """Bytes that training takes with micro-batches of n samples beyond what the process has
         now, the reserve included."""
         n = max(n, self.least) if self.meta else n
         kept = max(at_least + (n - self.least) * each for at_least, each in self.lines)
-        return (self.beside + CPU_FACTOR * kept + CPU_ONCE) / (1 - CPU_RESERVE)
+        return (self.beside + self.factor * kept + CPU_ONCE) / (1 - CPU_RESERVE)
 
 
 def _kept_by(model: nn.Module, passes: Callable, batch) -> list[int]:
