@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import compare, cpu, gpu, performance_page, speed, time_to_accuracy
+from benchmarks import compare, cpu, gpu, host_memory, performance_page, speed, time_to_accuracy
 from benchmarks.budget import Budget, OutOfTime, attempt, in_a_line
 from benchmarks.cases import Case, text_case
 from benchmarks.contenders import Rule, Way, pad, usual_ways
@@ -388,3 +388,8 @@ def test_help_of_a_script():
     )  # fmt: skip
     assert done.returncode == 0 and "make bench" in done.stdout
     assert performance_page.main(["--help"]) == 0
+
+
+def test_what_a_process_takes():
+    found = host_memory.train("memory", batch=2, steps=1, threads=1)
+    assert len(found["seconds"]) == 1 and 0 < found["gb_after_two"] <= found["gb_after_all"] < 8
