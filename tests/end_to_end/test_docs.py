@@ -371,7 +371,7 @@ def test_flags_that_are_named_exist():
     foreign |= {"pid"}  # py-spy's
     # Those of the benchmarks.
     foreign |= {"only", "repetitions", "jobs", "train_samples", "variant", "plot", "alphas"}
-    foreign |= {"tuning_seeds", "flags", "json"}
+    foreign |= {"tuning_seeds", "flags", "json", "steps"}
     for page in PAGES:
         if page.name == "measurements.md":  # names flags of the benchmarks
             continue
