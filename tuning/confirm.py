@@ -181,7 +181,7 @@ def judge(
         none = "no trial is better than the default recipe: it stands"
         lines.append(by_chance if was_better else none)
     if abs(difference) <= 2 * error:
-        lines.append("note: the difference is within noise (less than two standard errors)")
+        lines.append("note: the difference is within noise (two standard errors or less)")
     return Verdict(best if taken else DEFAULT_TRIAL, lines, difference, error)
 
 

@@ -161,10 +161,10 @@ class Again(NamedTuple):
 
     def into(self, out: Tensor) -> Tensor:
         """Written to `out`, a tensor of c's shape, dtype and strides."""
-        added = self.add.c if isinstance(self.add, Again) else self.add
-        kernel = kernels.images(self.c, *([] if added is None else [added]))
+        other = self.add.c if isinstance(self.add, Again) else self.add
+        kernel = kernels.images(self.c, *([] if other is None else [other]))
         if kernel is not None:
-            how = self.c, self.scale, self.shift, True, self.kept, self.keep, added
+            how = self.c, self.scale, self.shift, True, self.kept, self.keep, other
             numbers = self.add[1:3] if isinstance(self.add, Again) else ()
             return kernel.affine(*how, *numbers, out=out)
         return torch.clamp_min(self._before_relu(None if third_is_faster(out) else out), 0, out=out)
