@@ -59,8 +59,14 @@ def attempt(name: str, seconds: float, left_out: dict[str, str]) -> Iterator[Non
     print(f"  {name}: left out, {left_out[name]}", flush=True)
 
 
+class Told(Exception):
+    """What went wrong elsewhere, in a line."""
+
+
 def in_a_line(error: BaseException) -> str:
     """Its type and the first line of its text, for a cell of a table."""
+    if isinstance(error, Told):
+        return str(error)
     text = str(error).strip()
     first = text.splitlines()[0][:200].replace("|", "/") if text else ""
     return f"{type(error).__name__}: {first}" if first else type(error).__name__

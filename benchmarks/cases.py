@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -58,11 +59,14 @@ class Case:
         usual: () -> batches of `batch` samples on the host, without end.
         loader: () -> ours.
         inputs: (samples) -> random ones, on the CPU.
+        again: () -> the same case, in another process.
     """
 
-    def __init__(self, name: str, model: nn.Module, batch: int, rule: Rule, usual, loader, inputs):
+    def __init__(
+        self, name: str, model: nn.Module, batch: int, rule: Rule, usual, loader, inputs, again
+    ):
         self.name, self.model, self.batch, self.rule = name, model, batch, rule
-        self.usual, self.loader, self.inputs = usual, loader, inputs
+        self.usual, self.loader, self.inputs, self.again = usual, loader, inputs, again
 
 
 def picture_case(sizes: Sizes, device: torch.device, workers: int) -> Case:
@@ -86,7 +90,8 @@ def picture_case(sizes: Sizes, device: torch.device, workers: int) -> Case:
     torch.manual_seed(0)
     name = f"ResNet-{sizes.depth}, CIFAR stem, pictures of 32x32, batch {batch}"
     rule = Rule("sgd", lr=0.01, weight_decay=5e-4)
-    return Case(name, ResNet(sizes.depth, CLASSES), batch, rule, usual, ours, inputs)
+    again = partial(picture_case, sizes, device, workers)
+    return Case(name, ResNet(sizes.depth, CLASSES), batch, rule, usual, ours, inputs, again)
 
 
 def text_case(sizes: Sizes, device: torch.device, workers: int) -> Case:
@@ -116,4 +121,5 @@ def text_case(sizes: Sizes, device: torch.device, workers: int) -> Case:
         f"tokens in the mean, batch {batch}"
     )
     rule = Rule("adamw", lr=1e-4, weight_decay=0.01)
-    return Case(name, model, batch, rule, usual, ours, inputs)
+    again = partial(text_case, sizes, device, workers)
+    return Case(name, model, batch, rule, usual, ours, inputs, again)

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import copy
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 
 import torch
 
+from benchmarks.apart import Apart
 from benchmarks.budget import Budget, attempt
 from benchmarks.cases import Case, Sizes
 from benchmarks.common import ratio
@@ -19,10 +22,13 @@ from benchmarks.contenders import Ours, Usual, Way
 from benchmarks.fused import bytes_of_a_sample
 from utils.fused import fuse
 from utils.signals import Signals
+from utils.training.host_memory import available_memory, keep_freed_memory
 from utils.training.objective import Precision
 
 # Without so many left nothing is begun.
 LEAST_SECONDS = 30
+# And on a CPU no process without so many bytes left: one that takes too much might not end alone.
+LEAST_MEMORY = 4e9
 PLAIN, BEST = "plain loop", "best torch.compile"
 
 
@@ -35,7 +41,7 @@ class Runner:
         seconds: of a turn, about.
     """
 
-    contender: Ours | Usual
+    contender: Apart | Ours | Usual
     steps: int
     seconds: float
 
@@ -52,6 +58,9 @@ def compare(
     for name in speeds:
         with attempt(name, LEAST_SECONDS, left_out):
             shares[name] = of_a_step(ready[name].contender.shares())
+    for runner in ready.values():
+        if isinstance(runner.contender, Apart):
+            runner.contender.close()
     best = best_compiled(speeds, ways)
     return {
         "ways": {name: way.what for name, way in ways.items()},
@@ -79,7 +88,7 @@ def make_ready(
     left_out: dict[str, str],
 ) -> tuple[dict[str, Runner], dict[str, float]]:
     """The contenders for which there is time, and the seconds of their first steps."""
-    ready, first, signals = {}, {}, Signals()
+    ready, first = {}, {}
     for name, way in ways.items():
         turns = 1.2 * sizes.turn_seconds * options.repetitions * (len(ready) + 1)
         most = budget.left - turns
@@ -88,7 +97,7 @@ def make_ready(
             continue
         print(f"  {name}: warming up", flush=True)
         with attempt(name, most, left_out):
-            one = contender(case, way, options, folder / name.replace(" ", "_"), signals)
+            one = contender(case, way, options, folder / name.replace(" ", "_"))
             first[name] = one.steps(1)
             one.steps(settling(way, options.torch_device))
             seconds = one.steps(2) / 2
@@ -98,13 +107,36 @@ def make_ready(
     return ready, first
 
 
-def contender(case: Case, way: Way, options, folder: Path, signals: Signals) -> Ours | Usual:
+def contender(case: Case, way: Way, options, folder: Path) -> Apart | Ours | Usual:
     """Ready to take steps."""
+    if options.torch_device.type == "cuda":
+        return in_this_process(case, way, options, folder)
+    if available_memory() < LEAST_MEMORY:
+        raise MemoryError(f"less than {LEAST_MEMORY / 1e9:.0f} GB of memory are left")
+    return Apart(partial(alone, case.again, way, options, folder))
+
+
+def alone(case: Callable[[], Case], way: Way, options, folder: Path) -> Ours | Usual:
+    """In a process of its own, set up as the toolkit does it, or as PyTorch is by itself."""
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    if way.ours:
+        keep_freed_memory()
+    return in_this_process(case(), way, options, folder)
+
+
+def in_this_process(case: Case, way: Way, options, folder: Path) -> Ours | Usual:
     device = options.torch_device
     if way.ours:
-        return Ours(way, case.model, case.loader(), case.rule, device, folder, signals)
+        return Ours(way, case.model, case.loader(), case.rule, device, folder, signals())
     ahead = 2 * options.workers  # a DataLoader's default
     return Usual(way, case.model, case.usual(), case.batch, case.rule, device, ahead)
+
+
+@cache
+def signals() -> Signals:
+    """One for all in a process."""
+    return Signals()
 
 
 def settling(way: Way, device: torch.device) -> int:
@@ -116,7 +148,7 @@ def settling(way: Way, device: torch.device) -> int:
 def take_turns(
     case: Case, ready: dict[str, Runner], options, budget: Budget, left_out: dict[str, str]
 ) -> tuple[dict[str, list[float]], dict[str, int | None]]:
-    """Samples per second in each turn, and the bytes of the last one's peak. Who fails takes no
+    """Samples per second in each turn, and the bytes of the last peak. Who fails takes no
     further turns; those until then count."""
     device = options.torch_device
     speeds, peaks = {name: [] for name in ready}, dict.fromkeys(ready)
@@ -134,9 +166,10 @@ def take_turns(
 
 
 def timed(runner: Runner, device: torch.device) -> tuple[float, int | None]:
-    """Seconds of a turn, and the bytes of its peak beyond what lies there before, on a GPU."""
+    """Seconds of a turn, and the bytes of its peak: on a GPU beyond what lies there before it, on a
+    CPU of the process until now, beyond what was there before the contender was made."""
     if device.type != "cuda":
-        return runner.contender.steps(runner.steps), None
+        return runner.contender.steps(runner.steps), runner.contender.peak()
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     seconds = runner.contender.steps(runner.steps)

@@ -23,6 +23,7 @@ from utils.models.resnet import ResNet
 from utils.optim.schedules import Schedule
 from utils.signals import Signals
 from utils.training.evaluation import evaluate
+from utils.training.host_memory import keep_freed_memory
 from utils.training.objective import Precision
 
 
@@ -153,6 +154,8 @@ def _usual(way: Way, course: Course, workers: int) -> list[tuple[float, float]]:
 
 def _ours(course: Course, precision: str, folder: Path) -> list[tuple[float, float]]:
     plan, data, device = course.plan, course.data, course.device
+    if device.type == "cpu":
+        keep_freed_memory()
     loader = ImageLoader(
         course.images, course.labels, mean=data.mean, std=data.std, batch_size=plan.batch,
         device=device, augment=CropFlip(32, 32), shuffle=True,

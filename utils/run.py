@@ -187,6 +187,7 @@ class Run:
     def _set_up_engine(self) -> None:
         import torch
 
+        from utils.training.host_memory import keep_freed_memory
         from utils.training.objective import Precision, resolve_precision
 
         settings = self.settings
@@ -203,6 +204,8 @@ class Run:
         self.device = (
             torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
         )
+        if not cuda:
+            keep_freed_memory()
         if settings.threads:
             torch.set_num_threads(settings.threads)
         torch.manual_seed(settings.seed)

@@ -1,9 +1,17 @@
-"""The memory that is left, by files like those of the kernel."""
+"""The memory that is left, by files like those of the kernel; that what is freed is kept."""
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from utils.training.host_memory import available_memory
+from utils.training import host_memory
+from utils.training.host_memory import available_memory, keep_freed_memory
 
+ROOT = Path(__file__).parents[2]
 GIB = 1 << 30
 
 
@@ -69,3 +77,59 @@ def test_a_group_that_is_full(kernel):
         "sys/fs/cgroup/memory.current": f"{GIB + 5}",
     })  # fmt: skip
     assert available_memory(root) == 0
+
+
+# A process that takes 40 MB and frees them, again and again: (whether that is kept, the pages that
+# come anew for ten times). At first glibc takes more, for what is aligned fits no hole of its size.
+TAKES = """
+import resource, sys
+import torch
+from utils.training.host_memory import keep_freed_memory
+
+kept = keep_freed_memory() if "keep" in sys.argv else False
+
+def pages():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+for _ in range(20):
+    torch.ones(10 << 20)
+before = pages()
+for _ in range(10):
+    torch.ones(10 << 20)
+print(kept, pages() - before)
+"""
+
+
+def pages_of(*words: str, **environment: str) -> tuple[bool, int]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    done = subprocess.run(
+        [sys.executable, "-c", TAKES, *words], cwd=ROOT, env=clean | environment,
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    kept, pages = done.stdout.split()
+    return kept == "True", int(pages)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+def test_what_is_freed_is_kept():
+    """Ten tensors of 10,240 pages, one after the other."""
+    assert pages_of() >= (False, 10 * 10_000)
+    kept, pages = pages_of("keep")
+    assert kept and pages < 1000
+    kept, pages = pages_of("keep", MALLOC_MMAP_THRESHOLD_=str(2 << 20))
+    assert not kept and pages >= 10 * 10_000
+
+
+def test_a_choice_of_the_user_stands(monkeypatch):
+    monkeypatch.setattr(host_memory.ctypes, "CDLL", None)  # not asked for
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=1:glibc.malloc.trim_threshold=1000000")
+    assert not keep_freed_memory()
+    monkeypatch.delenv("GLIBC_TUNABLES")
+    monkeypatch.setattr(host_memory.sys, "platform", "darwin")
+    assert not keep_freed_memory()
+
+
+def test_another_c_library(monkeypatch):
+    monkeypatch.setattr(host_memory.sys, "platform", "linux")
+    monkeypatch.setattr(host_memory.ctypes, "CDLL", lambda name: object())
+    assert not keep_freed_memory()

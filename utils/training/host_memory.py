@@ -1,10 +1,35 @@
-"""How much memory of the machine a process can still take, as its container limits it."""
+"""The memory of the machine: what a process can still take, and what becomes of what it frees."""
 
+import ctypes
 import os
+import sys
 from pathlib import Path
 
 # Of the first version of control groups; the second one says "max".
 NO_LIMIT = 1 << 60
+# mallopt's parameters, by glibc's malloc.h, and what a user sets them by.
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+CHOSEN = ("MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
+TUNABLES = ("glibc.malloc.mmap_", "glibc.malloc.trim_")
+
+
+def keep_freed_memory() -> bool:
+    """From here on this process keeps what it frees, for the tensors of its next step.
+
+    By default glibc hands the memory of large tensors back to the system when they are freed; it
+    comes anew page by page, in every step (mallopt(3); docs/performance.md has what that takes).
+    Nothing is done with another C library, or where the environment says what malloc is to do.
+
+    Returns:
+        whether it is done.
+    """
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    chosen = [name for name in CHOSEN if name in os.environ]
+    chosen += [name for name in TUNABLES if name in tunables]
+    if chosen or sys.platform != "linux":
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
+    return mallopt is not None and all([mallopt(M_MMAP_MAX, 0), mallopt(M_TRIM_THRESHOLD, -1)])
 
 
 def available_memory(root: Path = Path("/")) -> float:
