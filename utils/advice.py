@@ -26,8 +26,10 @@ def phase_advice(settings, run, loader) -> dict[str, str]:
     return advice
 
 
-def memory_advice(settings) -> dict[str, str]:
+def memory_advice(settings, device) -> dict[str, str]:
     """{"memory": what else may help where it has run out}."""
+    if device.type == "cpu":  # where what is not kept leaves holes in the heap of the process
+        return {}
     if settings.fused == "memory" or settings.compile or settings.freeze_backbone:
         return {}
     if settings.mixup == "meta" and settings.meta_form == "sample":  # of all but plain modules

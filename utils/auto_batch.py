@@ -44,7 +44,7 @@ def choose_micro_batch(run, model, objective: Classification, freeze: Freeze | N
             exchange=run.exchange,
         )
     if found.size is None:
-        raise UserError(_nothing_fits(settings, found))
+        raise UserError(_nothing_fits(settings, run.device, found))
     if min(asked, found.size) >= loader.share:  # a short step, which was one micro-batch already
         loader.cut(asked)
     _set(run, loader)
@@ -127,9 +127,9 @@ def _say(run, loader, found: Found, before: tuple, model) -> None:
     run.console.say(line)
 
 
-def _nothing_fits(settings, found: Found) -> str:
+def _nothing_fits(settings, device: torch.device, found: Found) -> str:
     ways = "take a smaller model or smaller inputs, or --precision bf16"
-    ways += "".join(f", or: {advice}" for advice in memory_advice(settings).values())
+    ways += "".join(f", or: {advice}" for advice in memory_advice(settings, device).values())
     return (
         f"--auto_batch: not even the smallest micro-batch fits into the "
         f"{_gb(found.available)} GB that there are: {ways}"

@@ -108,7 +108,7 @@ def build_trainer(
         else Average(model, settings.ema_decay, strategy),
         freeze=freeze,
         early_stop_patience=settings.early_stop_patience,
-        advice=phase_advice(settings, run, loader) | memory_advice(settings),
+        advice=phase_advice(settings, run, loader) | memory_advice(settings, run.device),
         meta=build_meta(run, len(card.classes), strategy, run.exchange),
         saved_settings={
             "entry": settings.entry,

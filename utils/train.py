@@ -56,6 +56,11 @@ def train_classifier(run: Run, model, task, checkpoint: Checkpoint | None, pretr
     fuse(model, settings.fused)
     if settings.fused != "none" and run.device.type == "cuda" and kernels.unusable():
         run.console.say(f"--fused {settings.fused} without its kernels: {kernels.unusable()}")
+    if settings.fused == "memory" and run.device.type == "cpu":
+        run.console.say(
+            "note: --fused memory is for GPUs; on a CPU it keeps less, but the process becomes "
+            "hardly smaller: take a smaller --batch_size and more --accumulation_steps"
+        )
 
     def objective_of(called) -> Classification:
         return Classification(

@@ -6,6 +6,7 @@ import pytest
 import torch
 from toy import Classification, Precision, loader, make_trainer, network
 
+from utils.advice import memory_advice
 from utils.errors import UserError
 from utils.training.memory import is_out_of_memory, largest_batch, within_memory
 
@@ -72,6 +73,15 @@ def test_later_saves_the_last_whole_step(tmp_path):
     checkpoint = trainer.saver.store.load()
     assert checkpoint.step == 4
     assert checkpoint.model["1.num_batches_tracked"].item() == 4  # the failed step took it back
+
+
+def test_advice_names_what_helps_there():
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    kept = {"fused": "none", "compile": False, "freeze_backbone": False, "mixup": "none"}
+    assert "--fused memory" in memory_advice(SimpleNamespace(**kept), cuda)["memory"]
+    assert memory_advice(SimpleNamespace(**kept), cpu) == {}
+    for other in ({"fused": "memory"}, {"compile": True}, {"freeze_backbone": True}):
+        assert memory_advice(SimpleNamespace(**kept | other), cuda) == {}
 
 
 @pytest.mark.parametrize(
