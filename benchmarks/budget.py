@@ -59,13 +59,13 @@ def attempt(name: str, seconds: float, left_out: dict[str, str]) -> Iterator[Non
     print(f"  {name}: left out, {left_out[name]}", flush=True)
 
 
-class Told(Exception):
-    """What went wrong elsewhere, in a line."""
+class ChildError(Exception):
+    """What went wrong in another process, in a line."""
 
 
 def in_a_line(error: BaseException) -> str:
     """Its type and the first line of its text, for a cell of a table."""
-    if isinstance(error, Told):
+    if isinstance(error, ChildError):
         return str(error)
     text = str(error).strip()
     first = text.splitlines()[0][:200].replace("|", "/") if text else ""

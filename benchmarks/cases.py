@@ -59,14 +59,14 @@ class Case:
         usual: () -> batches of `batch` samples on the host, without end.
         loader: () -> ours.
         inputs: (samples) -> random ones, on the CPU.
-        again: () -> the same case, in another process.
+        rebuild: () -> the same case, in another process.
     """
 
     def __init__(
-        self, name: str, model: nn.Module, batch: int, rule: Rule, usual, loader, inputs, again
+        self, name: str, model: nn.Module, batch: int, rule: Rule, usual, loader, inputs, rebuild
     ):
         self.name, self.model, self.batch, self.rule = name, model, batch, rule
-        self.usual, self.loader, self.inputs, self.again = usual, loader, inputs, again
+        self.usual, self.loader, self.inputs, self.rebuild = usual, loader, inputs, rebuild
 
 
 def picture_case(sizes: Sizes, device: torch.device, workers: int) -> Case:
@@ -90,8 +90,8 @@ def picture_case(sizes: Sizes, device: torch.device, workers: int) -> Case:
     torch.manual_seed(0)
     name = f"ResNet-{sizes.depth}, CIFAR stem, pictures of 32x32, batch {batch}"
     rule = Rule("sgd", lr=0.01, weight_decay=5e-4)
-    again = partial(picture_case, sizes, device, workers)
-    return Case(name, ResNet(sizes.depth, CLASSES), batch, rule, usual, ours, inputs, again)
+    rebuild = partial(picture_case, sizes, device, workers)
+    return Case(name, ResNet(sizes.depth, CLASSES), batch, rule, usual, ours, inputs, rebuild)
 
 
 def text_case(sizes: Sizes, device: torch.device, workers: int) -> Case:
@@ -121,5 +121,5 @@ def text_case(sizes: Sizes, device: torch.device, workers: int) -> Case:
         f"tokens in the mean, batch {batch}"
     )
     rule = Rule("adamw", lr=1e-4, weight_decay=0.01)
-    again = partial(text_case, sizes, device, workers)
-    return Case(name, model, batch, rule, usual, ours, inputs, again)
+    rebuild = partial(text_case, sizes, device, workers)
+    return Case(name, model, batch, rule, usual, ours, inputs, rebuild)

@@ -8,19 +8,21 @@ from __future__ import annotations
 import copy
 import statistics
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
 import torch
 
-from benchmarks.apart import Apart
 from benchmarks.budget import Budget, attempt
 from benchmarks.cases import Case, Sizes
+from benchmarks.child import Child
 from benchmarks.common import ratio
 from benchmarks.contenders import Ours, Usual, Way
 from benchmarks.fused import bytes_of_a_sample
 from utils.fused import fuse
+from utils.run import environment_of_entries
 from utils.signals import Signals
 from utils.training.host_memory import available_memory, keep_freed_memory
 from utils.training.objective import Precision
@@ -32,6 +34,16 @@ LEAST_MEMORY = 4e9
 PLAIN, BEST = "plain loop", "best torch.compile"
 
 
+class InAChild(Child):
+    """A contender there."""
+
+    def steps(self, count: int) -> float:
+        return self.call("steps", count)
+
+    def shares(self) -> dict[str, float]:
+        return self.call("shares")
+
+
 @dataclass
 class Runner:
     """A contender that is ready.
@@ -41,7 +53,7 @@ class Runner:
         seconds: of a turn, about.
     """
 
-    contender: Apart | Ours | Usual
+    contender: InAChild | Ours | Usual
     steps: int
     seconds: float
 
@@ -51,16 +63,13 @@ def compare(
 ) -> dict:
     """The figures of a case. A turn is as many steps as fit into `sizes.turn_seconds`, for each
     contender its own number."""
-    left_out = {}
-    ready, first = make_ready(case, ways, sizes, options, budget, folder, left_out)
-    speeds, peaks = take_turns(case, ready, options, budget, left_out)
-    shares = {}
-    for name in speeds:
-        with attempt(name, LEAST_SECONDS, left_out):
-            shares[name] = of_a_step(ready[name].contender.shares())
-    for runner in ready.values():
-        if isinstance(runner.contender, Apart):
-            runner.contender.close()
+    left_out, shares = {}, {}
+    with ExitStack() as closing:
+        ready, first = make_ready(case, ways, sizes, options, budget, folder, left_out, closing)
+        speeds, peaks = take_turns(case, ready, options, budget, left_out)
+        for name in [name for name in speeds if name not in left_out]:
+            with attempt(name, LEAST_SECONDS, left_out):
+                shares[name] = of_a_step(ready[name].contender.shares())
     best = best_compiled(speeds, ways)
     return {
         "ways": {name: way.what for name, way in ways.items()},
@@ -86,8 +95,10 @@ def make_ready(
     budget: Budget,
     folder: Path,
     left_out: dict[str, str],
+    closing: ExitStack,
 ) -> tuple[dict[str, Runner], dict[str, float]]:
-    """The contenders for which there is time, and the seconds of their first steps."""
+    """The contenders for which there is time, and the seconds of their first steps. What they leave
+    open, `closing` closes."""
     ready, first = {}, {}
     for name, way in ways.items():
         turns = 1.2 * sizes.turn_seconds * options.repetitions * (len(ready) + 1)
@@ -97,7 +108,7 @@ def make_ready(
             continue
         print(f"  {name}: warming up", flush=True)
         with attempt(name, most, left_out):
-            one = contender(case, way, options, folder / name.replace(" ", "_"))
+            one = contender(case, way, options, folder / name.replace(" ", "_"), closing)
             first[name] = one.steps(1)
             one.steps(settling(way, options.torch_device))
             seconds = one.steps(2) / 2
@@ -107,22 +118,25 @@ def make_ready(
     return ready, first
 
 
-def contender(case: Case, way: Way, options, folder: Path) -> Apart | Ours | Usual:
-    """Ready to take steps."""
+def contender(case: Case, way: Way, options, folder: Path, closing: ExitStack):
+    """Ready to take steps; on a CPU in a process of its own."""
     if options.torch_device.type == "cuda":
         return in_this_process(case, way, options, folder)
     if available_memory() < LEAST_MEMORY:
         raise MemoryError(f"less than {LEAST_MEMORY / 1e9:.0f} GB of memory are left")
-    return Apart(partial(alone, case.again, way, options, folder))
+    made = partial(alone, case.rebuild, way, options, folder)
+    child = InAChild(made, environment_of_entries() if way.ours else None)
+    closing.callback(child.close)
+    return child
 
 
-def alone(case: Callable[[], Case], way: Way, options, folder: Path) -> Ours | Usual:
-    """In a process of its own, set up as the toolkit does it, or as PyTorch is by itself."""
+def alone(rebuild: Callable[[], Case], way: Way, options, folder: Path) -> Ours | Usual:
+    """In a process of its own."""
     if options.threads:
         torch.set_num_threads(options.threads)
-    if way.ours:
+    if way.keeps:
         keep_freed_memory()
-    return in_this_process(case(), way, options, folder)
+    return in_this_process(rebuild(), way, options, folder)
 
 
 def in_this_process(case: Case, way: Way, options, folder: Path) -> Ours | Usual:
@@ -167,9 +181,9 @@ def take_turns(
 
 def timed(runner: Runner, device: torch.device) -> tuple[float, int | None]:
     """Seconds of a turn, and the bytes of its peak: on a GPU beyond what lies there before it, on a
-    CPU of the process until now, beyond what was there before the contender was made."""
+    CPU of the process until now, beyond what was there before it had model and data."""
     if device.type != "cuda":
-        return runner.contender.steps(runner.steps), runner.contender.peak()
+        return runner.contender.steps(runner.steps), runner.contender.peak_rss()
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     seconds = runner.contender.steps(runner.steps)

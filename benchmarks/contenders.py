@@ -41,6 +41,7 @@ class Way:
         what: for the table, what it is made of.
         fused: the mode of --fused; of ours alone.
         graphs: CUDA graphs: --cuda_graphs of ours, the mode "reduce-overhead" of torch.compile.
+        keeps: what is freed, in the heap of the process (see utils/training/host_memory.py).
     """
 
     ours: bool
@@ -50,31 +51,38 @@ class Way:
     compiled: bool = False
     fused: str = "none"
     graphs: bool = False
+    keeps: bool = False
 
 
-def usual_ways(precision: str, layout: tuple[str, str]) -> dict[str, Way]:
+def usual_ways(precision: str, layout: tuple[str, str], cuda: bool) -> dict[str, Way]:
     """The loop that people write, and what they switch on next.
 
     Args:
         precision: of autocast.
         layout: of the inputs, in words: of the plain loop, and of the others.
+        cuda: a GPU; on a CPU there is also what the toolkit tells malloc.
     """
-    return {
+    what = f"{precision}, {layout[1]}"
+    ways = {
         "plain loop": Way(False, f"fp32, {layout[0]}"),
-        "autocast": Way(False, f"{precision}, {layout[1]}", precision, True),
+        "autocast": Way(False, what, precision, True),
     }
+    if not cuda:
+        kept = f"{what}, freed memory kept"
+        ways["autocast, kept"] = Way(False, kept, precision, True, keeps=True)
+    return ways
 
 
-def our_ways(precision: str, graphs: bool) -> dict[str, Way]:
+def our_ways(precision: str, cuda: bool, graphs: bool) -> dict[str, Way]:
     """The toolkit's, with each of its switches but --compile.
 
     Args:
         graphs: whether --cuda_graphs is among them.
     """
-    ways = {"ours": Way(True, precision, precision, True)}
+    ways = {"ours": Way(True, precision, precision, True, keeps=not cuda)}
     for mode in MODES[1:]:
         what = f"{precision}, --fused {mode}"
-        ways[f"ours, {mode}"] = Way(True, what, precision, True, fused=mode)
+        ways[f"ours, {mode}"] = Way(True, what, precision, True, fused=mode, keeps=not cuda)
     if graphs:
         what = f"{precision}, --cuda_graphs"
         ways["ours, graphs"] = Way(True, what, precision, True, graphs=True)

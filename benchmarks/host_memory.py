@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.apart import taken_at_most
+from benchmarks.child import peak_rss
 from benchmarks.common import parser, ratio, report
 
 KEPT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
@@ -85,7 +85,7 @@ def train(case: Case, mode: str, steps: int, threads: int) -> dict:
         inputs = torch.randint(1, 30_000, (case.batch, 44))
     fuse(model.train(), mode)
     targets, precision = torch.arange(case.batch) % 10, Precision(case.precision, inputs.device)
-    before, seconds, most = taken_at_most(), [], []
+    before, seconds, most = peak_rss(), [], []
     for _ in range(WARM_UP + steps):
         started = time.perf_counter()
         model.zero_grad(set_to_none=True)
@@ -93,7 +93,7 @@ def train(case: Case, mode: str, steps: int, threads: int) -> dict:
             logits = model(inputs)
         F.cross_entropy(logits.float(), targets).backward()
         seconds.append(time.perf_counter() - started)
-        most.append((taken_at_most() - before) / 1e9)
+        most.append((peak_rss() - before) / 1e9)
     return {
         "seconds": seconds[WARM_UP:], "gb_after_two": most[WARM_UP - 1], "gb_after_all": most[-1]
     }  # fmt: skip

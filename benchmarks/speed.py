@@ -10,6 +10,7 @@ import platform
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -56,7 +57,7 @@ def default_workers(device: torch.device) -> int:
 def ways_of(kind: str, precision: str, cuda: bool, compiled: bool) -> dict[str, Way]:
     """In the order in which they are made ready: what is compiled comes last, for it takes long."""
     layout, graphs = LAYOUTS[kind], cuda and kind == "pictures"
-    ways = usual_ways(precision, layout) | our_ways(precision, graphs)
+    ways = usual_ways(precision, layout, cuda) | our_ways(precision, cuda, graphs)
     if compiled:
         ways |= compiled_ways(precision, layout, ours=cuda, graphs=graphs)
     return ways
@@ -98,14 +99,14 @@ def set_up(options) -> None:
 
 
 def raced(options, sizes: Sizes, seconds: float, folder: Path) -> dict:
-    def data():
-        return load_image_data(
-            "imagefolder", data_dir=options.data_dir, cache_dir=options.cache_dir, image_size=32
-        )
-
+    data = partial(
+        load_image_data, "imagefolder", data_dir=options.data_dir, cache_dir=options.cache_dir,
+        image_size=32,
+    )  # fmt: skip
     print("time to an accuracy, real pictures", flush=True)
     device, workers = options.torch_device, options.workers
-    return race(data, sizes.race, device, sizes.precision, workers, folder, seconds)
+    apart = device.type == "cpu"
+    return race(data, sizes.race, device, sizes.precision, workers, folder, seconds, apart)
 
 
 def measured(options, sizes: Sizes, budget: Budget, folder: Path) -> Iterator[tuple[str, dict]]:

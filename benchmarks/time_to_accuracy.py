@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ import torch
 from torch import nn
 
 from benchmarks.budget import Budget, attempt
+from benchmarks.child import Child
 from benchmarks.contenders import Rule, Usual, Way, usual_loader, usual_pictures, without_end
 from benchmarks.loop import make_trainer
 from utils.augment.crop_flip import CropFlip
@@ -21,6 +24,7 @@ from utils.data.images import ImageData
 from utils.data.splits import stratified_subset
 from utils.models.resnet import ResNet
 from utils.optim.schedules import Schedule
+from utils.run import environment_of_entries
 from utils.signals import Signals
 from utils.training.evaluation import evaluate
 from utils.training.host_memory import keep_freed_memory
@@ -84,11 +88,15 @@ def race(
     workers: int,
     folder: Path,
     seconds: float,
+    apart: bool,
 ) -> dict:
     """{name: [(seconds of training, test accuracy) after each epoch]}, and what was trained.
 
     Evaluations are outside the clock; compiling and the first step are in it. What fails, or is
     not done after so many `seconds` in all, is in `left_out` with the reason.
+
+    Args:
+        apart: each in a process of its own, to which `load` is pickled; on a CPU.
     """
     budget, curves, left_out, course = Budget(seconds), {}, {}, None
     what = f"ResNet-{plan.depth} of width {plan.width}"
@@ -97,15 +105,23 @@ def race(
         what += (
             f" on {len(course.labels):,} real pictures, {plan.epochs} epochs, batch {plan.batch}"
         )
-    runs = {
-        "plain loop": lambda: _usual(Way(False, "fp32, NCHW"), course, workers),
-        "autocast": lambda: _usual(Way(False, "channels_last", precision, True), course, workers),
-        "ours": lambda: _ours(course, precision, folder),
+    ways = {
+        "plain loop": Way(False, "fp32, NCHW"),
+        "autocast": Way(False, "channels_last", precision, True),
+        "ours": Way(True, "channels_last", precision, True, keeps=apart),
     }
-    for name, run in runs.items() if course else ():
+    for name, way in ways.items() if course else ():
         print(f"  {name}", flush=True)
         with attempt(name, budget.left, left_out):
-            curves[name] = run()
+            if apart:
+                made = partial(Racer, way, load, plan, device, workers, folder)
+                child = Child(made, environment_of_entries() if way.ours else None)
+                with contextlib.closing(child):
+                    curves[name] = child.call("curve")
+            else:
+                curves[name] = Racer(
+                    way, lambda: course.data, plan, device, workers, folder
+                ).curve()
     reached = {
         name: next((seconds for seconds, accuracy in curve if accuracy >= plan.target), None)
         for name, curve in curves.items()
@@ -132,6 +148,23 @@ def make_course(data: ImageData, plan: Race, device: torch.device) -> Course:
     return Course(plan, data, images, train.labels, model, test, device)
 
 
+class Racer:
+    """One of them, from its data on. Args: as those of `race`."""
+
+    def __init__(
+        self, way: Way, load, plan: Race, device: torch.device, workers: int, folder: Path
+    ):
+        if way.keeps:
+            keep_freed_memory()
+        self.way, self.workers, self.folder = way, workers, folder
+        self.course = make_course(load(), plan, device)
+
+    def curve(self) -> list[tuple[float, float]]:
+        if self.way.ours:
+            return _ours(self.course, self.way.precision, self.folder)
+        return _usual(self.way, self.course, self.workers)
+
+
 def _usual(way: Way, course: Course, workers: int) -> list[tuple[float, float]]:
     plan, data, device = course.plan, course.data, course.device
     pictures = usual_pictures(course.images, course.labels, data.mean, data.std)
@@ -154,8 +187,6 @@ def _usual(way: Way, course: Course, workers: int) -> list[tuple[float, float]]:
 
 def _ours(course: Course, precision: str, folder: Path) -> list[tuple[float, float]]:
     plan, data, device = course.plan, course.data, course.device
-    if device.type == "cpu":
-        keep_freed_memory()
     loader = ImageLoader(
         course.images, course.labels, mean=data.mean, std=data.std, batch_size=plan.batch,
         device=device, augment=CropFlip(32, 32), shuffle=True,

@@ -15,7 +15,7 @@ import torch
 from benchmarks import compare, cpu, gpu, host_memory, performance_page, speed, time_to_accuracy
 from benchmarks.budget import Budget, OutOfTime, attempt, in_a_line
 from benchmarks.cases import Case, text_case
-from benchmarks.contenders import Rule, Way, pad, usual_ways
+from benchmarks.contenders import Rule, Way, pad
 from utils.data.images import ImageData, Split
 
 ROOT = Path(__file__).parents[1]
@@ -100,11 +100,15 @@ def test_plot_is_drawn(tmp_path):
 
 
 def test_ways_are_made_ready_with_what_is_compiled_last():
-    few = ["plain loop", "autocast", "ours", "ours, memory", "ours, speed"]
+    ours = ["ours", "ours, memory", "ours, speed"]
+    few, many = (
+        ["plain loop", "autocast", *ours],
+        ["plain loop", "autocast", "autocast, kept", *ours],
+    )
     graphs, stock = ["ours, graphs", "ours, speed, graphs"], ["compile", "compile, graphs"]
     for kind in ("pictures", "texts"):
-        assert list(speed.ways_of(kind, "bf16", cuda=False, compiled=False)) == few
-        assert list(speed.ways_of(kind, "bf16", cuda=False, compiled=True)) == [*few, "compile"]
+        assert list(speed.ways_of(kind, "bf16", cuda=False, compiled=False)) == many
+        assert list(speed.ways_of(kind, "bf16", cuda=False, compiled=True)) == [*many, "compile"]
     ways = speed.ways_of("pictures", "bf16", cuda=True, compiled=True)
     assert list(ways) == [*few, *graphs, *stock, "ours, compile"]
     assert ways["compile, graphs"].graphs and not ways["compile"].graphs
@@ -142,7 +146,7 @@ def test_without_a_gpu_one_line_says_so(capsys, tmp_path):
 
 def test_what_cannot_run_is_left_out(tmp_path):
     case = text_case(TINY, torch.device("cpu"), 0)
-    ways = usual_ways("bf16", ("padded", "padded"))
+    ways = {"plain loop": Way(False, "fp32, padded")}
     ways["broken"] = Way(True, "none such", "bf16", True, fused="none such")
     ways["graphs"] = Way(True, "no GPU", "bf16", True, graphs=True)
     options = options_of(tmp_path / "x.json")
@@ -150,11 +154,32 @@ def test_what_cannot_run_is_left_out(tmp_path):
     assert list(found["left_out"]) == ["broken", "graphs"]
     assert found["left_out"]["broken"].startswith("ValueError: ")
     assert "there is no GPU" in found["left_out"]["graphs"]
-    assert {name: len(values) for name, values in found["samples_per_second"].items()} == {
-        "plain loop": 2, "autocast": 2,
-    }  # fmt: skip
+    turns = {name: len(values) for name, values in found["samples_per_second"].items()}
+    assert turns == {"plain loop": 2} and found["peak_bytes"]["plain loop"] > 1 << 20
     none = compare.compare(case, ways, TINY, options, Budget(0), tmp_path)
     assert set(none["left_out"].values()) == {"no time was left"}
+
+
+def test_without_memory_nothing_is_begun_on_a_cpu(tmp_path, monkeypatch):
+    monkeypatch.setattr(compare, "available_memory", lambda: 3.9e9)
+    case = text_case(TINY, torch.device("cpu"), 0)
+    options = options_of(tmp_path / "x.json")
+    found = compare.compare(
+        case, {"plain loop": Way(False, "")}, TINY, options, Budget(60), tmp_path
+    )
+    assert found["left_out"] == {"plain loop": "MemoryError: less than 4 GB of memory are left"}
+
+
+def test_a_contender_of_ours_is_set_up_as_the_entries_do_it(tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr(compare, "keep_freed_memory", lambda: told.append("kept"))
+    monkeypatch.setattr(compare, "in_this_process", lambda case, way, *others: told.append(case))
+    options = options_of(tmp_path / "x.json")
+    for way in speed.usual_ways("bf16", ("", ""), cuda=False).values():
+        compare.alone(lambda: "usual", way, options, tmp_path)
+    assert told == ["usual", "usual", "kept", "usual"]
+    compare.alone(lambda: "ours", speed.our_ways("bf16", False, False)["ours"], options, tmp_path)
+    assert told[4:] == ["kept", "ours"]
 
 
 def test_what_is_not_ready_in_time_is_left_out(tmp_path, monkeypatch):
@@ -189,6 +214,7 @@ class Fake:
         return self.seconds * count
 
     def shares(self) -> dict[str, float]:
+        assert self.calls >= 0  # one that has failed may be gone
         self.called.append("shares")
         return {"data": 0.25, "forward_backward": 0.5, "other": 0.25}
 
@@ -317,8 +343,8 @@ def real_pictures(train: int = 21, test: int = 6) -> ImageData:
     )
 
 
-def raced(load, tmp_path: Path) -> dict:
-    return time_to_accuracy.race(load, PLAN, torch.device("cpu"), "bf16", 0, tmp_path, seconds=60)
+def raced(load, tmp_path: Path, apart: bool = False) -> dict:
+    return time_to_accuracy.race(load, PLAN, torch.device("cpu"), "bf16", 0, tmp_path, 60, apart)
 
 
 def test_a_race_over_few_pictures_takes_whole_batches():
@@ -354,7 +380,7 @@ def test_a_race_without_pictures_says_so(tmp_path):
 
 @pytest.mark.slow
 def test_small_race(tmp_path):
-    found = raced(real_pictures, tmp_path)
+    found = raced(real_pictures, tmp_path, apart=True)
     assert not found["left_out"]
     assert {name: len(curve) for name, curve in found["curves"].items()} == dict.fromkeys(
         ("plain loop", "autocast", "ours"), PLAN.epochs

@@ -10,7 +10,7 @@ from utils.distributed.strategies import Single
 from utils.errors import UserError
 from utils.training.batch_probe import Found, largest_that_fits
 from utils.training.freeze import Freeze
-from utils.training.host_memory import available_memory
+from utils.training.host_memory import available_memory, hand_back_freed_memory
 from utils.training.objective import Classification
 
 
@@ -80,6 +80,7 @@ def _available(run) -> float:
         free, _ = torch.cuda.mem_get_info(run.device)
         whole = float(free + torch.cuda.memory_reserved(run.device))
         return whole / 2 if run.settings.cuda_graphs else whole
+    hand_back_freed_memory()  # of what has loaded the data, which would not count as available
     return available_memory() / (run.place.local_world_size if run.place else 1)
 
 

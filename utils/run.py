@@ -53,9 +53,7 @@ def run_entry(config_class, train: Callable, description: str, argv: list[str] |
             return code
     signals = Signals()
     argv = sys.argv[1:] if argv is None else argv
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", SPIN_TURNS)  # read when PyTorch is imported
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own chatter on stderr
+    os.environ.update(environment_of_entries())
     try:
         settings, origin = parse(config_class, _as_launched(argv, place), description)
         train(settings, origin, signals)
@@ -77,6 +75,14 @@ def run_entry(config_class, train: Callable, description: str, argv: list[str] |
         time.sleep(LOST_PEER_SECONDS)
         os._exit(1)  # what hangs in the group is not waited for
     return 0
+
+
+def environment_of_entries() -> dict[str, str]:
+    """Variables that have to be there before PyTorch is imported, where the user has not set
+    them."""
+    own = {} if "OMP_WAIT_POLICY" in os.environ else {"GOMP_SPINCOUNT": SPIN_TURNS}
+    own["KINETO_LOG_LEVEL"] = "99"  # the profiler's own chatter on stderr
+    return {name: value for name, value in own.items() if name not in os.environ}
 
 
 def _as_launched(argv: list[str], place: LaunchedAs | None) -> list[str]:
@@ -204,7 +210,7 @@ class Run:
         self.device = (
             torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
         )
-        if not cuda:
+        if not cuda and settings.keep_freed_memory:
             keep_freed_memory()
         if settings.threads:
             torch.set_num_threads(settings.threads)

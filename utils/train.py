@@ -56,10 +56,10 @@ def train_classifier(run: Run, model, task, checkpoint: Checkpoint | None, pretr
     fuse(model, settings.fused)
     if settings.fused != "none" and run.device.type == "cuda" and kernels.unusable():
         run.console.say(f"--fused {settings.fused} without its kernels: {kernels.unusable()}")
-    if settings.fused == "memory" and run.device.type == "cpu":
+    if settings.fused == "memory" and run.device.type == "cpu" and not settings.without_training:
         run.console.say(
             "note: --fused memory is for GPUs; on a CPU it keeps less, but the process becomes "
-            "hardly smaller: take a smaller --batch_size and more --accumulation_steps"
+            "hardly smaller: --auto_batch makes it so"
         )
 
     def objective_of(called) -> Classification:

@@ -109,7 +109,7 @@ def test_what_is_made_again_needs_room_too():
     plain, model.fused = needed(model, 64), "memory"
     (kept,) = batch_probe._kept_by(model, passes_of(model), loader(64, n=64).trial(64))
     more = (needed(model, 64) - plain) * (1 - batch_probe.CPU_RESERVE)
-    assert more == pytest.approx((batch_probe.CPU_FACTOR_AGAIN - CPU_FACTOR) * kept)
+    assert more == pytest.approx((batch_probe.CPU_FACTOR_RECOMPUTED - CPU_FACTOR) * kept)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "ngd", "muon"])

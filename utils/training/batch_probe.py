@@ -23,11 +23,11 @@ from utils.training.memory import succeeds
 # take some, too.
 GPU_RESERVE, CPU_RESERVE = 0.05, 0.1
 # On a CPU a process grew by 1.0 to 1.4 times what autograd keeps, with what is computed with and
-# the holes between what malloc has given out, and by up to 0.4 GB besides, of the libraries
+# a fragmented heap, and by up to 0.4 GB besides, of the libraries
 # (ResNet-18 and 50, Transformer of 6 layers of 512; fp32 and bf16; batches of 16 to 256, freed
 # memory kept). With --fused memory it was up to 3.2 times: what is made again is not counted, and
-# the holes are as large as without it.
-CPU_FACTOR, CPU_FACTOR_AGAIN, CPU_ONCE = 1.5, 3.2, 4e8
+# the heap is as fragmented as without it.
+CPU_FACTOR, CPU_FACTOR_RECOMPUTED, CPU_ONCE = 1.5, 3.5, 4e8
 SMALL, FURTHER = 2, 4  # samples of the smaller micro-batch, and of the other one besides
 
 
@@ -222,7 +222,7 @@ class OnCPU:
         ]
         self.beside, self.meta = _bytes(beside), batch.clean is not None
         again = any(getattr(module, "fused", "none") == "memory" for module in model.modules())
-        self.factor = CPU_FACTOR_AGAIN if again else CPU_FACTOR
+        self.factor = CPU_FACTOR_RECOMPUTED if again else CPU_FACTOR
 
     def needed(self, n: int) -> float:
         """Bytes that training takes with micro-batches of n samples beyond what the process has

@@ -9,16 +9,18 @@ from pathlib import Path
 NO_LIMIT = 1 << 60
 # mallopt's parameters, by glibc's malloc.h, and what a user sets them by.
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
-CHOSEN = ("MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
-TUNABLES = ("glibc.malloc.mmap_", "glibc.malloc.trim_")
+CHOSEN = ("MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_")
+TUNABLES = ("glibc.malloc.mmap_", "glibc.malloc.trim_", "glibc.malloc.top_pad")
 
 
 def keep_freed_memory() -> bool:
-    """From here on this process keeps what it frees, for the tensors of its next step.
+    """From here on the heap of this process, which its first thread uses, is never trimmed, and
+    all tensors of that thread are in it: what is freed stays for those of the next step.
 
-    By default glibc hands the memory of large tensors back to the system when they are freed; it
-    comes anew page by page, in every step (mallopt(3); docs/performance.md has what that takes).
-    Nothing is done with another C library, or where the environment says what malloc is to do.
+    By default glibc maps large tensors one by one and unmaps them when they are freed, and trims
+    the heap, so that the same memory comes anew by page faults in every step (mallopt(3);
+    docs/performance.md has what that takes). Nothing is done with another C library, or where the
+    environment says what malloc is to do.
 
     Returns:
         whether it is done.
@@ -30,6 +32,13 @@ def keep_freed_memory() -> bool:
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
     return mallopt is not None and all([mallopt(M_MMAP_MAX, 0), mallopt(M_TRIM_THRESHOLD, -1)])
+
+
+def hand_back_freed_memory() -> None:
+    """Once, the pages that are free now."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
 
 
 def available_memory(root: Path = Path("/")) -> float:

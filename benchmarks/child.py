@@ -1,0 +1,148 @@
+"""An object in a process of its own, which waits while others take their turns.
+
+On a CPU malloc is one for the whole process: what one contender frees another one finds there, and
+how it is told to treat freed memory holds for all. People run one at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from multiprocessing import get_context, parent_process
+from pathlib import Path
+
+from benchmarks.budget import ChildError, in_a_line
+from benchmarks.loop import silent
+
+SECONDS_TO_END = 10
+PEAK = "peak_rss"  # asked for as if it were a method of the object
+
+
+class Child:
+    """A process with an object. It is the first of a group of processes, which end with it, and it
+    ends with the process that has started it.
+
+    Args:
+        make: () -> the object, called there; picklable.
+        environment: variables that this process has besides.
+
+    Raises:
+        ChildError: it fails there, or the process is gone. Whatever is raised here, be it that time
+            is up, kills the group.
+    """
+
+    def __init__(self, make: Callable[[], object], environment: dict[str, str] | None = None):
+        context = get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, make))
+        try:
+            with theirs, _also(environment or {}):
+                self.process.start()
+            # When nobody has it any more, and when Python ends, which would wait for it else.
+            self.kill_group = weakref.finalize(self, _kill_group, self.process.pid)
+            self._answer()
+        except BaseException:
+            self.kill()
+            raise
+
+    def call(self, name: str, *arguments):
+        """What that method of the object returns."""
+        try:
+            self.pipe.send((name, arguments))
+            return self._answer()
+        except OSError:
+            self.kill()
+            raise ChildError("its process is gone") from None
+        except BaseException:
+            self.kill()
+            raise
+
+    def peak_rss(self) -> int:
+        """Bytes of resident memory that the process has had at most, without its own children,
+        beyond those before the object was made."""
+        return self.call(PEAK)
+
+    def close(self) -> None:
+        """Ends the process."""
+        self.pipe.close()  # which it reads to the end
+        if self.process.pid is not None:
+            self.process.join(SECONDS_TO_END)
+        self.kill()
+
+    def kill(self) -> None:
+        """The whole group."""
+        if self.process.pid is not None:
+            self.kill_group()
+            self.process.kill()  # in case that it has no group yet
+            self.process.join()
+
+    def _answer(self):
+        try:
+            error, found = self.pipe.recv()
+        except EOFError:
+            self.process.join()
+            code = self.process.exitcode
+            lost = "was killed, perhaps for want of memory" if code == -9 else f"ended with {code}"
+            raise ChildError(f"its process {lost}") from None
+        if error is not None:
+            raise ChildError(error)
+        return found
+
+
+def _serve(pipe, make: Callable[[], object]) -> None:
+    """Answers (error or None, what was asked for), until the other side closes the pipe."""
+    os.setsid()  # Ctrl-C reaches the parent alone
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with silent():
+        try:
+            before = peak_rss()
+            made = make()
+            pipe.send((None, None))
+            while True:
+                name, arguments = pipe.recv()
+                found = peak_rss() - before if name == PEAK else getattr(made, name)(*arguments)
+                pipe.send((None, found))
+        except (EOFError, BrokenPipeError):
+            return
+        except Exception as error:
+            pipe.send((in_a_line(error), None))
+
+
+def _end_with_parent() -> None:
+    parent_process().join()
+    _kill_group(os.getpid())
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def _also(environment: dict[str, str]):
+    """os.environ with these, for what is started within."""
+    before = dict(os.environ)
+    os.environ.update(environment)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def peak_rss() -> int:
+    """Bytes of resident memory that this process has had at most."""
+    try:  # without those of the process that has started it
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return 1024 * int(line.split()[1])
+    except OSError:
+        pass
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else 1024 * most

@@ -1,0 +1,128 @@
+"""An object of a benchmark in a process of its own."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.budget import ChildError, OutOfTime, at_most
+from benchmarks.child import Child, peak_rss
+
+
+class Contender:
+    """Five steps fail, six end the process, none never end; others take memory."""
+
+    def __init__(self):
+        self.block, self.helper = b"", None
+
+    def steps(self, count: int) -> float:
+        if count == 5:
+            raise ValueError("no | more\nlines")
+        if count == 6:
+            os.kill(os.getpid(), signal.SIGKILL)
+        while count == 0:
+            pass
+        self.block = os.urandom(count << 20)
+        return float(count)
+
+    def where(self) -> dict:
+        return {"process": os.getpid(), "more": os.environ.get("MORE")}
+
+    def help(self) -> int:
+        """A process of its own, as a compiler or a reader of data."""
+        self.helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        return self.helper.pid
+
+
+def broken():
+    raise ValueError("not to be made")
+
+
+def gone(pid: int) -> bool:
+    """Whether that process is, or is soon."""
+    for _ in range(100):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        if state == "Z":  # nobody has asked for its end yet
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_it_takes_its_steps_elsewhere():
+    one = Child(Contender, {"MORE": "yes"})
+    before = one.peak_rss()
+    assert one.call("steps", 400) == 400 and one.call("steps", 2) == 2
+    assert one.call("where") == {"process": one.process.pid, "more": "yes"}
+    assert one.process.pid != os.getpid() and "MORE" not in os.environ
+    assert one.peak_rss() - before >= 200 << 20  # of what was there at most
+    one.close()
+    assert one.process.exitcode == 0
+
+
+@pytest.mark.parametrize(
+    ("steps", "reason"),
+    [
+        (5, "ValueError: no / more"),
+        (6, "its process was killed, perhaps for want of memory"),
+    ],
+)
+def test_one_that_fails_says_why_and_is_gone(steps, reason):
+    one = Child(Contender)
+    for expected in (reason, "its process is gone"):
+        with pytest.raises(ChildError) as told:
+            one.call("steps", steps)
+        assert str(told.value) == expected and not one.process.is_alive()
+    one.close()
+
+
+def test_one_that_takes_too_long_is_ended_with_its_helpers():
+    one = Child(Contender)
+    helper = one.call("help")
+    with pytest.raises(OutOfTime), at_most(0.5):
+        one.call("steps", 0)
+    assert one.process.exitcode == -9 and gone(helper)
+
+
+def test_one_that_cannot_be_made():
+    with pytest.raises(ChildError, match="ValueError: not to be made"):
+        Child(broken)
+
+
+PARENT = """
+import time
+from benchmarks.child import Child
+from test_child import Contender
+
+if __name__ == "__main__":
+    one = Child(Contender)
+    print(one.process.pid, one.call("help"), flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT])
+def test_it_ends_with_its_parent(signum, tmp_path):
+    """One that is left waiting, and its helper; Ctrl-C does not wait for them."""
+    script, here = tmp_path / "parent.py", Path(__file__).parent
+    script.write_text(PARENT)
+    paths = f"{here.parent}{os.pathsep}{here}"
+    parent = subprocess.Popen(
+        [sys.executable, script], env=os.environ | {"PYTHONPATH": paths},
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    child, helper = map(int, parent.stdout.readline().split())
+    parent.send_signal(signum)
+    parent.wait(30)
+    assert gone(child) and gone(helper)
+
+
+def test_memory_is_that_of_this_process():
+    assert 1 << 20 < peak_rss() < 1 << 40
