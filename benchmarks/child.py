@@ -64,8 +64,8 @@ class Child:
             raise
 
     def peak_rss(self) -> int:
-        """Bytes of resident memory that the process has had at most, without its own children,
-        beyond those before the object was made."""
+        """Bytes of resident memory that the process has had at most since the object was made, beyond
+        those that it had then; without its own children."""
         return self.call(PEAK)
 
     def close(self) -> None:
@@ -101,8 +101,8 @@ def _serve(pipe, make: Callable[[], object]) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with silent():
         try:
-            before = peak_rss()
             made = make()
+            before = new_peak()
             pipe.send((None, None))
             while True:
                 name, arguments = pipe.recv()
@@ -134,6 +134,14 @@ def _also(environment: dict[str, str]):
     finally:
         os.environ.clear()
         os.environ.update(before)
+
+
+def new_peak() -> int:
+    """Bytes of resident memory that the process has, from which on its peak is counted. Where the
+    system cannot forget the peak so far, it is that one."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+    return peak_rss()
 
 
 def peak_rss() -> int:

@@ -181,7 +181,7 @@ def take_turns(
 
 def timed(runner: Runner, device: torch.device) -> tuple[float, int | None]:
     """Seconds of a turn, and the bytes of its peak: on a GPU beyond what lies there before it, on a
-    CPU of the process until now, beyond what was there before it had model and data."""
+    CPU of the process until now, beyond what it had with model and data before its first step."""
     if device.type != "cuda":
         return runner.contender.steps(runner.steps), runner.contender.peak_rss()
     torch.cuda.reset_peak_memory_stats(device)

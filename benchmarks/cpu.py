@@ -33,7 +33,7 @@ SIZES = Sizes(
     ffn=512,
     text_batch=64,
     texts=125 * 64,
-    turn_seconds=5,
+    turn_seconds=4,
     compile_seconds=60,
     precision="bf16",
     race=Race(depth=18, width=16, batch=64, epochs=3, pictures=9600, lr=0.1, target=45),

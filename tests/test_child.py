@@ -17,7 +17,7 @@ class Contender:
     """Five steps fail, six end the process, none never end; others take memory."""
 
     def __init__(self):
-        self.block, self.helper = b"", None
+        self.block, self.helper = os.urandom(300 << 20)[:1], None
 
     def steps(self, count: int) -> float:
         if count == 5:
@@ -59,6 +59,7 @@ def gone(pid: int) -> bool:
 def test_it_takes_its_steps_elsewhere():
     one = Child(Contender, {"MORE": "yes"})
     before = one.peak_rss()
+    assert before < 100 << 20  # not of what came and went when it was made
     assert one.call("steps", 400) == 400 and one.call("steps", 2) == 2
     assert one.call("where") == {"process": one.process.pid, "more": "yes"}
     assert one.process.pid != os.getpid() and "MORE" not in os.environ
