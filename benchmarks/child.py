@@ -21,7 +21,7 @@ from benchmarks.budget import ChildError, in_a_line
 from benchmarks.loop import silent
 
 SECONDS_TO_END = 10
-PEAK = "peak_rss"  # asked for as if it were a method of the object
+PEAK, END = "peak_rss", "end"  # asked for as if they were methods of the object
 
 
 class Child:
@@ -41,11 +41,11 @@ class Child:
         context = get_context("spawn")
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, make))
+        # Also when nobody has it any more, and when Python ends, which would wait for it else.
+        self.kill = weakref.finalize(self, _kill, self.process)
         try:
             with theirs, _also(environment or {}):
                 self.process.start()
-            # When nobody has it any more, and when Python ends, which would wait for it else.
-            self.kill_group = weakref.finalize(self, _kill_group, self.process.pid)
             self._answer()
         except BaseException:
             self.kill()
@@ -64,23 +64,16 @@ class Child:
             raise
 
     def peak_rss(self) -> int:
-        """Bytes of resident memory that the process has had at most since the object was made, beyond
-        those that it had then; without its own children."""
+        """Bytes of resident memory that the process has had at most since the object was made,
+        beyond those that it had then; without its own children."""
         return self.call(PEAK)
 
     def close(self) -> None:
-        """Ends the process."""
-        self.pipe.close()  # which it reads to the end
-        if self.process.pid is not None:
+        """Ends the process, if it is still there."""
+        with contextlib.suppress(OSError):
+            self.pipe.send((END, ()))
             self.process.join(SECONDS_TO_END)
         self.kill()
-
-    def kill(self) -> None:
-        """The whole group."""
-        if self.process.pid is not None:
-            self.kill_group()
-            self.process.kill()  # in case that it has no group yet
-            self.process.join()
 
     def _answer(self):
         try:
@@ -96,7 +89,7 @@ class Child:
 
 
 def _serve(pipe, make: Callable[[], object]) -> None:
-    """Answers (error or None, what was asked for), until the other side closes the pipe."""
+    """Answers (error or None, what was asked for), until it is to end."""
     os.setsid()  # Ctrl-C reaches the parent alone
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with silent():
@@ -104,14 +97,22 @@ def _serve(pipe, make: Callable[[], object]) -> None:
             made = make()
             before = new_peak()
             pipe.send((None, None))
-            while True:
-                name, arguments = pipe.recv()
+            while (asked := pipe.recv())[0] != END:
+                name, arguments = asked
                 found = peak_rss() - before if name == PEAK else getattr(made, name)(*arguments)
                 pipe.send((None, found))
-        except (EOFError, BrokenPipeError):
-            return
+        except (EOFError, BrokenPipeError):  # the parent is gone
+            _kill_group(os.getpid())
         except Exception as error:
             pipe.send((in_a_line(error), None))
+
+
+def _kill(process) -> None:
+    """And its group."""
+    if process.pid is not None:
+        _kill_group(process.pid)
+        process.kill()  # in case that it has no group yet
+        process.join()
 
 
 def _end_with_parent() -> None:
