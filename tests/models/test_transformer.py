@@ -11,7 +11,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from utils.augment.hypergradient import exact_hypergradient
 from utils.augment.mixup import MixPlan
-from utils.models.transformer import Transformer, grid_layout, packed_layout
+from utils.fused import MODES, fuse
+from utils.models import transformer
+from utils.models.transformer import Transformer, grid_layout, packed_layout, rows_for
 from utils.packed import pack
 
 CPU = torch.device("cpu")
@@ -259,6 +261,38 @@ def test_under_autocast():
     torch.testing.assert_close(logits.float(), ours(inputs), rtol=0, atol=0.1)
 
 
+def test_rows_are_few_numbers_where_each_is_compiled():
+    assert rows_for(77, CPU) == 77
+    with torch.autocast("cpu", torch.bfloat16):
+        assert rows_for(77, torch.device("cuda")) == 77
+        assert [rows_for(n, CPU) for n in (0, 1, 64, 65, 4000)] == [0, 64, 64, 128, 4032]
+        assert rows_for(10_000, CPU) == 10_240 and rows_for(10_240, CPU) == 10_240
+        assert len({rows_for(n, CPU) for n in range(8192, 16_384)}) <= 33
+        for n in range(64, 100_000, 37):
+            assert 0 <= rows_for(n, CPU) - n <= max(63, n / 32)
+
+
+@pytest.mark.parametrize("fused", MODES)
+@pytest.mark.parametrize("lengths", [[3, 8, 1, 5], [4, 4], [1]])
+@pytest.mark.parametrize(("pooling", "mixup_at"), WAYS)
+def test_rows_that_are_no_tokens_change_nothing(pooling, mixup_at, lengths, fused, monkeypatch):
+    """In float64: logits and all gradients, with seven rows more and without."""
+    ours = model(dtype=torch.float64, pooling=pooling, mixup_at=mixup_at)
+    ours, inputs, found = fuse(ours, fused), packed(texts(lengths)), []
+    n = len(lengths)
+    plan = MixPlan(torch.arange(n).flip(0), torch.linspace(0.2, 0.9, n, dtype=torch.float64))
+    for more in (0, 7):
+        monkeypatch.setattr(transformer, "rows_for", lambda tokens, _, more=more: tokens + more)
+        for mixing in (None, plan):
+            ours.zero_grad()
+            logits = ours(inputs, mixing)
+            logits.square().sum().backward()
+            found.append([logits.detach(), *(p.grad.clone() for p in ours.parameters())])
+    for without, with_more in zip(found[:2], found[2:], strict=True):
+        for one, other in zip(without, with_more, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-12)
+
+
 def test_is_copied_saved_and_made_without_memory():
     ours, inputs = model(), packed(texts([4, 9, 1]))
     with torch.device("meta"):
@@ -324,7 +358,7 @@ def test_a_text_that_is_too_long_is_refused():
 
 def test_layouts_are_each_others_inverse():
     inputs = packed(texts([3, 1, 4]))
-    layout, rows = packed_layout(inputs), torch.randn(8, 5)
+    layout, rows = packed_layout(inputs, 8), torch.randn(8, 5)
     grid = layout.spread(rows)
     assert grid.shape == (3, 4, 5) and torch.equal(layout.collect(grid), rows)
     assert not grid[0, 3].any() and not grid[1, 1:].any() and torch.equal(grid[2], rows[4:])

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from utils.fused import is_fused
 from utils.fused.transformer import feed_forward, norm_linear
@@ -36,46 +37,53 @@ MIXUP_PLACES = ("sentence", "embeddings")
 
 
 class _Spread(torch.autograd.Function):
-    """(rows, width) -> (size, width), where `place` says, and 0 elsewhere. The places differ, so
-    that the gradient only has to be collected, and the other way round: PyTorch would add it up."""
+    """(rows, width) -> (size, width), where `place` says, and 0 elsewhere; rows beyond the places
+    are left out. The places differ, so that the gradient only has to be collected, and the other
+    way round: PyTorch would add it up."""
 
     @staticmethod
     def forward(ctx, rows: Tensor, place: Tensor, size: int) -> Tensor:
         ctx.save_for_backward(place)
-        return rows.new_zeros(size, rows.shape[1]).index_copy_(0, place, rows)
+        ctx.count = rows.shape[0]
+        return rows.new_zeros(size, rows.shape[1]).index_copy_(0, place, rows[: place.shape[0]])
 
     @staticmethod
     def backward(ctx, grad: Tensor):
-        return _Collect.apply(grad, *ctx.saved_tensors), None, None
+        return _Collect.apply(grad, *ctx.saved_tensors, ctx.count), None, None
 
 
 class _Collect(torch.autograd.Function):
-    """(size, width) -> (rows, width)."""
+    """(size, width) -> (count, width); 0 in the rows beyond the places."""
 
     @staticmethod
-    def forward(ctx, grid: Tensor, place: Tensor) -> Tensor:
+    def forward(ctx, grid: Tensor, place: Tensor, count: int) -> Tensor:
         ctx.save_for_backward(place)
         ctx.size = grid.shape[0]
-        return grid.index_select(0, place)
+        if count == place.shape[0]:
+            return grid.index_select(0, place)
+        rows = grid.new_zeros(count, grid.shape[1])
+        torch.index_select(grid, 0, place, out=rows[: place.shape[0]])
+        return rows
 
     @staticmethod
     def backward(ctx, grad: Tensor):
-        return _Spread.apply(grad, *ctx.saved_tensors, ctx.size), None
+        return _Spread.apply(grad, *ctx.saved_tensors, ctx.size), None, None
 
 
 class Layout(NamedTuple):
     """Which rows of a tensor (rows, width) are the tokens of which text.
 
-    Packed, the rows are the real tokens. On the grid (`offsets` is None) they are n * longest, and
-    those beyond a text's end hold numbers that nothing reads.
+    Packed, the rows are the real tokens, and maybe some more at the end. On the grid (`offsets` is
+    None) they are n * longest. Rows that are no tokens hold numbers that nothing reads.
     """
 
     n: int
     longest: int
     lengths: Tensor  # (n,) int64
     keys: Tensor | None  # (n, 1, 1, longest) bool: the real tokens; None: all are
-    place: Tensor | None = None  # (rows,) int64, on the grid; None: it is the grid's own order
+    place: Tensor | None = None  # (tokens,) int64, on the grid; None: it is the grid's own order
     offsets: Tensor | None = None  # (n + 1,) int32: where each text's rows begin
+    rows: int = 0  # of the tensor, where there is a place
 
     def spread(self, rows: Tensor) -> Tensor:
         """(rows, width) -> (n, longest, width), 0 beyond a text's end where it is packed."""
@@ -86,12 +94,12 @@ class Layout(NamedTuple):
     def collect(self, grid: Tensor) -> Tensor:
         """(n, longest, width) -> (rows, width)."""
         rows = grid.reshape(self.n * self.longest, grid.shape[2])
-        return rows if self.place is None else _Collect.apply(rows, self.place)
+        return rows if self.place is None else _Collect.apply(rows, self.place, self.rows)
 
     def first(self, rows: Tensor) -> Tensor:
         """(rows, width) -> (n, width): each text's first token."""
         if self.place is not None:
-            return _Collect.apply(rows, self.offsets[:-1].long())
+            return _Collect.apply(rows, self.offsets[:-1].long(), self.n)
         return rows.view(self.n, self.longest, rows.shape[1])[:, 0]
 
     def mean(self, rows: Tensor) -> Tensor:
@@ -105,12 +113,22 @@ class Layout(NamedTuple):
         return grid * self.keys.view(self.n, self.longest, 1)
 
 
-def packed_layout(texts: PackedTokens) -> Layout:
-    n, longest = texts.samples, texts.longest
+def packed_layout(texts: PackedTokens, rows: int) -> Layout:
+    n, longest, tokens = texts.samples, texts.longest, texts.ids.shape[0]
     lengths = texts.offsets.diff().long()
-    if texts.ids.shape[0] == n * longest:  # known to the host: there is no padding
+    keys = None if tokens == n * longest else _keys(lengths, longest)  # known to the host
+    if keys is None and rows == tokens:
         return Layout(n, longest, lengths, None, None, texts.offsets)
-    return Layout(n, longest, lengths, _keys(lengths, longest), texts.place, texts.offsets)
+    return Layout(n, longest, lengths, keys, texts.place, texts.offsets, rows)
+
+
+def rows_for(tokens: int, device: torch.device) -> int:
+    """Rows for so many tokens: on a CPU in half precision up to 63, or 1/32, more. There oneDNN
+    compiles every product anew for another number of rows, so that few numbers are better."""
+    if device.type != "cpu" or not torch.is_autocast_enabled("cpu") or is_compiling():
+        return tokens
+    step = max(64, 1 << tokens.bit_length() >> 6)
+    return -(-tokens // step) * step
 
 
 def grid_layout(lengths: Tensor, longest: int) -> Layout:
@@ -326,12 +344,16 @@ class Transformer(nn.Module):
 
     def _embed_packed(self, texts: PackedTokens) -> tuple[Tensor, Layout]:
         self._check(texts.longest)
-        position = texts.place.remainder(texts.longest)
-        return self._seen(texts.ids) + self.positions(position), packed_layout(texts)
+        ids, position = texts.ids, texts.place.remainder(texts.longest)
+        rows = rows_for(ids.shape[0], ids.device)
+        if rows != ids.shape[0]:
+            more = (0, rows - ids.shape[0])
+            ids, position = F.pad(ids, more), F.pad(position, more)
+        return self._seen(ids) + self.positions(position), packed_layout(texts, rows)
 
     def _embed_grid(self, ids: Tensor) -> tuple[Tensor, Layout]:
         length = ids.shape[1]
-        if not torch.compiler.is_compiling():  # an exported graph states it as its range
+        if not is_compiling():  # an exported graph states it as its range
             self._check(length)
         x = self._seen(ids) + self.positions.weight[:length]  # (n, length, dim)
         lengths = (ids != self.pad).sum(1).clamp_min(1)
