@@ -107,14 +107,15 @@ def make_ready(
             left_out[name] = "no time was left"
             continue
         print(f"  {name}: warming up", flush=True)
-        with attempt(name, most, left_out):
-            one = contender(case, way, options, folder / name.replace(" ", "_"), closing)
+        with attempt(name, most, left_out), ExitStack() as own:
+            one = contender(case, way, options, folder / name.replace(" ", "_"), own)
             first[name] = one.steps(1)
             one.steps(settling(way, options.torch_device))
             seconds = one.steps(2) / 2
             one.shares()  # of the steps so far; those of the turns are to count
             steps = max(1, round(sizes.turn_seconds / seconds))
             ready[name] = Runner(one, steps, steps * seconds)
+            closing.push(own.pop_all())
     return ready, first
 
 

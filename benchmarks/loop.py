@@ -24,7 +24,6 @@ from utils.training.average import Average
 from utils.training.checkpoint import Checkpoints
 from utils.training.freeze import Freeze
 from utils.training.guard import Guard
-from utils.training.host_memory import keep_freed_memory
 from utils.training.objective import Classification, Precision
 from utils.training.saver import Saver
 from utils.training.trainer import Trainer
@@ -68,8 +67,6 @@ def make_trainer(
     """A trainer as the entries build it, over pictures of 32x32 or a loader of other things; see
     `take_steps`. With an `exchange` it is one rank of several, and `batch` is that of each. The
     model is on its device, and so is what a loader gives."""
-    if device.type == "cpu":
-        keep_freed_memory()  # as the entries do
     folder.mkdir(parents=True, exist_ok=True)
     exchange = exchange or Exchange()
     fuse(model, fused)

@@ -276,7 +276,7 @@ def test_rows_are_few_numbers_where_each_is_compiled():
 @pytest.mark.parametrize("lengths", [[3, 8, 1, 5], [4, 4], [1]])
 @pytest.mark.parametrize(("pooling", "mixup_at"), WAYS)
 def test_rows_that_are_no_tokens_change_nothing(pooling, mixup_at, lengths, fused, monkeypatch):
-    """In float64: logits and all gradients, with seven rows more and without."""
+    """In float64, without dropout: logits and all gradients, with seven rows more and without."""
     ours = model(dtype=torch.float64, pooling=pooling, mixup_at=mixup_at)
     ours, inputs, found = fuse(ours, fused), packed(texts(lengths)), []
     n = len(lengths)
@@ -291,6 +291,47 @@ def test_rows_that_are_no_tokens_change_nothing(pooling, mixup_at, lengths, fuse
     for without, with_more in zip(found[:2], found[2:], strict=True):
         for one, other in zip(without, with_more, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("fused", MODES)
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_rounded_rows_under_autocast(pooling, fused):
+    ours, inputs, found = model(pooling=pooling), packed(texts([4, 9, 1])), []
+    ours = fuse(ours, fused)
+    for rounds in (True, False):
+        ours.rounds_rows = rounds
+        ours.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = ours(inputs)
+        logits.float().square().sum().backward()
+        found.append([logits.detach(), *(p.grad.clone() for p in ours.parameters())])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=0.05, atol=0.05 * float(other.abs().max()))
+
+
+def test_rows_are_not_rounded_where_they_are_put_on_a_grid(monkeypatch):
+    asked = []
+    monkeypatch.setattr(transformer, "rows_for", lambda n, device: asked.append(n) or n)
+    plan = MixPlan(torch.tensor([1, 0]), torch.tensor([0.3, 0.9]))
+    for mixup_at in ("embeddings", "sentence"):
+        ours = model(mixup_at=mixup_at)
+        ours(packed(texts([3, 2])), plan)
+    assert asked == [5]
+
+
+def test_gradients_of_gradients_with_rows_that_are_no_tokens():
+    place = torch.tensor([4, 0, 3])
+    rows = torch.randn(5, 2, dtype=torch.float64, requires_grad=True)
+    grid = torch.randn(6, 2, dtype=torch.float64, requires_grad=True)
+    for call, inputs in (
+        (transformer._Spread, (rows, place, 6)),
+        (transformer._Collect, (grid, place, 5)),
+    ):
+        assert torch.autograd.gradcheck(call.apply, inputs)
+        assert torch.autograd.gradgradcheck(call.apply, inputs)
+    spread = transformer._Spread.apply(rows, place, 6)
+    assert torch.equal(transformer._Collect.apply(spread, place, 5)[:3], rows[:3])
+    assert not transformer._Collect.apply(spread, place, 5)[3:].any()
 
 
 def test_is_copied_saved_and_made_without_memory():

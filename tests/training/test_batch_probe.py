@@ -1,10 +1,13 @@
 """The probe: it counts what is kept, cuts as that says, and leaves no trace."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from toy import CPU, loader, network
 
+from utils.data.text_loader import TextLoader
+from utils.models.transformer import Transformer
 from utils.optim.factory import build_optimizer
 from utils.training import batch_probe
 from utils.training.batch_probe import CPU_FACTOR, CPU_ONCE, KeptBytes, largest_that_fits
@@ -102,6 +105,28 @@ def test_the_line_meets_what_a_large_batch_keeps():
     beside = needed(model, 64) * (1 - batch_probe.CPU_RESERVE) - CPU_ONCE - CPU_FACTOR * kept
     weights = sum(4 * p.numel() for p in model.parameters())
     assert 3 * weights <= beside <= 3 * weights + 4096  # gradients and the moments of adamw
+
+
+def test_few_short_texts_tell_what_many_keep():
+    """Under autocast their rows are rounded up, which would hide what a text takes."""
+    lengths, rng = np.full(64, 10), np.random.default_rng(0)
+    data = TextLoader(
+        rng.integers(2, 50, lengths.sum()), np.arange(65) * 10, np.zeros(64, np.int64),
+        batch_size=64, device=CPU, max_len=12,
+    )  # fmt: skip
+    model = Transformer(50, 3, layers=1, dim=16, heads=4, ffn=24, max_len=12, dropout=0.0)
+
+    def passes(batch):
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = model(batch.inputs)
+        yield
+        logits.float().sum().backward()
+        yield
+
+    room = batch_probe.OnCPU(model, data, passes, [], 1e9)
+    assert model.rounds_rows
+    line = max(at_least + (64 - room.least) * each for at_least, each in room.lines)
+    assert line == pytest.approx(max(batch_probe._kept_by(model, passes, data.trial(64))), rel=0.05)
 
 
 def test_what_is_made_again_needs_room_too():

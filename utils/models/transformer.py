@@ -74,7 +74,7 @@ class Layout(NamedTuple):
     """Which rows of a tensor (rows, width) are the tokens of which text.
 
     Packed, the rows are the real tokens, and maybe some more at the end. On the grid (`offsets` is
-    None) they are n * longest. Rows that are no tokens hold numbers that nothing reads.
+    None) they are n * longest. No text reads the rows that are no tokens: their gradient is 0.
     """
 
     n: int
@@ -270,6 +270,7 @@ class Transformer(nn.Module):
 
     HEAD = "head"  # the layer that depends on the classes: a transfer to others starts it anew
     mixes_inside = True  # forward takes the plan by which the texts are mixed
+    rounds_rows = True  # see `rows_for`; not while memory is counted (training/batch_probe.py)
 
     def __init__(
         self,
@@ -325,11 +326,12 @@ class Transformer(nn.Module):
                 int64 and `lam` (n,) (see utils/augment/mixup.py). As embeddings a text counts as
                 zeros beyond its end, and one with weight 0 for nothing.
         """
+        on_grid = mixing is not None and self.mixup_at == "embeddings"
         if isinstance(inputs, Tensor):
             x, layout = self._embed_grid(inputs)
         else:
-            x, layout = self._embed_packed(inputs)
-        if mixing is not None and self.mixup_at == "embeddings":
+            x, layout = self._embed_packed(inputs, rounded=self.rounds_rows and not on_grid)
+        if on_grid:
             x, layout = _mix_embeddings(x, layout, mixing)
         x, cls = self.dropout(x), self.pooling == "cls"
         for index, layer in enumerate(self.layers):
@@ -342,10 +344,10 @@ class Transformer(nn.Module):
             x = mixing.apply(x)
         return self.head(self.dropout(x))
 
-    def _embed_packed(self, texts: PackedTokens) -> tuple[Tensor, Layout]:
+    def _embed_packed(self, texts: PackedTokens, rounded: bool) -> tuple[Tensor, Layout]:
         self._check(texts.longest)
         ids, position = texts.ids, texts.place.remainder(texts.longest)
-        rows = rows_for(ids.shape[0], ids.device)
+        rows = rows_for(ids.shape[0], ids.device) if rounded else ids.shape[0]
         if rows != ids.shape[0]:
             more = (0, rows - ids.shape[0])
             ids, position = F.pad(ids, more), F.pad(position, more)

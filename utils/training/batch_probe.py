@@ -215,8 +215,12 @@ class OnCPU:
         batch = loader.trial(SMALL)
         # What meta-mixup keeps of its clean samples is no less for a smaller micro-batch.
         self.least = SMALL if batch.clean is None else max(SMALL, len(batch.clean[1]))
-        small = _kept_by(model, passes, loader.trial(self.least))
-        larger = _kept_by(model, passes, loader.trial(self.least + FURTHER))
+        model.rounds_rows = False  # of few short texts what is added would be most (transformer.py)
+        try:
+            small = _kept_by(model, passes, loader.trial(self.least))
+            larger = _kept_by(model, passes, loader.trial(self.least + FURTHER))
+        finally:
+            del model.rounds_rows
         self.lines = [
             (below, (above - below) / FURTHER) for below, above in zip(small, larger, strict=True)
         ]
