@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import signal
-import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -19,6 +17,7 @@ from pathlib import Path
 
 from benchmarks.budget import ChildError, in_a_line
 from benchmarks.loop import silent
+from utils.training.host_memory import peak_rss
 
 SECONDS_TO_END = 10
 PEAK, END = "peak_rss", "end"  # asked for as if they were methods of the object
@@ -143,15 +142,3 @@ def new_peak() -> int:
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
     return peak_rss()
-
-
-def peak_rss() -> int:
-    """Bytes of resident memory that this process has had at most."""
-    try:  # without those of the process that has started it
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return 1024 * int(line.split()[1])
-    except OSError:
-        pass
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else 1024 * most

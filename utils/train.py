@@ -58,8 +58,8 @@ def train_classifier(run: Run, model, task, checkpoint: Checkpoint | None, pretr
         run.console.say(f"--fused {settings.fused} without its kernels: {kernels.unusable()}")
     if settings.fused == "memory" and run.device.type == "cpu" and not settings.without_training:
         run.console.say(
-            "note: --fused memory is for GPUs; on a CPU it keeps less, but the process becomes "
-            "hardly smaller: --auto_batch makes it so"
+            "note: --fused memory is for GPUs; on a CPU it takes longer and the process becomes "
+            "hardly smaller: leave it out, and where memory is short take --auto_batch"
         )
 
     def objective_of(called) -> Classification:

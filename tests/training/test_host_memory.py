@@ -13,6 +13,7 @@ from utils.training.host_memory import (
     available_memory,
     hand_back_freed_memory,
     keep_freed_memory,
+    peak_rss,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -81,6 +82,15 @@ def test_a_group_that_is_full(kernel):
         "sys/fs/cgroup/memory.current": f"{GIB + 5}",
     })  # fmt: skip
     assert available_memory(root) == 0
+
+
+def test_the_peak_of_this_process(monkeypatch):
+    """By the kernel's file, or without it by what the C library tells."""
+    block = bytearray(64 << 20)
+    peak = peak_rss()
+    assert len(block) < peak < 1 << 40
+    monkeypatch.setattr(host_memory, "Path", lambda name: Path("/nowhere"))
+    assert len(block) < peak_rss() < 1 << 40
 
 
 # A process that takes 40 MB and frees them, again and again: (whether that is kept, the pages that

@@ -76,7 +76,7 @@ class EngineSettings(Config):
     def ineffective(self):
         yield from super().ineffective()
         if self.device == "cuda":
-            yield "keep_freed_memory", "is for what is computed on a CPU", "device"
+            yield "keep_freed_memory", "only what is computed on a CPU is kept so", "device"
         if self.deterministic and self.device == "cpu":
             yield "deterministic", "runs on a CPU are always deterministic", "device"
         if self.fused != "none":

@@ -22,11 +22,10 @@ from utils.training.memory import succeeds
 # Shares of the memory that are left free: a GPU's gets fragmented in a long run, on a CPU others
 # take some, too.
 GPU_RESERVE, CPU_RESERVE = 0.05, 0.1
-# On a CPU a process grew by 1.0 to 1.4 times what autograd keeps, with what is computed with and
-# a fragmented heap, and by up to 0.4 GB besides, of the libraries
-# (ResNet-18 and 50, Transformer of 6 layers of 512; fp32 and bf16; batches of 16 to 256, freed
-# memory kept). With --fused memory it was up to 3.2 times: what is made again is not counted, and
-# the heap is as fragmented as without it.
+# On a CPU a process grew by 1.0 to 1.4 times what autograd keeps, with what is computed with and a
+# fragmented heap, and by up to 0.4 GB besides, of the libraries (ResNet-18 and 50, Transformer of
+# 6 layers of 512; fp32 and bf16; batches of 16 to 256, freed memory kept). With --fused memory it
+# was up to 3.2 times: what is made again is not counted, and the heap is as fragmented.
 CPU_FACTOR, CPU_FACTOR_RECOMPUTED, CPU_ONCE = 1.5, 3.5, 4e8
 SMALL, FURTHER = 2, 4  # samples of the smaller micro-batch, and of the other one besides
 

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import resource
 import sys
 from pathlib import Path
 
@@ -39,6 +40,18 @@ def hand_back_freed_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
+
+
+def peak_rss() -> int:
+    """Bytes of resident memory that this process has had at most."""
+    try:  # without those of the process that has started it
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return 1024 * int(line.split()[1])
+    except OSError:
+        pass
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else 1024 * most
 
 
 def available_memory(root: Path = Path("/")) -> float:

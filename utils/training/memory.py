@@ -1,11 +1,11 @@
 """Memory: how much a run took, and which batch would have fitted."""
 
-import resource
 from collections.abc import Callable
 
 import torch
 
 from utils.errors import UserError
+from utils.training.host_memory import peak_rss
 from utils.training.objective import first_samples
 
 # What libraries below PyTorch say, which come out as plain RuntimeErrors.
@@ -19,7 +19,7 @@ def peak_memory(device: torch.device) -> int:
     """Bytes: of the GPU's allocator, or of the whole process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return peak_rss()
 
 
 def is_out_of_memory(error: BaseException) -> bool:
