@@ -3,12 +3,15 @@
 import contextlib
 import os
 import signal
+import sys
 import time
 
 from utils.distributed.environment import LAUNCH_FOLDER
 
 # Of a process that was launched: a second signal so soon is the first one once more.
 REPEATED_SECONDS = 3.0
+# How soon `Stopped` is raised again where Python ignored it.
+AGAIN_SECONDS = 0.01
 
 
 class Stopped(BaseException):
@@ -61,6 +64,7 @@ class Signals:
         self._deferred = False
         for signum in (signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, self._handle)
+        self._unraisable, sys.unraisablehook = sys.unraisablehook, self._raise_again
 
     def _handle(self, signum, frame):
         launched = self.received is not None and LAUNCH_FOLDER in os.environ
@@ -70,13 +74,26 @@ class Signals:
             os.write(2, b"stopped at once by a second signal\n")
             os._exit(128 + signum)
         self.received, self._first = signum, time.monotonic()
-        if not self._deferred:
-            raise Stopped(signum, "stopped before the first step: nothing to save")
+        self._stop_unless_deferred()
+
+    def _stop_unless_deferred(self, *_) -> None:
+        if self.received is not None and not self._deferred:
+            signal.setitimer(signal.ITIMER_REAL, 0)  # once is enough
+            raise Stopped(self.received, "stopped before the first step: nothing to save")
+
+    def _raise_again(self, unraisable) -> None:
+        """A signal may come within the callback of a weak reference or a `__del__`, where Python
+        ignores what is raised: a timer raises it again in the code that follows."""
+        if not isinstance(unraisable.exc_value, Stopped):
+            self._unraisable(unraisable)
+            return
+        signal.signal(signal.SIGALRM, self._stop_unless_deferred)
+        signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)
 
     def defer(self) -> None:
+        """From now on a signal is only noted."""
+        self._stop_unless_deferred()  # it came while an exception could not be raised
         self._deferred = True
-        if self.received is not None:  # it came while an exception could not be raised
-            raise Stopped(self.received, "stopped before the first step: nothing to save")
 
     @contextlib.contextmanager
     def held(self):
@@ -85,5 +102,4 @@ class Signals:
         before, self._deferred = self._deferred, True
         yield
         self._deferred = before
-        if self.received is not None and not before:
-            raise Stopped(self.received, "stopped before the first step: nothing to save")
+        self._stop_unless_deferred()
