@@ -1,5 +1,6 @@
 """Trains the runs, in this process or in several, and leaves none behind."""
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -39,12 +40,13 @@ class Processes:
     def __init__(self, setting: Setting, jobs: int):
         context = multiprocessing.get_context("spawn")  # a fork would share PyTorch's threads
         self._processes, self._runs = {}, {}  # by the connection to each; None: it is free
-        for _ in range(jobs):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(setting, theirs), daemon=True)
-            process.start()
-            theirs.close()  # so that its end shows as the end of the connection
-            self._processes[ours], self._runs[ours] = process, None
+        with _interrupt_held():
+            for _ in range(jobs):
+                ours, theirs = context.Pipe()
+                process = context.Process(target=_work, args=(setting, theirs), daemon=True)
+                process.start()
+                theirs.close()  # so that its end shows as the end of the connection
+                self._processes[ours], self._runs[ours] = process, None
 
     def __enter__(self):
         return self
@@ -92,9 +94,24 @@ class Processes:
         )
 
 
+@contextlib.contextmanager
+def _interrupt_held():
+    """Holds back a Ctrl-C until its end: a process that has been started and not yet been sent its
+    work would print a traceback. Those started within it ignore Ctrl-C; their parent ends them."""
+    came = []
+    handler = signal.signal(signal.SIGINT, lambda *_: came.append(True))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # they inherit it
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGINT, handler)
+    if came:
+        raise KeyboardInterrupt
+
+
 def _work(setting: Setting, connection) -> None:
     """Of each process: trains what it is sent. It ends with the process that started it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent ends the others
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         bench = Bench(setting)
