@@ -7,12 +7,11 @@ python resnet50_test.py --resume
 python resnet50_test.py --resume runs/my_run --predict new_pictures
 """
 
-import sys
 from dataclasses import dataclass
 
 from utils.config import setting
 from utils.errors import UserError
-from utils.run import Run, run_entry
+from utils.run import Run, end_process, run_entry
 from utils.settings import ImageSettings
 
 MODEL = "model"  # heading in --help
@@ -111,4 +110,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())

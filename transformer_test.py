@@ -8,12 +8,11 @@ python transformer_test.py --resume runs/my_run --predict new_texts.csv
 """
 
 import os
-import sys
 from dataclasses import dataclass
 
 from utils.config import DEFAULT, setting
 from utils.errors import UserError
-from utils.run import Run, run_entry
+from utils.run import Run, end_process, run_entry
 from utils.settings import TextSettings
 
 MODEL = "model"  # heading in --help
@@ -144,4 +143,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())

@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Iterator
 
-from benchmarks.loop import silent
+from benchmarks.common import silent
 
 
 class Budget:

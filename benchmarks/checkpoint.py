@@ -19,8 +19,8 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.common import arguments, machine
-from benchmarks.loop import make_trainer, silent, take_steps
+from benchmarks.common import arguments, machine, silent
+from benchmarks.loop import make_trainer, take_steps
 from utils.models.resnet import ResNet
 from utils.signals import Signals
 

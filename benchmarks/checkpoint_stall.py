@@ -89,7 +89,7 @@ def measure(rank: int, size: int, folder: str, repetitions: int, results) -> Non
         stall = time.perf_counter() - started
         saver.wait()
         exchange.barrier()
-        figures = exchange.gather_objects([stall, time.perf_counter() - started])
+        figures = exchange.gather_json([stall, time.perf_counter() - started])
         if repetition >= 0:  # the first one finds no memory yet
             seconds.append([max(column) for column in zip(*figures, strict=True)])
     if rank == 0:

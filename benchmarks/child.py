@@ -1,7 +1,8 @@
 """An object in a process of its own, which waits while others take their turns.
 
 On a CPU malloc is one for the whole process: what one contender frees another one finds there, and
-how it is told to treat freed memory holds for all. People run one at a time.
+how it is told to treat freed memory holds for all. On a GPU an error in one kernel ends all work of
+the process. People run one at a time.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from multiprocessing import get_context, parent_process
 from pathlib import Path
 
 from benchmarks.budget import ChildError, in_a_line
-from benchmarks.loop import silent
+from benchmarks.common import silent
 from utils.training.host_memory import peak_rss
 
 SECONDS_TO_END = 10

@@ -16,7 +16,6 @@ KINDS = {
     "all_gather": ("all_gather", 1),
     "all_gather_into_tensor": ("all_gather", 1),
     "all_gather_single": ("all_gather", 1),
-    "all_gather_object": ("all_gather of objects", None),
     "reduce_scatter_tensor": ("reduce_scatter", 1),
     "reduce_scatter_single": ("reduce_scatter", 1),
 }
@@ -53,14 +52,12 @@ class Collectives:
         with self._uncounted():
             return allreduce_hook(group, bucket)
 
-    def _counting(self, function, kind: str, place: int | None):
+    def _counting(self, function, kind: str, place: int):
         def counted(*args, **options):
             if not self._inside:
-                length = 0
-                if place is not None:
-                    names = "tensor", "input", "input_tensor"
-                    named = [options[name] for name in names if name in options]
-                    length = (args[place] if len(args) > place else named[0]).nbytes
+                names = "tensor", "input", "input_tensor"
+                named = [options[name] for name in names if name in options]
+                length = (args[place] if len(args) > place else named[0]).nbytes
                 self.calls[kind, length] += 1
             with self._uncounted():
                 return function(*args, **options)

@@ -1,10 +1,13 @@
 """What every benchmark states: the machine, the versions, ratios of runs taken in turn."""
 
 import argparse
+import contextlib
 import json
+import os
 import platform
 import statistics
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 UNITS = {"samples_per_second": ("samples/s", 0), "steps_per_second": ("steps/s", 2)}
@@ -82,3 +85,14 @@ def report(title: str, results: dict, path: Path | None) -> None:
             )
     if path is not None:
         path.write_text(json.dumps({"machine": state, "results": results}, indent=1) + "\n")
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[None]:
+    """What the runs say goes nowhere."""
+    with open(os.devnull, "w") as nowhere:
+        shown, sys.stdout, sys.stderr = (sys.stdout, sys.stderr), nowhere, nowhere
+        try:
+            yield
+        finally:
+            sys.stdout, sys.stderr = shown

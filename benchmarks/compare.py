@@ -1,6 +1,9 @@
 """The contenders of a case, made ready one by one and timed in turn.
 
-A contender that fails leaves the others their time and the case its figures.
+Each is a process of its own, as people run them: one that fails, even by an error that ends all
+work of its process on the GPU, leaves the others their time and the case its figures. Between its
+turns it holds model, optimizer and graphs on the GPU; the memory of a step it takes when its turn
+comes.
 """
 
 from __future__ import annotations
@@ -34,11 +37,44 @@ LEAST_MEMORY = 4e9
 PLAIN, BEST = "plain loop", "best torch.compile"
 
 
+class Alone:
+    """A contender in its process."""
+
+    def __init__(self, contender: Ours | Usual, device: torch.device):
+        self.contender, self.device = contender, device
+        self.steps, self.shares = contender.steps, contender.shares
+
+    def turn(self, count: int) -> tuple[float, int | None]:
+        """Seconds of so many steps; on a GPU the bytes of their peak, beyond what lies there
+        before. There a step that is not timed comes first: it takes memory anew."""
+        if self.device.type != "cuda":
+            return self.steps(count), None
+        self.steps(1)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        before = torch.cuda.memory_allocated(self.device)
+        seconds = self.steps(count)
+        return seconds, torch.cuda.max_memory_allocated(self.device) - before
+
+    def rest(self) -> None:
+        """What is free in this process is free for the others."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
 class InAChild(Child):
-    """A contender there."""
+    """The methods of an `Alone` there."""
 
     def steps(self, count: int) -> float:
         return self.call("steps", count)
+
+    def turn(self, count: int) -> tuple[float, int]:
+        """On a CPU the peak is that of the process until now, beyond what it had with model and
+        data before its first step."""
+        seconds, peak = self.call("turn", count)
+        return seconds, self.peak_rss() if peak is None else peak
+
+    def rest(self) -> None:
+        self.call("rest")
 
     def shares(self) -> dict[str, float]:
         return self.call("shares")
@@ -53,7 +89,7 @@ class Runner:
         seconds: of a turn, about.
     """
 
-    contender: InAChild | Ours | Usual
+    contender: InAChild
     steps: int
     seconds: float
 
@@ -66,7 +102,7 @@ def compare(
     left_out, shares = {}, {}
     with ExitStack() as closing:
         ready, first = make_ready(case, ways, sizes, options, budget, folder, left_out, closing)
-        speeds, peaks = take_turns(case, ready, options, budget, left_out)
+        speeds, peaks = take_turns(case, ready, options.repetitions, budget, left_out)
         for name in [name for name in speeds if name not in left_out]:
             with attempt(name, LEAST_SECONDS, left_out):
                 shares[name] = of_a_step(ready[name].contender.shares())
@@ -113,17 +149,16 @@ def make_ready(
             one.steps(settling(way, options.torch_device))
             seconds = one.steps(2) / 2
             one.shares()  # of the steps so far; those of the turns are to count
+            one.rest()
             steps = max(1, round(sizes.turn_seconds / seconds))
             ready[name] = Runner(one, steps, steps * seconds)
             closing.push(own.pop_all())
     return ready, first
 
 
-def contender(case: Case, way: Way, options, folder: Path, closing: ExitStack):
-    """Ready to take steps; on a CPU in a process of its own."""
-    if options.torch_device.type == "cuda":
-        return in_this_process(case, way, options, folder)
-    if available_memory() < LEAST_MEMORY:
+def contender(case: Case, way: Way, options, folder: Path, closing: ExitStack) -> InAChild:
+    """Ready to take steps."""
+    if options.torch_device.type == "cpu" and available_memory() < LEAST_MEMORY:
         raise MemoryError(f"less than {LEAST_MEMORY / 1e9:.0f} GB of memory are left")
     made = partial(alone, case.rebuild, way, options, folder)
     child = InAChild(made, environment_of_entries() if way.ours else None)
@@ -131,13 +166,13 @@ def contender(case: Case, way: Way, options, folder: Path, closing: ExitStack):
     return child
 
 
-def alone(rebuild: Callable[[], Case], way: Way, options, folder: Path) -> Ours | Usual:
+def alone(rebuild: Callable[[], Case], way: Way, options, folder: Path) -> Alone:
     """In a process of its own."""
     if options.threads:
         torch.set_num_threads(options.threads)
     if way.keeps:
         keep_freed_memory()
-    return in_this_process(rebuild(), way, options, folder)
+    return Alone(in_this_process(rebuild(), way, options, folder), options.torch_device)
 
 
 def in_this_process(case: Case, way: Way, options, folder: Path) -> Ours | Usual:
@@ -161,34 +196,23 @@ def settling(way: Way, device: torch.device) -> int:
 
 
 def take_turns(
-    case: Case, ready: dict[str, Runner], options, budget: Budget, left_out: dict[str, str]
+    case: Case, ready: dict[str, Runner], turns: int, budget: Budget, left_out: dict[str, str]
 ) -> tuple[dict[str, list[float]], dict[str, int | None]]:
     """Samples per second in each turn, and the bytes of the last peak. Who fails takes no
     further turns; those until then count."""
-    device = options.torch_device
     speeds, peaks = {name: [] for name in ready}, dict.fromkeys(ready)
-    for repetition in range(options.repetitions):
+    for repetition in range(turns):
         if repetition and budget.left < LEAST_SECONDS:
             break
         still = [name for name in ready if name not in left_out]
         for name in still if repetition % 2 == 0 else reversed(still):
             runner = ready[name]
             with attempt(name, LEAST_SECONDS + 4 * runner.seconds, left_out):
-                seconds, peaks[name] = timed(runner, device)
+                seconds, peaks[name] = runner.contender.turn(runner.steps)
+                runner.contender.rest()
                 speeds[name].append(runner.steps * case.batch / seconds)
-        print(f"  turn {repetition + 1} of {options.repetitions}", flush=True)
+        print(f"  turn {repetition + 1} of {turns}", flush=True)
     return {name: values for name, values in speeds.items() if values}, peaks
-
-
-def timed(runner: Runner, device: torch.device) -> tuple[float, int | None]:
-    """Seconds of a turn, and the bytes of its peak: on a GPU beyond what lies there before it, on a
-    CPU of the process until now, beyond what it had with model and data before its first step."""
-    if device.type != "cuda":
-        return runner.contender.steps(runner.steps), runner.contender.peak_rss()
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    seconds = runner.contender.steps(runner.steps)
-    return seconds, torch.cuda.max_memory_allocated(device) - before
 
 
 def best_compiled(speeds: dict[str, list[float]], ways: dict[str, Way]) -> str | None:

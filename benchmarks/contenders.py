@@ -4,6 +4,8 @@ The usual loop over pictures has torchvision's transforms in a DataLoader with w
 texts pads random batches to their longest text. Both read the loss in every step, as torchvision's
 reference scripts do, and train the same network as ours, by the same optimizer with the same weight
 decay; theirs is made with PyTorch's defaults, ours with `fused=True`, as the toolkit makes it.
+cuDNN is used alike: plans of convolutions are searched, and its attention, which would make a plan
+for every new length of the texts, is left out.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from benchmarks.loop import make_trainer, take_steps
 from utils.fused import MODES
 from utils.reporting.metrics import read_metrics
 from utils.signals import Signals
+from utils.training.cudnn import prefer_flash_attention, search_plans
 from utils.training.graphed_step import use_graphs, why_not
 from utils.training.objective import Precision
 from utils.training.progress import PhaseTimes, wait_for
@@ -77,15 +80,14 @@ def our_ways(precision: str, cuda: bool, graphs: bool) -> dict[str, Way]:
     """The toolkit's, with each of its switches but --compile.
 
     Args:
-        graphs: whether --cuda_graphs is among them.
+        graphs: whether --cuda_graphs is among them, with --fused speed: each graph holds the memory
+            of a step between its turns, too.
     """
     ways = {"ours": Way(True, precision, precision, True, keeps=not cuda)}
     for mode in MODES[1:]:
         what = f"{precision}, --fused {mode}"
         ways[f"ours, {mode}"] = Way(True, what, precision, True, fused=mode, keeps=not cuda)
     if graphs:
-        what = f"{precision}, --cuda_graphs"
-        ways["ours, graphs"] = Way(True, what, precision, True, graphs=True)
         what = f"{precision}, --fused speed --cuda_graphs"
         ways["ours, speed, graphs"] = Way(True, what, precision, True, fused="speed", graphs=True)
     return ways
@@ -156,6 +158,8 @@ class Usual:
         device: torch.device,
         ahead: int = 0,
     ):
+        search_plans(True)
+        prefer_flash_attention()
         memory = torch.channels_last if way.channels_last else torch.contiguous_format
         self.model = copy.deepcopy(model).to(device, memory_format=memory).train()
         mode = "reduce-overhead" if way.graphs else "default"
@@ -216,6 +220,7 @@ class Ours:
         folder: Path,
         signals: Signals,
     ):
+        prefer_flash_attention()
         self.folder, self.way = folder, way
         model = copy.deepcopy(model).to(device, memory_format=torch.channels_last)
         self.trainer = make_trainer(

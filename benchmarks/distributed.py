@@ -31,8 +31,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks import checkpoint_stall, ngd_shares
 from benchmarks.collectives import Collectives, per_step, sent, total_sent
-from benchmarks.common import machine, parser, ratio, side_by_side
-from benchmarks.loop import make_trainer, silent, take_steps
+from benchmarks.common import machine, parser, ratio, side_by_side, silent
+from benchmarks.loop import make_trainer, take_steps
 from benchmarks.ranks import Ranks
 from utils.exchange import Exchange
 from utils.models.resnet import ResNet

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.common import arguments, ratio, report, side_by_side
-from benchmarks.loop import make_trainer, silent, take_steps
+from benchmarks.common import arguments, ratio, report, side_by_side, silent
+from benchmarks.loop import make_trainer, take_steps
 from utils.models.resnet import ResNet
 from utils.signals import Signals
 

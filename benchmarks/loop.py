@@ -1,9 +1,5 @@
 """The toolkit's training loop over random pictures or texts, for the benchmarks that time it."""
 
-import contextlib
-import os
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -143,14 +139,3 @@ def take_steps(trainer: Trainer, steps: int) -> float:
     trainer.fit()
     seconds = trainer.progress.seconds_training - before
     return steps * trainer.loader.batch_size / seconds
-
-
-@contextlib.contextmanager
-def silent() -> Iterator[None]:
-    """What the runs say goes nowhere."""
-    with open(os.devnull, "w") as nowhere:
-        shown, sys.stdout, sys.stderr = (sys.stdout, sys.stderr), nowhere, nowhere
-        try:
-            yield
-        finally:
-            sys.stdout, sys.stderr = shown

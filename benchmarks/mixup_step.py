@@ -24,8 +24,8 @@ import torch
 import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.common import parser, ratio, report, side_by_side
-from benchmarks.loop import make_trainer, silent, take_steps
+from benchmarks.common import parser, ratio, report, side_by_side, silent
+from benchmarks.loop import make_trainer, take_steps
 from utils.augment.meta_mixup import Pairs, PolicyMixup, VirtualStep
 from utils.augment.mixup import Mixing
 from utils.augment.mixup_policy import MixupPolicy

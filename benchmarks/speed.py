@@ -95,7 +95,6 @@ def set_up(options) -> None:
         torch.set_num_threads(options.threads)
     if options.workers is None:
         options.workers = default_workers(options.torch_device)
-    torch.backends.cudnn.benchmark = True  # as the toolkit has it; for all
 
 
 def raced(options, sizes: Sizes, seconds: float, folder: Path) -> dict:
@@ -105,8 +104,7 @@ def raced(options, sizes: Sizes, seconds: float, folder: Path) -> dict:
     )  # fmt: skip
     print("time to an accuracy, real pictures", flush=True)
     device, workers = options.torch_device, options.workers
-    apart = device.type == "cpu"
-    return race(data, sizes.race, device, sizes.precision, workers, folder, seconds, apart)
+    return race(data, sizes.race, device, sizes.precision, workers, folder, seconds)
 
 
 def measured(options, sizes: Sizes, budget: Budget, folder: Path) -> Iterator[tuple[str, dict]]:

@@ -88,15 +88,12 @@ def race(
     workers: int,
     folder: Path,
     seconds: float,
-    apart: bool,
 ) -> dict:
     """{name: [(seconds of training, test accuracy) after each epoch]}, and what was trained.
 
     Evaluations are outside the clock; compiling and the first step are in it. What fails, or is
-    not done after so many `seconds` in all, is in `left_out` with the reason.
-
-    Args:
-        apart: each in a process of its own, to which `load` is pickled; on a CPU.
+    not done after so many `seconds` in all, is in `left_out` with the reason. Each contender
+    trains in a process of its own, to which `load` is pickled.
     """
     budget, curves, left_out, course = Budget(seconds), {}, {}, None
     what = f"ResNet-{plan.depth} of width {plan.width}"
@@ -108,20 +105,15 @@ def race(
     ways = {
         "plain loop": Way(False, "fp32, NCHW"),
         "autocast": Way(False, "channels_last", precision, True),
-        "ours": Way(True, "channels_last", precision, True, keeps=apart),
+        "ours": Way(True, "channels_last", precision, True, keeps=device.type == "cpu"),
     }
     for name, way in ways.items() if course else ():
         print(f"  {name}", flush=True)
         with attempt(name, budget.left, left_out):
-            if apart:
-                made = partial(Racer, way, load, plan, device, workers, folder)
-                child = Child(made, environment_of_entries() if way.ours else None)
-                with contextlib.closing(child):
-                    curves[name] = child.call("curve")
-            else:
-                curves[name] = Racer(
-                    way, lambda: course.data, plan, device, workers, folder
-                ).curve()
+            made = partial(Racer, way, load, plan, device, workers, folder)
+            child = Child(made, environment_of_entries() if way.ours else None)
+            with contextlib.closing(child):
+                curves[name] = child.call("curve")
     reached = {
         name: next((seconds for seconds, accuracy in curve if accuracy >= plan.target), None)
         for name, curve in curves.items()

@@ -22,8 +22,8 @@ import torch
 import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.common import arguments, ratio, report, side_by_side
-from benchmarks.loop import CPU, EPOCH, make_trainer, silent, take_steps
+from benchmarks.common import arguments, ratio, report, side_by_side, silent
+from benchmarks.loop import CPU, EPOCH, make_trainer, take_steps
 from utils.data.text_loader import TextLoader
 from utils.models.resnet import ResNet
 from utils.models.transformer import Transformer

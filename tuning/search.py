@@ -125,6 +125,8 @@ class Search:
         self.runner = Runner(target.script, self.threads, devices, self._time_is_up)
         self.errors: list[BaseException] = []
         self.shown = 0  # trials, by the bar
+        self.said: set[int] = set()  # numbers of the trials that have had their line
+        self.best = ""  # as it was said last
         self.reserve = 0.0  # seconds that what follows the search will take
         self._say_lock = threading.Lock()
         self._introduce(notes)
@@ -286,7 +288,7 @@ class Search:
             if index not in known.intermediate_values:
                 claim.trial.set_user_attr(f"rung{index}", vars(outcome))
                 claim.trial.report(outcome.score, index)
-            self._note_length(claim, outcome, index, last)
+                self._note_length(claim, outcome, index, last)
         if index == last:
             self.study.tell(claim, TrialState.COMPLETE, outcome.score)
             return self._done(claim, f"{outcome.score:.2f} %")
@@ -334,7 +336,8 @@ class Search:
         return sum(trial.state.is_finished() for trial in self.study.trials())
 
     def _done(self, claim, how: str) -> None:
-        """A line for the trial, and the best so far."""
+        """A line for the trial after its first stage, and the best so far. What further stages
+        give is in the log; without a terminal a better best has a line of its own."""
         from tuning.report import best_line
 
         line = f"trial {claim.number} ({self.space.line(claim.values)}): {how}"
@@ -343,8 +346,14 @@ class Search:
             if self.console.live:
                 self.console.log(line)
                 self.console.progress(best)
-            else:
+            elif claim.number not in self.said:
+                self.said.add(claim.number)
                 self.console.say(f"[{finished}/{self.total}] {line}; {best}")
+            else:
+                self.console.log(line)
+                if best != self.best:
+                    self.console.say(f"[{finished}/{self.total}] {best}")
+            self.best = best
             # One that goes on was counted when its first stage was done.
             self.console.advance(max(0, finished - self.shown))
             self.shown = max(self.shown, finished)

@@ -5,8 +5,7 @@ from pathlib import Path
 
 def phase_advice(settings, run, loader) -> dict[str, str]:
     """{phase: advice}, of what the settings do not already have; see training/progress.py."""
-    by_tokens = getattr(settings, "batch_tokens", None) is not None
-    batch = "--batch_tokens" if by_tokens else "--batch_size"
+    batch = _batch_flag(settings)
     advice = {
         "optimizer": f"a larger {batch}, or --accumulation_steps 4, takes fewer of its steps",
         "checkpoint": f"save less often than --save_every {settings.save_every}",
@@ -26,6 +25,12 @@ def phase_advice(settings, run, loader) -> dict[str, str]:
     return advice
 
 
+def launch_advice(settings) -> dict[str, str]:
+    """{"launches": what helps where a GPU's steps are launch-bound and there are no graphs}."""
+    batch = _batch_flag(settings)
+    return {"launches": f"the GPU waits for the host, and a larger {batch} takes hardly longer"}
+
+
 def memory_advice(settings, device) -> dict[str, str]:
     """{"memory": what else may help where it has run out}."""
     if device.type == "cpu":  # where what is not kept leaves holes in the heap of the process
@@ -37,9 +42,13 @@ def memory_advice(settings, device) -> dict[str, str]:
     return {"memory": "--fused memory keeps about half as much of each sample"}
 
 
+def _batch_flag(settings) -> str:
+    return "--batch_size" if getattr(settings, "batch_tokens", None) is None else "--batch_tokens"
+
+
 def _computed_otherwise(settings) -> bool:
     """--compile is given, or what excludes it."""
-    return settings.compile or settings.cuda_graphs or settings.fused != "none"
+    return settings.compile or settings.cuda_graphs == "on" or settings.fused != "none"
 
 
 def _computes_bf16(device) -> bool:

@@ -74,12 +74,13 @@ def _passes(run, model, objective: Classification, classes: int):
 
 def _available(run) -> float:
     """Bytes that this process may take of its device: on a GPU all that it has or is free, half of
-    it where graphs keep a step's memory besides; on a CPU its part of what the machine can give."""
+    it where graphs are asked for, which keep a step's memory besides; on a CPU its part of what the
+    machine can give."""
     if run.device.type == "cuda":
         torch.cuda.empty_cache()
         free, _ = torch.cuda.mem_get_info(run.device)
         whole = float(free + torch.cuda.memory_reserved(run.device))
-        return whole / 2 if run.settings.cuda_graphs else whole
+        return whole / 2 if run.settings.cuda_graphs == "on" else whole
     hand_back_freed_memory()  # of what has loaded the data, which would not count as available
     return available_memory() / (run.place.local_world_size if run.place else 1)
 

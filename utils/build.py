@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 
-from utils.advice import memory_advice, phase_advice
+from utils.advice import launch_advice, memory_advice, phase_advice
 from utils.augment.meta_mixup import PolicyMixup, SampleMixup, VirtualStep
 from utils.augment.mixup import Mixing
 from utils.augment.mixup_policy import MixupPolicy
@@ -108,7 +108,9 @@ def build_trainer(
         else Average(model, settings.ema_decay, strategy),
         freeze=freeze,
         early_stop_patience=settings.early_stop_patience,
-        advice=phase_advice(settings, run, loader) | memory_advice(settings, run.device),
+        advice=phase_advice(settings, run, loader)
+        | memory_advice(settings, run.device)
+        | launch_advice(settings),
         meta=build_meta(run, len(card.classes), strategy, run.exchange),
         saved_settings={
             "entry": settings.entry,
@@ -122,13 +124,19 @@ def build_trainer(
         },
         strategy=strategy,
         stopping=run.stopping,
+        free_cores=run.free_cores,
     )
     trainer.started = run.started
     run.trainer = trainer
     if checkpoint is not None:
         trainer.restore(checkpoint)
-    if settings.cuda_graphs:
-        use_graphs(trainer, compiled=settings.compile, texts=isinstance(card, TextCard))
+    use_graphs(
+        trainer,
+        settings.cuda_graphs,
+        compiled=settings.compile,
+        texts=isinstance(card, TextCard),
+        deterministic=settings.deterministic,
+    )
     return trainer
 
 

@@ -210,12 +210,15 @@ def convert(field: dataclasses.Field, value, where: str):
     wrong = UserError(f"{where}: {value!r} is not {_values_text(field)}")
     if isinstance(value, str):
         value = VALUE_ALIASES.get(field.name, {}).get(value.lower(), value)
+    words = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
     if kind is bool:
-        words = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
         value = words.get(value.lower(), value) if isinstance(value, str) else value
         if not isinstance(value, bool):
             raise wrong
         return value
+    if _is_switch(meta):
+        value = words.get(value.lower(), value) if isinstance(value, str) else value
+        value = {True: "on", False: "off"}[value] if isinstance(value, bool) else value
     if isinstance(value, bool):
         if meta["bare"] is not None and value:
             return meta["bare"]
@@ -302,6 +305,10 @@ def _add_flag(group, field: dataclasses.Field) -> None:
     if kind is bool:
         # `--flag`, `--flag false` and `--no_flag` are all understood.
         common |= {"nargs": "?", "const": "true", "metavar": "true|false"}
+    else:
+        metavar = "NAME" if _choices(field.metadata) else kind.__name__.upper()
+        common |= {"metavar": metavar} | ({"nargs": "?", "const": bare} if bare else {})
+    if kind is bool or _is_switch(field.metadata):
         off = [f"--no_{n}" for n in names if len(n) > 1]
         off += [_hyphens(flag) for flag in off if _hyphens(flag) != flag]
         group.add_argument(
@@ -312,9 +319,6 @@ def _add_flag(group, field: dataclasses.Field) -> None:
             const=False,
             help=argparse.SUPPRESS,
         )
-    else:
-        metavar = "NAME" if _choices(field.metadata) else kind.__name__.upper()
-        common |= {"metavar": metavar} | ({"nargs": "?", "const": bare} if bare else {})
     group.add_argument(*flags, help=_help(field), **common)
     hyphens = [_hyphens(flag) for flag in flags if _hyphens(flag) != flag]
     if hyphens:  # understood, and not listed a second time
@@ -357,6 +361,11 @@ def _values_text(field: dataclasses.Field) -> str:
 def _choices(meta) -> list:
     choices = meta["choices"]
     return list(choices() if callable(choices) else choices or [])
+
+
+def _is_switch(meta) -> bool:
+    """One of on, off and other words: understands what a bool does, too."""
+    return {"on", "off"} <= set(_choices(meta))
 
 
 def _type(field: dataclasses.Field) -> tuple[type, bool]:

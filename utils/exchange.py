@@ -44,8 +44,13 @@ class Exchange:
         """Those of all ranks, in their order, on all ranks."""
         return [tensor]
 
-    def gather_objects(self, value: Any) -> list:
-        """Values of JSON of all ranks, in their order, on all ranks. The host waits."""
+    def gather_json(self, value: Any) -> list:
+        """Values of JSON of all ranks, in their order, on all ranks; never by pickle. The ranks may
+        give values of any length. Tuples become lists, and keys of dicts strings. The host waits.
+
+        Raises:
+            TypeError: JSON cannot hold the value; on this rank, before it asks the others.
+        """
         return [value]
 
     def barrier(self) -> None:

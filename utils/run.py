@@ -1,5 +1,6 @@
 """What the entry scripts assemble alike, once: exit codes, folder, engine, the run resumed."""
 
+import atexit
 import contextlib
 import os
 import signal
@@ -8,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 from utils.config import parse
 from utils.distributed.environment import (
@@ -77,6 +79,21 @@ def run_entry(config_class, train: Callable, description: str, argv: list[str] |
     return 0
 
 
+def end_process(code: int) -> NoReturn:
+    """Ends the process of an entry script with this exit code.
+
+    Of processes that train together each ends before Python takes itself apart: threads of
+    PyTorch's process groups still run then, and one that comes upon Python aborts the process.
+    """
+    if launched() is None:
+        sys.exit(code)
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+            stream.flush()
+    os._exit(code)
+
+
 def environment_of_entries() -> dict[str, str]:
     """Variables that have to be there before PyTorch is imported, where the user has not set
     them."""
@@ -133,7 +150,7 @@ class Run:
         self._join()
         if not settings.without_training:
             path = Path(settings.output) if settings.output else default_path(model, data)
-            self._open_folder(Path(self.exchange.gather_objects(str(path))[0]))
+            self._open_folder(Path(self.exchange.gather_json(str(path))[0]))
 
     def _open_folder(self, path: Path) -> None:
         settings, source = self.settings, self.resumed_folder()
@@ -191,8 +208,12 @@ class Run:
         return self.exchange.rank == 0
 
     def _set_up_engine(self) -> None:
-        import torch
+        # C++ calls Python in this import: an exception there would abort the process.
+        with self.signals.held():
+            import torch
 
+        from utils.training.cudnn import prefer_flash_attention
+        from utils.training.free_cores import follow_free_cores
         from utils.training.host_memory import keep_freed_memory
         from utils.training.objective import Precision, resolve_precision
 
@@ -214,8 +235,13 @@ class Run:
             keep_freed_memory()
         if settings.threads:
             torch.set_num_threads(settings.threads)
+        self.threads = torch.get_num_threads()  # at most
+        chosen = settings.threads or "OMP_NUM_THREADS" in os.environ
+        self.free_cores = None
+        if not (cuda or chosen or settings.deterministic or settings.compile):
+            self.free_cores = follow_free_cores(self.console.say, self.console.log)
         torch.manual_seed(settings.seed)
-        torch.backends.cudnn.benchmark = not settings.deterministic
+        prefer_flash_attention()
         if settings.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
@@ -242,12 +268,6 @@ class Run:
     def interrupted(self) -> bool:
         """Whether the run is to stop; with many processes to be asked by all of them alike."""
         return self.stopping.asked()
-
-    @property
-    def threads(self) -> int:
-        import torch
-
-        return torch.get_num_threads()
 
     # ---- resuming -----------------------------------------------------------------------------
 
@@ -279,7 +299,7 @@ class Run:
                 raise UserError(f"--resume {path} is damaged ({error}): try {source}") from None
         else:
             loaded = store.load()
-        steps = self.exchange.gather_objects(loaded and loaded.step)
+        steps = self.exchange.gather_json(loaded and loaded.step)
         if len(set(steps)) > 1:
             raise UserError(
                 f"--resume {source}: not all processes see the same checkpoints (steps {steps}); "

@@ -39,12 +39,8 @@ class Chain:
             pictures = augmentation.apply(pictures, choices)
         return pictures
 
-    @property
-    def packed_rows(self) -> int:
-        return sum(one.packed_rows for one in (self.first, *self.others))
-
     def pack(self, plan: ChainPlan, index: np.ndarray) -> np.ndarray:
-        """(packed_rows, n) int64: what each of them packs, in their order."""
+        """(rows of all of them, n) int64: what each of them packs, in their order."""
         first, *others = plan.plans
         packed = [one.pack(choices) for one, choices in zip(self.others, others, strict=True)]
         return np.concatenate([self.first.pack(first, index), *packed])

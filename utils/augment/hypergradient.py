@@ -18,6 +18,12 @@ Simonyan and Yang, 2019, arXiv:1806.09055, equation 8):
 A gradient jumps where a ReLU opens or closes between the two ends, which the derivative knows
 nothing of and a difference would divide by e. So the second end keeps the ReLUs open that are open
 at w (`Gates`).
+
+Rounding is divided by e, too. By default convolutions on a GPU since Ampere round float32 to the 10
+bits of TF32 (of matrix products the user may ask the same), which is more than e v: the difference
+would be noise. A second backward pass through a deep network suffers as well. So everything here is
+computed in full float32, whatever the process has set, at the speed that products have without
+TF32. Only `gradient_at` is not: v may be as rough as any gradient.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,6 +33,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
+
+from utils.float32 import float32_products
 
 Weights = list[Tensor]
 
@@ -40,6 +48,7 @@ NUDGE = {dtype: torch.finfo(dtype).eps ** 0.5 / 8 for dtype in (torch.float32, t
 RELUS = {torch.relu, Tensor.relu, F.relu, torch.relu_, Tensor.relu_, F.relu_}
 
 
+@float32_products("float32")
 def exact_hypergradient(
     mixed: Callable[[Weights, Tensor], Tensor],
     clean: Callable[[Weights], Tensor],
@@ -68,6 +77,7 @@ def exact_hypergradient(
         return torch.autograd.grad(clean(ahead), lam, materialize_grads=True)[0]
 
 
+@float32_products("float32")
 def exact_product(
     mixed: Callable[[Weights, Tensor], Tensor], weights: Weights, v: Weights, lam: Tensor
 ) -> Tensor:
@@ -83,6 +93,7 @@ def exact_product(
         return torch.autograd.grad(along, lam, materialize_grads=True)[0]
 
 
+@float32_products("float32")
 def fast_hypergradient(
     mixed: Callable[[Weights, Tensor], Tensor],
     clean: Callable[[Weights], Tensor],
@@ -107,6 +118,7 @@ def fast_hypergradient(
     return -lr * _difference(mixed, weights, v, lam, here, gates)
 
 
+@float32_products("float32")
 def fast_product(
     mixed: Callable[[Weights, Tensor], Tensor], weights: Weights, v: Weights, lam: Tensor
 ) -> Tensor:

@@ -7,6 +7,7 @@ at any step without replaying the ones before. How samples are mixed is drawn li
 optimizer step.
 """
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
@@ -361,9 +362,15 @@ def _micro_batches(n: int, size: int) -> list[tuple[int, int]]:
     return list(pairwise([*starts, n]))
 
 
+@functools.cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all epochs: the allocator keeps the free memory of each stream for that stream."""
+    return torch.cuda.Stream(device)
+
+
 def _one_ahead(makers, device: torch.device) -> Iterator[Batch]:
     """Makes each batch on a side stream while the one before it is being used."""
-    side = torch.cuda.Stream(device)
+    side = _side_stream(device)
     side.wait_stream(torch.cuda.current_stream(device))  # the resident images were copied there
     ahead = None
     for make in chain(makers, [None]):

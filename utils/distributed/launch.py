@@ -58,6 +58,9 @@ class Job:
 
 
 def main(argv: list[str]) -> int:
+    # PyTorch reads this variable when it is imported. Its C++ warnings about closed connections
+    # fill a screen each; the launcher and the workers say in a line what has happened.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     signal.signal(signal.SIGTERM, _stopped_early)
     signal.signal(signal.SIGINT, _stopped_early)
     try:

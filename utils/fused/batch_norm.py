@@ -9,6 +9,7 @@ sync_batch_norm.py where the statistics are of all ranks. On a GPU what is of th
 process is computed by kernels, which round less often.
 """
 
+from types import ModuleType
 from typing import NamedTuple
 
 import torch
@@ -43,8 +44,9 @@ def take_statistics(norm: nn.Module, c: Tensor) -> tuple[Statistics, Tensor, Ten
     """What `norm` normalises c (n, channels, height, width) by, and scale and shift:
     BatchNorm(c) = c scale + shift. Its running statistics follow, as they do in its own forward."""
     exchange = exchange_of(norm)
-    if of_batch(norm) and exchange is None and kernels.images(c) is not None:
-        mean, spread, scale, shift = _by_kernels(norm, c)
+    kernel = kernels.images(c) if of_batch(norm) and exchange is None else None
+    if kernel is not None:
+        mean, spread, scale, shift = _by_kernels(kernel, norm, c)
         return Statistics(mean, spread), scale, shift
     if not of_batch(norm):
         statistics = Statistics(norm.running_mean.clone(), norm.running_var.clone())
@@ -60,13 +62,12 @@ def take_statistics(norm: nn.Module, c: Tensor) -> tuple[Statistics, Tensor, Ten
     return statistics, scale, torch.addcmul(norm.bias, statistics.mean, scale, value=-1)
 
 
-def _by_kernels(norm: nn.Module, c: Tensor) -> tuple[Tensor, ...]:
+def _by_kernels(kernel: ModuleType, norm: nn.Module, c: Tensor) -> tuple[Tensor, ...]:
     _refuse_one_value(c)
     share, mean, var = _share(norm), norm.running_mean, norm.running_var
     if not (norm.training and norm.track_running_stats):
         mean = var = None
-    batch_numbers = kernels.images(c).batch_numbers
-    return batch_numbers(c, norm.weight, norm.bias, norm.eps, mean, var, share)
+    return kernel.batch_numbers(c, norm.weight, norm.bias, norm.eps, mean, var, share)
 
 
 def _refuse_one_value(c: Tensor) -> None:
@@ -224,8 +225,9 @@ def backward(
     """
     needed = (needed[0], needed[1] and weight is not None, needed[2] and weight is not None)
     c = output.c
-    if batch and exchange is None and kernels.images(c) is not None:
-        return _backward_by_kernels(grad, output, weight, statistics, needed, relu)
+    kernel = kernels.images(c) if batch and exchange is None else None
+    if kernel is not None:
+        return _backward_by_kernels(kernel, grad, output, weight, statistics, needed, relu)
     if relu is not None:
         grad = gate(grad, relu.y, relu.out)
     if exchange is not None:
@@ -239,6 +241,7 @@ def backward(
 
 
 def _backward_by_kernels(
+    kernel: ModuleType,
     grad: Tensor,
     output: Again,
     weight: Tensor | None,
@@ -247,7 +250,7 @@ def _backward_by_kernels(
     relu: Gate | None,
 ) -> Gradients:
     """In two passes, the ReLU's among them: its gradient is written only where others want it."""
-    c, kernel = output.c, kernels.images(output.c)
+    c = output.c
     numbers = kernel.Numbers(statistics.mean, statistics.spread, output.scale, output.shift)
     grad = grad.contiguous(memory_format=torch.channels_last)
     alone = relu is not None and relu.alone

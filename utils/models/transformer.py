@@ -13,6 +13,7 @@ that the classifier reads, senMixup there.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -21,16 +22,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.compiler import is_compiling
+from torch.nn.attention.varlen import varlen_attn
 
 from utils.fused import is_fused
 from utils.fused.transformer import feed_forward, norm_linear
 from utils.models.dropout import Dropout, dropout
 from utils.packed import PackedTokens
 
-try:
-    from torch.nn.attention.varlen import varlen_attn
-except ImportError:  # before torch 2.10
-    varlen_attn = None
+# A window as wide as the longest text leaves nothing out, and PyTorch takes FlashAttention for it.
+# Without one it takes cuDNN's attention on Hopper and Blackwell for texts of over 128 tokens, which
+# makes a plan for every new length. PyTorch 2.10 has no window, and always takes FlashAttention.
+WINDOWS = "window_size" in inspect.signature(varlen_attn).parameters
 
 POOLINGS = ("cls", "mean")
 MIXUP_PLACES = ("sentence", "embeddings")
@@ -168,7 +170,9 @@ class Attention(nn.Module):
             q_ends, q_longest = ends, longest
             if first_only:
                 q_ends, q_longest = torch.arange(layout.n + 1, device=ends.device).int(), 1
-            return self.out(varlen_attn(q, k, v, q_ends, ends, q_longest, longest).flatten(1))
+            window = {"window_size": (longest, longest)} if WINDOWS else {}
+            mixed = varlen_attn(q, k, v, q_ends, ends, q_longest, longest, **window)
+            return self.out(mixed.flatten(1))
         q = q[:, None] if first_only else layout.spread(q)
         q, k, v = (
             part.unflatten(2, (self.heads, -1)).transpose(1, 2)
@@ -203,8 +207,7 @@ def _varlen_works(q: Tensor, heads: int) -> bool:
     gradient has no gradient, and its order of addition is not fixed."""
     width = q.shape[1] // heads
     return (
-        varlen_attn is not None
-        and q.device.type == "cuda"
+        q.device.type == "cuda"
         and q.dtype in (torch.bfloat16, torch.float16)
         and width % 8 == 0
         and width <= 256

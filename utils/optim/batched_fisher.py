@@ -17,7 +17,6 @@ kept instead: one product with it costs no more, and passes over the gradient on
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -83,25 +82,6 @@ class Scatter:
 def is_whole(rank: int, length: int) -> bool:
     """Whether a gradient is multiplied by I - R'V, not by V and R one after the other."""
     return 2 * rank >= length
-
-
-@contextlib.contextmanager
-def float32_products(kind: str):
-    """Within it, products of float32 matrices are computed as `kind` says.
-
-    "float32": in full. "fast": of factors rounded to TF32 on a GPU, to bfloat16 on a CPU that
-    multiplies these (see docs/ngd.md), added up in float32; other CPUs go on in full.
-    """
-    backends = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
-    before = [backend.fp32_precision for backend in backends]
-    wanted = ("tf32", "bf16") if kind == "fast" else ("ieee", "ieee")
-    try:
-        for backend, precision in zip(backends, wanted, strict=True):
-            backend.fp32_precision = precision
-        yield
-    finally:
-        for backend, precision in zip(backends, before, strict=True):
-            backend.fp32_precision = precision
 
 
 def precondition_(

@@ -7,8 +7,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from utils.exchange import Exchange
-from utils.optim.batched_fisher import FISHER, float32_products, update_
-from utils.optim.ngd_batch import Batch, Flags, is_dense, is_plain, kind_of
+from utils.float32 import float32_products
+from utils.optim.batched_fisher import FISHER, update_
+from utils.optim.ngd_batch import Batch, Flags, is_expanded, is_plain, kind_of
 from utils.optim.ngd_shares import Shares, shares_of
 
 AXES = ("all", "channels")
@@ -80,8 +81,11 @@ class NGD(Optimizer):
 
     Raises:
         ValueError: a setting is out of range.
-        RuntimeError: in `step`, a gradient is sparse or complex, a parameter is a part of a larger
-            tensor, or the state is of another rank.
+        RuntimeError: in `step`, a gradient is sparse or complex, several elements of a parameter
+            are one in memory (`expand`), or the state is of another rank.
+
+    A parameter may be a view that leaves out elements of a larger tensor: it is stepped in a copy,
+    which is kept, and the others are not written. Its `momentum_buffer` is contiguous.
 
     State is restored by `load_state_dict`. Tensors are stacked anew wherever other parameters have
     gradients than in the step before, which costs about as much as an update of the matrices.
@@ -202,10 +206,10 @@ class NGD(Optimizer):
         for number, parameter in present:
             if parameter.grad.is_sparse or parameter.is_complex():
                 raise RuntimeError("NGD takes dense, real gradients only")
-            if not is_dense(parameter):  # the fused kernel would write between its elements
+            if is_expanded(parameter):
                 raise RuntimeError(
-                    "NGD takes no parameter that is a part of a larger tensor: give it a copy "
-                    "(contiguous) of its own"
+                    "NGD takes no parameter of which several elements are one in memory, as "
+                    "expand() makes it: give it a copy (clone) of its own"
                 )
             step = self.state[parameter].get("step", 0)
             shape, divided = self._exchange.shape(parameter), self._exchange.is_divided(parameter)

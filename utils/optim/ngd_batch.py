@@ -9,14 +9,9 @@ import torch
 from torch import Tensor
 
 from utils.exchange import Exchange
+from utils.float32 import float32_products
 from utils.optim import fisher
-from utils.optim.batched_fisher import (
-    FISHER,
-    AxisBatch,
-    float32_products,
-    precondition_,
-    square_norms,
-)
+from utils.optim.batched_fisher import FISHER, AxisBatch, precondition_, square_norms
 
 EARLY_UPDATES = 10  # steps from the start that all update the Fisher matrices, as in Kaldi
 # Root mean square of a step of a fixed size, before the learning rate: that of AdamW's steps, to
@@ -55,6 +50,11 @@ class Batch:
     memory in channels_last: so both large axes are rows or columns of matrices, and nothing needs
     to be transposed. Where parameters are divided among the ranks, the stacked gradients are whole
     ones, and momentum and step are of this rank's rows.
+
+    Attributes:
+        views: places of the parameters that leave out elements of a larger tensor. The fused kernel
+            takes what it is given for dense, and would write to these.
+        dense: what it steps: the parameters, or contiguous copies of those in `views`.
     """
 
     def __init__(
@@ -65,14 +65,18 @@ class Batch:
         self.of_one = exchange.shape(first)
         self.is_divided = exchange.is_divided(first)
         self.device, self.dtype = first.device, kind_of(first)["dtype"]
+        self.views = [index for index, p in enumerate(parameters) if not is_dense(p)]
+        self.dense = list(parameters)
+        for index in self.views:
+            self.dense[index] = parameters[index].clone(memory_format=torch.contiguous_format)
         self.momenta = []
         if group["momentum"]:
-            for parameter in parameters:
+            for parameter, dense in zip(parameters, self.dense, strict=True):
                 buffer = state[parameter].get("momentum_buffer")
                 if buffer is None:
-                    state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-                elif buffer.stride() != parameter.stride():  # the fused kernel walks through memory
-                    state[parameter]["momentum_buffer"] = torch.empty_like(parameter).copy_(buffer)
+                    state[parameter]["momentum_buffer"] = torch.zeros_like(dense)
+                elif buffer.stride() != dense.stride():  # the fused kernel walks through memory
+                    state[parameter]["momentum_buffer"] = torch.empty_like(dense).copy_(buffer)
             self.momenta = [state[parameter]["momentum_buffer"] for parameter in parameters]
         self.numbers = axes_of(self.of_one, group["axes"])  # of the axes, in a parameter
         self.axes = [self._axis(number, state) for number in self.numbers]
@@ -83,7 +87,7 @@ class Batch:
         stacked = _as_parameters(torch.empty(self.shape, dtype=self.dtype, device="meta"))
         self.lies_stacked = all(
             one.stride() == p.stride() and one.dtype == p.dtype
-            for one, p in zip(stacked, parameters, strict=True)
+            for one, p in zip(stacked, self.dense, strict=True)
         )
         self.takes_two = not self.lies_stacked or any(axis.whole for axis in self.axes)
 
@@ -158,11 +162,10 @@ class Batch:
     def _as_they_lie(
         self, natural: tuple[Tensor, ...], memory: Tensor | None
     ) -> tuple[Tensor, ...]:
-        """The same in the dtype and order in memory of the parameters, through which the fused
-        kernel walks."""
+        """The same in the dtype and order in memory of what the fused kernel walks through."""
         if self.lies_stacked:
             return natural
-        parameters = self.parameters
+        parameters = self.dense
         size, memory = parameters[0].numel(), memory.flatten().view(parameters[0].dtype)
         laid = tuple(
             memory[i * size : (i + 1) * size].as_strided(p.shape, p.stride())
@@ -212,6 +215,8 @@ class Batch:
                 gradient = gradient / flags.grad_scale
             if self.group["weight_decay"] and not self.group["decoupled"]:
                 gradient = gradient + self.group["weight_decay"] * parameter
+            if index in self.views:  # products round by the order in memory
+                gradient = gradient.contiguous()
             gradient = self.exchange.whole(parameter, gradient)
             for number, axis in zip(self.numbers, self.axes, strict=True):
                 turned = gradient.movedim(number, -1)
@@ -228,12 +233,17 @@ class Batch:
                 scale = (fixed_square(self.of_one) / gradient.square().sum()).sqrt()
                 gradient = gradient * scale if scale.isfinite() else gradient
             own = self.exchange.part(parameter, gradient)
-            natural.append(torch.empty_like(parameter).copy_(own))
+            natural.append(torch.empty_like(self.dense[index]).copy_(own))
         return natural
 
     def descend(self, gradients: list[Tensor], flags: Flags) -> None:
         """Momentum, and the step itself, in PyTorch's fused kernel."""
-        group, parameters = self.group, self.parameters
+        group, parameters = self.group, self.dense
+        if self.views:
+            gradients = list(gradients)
+        for index in self.views:
+            parameters[index].copy_(self.parameters[index])
+            gradients[index] = gradients[index].contiguous()
         decay, coupled = group["weight_decay"], not group["decoupled"]
         if decay and not coupled:
             shrink = 1 - group["lr"] * decay
@@ -255,6 +265,8 @@ class Batch:
             grad_scale=flags.grad_scale if self.is_plain else None,
             found_inf=flags.found_inf,
         )
+        for index in self.views:
+            self.parameters[index].copy_(parameters[index])
 
 
 def _as_parameters(stacked: Tensor) -> tuple[Tensor, ...]:
@@ -288,6 +300,12 @@ def is_dense(parameter: Tensor) -> bool:
             return parameter.numel() == 0
         size *= length
     return True
+
+
+def is_expanded(parameter: Tensor) -> bool:
+    """Whether several elements are one in memory, as PyTorch finds it before it writes."""
+    strides = zip(parameter.stride(), parameter.shape, strict=True)
+    return parameter.numel() > 0 and any(s == 0 and length > 1 for s, length in strides)
 
 
 def kind_of(parameter: Tensor) -> dict:

@@ -39,11 +39,15 @@ class EngineSettings(Config):
         choices=("none", "memory", "speed"),
         resume="free",
     )
-    cuda_graphs: bool = setting(
-        False,
-        "Capture the whole optimizer step on a GPU once and replay it, which the host launches at "
-        "once; where that cannot be, the reason is said and steps are ordinary ones",
+    cuda_graphs: str = setting(
+        "auto",
+        "Capture the whole optimizer step on a GPU once and replay it, so that the host launches "
+        "it at once. auto: where launching a step takes nearly all of its time, as with small "
+        "models and batches, never with --deterministic; on, also the flag alone: wherever it can "
+        "be, and where not, a line says why; off, also --no_cuda_graphs: never",
         group=GROUP,
+        choices=("auto", "on", "off"),
+        bare="on",
         resume="free",
     )
     deterministic: bool = setting(
@@ -51,7 +55,8 @@ class EngineSettings(Config):
     )
     threads: int | None = setting(
         None,
-        "CPU threads for arithmetic",
+        "CPU threads for arithmetic. Without this flag they are fewer while other programs keep "
+        "cores busy, and results then differ in the last bits",
         group=GROUP,
         low=1,
         unit="threads",

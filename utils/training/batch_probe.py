@@ -86,7 +86,7 @@ def largest_that_fits(
         if not succeeds(search):  # before anything was tried
             found.append((len(cuts), float("inf")))
     first, needed, available = max(
-        exchange.gather_objects([*found[0], available]), key=lambda told: told[0]
+        exchange.gather_json([*found[0], available]), key=lambda told: told[0]
     )
     if first == len(cuts):
         return Found(None, needed, available)

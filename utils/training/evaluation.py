@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from utils.exchange import Exchange
+from utils.training.cudnn import search_plans
 from utils.training.objective import Precision, classification_sums
 
 
@@ -44,6 +45,7 @@ def evaluate(
     exchange = exchange or Exchange()
     training = model.training
     model.eval()
+    search_plans(False)  # the trainer decides again for each of its micro-batches
     sums = torch.zeros(3, dtype=torch.float64, device=precision.device)
     counts = torch.zeros((classes or 0) ** 2, dtype=torch.int64, device=precision.device)
     try:

@@ -5,13 +5,21 @@ from collections.abc import Callable
 import torch
 
 from utils.errors import UserError
+from utils.training.cudnn import trial_plans
 from utils.training.host_memory import peak_rss
 from utils.training.objective import first_samples
 
 # What libraries below PyTorch say, which come out as plain RuntimeErrors.
 OUT_OF_MEMORY = (
-    *("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED"),
-    *("CUDNN_STATUS_ALLOC_FAILED", "unable to find an engine to execute this computation"),
+    "can't allocate memory",
+    "CUDA error: out of memory",
+    "Triton Error [CUDA]: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUBLAS_STATUS_NOT_INITIALIZED",  # no memory for its handle
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "unable to find an engine to execute this computation",  # cuDNN: none in what is free
+    "CUSOLVER_STATUS_ALLOC_FAILED",
 )
 
 
@@ -31,7 +39,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 def succeeds(attempt: Callable[[], None]) -> bool:
     """False where it runs out of memory, which is free again afterwards."""
     try:
-        attempt()
+        with trial_plans():
+            attempt()
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -83,7 +92,7 @@ def within_memory(trainer, work: Callable, save: bool = True):
             f"{_flag(trainer.loader)} does not fit, {_instead(trainer.loader, half)} ({reason})"
         )
     # Outside the handler, which holds the tensors of the failed step.
-    graphs = trainer.stepper is not trainer
+    graphs = trainer.stepper is not trainer and trainer.stepper.holds_memory
     if graphs:
         trainer.stepper.drop("memory has run out")
     saved = _save_last_step(trainer) if save else ""
@@ -92,7 +101,7 @@ def within_memory(trainer, work: Callable, save: bool = True):
     if trainer.meta is not None:  # what it needs besides was not tried
         fits += "; or a smaller --meta_batch"
     if graphs:
-        fits += "; or leave out --cuda_graphs, which keep the memory of a step besides"
+        fits += "; or add --no_cuda_graphs: graphs keep the memory of a step besides"
     if "memory" in trainer.advice:
         fits += f"; or {trainer.advice['memory']}"
     raise UserError(f"out of memory: {fits}.{saved} ({reason})")

@@ -66,7 +66,7 @@ class Saver:
             self._writing, failure = (checkpoint.step, future), None
         line = failure and self._line(failure, checkpoint.step)
         if final:
-            line = next(filter(None, self.exchange.gather_objects(self._result() or line)), None)
+            line = next(filter(None, self.exchange.gather_json(self._result() or line)), None)
             if line is not None:
                 raise UserError(f"{line}; make room and --resume {self.store.folder.parent}")
         self._say(line)

@@ -136,7 +136,7 @@ def together(exchange: Exchange, action: Callable[[], Any]) -> list:
         result = action()
     except OSError as error:
         failure = [error.errno, f"{reason(error)} (rank {exchange.rank})"]
-    told = exchange.gather_objects([result, failure])
+    told = exchange.gather_json([result, failure])
     for _, failure in told:
         if failure is not None:
             raise OSError(*failure)

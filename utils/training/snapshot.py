@@ -21,7 +21,7 @@ def snapshot(trainer) -> Checkpoint:
     names = {parameter: name for name, parameter in parameters.items()}
     tensors, optimizer = optimizer_tensors(trainer.optimizer, names)
     rows = divided_rows(exchange, parameters)
-    told = exchange.gather_objects([random_states(), bool(rows)])
+    told = exchange.gather_json([random_states(), bool(rows)])
     state = {
         "format": FORMAT,
         "progress": asdict(trainer.progress),

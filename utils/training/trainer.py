@@ -17,7 +17,9 @@ from utils.reporting.metrics import MetricsLog
 from utils.signals import Signals, Stopped, Stopping
 from utils.training.average import Average
 from utils.training.checkpoint import Checkpoint
+from utils.training.cudnn import search_plans
 from utils.training.evaluation import Evaluation
+from utils.training.free_cores import FreeCores
 from utils.training.freeze import Freeze
 from utils.training.guard import Guard, OnNonFinite
 from utils.training.memory import peak_memory, within_memory
@@ -36,8 +38,8 @@ class Trainer:
         objective: (inputs, targets, mixing) -> summed loss, sums; its attribute `sums` names them
             where they are not SUMS (see training/objective.py).
         optimizer: honours `found_inf` (see optim/factory.py).
-        schedule: `apply(optimizer, step)` sets the learning rate of a step, `observe(loss)` is
-            told the loss on the validation split.
+        schedule: `apply(optimizer, step)` sets the learning rate of a step when it begins,
+            `observe(loss)` is told the loss on the validation split.
         loader: `epoch(epoch, start_step)` yields batches, `steps_per_epoch` is their number.
         precision: its scaler is used around backward.
         total_steps: optimizer steps of the whole run.
@@ -60,6 +62,7 @@ class Trainer:
         console, metrics, signals: of the run.
         strategy: how the model is spread over processes; None: it is in this one alone.
         stopping: whether to stop, as all ranks know it; None: by `signals` alone.
+        free_cores: `look()` sets the number of threads after every optimizer step; None: it stays.
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class Trainer:
         saved_settings: dict | None = None,
         strategy: Single | None = None,
         stopping: Stopping | None = None,
+        free_cores: FreeCores | None = None,
     ):
         if strategy is None:
             strategy = Single()
@@ -104,12 +108,16 @@ class Trainer:
         self.total_steps, self.clip = total_steps, clip
         self.on_nonfinite = OnNonFinite(on_nonfinite, console, saver)
         self.log_every = log_every
+        searches = (
+            precision.device.type == "cuda" and not torch.are_deterministic_algorithms_enabled()
+        )
+        self.searched_samples = loader.largest() if searches else None
         self.evaluate, self.eval_split, self.eval_every = evaluate, eval_split, eval_every
         self.early_stop_patience = early_stop_patience
         self.console, self.metrics, self.signals = console, metrics, signals
         self.stopping = stopping or Stopping(signals)
         self.saver, self.saved_settings = saver, saved_settings or {}
-        self.advice, self.profiler = dict(advice or {}), profiler
+        self.advice, self.profiler, self.free_cores = dict(advice or {}), profiler, free_cores
         self._no_sums = [0.0] * len(getattr(objective, "sums", SUMS))
         self.progress = Progress(epoch_sums=self._no_sums)
         device = precision.device
@@ -127,6 +135,14 @@ class Trainer:
     # ---- one step ---------------------------------------------------------------------------
 
     def forward_backward(self, batch) -> None:
+        # Before anything reads the rate. A step is resumed at its start, so that every micro-batch
+        # of it may set the same one.
+        self.schedule.apply(self.optimizer, self.progress.step)
+        self.forward_backward_device(batch)
+
+    def forward_backward_device(self, batch) -> None:
+        """Device part of a micro-batch, at the learning rate that its step has been given."""
+        self._search_plans(batch)
         mixing = batch.mixing
         if self.meta is not None:
             mixing = self.meta.choose(batch, self.learning_rate)
@@ -138,10 +154,15 @@ class Trainer:
         if not batch.filler:
             self.step_sums += sums
 
+    def _search_plans(self, batch) -> None:
+        """Lets convolutions search for the fastest plan in whole micro-batches, and in no others
+        (see cudnn.py)."""
+        if self.searched_samples is not None:
+            search_plans(len(batch.targets) == self.searched_samples)
+
     def update(self) -> None:
         self.updating = True
         step = self.progress.step
-        self.schedule.apply(self.optimizer, step)
         self.update_device(step, self.average.share(step) if self.average else 0.0)
         self.progress.step += 1
         self.updating = False
@@ -206,6 +227,7 @@ class Trainer:
         self.prepare(0)
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             batch = self.loader.made(next(iter(self.loader.epoch(0))))
+            self._search_plans(batch)
             loss, _ = self.objective(batch.inputs, batch.targets, batch.mixing)
             (loss * 0).backward()
         self.strategy.drop_gradients()
@@ -241,6 +263,8 @@ class Trainer:
             if self.profiler is not None:
                 self.profiler.step()
                 times.mark("other")  # it may write its trace
+            if self.free_cores is not None:
+                self.free_cores.look()
             if progress.step % self.log_every == 0:
                 self._log_window(clock)
             if progress.step % epoch_steps == 0 or progress.step >= self.total_steps:
@@ -388,7 +412,7 @@ class Trainer:
 
     @property
     def learning_rate(self) -> float:
-        """Of the last step."""
+        """Of the step that goes on, else of the last one."""
         return self.optimizer.param_groups[0]["lr"]
 
     def samples_until(self, step: int) -> int:

@@ -9,12 +9,15 @@ A program works on tiles of ROWS rows and BLOCK channels. Where sums over the ro
 most PROGRAMS of them share the rows, and another kernel adds up what they found.
 """
 
+import functools
 from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from utils.fused.kernels import ceil_div, power_of_2
 
 TILE = 4096  # values
 PROGRAMS = 512  # enough for four on each processor of today's GPUs
@@ -36,27 +39,28 @@ class Layout(NamedTuple):
     tile: int  # rows of a tile
     block: int  # channels of it
     blocks: int
-
-    @property
-    def tiles(self) -> int:
-        return triton.cdiv(self.rows, self.tile)
-
-    @property
-    def programs(self) -> int:
-        """That share the rows of a block of channels."""
-        return min(self.tiles, max(1, PROGRAMS // self.blocks))
+    tiles: int  # of a block
+    programs: int  # that share the rows of a block
 
 
 def layout_of(*images: Tensor) -> Layout:
     """Raises ValueError where an image is not in channels_last or has another shape."""
-    first = images[0]
+    shape = images[0].shape
     for image in images:
-        if image.shape != first.shape or not image.is_contiguous(memory_format=torch.channels_last):
+        if image.shape != shape or not image.is_contiguous(memory_format=torch.channels_last):
             raise ValueError("the kernels take images of one shape, in channels_last")
-    channels = first.shape[1]
-    block = min(128, triton.next_power_of_2(channels))
-    rows = first.numel() // channels
-    return Layout(rows, channels, TILE // block, block, triton.cdiv(channels, block))
+    return _layout(shape, TILE, PROGRAMS)
+
+
+@functools.lru_cache(maxsize=1024)  # a step asks two hundred times, and by a few shapes
+def _layout(shape: torch.Size, values: int, most: int) -> Layout:
+    """In tiles of so many values, and for at most so many programs."""
+    n, channels, height, width = shape
+    rows = n * height * width
+    block = min(128, power_of_2(channels))
+    tile, blocks = values // block, ceil_div(channels, block)
+    tiles = ceil_div(rows, tile)
+    return Layout(rows, channels, tile, block, blocks, tiles, min(tiles, max(1, most // blocks)))
 
 
 def try_out(device: str) -> None:
@@ -149,9 +153,9 @@ def batch_numbers(
     )  # fmt: skip
     numbers = parts.new_empty(4, layout.channels)
     block = 16
-    _numbers[(triton.cdiv(layout.channels, block),)](
+    _numbers[(ceil_div(layout.channels, block),)](
         numbers, parts, weight, bias, eps, running_mean, running_var, share, layout.channels,
-        layout.programs, triton.next_power_of_2(layout.programs), block, **OPTIONS,
+        layout.programs, power_of_2(layout.programs), block, **OPTIONS,
     )  # fmt: skip
     return Numbers(*numbers.unbind())
 
@@ -292,15 +296,15 @@ def input_gradient(
     """scale (dy - sum(dy) / N - x^ sum(dy x^) / N); `sums` and `relu` as in gradient_sums."""
     layout = layout_of(grad, c, out)
     _input_gradient[(layout.tiles * layout.blocks,)](
-        out, grad, c, *numbers, sums, layout.rows, layout.channels, relu, layout.tile, layout.block,
-        **OPTIONS,
+        out, grad, c, *numbers, sums, 1 / layout.rows, layout.rows, layout.channels, relu,
+        layout.tile, layout.block, **OPTIONS,
     )  # fmt: skip
     return out
 
 
 @triton.jit
 def _input_gradient(
-    out, grad, c, mean, spread, scale, shift, sums, rows, channels,
+    out, grad, c, mean, spread, scale, shift, sums, inverse_rows, rows, channels,
     RELU: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     blocks = tl.cdiv(channels, BLOCK)
@@ -318,7 +322,7 @@ def _input_gradient(
         of_y = tl.where(value * factor[None, :] + offset[None, :] <= 0, 0.0, of_y)
     middle = tl.load(mean + channel, mask=real, other=0)
     inverse = tl.load(spread + channel, mask=real, other=0)
-    of_mean = tl.load(sums + channel, mask=real, other=0) / rows
-    of_normal = tl.load(sums + channels + channel, mask=real, other=0) / rows * inverse
+    of_mean = tl.load(sums + channel, mask=real, other=0) * inverse_rows
+    of_normal = tl.load(sums + channels + channel, mask=real, other=0) * inverse_rows * inverse
     rest = of_mean[None, :] + (value - middle[None, :]) * of_normal[None, :]
     tl.store(out + at, (of_y - rest) * factor[None, :], mask=inside)

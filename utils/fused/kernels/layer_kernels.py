@@ -10,8 +10,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from utils.fused.kernels import ceil_div, power_of_2
+
 BLOCK = 1024  # values of a program, element by element
-PROGRAMS = 512  # share the rows, where sums over them are wanted
+TILE = 2048  # values of a program at a time, where sums over rows are wanted
+PROGRAMS = 512  # share the rows then, at most
 ROOT_HALF, ROOT_2_PI = tl.constexpr(0.5**0.5), tl.constexpr((2 * torch.pi) ** -0.5)
 
 
@@ -29,7 +32,7 @@ def _check(*tensors: Tensor | None) -> None:
 def _elements(kernel, out: Tensor, *arguments) -> Tensor:
     _check(out, *(a for a in arguments if isinstance(a, Tensor)))
     count = out.numel()
-    kernel[(triton.cdiv(count, BLOCK),)](out, *arguments, count, BLOCK, **_options(BLOCK))
+    kernel[(ceil_div(count, BLOCK),)](out, *arguments, count, BLOCK, **_options(BLOCK))
     return out
 
 
@@ -105,7 +108,7 @@ def add_norm(
     `dtype`; mean and 1 / sqrt(variance + eps) of each row of z, (rows, 1), float32."""
     _check(x, branch, mask)
     rows, width = x.shape
-    block = triton.next_power_of_2(width)
+    block = power_of_2(width)
     z = x if branch is None else torch.empty_like(x)
     normal = torch.empty_like(x, dtype=dtype)
     mean, inverse = x.new_empty(2, rows, 1, dtype=torch.float32)
@@ -163,13 +166,16 @@ def norm_backward(
     """
     _check(grad, z, residual, mask)
     rows, width = z.shape
-    block, programs = triton.next_power_of_2(width), min(rows, PROGRAMS)
+    block = power_of_2(width)
+    # Several rows at a time: one has too few bytes on their way to make use of the memory.
+    tile = max(1, min(16, TILE // block))
+    programs = min(ceil_div(rows, tile), PROGRAMS)
     of_z = torch.empty_like(z)
     of_branch = None if branch is None else torch.empty_like(z, dtype=branch)
     parts = z.new_empty(programs, 2, width, dtype=torch.float32)
     _norm_backward[(programs,)](
         of_z, of_branch, parts, grad, z, mean, inverse, scale, residual, mask, factor, rows, width,
-        programs, block, **_options(block),
+        programs, tile, block, **_options(tile * block),
     )  # fmt: skip
     of_scale, of_shift = parts.sum(0)
     return of_z, of_branch, of_scale.to(scale.dtype), of_shift.to(scale.dtype)
@@ -178,25 +184,30 @@ def norm_backward(
 @triton.jit
 def _norm_backward(
     of_z, of_branch, parts, grad, z, mean, inverse, scale, residual, mask, factor, rows, width,
-    programs, BLOCK: tl.constexpr,
+    programs, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    first = tl.program_id(0).to(tl.int64)
+    first = tl.program_id(0)
     column = tl.arange(0, BLOCK)
-    inside = column < width
-    times = tl.load(scale + column, mask=inside, other=0).to(tl.float32)
-    of_scale = tl.zeros((BLOCK,), tl.float32)
-    of_shift = tl.zeros((BLOCK,), tl.float32)
-    for row in range(first, rows, programs):
-        at = row * width + column
+    real = column < width
+    inverse_width = 1.0 / width
+    times = tl.load(scale + column, mask=real, other=0).to(tl.float32)
+    of_scale = tl.zeros((ROWS, BLOCK), tl.float32)
+    of_shift = tl.zeros((ROWS, BLOCK), tl.float32)
+    for start in range(first * ROWS, rows, programs * ROWS):
+        row = start + tl.arange(0, ROWS)
+        inside = (row[:, None] < rows) & real[None, :]
+        at = row[:, None].to(tl.int64) * width + column[None, :]
         of_normal = tl.load(grad + at, mask=inside, other=0).to(tl.float32)
         value = tl.load(z + at, mask=inside, other=0).to(tl.float32)
-        factor_of_row = tl.load(inverse + row)
-        x = tl.where(inside, (value - tl.load(mean + row)) * factor_of_row, 0.0)
+        middle = tl.load(mean + row, mask=row < rows, other=0)
+        factor_of_row = tl.load(inverse + row, mask=row < rows, other=0)
+        x = tl.where(inside, (value - middle[:, None]) * factor_of_row[:, None], 0.0)
         of_scale += of_normal * x
         of_shift += of_normal
-        of_x = of_normal * times
-        rest = tl.sum(of_x) / width + x * (tl.sum(of_x * x) / width)
-        found = (of_x - rest) * factor_of_row
+        of_x = of_normal * times[None, :]
+        plain = tl.sum(of_x, 1) * inverse_width
+        slope = tl.sum(of_x * x, 1) * inverse_width
+        found = (of_x - plain[:, None] - x * slope[:, None]) * factor_of_row[:, None]
         if residual is not None:
             found += tl.load(residual + at, mask=inside, other=0).to(tl.float32)
         tl.store(of_z + at, found, mask=inside)
@@ -205,5 +216,6 @@ def _norm_backward(
                 kept = tl.load(mask + at, mask=inside, other=0) != 0
                 found = tl.where(kept, found * factor, 0.0)
             tl.store(of_branch + at, found, mask=inside)
-    tl.store(parts + first * 2 * width + column, of_scale, mask=inside)
-    tl.store(parts + (first * 2 + 1) * width + column, of_shift, mask=inside)
+    at = parts + first * 2 * width + column
+    tl.store(at, tl.sum(of_scale, 0), mask=real)
+    tl.store(at + width, tl.sum(of_shift, 0), mask=real)

@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from utils.fused.kernels import power_of_2
+
 
 def mixed_cross_entropy(
     logits: Tensor, targets: Tensor, partners: Tensor, lam: Tensor, smoothing: float
@@ -21,7 +23,7 @@ def mixed_cross_entropy(
         raise ValueError("the kernel takes contiguous logits")
     n, classes = logits.shape
     losses, gradient = logits.new_empty(n, dtype=torch.float32), torch.empty_like(logits)
-    block = triton.next_power_of_2(classes)
+    block = power_of_2(classes)
     _mixed_cross_entropy[(n,)](
         losses, gradient, logits, targets.contiguous(), partners.contiguous(), lam.contiguous(),
         smoothing, classes, block,
