@@ -1,12 +1,14 @@
 # `make demo`, `make demo-text`, `make demo-tuning`, `make test`, `make bench`, `make lint`: each sets up what it
 # needs, once.
 PYTHON ?= python3
-VENV ?= .venv
+# `make test TORCH=2.11`: another version of PyTorch, in an environment of its own.
+VENV ?= $(if $(TORCH),.venv-torch$(TORCH),.venv)
+OTHER_TORCH = $(if $(TORCH),"torch==$(TORCH).*")
 BIN := $(VENV)/bin
 # A process for each core; the tests of a file share what they set up.
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
 
-.PHONY: demo demo-text demo-tuning test slow soak bench lint clean
+.PHONY: demo demo-text demo-tuning test slow kernels soak mutants bench lint clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python resnet50_test.py --config recipes/shapes_demo.yaml
@@ -31,12 +33,23 @@ test: $(VENV)/.installed-dev
 slow: $(VENV)/.installed-dev
 	$(PYTEST) -m "slow"
 
+# The numerical tests with the kernels that PyTorch and oneDNN take on older CPUs, which this one can
+# run, too; `OTHER="--all"` for every one of them by itself.
+kernels: $(VENV)/.installed-dev
+	$(BIN)/python tests/other_kernels.py $(OTHER)
+
 # Kills of a process at random moments, in runs of all kinds, nodes that are lost, and settings drawn
 # anew: up to an hour.
 soak: $(VENV)/.installed-dev
 	SOAK=$${SOAK:-100} $(BIN)/python -m pytest -s tests/distributed/test_rank_faults.py \
 		tests/distributed/test_node_faults.py tests/distributed/test_soak.py \
 		tests/end_to_end/test_random_settings.py tests/end_to_end/test_random_text_settings.py
+
+# Small changes to the code that a test should notice, MUTANTS of them, drawn by SEED: an hour and a
+# half on one core for 150. Stopped, it goes on where it was. `make mutants ARGS=--again` tries the
+# survivors against more tests.
+mutants: $(VENV)/.installed-mutants
+	$(BIN)/python tests/mutants/run.py --number $${MUTANTS:-150} --seed $${SEED:-0} $(ARGS)
 
 # The toolkit against the loops that people write, on this machine's CPU: a quarter of an hour.
 # `make bench DATA=FOLDER` with train/<class>/ and test/<class>/ also trains to an accuracy on real
@@ -56,13 +69,17 @@ $(BIN)/python:
 
 $(VENV)/.installed: requirements.txt | $(BIN)/python
 	@echo "Installing requirements.txt into $(VENV): PyTorch is large, this takes a few minutes."
-	$(BIN)/python -m pip install --disable-pip-version-check -r requirements.txt
+	$(BIN)/python -m pip install --disable-pip-version-check -r requirements.txt $(OTHER_TORCH)
 	@touch $@
 
 $(VENV)/.installed-dev: requirements-dev.txt requirements.txt | $(BIN)/python
 	@echo "Installing requirements-dev.txt into $(VENV): PyTorch is large, this takes a few minutes."
-	$(BIN)/python -m pip install --disable-pip-version-check -r requirements-dev.txt
+	$(BIN)/python -m pip install --disable-pip-version-check -r requirements-dev.txt $(OTHER_TORCH)
 	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-mutants: tests/mutants/requirements.txt $(VENV)/.installed-dev
+	$(BIN)/python -m pip install --disable-pip-version-check -r $<
+	@touch $@
 
 clean:
 	rm -rf .pytest_cache .ruff_cache .import_linter_cache .hypothesis

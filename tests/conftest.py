@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -22,7 +23,7 @@ def one_thread():
 def run_entry_script():
     """run_entry_script(args, cwd=..., env=...) -> CompletedProcess with text."""
 
-    def run(args, cwd=ROOT, env=None, script="resnet50_test.py", timeout=300):
+    def run(args, cwd=ROOT, env=None, script="resnet50_test.py", timeout=PATIENCE):
         return subprocess.run(
             [sys.executable, str(ROOT / script), *map(str, args)],
             cwd=cwd,

@@ -2,12 +2,13 @@
 
 import dataclasses
 import itertools
+import signal
 
 import pytest
 import torch
 import yaml
 
-from resnet50_test import Settings
+from resnet50_test import Settings, main
 from utils.config import (
     ALIASES,
     COMMAND_LINE,
@@ -162,6 +163,29 @@ def test_booleans(name):
         assert value(*off) is False
     assert value(f"--no_{name}", f"--{name}") is True  # the last one counts
     assert f"--{name}" in refused(*NEEDS.get(name, []), f"--{name}", "maybe")
+
+
+def test_a_switch_with_a_third_value(write):
+    """It takes what a bool takes, as it was one: recipes and the settings of runs say so."""
+
+    def value(*argv):
+        return settings_of(*argv).cuda_graphs
+
+    assert value() == value("--cuda_graphs", "auto") == "auto"
+    for on in (
+        ["--cuda_graphs"],
+        ["--cuda-graphs"],
+        ["--cuda_graphs", "true"],
+        ["--cuda_graphs=On"],
+    ):
+        assert value(*on) == "on"
+    for off in (["--no_cuda_graphs"], ["--no-cuda-graphs"], ["--cuda_graphs", "No"]):
+        assert value(*off) == "off"
+    assert value("--no_cuda_graphs", "--cuda_graphs") == "on"  # the last one counts
+    for text, meant in (("true", "on"), ("false", "off"), ("on", "on"), ("auto", "auto")):
+        assert value("--config", write(f"cuda_graphs: {text}\n")) == meant
+    said = refused("--cuda_graphs", "maybe")
+    assert "--cuda_graphs" in said and "auto, on, off" in said
 
 
 @pytest.mark.parametrize(
@@ -629,13 +653,15 @@ def test_help_lists_everything_without_importing_torch(run_entry_script):
     ],
     ids=lambda argv: " ".join(argv).replace("\n", " "),
 )
-def test_users_mistake_is_one_line_and_exit_code_2(argv, run_entry_script, tmp_path):
+def test_users_mistake_is_one_line_and_exit_code_2(argv, tmp_path, monkeypatch, capfd):
+    """In a process of its own: tests/end_to_end/test_faults.py."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # the handlers of this process stay
     (tmp_path / "unknown_key.yaml").write_text("epocs: 3\n")
     files = sorted(tmp_path.iterdir())
-    result = run_entry_script(argv, cwd=tmp_path)
-    assert result.returncode == 2
-    assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
-    assert "Traceback" not in result.stdout
+    assert main(argv) == 2
+    err = capfd.readouterr().err
+    assert err.startswith("error: ") and err.count("\n") == 1
     assert [p for p in tmp_path.rglob("*") if p.name != "runs"] == files  # no folder is left over
 
 

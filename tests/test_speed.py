@@ -7,14 +7,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from patience import PATIENCE
 
 from benchmarks import compare, cpu, gpu, host_memory, performance_page, speed
 from benchmarks.budget import Budget, attempt, in_a_line
 from benchmarks.cases import Case, text_case
 from benchmarks.contenders import Rule, Way, pad
+from benchmarks.fused import bytes_of_a_sample
+from utils.models.resnet import ResNet
 
 ROOT = Path(__file__).parents[1]
 TINY = dataclasses.replace(
@@ -103,7 +107,7 @@ def test_ways_are_made_ready_with_what_is_compiled_last():
         ["plain loop", "autocast", *ours],
         ["plain loop", "autocast", "autocast, kept", *ours],
     )
-    graphs, stock = ["ours, graphs", "ours, speed, graphs"], ["compile", "compile, graphs"]
+    graphs, stock = ["ours, speed, graphs"], ["compile", "compile, graphs"]
     for kind in ("pictures", "texts"):
         assert list(speed.ways_of(kind, "bf16", cuda=False, compiled=False)) == many
         assert list(speed.ways_of(kind, "bf16", cuda=False, compiled=True)) == [*many, "compile"]
@@ -142,13 +146,33 @@ def test_without_a_gpu_one_line_says_so(capsys, tmp_path):
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_what_cannot_run_is_left_out(tmp_path):
+class InThisProcess:
+    """In place of benchmarks.compare.InAChild."""
+
+    def __init__(self, make, environment=None):
+        self.made = make()
+        self.steps, self.shares, self.rest = self.made.steps, self.made.shares, self.made.rest
+
+    def turn(self, count: int) -> tuple[float, int]:
+        return self.made.turn(count)[0], 2 << 20
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    "own_process", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["here", "in children"]
+)
+def test_what_cannot_run_is_left_out(tmp_path, own_process, monkeypatch):
+    monkeypatch.setattr(compare, "LEAST_SECONDS", PATIENCE)
+    if not own_process:
+        monkeypatch.setattr(compare, "InAChild", InThisProcess)
     case = text_case(TINY, torch.device("cpu"), 0)
     ways = {"plain loop": Way(False, "fp32, padded")}
     ways["broken"] = Way(True, "none such", "bf16", True, fused="none such")
     ways["graphs"] = Way(True, "no GPU", "bf16", True, graphs=True)
     options = options_of(tmp_path / "x.json")
-    found = compare.compare(case, ways, TINY, options, Budget(600), tmp_path)
+    found = compare.compare(case, ways, TINY, options, Budget(9 * PATIENCE), tmp_path)
     assert list(found["left_out"]) == ["broken", "graphs"]
     assert found["left_out"]["broken"].startswith("ValueError: ")
     assert "there is no GPU" in found["left_out"]["graphs"]
@@ -171,7 +195,12 @@ def test_without_memory_nothing_is_begun_on_a_cpu(tmp_path, monkeypatch):
 def test_a_contender_of_ours_is_set_up_as_the_entries_do_it(tmp_path, monkeypatch):
     told = []
     monkeypatch.setattr(compare, "keep_freed_memory", lambda: told.append("kept"))
-    monkeypatch.setattr(compare, "in_this_process", lambda case, way, *others: told.append(case))
+
+    def made(case, way, *others) -> Fake:
+        told.append(case)
+        return Fake()
+
+    monkeypatch.setattr(compare, "in_this_process", made)
     options = options_of(tmp_path / "x.json")
     for way in speed.usual_ways("bf16", ("", ""), cuda=False).values():
         compare.alone(lambda: "usual", way, options, tmp_path)
@@ -193,7 +222,9 @@ def test_what_is_not_ready_in_time_is_left_out(tmp_path, monkeypatch):
     case = text_case(TINY, torch.device("cpu"), 0)
     ways = {"endless": Way(False, "none such")}
     options = options_of(tmp_path / "x.json")
-    found = compare.compare(case, ways, TINY, options, Budget(1.2), tmp_path)
+    turns = 1.2 * TINY.turn_seconds * options.repetitions
+    budget = SimpleNamespace(left=1.0 + turns)  # it stands still
+    found = compare.compare(case, ways, TINY, options, budget, tmp_path)
     assert found["left_out"] == {"endless": "not done after 1 s"}
 
 
@@ -210,6 +241,12 @@ class Fake:
         if self.calls < 0:
             raise self.error or RuntimeError("CUDA error: an illegal memory access\nmore | lines")
         return self.seconds * count
+
+    def turn(self, count: int) -> tuple[float, int]:
+        return self.steps(count), 77
+
+    def rest(self) -> None:
+        pass
 
     def shares(self) -> dict[str, float]:
         assert self.calls >= 0  # one that has failed may be gone
@@ -231,7 +268,6 @@ READY = 3  # calls of `steps` before the turns
 def compared(monkeypatch, tmp_path):
     """(fakes by name) -> what `compare` finds in two turns of theirs."""
     monkeypatch.setattr(compare, "kept_by", lambda case, way, device: 1e6)
-    monkeypatch.setattr(compare, "timed", lambda one, device: (one.contender.steps(one.steps), 77))
     case = Case("a case", None, 4, Rule("sgd", 0.1, 0.0), None, None, None, None)
 
     def run(fakes: dict[str, Fake]) -> dict:
@@ -239,7 +275,7 @@ def compared(monkeypatch, tmp_path):
         by_way = {ways[name]: fake for name, fake in fakes.items()}
         monkeypatch.setattr(compare, "contender", lambda case, way, *others: by_way[way])
         options = options_of(tmp_path / "x.json")
-        return compare.compare(case, ways, TINY, options, Budget(600), tmp_path)
+        return compare.compare(case, ways, TINY, options, Budget(9 * PATIENCE), tmp_path)
 
     return run
 
@@ -316,10 +352,10 @@ def test_a_case_that_fails_leaves_the_other(monkeypatch, tmp_path, capsys):
 def test_reasons():
     left_out = {}
     with attempt("late", 0.05, left_out):
-        time.sleep(10)
+        time.sleep(PATIENCE)
     with attempt("never", -1, left_out):
-        time.sleep(10)
-    with attempt("well", 10, left_out):
+        time.sleep(PATIENCE)
+    with attempt("well", PATIENCE, left_out):
         pass
     assert left_out == {"late": "not done after 0 s", "never": "no time was left"}
     assert in_a_line(ValueError("a | b\nc")) == "ValueError: a / b"
@@ -343,6 +379,60 @@ def test_small_run(tmp_path):
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
+def test_the_course_on_a_gpu_rehearsed(tmp_path, monkeypatch):
+    """Its contenders, but what torch.compile makes, which takes minutes on a CPU. The one by graphs
+    is left out, for there is no GPU, and costs the others nothing."""
+    real = speed.ways_of
+    monkeypatch.setattr(
+        speed, "ways_of", lambda kind, precision, cuda, compiled: real(kind, precision, True, False)
+    )
+    cuda = SimpleNamespace(is_available=lambda: True, current_device=lambda: 0)
+    there = SimpleNamespace(cuda=cuda, device=lambda *_: torch.device("cpu"))
+    monkeypatch.setattr(gpu, "torch", there)
+    monkeypatch.setattr(compare, "InAChild", InThisProcess)
+    monkeypatch.setattr(gpu, "SIZES", dataclasses.replace(TINY, race=gpu.SIZES.race))
+    path = tmp_path / "gpu.json"
+    assert gpu.main(["--json", str(path), "--workers", "0", "--repetitions", "2"]) == 0
+    cases = json.loads(path.read_text())["cases"]
+    texts, pictures = sorted(cases.values(), key=lambda case: len(case["ways"]))
+    assert not texts["left_out"]
+    assert set(pictures["left_out"]) == {"ours, speed, graphs"}
+    for case in (texts, pictures):
+        done = set(case["ways"]) - set(case["left_out"])
+        assert {"plain loop", "autocast", "ours", "ours, memory", "ours, speed"} == done
+        assert all(len(case["samples_per_second"][name]) == 2 for name in done)
+
+
+def test_a_gpu_of_80_gb_is_large_enough():
+    """For the contender that keeps the most, in fp32, beside the graphs of two others in bf16; with
+    a fifth besides for what convolutions work in, and a gigabyte for each process."""
+    model = ResNet(gpu.SIZES.depth, 10)
+    kept = bytes_of_a_sample(model, lambda n: model(torch.randn(n, 3, 32, 32)))
+    ways = speed.ways_of("pictures", "bf16", cuda=True, compiled=True)
+    graphs = sum(way.graphs for way in ways.values())
+    step = 1.2 * kept * gpu.SIZES.picture_batch
+    assert graphs == 2 and step + graphs * step / 2 + len(ways) * 1e9 < 80e9
+
+
+def test_between_turns_a_gpu_is_left_to_others(monkeypatch):
+    called = []
+    for name, answer in {
+        "reset_peak_memory_stats": None, "memory_allocated": 5, "max_memory_allocated": 9,
+        "empty_cache": None,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(
+            torch.cuda, name, lambda *_, name=name, answer=answer: called.append(name) or answer
+        )
+    fake = Fake(2.0)
+    alone = compare.Alone(fake, torch.device("cuda"))
+    assert alone.turn(3) == (6.0, 4) and fake.called == ["steps"] * 2
+    assert called[0] == "reset_peak_memory_stats" and "empty_cache" not in called
+    alone.rest()
+    assert called[-1] == "empty_cache"
+
+
+@pytest.mark.slow
 def test_help_of_a_script():
     """Started as a file, from anywhere."""
     done = subprocess.run(
@@ -350,6 +440,9 @@ def test_help_of_a_script():
         capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0 and "make bench" in done.stdout
+
+
+def test_help_of_the_page():
     assert performance_page.main(["--help"]) == 0
 
 

@@ -8,10 +8,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE, wait_until
 
 from benchmarks.study import __main__ as entry
 from benchmarks.study.plan import (
@@ -286,7 +286,8 @@ def test_processes_train_the_same_and_end():
 
 
 @pytest.mark.slow
-def test_an_interrupt_leaves_no_process(tmp_path):
+@pytest.mark.parametrize("seen", [2, 3], ids=["while they start", "all have started"])
+def test_an_interrupt_leaves_no_process(seen, tmp_path):
     arguments = [*SMALLEST, "--epochs", "500", "--jobs", "2", "--output", str(tmp_path)]
     study = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.study", *arguments],
@@ -299,18 +300,15 @@ def test_an_interrupt_leaves_no_process(tmp_path):
         if "runs, 0 of them done" in line:
             break
     children = Path(f"/proc/{study.pid}/task/{study.pid}/children")
-    deadline = time.monotonic() + 30
-    while len(children.read_text().split()) < 3 and time.monotonic() < deadline:
-        time.sleep(0.05)  # two of ours, and the one that multiprocessing tracks them with
+    # Two of ours, and before them the one that multiprocessing tracks them with.
+    wait_until(lambda: len(children.read_text().split()) >= seen, "too few processes")
     processes = [int(pid) for pid in children.read_text().split()]
     os.kill(study.pid, signal.SIGINT)
-    _, said = study.communicate(timeout=30)
+    _, said = study.communicate(timeout=PATIENCE)
     assert study.returncode == 130 and "goes on from the finished runs" in said
     assert "Traceback" not in said
-    deadline = time.monotonic() + 10
-    while any(Path(f"/proc/{pid}").exists() for pid in processes):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    left = [Path(f"/proc/{pid}") for pid in processes]
+    wait_until(lambda: not any(path.exists() for path in left), "a process is left")
 
 
 # ---- the user's mistakes ----------------------------------------------------------------------

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from patience import PATIENCE
 
 from benchmarks import cpu, performance_page, time_to_accuracy
 from benchmarks.budget import OutOfTime
@@ -25,8 +26,22 @@ def real_pictures(train: int = 21, test: int = 6) -> ImageData:
     )
 
 
-def raced(load, tmp_path: Path, apart: bool = False) -> dict:
-    return time_to_accuracy.race(load, PLAN, torch.device("cpu"), "bf16", 0, tmp_path, 60, apart)
+def raced(load, tmp_path: Path) -> dict:
+    device = torch.device("cpu")
+    return time_to_accuracy.race(load, PLAN, device, "bf16", 0, tmp_path, PATIENCE)
+
+
+class InThisProcess:
+    """In place of benchmarks.child.Child."""
+
+    def __init__(self, make, environment=None):
+        self.made = make()
+
+    def call(self, name: str):
+        return getattr(self.made, name)()
+
+    def close(self) -> None:
+        pass
 
 
 def test_a_race_over_few_pictures_takes_whole_batches():
@@ -43,6 +58,8 @@ def test_a_race_that_is_cut_short_says_so(monkeypatch, tmp_path):
     def late(*args):
         raise OutOfTime
 
+    monkeypatch.setattr(time_to_accuracy, "Child", InThisProcess)
+    monkeypatch.setattr(time_to_accuracy, "keep_freed_memory", lambda: None)
     monkeypatch.setattr(time_to_accuracy, "_usual", lambda *args: curve)
     monkeypatch.setattr(time_to_accuracy, "_ours", late)
     found = raced(real_pictures, tmp_path)
@@ -62,7 +79,7 @@ def test_a_race_without_pictures_says_so(tmp_path):
 
 @pytest.mark.slow
 def test_small_race(tmp_path):
-    found = raced(real_pictures, tmp_path, apart=True)
+    found = raced(real_pictures, tmp_path)
     assert not found["left_out"]
     assert {name: len(curve) for name, curve in found["curves"].items()} == dict.fromkeys(
         ("plain loop", "autocast", "ours"), PLAN.epochs

@@ -1,10 +1,15 @@
 """The hypergradient against numerical differentiation, the fast one against the exact one."""
 
+import contextlib
+import itertools
+
 import pytest
 import torch
+from emulated_tf32 import EmulatedTF32, precision
 from torch import nn
 from torch.func import functional_call
 
+from utils.augment import meta_mixup
 from utils.augment.hypergradient import (
     Gates,
     exact_hypergradient,
@@ -13,6 +18,7 @@ from utils.augment.hypergradient import (
     fast_product,
     gradient_at,
 )
+from utils.augment.meta_mixup import Pairs, VirtualStep
 from utils.augment.mixup import mix_pairs
 from utils.models.resnet import ResNet
 from utils.training.objective import mixed_cross_entropy
@@ -203,3 +209,85 @@ def test_gates_stay_as_they_were(relu):
         with gates:
             assert relu(moved).tolist() == [0, -2, 3]
     assert relu(torch.tensor([-1.0, 1.0])).tolist() == [0, 1]
+
+
+# ---- where TF32 is allowed, as it is by default for convolutions on a GPU -----------------------
+
+# A form without its switch is its `__wrapped__`.
+EXACT_AND_FAST = pytest.mark.parametrize(
+    ("exact", "fast"),
+    [(exact_hypergradient, fast_hypergradient), (exact_product, fast_product)],
+    ids=["hypergradient", "product"],
+)
+
+
+def arguments(form, case: str, trained=20) -> tuple:
+    mixed, clean, weights, lam = problem(case, torch.float32, trained=trained)
+    if form is exact_hypergradient:
+        return mixed, clean, weights, lam, LR
+    return mixed, weights, gradient_at(clean, weights), lam
+
+
+@EXACT_AND_FAST
+@pytest.mark.parametrize("trained", [0, 20])
+@pytest.mark.parametrize(("case", "noise"), [("resnet", 0.5), ("transformer", 0.9)])
+def test_tf32_does_not_round(case, noise, trained, exact, fast):
+    """Without the switch the fast one would be below a cosine of `noise`."""
+    given = arguments(exact, case, trained)
+    wanted = exact(*given)
+    # Of matrix products, all that a transformer has, a user may ask it.
+    products = [torch.backends.cuda.matmul] if case == "transformer" else []
+    with precision("tf32", *products), EmulatedTF32() as emulated:
+        assert cosine(exact(*given), wanted) > 0.99
+        assert cosine(fast(*given), wanted) > 0.99
+        assert emulated.used == 0
+        assert cosine(fast.__wrapped__(*given), wanted) < noise
+        assert emulated.used > 0
+
+
+def test_tf32_does_not_round_the_hypergradient_of_each_pair(monkeypatch):
+    torch.manual_seed(0)
+    model = ResNet(18, 5, width=4, stem="cifar")
+    own, other, clean = torch.randn(3, 16, 3, 8, 8)
+    targets, partners, clean_targets = torch.randint(0, 5, (3, 16))
+    pairs = Pairs(own, other, targets, partners, torch.rand(16))
+
+    def of_batch(exact=False):
+        virtual = VirtualStep(model, mixed_cross_entropy, exact=exact)
+        return virtual.of_batch(pairs, pairs.lam, (clean, clean_targets), LR)
+
+    wanted = of_batch(exact=True)
+    with EmulatedTF32():
+        assert cosine(of_batch(), wanted) > 0.99
+        monkeypatch.setattr(meta_mixup, "fast_hypergradient", fast_hypergradient.__wrapped__)
+        assert cosine(of_batch(), wanted) < 0.5
+
+
+@EXACT_AND_FAST
+@pytest.mark.parametrize("case", CASES)
+def test_without_tf32_the_switch_changes_no_bit(case, exact, fast):
+    given = arguments(exact, case)
+    for form in (exact, fast):
+        assert torch.equal(form(*given), form.__wrapped__(*given))
+
+
+@EXACT_AND_FAST
+@pytest.mark.parametrize("own", ["none", "tf32", "ieee"])
+def test_settings_of_products_are_put_back(own, exact, fast):
+    """Also where a loss raises."""
+    backends = torch.backends.cudnn.conv, torch.backends.cuda.matmul
+    given, seen = arguments(exact, "smooth"), []
+
+    def mixed(weights, lam):
+        seen.extend(backend.fp32_precision for backend in backends)
+        if broken:
+            raise ZeroDivisionError
+        return given[0](weights, lam)
+
+    with precision(own, *backends):
+        before = [backend.fp32_precision for backend in backends]
+        for form, broken in itertools.product((exact, fast), (False, True)):
+            with pytest.raises(ZeroDivisionError) if broken else contextlib.nullcontext():
+                form(mixed, *given[1:])
+            assert [backend.fp32_precision for backend in backends] == before
+    assert seen == ["ieee"] * len(seen) and len(seen) == 10  # the fast form calls it twice

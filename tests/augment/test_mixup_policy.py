@@ -135,3 +135,7 @@ def test_saved_and_loaded():
         step(other, both)
     for name, tensor in one.saved_tensors().items():
         assert torch.equal(tensor, other.saved_tensors()[name]), name
+
+
+def test_the_mean_of_lambda_is_a_figure_without_a_derivative():
+    assert not policy().mean_lambda().requires_grad

@@ -99,3 +99,15 @@ def test_a_chain_crops_as_the_crop_alone_and_erases_the_result():
     piece = slice(10, 17)
     assert torch.equal(chain.apply(images, plan.slice(piece), index[piece]), expected[piece])
     assert np.array_equal(chain.apply(images.numpy(), plan, index), expected)
+
+
+def test_areas_and_aspects_are_those_that_were_drawn():
+    """Zhong et al.: a part of the area, and height to width, uniform in its logarithm."""
+    plan = RandomErasing(10, 12, 1.0, (0, 0, 0)).draw(N, np.random.default_rng(3))
+    _, area, aspect, _, _ = np.random.default_rng(3).random((5, N))
+    for index in range(N):
+        pixels = (AREA[0] + (AREA[1] - AREA[0]) * area[index]) * 10 * 12
+        ratio = ASPECT[0] * (ASPECT[1] / ASPECT[0]) ** aspect[index]
+        height, width = (pixels * ratio) ** 0.5, (pixels / ratio) ** 0.5
+        assert abs(plan.height[index] - np.clip(height, 1, 10)) <= 0.5 + 1e-9
+        assert abs(plan.width[index] - np.clip(width, 1, 12)) <= 0.5 + 1e-9

@@ -102,9 +102,9 @@ def test_no_word_is_lost(parts):
 
 @pytest.mark.parametrize("piece", ["<!--", "&amp;", "<a x=", "http://", "&#", "www.", " ", "<b "])
 def test_a_hostile_text_takes_no_longer_than_others(piece):
-    start = time.perf_counter()
+    start = time.process_time()  # whatever else the machine does
     clean_text(piece * 40_000)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5  # some 0.05 s, and minutes if it were quadratic
 
 
 @pytest.mark.real_data

@@ -6,6 +6,7 @@ import socket
 import threading
 
 import pytest
+from patience import PATIENCE
 
 from utils.data import download as module
 from utils.data.download import download
@@ -41,7 +42,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if self.path == "/stall":
             self.wfile.write(body[:100])
             self.wfile.flush()
-            server.release.wait(5)
+            server.release.wait(PATIENCE)
             return
         self.wfile.write(body)
 

@@ -137,3 +137,29 @@ def test_blocks_of_texts_give_way_to_small_micro_batches():
     assert data.mixing.block == 4
     data.cut(1)
     assert data.mixing.block == 2
+
+
+@pytest.mark.parametrize(("learned", "clean"), [("policy", 4), ("sample", 7)])
+def test_a_trial_has_the_clean_samples_of_one_rank(learned, clean):
+    """The policy's clean batch is divided among the ranks; of samples each rank has a whole one."""
+    mixing = Mixing(alpha=1.0, block=4, per_sample=True, learned=learned, clean=7)
+    for rank in (0, 1):
+        data = loader(8, n=40, mixing=mixing, rank=rank, ranks=2)
+        assert len(data.trial(8).clean[1]) == clean
+        most = max(len(b.clean[1]) for b in data.epoch(0) if b.clean)
+        assert most == clean - (learned == "policy" and rank == 1)
+
+
+def test_a_micro_batch_that_only_fills_a_step_mixes_nothing():
+    """The last step has two samples, both of the second rank; the first one takes part in the
+    collectives with samples that do not count."""
+    mixing = Mixing(alpha=1.0, block=4, learned="policy", clean=2)
+    fillers = []
+    for rank in (0, 1):
+        for batch in loader(4, 2, n=18, mixing=mixing, rank=rank, ranks=2).epoch(0):
+            plan, n = batch.mixing, len(batch.targets)
+            assert len(plan.partner) == len(plan.lam) == n
+            if batch.filler:
+                fillers.append(rank)
+                assert plan.partner.tolist() == list(range(n)) and (plan.lam == 1).all()
+    assert fillers == [0]

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from patience import PATIENCE, wait_until
 from worker_helpers import PROGRAM, Fault, Plan, mapped
 
 from utils.augment.chain import Chain
@@ -71,13 +72,6 @@ def assert_same(batches, expected):
     for one, other in zip(batches, expected, strict=True):
         assert torch.equal(one.inputs, other.inputs) and torch.equal(one.targets, other.targets)
         assert one[2:] == other[2:]
-
-
-def wait_until(condition, seconds=20):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def is_gone(pid: int) -> bool:
@@ -305,7 +299,7 @@ def test_signals_to_the_whole_group_do_not_touch_the_workers(images, tmp_path):
         os.killpg(process.pid, signal.SIGINT)
         os.killpg(process.pid, signal.SIGTERM)
         time.sleep(0.05)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0 and err == ""
     assert out.split() == ["first", str(images.sum())]  # and no line about a dead worker
     assert all(map(is_gone, pids)) and not memory.exists()

@@ -42,7 +42,7 @@ if __name__ == "__main__":
     total = next(batches)
     print("first", flush=True)
     if sys.argv[2] == "held":
-        time.sleep(60)
+        time.sleep(3600)
     for part in batches:
         total += part
         time.sleep(0.01)

@@ -13,9 +13,10 @@ import importlib
 import json
 import os
 import signal
-import sys
 import threading
 import time
+
+from utils.run import end_process
 
 entry = importlib.import_module(os.environ.get("ENTRY", "resnet50_test"))
 Settings = entry.Settings
@@ -34,12 +35,26 @@ def fail() -> None:
     raise RuntimeError("a fault of this rank's own")
 
 
+def end_the_launch() -> None:
+    """Goes on when the signal has come back to this process: no step is done in between."""
+    came = []
+
+    def handler(signum, frame) -> None:
+        came.append(signum)
+        real(signum, frame)
+
+    real = signal.signal(signal.SIGTERM, handler)
+    os.kill(os.getppid(), signal.SIGTERM)
+    while not came:
+        time.sleep(0.01)
+
+
 ACTIONS = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "fail": fail,
     "wait": lambda: time.sleep(8),
-    "end the launch": lambda: os.kill(os.getppid(), signal.SIGTERM),
+    "end the launch": end_the_launch,
     "kill the launcher": lambda: os.kill(os.getppid(), signal.SIGKILL),
 }
 
@@ -131,4 +146,4 @@ real_train = entry.train
 
 if __name__ == "__main__":
     entry.train = train
-    sys.exit(entry.main())
+    end_process(entry.main())

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from utils.config import parse, setting
 from utils.distributed import environment
+from utils.run import end_process
 from utils.settings import TrainSettings
 
 
@@ -49,7 +50,8 @@ def main() -> int:
     code = environment.previous_exit_code()
     folder = Path(os.environ["NOTES"])
     me = environment.launched()
-    variables = ("MASTER_ADDR", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    variables = ("MASTER_ADDR", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME",
+                 "TORCH_CPP_LOG_LEVEL")  # fmt: skip
     start = {"rank": me.rank, "size": me.world_size, "restarts": me.restarts, "pid": os.getpid()}
     start |= {"argv": sys.argv[1:], "folder": os.environ["LAUNCH_FOLDER"], "code": code}
     note(folder / "starts", json.dumps(start | {v: os.environ.get(v) for v in variables}))
@@ -79,4 +81,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())

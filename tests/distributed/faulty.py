@@ -10,11 +10,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+from patience import PATIENCE
+
 from utils.data.loader import ORDER_STREAM, random_generator
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRY = Path(__file__).with_name("entry_for_faults.py")
-TIMEOUT = 1800  # seconds, of one launch with many restarts, on a busy machine
+TIMEOUT = 3 * PATIENCE  # seconds, of one launch with many restarts
 SAMPLES, BATCH, INTERVAL = 200, 8, 3  # pictures, of a process, steps between checkpoints
 IMAGES = [
     "--dataset", "shapes", "--subset", SAMPLES, "--depth", 18, "--width", 2, "--device", "cpu",

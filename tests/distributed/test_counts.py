@@ -11,13 +11,14 @@ from utils.distributed.group import Agreement
 from utils.models.resnet import ResNet
 from utils.signals import Stopping
 
-MORE = 8  # steps of the longer run beyond the shorter one
+# Steps of the shorter run, after which one period of NGD is like the next, and of a period.
+FEW, MORE = 12, 4
 
 
 def counted(exchange, strategy: str, accumulation: int, optimizer: str = "sgd") -> dict:
     """Calls of a step on this rank, and numbers to compare them with."""
     runs = []
-    for steps in (12, 12 + MORE):
+    for steps in (FEW, FEW + MORE):
         with tempfile.TemporaryDirectory() as folder:
             model = ResNet(18, 3, width=8)
             trainer = toy.make_trainer(

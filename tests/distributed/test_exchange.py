@@ -1,5 +1,6 @@
 """What the ranks tell each other, against plain sums and lists."""
 
+import math
 import os
 import time
 
@@ -8,6 +9,7 @@ import torch
 
 from utils.distributed.exchange import ProcessExchange, Rows
 from utils.exchange import Exchange
+from utils.training.random_state import random_states, restore_random_states
 
 SIZES = (1, 2, 4)
 
@@ -23,7 +25,7 @@ def told(exchange) -> dict:
         "mean": exchange.mean(own).tolist(),
         "broadcast": sent.tolist(),
         "gather": [tensor.tolist() for tensor in exchange.gather(own)],
-        "objects": exchange.gather_objects({"rank": exchange.rank}),
+        "json": exchange.gather_json({"rank": exchange.rank}),
         "who": (exchange.rank, exchange.size),
     }
     assert torch.equal(own, given)
@@ -41,13 +43,66 @@ def test_every_rank_hears_the_same(worlds, size):
             "mean": [value / size for value in sums],
             "broadcast": own[-1],
             "gather": own,
-            "objects": [{"rank": other} for other in range(size)],
+            "json": [{"rank": other} for other in range(size)],
             "who": (rank, size),
         }
 
 
 def test_alone_it_is_the_identity(worlds):
     assert told(Exchange()) == worlds(1).run(told)[0]
+
+
+VALUES = (
+    None, True, 0, -(10**30), 0.1, math.inf, -math.inf, "", "Zoë \udcff \n", [], {},
+    [[1, "a"], {"b": [None, 2.5]}], "x" * 100_000,
+)  # fmt: skip
+
+
+def told_in_json(exchange, values: tuple) -> list:
+    """What comes of each value, where rank r gives the one r places further on."""
+    number = len(values)
+    return [exchange.gather_json(values[(i + exchange.rank) % number]) for i in range(number)]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_values_come_through_json_unchanged(worlds, size):
+    """Of another length on every rank."""
+    number = len(VALUES)
+    expected = [[VALUES[(i + rank) % number] for rank in range(size)] for i in range(number)]
+    assert worlds(size).run(told_in_json, VALUES) == [expected] * size
+
+
+def of_json_alone(exchange) -> list:
+    """What is no value of JSON in Python, and the random states that a checkpoint takes."""
+    torch.manual_seed(exchange.rank)
+    torch.rand(3)
+    states = exchange.gather_json(random_states())
+    restore_random_states(states, (exchange.rank + 1) % exchange.size)
+    return [math.isnan(exchange.gather_json(math.nan)[0]), exchange.gather_json({3: (1, 2)}),
+            torch.rand(1).item()]  # fmt: skip
+
+
+def test_what_json_makes_of_python(worlds):
+    drawn = []
+    for seed in (1, 0):
+        torch.manual_seed(seed)
+        drawn.append(torch.rand(4)[3].item())
+    for number, heard in zip(drawn, worlds(2).run(of_json_alone), strict=True):
+        assert heard == [True, [{"3": [1, 2]}] * 2, number]
+
+
+def given_no_json(exchange) -> list:
+    """Every rank is refused by itself: none of them waits, and the next exchange is in order."""
+    for value in (torch.zeros(2), b"bytes", {1}, [torch.float32], {"deep": [{"er": object()}]}):
+        if exchange.rank == 0:
+            with pytest.raises(TypeError, match="JSON"):
+                exchange.gather_json(value)
+    return exchange.gather_json(exchange.rank)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_what_is_not_json_is_refused_before_the_ranks_meet(worlds, size):
+    assert worlds(size).run(given_no_json) == [[*range(size)]] * size
 
 
 def divided(exchange, length: int) -> bool:

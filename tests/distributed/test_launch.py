@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 from distributed.world import free_port
+from patience import PATIENCE, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "run_distributed.sh"
 ENTRY = Path(__file__).with_name("entry_for_launch.py")
-TIMEOUT = 240  # seconds, of one launch, on a busy machine
 
 
 class Launches:
@@ -43,7 +43,7 @@ class Launches:
     def run(self, *arguments, **environ) -> tuple[int, str, str]:
         """(exit code, stdout, stderr) of a launch to its end."""
         launch = self.start(*arguments, **environ)
-        out, err = launch.communicate(timeout=TIMEOUT)
+        out, err = launch.communicate(timeout=PATIENCE)
         return launch.returncode, out, err
 
     def starts(self, notes: str = "notes") -> list[dict]:
@@ -63,15 +63,6 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
-
-
-def wait_for(condition, seconds: float = TIMEOUT):
-    """The time it took, in seconds."""
-    start = time.monotonic()
-    while not condition():
-        assert time.monotonic() - start < seconds, "it has not come"
-        time.sleep(0.05)
-    return time.monotonic() - start
 
 
 @pytest.fixture
@@ -104,7 +95,37 @@ def test_processes_are_started_on_loopback(launches):
         assert start["argv"][4].startswith("runs/entry_for_launch-none-")
         assert start["MASTER_ADDR"] == "127.0.0.1" and start["OMP_NUM_THREADS"] == "3"
         assert start["GLOO_SOCKET_IFNAME"] == start["NCCL_SOCKET_IFNAME"] == "lo"
+        # No stack traces of C++ where a connection ends because the other side does.
+        assert start["TORCH_CPP_LOG_LEVEL"] == "ERROR"
     assert launches.nothing_left()
+
+
+TORN_DOWN = """
+import atexit, sys
+from utils.run import end_process
+
+class Last:
+    def __del__(self, print=print):
+        print("Python takes itself apart")
+
+last = Last()
+atexit.register(print, "at exit")
+end_process(3)
+"""
+
+
+@pytest.mark.parametrize("rank", [None, "1"], ids=["alone", "of several"])
+def test_a_worker_ends_before_python_takes_itself_apart(rank):
+    """In which threads of its process group could abort it."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")
+    environ = {name: value for name, value in os.environ.items() if name not in names}
+    ended = subprocess.run(
+        [sys.executable, "-c", TORN_DOWN], capture_output=True, text=True, cwd=ROOT,
+        env=environ | dict.fromkeys(names if rank else (), rank),
+    )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (3, "")
+    after = [] if rank else ["Python takes itself apart"]
+    assert ended.stdout.splitlines() == ["at exit", *after]
 
 
 @pytest.mark.parametrize(
@@ -140,7 +161,7 @@ def test_help_of_an_entry(launches):
 
 
 def test_a_users_mistake_in_a_worker_is_said_once_and_not_retried(launches):
-    code, _, err = launches.run(ENTRY, "--do", "mistake")
+    code, _, err = launches.run(ENTRY, "--do", "mistake", MAX_RESTARTS="1")
     assert (code, err) == (2, "error: the data is wrong\n")
     assert {start["code"] for start in launches.starts() if start["restarts"]} <= {2}
     assert launches.nothing_left()
@@ -180,9 +201,9 @@ def test_a_failure_that_does_not_come_back_ends_well(launches):
 )
 def test_a_signal_to_the_launcher_reaches_the_workers(launches, signum):
     launch = launches.start(ENTRY, "--do", "train")
-    wait_for(lambda: len(launches.starts()) == 2)
+    wait_until(lambda: len(launches.starts()) == 2)
     launch.send_signal(signum)
-    _, err = launch.communicate(timeout=TIMEOUT)
+    _, err = launch.communicate(timeout=PATIENCE)
     assert (launch.returncode, err) == (128 + signum, "")
     saved = (launches.folder / "notes" / "saved").read_text().split()
     assert sorted(saved) == ["0", "1"]
@@ -215,20 +236,20 @@ def test_a_signal_counts_where_torchrun_fails_for_it():
 
 def test_workers_do_not_outlive_a_launcher_that_is_killed(launches):
     launch = launches.start(ENTRY, "--do", "stubborn")
-    wait_for(lambda: len(launches.starts()) == 2)
+    wait_until(lambda: len(launches.starts()) == 2)
     launch.kill()
     pids = [start["pid"] for start in launches.starts()]
-    assert wait_for(lambda: not any(map(alive, pids)), 10) < 10
+    wait_until(lambda: not any(map(alive, pids)))
 
 
 @pytest.mark.slow
 def test_a_stubborn_worker_is_killed_in_the_end(launches):
     launch = launches.start(ENTRY, "--do", "stubborn")
-    wait_for(lambda: len(launches.starts()) == 2)
+    wait_until(lambda: len(launches.starts()) == 2)
     launch.send_signal(signal.SIGTERM)
     start = time.monotonic()
-    assert launch.wait(timeout=TIMEOUT) == 143
-    assert 30 <= time.monotonic() - start < 60
+    assert launch.wait(timeout=PATIENCE) == 143
+    assert time.monotonic() - start >= 30
     assert launches.nothing_left()
 
 
@@ -243,7 +264,7 @@ class Nodes:
 
     def start(self, rank: int, name: str, do: str = "meet", **environ) -> subprocess.Popen:
         """Node `rank` with one process, which notes in the folder notes-`name`."""
-        environ = {"NODE_RANK": str(rank), "NPROC": "1", "JOIN_TIMEOUT": "60"} | environ
+        environ = {"NODE_RANK": str(rank), "NPROC": "1", "JOIN_TIMEOUT": str(PATIENCE)} | environ
         return self.launches.start(
             *(ENTRY, "--do", do, "--output", "run"),
             notes=f"notes-{name}",
@@ -262,11 +283,11 @@ class Nodes:
 def test_two_nodes_train_together_and_stop_together(launches):
     nodes = Nodes(launches, "2")
     both = [nodes.start(0, "a"), nodes.start(1, "b")]
-    wait_for(lambda: nodes.met("a") == nodes.met("b") == ["3 2"])
+    wait_until(lambda: nodes.met("a") == nodes.met("b") == ["3 2"])
     for node in both:
         node.send_signal(signal.SIGTERM)
     for node in both:
-        assert (node.communicate(timeout=TIMEOUT)[1], node.returncode) == ("", 143)
+        assert (node.communicate(timeout=PATIENCE)[1], node.returncode) == ("", 143)
     assert launches.nothing_left()
 
 
@@ -274,12 +295,12 @@ def test_two_nodes_train_together_and_stop_together(launches):
 def test_a_failure_on_one_of_two_nodes_starts_both_again(launches):
     nodes = Nodes(launches, "2")
     both = [nodes.start(0, "a"), nodes.start(1, "b")]
-    wait_for(lambda: nodes.met("a") == nodes.met("b") == ["3 2"])
+    wait_until(lambda: nodes.met("a") == nodes.met("b") == ["3 2"])
     os.kill(launches.starts("notes-b")[0]["pid"], signal.SIGKILL)
-    wait_for(lambda: nodes.met("a") == nodes.met("b") == ["3 2", "3 2"])
+    wait_until(lambda: nodes.met("a") == nodes.met("b") == ["3 2", "3 2"])
     for node in both:
         node.send_signal(signal.SIGTERM)
-    assert [node.wait(timeout=TIMEOUT) for node in both] == [143, 143]
+    assert [node.wait(timeout=PATIENCE) for node in both] == [143, 143]
     assert launches.nothing_left()
 
 
@@ -287,11 +308,9 @@ def test_a_failure_on_one_of_two_nodes_starts_both_again(launches):
 def test_without_the_node_of_the_rendezvous_every_agent_ends(launches):
     nodes = Nodes(launches, "1:2")
     first, second = nodes.start(0, "a"), nodes.start(1, "b", do="meet")
-    wait_for(lambda: nodes.met("a") == nodes.met("b") == ["3 2"])
+    wait_until(lambda: nodes.met("a") == nodes.met("b") == ["3 2"])
     first.kill()
-    start = time.monotonic()
-    _, err = second.communicate(timeout=TIMEOUT)
-    assert time.monotonic() - start < 60
+    _, err = second.communicate(timeout=PATIENCE)
     assert second.returncode == 1
     assert err.splitlines()[-1].startswith("error: the rendezvous does not answer")
     assert f"RDZV_ENDPOINT={nodes.endpoint}" in err and "--output run" in err
@@ -301,12 +320,12 @@ def test_without_the_node_of_the_rendezvous_every_agent_ends(launches):
 def test_an_elastic_run_goes_on_alone_and_takes_the_node_back(launches):
     nodes = Nodes(launches, "1:2")
     first, second = nodes.start(0, "a"), nodes.start(1, "b")
-    wait_for(lambda: nodes.met("a") == nodes.met("b") == ["3 2"])
+    wait_until(lambda: nodes.met("a") == nodes.met("b") == ["3 2"])
     second.kill()
     os.kill(launches.starts("notes-a")[0]["pid"], signal.SIGKILL)  # as a failed collective would
-    print("alone after", wait_for(lambda: nodes.met("a")[1:] == ["1 1"]), "s")
+    wait_until(lambda: nodes.met("a")[1:] == ["1 1"], "it does not go on alone")
     back = nodes.start(1, "c")
-    print("together after", wait_for(lambda: nodes.met("a")[2:] == nodes.met("c") == ["3 2"]), "s")
+    wait_until(lambda: nodes.met("a")[2:] == nodes.met("c") == ["3 2"], "it has not come back")
     for node in (first, back):
         node.send_signal(signal.SIGTERM)
-    assert [node.wait(timeout=TIMEOUT) for node in (first, back)] == [143, 143]
+    assert [node.wait(timeout=PATIENCE) for node in (first, back)] == [143, 143]

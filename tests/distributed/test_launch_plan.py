@@ -1,8 +1,11 @@
 """The environment as a plan, and the launch folder of the workers."""
 
-import pytest
+import subprocess
 
-from utils.distributed import environment
+import pytest
+from patience import PATIENCE
+
+from utils.distributed import agent, environment, launch_plan
 from utils.distributed.launch_plan import Plan, first_node, read_plan
 from utils.errors import UserError
 
@@ -138,3 +141,29 @@ def test_torchrun_says_who_a_worker_is(monkeypatch):
     for name, value in (values | {"TORCHELASTIC_RESTART_COUNT": 5}).items():
         monkeypatch.setenv(name, str(value))
     assert environment.launched() == environment.LaunchedAs(3, 4, 1, 2, 5)
+
+
+def test_a_node_that_is_lost_is_noticed_within_a_minute():
+    """Where the rendezvous is that of another node, and where it is one's own."""
+    assert agent.SILENCE + agent.GRACE + 2 * agent.PROBE < 60
+    assert launch_plan.KEEP_ALIVE * launch_plan.MISSED + launch_plan.LAST_CALL < 60
+
+
+def test_a_worker_is_killed_with_its_group():
+    """What it has started, too, and one that is gone already harms nobody."""
+    script = "sleep 3600 & echo $!; wait"
+    workers = [
+        subprocess.Popen(
+            ["sh", "-c", script], stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+        for _ in range(2)
+    ]
+    helpers = [int(worker.stdout.readline()) for worker in workers]
+    assert {worker.pid for worker in workers} <= {*agent._children()}
+    gone = subprocess.Popen(["true"], start_new_session=True)
+    gone.wait()
+    agent._kill([gone.pid, *(worker.pid for worker in workers)])
+    assert [worker.wait(PATIENCE) for worker in workers] == [-9, -9]
+    for worker, helper in zip(workers, helpers, strict=True):
+        assert worker.stdout.read() == "", f"{helper} holds the pipe"  # ends when all have ended
+        worker.stdout.close()

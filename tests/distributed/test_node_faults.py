@@ -7,6 +7,7 @@ import time
 import pytest
 from distributed.faulty import BATCH, IMAGES, SAMPLES, Runs, end, epoch_order, fault
 from distributed.world import free_port
+from patience import PATIENCE, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +28,7 @@ def start(runs, rank: int, endpoint: str, **options) -> subprocess.Popen:
     """Node `rank` of one or two, with one process."""
     return runs.start(
         *FLAGS, name="run", NNODES="1:2", NODE_RANK=str(rank), NPROC="1", RDZV_ENDPOINT=endpoint,
-        JOIN_TIMEOUT="300", **options,
+        JOIN_TIMEOUT=str(PATIENCE), **options,
     )  # fmt: skip
 
 
@@ -98,15 +99,12 @@ def test_a_run_goes_on_without_a_node_that_is_cut_off(runs):
     with TwoNetworks() as networks:
         both = [start(runs, rank, endpoint, prefix=networks.inside(rank), PACE="0.3")
                 for rank in range(2)]  # fmt: skip
-        until = time.monotonic() + 300
-        while not any(note["step"] >= 4 for note in runs.notes("run", "step")):
-            assert time.monotonic() < until and both[0].poll() is None
-            time.sleep(0.1)
+        wait_until(lambda: any(note["step"] >= 4 for note in runs.notes("run", "step")))
         networks.cut()
         cut = time.time()
         code, err = end(both[1])
         print(f"the node that was cut off ended after {time.time() - cut:.1f} s")
-        assert code == 1 and time.time() - cut < 60
+        assert code == 1
         assert "the rendezvous" in err.splitlines()[-1] and "RDZV_ENDPOINT" in err
         code, err = end(both[0])
         assert code == 0, err

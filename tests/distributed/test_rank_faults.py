@@ -41,6 +41,22 @@ def reference(runs):
     return "reference"
 
 
+def test_a_run_loses_nothing(runs):
+    """One process is killed, the next start is stopped, and one process goes on alone."""
+    stop = fault("forward", 7, start=1, do="end the launch")
+    code, err = runs.train([*IMAGES, *EPOCHS], name="both", faults=[KILLS[0], stop])
+    assert code == 143, err
+    assert err.count("was killed by SIGKILL") == 1
+    assert "and saved; go on with --resume both" in err.splitlines()[-1]
+    assert len(runs.notes("both", "fault")) == 2 and runs.left("both") == []
+    runs.check_redone("both")
+    code, err = end(runs.start_alone("--resume", "both", name="both"))
+    assert code == 0, err
+    assert runs.order("both") == epoch_order(0, 2 * BATCH) + epoch_order(1, 2 * BATCH)
+    assert [step for step, _ in runs.losses("both")] == list(range(1, STEPS + 1))
+
+
+@slow
 def test_a_run_survives_its_ranks(runs, reference):
     code, err = runs.train(
         [*IMAGES, *EPOCHS], name="killed", faults=[*KILLS, LATE], MAX_RESTARTS="2"
@@ -53,21 +69,26 @@ def test_a_run_survives_its_ranks(runs, reference):
     assert runs.left("killed") == []
 
 
+@slow
 def test_a_run_that_is_stopped_is_saved_and_goes_on(runs, reference):
     stop = fault("forward", 9, do="end the launch")  # the first pass counts for nothing
     code, err = runs.train([*IMAGES, *EPOCHS], name="stopped", faults=[stop])
     assert code == 143
     assert err.count("\n") == 1 and "and saved; go on with --resume stopped" in err
-    asked = runs.notes("stopped", "fault")[-1]["time"]
+    notes = runs.notes("stopped")
+    asked = next(index for index, note in enumerate(notes) if "fault" in note)
+    before, last = (
+        max(note["step"] for note in some if "step" in note) for some in (notes[:asked], notes)
+    )
     saved = runs.notes("stopped", "saved")[-1]
-    last = max(note["step"] for note in runs.notes("stopped", "step"))
     assert saved["saved"] == last + 1 and f"after step {last + 1} " in err
-    assert saved["time"] - asked < 5
+    assert last <= before + 2  # the ranks agree on a step while they do the next one
     assert runs.left("stopped") == [] and not any((runs.folder / "tmp").glob("launch-*"))
     assert runs.run("--resume", "stopped", name="stopped") == (0, "")
     runs.check_equal("stopped", reference)
 
 
+@slow
 def test_a_rank_that_fails_tells_its_own_error_once(runs):
     wrong = [fault("backward", 3, do="fail")]
     code, err = runs.train([*IMAGES, *EPOCHS], name="failed", faults=wrong, MAX_RESTARTS="0")
@@ -83,6 +104,7 @@ def test_a_rank_that_fails_tells_its_own_error_once(runs):
     assert runs.left("failed") == []
 
 
+@slow
 def test_data_that_is_wrong_is_said_once(runs):
     (runs.folder / "empty").mkdir()
     flags = ["--dataset", "imagefolder", "--data_dir", "empty", "--device", "cpu"]
@@ -114,10 +136,10 @@ def test_a_file_that_is_wrong_is_said_once(runs):
 def test_a_rank_that_stops_is_named(runs, reference, restarts):
     name = f"asleep {restarts}"
     code, err = runs.train(
-        [*IMAGES, *EPOCHS, "--dist_timeout", 0.1], name=name,
+        [*IMAGES, *EPOCHS, "--dist_timeout", 0.5], name=name,
         faults=[fault("backward", 8, do="stop")], MAX_RESTARTS=str(restarts), PACE="0.7",
     )  # fmt: skip
-    line = "error: no step for 6 s (--dist_timeout): rank 1 (last step 6) of 2 does not answer"
+    line = "error: no step for 30 s (--dist_timeout): rank 1 (last step 6) of 2 does not answer"
     assert err.splitlines()[0].startswith(line)
     assert err.count("(--dist_timeout)") == 1
     stopped = runs.notes(name, "fault")[0]["time"]

@@ -193,3 +193,10 @@ def test_of_a_model_with_other_weights(worlds):
         for found in worlds(size).run(elsewhere):
             for one, other in zip(found, expected, strict=True):
                 torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+def test_two_values_of_a_channel_are_enough():
+    x = torch.tensor([[1.0, -2.0], [4.0, 2.5]], dtype=torch.float64).view(2, 2, 1, 1)
+    ours, theirs = SyncBatchNorm2d(2).double(), nn.BatchNorm2d(2).double()
+    torch.testing.assert_close(ours(x), theirs(x), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(ours.running_var, theirs.running_var, rtol=1e-12, atol=1e-12)

@@ -1,5 +1,6 @@
-"""Groups of processes over gloo that run one test case after another: importing PyTorch takes
-seconds, so a group is started once for each number of processes."""
+"""Groups of processes over gloo that run one test case after another. Importing PyTorch takes
+seconds: one process does it, of which all of them are forks, and a group is started once for each
+number of processes."""
 
 import multiprocessing
 import os
@@ -7,8 +8,14 @@ import socket
 import sys
 import tempfile
 import traceback
+from multiprocessing.connection import wait
 
-TIMEOUT = 240  # seconds, of one case
+from patience import PATIENCE
+
+# Imported before the forks. No module of this project: it is to be found by sys.path as it is then.
+IMPORTED = ["torch", "torch._dynamo", "torch.distributed.fsdp", "torch.func"]
+# Seconds for the other ranks after one has raised an exception: they may wait for it in vain.
+AFTER_A_FAILURE = 10
 
 
 class World:
@@ -16,7 +23,8 @@ class World:
 
     def __init__(self, size: int):
         self.size = size
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(IMPORTED)
         folder = tempfile.mkdtemp(prefix="world-")
         self.pipes, self.processes = [], []
         for rank in range(size):
@@ -35,16 +43,22 @@ class World:
         for pipe in self.pipes:
             pipe.send((list(sys.path), case, args))
         results, failures = [None] * self.size, []
-        for rank, pipe in enumerate(self.pipes):
-            try:
-                if not pipe.poll(TIMEOUT):
-                    raise EOFError(f"no answer within {TIMEOUT} s")
-                text, results[rank] = pipe.recv()
-            except (EOFError, OSError) as error:
-                self.close()
-                text = f"it died: {error!r}"
-            if text:
-                failures.append(f"rank {rank}: {text}")
+        waiting, patience = dict(zip(self.pipes, range(self.size), strict=True)), PATIENCE
+        while waiting:
+            answered = wait(list(waiting), patience)
+            for pipe in answered:
+                rank = waiting.pop(pipe)
+                try:
+                    text, results[rank] = pipe.recv()
+                    if text:
+                        patience = AFTER_A_FAILURE
+                except (EOFError, OSError) as error:  # the others notice it by themselves
+                    text = f"it died: {error!r}"
+                if text:
+                    failures.append(f"rank {rank}: {text}")
+            if not answered:
+                failures += [f"rank {rank}: no answer" for rank in waiting.values()]
+                break
         if failures:
             self.close()  # the ranks may be at different places
             raise AssertionError("\n".join(failures))
@@ -101,7 +115,7 @@ def _serve(rank: int, size: int, store: str, pipe) -> None:
         store=dist.FileStore(store, size),
         rank=rank,
         world_size=size,
-        timeout=datetime.timedelta(seconds=60),
+        timeout=datetime.timedelta(seconds=PATIENCE),
     )
     while True:
         try:

@@ -1,20 +1,18 @@
 """The entry script in the process of the test, each time in a folder of its own."""
 
-import signal
-
 import pytest
+from quick_runs import handlers_put_back, quick
 
 from resnet50_test import main
 
 
 @pytest.fixture
 def own_folder(tmp_path, monkeypatch):
-    """The present folder is an empty one; the signal handlers are put back afterwards."""
+    """The present folder is an empty one, runs are quick, signal handlers are put back."""
     monkeypatch.chdir(tmp_path)
-    handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for signum, handler in handlers.items():
-        signal.signal(signum, handler)
+    quick(monkeypatch)
+    with handlers_put_back():
+        yield
 
 
 @pytest.fixture

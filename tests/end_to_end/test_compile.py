@@ -14,7 +14,7 @@ FLAGS = [
 def test_compiled_equals_plain(tmp_path, run_entry_script):
     weights = []
     for name, flags in (("plain", []), ("compiled", ["--compile"])):
-        result = run_entry_script([*FLAGS, *flags, "--output", tmp_path / name], timeout=900)
+        result = run_entry_script([*FLAGS, *flags, "--output", tmp_path / name])
         assert result.returncode == 0, result.stderr
         weights.append(load_file(tmp_path / name / "checkpoints/step-00000004/model.safetensors"))
     plain, compiled = weights

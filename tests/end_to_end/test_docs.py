@@ -532,7 +532,7 @@ def test_make_demo_tuning(tmp_path):
     (environment / ".installed").touch()
     result = subprocess.run(
         ["make", "demo-tuning", f"VENV={environment}"], cwd=tmp_path, capture_output=True,
-        text=True, timeout=900,
+        text=True,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("recipe: runs/demo-tuning-") == 2
@@ -547,7 +547,6 @@ def test_make_demo(target):
     (environment / ".installed").touch()
     result = subprocess.run(
         ["make", target, f"VENV={environment}"], cwd=ROOT, capture_output=True, text=True,
-        timeout=900,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     accuracy = float(re.search(r"test accuracy ([\d.]+) %", result.stdout).group(1))

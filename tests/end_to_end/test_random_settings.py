@@ -2,13 +2,13 @@
 
 import contextlib
 import shutil
-import signal
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from PIL import Image
-from random_settings import OPTIONS, REPEATABLE, Space, flags
+from quick_runs import handlers_put_back, quick
+from random_settings import FEW, MANY, OPTIONS, REPEATABLE, Space, flags
 
 from resnet50_test import Settings, main
 
@@ -51,25 +51,24 @@ def place(tmp_path_factory):
                     pixels = rng.integers(0, 150, (16, 16, 3)) + 100 * label
                     Image.fromarray(pixels.astype(np.uint8)).save(where / f"{number}.png")
     (folder / "weights.pth").write_bytes(b"no weights")
-    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
-    with contextlib.chdir(folder):
+    with contextlib.chdir(folder), handlers_put_back():
         assert main(flags(PICTURES.base | {"dataset": "imagefolder", "output": "trained"})) == 0
         shutil.copytree("trained", "kept")
         yield folder
-    for signum, handler in before.items():
-        signal.signal(signum, handler)
 
 
 # Found once: steps of one picture, small enough to end as one value for each channel.
 @example(PICTURES.base | {"dataset": "imagefolder", "image_size": 8, "global_batch": 1})
-@settings(max_examples=40, derandomize=True, **OPTIONS)
+@settings(max_examples=FEW, derandomize=True, **OPTIONS)
 @given(PICTURES.random())
 def test_a_run_works_or_says_why_not(place, chosen):
-    PICTURES.check(chosen)
+    with pytest.MonkeyPatch.context() as patch:
+        quick(patch)
+        PICTURES.check(chosen)
 
 
 @pytest.mark.slow
-@settings(max_examples=400, derandomize=REPEATABLE, **OPTIONS)
+@settings(max_examples=MANY, derandomize=REPEATABLE, **OPTIONS)
 @given(PICTURES.random())
 def test_a_run_works_or_says_why_not_at_length(place, chosen):
     PICTURES.check(chosen)

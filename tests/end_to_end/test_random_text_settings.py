@@ -2,12 +2,12 @@
 
 import contextlib
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
-from random_settings import OPTIONS, REPEATABLE, Space, flags
+from quick_runs import handlers_put_back, quick
+from random_settings import FEW, MANY, OPTIONS, REPEATABLE, Space, flags
 
 from transformer_test import Settings, main
 
@@ -50,24 +50,23 @@ def place(tmp_path_factory):
     (folder / "test.tsv").write_text("".join(f"{b} now\t{a}\n" for a, b in rows * 4))
     (folder / "new.txt").write_text("a bone\n")
     (folder / "weights.pth").write_bytes(b"no weights\0")
-    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
-    with contextlib.chdir(folder):
+    with contextlib.chdir(folder), handlers_put_back():
         assert main(flags(TEXTS.base | TEXTS.data[0] | {"output": "trained"})) == 0
         assert Path("trained/summary.json").is_file()
         shutil.copytree("trained", "kept")
         yield folder
-    for signum, handler in before.items():
-        signal.signal(signum, handler)
 
 
-@settings(max_examples=40, derandomize=True, **OPTIONS)
+@settings(max_examples=FEW, derandomize=True, **OPTIONS)
 @given(TEXTS.random())
 def test_a_run_works_or_says_why_not(place, chosen):
-    TEXTS.check(chosen)
+    with pytest.MonkeyPatch.context() as patch:
+        quick(patch)
+        TEXTS.check(chosen)
 
 
 @pytest.mark.slow
-@settings(max_examples=400, derandomize=REPEATABLE, **OPTIONS)
+@settings(max_examples=MANY, derandomize=REPEATABLE, **OPTIONS)
 @given(TEXTS.random())
 def test_a_run_works_or_says_why_not_at_length(place, chosen):
     TEXTS.check(chosen)

@@ -99,7 +99,7 @@ def test_report_of_the_classes(works):
     assert "worst classes of 10" in said
     told, rows = summary("run"), table("run/report/confusion.csv")
     matrix = torch.tensor([[int(cell) for cell in row[1:]] for row in rows[1:]])
-    assert matrix.shape == (10, 10) and matrix.sum() == told["test_samples"] == 1000
+    assert matrix.shape == (10, 10) and matrix.sum() == told["test_samples"] == 100
     assert 100 * matrix.trace() / matrix.sum() == pytest.approx(told["test_accuracy"])
     for name, samples, recall, *_ in table("run/report/per_class.csv")[1:]:
         row = rows[0][1:].index(name)
@@ -199,7 +199,7 @@ def test_early_stop_and_the_best_weights_beside_the_last(works):
     assert sorted(Path("run/checkpoints").glob("step-*"))[-1] != Path(best)
     for place, figure in ((best, "best_test_accuracy"), ("run", "test_accuracy")):
         said = works("--resume", place, "--eval_only")
-        assert f"test accuracy {told[figure]:.2f} % on 1,000 samples" in said
+        assert f"test accuracy {told[figure]:.2f} % on 100 samples" in said
 
     said = works("--resume", "run")
     assert "has stopped early" in said and "--early_stop_patience" in said

@@ -7,18 +7,25 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
+from quick_runs import handlers_put_back, quick, raise_in_step
 from safetensors.torch import load_file
 
+from resnet50_test import main
+from utils import image_task
 from utils.signals import Signals, Stopped
 
 ROOT = Path(__file__).parents[2]
-FLAGS = [
-    "--dataset", "shapes", "--depth", "18", "--width", "4", "--subset", "600", "-b", "32",
-    "--epochs", "4", "--threads", "1", "--device", "cpu", "--log_every", "3", "--save_every", "25",
+TINY = [
+    "--dataset", "shapes", "--depth", "18", "--width", "4", "-b", "32", "--threads", "1",
+    "--device", "cpu", "--log_every", "3", "--save_every", "25",
 ]  # fmt: skip
+FLAGS = [*TINY, "--subset", "96", "--epochs", "3"]  # 9 steps
+LONG = [*TINY, "--subset", "600", "--epochs", "4"]  # of some seconds
 
 
 def start(*arguments) -> subprocess.Popen:
@@ -30,19 +37,9 @@ def start(*arguments) -> subprocess.Popen:
 
 
 def finish(process: subprocess.Popen) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=PATIENCE)
     assert "Traceback" not in err, err
     return process.returncode, out, err
-
-
-def wait_for(folder: Path, text: str, process) -> None:
-    """Until the run's log holds `text`."""
-    for _ in range(2400):
-        log = folder / "log.txt"
-        if process.poll() is not None or (log.exists() and text in log.read_text()):
-            return
-        time.sleep(0.02)
-    raise AssertionError(f"{text!r} was never said")
 
 
 def weights(folder: Path) -> dict:
@@ -52,10 +49,11 @@ def weights(folder: Path) -> dict:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
-    """The uninterrupted run."""
+    """The uninterrupted run of FLAGS."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    code, _, err = finish(start(*FLAGS, "--output", folder))
-    assert code == 0, err
+    with pytest.MonkeyPatch.context() as patch, handlers_put_back():
+        quick(patch)
+        assert main([*FLAGS, "--output", str(folder)]) == 0
     return folder
 
 
@@ -64,73 +62,119 @@ def losses(folder: Path) -> list:
     return [(r["step"], r["split"], r["loss"], r["accuracy"]) for r in map(json.loads, lines)]
 
 
-def resume_to_the_end(folder: Path, whole: Path) -> None:
-    code, out, err = finish(start("--resume", folder))
-    assert code == 0, err
-    ours, expected = weights(folder), weights(whole)
+@pytest.mark.usefixtures("own_folder")
+@pytest.mark.parametrize("signum, code", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_signal_in_training_saves_and_resumes(whole, monkeypatch, capfd, signum, code):
+    with monkeypatch.context() as patch:
+        raise_in_step(patch, 5, signum)
+        assert main([*FLAGS, "--output", "run"]) == code
+    err = capfd.readouterr().err
+    assert "saved; go on with --resume" in err and len(err.splitlines()) == 1
+    assert json.loads(Path("run/summary.json").read_text())["status"] == "interrupted"
+    assert main(["--resume", "run"]) == 0
+    out = capfd.readouterr().out
+    assert "from step 5" in out
+    ours, expected = weights(Path("run")), weights(whole)
     assert all((ours[name] == expected[name]).all() for name in expected)
-    assert losses(folder) == losses(whole)
-    summary = json.loads((folder / "summary.json").read_text())
-    assert summary["status"] == "finished" and summary["test_samples"] == 1000
+    assert losses(Path("run")) == losses(whole)
+    summary = json.loads(Path("run/summary.json").read_text())
+    assert summary["status"] == "finished" and summary["test_samples"] == 100
     assert f"test accuracy {summary['test_accuracy']:.2f} %" in out
 
 
-@pytest.mark.parametrize("signum, code", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_signal_in_training_saves_and_resumes(tmp_path, whole, signum, code):
-    folder = tmp_path / "run"
-    process = start(*FLAGS, "--output", folder)
-    wait_for(folder, "epoch 1:", process)
-    process.send_signal(signum)
-    returned, _, err = finish(process)
-    assert returned == code
-    assert "saved; go on with --resume" in err and len(err.splitlines()) == 1
-    assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
-    resume_to_the_end(folder, whole)
+@pytest.mark.usefixtures("own_folder")
+def test_signal_before_the_first_step_saves_nothing(monkeypatch, capfd):
+    load = image_task.load_image_task
+
+    def interrupted(*arguments):
+        assert Path("run").is_dir()  # the data is not there yet
+        signal.raise_signal(signal.SIGTERM)
+        return load(*arguments)
+
+    monkeypatch.setattr(image_task, "load_image_task", interrupted)
+    assert main([*FLAGS, "--output", "run"]) == 143
+    assert "nothing to save" in capfd.readouterr().err
+    assert not Path("run/checkpoints").exists()
 
 
-def test_signal_before_the_first_step_saves_nothing(tmp_path):
-    folder = tmp_path / "run"
-    process = start(*FLAGS, "--output", folder)
-    while not folder.exists():  # PyTorch is imported, the data is not there yet
-        time.sleep(0.005)
-    process.send_signal(signal.SIGTERM)
-    returned, _, err = finish(process)
-    assert returned == 143 and "nothing to save" in err
-    assert not (folder / "checkpoints").exists()
+IN_IMPORT = """
+import signal, sys
+class SignalFinder:
+    def find_spec(self, name, path, target=None):
+        if name == "torch.autograd":
+            signal.raise_signal(signal.SIGTERM)
+sys.meta_path.insert(0, SignalFinder())
+from resnet50_test import main
+code = main(sys.argv[1:])
+sys.exit(code if "torch" in sys.modules else "the import of PyTorch was broken off")
+"""
+
+
+def test_a_signal_in_the_import_of_pytorch_waits_for_its_end(tmp_path):
+    """In its midst C++ calls Python, and an exception ends the process by SIGABRT."""
+    result = subprocess.run(
+        [sys.executable, "-c", IN_IMPORT, *FLAGS, "--output", tmp_path / "run"],
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert (result.returncode, result.stderr) == (
+        143, "stopped before the first step: nothing to save\n",
+    )  # fmt: skip
+
+
+TWO_SIGNALS = """
+import signal, sys
+import pytest
+from quick_runs import raise_in_step
+from resnet50_test import main
+raise_in_step(pytest.MonkeyPatch(), 2, signal.SIGTERM, signal.SIGINT)
+sys.exit(main(sys.argv[1:]))
+"""
 
 
 def test_a_second_signal_stops_at_once(tmp_path):
-    folder = tmp_path / "run"
-    process = start(*FLAGS, "--output", folder, "--epochs", "500")
-    wait_for(folder, "epoch 1:", process)
-    process.send_signal(signal.SIGTERM)
-    process.send_signal(signal.SIGINT)
-    returned, _, _ = finish(process)
-    assert returned in (130, 143)
+    here = Path(__file__).parent
+    paths = os.pathsep.join(map(str, (ROOT, here.parent, here)))
+    result = subprocess.run(
+        [sys.executable, "-c", TWO_SIGNALS, *FLAGS, "--output", tmp_path / "run"],
+        env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert (result.returncode, result.stderr) == (130, "stopped at once by a second signal\n")
+    assert not list(tmp_path.glob("run/checkpoints/*"))
 
 
-def test_a_finished_run_says_so(tmp_path, whole):
+@pytest.mark.usefixtures("own_folder")
+def test_a_finished_run_says_so(whole, capfd):
     before = losses(whole)
-    code, out, _ = finish(start("--resume", whole))
-    assert code == 0 and "this run is finished" in out and "--epochs" in out
+    assert main(["--resume", str(whole)]) == 0
+    out = capfd.readouterr().out
+    assert "this run is finished" in out and "--epochs" in out
     assert losses(whole) == before
-    code, out, _ = finish(start("--resume", whole, "--eval_only"))
+    assert main(["--resume", str(whole), "--eval_only"]) == 0
     accuracy = json.loads((whole / "summary.json").read_text())["test_accuracy"]
-    assert code == 0 and f"test accuracy {accuracy:.2f} % on 1,000 samples" in out
+    assert f"test accuracy {accuracy:.2f} % on 100 samples" in capfd.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def long_run(tmp_path_factory) -> Path:
+    """The uninterrupted run of LONG, as a user starts it."""
+    folder = tmp_path_factory.mktemp("long") / "run"
+    code, _, err = finish(start(*LONG, "--output", folder))
+    assert code == 0, err
+    return folder
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("kind", ["SIGTERM", "SIGINT", "SIGKILL"])
-def test_signal_at_random_moments(tmp_path, whole, kind, seed):
+def test_signal_at_random_moments(tmp_path, long_run, kind, seed):
     """Again and again until the run is through; the result is the uninterrupted one."""
     rng = random.Random(f"{kind} {seed}")
     folder = tmp_path / "run"
     for attempt in range(30):
         again = ["--resume", folder] if (folder / "config.yaml").exists() else ["--output", folder]
-        process = start(*([] if again[0] == "--resume" else FLAGS), *again)
+        process = start(*([] if again[0] == "--resume" else LONG), *again)
         try:
-            process.wait(rng.uniform(1.0, 9.0) if attempt < 3 else 120)
+            process.wait(rng.uniform(1.0, 9.0) if attempt < 3 else PATIENCE)
         except subprocess.TimeoutExpired:
             process.send_signal(getattr(signal, kind))
         code, _, err = finish(process)
@@ -139,9 +183,9 @@ def test_signal_at_random_moments(tmp_path, whole, kind, seed):
         expected = {"SIGTERM": {143, -15}, "SIGINT": {130, -2}, "SIGKILL": {-9}}[kind]
         assert code in expected, err
     assert code == 0
-    ours, expected = weights(folder), weights(whole)
+    ours, expected = weights(folder), weights(long_run)
     assert all((ours[name] == expected[name]).all() for name in expected)
-    assert losses(folder) == losses(whole)
+    assert losses(folder) == losses(long_run)
     assert os.path.exists(folder / "curves.png")
 
 
@@ -152,3 +196,32 @@ def test_a_signal_is_held_where_no_exception_may_be_raised():
         os.kill(os.getpid(), signal.SIGTERM)
         reached = True
     assert reached and stopped.value.exit_code == 143
+
+
+class Referent:
+    """What a weak reference can point at."""
+
+
+@pytest.mark.usefixtures("own_folder")
+def test_a_signal_where_python_ignores_exceptions_stops_the_run_all_the_same(capfd):
+    """A weak reference's callback, as the import system has them."""
+    Signals()
+    with pytest.raises(Stopped) as stopped:
+        referent = Referent()
+        reference = weakref.ref(referent, lambda _: os.kill(os.getpid(), signal.SIGINT))
+        del referent
+        time.sleep(PATIENCE)  # which the timer cuts short
+    assert reference() is None and stopped.value.exit_code == 130
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("own_folder")
+def test_other_exceptions_that_python_ignores_are_still_reported(monkeypatch):
+    reported = []
+    monkeypatch.setattr(sys, "unraisablehook", reported.append)
+    Signals()
+    referent = Referent()
+    reference = weakref.ref(referent, lambda _: 1 / 0)
+    del referent
+    assert reference() is None
+    assert [kind.exc_type for kind in reported] == [ZeroDivisionError]

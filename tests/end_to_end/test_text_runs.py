@@ -3,15 +3,13 @@
 import csv
 import json
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import onnxruntime
 import pytest
 import torch
+from quick_runs import raise_in_step
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
@@ -21,7 +19,6 @@ from utils.data.texts import TextRequest
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
-ROOT = Path(__file__).parents[2]
 TINY = [
     "--layers", "1", "--dim", "16", "--heads", "2", "--ffn", "16", "--max_len", "24", "--device",
     "cpu", "--threads", "1", "--bs", "16", "--vocab_size", "400", "--cache_dir", "cache",
@@ -119,9 +116,9 @@ def test_own_texts_are_learned(run, own_texts):
 def test_evaluation_does_not_depend_on_the_batch(run):
     assert run(*HEADLINES, "--max_steps", 3, "--output", "run")[0] == 0
     accuracy = summary("run")["test_accuracy"]
-    for batch in (1000, 7):
+    for batch in (100, 7):
         code, out, _ = run("--resume", "run", "--eval_only", "--bs", batch)
-        assert code == 0 and f"test accuracy {accuracy:.2f} % on 1,000 samples" in out
+        assert code == 0 and f"test accuracy {accuracy:.2f} % on 100 samples" in out
 
 
 EVERYTHING = [
@@ -150,17 +147,13 @@ def test_a_resumed_run_ends_with_the_same_bits(run, more):
     assert [summary("run")[key] for key in keys] == [summary("whole")[key] for key in keys]
 
 
-def test_a_signal_saves_and_the_run_goes_on():
-    flags = [*HEADLINES, "--epochs", "40", "--eval_every", "0", "--output", "run"]
-    script = [sys.executable, ROOT / "transformer_test.py"]
-    process = subprocess.Popen([*script, *flags], stderr=subprocess.PIPE, text=True)
-    end = time.monotonic() + 60
-    while not Path("run/metrics.jsonl").exists() or not Path("run/metrics.jsonl").read_text():
-        assert time.monotonic() < end and process.poll() is None
-        time.sleep(0.01)
-    process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 143 and "saved; go on with --resume" in err
+def test_a_signal_saves_and_the_run_goes_on(monkeypatch, capfd):
+    flags = [*HEADLINES, "--epochs", "2", "--eval_every", "0", "--output", "run"]
+    with monkeypatch.context() as patch:
+        raise_in_step(patch, 9, signal.SIGTERM)
+        assert transformer_test.main(flags) == 143
+    assert "saved; go on with --resume" in capfd.readouterr().err
+    assert checkpoint("run").name == "step-00000009"
     assert transformer_test.main(["--resume", "run"]) == 0
     assert transformer_test.main([*flags[:-1], "whole"]) == 0
     assert last("run") == last("whole")
@@ -242,6 +235,15 @@ def test_dry_run_and_report(run):
 def test_flags_that_will_not_do(run, flags, words):
     code, _, error = run(*HEADLINES, *flags)
     assert code == 2 and words in error, error
+
+
+def test_the_columns_of_a_file_to_predict_may_be_named_in_any_run():
+    for flags, named in (({}, True), ({"predict": "new.csv"}, False)):
+        without_effect = {
+            name
+            for name, *_ in transformer_test.Settings(dataset="headlines", **flags).ineffective()
+        }
+        assert "train_file" in without_effect and ("text_columns" in without_effect) == named
 
 
 def test_texts_that_will_not_do(run, own_texts, monkeypatch):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import triton
 import triton.language as tl
 from fused_tools import found
 from test_fused_convolution import CASES, DIRECTION, blocks, networks, pictures
@@ -37,8 +38,8 @@ IMAGES = pytest.mark.parametrize(
 )  # fmt: skip
 ROWS = pytest.mark.parametrize(
     ("shape", "dtype"),
-    [((5, 7), FULL), ((1, 16), FULL), ((3, 1), FULL), ((4, 300), FULL), ((5, 7), FP16),
-     ((5, 7), BF16)],
+    [((5, 7), FULL), ((1, 16), FULL), ((3, 1), FULL), ((4, 300), FULL), ((13, 7), FULL),
+     ((5, 7), FP16), ((5, 7), BF16)],
     ids=str,
 )  # fmt: skip
 
@@ -50,14 +51,24 @@ def rounded(data, source, target, mode, cut=interpreter._convert_float):
     return values.view(torch.int16).numpy().view(np.uint16)
 
 
+def with_whole_numbers(tensor, scope, patch=interpreter._patch_lang_tensor):
+    """Before Triton 3.8 int() is given an array of one value, as the bounds of a range(), which
+    NumPy 2.4 refuses."""
+    patch(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda value: value.handle.data.item())
+
+
 @pytest.fixture(autouse=True)
 def kernels_on_the_cpu(monkeypatch):
     """In small tiles, so that programs go over several of them."""
     monkeypatch.setattr(kernels, "DEVICES", ("cuda", "cpu"))
     monkeypatch.setattr(image_kernels, "TILE", 512)
+    monkeypatch.setattr(layer_kernels, "TILE", 16)
     for module in (image_kernels, layer_kernels):
         monkeypatch.setattr(module, "PROGRAMS", 3)
     monkeypatch.setattr(interpreter, "_convert_float", rounded)
+    if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8):
+        monkeypatch.setattr(interpreter, "_patch_lang_tensor", with_whole_numbers)
     torch.manual_seed(0)
 
 
@@ -201,6 +212,12 @@ def test_who_gets_kernels():
     assert kernels.layers(torch.ones(2, 3).t()) is None
     assert kernels.loss(torch.ones(2, 3)) is loss_kernels
     assert kernels.loss(torch.ones(1, 1 << 15)) is None
+
+
+def test_sizes_are_as_triton_s_own():
+    for n in range(1, 70):
+        assert kernels.power_of_2(n) == triton.next_power_of_2(n)
+        assert kernels.ceil_div(n, 7) == triton.cdiv(n, 7)
 
 
 # ---- layers and loss ----------------------------------------------------------------------------

@@ -45,8 +45,15 @@ def probe(model, data, available, optimizer="adamw"):
     )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def libraries():
+    """What libraries take once and keep, such as the workspace of cuBLAS (32 MiB on an H100), is
+    there before memory is counted."""
+    probe(network().to(CUDA), large(256), torch.cuda.memory_allocated(CUDA) + (8 << 30))
+
+
 @pytest.fixture(autouse=True)
-def clean_memory():
+def clean_memory(libraries):
     gc.collect()
     torch.cuda.empty_cache()
 
@@ -90,7 +97,7 @@ def test_no_trace_is_left(optimizer):
     assert torch.equal(random, torch.cuda.get_rng_state(CUDA))
     assert all(p.grad is None for p in model.parameters())
     gc.collect()
-    assert torch.cuda.memory_allocated(CUDA) <= allocated + (32 << 20)  # libraries' workspaces
+    assert torch.cuda.memory_allocated(CUDA) <= allocated + (1 << 20)  # a batch takes 3 MiB
 
 
 def test_nothing_fits():

@@ -6,7 +6,8 @@ from toy import history, make_trainer
 
 from utils.augment.mixup import Mixing
 from utils.data.image_loader import Packed
-from utils.training.graphed_step import CudaGraphs, GraphedStep, use_graphs
+from utils.training.cuda_graphs import CudaGraphs
+from utils.training.graphed_step import GraphedStep, use_graphs
 
 pytestmark = [
     pytest.mark.gpu,
@@ -53,6 +54,47 @@ def test_a_run_is_the_ordinary_one(tmp_path, optimizer, precision, capsys):
             )
     lines = [(line["step"], line["split"]) for line in history(tmp_path / "ours")]
     assert lines == [(line["step"], line["split"]) for line in history(tmp_path / "plain")]
+
+
+def test_by_themselves_where_launches_bind(tmp_path, capsys):
+    """A toy network's kernels take microseconds each. The choice itself waits for nothing."""
+    trainer = make_trainer(tmp_path, device=CUDA, dropout=0.0, epochs=4)
+    use_graphs(trainer, "auto", compiled=False, texts=False)
+    trainer.fit()
+    said = capsys.readouterr().out
+    assert said.count("CUDA graphs: used, because launching a step takes ") == 1
+    assert trainer.stepper.holds_memory and "not used" not in said
+
+
+def test_not_by_themselves_where_the_gpu_is_slower(tmp_path, capsys):
+    trainer = make_trainer(tmp_path, device=CUDA, dropout=0.0, epochs=4)
+    use_graphs(trainer, "auto", compiled=False, texts=False)
+    real, cycles = trainer.forward_backward_device, 50_000_000  # about 30 ms
+
+    def slowly(batch):
+        torch.cuda._sleep(cycles)
+        real(batch)
+
+    trainer.forward_backward_device = slowly
+    trainer.fit()
+    assert "graphs" not in capsys.readouterr().out and not trainer.stepper.holds_memory
+    assert "launching a step takes" in trainer.stepper.refused
+
+
+def test_the_choice_waits_for_nothing(tmp_path):
+    trainer = make_trainer(tmp_path, device=CUDA, dropout=0.0)
+    use_graphs(trainer, "auto", compiled=False, texts=False)
+    trainer.prepare(0)
+    trainer.guard.remember()
+    for number, batch in enumerate(trainer.loader.epoch(0)):
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error" if number > 0 else "default")
+        try:
+            trainer.stepper.forward_backward(batch)
+            trainer.stepper.update()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert trainer.stepper._launches is None  # it has been made
 
 
 def test_augmentation_is_in_the_graph(tmp_path):
@@ -109,20 +151,69 @@ def test_a_step_that_is_not_finite_leaves_no_trace_in_a_replay(tmp_path):
     assert trainer.guard.left_out.tolist() == [1, 5, 0]
 
 
-def test_a_capture_that_fails_leaves_an_ordinary_run(tmp_path, capsys):
-    """A host read in the step, which no capture allows."""
+def test_a_step_that_waits_is_found_before_a_capture(tmp_path, capsys):
+    """A host read in the forward part, and one in a thread of autograd's."""
     trainer = graphed(tmp_path, epochs=2)
-    real = trainer.forward_backward
+    real = trainer.forward_backward_device
 
     def reads(batch):
         real(batch)
         trainer.step_sums.sum().item()
 
-    trainer.forward_backward = reads
+    def hook(gradient):
+        gradient.sum().item()
+
+    trainer.forward_backward_device = reads
+    trainer.model[-1].weight.register_hook(hook)
     trainer.fit()
-    said = capsys.readouterr().out
-    assert said.count("--cuda_graphs: not used, because the capture failed") == 1
-    assert trainer.progress.step == trainer.total_steps
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "waits for" in line]
+    assert "because the host waits for the GPU within a step (" in line
+    assert line.count("test_gpu_graphs.py:") == 2
+    assert trainer.progress.step == trainer.total_steps and not CudaGraphs.failed
+    assert torch.cuda.get_sync_debug_mode() == 0
+
+
+def test_a_capture_that_fails_leaves_an_ordinary_run(tmp_path, capsys, monkeypatch):
+    """A host read in the capture alone. The same numbers are drawn as ever, in memory that is given
+    back."""
+    monkeypatch.setattr(CudaGraphs, "failed", [])
+    runs = []
+    for name in ("plain", "ours"):
+        make = graphed if name == "ours" else make_trainer
+        options = {} if name == "ours" else {"device": CUDA}
+        trainer = make(tmp_path / name, epochs=2, dropout=0.5, **options)
+        real = trainer.forward_backward_device
+
+        def reads(batch, trainer=trainer, real=real):
+            real(batch)
+            if torch.cuda.is_current_stream_capturing():
+                trainer.step_sums.sum().item()
+
+        trainer.forward_backward_device = reads
+        torch.cuda.manual_seed(3)
+        training = torch.cuda.current_stream()
+        trainer.fit()
+        assert torch.cuda.current_stream() == training
+        runs.append((trainer, torch.cuda.get_rng_state()))
+    (plain, state), (ours, same_state) = runs
+    assert capsys.readouterr().out.count("not used, because the capture failed (") == 1
+    assert len(CudaGraphs.failed) == 1 and ours.progress.step == ours.total_steps
+    assert torch.equal(state, same_state)
+    for name, tensor in plain.model.state_dict().items():
+        torch.testing.assert_close(ours.model.state_dict()[name], tensor, rtol=1e-4, atol=1e-4)
+    # The allocator takes part in no capture any more: else this would be an internal error.
+    torch.cuda.empty_cache()
+
+
+def test_a_capture_after_one_that_failed(tmp_path):
+    """Of another trainer in the same process."""
+    recorder = CudaGraphs(CUDA)
+    value = torch.ones(8, device=CUDA)
+    with pytest.raises(RuntimeError):
+        recorder.capture(lambda: torch.nn.functional.dropout(value).sum().item())
+    replay = CudaGraphs(CUDA).capture(lambda: value.mul_(2))
+    replay()
+    assert value.tolist() == [2.0] * 8
 
 
 def test_checkpoints_and_resume(tmp_path):

@@ -2,10 +2,14 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from test_gpu import run_epoch, run_epoch_without_waiting
 from toy import make_trainer, network
 
+from utils.augment.meta_mixup import Pairs, VirtualStep
 from utils.augment.mixup import Mixing
+from utils.models.resnet import ResNet
+from utils.training.objective import mixed_cross_entropy
 
 pytestmark = [
     pytest.mark.gpu,
@@ -44,6 +48,29 @@ def test_a_gpu_mixes_as_the_cpu_does(tmp_path, form):
         weights.append([p.detach().cpu() for p in trainer.model.parameters()])
     for one, other in zip(*weights, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("form", ["policy", "sample"])
+def test_the_fast_hypergradient_is_the_exact_one(form):
+    """With TF32 for convolutions, as by default: a difference of its results would be noise."""
+    assert torch.backends.cudnn.conv.fp32_precision == "tf32"
+    torch.manual_seed(0)
+    model = ResNet(18, 5, width=8, stem="cifar").to(CUDA, memory_format=torch.channels_last)
+    own, other, clean = (
+        torch.randn(32, 3, 16, 16).to(CUDA, memory_format=torch.channels_last) for _ in range(3)
+    )
+    targets, partners, of_clean = torch.randint(0, 5, (3, 32)).to(CUDA)
+    lam = torch.rand(32).to(CUDA)
+    pairs = Pairs(own, other, targets, partners, lam)
+    F.cross_entropy(model(own), targets).backward()  # the policy's virtual step is along this
+    found = []
+    for exact in (False, True):
+        virtual = VirtualStep(model, mixed_cross_entropy, exact=exact)
+        if form == "policy":
+            found += virtual.of_step([pairs], [lam], len(lam), (clean, of_clean), lr=0.1)
+        else:
+            found.append(virtual.of_batch(pairs, lam, (clean, of_clean), lr=0.1))
+    assert F.cosine_similarity(*found, dim=0) > 0.99
 
 
 def test_channels_last_stays(tmp_path):

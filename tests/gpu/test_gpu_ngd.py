@@ -17,15 +17,6 @@ SHAPES = (
 )  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def full_precision():
-    """Products in float32 proper: TF32 alone is off by a thousandth."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    yield
-    torch.set_float32_matmul_precision(before)
-
-
 def weights(device, channels_last=False, dtype=torch.float32, shapes=SHAPES):
     generator, made = torch.Generator().manual_seed(0), []
     for shape in shapes:

@@ -38,13 +38,17 @@ def model(device=CUDA, **options):
     return Transformer(500, 3, **(sizes | options)).to(device)
 
 
-@pytest.mark.skipif(transformer.varlen_attn is None, reason="needs torch 2.10 or newer")
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_packed_attention_equals_padded(monkeypatch, pooling, dtype):
     """And uses the kernel for it; both near what float32 says."""
     used, kernel = [], transformer.varlen_attn
-    monkeypatch.setattr(transformer, "varlen_attn", lambda *given: used.append(1) or kernel(*given))
+
+    def attend(*given, **options):
+        used.append(1)
+        return kernel(*given, **options)
+
+    monkeypatch.setattr(transformer, "varlen_attn", attend)
     ours, batch = model(pooling=pooling), next(iter(data().epoch(0)))
     results = []
     for way in ("packed", "padded", "float32"):

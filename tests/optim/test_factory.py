@@ -9,7 +9,13 @@ from optimizer_formulas import AdamW, Lamb, Lookahead, Madgrad, Sgd
 from torch import nn
 
 from utils.errors import UserError
-from utils.optim.factory import OPTIMIZERS, build_optimizer, parameter_groups, products
+from utils.optim.factory import (
+    OPTIMIZERS,
+    build_optimizer,
+    defaults,
+    parameter_groups,
+    products,
+)
 from utils.reporting.metrics import to_json
 from utils.training.checkpoint import optimizer_tensors, restore_optimizer
 
@@ -395,3 +401,15 @@ def test_ngd_decays_weights_as_its_steps_ask_for(norm, decoupled):
 def test_settings_that_an_optimizer_does_not_have():
     with pytest.raises(TypeError, match="ngd_alpha"):
         build("sgd", small_model(), ngd_alpha=2.0)
+
+
+def test_the_defaults_with_which_the_published_runs_were_made():
+    assert {name: tuple(defaults(name).values()) for name in OPTIMIZERS} == {
+        "sgd": (0.1, 5e-4, 0.9),
+        "adamw": (1e-3, 0.05, None),
+        "lamb": (1.25e-3, 0.02, None),
+        "muon": (1e-3, 0.05, 0.95),
+        "madgrad": (2.5e-4, 1e-4, 0.9),
+        "ngd": (9e-3, 0.05, 0.9),
+    }
+    assert defaults("ngd", "gradient") == defaults("sgd")

@@ -18,6 +18,7 @@ from ngd_tools import (
 from torch import nn
 
 from utils.optim.ngd import NGD
+from utils.training.checkpoint import optimizer_tensors, restore_optimizer
 
 # ---- formats ------------------------------------------------------------------------------------
 
@@ -79,7 +80,7 @@ def test_weights_that_become_channels_last_between_steps():
 
 
 def momentum_is_right(dtype) -> bool:
-    """Of PyTorch's own fused SGD on a CPU: with torch 2.10 it is not, in half precision."""
+    """Of PyTorch's own fused SGD on a CPU: before torch 2.12 it is not, in half precision."""
     found = []
     for fused in (False, True):
         weight = nn.Parameter(torch.linspace(-1, 1, 40).to(dtype))
@@ -156,23 +157,123 @@ def test_transposed_weights():
     torch.testing.assert_close(transposed, plain)
 
 
-@each_foreach
-@pytest.mark.parametrize("columns", [slice(2, 6), 8], ids=["matrix", "vector"])
-def test_weights_that_are_a_part_of_a_larger_tensor(foreach, columns):
-    """PyTorch's fused kernel takes weights for dense, and would write to what lies between.
+# Views of larger tensors, of which they leave out elements.
+VIEWS = {
+    "columns": lambda: torch.randn(6, 9)[:, 2:6],
+    "every second": lambda: torch.randn(10, 5, 2)[..., 0],
+    "rows, transposed": lambda: torch.randn(4, 12).T[::3],
+    "kernels": lambda: torch.randn(3, 4, 8, 6).permute(3, 2, 0, 1)[..., 1:3],
+    "kernels, transposed": lambda: torch.randn(6, 8, 3, 7)[..., ::3].transpose(0, 1),
+    "vector": lambda: torch.randn(6, 9)[:, 8],
+}
+SETTINGS = {
+    "momentum": {"weight_decay": 0.1},
+    "no momentum": {"momentum": 0.0, "nesterov": False},
+    "fixed norm, decoupled": {"norm": "fixed", "weight_decay": 0.1, "decoupled": True},
+    "heavy ball, dampened": {"nesterov": False, "dampening": 0.3, "norm": "fixed"},
+}
 
-    Such weights are rare: to refuse them is as good as to take them.
-    """
-    whole = torch.zeros(6, 9)
-    part, alone = nn.Parameter(whole[:, columns]), nn.Parameter(whole[:, columns].clone())
-    train(NGD([alone], foreach=foreach), [alone], range(5))
-    try:
-        train(NGD([part], foreach=foreach), [part], range(5))
-        torch.testing.assert_close(part, alone)
-    except (RuntimeError, ValueError) as error:
-        assert "NGD" in str(error)
-    whole[:, columns] = 0
-    assert not whole.any()
+
+def part_of_a_larger_one(view: str, dtype=torch.float32) -> tuple[nn.Parameter, torch.Tensor]:
+    """(it, the memory that it lies in): what it leaves out is NaN, to which nobody may listen."""
+    torch.manual_seed(3)
+    part = VIEWS[view]()
+    memory = torch.full((part.untyped_storage().nbytes() // 4,), float("nan"), dtype=dtype)
+    placed = memory.as_strided(part.shape, part.stride(), part.storage_offset())
+    return nn.Parameter(placed.copy_(part)), memory
+
+
+@each_foreach
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_weights_that_are_a_part_of_a_larger_tensor(foreach, settings, view, dtype):
+    """Stepped as a contiguous copy of them, beside others of that shape; nothing else is written.
+    PyTorch's fused kernel takes weights for dense."""
+    if not momentum_is_right(dtype):
+        pytest.skip("this PyTorch's fused SGD is wrong in half precision on a CPU")
+    part, memory = part_of_a_larger_one(view, dtype)
+    assert not part.is_contiguous() and memory.isnan().any()
+    beside = torch.randn(part.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    alone = nn.Parameter(part.detach().contiguous())
+    left_out = memory.isnan()
+    groups = [[nn.Parameter(beside.clone()), one] for one in (part, alone)]
+    optimizers = [NGD(group, foreach=foreach, **SETTINGS[settings]) for group in groups]
+    for step in range(13):
+        for group, optimizer in zip(groups, optimizers, strict=True):
+            give_gradients(group, step)
+            if step == 12:  # a gradient may be such a view, too
+                gradient = part_of_a_larger_one(view, dtype)[0].detach()
+                group[1].grad = gradient if group[1] is part else gradient.contiguous()
+            optimizer.step()
+        assert_equal_to_the_bit(tensors(optimizers[0]), tensors(optimizers[1]))
+    assert torch.equal(memory.isnan(), left_out)
+
+
+@each_foreach
+def test_two_parts_of_one_tensor(foreach):
+    whole = torch.randn(5, 4, 2, generator=torch.Generator().manual_seed(0))
+    apart = [nn.Parameter(whole[..., i].clone()) for i in range(2)]
+    parts = [nn.Parameter(whole[..., i]) for i in range(2)]
+    for parameters in (apart, parts):
+        train(NGD(parameters, foreach=foreach), parameters, range(5))
+    assert torch.equal(whole, torch.stack([one.detach() for one in apart], -1))
+
+
+@pytest.mark.parametrize("view", ["columns", "vector"])
+@pytest.mark.parametrize("found_inf", [0.0, 1.0])
+def test_flags_of_a_step_reach_a_part_of_a_larger_tensor(view, found_inf):
+    """The scale of a loss, and a step that is left out: as on a GPU, in the kernels."""
+    part, memory = part_of_a_larger_one(view)
+    alone = nn.Parameter(part.detach().contiguous())
+    before, found = memory.clone(), []
+    for parameter in (part, alone):
+        optimizer = NGD([parameter], weight_decay=0.1, decoupled=True)
+        train(optimizer, [parameter], range(2))
+        give_gradients([parameter], 2, scale=8.0)
+        optimizer.found_inf, optimizer.grad_scale = torch.tensor(found_inf), torch.tensor(8.0)
+        earlier = parameter.detach().clone()
+        with torch.no_grad():
+            optimizer._step()
+        assert torch.equal(parameter, earlier) == (found_inf == 1.0)
+        found.append(tensors(optimizer))
+    assert_equal_to_the_bit(*found)
+    assert torch.equal(memory.isnan(), before.isnan())
+
+
+@each_foreach
+@pytest.mark.parametrize("view", ["kernels", "vector"])
+def test_the_state_of_a_part_of_a_larger_tensor_is_saved(foreach, view):
+    """And loaded by such a part and by a contiguous copy; also by way of a checkpoint."""
+    part, _ = part_of_a_larger_one(view)
+    optimizer = NGD([part], foreach=foreach)
+    train(optimizer, [part], range(7))
+    assert optimizer.state[part]["momentum_buffer"].is_contiguous()
+    others = [part_of_a_larger_one(view)[0] for _ in range(2)]
+    others.append(nn.Parameter(part.detach().contiguous()))
+    loaded = [NGD([other], foreach=foreach) for other in others]
+    for other in others:
+        other.data.copy_(part)
+    restore_optimizer(loaded[0], {others[0]: "p"}, *optimizer_tensors(optimizer, {part: "p"}))
+    for other in loaded[1:]:
+        other.load_state_dict(saved_and_read(optimizer.state_dict()))
+    for each, parameter in zip((optimizer, *loaded), (part, *others), strict=True):
+        train(each, [parameter], range(7, 15))
+    for other in loaded:
+        assert_equal_to_the_bit(tensors(other), tensors(optimizer))
+
+
+@each_foreach
+@pytest.mark.parametrize("shape", [(3,), (4, 3)])
+def test_elements_that_are_one_in_memory_are_refused(foreach, shape):
+    """As torch.optim.SGD refuses them; nothing is written."""
+    memory = torch.zeros(*shape[:-1], 1)
+    for optimizer_class in (NGD, torch.optim.SGD):
+        parameter = nn.Parameter(memory.expand(shape))
+        give_gradients([parameter], 0)
+        with pytest.raises(RuntimeError, match="clone"):
+            optimizer_class([parameter], foreach=foreach).step()
+    assert not memory.any()
 
 
 # ---- saving -------------------------------------------------------------------------------------

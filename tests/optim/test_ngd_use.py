@@ -339,3 +339,40 @@ def test_gradients_are_left_as_they_are():
         before = [parameter.grad.clone() for parameter in parameters]
         optimizer.step()
         assert_equal_to_the_bit([parameter.grad for parameter in parameters], before)
+
+
+@each_foreach
+@pytest.mark.parametrize("change", [{"alpha": 100.0}, {"eta": 0.9}], ids=str)
+def test_alpha_and_eta_may_change_from_step_to_step(foreach, change):
+    """As for an optimizer that had them when it was made, and took over the state."""
+    changed, made = weights(), weights()
+    one = NGD(changed, foreach=foreach, update_period=1)
+    train(one, changed, range(3))
+    other = NGD(made, foreach=foreach, update_period=1)
+    train(other, made, range(3))
+    one.param_groups[0].update(change)
+    state = copy.deepcopy(other.state_dict())
+    state["param_groups"][0].update(change)
+    other = NGD(made, foreach=foreach, update_period=1)
+    other.load_state_dict(state)
+    before = [parameter.detach().clone() for parameter in changed]
+    for optimizer, parameters in ((one, changed), (other, made)):
+        train(optimizer, parameters, range(3, 6))
+    assert_equal_to_the_bit(changed, made)
+    plain = weights()
+    unchanged = NGD(plain, foreach=foreach, update_period=1)
+    train(unchanged, plain, range(6))
+    assert not torch.equal(changed[0], plain[0]) and not torch.equal(changed[0], before[0])
+
+
+def test_a_state_that_knows_fewer_settings_takes_the_defaults():
+    """As one that an older version has written."""
+    parameters, again = weights(), weights()
+    expected, ours = NGD(parameters), NGD(again)
+    state = copy.deepcopy(expected.state_dict())
+    for name in ("products", "axes", "eta"):
+        del state["param_groups"][0][name]
+    ours.load_state_dict(state)
+    train(expected, parameters, range(2))
+    train(ours, again, range(2))
+    assert_equal_to_the_bit(again, parameters)

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 
 from utils.reporting.console import PLAIN_LINE_SECONDS, Console, duration
 
@@ -49,7 +50,7 @@ def test_letters_that_the_locale_lacks(tmp_path, locale, live):
         cwd=ROOT,
         env=os.environ | locale,
         capture_output=True,
-        timeout=60,
+        timeout=PATIENCE,
     )
     assert result.returncode == 0, result.stderr.decode()
     assert result.stdout.decode("utf-8").count("\n") == (1 if live == "live" else 2)

@@ -17,7 +17,7 @@ import sys, time
 from utils.reporting.run_folder import RunFolder
 folder = RunFolder(sys.argv[1])
 print("held", flush=True)
-time.sleep(600)
+time.sleep(3600)
 """
 
 

@@ -207,12 +207,21 @@ class FakeCuda:
         self.most = 0
 
 
-def test_on_a_gpu_it_is_tried_with_the_reserve_held(monkeypatch):
+@pytest.mark.parametrize(
+    "failure",
+    [
+        torch.OutOfMemoryError("no room"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+    ],
+    ids=["PyTorch", "cuDNN", "Triton"],
+)
+def test_on_a_gpu_it_is_tried_with_the_reserve_held(failure, monkeypatch):
     cuda, room = FakeCuda(monkeypatch), 5
 
     def passes(batch):
         if batch.step_samples > room:
-            raise torch.OutOfMemoryError("no room")
+            raise failure
         cuda.most = 500 + 50 * batch.step_samples
         yield
 

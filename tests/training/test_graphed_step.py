@@ -13,20 +13,36 @@ from utils.augment.mixup import Mixing
 from utils.data.image_loader import Packed
 from utils.optim.schedules import Schedule
 from utils.rehearsal import time_steps
+from utils.training import graphed_step
 from utils.training.freeze import Freeze
 from utils.training.graphed_step import WARM_UP, GraphedStep, use_graphs, why_not
+from utils.training.launch_bound import TIMED, TimedSteps
 
 
 class StandIn:
-    """Captures nothing: a replay calls the function, which must so need nothing of the host."""
+    """Captures nothing: a replay calls the function, which must so need nothing of the host.
 
-    def __init__(self, failure: str = ""):
-        self.failure, self.warm, self.captured, self.replayed = failure, 0, 0, 0
+    Args:
+        failure: of every capture.
+        waits: where the host waits in a watched step.
+        step_ms: what each step takes the device.
+    """
+
+    def __init__(self, failure: str = "", waits: tuple = (), step_ms: float = 0.0):
+        self.failure, self.waits, self.step_ms = failure, waits, step_ms
+        self.warm = self.watches = self.captured = self.replayed = self.paced = 0
 
     @contextlib.contextmanager
     def warm_up(self):
         self.warm += 1
         yield
+
+    @contextlib.contextmanager
+    def watched(self):
+        self.watches += 1
+        places = []
+        yield places
+        places += self.waits
 
     def capture(self, function):
         if self.failure:
@@ -39,10 +55,16 @@ class StandIn:
 
         return replay
 
+    def keep_pace(self):
+        self.paced += 1
 
-def graphed(folder, failure="", **options):
+    def mark(self):
+        return SimpleNamespace(query=lambda: True, elapsed_time=lambda end: self.step_ms)
+
+
+def graphed(folder, failure="", asked=True, step_ms=0.0, **options):
     trainer = make_trainer(folder, **options)
-    trainer.stepper = GraphedStep(trainer, StandIn(failure))
+    trainer.stepper = GraphedStep(trainer, StandIn(failure, step_ms=step_ms), asked)
     return trainer, trainer.stepper.recorder
 
 
@@ -237,6 +259,95 @@ def test_a_dry_run_times_replays(tmp_path):
     assert samples in (4 * steps - short, 4 * steps - short - 1)
 
 
+def test_the_host_keeps_pace_at_every_replay(tmp_path):
+    ours, recorder = graphed(tmp_path)
+    ours.fit()
+    assert recorder.paced == recorder.replayed > 0
+
+
+def test_rates_are_rounded_alike_in_ordinary_steps(tmp_path):
+    """To what a replay reads; what is logged and saved is the number itself."""
+    ours, _ = graphed(tmp_path, lr=0.1)
+    ours.stepper._rate_dtype = torch.float32
+    update, read = ours.update_device, []
+
+    def watched(step, share):
+        read.append([group["lr"] for group in ours.optimizer.param_groups])
+        update(step, share)
+
+    ours.update_device = watched
+    ours.prepare(0)
+    ours.guard.remember()
+    ours.stepper.forward_backward(next(iter(ours.loader.epoch(0))))
+    told = [group["lr"] for group in ours.optimizer.param_groups]
+    ours.stepper.update()
+    assert read[0] == [torch.tensor(lr).item() for lr in told] != told
+    assert [group["lr"] for group in ours.optimizer.param_groups] == told
+
+
+# ---- without being asked for ---------------------------------------------------------------------
+
+
+def test_graphs_by_themselves_where_launches_bind(tmp_path, capsys):
+    """The first step and TIMED ones are ordinary, as is the smaller last one of every 6. From the
+    second epoch on the augmentation is in the graph, and its WARM_UP begins."""
+    plain = make_trainer(tmp_path / "plain", optimizer="adamw", ema_decay=0.9, epochs=4)
+    plain.fit()
+    capsys.readouterr()
+    ours, recorder = graphed(
+        tmp_path / "ours", asked=False, optimizer="adamw", ema_decay=0.9, epochs=4, log_every=1
+    )
+    replays = []
+    replay = ours.stepper._replay
+
+    def watched(static, again, batch):
+        replays.append((ours.progress.step, isinstance(static.inputs, Packed)))
+        replay(static, again, batch)
+
+    ours.stepper._replay = watched
+    ours.fit()
+    said = capsys.readouterr().out
+    assert TIMED == WARM_UP == 3 and recorder.captured == 1
+    steps = [9, 10, 12, 13, 14, 15, 16, 18, 19, 20, 21, 22]
+    assert replays == [(step, True) for step in steps]
+    assert said.count("CUDA graphs: used, because launching a step takes ") == 1
+    assert said.count("--no_cuda_graphs does without") == 1 and "not used" not in said
+    assert_same(everything(ours), everything(plain))
+
+
+def test_no_graphs_by_themselves_where_the_device_is_slower(tmp_path, capsys):
+    plain = make_trainer(tmp_path / "plain", epochs=2)
+    plain.fit()
+    capsys.readouterr()
+    ours, recorder = graphed(tmp_path / "ours", asked=False, step_ms=1e9, epochs=2)
+    logged = []
+    ours.console.log = logged.append
+    ours.fit()
+    assert "graphs" not in capsys.readouterr().out
+    assert sum("CUDA graphs: not used, because launching" in line for line in logged) == 1
+    assert recorder.captured == recorder.warm == 0
+    assert_same(everything(ours), everything(plain))
+
+
+@pytest.mark.parametrize("trouble", [{"failure": "no luck"}, {"waits": ("guard.py:57",)}])
+def test_what_fails_unasked_is_only_logged(tmp_path, capsys, trouble):
+    ours = make_trainer(tmp_path)
+    ours.stepper = GraphedStep(ours, StandIn(**trouble), asked=False)
+    logged = []
+    ours.console.log = logged.append
+    ours.fit()
+    assert "not used" not in capsys.readouterr().out
+    (line,) = [line for line in logged if "CUDA graphs: not used" in line]
+    assert next(iter(trouble.values()))[0] in line
+    assert not ours.stepper.holds_memory
+
+
+def test_a_dry_run_times_no_step_of_the_choice(tmp_path):
+    ours, recorder = graphed(tmp_path, asked=False, epochs=8)
+    before = time_steps(ours)[-1]
+    assert recorder.captured and before >= 1 + TIMED + WARM_UP + 1
+
+
 def test_what_is_captured_reads_nothing_on_the_host(tmp_path):
     """The step's number, rate and share are in tensors: other ones at a replay count."""
     ours, recorder = graphed(tmp_path, ema_decay=0.9, clip=1.0)
@@ -296,7 +407,25 @@ def test_the_reason_is_said(tmp_path, capsys):
     trainer = make_trainer(tmp_path)
     use_graphs(trainer, compiled=False, texts=False)
     assert "--cuda_graphs: not used, because there is no GPU" in capsys.readouterr().out
+    for wanted in ("auto", "off"):
+        use_graphs(trainer, wanted, compiled=False, texts=False)
+    assert capsys.readouterr().out == ""
     assert trainer.stepper is trainer
+
+
+@pytest.mark.parametrize(
+    ("wanted", "deterministic", "asked"),
+    [("on", False, True), ("on", True, True), ("auto", False, False), ("auto", True, None),
+     ("off", False, None)],
+)  # fmt: skip
+def test_who_gets_graphs(tmp_path, monkeypatch, wanted, deterministic, asked):
+    """asked: as GraphedStep is told; None: there is none."""
+    monkeypatch.setattr(graphed_step, "CudaGraphs", lambda device: device.type)
+    monkeypatch.setattr(graphed_step, "GraphedStep", lambda *args: args)
+    trainer = on_a_gpu(make_trainer(tmp_path))
+    use_graphs(trainer, wanted, compiled=False, texts=False, deterministic=deterministic)
+    none = isinstance(trainer.stepper, TimedSteps)
+    assert none if asked is None else trainer.stepper == (trainer, "cuda", asked)
 
 
 def test_more_reasons(tmp_path):

@@ -35,6 +35,29 @@ def test_other_errors_come_out():
         largest_batch(attempt, 8)
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
+        "Triton Error [CUDA]: out of memory",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+        "GET was unable to find an engine to execute this computation",
+        "cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`",
+    ],
+)
+def test_what_libraries_say_counts_as_out_of_memory(said):
+    assert is_out_of_memory(RuntimeError(said))
+
+    def attempt(n):
+        if n > 5:
+            raise RuntimeError(said)
+
+    assert 3 <= largest_batch(attempt, 64) <= 5
+
+
 def test_what_counts_as_out_of_memory():
     said = "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate"
     assert is_out_of_memory(RuntimeError(said)) and is_out_of_memory(MemoryError())
@@ -63,6 +86,20 @@ def test_at_the_start(tmp_path):
     with pytest.raises(UserError, match=expected):
         trainer.fit()
     assert trainer.saver.store.steps() == []
+
+
+@pytest.mark.parametrize("holds_memory", [True, False])
+def test_graphs_are_dropped_and_named_where_there_are_any(tmp_path, holds_memory):
+    """Not where none has been captured, as when they would gain nothing."""
+    model, dropped = network(), []
+    trainer = make_trainer(tmp_path, model=model, objective=Cramped(model, 2, since=4))
+    trainer.stepper = SimpleNamespace(
+        forward_backward=trainer.forward_backward, update=trainer.update,
+        holds_memory=holds_memory, drop=dropped.append,
+    )  # fmt: skip
+    with pytest.raises(UserError) as caught:
+        trainer.fit()
+    assert ("--no_cuda_graphs" in str(caught.value)) == holds_memory == bool(dropped)
 
 
 def test_later_saves_the_last_whole_step(tmp_path):

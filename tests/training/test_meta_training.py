@@ -8,6 +8,8 @@ import torch
 from toy import CPU, everything, history, make_trainer, network
 
 from utils.augment.mixup import Mixing
+from utils.optim.schedules import Schedule
+from utils.rehearsal import time_steps
 from utils.training.objective import Classification, Precision
 
 
@@ -30,6 +32,64 @@ def test_lambda_is_the_policys(tmp_path):
         assert torch.equal(lam, expected) and (lam >= 0.5).all()
     lines = [r for r in history(tmp_path) if r["split"] == "train"]
     assert all(0.5 <= line["lambda"] <= 1 for line in lines)
+
+
+def watched_rates(trainer) -> list[tuple[int, str, float]]:
+    """(step, who was told, learning rate), as the trainer goes on."""
+    found, meta, optimizer = [], trainer.meta, trainer.optimizer
+    choose, update, step = meta.choose, meta.update, optimizer.step
+
+    def note(who, rate):
+        found.append((trainer.progress.step, who, rate))
+
+    def chooses(batch, lr):
+        note("choose", lr)
+        return choose(batch, lr)
+
+    def updates(bad, lr):
+        note("update", lr)
+        update(bad, lr)
+
+    def steps():
+        note("step", optimizer.param_groups[0]["lr"])
+        step()
+
+    meta.choose, meta.update, optimizer.step = chooses, updates, steps
+    return found
+
+
+@pytest.mark.parametrize("form", ["policy", "sample"])
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_lambda_is_chosen_at_the_rate_of_its_own_step(tmp_path, form, accumulation):
+    """Also in a resumed run, whose first step has not had another one before it."""
+    options = {
+        "mixing": mixing(form, every=1), "accumulation": accumulation, "epochs": 2, "log_every": 1,
+        "schedule": lambda: Schedule("cosine", 6, 2),
+    }  # fmt: skip
+    stopped = make_trainer(tmp_path, max_steps=3, **options)
+    first = watched_rates(stopped)
+    stopped.fit()
+    resumed = make_trainer(tmp_path, max_steps=6, **options)
+    resumed.restore(resumed.saver.store.load())
+    rest = watched_rates(resumed)
+    resumed.fit()
+    rates = [0.05 * Schedule("cosine", 6, 2).factor(step) for step in range(6)]
+    assert rates[:2] == [0.025, 0.05]
+    assert [step for step, who, _ in first + rest if who == "step"] == [*range(6)]
+    assert sum(who == "choose" for _, who, _ in first + rest) > 5 * accumulation
+    for step, who, rate in first + rest:
+        assert rate == rates[step], (step, who)
+    logged = [r["lr"] for r in history(tmp_path) if r.get("average_over") == "steps"]
+    assert logged == rates
+
+
+def test_a_dry_run_chooses_at_the_rate_of_its_own_step(tmp_path):
+    trainer = make_trainer(tmp_path, mixing=mixing("sample"))
+    told = watched_rates(trainer)
+    time_steps(trainer)
+    assert len(told) > 20
+    for step, who, rate in told:
+        assert rate == 0.05 * trainer.schedule.factor(step), (step, who)
 
 
 @pytest.mark.parametrize("off_epoch", [0, 1])

@@ -1,5 +1,6 @@
 """A resumed run is the uninterrupted one, to the bit: weights, optimizer, order, losses."""
 
+import dataclasses
 import functools
 
 import pytest
@@ -9,7 +10,7 @@ from toy import NoSignals, assert_same, everything, history, make_trainer, netwo
 
 from utils.augment.mixup import Mixing
 from utils.optim.factory import build_optimizer
-from utils.optim.schedules import Plateau
+from utils.optim.schedules import Plateau, Schedule
 from utils.signals import Stopped
 
 CASES = {
@@ -35,8 +36,8 @@ CASES = {
     "plateau": {
         "val": True,
         "schedule": lambda: Plateau("plateau", 0, gamma=0.5, patience=0, min_factor=0.2),
-        "lr": 0.5,
         "epochs": 5,
+        "losses": [2, 3, 4, 1, 3],  # the rate falls after epochs 2, 3 and 5
     },
     "mixup": {"mixing": Mixing(alpha=1.0, block=4)},
     "mixup, cutmix, accumulation": {
@@ -71,7 +72,12 @@ CASES = {
         "mixing": Mixing(alpha=0.5, block=4, learned="sample", clean=4),
         "ema_decay": 0.9,
     },
-    "early stop": {"val": True, "early_stop_patience": 2, "epochs": 12},
+    "early stop": {
+        "val": True,
+        "early_stop_patience": 2,
+        "epochs": 6,
+        "accuracies": [10, 30, 20, 25, 40, 40],  # the end comes after epoch 4
+    },
 }
 
 
@@ -86,13 +92,42 @@ class SignalAt(NoSignals):
         return 15 if self.trainer.progress.step >= self.step else None
 
 
+def make_case(folder, *, losses=None, accuracies=None, **options):
+    """A trainer of toy.py. Its evaluations are followed by these figures, one for each epoch, so
+    that what depends on them happens on every CPU."""
+    trainer = toy.make_trainer(folder, **options)
+    evaluate, steps = trainer.evaluate, trainer.loader.steps_per_epoch
+
+    def with_figures():
+        found, epoch = evaluate(), trainer.progress.step // steps - 1
+        if found is not None and losses:
+            found = dataclasses.replace(found, loss=float(losses[epoch]))
+        if found is not None and accuracies:
+            found = dataclasses.replace(found, accuracy=float(accuracies[epoch]))
+        return found
+
+    trainer.evaluate = with_figures
+    return trainer
+
+
+def steps_of(whole, every: bool) -> list[int]:
+    """To resume from: of all, up to 25, or the first, the end of an epoch, and within another."""
+    last, epoch = whole.progress.step, whole.loader.steps_per_epoch
+    if every:
+        return list(range(1, last, 1 if last < 25 else 5))
+    return sorted({1, epoch, min(2 * epoch + 1, last - 1)})
+
+
+@pytest.mark.parametrize(
+    "every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["three steps", "every step"]
+)
 @pytest.mark.parametrize("case", CASES)
-def test_resume_from_every_step_is_bit_equal(tmp_path, case, monkeypatch):
+def test_a_resumed_run_is_bit_equal(tmp_path, case, every, monkeypatch):
     options = dict(CASES[case])
     lookahead = {"lookahead_k": options.pop("lookahead_k", None)}
     monkeypatch.setattr(toy, "build_optimizer", functools.partial(build_optimizer, **lookahead))
     torch.manual_seed(5)
-    whole = make_trainer(tmp_path / "whole", **options)
+    whole = make_case(tmp_path / "whole", **options)
     whole.fit()
     expected, figures = everything(whole), history(tmp_path / "whole")
     last = whole.progress.step
@@ -100,12 +135,12 @@ def test_resume_from_every_step_is_bit_equal(tmp_path, case, monkeypatch):
     if case == "early stop":
         assert whole.progress.stopped_early and last < whole.total_steps
     if case == "plateau":
-        assert whole.schedule.reduced < 1
-    for step in range(1, last, 1 if last < 25 else 5):
+        assert whole.schedule.reduced == 0.2
+    for step in steps_of(whole, every):
         folder = tmp_path / f"stopped{step}"
         torch.manual_seed(5)
         signals = SignalAt(step)
-        stopped = make_trainer(folder, signals=signals, **options)
+        stopped = make_case(folder, signals=signals, **options)
         signals.trainer = stopped
         with pytest.raises(Stopped) as stop:
             stopped.fit()
@@ -113,7 +148,7 @@ def test_resume_from_every_step_is_bit_equal(tmp_path, case, monkeypatch):
         assert stopped.saver.store.steps()[-1] == step
 
         torch.manual_seed(99)  # what is drawn must come from the checkpoint
-        resumed = make_trainer(folder, model=network(dropout=0.2, seed=77), **options)
+        resumed = make_case(folder, model=network(dropout=0.2, seed=77), **options)
         checkpoint = resumed.saver.store.load()
         resumed.metrics.cut(checkpoint.state["metrics_bytes"])
         resumed.restore(checkpoint)
@@ -159,6 +194,38 @@ def test_longer_run_continues(tmp_path):
     assert longer.fit().step == 3 * short.total_steps
 
 
+def test_the_loss_scaler_comes_back(tmp_path):
+    """Its scale and the steps since it grew last: it grows on in the middle of its interval."""
+
+    def part(folder, scaler=None, **options):
+        trainer = make_trainer(
+            tmp_path / folder, precision="fp16",
+            schedule=lambda: Schedule("cosine", 18, 2), **options,
+        )  # fmt: skip
+        trainer.scaler = scaler or trainer.scaler
+        assert trainer.scaler.is_enabled()
+        return trainer
+
+    def quick():
+        return torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=4)
+
+    whole, first = part("whole", quick()), part("resumed", quick(), max_steps=6)
+    torch.manual_seed(5)
+    whole.fit()
+    torch.manual_seed(5)
+    first.fit()
+    resumed = part("resumed")
+    assert resumed.scaler.get_scale() == 2.0**16
+    resumed.restore(resumed.saver.store.load())
+    state = resumed.scaler.state_dict()
+    assert state == first.scaler.state_dict()
+    assert (state["scale"], state["_growth_tracker"]) == (2.0**11, 2)
+    resumed.fit()
+    assert resumed.scaler.get_scale() == 2.0**14
+    assert_same(everything(whole), everything(resumed))
+    assert resumed.scaler.state_dict() == whole.scaler.state_dict()
+
+
 def test_memory_format_comes_back(tmp_path):
     first = make_trainer(tmp_path, epochs=1)
     first.fit()
@@ -176,3 +243,21 @@ def test_another_optimizer_is_refused(tmp_path):
     other = make_trainer(tmp_path, model=network(norm=False))
     with pytest.raises(Exception, match="does not fit the model"):
         other.restore(other.saver.store.load())
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_the_first_epoch_of_one_step_is_ended_on_resume(tmp_path, epochs):
+    """Stopped in the evaluation after the first step of all, which ended an epoch."""
+    options = {"epochs": epochs, "data": toy.loader(4, n=4)}
+    torch.manual_seed(5)
+    whole = make_trainer(tmp_path / "whole", **options)
+    whole.fit()
+    torch.manual_seed(5)
+    signals = SignalAt(1)
+    signals.trainer = make_trainer(tmp_path / "stopped", signals=signals, **options)
+    with pytest.raises(Stopped):
+        signals.trainer.fit()
+    resumed = make_trainer(tmp_path / "stopped", **options)
+    resumed.restore(resumed.saver.store.load())
+    assert resumed.fit().evaluated == whole.progress.evaluated
+    assert history(tmp_path / "stopped") == history(tmp_path / "whole")

@@ -222,3 +222,10 @@ def test_figures_do_not_depend_on_the_log_interval(tmp_path):
             assert one.keys() == two.keys()
             numbers = {k: v for k, v in one.items() if not isinstance(v, str)}
             assert numbers == pytest.approx({k: two[k] for k in numbers}, rel=1e-12)
+
+
+def test_the_first_step_alone_has_no_speed(tmp_path):
+    """It is left out, since memory is set up and code compiled in it."""
+    trainer = make_trainer(tmp_path, max_steps=1)
+    trainer.fit()
+    assert trainer.progress.seconds_training > 0 and trainer.samples_per_second is None

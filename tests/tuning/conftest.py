@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 
 HERE = Path(__file__).parent
 BASE = ["--dataset", "shapes", "--device", "cpu", "--jobs", "1"]
@@ -33,7 +34,7 @@ def search(start):
 
     def run(*flags, **options):
         process = start(*flags, **options)
-        out, err = process.communicate(timeout=200)
+        out, err = process.communicate(timeout=PATIENCE)
         return process.returncode, out, err
 
     return run

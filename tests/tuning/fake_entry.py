@@ -1,7 +1,8 @@
 """An entry that "trains" in milliseconds: its accuracy is a formula of its settings.
 
 FAKE_SECONDS: how long it takes. FAKE_TRACE: a file to which every start and end of a run adds a
-line. It saves after each tenth, honours SIGTERM and --resume, and fails like the real ones.
+line. FAKE_HOLD: a run ("0001/rung0") that stays in its midst until it is told to stop. It saves
+after each tenth, honours SIGTERM and --resume, and fails like the real ones.
 """
 
 import json
@@ -50,7 +51,8 @@ def train(settings: Settings, origin, signals: Signals) -> None:
     (folder / "config.yaml").write_text(f"# fake_entry.py\n{to_yaml(settings, origin)}")
     saved = folder / "step"
     first = int(saved.read_text()) if saved.exists() else 0
-    trace(f"start {folder.parent.name}/{folder.name} {first}")
+    name = f"{folder.parent.name}/{folder.name}"
+    trace(f"start {name} {first}")
     if settings.lr > settings.crash_above:
         raise RuntimeError("a bug")
     if settings.lr > settings.memory_above:
@@ -63,6 +65,10 @@ def train(settings: Settings, origin, signals: Signals) -> None:
         time.sleep(float(os.environ.get("FAKE_SECONDS", "0")) / STEPS)
         saved.with_name("new").write_text(str(step + 1))
         saved.with_name("new").replace(saved)
+        if step == STEPS // 2 and name == os.environ.get("FAKE_HOLD"):
+            trace(f"hold {name}")
+            while not signals.received:
+                time.sleep(0.01)
         if signals.received:
             raise Stopped(signals.received, "stopped and saved")
     record = {"step": STEPS, "split": "val", "accuracy": accuracy(settings), "samples": 2000}
@@ -71,7 +77,7 @@ def train(settings: Settings, origin, signals: Signals) -> None:
     summary = {"status": "finished", "train_samples": samples, "epochs": settings.epochs}
     summary |= {"steps": 40, "seconds_total": 1.0}
     (folder / "summary.new").write_text(json.dumps(summary))
-    trace(f"end {folder.parent.name}/{folder.name}")
+    trace(f"end {name}")
     (folder / "summary.new").replace(folder / "summary.json")
 
 

@@ -1,13 +1,20 @@
-"""The tuning entry of fake_entry.py: `python fake_tuning.py --flag value ...`."""
+"""The tuning entry of fake_entry.py: `python fake_tuning.py --flag value ...`.
 
+FAKE_CLOCK: for the search a second goes by when a run starts or ends, and at no other time.
+"""
+
+import os
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).parent))
 import fake_entry
 
+from tuning import search as search_module
 from tuning.flags import TuningFlags
 from tuning.search import Target, search
 
@@ -29,5 +36,12 @@ def main(argv: list[str] | None = None) -> int:
     return search(TARGET, Settings, "A search.", argv)
 
 
+def runs_started_and_ended() -> int:
+    path = Path(os.environ["FAKE_TRACE"])
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
 if __name__ == "__main__":
+    if "FAKE_CLOCK" in os.environ:
+        search_module.time = SimpleNamespace(monotonic=runs_started_and_ended, sleep=time.sleep)
     sys.exit(main())

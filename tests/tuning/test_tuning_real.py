@@ -7,10 +7,10 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = ["--dataset", "shapes", "--depth", "18", "--width", "4", "--bs", "16"]
@@ -28,7 +28,7 @@ def begin(name, folder, *flags):
 
 
 def end(process):
-    out, err = process.communicate(timeout=400)
+    out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err
     return out
 
@@ -81,20 +81,19 @@ def test_the_recipe_reproduces_its_score_to_the_bit(name, tmp_path):
 @pytest.mark.slow
 def test_killed_and_stopped_in_the_midst_of_runs(tmp_path):
     """The same trials, to the bit, as a search that nobody disturbed."""
-    flags = [*PICTURES, "--subset", "600", "--epochs", "2", "--confirm", "0"]
+    flags = [*PICTURES, "--subset", "600", "--epochs", "2", "--confirm", "0", "--log_every", "1"]
     for name in ("whole", "broken"):
         (tmp_path / name).mkdir()
     end(begin("resnet50", tmp_path / "whole", *flags))
 
-    def said():
-        return sum(path.stat().st_size for path in tmp_path.glob("broken/study/trials/*/*/log.txt"))
+    def lines():
+        paths = tmp_path.glob("broken/study/trials/*/*/metrics.jsonl")
+        return sum(len(path.read_text().splitlines()) for path in paths)
 
-    for seconds, signum in ((0.0, signal.SIGKILL), (1.0, signal.SIGTERM), (2.0, signal.SIGKILL)):
-        before = said()
+    for steps, signum in ((1, signal.SIGKILL), (7, signal.SIGTERM), (15, signal.SIGKILL)):
+        before = lines()
         process = begin("resnet50", tmp_path / "broken", *flags)
-        while process.poll() is None and said() == before:  # until a run is under way
-            time.sleep(0.05)
-        time.sleep(seconds)
+        wait_until(lambda: lines() >= before + steps)  # noqa: B023
         process.send_signal(signum)
         process.communicate()
         assert process.returncode != 0  # the search had not ended
@@ -112,7 +111,7 @@ def test_killed_and_stopped_in_the_midst_of_runs(tmp_path):
 @pytest.mark.slow
 def test_data_that_is_not_there_is_one_line(tmp_path):
     process = begin("resnet50", tmp_path, "--dataset", "imagefolder", "--data_dir", "nowhere")
-    _, err = process.communicate(timeout=200)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 2 and err.count("\n") == 1 and "nowhere" in err
 
 
@@ -123,7 +122,7 @@ def test_a_run_that_looks_at_no_test_set(tmp_path):
 
     def start(*more):
         return subprocess.run(
-            [*entry, *words, *more], cwd=tmp_path, capture_output=True, text=True, timeout=200
+            [*entry, *words, *more], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE
         )
 
     refused = start("--no_final_test")
@@ -133,7 +132,7 @@ def test_a_run_that_looks_at_no_test_set(tmp_path):
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "finished" and summary["test_accuracy"] is None
     again = subprocess.run(
-        [*entry, "--resume", "run"], cwd=tmp_path, capture_output=True, text=True, timeout=200
+        [*entry, "--resume", "run"], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE
     )
     assert again.returncode == 0 and "not tested" in again.stdout
 
@@ -146,7 +145,7 @@ def test_the_benchmark(tmp_path):
              "--again", "1", "--jobs", "2"]  # fmt: skip
     command = [sys.executable, "-m", "benchmarks.tuning", "--output", str(tmp_path), *words]
     for _ in range(2):
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
         assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "benchmark.json").read_text())
     summary, (found,) = result["summary"], result["searches"].values()

@@ -1,0 +1,72 @@
+"""BatchNorm's running statistics over ranks: their mean, the same on all of them, at all times."""
+
+import copy
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+import toy
+from torch import nn
+
+MOMENTUM = 0.1
+
+
+def stepped(exchange) -> list[dict]:
+    """After each of three steps, of which the second is not finite on the last rank: what the
+    inputs of this rank alone make of the statistics before the step, and what they are."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.BatchNorm2d(3, momentum=MOMENTUM), nn.Flatten(), nn.Linear(3 * 8 * 8, 3)
+    )
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = toy.make_trainer(
+            Path(folder), model=model, exchange=exchange, on_nonfinite="skip", eval_every=0
+        )
+        trainer.prepare(0)
+        trainer.guard.remember()
+        for step, batch in zip(range(3), trainer.loader.epoch(0), strict=False):
+            if step == 1 and exchange.rank == exchange.size - 1:
+                batch = batch._replace(inputs=batch.inputs * float("nan"))
+            before = copy.deepcopy(model[0].state_dict())
+            trainer.forward_backward(batch)
+            trainer.update()
+            x = batch.inputs.double()
+            own = {"mean": x.mean((0, 2, 3)), "var": x.var((0, 2, 3), unbiased=True)}
+            own = {
+                name: (1 - MOMENTUM) * before[f"running_{name}"].double() + MOMENTUM * value
+                for name, value in own.items()
+            }
+            found.append(
+                {"own": own, "before": before, "now": copy.deepcopy(model[0].state_dict())}
+            )
+        assert trainer.guard.left_out.tolist() == [1, 1, 0]
+    return found
+
+
+@pytest.fixture(scope="module")
+def ranks(worlds):
+    """[steps of each rank]"""
+    return worlds(2).run(stepped)
+
+
+def test_all_ranks_have_the_mean_of_their_statistics(ranks):
+    for step in (0, 2):
+        one, other = (steps[step] for steps in ranks)
+        for name in ("mean", "var"):
+            now = one["now"][f"running_{name}"]
+            assert torch.equal(now, other["now"][f"running_{name}"])
+            assert (one["own"][name] - other["own"][name]).abs().max() > 1e-3  # of other samples
+            expected = (one["own"][name] + other["own"][name]) / 2
+            torch.testing.assert_close(now.double(), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_a_step_that_is_left_out_leaves_the_statistics(ranks):
+    """It is not finite on one rank alone, and is left out on both."""
+    for steps in ranks:
+        before, now = steps[1]["before"], steps[1]["now"]
+        assert not torch.equal(before["running_mean"], torch.zeros(3))
+        for name, tensor in before.items():
+            assert torch.equal(now[name], tensor), name
+    assert ranks[1][1]["own"]["mean"].isnan().all()

@@ -1,0 +1,209 @@
+"""Every Triton kernel, compiled for GPUs that this machine may lack.
+
+Models take training steps on fake tensors, which have a shape and no values. Each launch is
+recorded instead of started, then compiled for what Triton derives from its arguments: dtypes,
+constants, which pointers and sizes are multiples of 16, what is None. So a new kernel or launch is
+covered without a change here.
+"""
+
+import contextlib
+import importlib
+import inspect
+import io
+import multiprocessing
+import pkgutil
+import re
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from utils.fused import fuse, kernels
+from utils.fused.cross_entropy import fused_cross_entropy
+from utils.models.resnet import ResNet
+from utils.models.transformer import Transformer
+
+GPUS = [80, 90, 100]  # compute capability, times ten: A100, H100, B200
+# Of a thread. A multiprocessor has 65,536, so 512 threads fit, two programs of eight warps: one
+# computes while the other waits for memory.
+MOST_REGISTERS = 128
+# Bytes of a thread, written and read. ptxas gives up to four values away where that lets one more
+# program run at once; next to what a thread reads and writes of a tile that is little.
+MOST_SPILLED = 32
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor"),
+]
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """What Triton reads of a tensor. PyTorch's allocator starts each at a multiple of 512 bytes."""
+
+    dtype: torch.dtype
+    offset: int  # bytes
+
+    def data_ptr(self) -> int:
+        return self.offset
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What a kernel is compiled for."""
+
+    module: str
+    kernel: str
+    signature: dict
+    constants: dict
+    attributes: dict
+    options: dict
+
+
+# ---- which variants the models launch -----------------------------------------------------------
+
+
+def pictures(n: int, dtype: torch.dtype, depth=50, size=32, mode="speed", affine=True, **options):
+    model = fuse(ResNet(depth, 10, **options), mode)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d) and not affine:
+            module.weight = module.bias = None
+    train(model, torch.randn(n, 3, size, size).to(memory_format=torch.channels_last), dtype)
+
+
+def texts(n: int, length: int, dtype: torch.dtype, dim: int, **options):
+    """Two layers, of which the last computes the first token of each text only."""
+    sizes = {"layers": 2, "dim": dim, "heads": dim // 64, "ffn": 2 * dim}
+    model = fuse(Transformer(1000, 4, **sizes, **options), "speed")
+    train(model, torch.randint(1, 1000, (n, length)), dtype)
+
+
+def train(model: nn.Module, x: torch.Tensor, dtype: torch.dtype) -> None:
+    with torch.autocast("cpu", dtype, enabled=dtype != FP32):
+        y = model(x)
+    y.sum().backward()
+
+
+def loss(n: int, classes: int, dtype: torch.dtype) -> None:
+    logits = torch.randn(n, classes, dtype=dtype, requires_grad=True)
+    targets = torch.randint(0, classes, (2, n))
+    fused_cross_entropy(logits, *targets, torch.rand(n), 0.1).sum().backward()
+
+
+def training_steps() -> None:
+    """With the sizes in use. What differs in sizes only is mostly one variant."""
+    for depth in (50, 18):
+        for n in (1024, 128):
+            pictures(n, BF16, depth)
+    pictures(128, BF16, mode="memory")
+    pictures(128, BF16, affine=False)
+    pictures(128, BF16, drop_path=0.1)
+    pictures(125, BF16, size=224, stem="imagenet")  # rows that are no multiples of 16
+    for dim in (128, 512, 768):
+        texts(64, 50, BF16, dim)
+        texts(63, 51, BF16, dim)
+    texts(64, 50, BF16, 512, dropout=0.0)
+    for dtype in (FP32, FP16):
+        pictures(128, dtype)
+        texts(63, 51, dtype, 512)
+    for classes in (4, 10, 1000):
+        for dtype in (BF16, FP16, FP32):
+            loss(1024, classes, dtype)
+
+
+@pytest.fixture(scope="module")
+def variants() -> list[Variant]:
+    pytest.importorskip("triton")
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import make_backend
+    from triton.runtime import jit
+
+    from utils.fused.kernels import image_kernels
+
+    backend, found = make_backend(GPUTarget("cuda", GPUS[0], 32)), {}
+
+    def record(kernel, *arguments, grid, warmup, **options):
+        pointers = (
+            Pointer(a.dtype, a.storage_offset() * a.itemsize) if isinstance(a, torch.Tensor) else a
+            for a in arguments
+        )
+        binder = jit.create_function_from_signature(kernel.signature, kernel.params, backend)
+        bound, kinds, options = binder(*pointers, **options)
+        variant = Variant(
+            kernel.__module__, kernel.__name__,
+            *kernel._pack_args(backend, options, bound, kinds, options)[1:], options,
+        )  # fmt: skip
+        found[repr(variant)] = variant
+
+    with pytest.MonkeyPatch.context() as patch, FakeTensorMode():
+        patch.setattr(jit.JITFunction, "run", record)
+        patch.setattr(kernels, "DEVICES", ("cpu",))
+        patch.setattr(kernels, "unusable", lambda: None)
+        patch.setattr(nn.init, "trunc_normal_", lambda tensor, **_: tensor)  # it reads values
+        image_kernels.try_out("cpu")
+        training_steps()
+    return list(found.values())
+
+
+# ---- what the compiler makes of them ------------------------------------------------------------
+
+
+def compiled(variant: Variant, capability: int) -> dict:
+    """Registers and spilled bytes of a thread, shared bytes and warps of a program. Runs in a
+    process of its own."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    kernel = getattr(importlib.import_module(variant.module), variant.kernel)
+    source = ASTSource(kernel, variant.signature, variant.constants, variant.attributes)
+    triton.knobs.nvidia.dump_ptxas_log = True  # to stdout
+    with contextlib.redirect_stdout(io.StringIO()) as log:
+        target = GPUTarget("cuda", capability, 32)
+        program = triton.compile(source, target=target, options=variant.options)
+    said = log.getvalue()
+    (registers,) = re.findall(r"Used (\d+) registers", said)
+    spilled = re.findall(r"(\d+) bytes spill (?:stores|loads)", said)
+    assert len(spilled) == 2, said
+    return {
+        "registers": int(registers),
+        "spilled": sum(map(int, spilled)),
+        "shared": program.metadata.shared,
+        "warps": program.metadata.num_warps,
+    }
+
+
+def most_shared(warps: int) -> int:
+    """Bytes of a program with which shared memory does not limit how many run at once: of 64 warps
+    and 32 programs of a multiprocessor. The A100 has the smallest, 164 KB, and keeps 1 KB of each
+    program's."""
+    return (164 << 10) // min(32, 64 // warps) - 1024
+
+
+def test_every_kernel_is_launched(variants):
+    from triton.runtime.jit import JITFunction
+
+    for found in pkgutil.iter_modules(kernels.__path__, f"{kernels.__name__}."):
+        module = importlib.import_module(found.name)
+        there = {n for n, _ in inspect.getmembers(module, lambda m: isinstance(m, JITFunction))}
+        assert there == {v.kernel for v in variants if v.module == found.name}
+
+
+def test_they_compile_and_use_little(variants, monkeypatch, tmp_path):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    excess = []
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        jobs = [(gpu, v, pool.submit(compiled, v, gpu)) for gpu in GPUS for v in variants]
+        for gpu, variant, job in jobs:
+            used = job.result()
+            if (
+                used["registers"] > MOST_REGISTERS
+                or used["spilled"] > MOST_SPILLED
+                or used["shared"] > most_shared(used["warps"])
+            ):
+                excess.append((gpu, used, variant))
+    assert not excess

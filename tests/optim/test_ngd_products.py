@@ -1,0 +1,23 @@
+"""Which products of NGD may round their factors."""
+
+import torch
+from ngd_tools import random_gradients, random_start, run
+
+from utils.optim import ngd_batch
+from utils.optim.ngd_batch import SHORT
+
+
+def test_only_products_along_long_axes_are_fast(monkeypatch):
+    """Asked for fast products, NGD takes them where they pay and leaves no trace in the process."""
+    seen, backend = set(), torch.backends.mkldnn.matmul
+    before, plain = backend.fp32_precision, ngd_batch.precondition_
+
+    def precondition(x, axis, *rest):
+        seen.add((axis.multiplier.shape[-1], backend.fp32_precision))
+        return plain(x, axis, *rest)
+
+    monkeypatch.setattr(ngd_batch, "precondition_", precondition)
+    shapes = {"short": (SHORT, 3), "long": (SHORT + 1, 3)}
+    run(random_start(shapes), random_gradients(shapes, 1), torch.float32, products="fast")
+    assert seen == {(3, "ieee"), (SHORT, "ieee"), (SHORT + 1, "bf16")}
+    assert backend.fp32_precision == before
