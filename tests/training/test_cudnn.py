@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.attention.varlen as torch_varlen
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend
 from toy import Classification, Precision, loader, make_trainer, network
 
 from utils.data import loader as loader_module
@@ -120,15 +121,24 @@ def test_packed_attention_leaves_nothing_out(monkeypatch, pooling):
 
 
 @pytest.mark.skipif(
-    not hasattr(torch_varlen, "_can_use_cudnn"), reason="this PyTorch always takes FlashAttention"
+    not hasattr(torch_varlen, "_should_use_cudnn"),
+    reason="this PyTorch always takes FlashAttention",
 )
-def test_a_window_keeps_cudnn_out_of_packed_attention(monkeypatch):
-    """By PyTorch's own rule on a GPU that cuDNN's attention is for."""
+def test_packed_attention_leaves_cudnn_out(monkeypatch):
+    """By PyTorch's own rule on a GPU that cuDNN's attention is for: through the window up to 2.14,
+    through the switch from 2.15 on."""
     monkeypatch.setattr(torch_varlen, "_should_use_cudnn", lambda index: True)
     with FakeTensorMode():
         q = torch.empty(300, 8, 64, dtype=torch.bfloat16, device="cuda")
-        assert torch_varlen._can_use_cudnn(q, q, q, 150, [-1, -1])
-        assert not torch_varlen._can_use_cudnn(q, q, q, 150, [150, 150])
+        if hasattr(torch_varlen, "_can_use_cudnn"):
+            assert torch_varlen._can_use_cudnn(q, q, q, 150, [-1, -1])
+            assert not torch_varlen._can_use_cudnn(q, q, q, 150, [150, 150])
+            return
+        monkeypatch.setattr(torch_varlen, "_cudnn_version", lambda query: 92400)
+        prefer_flash_attention()
+        for window in ([-1, -1], [150, 150]):
+            backend = torch_varlen._select_backend(q, q, q, None, None, 150, window)
+            assert backend == SDPBackend.FLASH_ATTENTION.value
 
 
 class FakeStreams:

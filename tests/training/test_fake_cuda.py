@@ -23,6 +23,7 @@ from utils.models.resnet import ResNet
 from utils.models.transformer import Transformer
 from utils.optim import ngd_batch
 from utils.optim.factory import OPTIMIZERS
+from utils.training.cudnn import prefer_flash_attention
 from utils.training.evaluation import evaluate
 from utils.training.graphed_step import use_graphs
 from utils.training.launch_bound import TimedSteps
@@ -42,8 +43,11 @@ WAITED = "torch.cuda.synchronize(device)"
 
 @pytest.fixture
 def gpu():
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    prefer_flash_attention()  # as every run does
     with fake_cuda() as gpu:
         yield gpu
+    torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 def take_steps(gpu, trainer, steps=3, epoch=0):
@@ -363,7 +367,9 @@ COPIES = {
     "index of the CPU": lambda x: x[torch.tensor([0, 1])],
     "index of numbers": lambda x: x[[0, 1]],
     "index of NumPy": lambda x: x[np.array([0, 1])],
-    "index set to a number": lambda x: x.__setitem__(torch.arange(2, device=CUDA), 0.0),
+    "index set to a number": lambda x: x.index_put_(
+        (torch.arange(2, device=CUDA),), torch.ones(())
+    ),
     "read too early": lambda x: x.sum().to("cpu", non_blocking=True).item(),
     "used too early": lambda x: x.to("cpu", non_blocking=True) + 1,
 }

@@ -30,8 +30,9 @@ from utils.models.dropout import Dropout, dropout
 from utils.packed import PackedTokens
 
 # A window as wide as the longest text leaves nothing out, and PyTorch takes FlashAttention for it.
-# Without one it takes cuDNN's attention on Hopper and Blackwell for texts of over 128 tokens, which
-# makes a plan for every new length. PyTorch 2.10 has no window, and always takes FlashAttention.
+# Without one, PyTorch 2.11 to 2.14 take cuDNN's attention on Hopper and Blackwell for texts of over
+# 128 tokens, which makes a plan for every new length. 2.10 has no window, and always takes
+# FlashAttention; 2.15 does where `prefer_flash_attention` was called.
 WINDOWS = "window_size" in inspect.signature(varlen_attn).parameters
 
 POOLINGS = ("cls", "mean")

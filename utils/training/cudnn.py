@@ -34,5 +34,6 @@ def trial_plans() -> Iterator[None]:
 
 
 def prefer_flash_attention() -> None:
-    """`scaled_dot_product_attention` leaves cuDNN out; for `varlen_attn` see transformer.py."""
+    """`scaled_dot_product_attention` leaves cuDNN out, and from PyTorch 2.15 on `varlen_attn` does,
+    too; for earlier versions see `utils.models.transformer.WINDOWS`."""
     torch.backends.cuda.enable_cudnn_sdp(False)
