@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 # A process for each core; the tests of a file share what they set up.
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
 
-.PHONY: demo demo-text demo-tuning test slow kernels soak mutants bench lint clean
+.PHONY: demo demo-text demo-tuning test slow kernels soak same mutants bench lint clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python resnet50_test.py --config recipes/shapes_demo.yaml
@@ -44,6 +44,11 @@ soak: $(VENV)/.installed-dev
 	SOAK=$${SOAK:-100} $(BIN)/python -m pytest -s tests/distributed/test_rank_faults.py \
 		tests/distributed/test_node_faults.py tests/distributed/test_soak.py \
 		tests/end_to_end/test_random_settings.py tests/end_to_end/test_random_text_settings.py
+
+# Whether a change leaves results, files and messages as they are at a revision of git: some fifty
+# short runs there and here; `ONLY="ngd resume"` for some of them.
+same: $(VENV)/.installed-dev
+	$(BIN)/python tests/same/same.py "$(or $(REV),HEAD)" $(ONLY)
 
 # Small changes to the code that a test should notice, MUTANTS of them, drawn by SEED: an hour and a
 # half on one core for 150. Stopped, it goes on where it was. `make mutants ARGS=--again` tries the

@@ -1,0 +1,94 @@
+#!/usr/bin/env python3
+"""Keeps what this revision writes, for the tests of all later ones: python tests/formats/make.py
+
+Makes the fixtures that are not there yet. One that is there is never made anew: it stands for the
+files that users have.
+"""
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+sys.path[:0] = [str(HERE.parent / "same")]
+
+from same_cases import PICTURES, TEXTS, TOKENS, launched, write_data  # noqa: E402
+
+SMALL = f"{PICTURES} --width 1"
+# Runs of two epochs, broken off in the second.
+RUNS = {
+    "pictures_sgd": f"{SMALL} --val_fraction 0.25 --sched plateau --early_stop_patience 9",
+    "pictures_ngd": f"{SMALL} --ngd --ngd_rank 2 --meta_learning --meta_every 2 --meta_batch 8 "
+    "--ema_decay 0.9 --lookahead_k 2",
+    "pictures_fsdp": launched(f"{SMALL} -b 8 --strategy fsdp --optimizer adamw --clip 1", 2),
+    "texts_adamw": f"{TOKENS} --mixup fixed",
+    "texts_muon": f"{TEXTS} --optimizer muon --accumulation_steps 2 --save_every 2",
+}
+# Folder -> a command, and what is kept of it.
+OTHERS = {
+    "exported": (f"{SMALL} --epochs 1 && python resnet50_test.py --resume run --export safetensors",
+                 "run/export/*.safetensors"),
+    "tuned": ("bash tuning/resnet50_tuning.sh --dataset imagefolder --data_dir ../pictures "
+              "--depth 18 --width 1 -b 16 --epochs 2 --threads 1 --device cpu --params lr,momentum "
+              "--no_prune --trials 2 --subset 1 --confirm 0 --val_fraction 0.25 --output study",
+              "study/best.yaml"),
+}  # fmt: skip
+
+
+def run(command: str, folder: Path) -> None:
+    for part in command.split(" && "):
+        words = shlex.split(part)
+        variables = {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+        while "=" in words[0]:
+            key, value = words.pop(0).split("=", 1)
+            variables[key] = value
+        program = sys.executable if words[0] == "python" else words[0]
+        subprocess.run(
+            [program, str(ROOT / words[1]), *words[2:]], cwd=folder, check=True,
+            env=os.environ | variables,
+        )  # fmt: skip
+
+
+def break_off(run: Path) -> None:
+    """As a kill just before the last checkpoint leaves a run; the rest of its metrics is what is
+    expected of going on."""
+    *earlier, kept, last = sorted((run / "checkpoints").iterdir())
+    for path in [*earlier, last]:
+        shutil.rmtree(path)
+    state = json.loads((kept / "state.json").read_text())
+    lines = (run / "metrics.jsonl").read_bytes()
+    (run.parent / "expected.jsonl").write_bytes(lines[state["metrics_bytes"] :])
+    for path in [*run.glob("*.png"), *(run / name for name in ("summary.json", ".lock"))]:
+        path.unlink(missing_ok=True)
+    shutil.rmtree(run / "tensorboard", ignore_errors=True)
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        write_data(Path(scratch))
+        for name, command in RUNS.items():
+            folder = Path(scratch) / name
+            if not (HERE / name).exists():
+                folder.mkdir()
+                run(f"{command} --checkpoint_hist 99", folder)
+                break_off(folder / "run")
+                shutil.rmtree(folder / "cache", ignore_errors=True)
+                shutil.copytree(folder, HERE / name)
+        for name, (command, kept) in OTHERS.items():
+            folder = Path(scratch) / name
+            if not (HERE / name).exists():
+                folder.mkdir()
+                run(command, folder)
+                (HERE / name).mkdir()
+                for path in folder.glob(kept):
+                    shutil.copy(path, HERE / name)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""What earlier revisions wrote still works: checkpoints, exported weights, recipes.
+
+The fixtures beside this file are made once by make.py and never anew.
+"""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+import resnet50_test
+import transformer_test
+from utils.config import parse
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE.parent / "same"), str(HERE.parent / "end_to_end")]
+
+from quick_runs import handlers_put_back, quick  # noqa: E402
+from same_cases import write_data  # noqa: E402
+
+RUNS = sorted(path.parent.name for path in HERE.glob("*/run"))
+# Another CPU adds up in another order; three steps later losses are still near.
+TOLERANCE = 0.02
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("formats")
+    write_data(folder)
+    return folder
+
+
+@pytest.fixture
+def case(data, tmp_path, monkeypatch) -> Path:
+    """An empty folder beside the data, which is the present one."""
+    folder = data / tmp_path.name
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    quick(monkeypatch)
+    with handlers_put_back():
+        yield folder
+
+
+def records(lines: bytes) -> list[dict]:
+    return [json.loads(line) for line in lines.splitlines()]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_of_before_goes_on(case, name):
+    """Broken off in its second epoch, it ends as it did then."""
+    shutil.copytree(HERE / name / "run", case / "run")
+    [state] = (HERE / name).glob("run/checkpoints/*/state.json")
+    kept = json.loads(state.read_text())["metrics_bytes"]
+    entry = transformer_test if name.startswith("texts") else resnet50_test
+    assert entry.main(["--resume", "run"]) == 0
+    written = (case / "run/metrics.jsonl").read_bytes()
+    assert written[:kept] == (HERE / name / "run/metrics.jsonl").read_bytes()[:kept]
+    resumed, expected = (
+        records(written[kept:]),
+        records((HERE / name / "expected.jsonl").read_bytes()),
+    )
+    assert expected
+    for ours, theirs in zip(resumed, expected, strict=True):
+        assert (ours["step"], ours["split"]) == (theirs["step"], theirs["split"])
+        assert theirs.keys() <= ours.keys()
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=TOLERANCE)
+        assert ours.get("lambda", 0) == pytest.approx(theirs.get("lambda", 0), rel=TOLERANCE)
+
+
+def test_weights_exported_before_are_a_start(case, capfd):
+    weights = HERE / "exported" / "model.safetensors"
+    recipe = HERE / "tuned" / "best.yaml"
+    flags = ["--config", recipe, "--pretrained", weights, "--max_steps", 2, "--output", "run"]
+    assert resnet50_test.main([str(flag) for flag in [*flags, "--device", "cpu"]]) == 0
+    out = capfd.readouterr().out
+    assert f"weights from {weights}" in out and "head" not in out.split("weights from")[1][:80]
+
+
+def test_a_recipe_of_before_is_taken_whole():
+    path = HERE / "tuned" / "best.yaml"
+    settings, origin = parse(resnet50_test.Settings, ["--config", str(path)], "")
+    values = [line.split(": ", 1) for line in path.read_text().splitlines() if line[0] != "#"]
+    assert len(values) > 5
+    for name, value in values:
+        assert str(getattr(settings, name)).lower() == value or origin[name] != "default"
