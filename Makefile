@@ -45,10 +45,10 @@ soak: $(VENV)/.installed-dev
 		tests/distributed/test_node_faults.py tests/distributed/test_soak.py \
 		tests/end_to_end/test_random_settings.py tests/end_to_end/test_random_text_settings.py
 
-# Whether a change leaves results, files and messages as they are at a revision of git: some fifty
-# short runs there and here; `ONLY="ngd resume"` for some of them.
+# Whether a change leaves results, files and messages as they are at a revision of git: the
+# cases of tests/short_runs.py there and here, six minutes; `ONLY="ngd resume"` for some of them.
 same: $(VENV)/.installed-dev
-	$(BIN)/python tests/same/same.py "$(or $(REV),HEAD)" $(ONLY)
+	$(BIN)/python tests/same.py "$(or $(REV),HEAD)" $(ONLY)
 
 # Small changes to the code that a test should notice, MUTANTS of them, drawn by SEED: an hour and a
 # half on one core for 150. Stopped, it goes on where it was. `make mutants ARGS=--again` tries the

@@ -1,5 +1,6 @@
 """A run small enough to be repeated hundreds of times: used by the tests of the training loop."""
 
+import contextlib
 import json
 
 import numpy as np
@@ -179,6 +180,22 @@ def meta(strategy, mixing, exact=False, device=CPU):
     if mixing.learned == "policy":
         return PolicyMixup(MixupPolicy(3, 0.5, 0.1, 0.1, device), virtual)
     return SampleMixup(virtual, 0.1) if mixing.learned else None
+
+
+def steps_of(trainer, epoch: int):
+    """The loop of the trainer without log lines; yields after each optimizer step of the epoch."""
+    trainer.prepare(epoch)
+    trainer.guard.remember()
+    trainer.times.mark("other")
+    with contextlib.closing(trainer.loader.epoch(epoch)) as batches:
+        for batch in batches:
+            trainer.times.mark("data")
+            trainer.forward_backward(batch)
+            trainer.times.mark("forward_backward")
+            if batch.ends_step:
+                trainer.update()
+                trainer.times.mark("optimizer")
+                yield
 
 
 def everything(trainer) -> dict:

@@ -6,19 +6,16 @@ files that users have.
 """
 
 import json
-import os
-import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-sys.path[:0] = [str(HERE.parent / "same")]
+sys.path.insert(0, str(HERE.parent))
 
-from same_cases import PICTURES, TEXTS, TOKENS, launched, write_data  # noqa: E402
+from short_runs import PICTURES, RESUME, TEXTS, TOKENS, call, launched, write_data  # noqa: E402
 
 SMALL = f"{PICTURES} --width 1"
 # Runs of two epochs, broken off in the second.
@@ -30,29 +27,15 @@ RUNS = {
     "texts_adamw": f"{TOKENS} --mixup fixed",
     "texts_muon": f"{TEXTS} --optimizer muon --accumulation_steps 2 --save_every 2",
 }
-# Folder -> a command, and what is kept of it.
+# Folder -> commands, and what is kept of them.
 OTHERS = {
-    "exported": (f"{SMALL} --epochs 1 && python resnet50_test.py --resume run --export safetensors",
+    "exported": ([f"{SMALL} --epochs 1", f"{RESUME} --export safetensors"],
                  "run/export/*.safetensors"),
-    "tuned": ("bash tuning/resnet50_tuning.sh --dataset imagefolder --data_dir ../pictures "
+    "tuned": (["bash tuning/resnet50_tuning.sh --dataset imagefolder --data_dir ../pictures "
               "--depth 18 --width 1 -b 16 --epochs 2 --threads 1 --device cpu --params lr,momentum "
-              "--no_prune --trials 2 --subset 1 --confirm 0 --val_fraction 0.25 --output study",
+              "--no_prune --trials 2 --subset 1 --confirm 0 --val_fraction 0.25 --output study"],
               "study/best.yaml"),
 }  # fmt: skip
-
-
-def run(command: str, folder: Path) -> None:
-    for part in command.split(" && "):
-        words = shlex.split(part)
-        variables = {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
-        while "=" in words[0]:
-            key, value = words.pop(0).split("=", 1)
-            variables[key] = value
-        program = sys.executable if words[0] == "python" else words[0]
-        subprocess.run(
-            [program, str(ROOT / words[1]), *words[2:]], cwd=folder, check=True,
-            env=os.environ | variables,
-        )  # fmt: skip
 
 
 def break_off(run: Path) -> None:
@@ -76,15 +59,16 @@ def main() -> None:
             folder = Path(scratch) / name
             if not (HERE / name).exists():
                 folder.mkdir()
-                run(f"{command} --checkpoint_hist 99", folder)
+                call(ROOT, f"{command} --checkpoint_hist 99", folder, check=True)
                 break_off(folder / "run")
                 shutil.rmtree(folder / "cache", ignore_errors=True)
                 shutil.copytree(folder, HERE / name)
-        for name, (command, kept) in OTHERS.items():
+        for name, (commands, kept) in OTHERS.items():
             folder = Path(scratch) / name
             if not (HERE / name).exists():
                 folder.mkdir()
-                run(command, folder)
+                for command in commands:
+                    call(ROOT, command, folder, check=True)
                 (HERE / name).mkdir()
                 for path in folder.glob(kept):
                     shutil.copy(path, HERE / name)

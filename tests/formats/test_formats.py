@@ -5,21 +5,17 @@ The fixtures beside this file are made once by make.py and never anew.
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
+from quick_runs import handlers_put_back, quick
+from short_runs import write_data
 
 import resnet50_test
 import transformer_test
 from utils.config import parse
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent / "same"), str(HERE.parent / "end_to_end")]
-
-from quick_runs import handlers_put_back, quick  # noqa: E402
-from same_cases import write_data  # noqa: E402
-
 RUNS = sorted(path.parent.name for path in HERE.glob("*/run"))
 # Another CPU adds up in another order; three steps later losses are still near.
 TOLERANCE = 0.02

@@ -6,7 +6,7 @@ import time
 
 import pytest
 import torch
-from toy import make_trainer, network, pictures
+from toy import make_trainer, network, pictures, steps_of
 
 from utils.data.image_loader import ImageLoader
 from utils.errors import UserError
@@ -25,17 +25,8 @@ CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 
 
 def run_epoch(trainer, epoch):
-    """As the loop of the trainer does it, without log lines."""
-    trainer.prepare(epoch)
-    trainer.guard.remember()
-    trainer.times.mark("other")
-    for batch in trainer.loader.epoch(epoch):
-        trainer.times.mark("data")
-        trainer.forward_backward(batch)
-        trainer.times.mark("forward_backward")
-        if batch.ends_step:
-            trainer.update()
-            trainer.times.mark("optimizer")
+    for _ in steps_of(trainer, epoch):
+        pass
 
 
 def run_epoch_without_waiting(trainer, epoch):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from fake_backward import run_backward
 from fake_cuda import CUDA, Caught, fake_cuda
-from toy import loader, make_trainer, network
+from toy import loader, make_trainer, network, steps_of
 
 from utils.augment.chain import Chain
 from utils.augment.crop_flip import CropFlip
@@ -53,21 +53,12 @@ def gpu():
 def take_steps(gpu, trainer, steps=3, epoch=0):
     """As the loop of the trainer does it; the first step, which sets up memory and states, may
     wait."""
-    trainer.prepare(epoch)
-    trainer.guard.remember()
-    trainer.times.mark("other")
-    batches, start = iter(trainer.loader.epoch(epoch)), trainer.progress.step
-    while trainer.progress.step < start + steps:
-        with gpu.watched() if trainer.progress.step > start else contextlib.nullcontext():
-            batch = next(batches)
-            trainer.times.mark("data")
-            trainer.forward_backward(batch)
-            trainer.times.mark("forward_backward")
-            if batch.ends_step:
-                trainer.update()
-                trainer.times.mark("optimizer")
-                gpu.steps += 1
-    batches.close()
+    taken = steps_of(trainer, epoch)
+    for step in range(steps):
+        with gpu.watched() if step else contextlib.nullcontext():
+            next(taken)
+        gpu.steps += 1
+    taken.close()
 
 
 def mixing(kind, **options):

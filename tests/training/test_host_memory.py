@@ -56,12 +56,16 @@ def test_groups_of_version_2(kernel):
     assert available_memory(root) == 2 * GIB
 
 
-def test_groups_of_version_1_in_a_container(kernel):
-    """The path is that of the host; the group is the top one."""
+@pytest.mark.parametrize("groups, place", [
+    # In a container the path is that of the host; the group is the top one.
+    ("4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n0::/\n", ""),
+    ("5:cpu,cpuacct:/job\n4:hugetlb,memory:/job\n", "job/"),
+], ids=["in a container", "other controllers"])  # fmt: skip
+def test_groups_of_version_1(kernel, groups, place):
     root = kernel({
-        "proc/self/cgroup": "4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n0::/\n",
-        "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{3 * GIB}",
-        "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{GIB}",
+        "proc/self/cgroup": groups,
+        f"sys/fs/cgroup/memory/{place}memory.limit_in_bytes": f"{3 * GIB}",
+        f"sys/fs/cgroup/memory/{place}memory.usage_in_bytes": f"{GIB}",
     })  # fmt: skip
     assert available_memory(root) == 2 * GIB
 
@@ -158,15 +162,6 @@ def test_another_system(monkeypatch, platform):
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
     assert not keep_freed_memory()
     hand_back_freed_memory()
-
-
-def test_groups_of_other_controllers_are_passed_over(kernel):
-    root = kernel({
-        "proc/self/cgroup": "5:cpu,cpuacct:/job\n4:hugetlb,memory:/job\n",
-        "sys/fs/cgroup/memory/job/memory.limit_in_bytes": f"{3 * GIB}",
-        "sys/fs/cgroup/memory/job/memory.usage_in_bytes": f"{GIB}",
-    })  # fmt: skip
-    assert available_memory(root) == 2 * GIB
 
 
 @pytest.mark.parametrize(("platform", "unit"), [("linux", 1024), ("darwin", 1)])

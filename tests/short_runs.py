@@ -1,6 +1,13 @@
-"""The runs that `make same` compares: short, and across everything that the toolkit does."""
+"""Short runs across everything that the toolkit does.
+
+`make same` compares them with those of another revision, and tests/formats keeps files of some.
+"""
 
 import csv
+import os
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -29,8 +36,7 @@ def launched(command: str, processes: int) -> str:
     return f"NPROC={processes} " + command.replace("python ", "bash run_distributed.sh ", 1)
 
 
-# name -> commands, one after the other in a folder of the case's own. PYTHON, scripts and the
-# folder of the revision are put in by tests/same/same.py; `VARIABLE=value` may stand before each.
+# name -> commands, one after the other in a folder of the case's own, for `call`.
 CASES: dict[str, list[str]] = {
     "help_pictures": ["python resnet50_test.py --help"],
     "help_texts": ["python transformer_test.py --help"],
@@ -130,6 +136,27 @@ CASES: dict[str, list[str]] = {
 
 # Cases with a command that is refused.
 REFUSED = ("unknown_flag", "contradiction", "no_data", "resume")
+
+
+def call(tree: Path, command: str, folder: Path, **options) -> subprocess.CompletedProcess:
+    """Calls a script of the project, as in "python resnet50_test.py --epochs 1".
+
+    Args:
+        tree: the project's folder.
+        command: `VARIABLE=value` may stand before it.
+        folder: the present one of the process.
+        options: of subprocess.run.
+    """
+    words = shlex.split(command)
+    own = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VENV")}
+    own |= {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+    while "=" in words[0]:
+        name, value = words.pop(0).split("=", 1)
+        own[name] = value
+    program = sys.executable if words[0] == "python" else words[0]
+    return subprocess.run(
+        [program, str(tree / words[1]), *words[2:]], cwd=folder, env=own, **options
+    )
 
 
 def write_data(folder: Path) -> None:

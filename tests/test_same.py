@@ -1,13 +1,8 @@
 """What `make same` takes for a difference. (The runs themselves take minutes.)"""
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 import same
 
 

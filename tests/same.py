@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Shows that a change leaves everything as it was: the same short runs, at a revision and now.
 
-    make same REV=HEAD~3                 all runs of tests/same/same_cases.py
+    make same REV=HEAD~3                 all cases of tests/short_runs.py
     make same REV=main ONLY="ngd resume" these alone
 
 Each run's exit codes, messages, metrics, weights, optimizer state, checkpoints and reports are
 compared to the bit, without times, speeds and memory. A difference that is meant stands in
-tests/same/differences.txt with its reason. What a revision gave is kept in .cache/same.
+tests/same_differences.txt with its reason. What a revision gave is kept in .cache/same.
 """
 
 import argparse
@@ -20,7 +20,6 @@ import json
 import os
 import platform
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -28,10 +27,10 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from same_cases import CASES, REFUSED, write_data
+from short_runs import CASES, REFUSED, call, write_data
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
+ROOT = HERE.parent
 # Of JSON: measured, not computed.
 MEASURED = re.compile(
     r"seconds.*|samples_per_second|time_share|peak_memory_bytes|torch_version|metrics_bytes"
@@ -90,17 +89,7 @@ def run_case(tree: Path, scratch: Path, name: str) -> dict[str, str]:
     folder.mkdir()
     result = {}
     for number, command in enumerate(CASES[name], 1):
-        words = shlex.split(command)
-        variables = {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
-        while "=" in words[0]:
-            key, value = words.pop(0).split("=", 1)
-            variables[key] = value
-        program = sys.executable if words[0] == "python" else words[0]
-        environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VENV")}
-        done = subprocess.run(
-            [program, str(tree / words[1]), *words[2:]], cwd=folder, env=environment | variables,
-            capture_output=True, text=True, timeout=600,
-        )  # fmt: skip
+        done = call(tree, command, folder, capture_output=True, text=True, timeout=600)
         result[f"{number} exit code"] = str(done.returncode)
         for kind, text in (("stdout", done.stdout), ("stderr", done.stderr)):
             result[f"{number} {kind}"] = masked(text.replace(str(tree), "TREE"))
@@ -137,8 +126,8 @@ def unpack(revision: str, folder: Path) -> None:
 
 
 def declared() -> list[tuple[str, str, str]]:
-    """(case, file, reason) of each line of differences.txt; the first two may have wildcards."""
-    lines = (HERE / "differences.txt").read_text().splitlines()
+    """(case, file, reason) of each line; the first two may have wildcards."""
+    lines = (HERE / "same_differences.txt").read_text().splitlines()
     rows = [line.split("|", 2) for line in lines if line.strip() and not line.startswith("#")]
     return [tuple(part.strip() for part in row) for row in rows]
 
@@ -184,7 +173,7 @@ def main() -> int:
     import torch
 
     here = [torch.__version__, platform.processor(), torch.backends.cpu.get_cpu_capability()]
-    here += [path.read_text() for path in (HERE / "same_cases.py", HERE / "same.py")]
+    here += [path.read_text() for path in (HERE / "short_runs.py", HERE / "same.py")]
     key = hashlib.sha256(repr(here).encode()).hexdigest()[:12]
     kept = ROOT / ".cache" / "same" / f"{commit[:12]}-{key}.json"
     with tempfile.TemporaryDirectory(prefix="same-") as folder:
