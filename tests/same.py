@@ -32,27 +32,23 @@ from short_runs import CASES, REFUSED, call, write_data
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 # Of JSON: measured, not computed.
-MEASURED = re.compile(
-    r"seconds.*|samples_per_second|time_share|peak_memory_bytes|torch_version|metrics_bytes"
-    r"|started|date|host"
-)
-# Of messages: times, speeds, memory, sums of folders, and lines that depend on them.
+MEASURED = re.compile(r"seconds.*|samples_per_second|time_share|peak_memory_bytes|metrics_bytes")
+# Of messages: times, speeds, sizes, names by checksum, and advice that depends on times.
 MASKS = [
-    (r"(?m)^.*(took \d+% of the time|GB of|of memory|cores? (is|are) ).*\n", ""),
+    (r"(?m)^.* took \d+% of the time.*\n", ""),
     (r"\d{4}-\d\d-\d\d[ T_-]\d\d[:-]?\d\d[:-]?\d\d", "TIME"),
     (r"\b\d+(:\d\d)+\b", "TIME"),
     (r"[\d.,]+ ?(ms|s|seconds?|minutes?|hours?|min|h)\b", "TIME"),
     (r"[\d.,]+ (samples|pictures|texts|tokens)(/s| (a|per) second)", "SPEED"),
     (r"[\d.,]+ [KMGT]i?B\b", "SIZE"),
     (r"cache/[0-9a-f]{64}", "cache/KEY"),
-    (r"\[rank\d\]:|pid \d+|process \d{3,}", "PROCESS"),
 ]
 LEFT_OUT = ("*/.lock", "*.png", "*/tensorboard/*", "*/SHA256SUMS", "cache/*", "*/journal.jsonl")
 HASHED = (".safetensors", ".onnx")
 
 
 def text_of(path: Path) -> str:
-    """What of a file is compared: JSON without what is measured, bytes as their sum."""
+    """What is compared of a file: JSON without what is measured, tensors as a checksum."""
     data = path.read_bytes()
     if path.suffix in HASHED:
         return hashlib.sha256(data).hexdigest()
@@ -70,6 +66,7 @@ def text_of(path: Path) -> str:
 
 
 def plain(value):
+    """A value of JSON without what is measured. A long text, such as a random state, stays."""
     if isinstance(value, dict):
         return {k: plain(v) for k, v in value.items() if not MEASURED.fullmatch(k)}
     if isinstance(value, list):
@@ -84,7 +81,7 @@ def masked(text: str) -> str:
 
 
 def run_case(tree: Path, scratch: Path, name: str) -> dict[str, str]:
-    """What this case gives with the code in `tree`: name of a file or message -> text."""
+    """What this case gives with the code in `tree`: {name of a file or message: text}."""
     folder = scratch / f"case-{name}"  # beside the folders of the data
     folder.mkdir()
     result = {}
@@ -101,7 +98,7 @@ def run_case(tree: Path, scratch: Path, name: str) -> dict[str, str]:
 
 
 def results_of(tree: Path, names: list[str], kept: Path | None) -> dict[str, dict[str, str]]:
-    """Of all these cases; what `kept` has already is not run again."""
+    """{case: its results}. A case that is in the file `kept` already is not run again."""
     results = json.loads(kept.read_text()) if kept and kept.exists() else {}
     missing = [name for name in names if name not in results]
     with tempfile.TemporaryDirectory(prefix="same-") as scratch:
@@ -126,7 +123,7 @@ def unpack(revision: str, folder: Path) -> None:
 
 
 def declared() -> list[tuple[str, str, str]]:
-    """(case, file, reason) of each line; the first two may have wildcards."""
+    """(case, file, reason) of each line of the file; the first two may have wildcards."""
     lines = (HERE / "same_differences.txt").read_text().splitlines()
     rows = [line.split("|", 2) for line in lines if line.strip() and not line.startswith("#")]
     return [tuple(part.strip() for part in row) for row in rows]
@@ -157,7 +154,7 @@ def compare(before: dict, now: dict, allowed: list) -> tuple[list[str], list[str
 
 def main() -> int:
     words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    words.add_argument("revision", help="that the working tree is compared with")
+    words.add_argument("revision", help="of git, with which the working tree is compared")
     words.add_argument("cases", nargs="*", help="these alone; default: all")
     given = words.parse_args()
     names = given.cases or list(CASES)

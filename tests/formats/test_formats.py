@@ -1,4 +1,4 @@
-"""What earlier revisions wrote still works: checkpoints, exported weights, recipes.
+"""Checkpoints, exported weights and recipes that earlier revisions wrote still work.
 
 The fixtures beside this file are made once by make.py and never anew.
 """
@@ -8,12 +8,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 from quick_runs import handlers_put_back, quick
 from short_runs import write_data
 
 import resnet50_test
 import transformer_test
-from utils.config import parse
+from utils.config import FILE, parse
 
 HERE = Path(__file__).parent
 RUNS = sorted(path.parent.name for path in HERE.glob("*/run"))
@@ -44,7 +45,7 @@ def records(lines: bytes) -> list[dict]:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_run_of_before_goes_on(case, name):
+def test_an_earlier_run_goes_on(case, name):
     """Broken off in its second epoch, it ends as it did then."""
     shutil.copytree(HERE / name / "run", case / "run")
     [state] = (HERE / name).glob("run/checkpoints/*/state.json")
@@ -53,10 +54,8 @@ def test_a_run_of_before_goes_on(case, name):
     assert entry.main(["--resume", "run"]) == 0
     written = (case / "run/metrics.jsonl").read_bytes()
     assert written[:kept] == (HERE / name / "run/metrics.jsonl").read_bytes()[:kept]
-    resumed, expected = (
-        records(written[kept:]),
-        records((HERE / name / "expected.jsonl").read_bytes()),
-    )
+    resumed = records(written[kept:])
+    expected = records((HERE / name / "expected.jsonl").read_bytes())
     assert expected
     for ours, theirs in zip(resumed, expected, strict=True):
         assert (ours["step"], ours["split"]) == (theirs["step"], theirs["split"])
@@ -65,7 +64,7 @@ def test_a_run_of_before_goes_on(case, name):
         assert ours.get("lambda", 0) == pytest.approx(theirs.get("lambda", 0), rel=TOLERANCE)
 
 
-def test_weights_exported_before_are_a_start(case, capfd):
+def test_earlier_exported_weights_are_a_start(case, capfd):
     weights = HERE / "exported" / "model.safetensors"
     recipe = HERE / "tuned" / "best.yaml"
     flags = ["--config", recipe, "--pretrained", weights, "--max_steps", 2, "--output", "run"]
@@ -74,10 +73,10 @@ def test_weights_exported_before_are_a_start(case, capfd):
     assert f"weights from {weights}" in out and "head" not in out.split("weights from")[1][:80]
 
 
-def test_a_recipe_of_before_is_taken_whole():
+def test_an_earlier_recipe_is_read_whole():
     path = HERE / "tuned" / "best.yaml"
     settings, origin = parse(resnet50_test.Settings, ["--config", str(path)], "")
-    values = [line.split(": ", 1) for line in path.read_text().splitlines() if line[0] != "#"]
+    values = yaml.safe_load(path.read_text())
     assert len(values) > 5
-    for name, value in values:
-        assert str(getattr(settings, name)).lower() == value or origin[name] != "default"
+    for name, value in values.items():
+        assert (getattr(settings, name), origin[name]) == (value, FILE)
