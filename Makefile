@@ -46,7 +46,7 @@ soak: $(VENV)/.installed-dev
 		tests/end_to_end/test_random_settings.py tests/end_to_end/test_random_text_settings.py
 
 # Whether a change leaves results, files and messages as they are at a revision of git: the
-# cases of tests/short_runs.py there and here, six minutes; `ONLY="ngd resume"` for some of them.
+# cases of tests/short_runs.py there and here, seven minutes; `ONLY="ngd resume"` for some of them.
 same: $(VENV)/.installed-dev
 	$(BIN)/python tests/same.py "$(or $(REV),HEAD)" $(ONLY)
 
