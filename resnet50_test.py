@@ -9,10 +9,11 @@ python resnet50_test.py --resume runs/my_run --predict new_pictures
 
 from dataclasses import dataclass
 
-from utils.config import setting
+from utils.entry import end_process, run_entry
 from utils.errors import UserError
-from utils.run import Run, end_process, run_entry
+from utils.runs.run import Run
 from utils.settings import ImageSettings
+from utils.settings.config import setting
 
 MODEL = "model"  # heading in --help
 
@@ -80,10 +81,10 @@ def train(settings: Settings, origin: dict, signals) -> None:
     with Run(settings, origin, signals, model_name, settings.dataset) as run:
         import torch  # takes seconds: --help and wrong flags have answered before
 
-        from utils.image_task import load_image_task
-        from utils.train import train_classifier
-        from utils.transfer import load_pretrained
-        from utils.use import model_card, predict_pictures, use_model
+        from utils.inference.use_model import model_card, predict_pictures, use_model
+        from utils.runs.train_classifier import train_classifier
+        from utils.tasks.pictures import load_image_task
+        from utils.weights.pretrained import load_pretrained
 
         memory_format = torch.channels_last if settings.channels_last else torch.contiguous_format
         checkpoint = run.load_checkpoint()

@@ -45,4 +45,4 @@ if [ -z "$python" ]; then
     fi
 fi
 # -P: a folder named utils where the command is given does not count.
-PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} exec "$python" -P -m utils.distributed.launch "$@"
+PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} exec "$python" -P -m utils.launch.launcher "$@"

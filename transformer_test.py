@@ -10,10 +10,11 @@ python transformer_test.py --resume runs/my_run --predict new_texts.csv
 import os
 from dataclasses import dataclass
 
-from utils.config import DEFAULT, setting
+from utils.entry import end_process, run_entry
 from utils.errors import UserError
-from utils.run import Run, end_process, run_entry
+from utils.runs.run import Run
 from utils.settings import TextSettings
+from utils.settings.config import DEFAULT, setting
 
 MODEL = "model"  # heading in --help
 
@@ -62,7 +63,7 @@ class Settings(TextSettings):
 
 def build_model(settings: Settings, card):
     """The Transformer for the tokens and classes of `card` (a TextCard), on the CPU."""
-    from utils.data.tokenizer import pad_id, tokenizer_from_json, vocabulary_size
+    from utils.data.texts.tokenizer import pad_id, tokenizer_from_json, vocabulary_size
     from utils.models.transformer import Transformer
 
     tokenizer = tokenizer_from_json(card.tokenizer)
@@ -107,10 +108,10 @@ def train(settings: Settings, origin: dict, signals) -> None:
         # of texts have thousands of shapes: gigabytes. It reads this at its first one.
         os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
         # PyTorch takes seconds: --help and wrong flags have answered before.
-        from utils.text_task import load_text_task
-        from utils.train import train_classifier
-        from utils.transfer import load_pretrained
-        from utils.use import predict_rows, text_card, use_model
+        from utils.inference.use_model import predict_rows, text_card, use_model
+        from utils.runs.train_classifier import train_classifier
+        from utils.tasks.texts import load_text_task
+        from utils.weights.pretrained import load_pretrained
 
         checkpoint = run.load_checkpoint()
         card = text_card(checkpoint) if checkpoint else None

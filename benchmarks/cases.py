@@ -15,8 +15,8 @@ from benchmarks.loader import MEAN, STD
 from benchmarks.text_step import lengths_like_news, texts
 from benchmarks.time_to_accuracy import Race
 from utils.augment.crop_flip import CropFlip
-from utils.data.image_loader import ImageLoader
-from utils.data.text_loader import TextLoader
+from utils.data.images.loader import ImageLoader
+from utils.data.texts.loader import TextLoader
 from utils.models.resnet import ResNet
 from utils.models.transformer import Transformer
 

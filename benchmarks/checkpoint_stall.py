@@ -23,13 +23,13 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.common import arguments, machine
+from utils.checkpoints.checkpoint import Checkpoints
+from utils.checkpoints.saver import Saver
 from utils.models.resnet import ResNet
 from utils.optim.factory import build_optimizer
 from utils.reporting.console import Console
 from utils.reporting.metrics import MetricsLog
-from utils.training.checkpoint import Checkpoints
 from utils.training.progress import Progress
-from utils.training.saver import Saver
 from utils.training.snapshot import snapshot
 
 SIZES = (1, 2)

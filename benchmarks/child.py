@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks.budget import ChildError, in_a_line
 from benchmarks.common import silent
-from utils.training.host_memory import peak_rss
+from utils.machine.host_memory import peak_rss
 
 SECONDS_TO_END = 10
 PEAK, END = "peak_rss", "end"  # asked for as if they were methods of the object

@@ -24,10 +24,10 @@ from benchmarks.child import Child
 from benchmarks.common import ratio
 from benchmarks.contenders import Ours, Usual, Way
 from benchmarks.fused import bytes_of_a_sample
+from utils.entry import environment_of_entries
 from utils.fused import fuse
-from utils.run import environment_of_entries
-from utils.signals import Signals
-from utils.training.host_memory import available_memory, keep_freed_memory
+from utils.launch.signals import Signals
+from utils.machine.host_memory import available_memory, keep_freed_memory
 from utils.training.objective import Precision
 
 # Without so many left nothing is begun.

@@ -26,11 +26,11 @@ from torchvision import transforms
 
 from benchmarks.loader import MEAN, STD, Pictures, torchvision_transform
 from benchmarks.loop import make_trainer, take_steps
+from utils.engines.graphed_step import use_graphs, why_not
 from utils.fused import MODES
+from utils.launch.signals import Signals
+from utils.machine.cudnn import prefer_flash_attention, search_plans
 from utils.reporting.metrics import read_metrics
-from utils.signals import Signals
-from utils.training.cudnn import prefer_flash_attention, search_plans
-from utils.training.graphed_step import use_graphs, why_not
 from utils.training.objective import Precision
 from utils.training.progress import PhaseTimes, wait_for
 
@@ -44,7 +44,7 @@ class Way:
         what: for the table, what it is made of.
         fused: the mode of --fused; of ours alone.
         graphs: CUDA graphs: --cuda_graphs of ours, the mode "reduce-overhead" of torch.compile.
-        keeps: what is freed, in the heap of the process (see utils/training/host_memory.py).
+        keeps: what is freed, in the heap of the process (see utils/machine/host_memory.py).
     """
 
     ours: bool

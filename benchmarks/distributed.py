@@ -14,7 +14,7 @@ of each other: what the machine gives to two at once, the limit of the other fig
 `bytes`: calls of each collective in a step, and bytes that a process sends (counted; the sum by
 the ring algorithm). A log line comes every 20 steps; NGD updates its matrices every 4.
 
-`ngd`: the share of NGD's step at one and two processes (see ngd_shares.py).
+`ngd`: the share of NGD's step at one and two processes (see optim/ngd/shares.py).
 
 `checkpoint`: the stall of the training, and the time until all is on disk (see
 checkpoint_stall.py).
@@ -35,8 +35,8 @@ from benchmarks.common import machine, parser, ratio, side_by_side, silent
 from benchmarks.loop import make_trainer, take_steps
 from benchmarks.ranks import Ranks
 from utils.exchange import Exchange
+from utils.launch.signals import Signals
 from utils.models.resnet import ResNet
-from utils.signals import Signals
 
 PARTS = ("scaling", "bytes", "ngd", "checkpoint")
 CASES = {  # of what is counted: strategy, optimizer, accumulation

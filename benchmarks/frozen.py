@@ -16,8 +16,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.common import arguments, ratio, report, side_by_side, silent
 from benchmarks.loop import make_trainer, take_steps
+from utils.launch.signals import Signals
 from utils.models.resnet import ResNet
-from utils.signals import Signals
 
 STEPS = {"all": 3, "frozen": 9}
 

@@ -25,9 +25,9 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.common import parser, ratio, report, side_by_side
 from utils.fused import fuse
+from utils.machine.host_memory import keep_freed_memory
 from utils.models.resnet import ResNet
 from utils.models.transformer import Transformer
-from utils.training.host_memory import keep_freed_memory
 from utils.training.objective import Precision
 
 CLASSES = 10

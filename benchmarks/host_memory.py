@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.common import parser, ratio, report
-from utils.training.host_memory import peak_rss
+from utils.machine.host_memory import peak_rss
 
 KEPT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 SETTINGS = {

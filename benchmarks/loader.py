@@ -35,8 +35,8 @@ from torchvision.datasets import ImageFolder
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.common import arguments, ratio, report, side_by_side
 from utils.augment.crop_flip import CropFlip
-from utils.data.image_loader import ImageLoader
-from utils.data.images import load_image_data
+from utils.data.images.loader import ImageLoader
+from utils.data.images.sources import load_image_data
 from utils.data.workers import WorkerPool
 
 SAMPLES, BATCH, WORKERS = 20_000, 256, 2

@@ -6,22 +6,22 @@ import numpy as np
 import torch
 
 from utils.augment.crop_flip import CropFlip
-from utils.data.image_loader import ImageLoader
+from utils.checkpoints.checkpoint import Checkpoints
+from utils.checkpoints.saver import Saver
+from utils.data.images.loader import ImageLoader
 from utils.distributed.group import Agreement
 from utils.distributed.strategies import build_strategy
 from utils.exchange import Exchange
 from utils.fused import fuse
+from utils.launch.signals import Signals, Stopping
 from utils.optim.factory import build_optimizer
 from utils.optim.schedules import Schedule
 from utils.reporting.console import Console
 from utils.reporting.metrics import MetricsLog
-from utils.signals import Signals, Stopping
 from utils.training.average import Average
-from utils.training.checkpoint import Checkpoints
 from utils.training.freeze import Freeze
 from utils.training.guard import Guard
 from utils.training.objective import Classification, Precision
-from utils.training.saver import Saver
 from utils.training.trainer import Trainer
 
 EPOCH = 400  # steps

@@ -26,12 +26,12 @@ import torch.nn.functional as F
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.common import parser, ratio, report, side_by_side, silent
 from benchmarks.loop import make_trainer, take_steps
-from utils.augment.meta_mixup import Pairs, PolicyMixup, VirtualStep
-from utils.augment.mixup import Mixing
-from utils.augment.mixup_policy import MixupPolicy
+from utils.launch.signals import Signals
+from utils.mixup.meta import Pairs, PolicyMixup, VirtualStep
+from utils.mixup.mixing import Mixing
+from utils.mixup.policy import MixupPolicy
 from utils.models.resnet import ResNet
 from utils.settings.mixing import MixingSettings
-from utils.signals import Signals
 from utils.training.objective import Classification, mixed_cross_entropy
 
 CASES = {  # name -> (depth, width)

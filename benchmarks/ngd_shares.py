@@ -35,8 +35,8 @@ def measure(rank: int, size: int, store: str, options, pipe) -> None:
     from utils.distributed.exchange import ProcessExchange
     from utils.exchange import Exchange
     from utils.models.resnet import ResNet
-    from utils.optim.ngd import NGD
-    from utils.optim.ngd_batch import EARLY_UPDATES
+    from utils.optim.ngd.batch import EARLY_UPDATES
+    from utils.optim.ngd.optimizer import NGD
 
     torch.set_num_threads(1)
     if size > 1:

@@ -19,11 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from utils.data.image_loader import ImageLoader
-from utils.data.shapes import load_shapes
+from utils.data.images.loader import ImageLoader
+from utils.data.images.shapes import load_shapes
 from utils.models.resnet import ResNet
-from utils.optim.fisher import Fisher, precondition
-from utils.optim.ngd import NGD
+from utils.optim.ngd.fisher import Fisher, precondition
+from utils.optim.ngd.optimizer import NGD
 
 LAYER = "layer3.1.conv1.weight"
 ALPHAS = (0.5, 4.0, 32.0)

@@ -7,7 +7,7 @@
 
 `step`: the optimizer alone, over the parameters of ResNet-50 and of a Transformer with six layers,
 with float32 and with "fast" products, against fused and foreach SGD, against the definition in
-utils/optim/fisher.py (`foreach=False`), and against natural gradient as PyTorch code for it is
+utils/optim/ngd/fisher.py (`foreach=False`), and against natural gradient as PyTorch code for it is
 usually written (`Usual`, below): tensor after tensor, axis after axis, with numbers read by the
 host. They take turns; one turn is one period of updates. The usual version is checked to take the
 same steps as ours.
@@ -30,9 +30,9 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.common import parser, ratio, report, side_by_side
 from utils.models.resnet import ResNet
-from utils.optim.fisher import DELTA, default_rank, first_basis
-from utils.optim.ngd import NGD
-from utils.optim.ngd_batch import EARLY_UPDATES
+from utils.optim.ngd.batch import EARLY_UPDATES
+from utils.optim.ngd.fisher import DELTA, default_rank, first_basis
+from utils.optim.ngd.optimizer import NGD
 
 PERIOD = 4
 MOMENTUM = {"momentum": 0.9, "nesterov": True}

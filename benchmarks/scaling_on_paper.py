@@ -41,7 +41,7 @@ MiB = 2**20
 BUCKET, FIRST_BUCKET = 25 * MiB, MiB  # DistributedDataParallel's defaults
 BACKWARD = 2 / 3  # of the computing
 UPDATE_PERIOD = 4  # steps between two updates of NGD's matrices
-EVERYBODY = 0.05  # of an update, which every rank makes (see utils/optim/ngd_shares.py)
+EVERYBODY = 0.05  # of an update, which every rank makes (see utils/optim/ngd/shares.py)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from benchmarks.compare import compare
 from benchmarks.contenders import Way, compiled_ways, our_ways, usual_ways
 from benchmarks.performance_page import draw, tables
 from benchmarks.time_to_accuracy import race
-from utils.data.images import load_image_data
+from utils.data.images.sources import load_image_data
 from utils.files import replace_file
 
 CASES = {"texts": text_case, "pictures": picture_case}  # pictures last: they take what is left

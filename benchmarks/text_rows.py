@@ -24,11 +24,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.child import Child
 from benchmarks.common import parser, ratio, report
 from benchmarks.text_step import lengths_like_news, texts
-from utils.data.text_loader import TextLoader
+from utils.data.texts.loader import TextLoader
+from utils.entry import environment_of_entries
+from utils.machine.host_memory import keep_freed_memory
 from utils.models import transformer
 from utils.optim.factory import build_optimizer
-from utils.run import environment_of_entries
-from utils.training.host_memory import keep_freed_memory
 from utils.training.objective import Precision
 
 CPU = torch.device("cpu")

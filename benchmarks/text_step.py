@@ -29,7 +29,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.common import parser, ratio, report, side_by_side
-from utils.data.text_loader import TextLoader
+from utils.data.texts.loader import TextLoader
 from utils.models.transformer import Transformer
 from utils.optim.factory import build_optimizer
 from utils.packed import PackedTokens

@@ -19,15 +19,15 @@ from benchmarks.child import Child
 from benchmarks.contenders import Rule, Usual, Way, usual_loader, usual_pictures, without_end
 from benchmarks.loop import make_trainer
 from utils.augment.crop_flip import CropFlip
-from utils.data.image_loader import ImageLoader
-from utils.data.images import ImageData
+from utils.data.images.loader import ImageLoader
+from utils.data.images.sources import ImageData
 from utils.data.splits import stratified_subset
+from utils.entry import environment_of_entries
+from utils.launch.signals import Signals
+from utils.machine.host_memory import keep_freed_memory
 from utils.models.resnet import ResNet
 from utils.optim.schedules import Schedule
-from utils.run import environment_of_entries
-from utils.signals import Signals
 from utils.training.evaluation import evaluate
-from utils.training.host_memory import keep_freed_memory
 from utils.training.objective import Precision
 
 

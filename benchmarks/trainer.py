@@ -24,11 +24,11 @@ import torch.nn.functional as F
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.common import arguments, ratio, report, side_by_side, silent
 from benchmarks.loop import CPU, EPOCH, make_trainer, take_steps
-from utils.data.text_loader import TextLoader
+from utils.data.texts.loader import TextLoader
+from utils.launch.signals import Signals
 from utils.models.resnet import ResNet
 from utils.models.transformer import Transformer
 from utils.optim.factory import build_optimizer
-from utils.signals import Signals
 
 BATCH = 64
 RESNETS = {  # name -> (depth, width, steps of one run)

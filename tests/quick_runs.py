@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from utils.data import headlines, shapes
+from utils.data.images import shapes
+from utils.data.texts import headlines
 from utils.training.objective import Classification
 
 
@@ -16,7 +17,9 @@ def quick(patch: pytest.MonkeyPatch) -> None:
     for data, classes in ((shapes, 10), (headlines, 4)):
         patch.setattr(data, "TRAIN_PER_CLASS", 600 // classes)
         patch.setattr(data, "TEST_PER_CLASS", 100 // classes)
-    patch.setattr("utils.report.draw_curves", lambda records, path, title: path.write_bytes(b""))
+    patch.setattr(
+        "utils.runs.summary.draw_curves", lambda records, path, title: path.write_bytes(b"")
+    )
 
 
 @contextlib.contextmanager

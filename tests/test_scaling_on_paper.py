@@ -18,10 +18,10 @@ from benchmarks.scaling_on_paper import (
     step,
 )
 from utils.models.resnet import ResNet
-from utils.optim.batched_fisher import is_whole
-from utils.optim.fisher import default_rank
-from utils.optim.ngd_batch import axes_of
-from utils.optim.ngd_shares import update_cost
+from utils.optim.ngd.batch import axes_of
+from utils.optim.ngd.batched_fisher import is_whole
+from utils.optim.ngd.fisher import default_rank
+from utils.optim.ngd.shares import update_cost
 
 CASES = [(model, cluster) for model in MODELS for cluster in CLUSTERS]
 IDS = [f"{model.name}-{cluster.name}" for model, cluster in CASES]

@@ -10,7 +10,7 @@ from patience import PATIENCE
 
 from benchmarks import cpu, performance_page, time_to_accuracy
 from benchmarks.budget import OutOfTime
-from utils.data.images import ImageData, Split
+from utils.data.images.sources import ImageData, Split
 
 PLAN = dataclasses.replace(cpu.SIZES.race, width=4, batch=8, pictures=1000)
 

@@ -9,22 +9,22 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from utils.augment.crop_flip import CropFlip
-from utils.augment.meta_mixup import PolicyMixup, SampleMixup, VirtualStep
-from utils.augment.mixup_policy import MixupPolicy
-from utils.data.image_loader import ImageLoader
+from utils.checkpoints.checkpoint import Checkpoints
+from utils.checkpoints.saver import Saver
+from utils.data.images.loader import ImageLoader
 from utils.distributed.strategies import build_strategy
 from utils.exchange import Exchange
+from utils.mixup.meta import PolicyMixup, SampleMixup, VirtualStep
+from utils.mixup.policy import MixupPolicy
 from utils.optim.factory import build_optimizer
 from utils.optim.schedules import Schedule
 from utils.reporting.console import Console
 from utils.reporting.metrics import MetricsLog
 from utils.training.average import Average
-from utils.training.checkpoint import Checkpoints
 from utils.training.evaluation import evaluate
 from utils.training.freeze import Freeze
 from utils.training.guard import Guard
 from utils.training.objective import Classification, Precision, mixed_cross_entropy
-from utils.training.saver import Saver
 from utils.training.trainer import Trainer
 
 CPU = torch.device("cpu")
@@ -40,7 +40,7 @@ class RefuseHostReads(TorchDispatchMode):
 
 
 class NoSignals:
-    """Stands for utils.signals.Signals; a test sets `received`."""
+    """Stands for utils.launch.signals.Signals; a test sets `received`."""
 
     received = None
 

@@ -11,7 +11,7 @@ import signal
 import sys
 from pathlib import Path
 
-from utils.distributed.environment import PR_SET_PDEATHSIG
+from utils.launch.environment import PR_SET_PDEATHSIG
 
 PARENT = "TUNING_PARENT"  # environment variable: the number of the process that searches
 

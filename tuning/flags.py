@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from utils.config import Config, changed, setting
 from utils.errors import UserError
 from utils.settings import TrainSettings
+from utils.settings.config import Config, changed, setting
 
 GROUP = "tuning"
 # Words of the command line that are about the trials, and the one for what they mean elsewhere.

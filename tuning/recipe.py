@@ -8,7 +8,7 @@ import yaml
 
 from tuning.halving import Rung
 from tuning.space import DIGITS, Space, effective
-from utils.config import Config, fields
+from utils.settings.config import Config, fields
 
 # Settings counted in epochs (and steps) of the run: they keep their share of it.
 WHOLE_EPOCHS = ("mixup_off_epoch", "unfreeze_epoch")

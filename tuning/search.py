@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuning.flags import for_trials, seconds
-from utils.config import Config, fields, parse
 from utils.errors import UserError
 from utils.files import reason
+from utils.launch.signals import Signals, Stopped
 from utils.reporting.console import Console
-from utils.signals import Signals, Stopped
+from utils.settings.config import Config, fields, parse
 
 # Optuna and what needs it are imported in functions: --help and wrong flags answer at once.
 
@@ -55,7 +55,7 @@ class Target:
 
 
 def search(target: Target, search_class: type[Config], description: str, argv=None) -> int:
-    """Runs a search; returns its exit code, as `utils.run.run_entry` does."""
+    """Runs a search; returns its exit code, as `utils.entry.run_entry` does."""
     signals = Signals()
     try:
         argv = for_trials(sys.argv[1:] if argv is None else argv)
@@ -72,7 +72,7 @@ def search(target: Target, search_class: type[Config], description: str, argv=No
 
 class Search:
     """Args:
-    settings, origin: of the entry and of TuningFlags, as `utils.config.parse` gives them.
+    settings, origin: of the entry and of TuningFlags, as `utils.settings.config.parse` gives them.
     """
 
     def __init__(self, target: Target, settings, origin: dict, signals: Signals):

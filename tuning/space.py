@@ -7,8 +7,8 @@ import itertools
 import math
 from collections.abc import Mapping
 
-from utils.config import Config, fields
 from utils.errors import UserError
+from utils.settings.config import Config, fields
 
 DIGITS = 4  # significant ones of a proposed number, so that a recipe can be read
 

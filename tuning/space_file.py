@@ -10,10 +10,10 @@ from pathlib import Path
 import yaml
 
 from tuning.space import DIGITS, Parameter, Space, effective
-from utils.aliases import ALIASES
-from utils.config import COMMAND_LINE, DEFAULT, Config, convert, fields
 from utils.errors import UserError
 from utils.files import reason
+from utils.settings.aliases import ALIASES
+from utils.settings.config import COMMAND_LINE, DEFAULT, Config, convert, fields
 
 KEYS = ("low", "high", "scale", "choices", "default", "grid", "when", "of")
 SCALES = ("log", "linear", "int")
@@ -28,7 +28,7 @@ def load_space(
     Args:
         path: of the YAML.
         config_class: of the entry's settings.
-        settings, origin: the base recipe, as `utils.config.parse` gives it.
+        settings, origin: the base recipe, as `utils.settings.config.parse` gives it.
         params: --params.
 
     Returns:

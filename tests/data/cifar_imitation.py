@@ -12,8 +12,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from utils.data import cifar
-from utils.data.images import load_image_data
+from utils.data.images import cifar
+from utils.data.images.sources import load_image_data
 
 PER_FILE = 20
 

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from picture_trees import make_tree
 
-from utils.data import ag_news, cifar, mnist
-from utils.data import decode as decode_module
+from utils.data.images import cifar, mnist
+from utils.data.images import decode as decode_module
+from utils.data.texts import ag_news
 from utils.errors import UserError
 
 

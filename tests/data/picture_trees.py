@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from utils.data.images import load_image_data
+from utils.data.images.sources import load_image_data
 from utils.errors import UserError
 
 

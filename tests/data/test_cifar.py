@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from cifar_imitation import PER_FILE, Imitation, fingerprint, pickled
 
-from utils.data import cifar
-from utils.data.images import load_image_data
+from utils.data.images import cifar
+from utils.data.images.sources import load_image_data
 from utils.errors import UserError
 
 

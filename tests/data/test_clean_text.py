@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from utils.data.clean_text import clean_text
+from utils.data.texts.clean import clean_text
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 from picture_trees import noise
 from PIL import Image
 
-from utils.data.decode import decode
+from utils.data.images.decode import decode
 
 
 def test_resize_and_centre_crop(tmp_path):

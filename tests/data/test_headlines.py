@@ -6,8 +6,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from utils.data.headlines import CLASSES, POOLS, write_split
-from utils.data.texts import load_text_data
+from utils.data.texts.headlines import CLASSES, POOLS, write_split
+from utils.data.texts.sources import load_text_data
 from utils.errors import UserError
 
 

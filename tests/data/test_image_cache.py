@@ -13,8 +13,9 @@ from picture_trees import load, noise, refused
 from PIL import Image
 from small_disks import small_disk
 
-from utils.data import cache_folder, image_cache
-from utils.data.images import load_image_data
+from utils.data import cache_folder
+from utils.data.images import cache as image_cache
+from utils.data.images.sources import load_image_data
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -91,8 +92,8 @@ def test_two_builders_at_once(tree):
 
 KILLED = """
 import os, signal, sys
-from utils.data import image_cache
-from utils.data.images import load_image_data
+from utils.data.images import cache as image_cache
+from utils.data.images.sources import load_image_data
 def kill(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 setattr(image_cache, sys.argv[1], kill)

@@ -11,7 +11,7 @@ import pytest
 from picture_trees import load, make_tree, noise, refused
 from PIL import Image
 
-from utils.data import image_cache
+from utils.data.images import cache as image_cache
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -211,7 +211,7 @@ def test_spaces_and_other_letters_in_names(tmp_path, locale):
     )
     (root / "train" / "犬" / "schlecht ü.png").write_text("no picture")
     code = (
-        "import sys; from utils.data.images import load_image_data;"
+        "import sys; from utils.data.images.sources import load_image_data;"
         "data = load_image_data('imagefolder', data_dir=sys.argv[1], cache_dir=sys.argv[2],"
         " on_bad='skip'); print(data.classes, len(data.train), data.skipped, data.source)"
     )

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from utils.data.images import (
+from utils.data.images.sources import (
     IMAGE_DATASETS,
     Split,
     channel_statistics,

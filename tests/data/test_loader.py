@@ -10,7 +10,7 @@ import torch
 from utils.augment.chain import Chain
 from utils.augment.crop_flip import CropFlip
 from utils.augment.random_erasing import RandomErasing
-from utils.data.image_loader import ImageLoader, Normalize, Packed, _upload
+from utils.data.images.loader import ImageLoader, Normalize, Packed, _upload
 from utils.data.workers import WorkerPool
 
 CPU = torch.device("cpu")

@@ -7,9 +7,9 @@ import pytest
 import torch
 from toy import CPU, loader
 
-from utils.augment.mixup import Mixing
 from utils.data.micro_batches import micro_batch_sizes
-from utils.data.text_loader import TextLoader
+from utils.data.texts.loader import TextLoader
+from utils.mixup.mixing import Mixing
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from utils.augment.crop_flip import CropFlip
-from utils.data import mnist
-from utils.data.image_loader import ImageLoader
-from utils.data.images import load_image_data
-from utils.data.mnist import TEST_IMAGES, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS
+from utils.data.images import mnist
+from utils.data.images.loader import ImageLoader
+from utils.data.images.mnist import TEST_IMAGES, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS
+from utils.data.images.sources import load_image_data
 from utils.errors import UserError
 
 TRAIN, TEST = 30, 20

@@ -5,8 +5,8 @@ import hashlib
 import numpy as np
 import pytest
 
-from utils.data.images import load_image_data
-from utils.data.shapes import SHAPES, draw
+from utils.data.images.shapes import SHAPES, draw
+from utils.data.images.sources import load_image_data
 
 
 @pytest.fixture(scope="module")

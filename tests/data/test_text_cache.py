@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from small_disks import small_disk
 
-from utils.data import text_cache, texts
-from utils.data.headlines import CLASSES, write_split
 from utils.data.splits import stratified_split, stratified_subset
-from utils.data.text_cache import load_tokenized
-from utils.data.tokenizer import encode, tokenizer_from_json, train_tokenizer
+from utils.data.texts import cache as text_cache
+from utils.data.texts import sources as texts
+from utils.data.texts.cache import load_tokenized
+from utils.data.texts.headlines import CLASSES, write_split
+from utils.data.texts.tokenizer import encode, tokenizer_from_json, train_tokenizer
 from utils.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -239,7 +240,8 @@ def test_two_builders_at_once(files):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from utils.data import text_cache, token_store
+from utils.data.texts import cache as text_cache
+from utils.data.texts import token_store
 def kill(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 setattr(token_store, sys.argv[1], kill)

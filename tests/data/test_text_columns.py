@@ -6,8 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from utils.data.text_columns import choose_columns
-from utils.data.text_files import read_table
+from utils.data.texts.columns import choose_columns
+from utils.data.texts.files import read_table
 from utils.errors import UserError
 
 

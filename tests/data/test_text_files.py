@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from utils.data.text_files import read_table
-from utils.data.text_rows import read_samples, read_texts
-from utils.data.texts import load_text_data
+from utils.data.texts.files import read_table
+from utils.data.texts.rows import read_samples, read_texts
+from utils.data.texts.sources import load_text_data
 from utils.errors import UserError
 
 

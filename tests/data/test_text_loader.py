@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from utils.augment.mixup import Mixing
-from utils.data.text_loader import TextLoader, even_borders
+from utils.data.texts.loader import TextLoader, even_borders
 from utils.errors import UserError
+from utils.mixup.mixing import Mixing
 from utils.packed import pack
 
 CPU = torch.device("cpu")

@@ -6,8 +6,8 @@ import hashlib
 import numpy as np
 import pytest
 
-from utils.data import ag_news
-from utils.data.texts import TEXT_DATASETS, load_text_data
+from utils.data.texts import ag_news
+from utils.data.texts.sources import TEXT_DATASETS, load_text_data
 from utils.errors import UserError
 
 WORDS = ["alpha", "beta", "gamma", "delta"]

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from utils.data import tokenizer as module
-from utils.data.headlines import write_split
-from utils.data.tokenizer import (
+from utils.data.texts import tokenizer as module
+from utils.data.texts.headlines import write_split
+from utils.data.texts.tokenizer import (
     KINDS,
     SPECIAL,
     cls_id,
@@ -65,8 +65,8 @@ def test_form(trained, texts, kind):
 TRAIN = """
 import hashlib, sys
 import numpy as np
-from utils.data.headlines import write_split
-from utils.data.tokenizer import KINDS, train_tokenizer
+from utils.data.texts.headlines import write_split
+from utils.data.texts.tokenizer import KINDS, train_tokenizer
 texts = write_split(50, np.random.default_rng(0)).texts
 for kind in KINDS:
     json = train_tokenizer(texts, kind=kind, vocab_size=400).to_str()

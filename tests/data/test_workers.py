@@ -18,7 +18,7 @@ from utils.augment.chain import Chain
 from utils.augment.crop_flip import CropFlip
 from utils.augment.random_erasing import RandomErasing
 from utils.data import shared_ring
-from utils.data.image_loader import ImageLoader
+from utils.data.images.loader import ImageLoader
 from utils.data.worker_process import is_map
 from utils.data.workers import WorkerPool
 from utils.errors import UserError

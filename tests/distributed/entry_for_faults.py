@@ -16,7 +16,7 @@ import signal
 import threading
 import time
 
-from utils.run import end_process
+from utils.entry import end_process
 
 entry = importlib.import_module(os.environ.get("ENTRY", "resnet50_test"))
 Settings = entry.Settings
@@ -110,10 +110,10 @@ def phases() -> dict:
 
 
 def install() -> None:
+    from utils.checkpoints.checkpoint import Checkpoints
+    from utils.checkpoints.saver import Saver
     from utils.data.loader import Loader
-    from utils.training.checkpoint import Checkpoints
     from utils.training.objective import Classification
-    from utils.training.saver import Saver
     from utils.training.trainer import Trainer
 
     latest = []

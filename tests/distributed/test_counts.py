@@ -8,8 +8,8 @@ import toy
 
 from benchmarks.collectives import BUCKET, Collectives, per_step, sent
 from utils.distributed.group import Agreement
+from utils.launch.signals import Stopping
 from utils.models.resnet import ResNet
-from utils.signals import Stopping
 
 # Steps of the shorter run, after which one period of NGD is like the next, and of a period.
 FEW, MORE = 12, 4

@@ -9,10 +9,10 @@ import pytest
 import torch
 import toy
 
-from utils.augment.mixup import Mixing
-from utils.data.text_loader import TextLoader
+from utils.data.texts.loader import TextLoader
 from utils.distributed.sync_batch_norm import sync_batch_norms
 from utils.exchange import Exchange
+from utils.mixup.mixing import Mixing
 from utils.models.transformer import Transformer
 from utils.training.evaluation import evaluate
 

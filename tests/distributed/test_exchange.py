@@ -7,9 +7,9 @@ import time
 import pytest
 import torch
 
+from utils.checkpoints.random_state import random_states, restore_random_states
 from utils.distributed.exchange import ProcessExchange, Rows
 from utils.exchange import Exchange
-from utils.training.random_state import random_states, restore_random_states
 
 SIZES = (1, 2, 4)
 

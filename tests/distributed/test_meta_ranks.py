@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from utils.augment.meta_mixup import ModelTensors, PolicyMixup, VirtualStep, summed
-from utils.augment.mixup import Mixing
-from utils.augment.mixup_policy import MixupPolicy
 from utils.distributed.sync_batch_norm import sync_batch_norms
 from utils.exchange import Exchange
+from utils.mixup.meta import ModelTensors, PolicyMixup, VirtualStep, summed
+from utils.mixup.mixing import Mixing
+from utils.mixup.policy import MixupPolicy
 from utils.models.transformer import Transformer
 from utils.packed import pack
 from utils.training.objective import mixed_cross_entropy

@@ -10,10 +10,10 @@ from torch import nn
 
 from utils.distributed.exchange import ProcessExchange, Rows
 from utils.exchange import Exchange
-from utils.optim import batched_fisher
 from utils.optim.factory import build_optimizer
-from utils.optim.ngd import NGD
-from utils.optim.ngd_shares import divide
+from utils.optim.ngd import batched_fisher
+from utils.optim.ngd.optimizer import NGD
+from utils.optim.ngd.shares import divide
 
 # Of rows that 2 and 4 do not divide, of fewer rows than ranks, and of one: some ranks have none.
 SHAPES = (

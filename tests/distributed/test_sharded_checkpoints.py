@@ -11,17 +11,17 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from utils.checkpoints import checkpoint as checkpoint_module
+from utils.checkpoints.checkpoint import Checkpoints, DamagedCheckpoint, read_checkpoint
+from utils.checkpoints.random_state import random_states, restore_random_states
+from utils.checkpoints.saver import Saver
 from utils.distributed.exchange import ProcessExchange, Rows
 from utils.distributed.strategies import Single
 from utils.errors import UserError
 from utils.optim.factory import build_optimizer
 from utils.optim.schedules import Schedule
-from utils.training import checkpoint as checkpoint_module
 from utils.training.average import Average
-from utils.training.checkpoint import Checkpoints, DamagedCheckpoint, read_checkpoint
 from utils.training.progress import Progress
-from utils.training.random_state import random_states, restore_random_states
-from utils.training.saver import Saver
 from utils.training.snapshot import restore, snapshot
 
 OPTIMIZERS = ("sgd", "adamw", "ngd", "lookahead")

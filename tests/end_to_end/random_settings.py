@@ -13,7 +13,7 @@ from pathlib import Path
 from hypothesis import HealthCheck
 from hypothesis import strategies as st
 
-from utils.config import fields
+from utils.settings.config import fields
 
 OPTIONS = {
     "deadline": None,

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 import transformer_test
-from utils import auto_batch
-from utils.data import headlines, shapes
+from utils.data.images import shapes
+from utils.data.texts import headlines
+from utils.runs import auto_batch
 from utils.training import batch_probe
 
 pytestmark = pytest.mark.usefixtures("own_folder", "small_test_sets")

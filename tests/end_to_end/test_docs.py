@@ -31,14 +31,15 @@ import resnet50_test
 import transformer_test
 from tuning.flags import OF_TRIALS, TuningFlags, for_trials
 from tuning.search import Search
-from utils.advice import phase_advice
-from utils.aliases import SHORT_FOR
-from utils.config import ALIASES, OF_ONE_START, fields, parse
-from utils.data import headlines, shapes
-from utils.distributed import launch
+from utils.data.images import shapes
+from utils.data.texts import headlines
 from utils.errors import UserError
+from utils.launch import launcher as launch
 from utils.models.resnet import ResNet
 from utils.optim.schedules import SCHEDULES
+from utils.runs.advice import phase_advice
+from utils.settings.aliases import SHORT_FOR
+from utils.settings.config import ALIASES, OF_ONE_START, fields, parse
 from utils.training.progress import NOTABLE, PHASES
 
 ROOT = Path(__file__).parents[2]
@@ -297,7 +298,7 @@ def _run_entry(workplace: Path, command: str) -> None:
     shutil.rmtree(workplace / "runs" / "mine", ignore_errors=True)
     before = set(Path("runs").iterdir())
     with pytest.MonkeyPatch.context() as patch:  # half a second for each, the confusions as well
-        patch.setattr("utils.report.draw_curves", lambda *_: None)
+        patch.setattr("utils.runs.summary.draw_curves", lambda *_: None)
         patch.setattr("utils.reporting.classes._picture", lambda *_: b"")
         result = run(shortened(command))
     assert result.code == 0, f"{command}\n{result.err}"

@@ -42,7 +42,7 @@ FOLDER = ["--dataset", "imagefolder", "--image_size", "16", "--max_steps", "2", 
 
 
 def test_a_run_works(monkeypatch):
-    monkeypatch.setattr("utils.report.draw_curves", draw_curves)
+    monkeypatch.setattr("utils.runs.summary.draw_curves", draw_curves)
     assert main([*SHAPES, "--output", "run"]) == 0
     assert Path("run/curves.png").read_bytes().startswith(b"\x89PNG")
     summary = json.loads(Path("run/summary.json").read_text())
@@ -194,13 +194,13 @@ def test_resume_without_a_value_takes_the_newest(capfd):
 
 def test_a_kill_while_the_report_is_written_loses_no_part_of_it(monkeypatch):
     """The summary, by which a run counts as finished, is written after everything else."""
-    import utils.report
+    import utils.runs.summary
 
     def killed(*_):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(utils.report, "draw_curves", killed)
+        patch.setattr(utils.runs.summary, "draw_curves", killed)
         main([*SHAPES, "--output", "run"])
     assert main(["--resume", "run"]) == 0
     assert Path("run/curves.png").exists() and Path("run/summary.json").exists()

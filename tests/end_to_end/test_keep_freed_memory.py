@@ -2,7 +2,7 @@
 
 import pytest
 
-from utils.training import host_memory
+from utils.machine import host_memory
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 TINY = [

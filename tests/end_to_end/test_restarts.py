@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from resnet50_test import main
+from utils.checkpoints.checkpoint import Checkpoints
 from utils.training.average import Average
-from utils.training.checkpoint import Checkpoints
 from utils.training.objective import Classification
 
 pytestmark = pytest.mark.usefixtures("own_folder")

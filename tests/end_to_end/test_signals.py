@@ -16,8 +16,8 @@ from quick_runs import handlers_put_back, quick, raise_in_step
 from safetensors.torch import load_file
 
 from resnet50_test import main
-from utils import image_task
-from utils.signals import Signals, Stopped
+from utils.launch.signals import Signals, Stopped
+from utils.tasks import pictures as image_task
 
 ROOT = Path(__file__).parents[2]
 TINY = [

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 import transformer_test
-from utils.data.headlines import open_headlines
-from utils.data.texts import TextRequest
+from utils.data.texts.headlines import open_headlines
+from utils.data.texts.sources import TextRequest
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 

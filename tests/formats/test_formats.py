@@ -14,7 +14,7 @@ from short_runs import write_data
 
 import resnet50_test
 import transformer_test
-from utils.config import FILE, parse
+from utils.settings.config import FILE, parse
 
 HERE = Path(__file__).parent
 RUNS = sorted(path.parent.name for path in HERE.glob("*/run"))

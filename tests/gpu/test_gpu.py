@@ -8,12 +8,12 @@ import pytest
 import torch
 from toy import make_trainer, network, pictures, steps_of
 
-from utils.data.image_loader import ImageLoader
+from utils.checkpoints.checkpoint import read_checkpoint
+from utils.data.images.loader import ImageLoader
 from utils.errors import UserError
 from utils.models.resnet import ResNet
 from utils.optim.factory import build_optimizer
 from utils.training.average import Average
-from utils.training.checkpoint import read_checkpoint
 from utils.training.guard import Guard
 from utils.training.progress import PhaseTimes
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from toy import make_trainer, network, pictures
 
-from utils.data.image_loader import ImageLoader
+from utils.data.images.loader import ImageLoader
 from utils.optim.factory import build_optimizer
 from utils.training.batch_probe import largest_that_fits
 from utils.training.objective import Classification, Precision

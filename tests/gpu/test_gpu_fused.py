@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from utils.float32 import float32_products
 from utils.fused import fuse, kernels
 from utils.fused.cross_entropy import fused_cross_entropy
+from utils.machine.float32 import float32_products
 from utils.models.resnet import ResNet
 from utils.models.transformer import Transformer
 from utils.training.objective import mixed_cross_entropy

@@ -4,10 +4,10 @@ import pytest
 import torch
 from toy import history, make_trainer
 
-from utils.augment.mixup import Mixing
-from utils.data.image_loader import Packed
-from utils.training.cuda_graphs import CudaGraphs
-from utils.training.graphed_step import GraphedStep, use_graphs
+from utils.data.images.loader import Packed
+from utils.engines.cuda_graphs import CudaGraphs
+from utils.engines.graphed_step import GraphedStep, use_graphs
+from utils.mixup.mixing import Mixing
 
 pytestmark = [
     pytest.mark.gpu,

@@ -9,7 +9,7 @@ from toy import pictures
 from utils.augment.chain import Chain
 from utils.augment.crop_flip import CropFlip
 from utils.augment.random_erasing import RandomErasing
-from utils.data.image_loader import ImageLoader
+from utils.data.images.loader import ImageLoader
 from utils.data.workers import WorkerPool
 
 pytestmark = [
@@ -38,7 +38,7 @@ def loader(device, images=None, labels=None, **options):
 @pytest.fixture
 def in_host_memory(monkeypatch):
     """The GPU has no room for pictures, as it were."""
-    monkeypatch.setattr("utils.data.image_loader.GPU_SHARE", 0.0)
+    monkeypatch.setattr("utils.data.images.loader.GPU_SHARE", 0.0)
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from test_gpu import run_epoch, run_epoch_without_waiting
 from toy import make_trainer, network
 
-from utils.augment.meta_mixup import Pairs, VirtualStep
-from utils.augment.mixup import Mixing
+from utils.mixup.meta import Pairs, VirtualStep
+from utils.mixup.mixing import Mixing
 from utils.models.resnet import ResNet
 from utils.training.objective import mixed_cross_entropy
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from utils.optim.ngd import NGD
+from utils.optim.ngd.optimizer import NGD
 
 pytestmark = [
     pytest.mark.gpu,

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+from utils.checkpoints.checkpoint import optimizer_tensors, restore_optimizer
 from utils.optim.factory import OPTIMIZERS, build_optimizer
 from utils.reporting.metrics import to_json
-from utils.training.checkpoint import optimizer_tensors, restore_optimizer
 
 pytestmark = [
     pytest.mark.gpu,

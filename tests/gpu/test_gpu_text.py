@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from test_gpu import run_epoch, run_epoch_without_waiting
 from toy import make_trainer
 
-from utils.augment.mixup import Mixing
-from utils.data.text_loader import TextLoader
+from utils.data.texts.loader import TextLoader
+from utils.mixup.mixing import Mixing
 from utils.models import transformer
 from utils.models.transformer import Transformer
 from utils.training.evaluation import evaluate

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from utils.augment.hypergradient import exact_hypergradient
-from utils.augment.mixup import MixPlan
 from utils.fused import MODES, fuse
+from utils.mixup.hypergradient import exact_hypergradient
+from utils.mixup.mixing import MixPlan
 from utils.models import transformer
 from utils.models.transformer import Transformer, grid_layout, packed_layout, rows_for
 from utils.packed import pack

@@ -28,10 +28,17 @@ from cosmic_ray.work_item import TestOutcome, WorkerOutcome
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = [
-    *("utils/training", "utils/distributed", "utils/optim", "utils/augment"),
-    *("utils/data/loader.py", "utils/data/micro_batches.py", "utils/data/image_loader.py"),
+    *("utils/training", "utils/distributed", "utils/optim", "utils/augment", "utils/mixup"),
+    *("utils/checkpoints", "utils/engines", "utils/machine"),
+    *("utils/data/loader.py", "utils/data/micro_batches.py", "utils/data/images/loader.py"),
 ]
-TESTS = [f"tests/{name}" for name in ("augment", "data", "distributed", "optim", "training")]
+TESTS = [
+    f"tests/{name}"
+    for name in (
+        *("augment", "checkpoints", "data", "distributed", "engines", "machine", "mixup", "optim"),
+        "training",
+    )
+]
 PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow"]
 ARITHMETIC = {"Add", "Sub", "Mul", "Div", "FloorDiv", "Mod", "Pow"}
 

@@ -1,14 +1,14 @@
 """Natural-gradient descent in plain float64 NumPy, one tensor and one axis at a time.
 
-Written from the equations at the head of `utils/optim/fisher.py`, not from its code: here F and G
-are whole D x D matrices, which are built and inverted as they stand. Slow, and easy to check.
+Written from the equations at the head of `utils/optim/ngd/fisher.py`, not from its code: here F
+and G are whole D x D matrices, which are built and inverted as they stand. Slow, and easy to check.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from utils.optim.fisher import DELTA
+from utils.optim.ngd.fisher import DELTA
 
 EARLY_UPDATES = 10  # steps that all update F, whatever `update_period`
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from utils.optim.ngd import NGD
+from utils.optim.ngd.optimizer import NGD
 
 SHAPES = {
     "conv": (16, 8, 3, 3), "conv_again": (16, 8, 3, 3), "conv_1x1": (12, 6, 1, 1),

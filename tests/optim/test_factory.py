@@ -8,6 +8,7 @@ import torch
 from optimizer_formulas import AdamW, Lamb, Lookahead, Madgrad, Sgd
 from torch import nn
 
+from utils.checkpoints.checkpoint import optimizer_tensors, restore_optimizer
 from utils.errors import UserError
 from utils.optim.factory import (
     OPTIMIZERS,
@@ -17,7 +18,6 @@ from utils.optim.factory import (
     products,
 )
 from utils.reporting.metrics import to_json
-from utils.training.checkpoint import optimizer_tensors, restore_optimizer
 
 # muon has a test of its own below, ngd its own files of tests.
 REFERENCES = {"sgd": Sgd, "adamw": AdamW, "lamb": Lamb, "madgrad": Madgrad}

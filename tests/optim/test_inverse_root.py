@@ -6,7 +6,7 @@ import pytest
 import torch
 from ngd_tools import each_dtype
 
-from utils.optim.inverse_root import inverse_root, polish
+from utils.optim.ngd.inverse_root import inverse_root, polish
 
 
 def symmetric(eigenvalues: torch.Tensor, seed=0) -> torch.Tensor:

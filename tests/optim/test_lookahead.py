@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from utils.checkpoints.checkpoint import OF_THE_STEPS
 from utils.optim.lookahead import COUNT, SLOW, Lookahead
-from utils.training.checkpoint import OF_THE_STEPS
 
 
 def problem(k=2, alpha=0.5):

@@ -17,14 +17,14 @@ from ngd_tools import (
     run,
 )
 
-from utils.optim import fisher
-from utils.optim.batched_fisher import (
+from utils.optim.ngd import fisher
+from utils.optim.ngd.batched_fisher import (
     AxisBatch,
     precondition_,
     square_norms,
     update_,
 )
-from utils.optim.ngd import NGD
+from utils.optim.ngd.optimizer import NGD
 
 # ---- what the theory says -----------------------------------------------------------------------
 

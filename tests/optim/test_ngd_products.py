@@ -3,8 +3,8 @@
 import torch
 from ngd_tools import random_gradients, random_start, run
 
-from utils.optim import ngd_batch
-from utils.optim.ngd_batch import SHORT
+from utils.optim.ngd import batch as ngd_batch
+from utils.optim.ngd.batch import SHORT
 
 
 def test_only_products_along_long_axes_are_fast(monkeypatch):

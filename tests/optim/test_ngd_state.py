@@ -17,8 +17,8 @@ from ngd_tools import (
 )
 from torch import nn
 
-from utils.optim.ngd import NGD
-from utils.training.checkpoint import optimizer_tensors, restore_optimizer
+from utils.checkpoints.checkpoint import optimizer_tensors, restore_optimizer
+from utils.optim.ngd.optimizer import NGD
 
 # ---- formats ------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from ngd_tools import (
 )
 from torch import nn
 
-from utils.optim.ngd import NGD
+from utils.optim.ngd.optimizer import NGD
 
 # ---- scalers and steps that are left out --------------------------------------------------------
 

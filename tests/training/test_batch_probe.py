@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from toy import CPU, loader, network
 
-from utils.data.text_loader import TextLoader
+from utils.data.texts.loader import TextLoader
 from utils.models.transformer import Transformer
 from utils.optim.factory import build_optimizer
 from utils.training import batch_probe

@@ -15,18 +15,18 @@ from toy import loader, make_trainer, network, steps_of
 
 from utils.augment.chain import Chain
 from utils.augment.crop_flip import CropFlip
-from utils.augment.mixup import Mixing
 from utils.augment.random_erasing import RandomErasing
-from utils.data.text_loader import TextLoader
+from utils.data.texts.loader import TextLoader
+from utils.engines.graphed_step import use_graphs
+from utils.engines.launch_bound import TimedSteps
 from utils.fused import fuse
+from utils.machine.cudnn import prefer_flash_attention
+from utils.mixup.mixing import Mixing
 from utils.models.resnet import ResNet
 from utils.models.transformer import Transformer
-from utils.optim import ngd_batch
 from utils.optim.factory import OPTIMIZERS
-from utils.training.cudnn import prefer_flash_attention
+from utils.optim.ngd import batch as ngd_batch
 from utils.training.evaluation import evaluate
-from utils.training.graphed_step import use_graphs
-from utils.training.launch_bound import TimedSteps
 from utils.training.objective import Classification, Precision
 
 pytestmark = [

@@ -6,8 +6,8 @@ import pytest
 import torch
 from toy import Classification, Precision, loader, make_trainer, network
 
-from utils.advice import memory_advice
 from utils.errors import UserError
+from utils.runs.advice import memory_advice
 from utils.training.memory import is_out_of_memory, largest_batch, within_memory
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from toy import CPU, everything, history, make_trainer, network
 
-from utils.augment.mixup import Mixing
+from utils.mixup.mixing import Mixing
 from utils.optim.schedules import Schedule
-from utils.rehearsal import time_steps
+from utils.runs.dry_run import time_steps
 from utils.training.objective import Classification, Precision
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from toy import CPU, assert_same, everything, history, loader, make_trainer, network
 
-from utils.augment.mixup import Mixing
 from utils.data.loader import Batch
+from utils.mixup.mixing import Mixing
 from utils.training.objective import Precision
 
 

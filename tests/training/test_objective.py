@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from utils.augment.mixup import MixPlan
+from utils.mixup.mixing import MixPlan
 from utils.training.objective import (
     MIXED_SUMS,
     SUMS,

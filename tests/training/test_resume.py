@@ -8,10 +8,10 @@ import torch
 import toy
 from toy import NoSignals, assert_same, everything, history, make_trainer, network
 
-from utils.augment.mixup import Mixing
+from utils.launch.signals import Stopped
+from utils.mixup.mixing import Mixing
 from utils.optim.factory import build_optimizer
 from utils.optim.schedules import Plateau, Schedule
-from utils.signals import Stopped
 
 CASES = {
     "sgd": {},

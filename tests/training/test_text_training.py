@@ -5,8 +5,8 @@ import pytest
 import torch
 from toy import CPU, RefuseHostReads, assert_same, everything, make_trainer
 
-from utils.augment.mixup import Mixing
-from utils.data.text_loader import TextLoader
+from utils.data.texts.loader import TextLoader
+from utils.mixup.mixing import Mixing
 from utils.models.transformer import Transformer
 from utils.training.evaluation import evaluate
 from utils.training.objective import Classification, Precision

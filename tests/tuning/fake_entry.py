@@ -13,10 +13,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from utils.config import parse, setting, to_yaml
 from utils.errors import UserError
+from utils.launch.signals import Signals, Stopped
 from utils.settings import ImageSettings
-from utils.signals import Signals, Stopped
+from utils.settings.config import parse, setting, to_yaml
 
 TRAIN, STEPS = 10_000, 10
 

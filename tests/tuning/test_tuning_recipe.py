@@ -10,8 +10,8 @@ import resnet50_test
 from tuning.halving import ALLOWED, Rung, SeededSampler, build_rungs, is_waiting, next_to_go_on
 from tuning.recipe import Recipe, as_flags, to_yaml
 from tuning.space import Parameter, Space
-from utils.config import parse
 from utils.errors import UserError
+from utils.settings.config import parse
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import transformer_test
 from tuning import resnet50_tuning, transformer_tuning
 from tuning.flags import for_trials, seconds
 from tuning.space_file import load_space
-from utils.config import fields, parse
 from utils.errors import UserError
+from utils.settings.config import fields, parse
 
 
 def space_of(path, *flags, tuning=resnet50_tuning):

@@ -73,7 +73,7 @@ class Piece(NamedTuple):
 
 
 class Draws(Protocol):
-    """What was drawn for the samples of a step (see utils/augment/mixup.py)."""
+    """What was drawn for the samples of a step (see utils/mixup/mixing.py)."""
 
     clean: int  # samples of the clean batch that goes with the step; 0: none
     clean_each: bool  # with every micro-batch, not with the last one alone
@@ -86,7 +86,7 @@ class Draws(Protocol):
 
 
 class Mixing(Protocol):
-    """Draws for an optimizer step how its samples are mixed (see utils/augment/mixup.py)."""
+    """Draws for an optimizer step how its samples are mixed (see utils/mixup/mixing.py)."""
 
     def draw(
         self, n: int, epoch: int, step: int, generator: np.random.Generator
@@ -346,7 +346,7 @@ def rank_borders(n: int, block: int, ranks: int) -> list[int]:
     """Where in a step of n samples the part of each rank begins, and where the last one ends.
 
     Parts are as equal as they can be without cutting a block of samples that are mixed with each
-    other (see augment/mixup.py). In a step of few samples a rank may have none.
+    other (see mixup/mixing.py). In a step of few samples a rank may have none.
     """
     whole, rest = divmod(n, block)
     blocks = max(1, whole + (rest > 1))  # a lone last sample belongs to the block before it

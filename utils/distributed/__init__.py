@@ -1,5 +1,5 @@
 """Training with many processes: the group they form (group.py), what they tell each other
-(exchange.py), how the model is spread over them (strategies.py), and their launch (launch.py).
+(exchange.py), and how the model is spread over them (strategies.py).
 
-`torch.distributed` appears here and nowhere else.
+`torch.distributed` appears here and in `utils/launch/`, and nowhere else.
 """

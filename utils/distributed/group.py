@@ -6,9 +6,9 @@ import datetime
 import torch
 import torch.distributed as dist
 
-from utils.distributed.environment import LaunchedAs
 from utils.distributed.exchange import ProcessExchange
-from utils.distributed.watch import Watch
+from utils.launch.environment import LaunchedAs
+from utils.launch.watch import Watch
 
 # What a rank hears when another one has gone: the other's own error is the one to read.
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "timed out",

@@ -96,7 +96,7 @@ class Single:
     def weights_changed(self) -> None:
         """To be called after the weights were written to by others than the optimizer."""
 
-    # ---- what meta-mixup calls the skeleton with (see ModelTensors in augment/meta_mixup.py) ----
+    # ---- what meta-mixup calls the skeleton with (see ModelTensors in mixup/meta.py) ----
 
     def weights(self) -> dict[str, Tensor]:
         """All parameters, whole; `requires_grad` tells which ones train."""

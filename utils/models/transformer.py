@@ -327,7 +327,7 @@ class Transformer(nn.Module):
             inputs: PackedTokens, or ids (n, length) int64, padded at the end with `pad`. The first
                 token of a text is never taken for padding.
             mixing: None, or how the texts are mixed: `apply` (n, ...) -> (n, ...), `partner` (n,)
-                int64 and `lam` (n,) (see utils/augment/mixup.py). As embeddings a text counts as
+                int64 and `lam` (n,) (see utils/mixup/mixing.py). As embeddings a text counts as
                 zeros beyond its end, and one with weight 0 for nothing.
         """
         on_grid = mixing is not None and self.mixup_at == "embeddings"

@@ -56,7 +56,7 @@ def ngd(
     """Natural-gradient descent with Nesterov momentum (plain where momentum is 0). Weight decay is
     decoupled with `ngd_norm` "fixed", whose steps would else turn with it. Ranks share the updates
     of Fisher matrices through `exchange`."""
-    from utils.optim.ngd import NGD
+    from utils.optim.ngd.optimizer import NGD
 
     return NGD(
         groups,

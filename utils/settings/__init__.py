@@ -5,7 +5,7 @@ A file for each group of flags, in the order of `--help` from the last base to t
 
 from dataclasses import dataclass
 
-from utils.config import changed
+from utils.settings.config import changed
 from utils.settings.data import DataSettings
 from utils.settings.distributed import DistributedSettings
 from utils.settings.engine import EngineSettings

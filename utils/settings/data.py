@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from utils.config import Config, setting
 from utils.errors import UserError
+from utils.settings.config import Config, setting
 
 GROUP = "data"
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from utils.config import Config, setting
+from utils.settings.config import Config, setting
 
 GROUP = "engine"
 

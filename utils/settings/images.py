@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from utils.config import Config, setting
-from utils.data.images import IMAGE_DATASETS
+from utils.data.images.sources import IMAGE_DATASETS
+from utils.settings.config import Config, setting
 from utils.settings.engine import GROUP as ENGINE
 
 GROUP = "images"

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from utils.config import Config, setting
 from utils.errors import UserError
+from utils.settings.config import Config, setting
 
 GROUP = "mixup"
 ALWAYS = ("mixup_prob", "mixup_off_epoch", "mixup_inter", "mixup_block", "log_clean_accuracy")

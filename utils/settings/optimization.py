@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from utils.config import Config, setting
 from utils.errors import UserError
 from utils.optim.factory import NGD_SETTINGS, OPTIMIZERS, defaults
 from utils.optim.schedules import SCHEDULES
+from utils.settings.config import Config, setting
 
 GROUP = "optimization"
 

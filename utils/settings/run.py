@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from utils.config import WITHOUT_TRAINING, Config, setting
 from utils.errors import UserError
+from utils.settings.config import WITHOUT_TRAINING, Config, setting
 
 GROUP, USE = "run and report", "use a trained model"
 OF_TRAINING = (

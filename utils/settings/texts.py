@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from utils.config import Config, setting
-from utils.data.texts import TEXT_DATASETS
+from utils.data.texts.sources import TEXT_DATASETS
 from utils.errors import UserError
+from utils.settings.config import Config, setting
 from utils.settings.mixing import GROUP as MIXUP
 from utils.settings.optimization import GROUP as OPTIMIZATION
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from utils.exchange import Exchange
-from utils.training.cudnn import search_plans
+from utils.machine.cudnn import search_plans
 from utils.training.objective import Precision, classification_sums
 
 

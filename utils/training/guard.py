@@ -8,10 +8,10 @@ The host reads how many there were, and when, where it reads the metrics anyway.
 import torch
 from torch import Tensor, nn
 
+from utils.checkpoints.saver import Saver
 from utils.distributed.strategies import Single
 from utils.errors import UserError
 from utils.reporting.console import Console
-from utils.training.saver import Saver
 
 # --on_nonfinite skip: after so many steps on end that could not be applied, the run is stopped.
 BARREN_STEPS = 100

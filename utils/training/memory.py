@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 
 from utils.errors import UserError
-from utils.training.cudnn import trial_plans
-from utils.training.host_memory import peak_rss
+from utils.machine.cudnn import trial_plans
+from utils.machine.host_memory import peak_rss
 from utils.training.objective import first_samples
 
 # What libraries below PyTorch say, which come out as plain RuntimeErrors.

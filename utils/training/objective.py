@@ -79,7 +79,7 @@ class Classification:
                 utils/packed.py).
             targets: (n,) int64.
             mixing: None, or how the batch is mixed: `apply(inputs)` -> inputs, `partner` (n,)
-                int64 and `lam` (n,) (see utils/augment/mixup.py).
+                int64 and `lam` (n,) (see utils/mixup/mixing.py).
         Returns:
             the loss summed over the samples (), and the sums (len(self.sums),) float64, detached.
         """

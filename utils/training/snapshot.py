@@ -4,10 +4,10 @@ from dataclasses import asdict
 
 from torch import Tensor
 
-from utils.training.checkpoint import Checkpoint, optimizer_tensors, restore_optimizer
+from utils.checkpoints.checkpoint import Checkpoint, optimizer_tensors, restore_optimizer
+from utils.checkpoints.random_state import random_states, restore_random_states
+from utils.checkpoints.shards import divided_rows, is_by_element, own_tensors
 from utils.training.progress import Progress
-from utils.training.random_state import random_states, restore_random_states
-from utils.training.shards import divided_rows, is_by_element, own_tensors
 
 FORMAT = 1  # of state.json
 

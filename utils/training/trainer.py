@@ -11,23 +11,23 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from utils.checkpoints.checkpoint import Checkpoint
+from utils.checkpoints.saver import Saver
 from utils.distributed.strategies import Single
+from utils.launch.signals import Signals, Stopped, Stopping
+from utils.machine.cudnn import search_plans
+from utils.machine.free_cores import FreeCores
 from utils.reporting.console import Console
 from utils.reporting.metrics import MetricsLog
-from utils.signals import Signals, Stopped, Stopping
 from utils.training.average import Average
-from utils.training.checkpoint import Checkpoint
-from utils.training.cudnn import search_plans
 from utils.training.evaluation import Evaluation
-from utils.training.free_cores import FreeCores
 from utils.training.freeze import Freeze
 from utils.training.guard import Guard, OnNonFinite
 from utils.training.memory import peak_memory, within_memory
 from utils.training.objective import SUMS, Precision
 from utils.training.progress import Clock, PhaseTimes, Progress, accuracy_text, figures
-from utils.training.saver import Saver
+from utils.training.progress_lines import advise, say_unfrozen, show
 from utils.training.snapshot import restore, snapshot
-from utils.training.telling import advise, say_unfrozen, show
 
 
 class Trainer:
@@ -57,7 +57,7 @@ class Trainer:
         profiler: `step()` is called after every optimizer step.
         meta: learns how samples are mixed: `choose(batch, lr)` gives a micro-batch its plan,
             `update(bad, lr)` is told the gradient is there, in the weights' `grad` (see
-            augment/meta_mixup.py); None: lambda is drawn.
+            mixup/meta.py); None: lambda is drawn.
         saved_settings: goes into every checkpoint.
         console, metrics, signals: of the run.
         strategy: how the model is spread over processes; None: it is in this one alone.
@@ -124,7 +124,7 @@ class Trainer:
         self.times = PhaseTimes(device)
         self.step_sums = torch.tensor(self._no_sums, dtype=torch.float64, device=device)
         self.window = torch.zeros_like(self.step_sums)
-        self.stepper = self  # or what takes its steps in its place (see graphed_step.py)
+        self.stepper = self  # or what takes its steps in its place (see engines/graphed_step.py)
         self.settling = False  # as it has
         self.updating = False  # weights, optimizer and average are of different steps meanwhile
         self.started_step = 0  # of this process
@@ -156,7 +156,7 @@ class Trainer:
 
     def _search_plans(self, batch) -> None:
         """Lets convolutions search for the fastest plan in whole micro-batches, and in no others
-        (see cudnn.py)."""
+        (see machine/cudnn.py)."""
         if self.searched_samples is not None:
             search_plans(len(batch.targets) == self.searched_samples)
 

@@ -1,0 +1,442 @@
+"""Steps by graphs, with a stand-in for the device's: what was captured is done again from the same
+tensors at each replay. The run is the ordinary one, to the bit."""
+
+import contextlib
+import itertools
+from types import SimpleNamespace
+
+import pytest
+import torch
+from toy import assert_same, everything, history, loader, make_trainer
+
+from utils.data.images.loader import Packed
+from utils.engines import graphed_step
+from utils.engines.graphed_step import WARM_UP, GraphedStep, use_graphs, why_not
+from utils.engines.launch_bound import TIMED, TimedSteps
+from utils.mixup.mixing import Mixing
+from utils.optim.schedules import Schedule
+from utils.runs.dry_run import time_steps
+from utils.training.freeze import Freeze
+
+
+class StandIn:
+    """Captures nothing: a replay calls the function, which must so need nothing of the host.
+
+    Args:
+        failure: of every capture.
+        waits: where the host waits in a watched step.
+        step_ms: what each step takes the device.
+    """
+
+    def __init__(self, failure: str = "", waits: tuple = (), step_ms: float = 0.0):
+        self.failure, self.waits, self.step_ms = failure, waits, step_ms
+        self.warm = self.watches = self.captured = self.replayed = self.paced = 0
+
+    @contextlib.contextmanager
+    def warm_up(self):
+        self.warm += 1
+        yield
+
+    @contextlib.contextmanager
+    def watched(self):
+        self.watches += 1
+        places = []
+        yield places
+        places += self.waits
+
+    def capture(self, function):
+        if self.failure:
+            raise RuntimeError(self.failure)
+        self.captured += 1
+
+        def replay():
+            self.replayed += 1
+            function()
+
+        return replay
+
+    def keep_pace(self):
+        self.paced += 1
+
+    def mark(self):
+        return SimpleNamespace(query=lambda: True, elapsed_time=lambda end: self.step_ms)
+
+
+def graphed(folder, failure="", asked=True, step_ms=0.0, **options):
+    trainer = make_trainer(folder, **options)
+    trainer.stepper = GraphedStep(trainer, StandIn(failure, step_ms=step_ms), asked)
+    return trainer, trainer.stepper.recorder
+
+
+def mixing(**options):
+    return Mixing(alpha=0.5, block=4, height=8, width=8, **options)
+
+
+CASES = {
+    "sgd": {},
+    "adamw, average, clipping, bf16": {
+        "optimizer": "adamw", "ema_decay": 0.9, "clip": 0.5, "precision": "bf16",
+    },
+    "no momentum, warm-up": {
+        "optimizer_options": {}, "schedule": lambda: Schedule("linear", 18, 6), "ema_decay": 0.5,
+    },
+    "mixup": {"mixing": mixing, "ema_decay": 0.9},
+    "mixup for each sample, looked at unmixed": {
+        "mixing": lambda: mixing(per_sample=True, different=True), "clean_accuracy": True,
+    },
+    "mixup and CutMix by turns": {"mixing": lambda: mixing(cutmix_alpha=1.0), "epochs": 6},
+    "mixed now and then, later never": {
+        "mixing": lambda: mixing(probability=0.5, off_epoch=3), "epochs": 6,
+    },
+}  # fmt: skip
+
+
+def made(options: dict) -> dict:
+    """Options with a Mixing of their own: it belongs to one loader."""
+    return options | ({"mixing": options["mixing"]()} if "mixing" in options else {})
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_is_the_ordinary_one(tmp_path, case):
+    """Six steps in an epoch, the last one of 3 samples in place of 4."""
+    plain = make_trainer(tmp_path / "plain", **made(CASES[case]))
+    plain.fit()
+    ours, recorder = graphed(tmp_path / "ours", **made(CASES[case]))
+    ours.fit()
+    assert recorder.captured and recorder.replayed > recorder.captured
+    short = ours.total_steps // 6
+    assert recorder.replayed + recorder.warm // 2 == ours.total_steps - short
+    assert_same(everything(ours), everything(plain))
+    assert history(tmp_path / "ours") == history(tmp_path / "plain")
+
+
+def test_augmentation_is_in_the_graph(tmp_path):
+    """A batch that is copied for it is choices; pictures are made of them at every replay."""
+    ours, _ = graphed(tmp_path, epochs=2)
+    made, kinds = ours.loader.made, []
+
+    def watched(batch):
+        kinds.append(type(batch.inputs))
+        return made(batch)
+
+    ours.loader.made = watched
+    ours.fit()
+    assert set(kinds) == {Packed} and len(kinds) == ours.total_steps
+    ((static, _),) = ours.stepper._graphs.values()
+    assert isinstance(static.inputs, Packed) and static.inputs.choices.dtype == torch.int64
+
+
+def places(trainer) -> dict:
+    """Where the tensors lie that a step reads and writes."""
+    guard, tensors = trainer.guard, {}
+    tensors |= {f"weight {name}": t for name, t in trainer.model.state_dict().items()}
+    tensors |= {f"average {name}": t for name, t in trainer.average.mean.items()}
+    tensors |= {"window": trainer.window, "sums": trainer.step_sums, "left out": guard.left_out}
+    tensors |= {f"buffers {n}": t for n, t in enumerate([*guard.flat, *guard.before])}
+    for number, state in enumerate(trainer.optimizer.state.values()):
+        tensors |= {f"{name} {number}": t for name, t in state.items()}
+    return {name: tensor.data_ptr() for name, tensor in tensors.items()}
+
+
+def test_every_tensor_stays_where_it_is(tmp_path):
+    """A real graph reads and writes where they lay when it was captured: no step may put another
+    tensor in the place of one that outlives it."""
+    ours, recorder = graphed(tmp_path, optimizer="adamw", ema_decay=0.9, clip=0.5, epochs=2)
+    at_capture = {}
+    capture = recorder.capture
+
+    def watched(function):
+        at_capture.update(places(ours))
+        return capture(function)
+
+    recorder.capture = watched
+    ours.fit()
+    assert at_capture and places(ours) == at_capture
+
+
+def test_ways_of_mixing_have_graphs_of_their_own(tmp_path):
+    ours, recorder = graphed(tmp_path, **made(CASES["mixup and CutMix by turns"]))
+    ours.fit()
+    assert recorder.captured == 2 and recorder.warm == 2 * 2 * WARM_UP
+
+
+@pytest.mark.parametrize("stop", [2, 4, 6, 8])
+def test_resumed_in_the_middle(tmp_path, stop):
+    options = {"optimizer": "adamw", "ema_decay": 0.9, "epochs": 3}
+    plain = make_trainer(tmp_path / "plain", **options)
+    plain.fit()
+    schedule = {"schedule": lambda: Schedule("cosine", plain.total_steps, 2)}
+    first, _ = graphed(tmp_path / "ours", max_steps=stop, **options, **schedule)
+    first.fit()
+    ours, recorder = graphed(tmp_path / "ours", **options)
+    ours.restore(ours.saver.store.load())
+    ours.fit()
+    assert recorder.replayed
+    assert_same(everything(ours), everything(plain))
+
+
+def test_saved_rates_are_numbers(tmp_path):
+    ours, _ = graphed(tmp_path, optimizer="adamw", epochs=2)
+    ours.fit()
+    for group in ours.optimizer.param_groups:
+        assert isinstance(group["lr"], float) and group["capturable"] is False
+    assert isinstance(ours.learning_rate, float)
+
+
+def test_a_step_that_is_not_finite_is_left_out(tmp_path):
+    """In a replay; with its own number."""
+    results = []
+    for name in ("plain", "ours"):
+        trainer = make_trainer(tmp_path / name, on_nonfinite="skip", ema_decay=0.9)
+        if name == "ours":
+            trainer.stepper = GraphedStep(trainer, StandIn())
+        whole, shift = trainer.loader.epoch, trainer.loader.normalize.shift
+        good = shift.clone()
+
+        def poisoned(epoch, start_step=0, whole=whole, shift=shift, good=good):
+            batches = whole(epoch, start_step)
+            for step in itertools.count():
+                if (epoch, step) == (1, 2):
+                    shift.fill_(float("nan"))
+                batch = next(batches, None)
+                if batch is None:
+                    return
+                yield batch
+                shift.copy_(good)
+
+        trainer.loader.epoch = poisoned
+        trainer.fit()
+        assert trainer.progress.left_out == [1, 6 + 2, 0]
+        results.append(everything(trainer))
+    assert_same(*results)
+
+
+def test_a_capture_that_fails_is_said_and_changes_nothing(tmp_path, capsys):
+    plain = make_trainer(tmp_path / "plain", ema_decay=0.9)
+    plain.fit()
+    capsys.readouterr()
+    ours, recorder = graphed(tmp_path / "ours", failure="no\n luck", ema_decay=0.9)
+    ours.fit()
+    said = capsys.readouterr().out
+    assert said.count("--cuda_graphs: not used, because the capture failed (no luck)") == 1
+    assert recorder.replayed == 0 and recorder.warm == 2 * WARM_UP
+    assert_same(everything(ours), everything(plain))
+
+
+def test_a_later_capture_that_fails_lets_the_others_go(tmp_path):
+    """Of their memory ordinary steps have none."""
+    options = CASES["mixup and CutMix by turns"]
+    plain = make_trainer(tmp_path / "plain", **made(options))
+    plain.fit()
+    ours, recorder = graphed(tmp_path / "ours", **made(options))
+    capture = recorder.capture
+
+    def only_once(function):
+        recorder.failure = "no memory" if recorder.captured else ""
+        return capture(function)
+
+    recorder.capture = only_once
+    ours.fit()
+    assert recorder.captured == 1 and ours.stepper._graphs == {}
+    assert_same(everything(ours), everything(plain))
+
+
+@pytest.mark.parametrize(("batch", "step"), [(8, 6), (64, 64)])
+def test_steps_smaller_than_a_batch_have_graphs(tmp_path, batch, step):
+    """As with --global_batch, and of a data set of less than a batch."""
+    data = loader(batch)
+    data.resize(batch, step)
+    ours, recorder = graphed(tmp_path, data=data, epochs=8)
+    ours.fit()
+    assert recorder.captured == 1
+
+
+def test_a_dry_run_times_replays(tmp_path):
+    ours, recorder = graphed(tmp_path)
+    _, _, steps, samples, before = time_steps(ours)
+    short = steps // 6  # of 3 samples, the last ones of their epochs, are no replays
+    assert before == WARM_UP + 1 and recorder.replayed in (steps - short + 1, steps - short)
+    assert samples in (4 * steps - short, 4 * steps - short - 1)
+
+
+def test_the_host_keeps_pace_at_every_replay(tmp_path):
+    ours, recorder = graphed(tmp_path)
+    ours.fit()
+    assert recorder.paced == recorder.replayed > 0
+
+
+def test_rates_are_rounded_alike_in_ordinary_steps(tmp_path):
+    """To what a replay reads; what is logged and saved is the number itself."""
+    ours, _ = graphed(tmp_path, lr=0.1)
+    ours.stepper._rate_dtype = torch.float32
+    update, read = ours.update_device, []
+
+    def watched(step, share):
+        read.append([group["lr"] for group in ours.optimizer.param_groups])
+        update(step, share)
+
+    ours.update_device = watched
+    ours.prepare(0)
+    ours.guard.remember()
+    ours.stepper.forward_backward(next(iter(ours.loader.epoch(0))))
+    told = [group["lr"] for group in ours.optimizer.param_groups]
+    ours.stepper.update()
+    assert read[0] == [torch.tensor(lr).item() for lr in told] != told
+    assert [group["lr"] for group in ours.optimizer.param_groups] == told
+
+
+# ---- without being asked for ---------------------------------------------------------------------
+
+
+def test_graphs_by_themselves_where_launches_bind(tmp_path, capsys):
+    """The first step and TIMED ones are ordinary, as is the smaller last one of every 6. From the
+    second epoch on the augmentation is in the graph, and its WARM_UP begins."""
+    plain = make_trainer(tmp_path / "plain", optimizer="adamw", ema_decay=0.9, epochs=4)
+    plain.fit()
+    capsys.readouterr()
+    ours, recorder = graphed(
+        tmp_path / "ours", asked=False, optimizer="adamw", ema_decay=0.9, epochs=4, log_every=1
+    )
+    replays = []
+    replay = ours.stepper._replay
+
+    def watched(static, again, batch):
+        replays.append((ours.progress.step, isinstance(static.inputs, Packed)))
+        replay(static, again, batch)
+
+    ours.stepper._replay = watched
+    ours.fit()
+    said = capsys.readouterr().out
+    assert TIMED == WARM_UP == 3 and recorder.captured == 1
+    steps = [9, 10, 12, 13, 14, 15, 16, 18, 19, 20, 21, 22]
+    assert replays == [(step, True) for step in steps]
+    assert said.count("CUDA graphs: used, because launching a step takes ") == 1
+    assert said.count("--no_cuda_graphs does without") == 1 and "not used" not in said
+    assert_same(everything(ours), everything(plain))
+
+
+def test_no_graphs_by_themselves_where_the_device_is_slower(tmp_path, capsys):
+    plain = make_trainer(tmp_path / "plain", epochs=2)
+    plain.fit()
+    capsys.readouterr()
+    ours, recorder = graphed(tmp_path / "ours", asked=False, step_ms=1e9, epochs=2)
+    logged = []
+    ours.console.log = logged.append
+    ours.fit()
+    assert "graphs" not in capsys.readouterr().out
+    assert sum("CUDA graphs: not used, because launching" in line for line in logged) == 1
+    assert recorder.captured == recorder.warm == 0
+    assert_same(everything(ours), everything(plain))
+
+
+@pytest.mark.parametrize("trouble", [{"failure": "no luck"}, {"waits": ("guard.py:57",)}])
+def test_what_fails_unasked_is_only_logged(tmp_path, capsys, trouble):
+    ours = make_trainer(tmp_path)
+    ours.stepper = GraphedStep(ours, StandIn(**trouble), asked=False)
+    logged = []
+    ours.console.log = logged.append
+    ours.fit()
+    assert "not used" not in capsys.readouterr().out
+    (line,) = [line for line in logged if "CUDA graphs: not used" in line]
+    assert next(iter(trouble.values()))[0] in line
+    assert not ours.stepper.holds_memory
+
+
+def test_a_dry_run_times_no_step_of_the_choice(tmp_path):
+    ours, recorder = graphed(tmp_path, asked=False, epochs=8)
+    before = time_steps(ours)[-1]
+    assert recorder.captured and before >= 1 + TIMED + WARM_UP + 1
+
+
+def test_what_is_captured_reads_nothing_on_the_host(tmp_path):
+    """The step's number, rate and share are in tensors: other ones at a replay count."""
+    ours, recorder = graphed(tmp_path, ema_decay=0.9, clip=1.0)
+    held = {}
+
+    def capture(function):
+        held["function"] = function
+        return lambda: None
+
+    recorder.capture = capture
+    ours.prepare(0)
+    ours.guard.remember()
+    for batch in list(ours.loader.epoch(0))[:4]:
+        ours.stepper.forward_backward(batch)
+        ours.stepper.update()
+    before = everything(ours)
+    ours.stepper._rates[0].zero_()
+    ours.stepper._rates[1].zero_()
+    ours.stepper._share.zero_()
+    held["function"]()
+    after = everything(ours)
+    for name, tensor in after.items():
+        still = name.startswith("average/") or (name.startswith("model/") and "1." not in name)
+        if still:
+            assert torch.equal(tensor, before[name]), name
+    assert ours.progress.step == 4 and not ours.updating
+
+
+# ---- where there can be none ---------------------------------------------------------------------
+
+
+def on_a_gpu(trainer):
+    """As if its device were one."""
+    trainer.precision = SimpleNamespace(device=torch.device("cuda"))
+    return trainer
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({}, None),
+        ({"optimizer": "adamw", "ema_decay": 0.9, "mixing": mixing()}, None),
+        ({"accumulation": 2}, "accumulated"),
+        ({"optimizer": "ngd"}, "--optimizer sgd or adamw"),
+        ({"optimizer": "muon"}, "--optimizer sgd or adamw"),
+        ({"optimizer_options": {"lookahead_k": 5}}, "--lookahead_k"),
+        ({"freeze_until": 1}, "--unfreeze_epoch"),
+        ({"mixing": mixing(learned="policy", clean=4)}, "--mixup meta"),
+    ],
+)
+def test_reasons(tmp_path, options, reason):
+    said = why_not(on_a_gpu(make_trainer(tmp_path, **options)), compiled=False, texts=False)
+    assert said is None if reason is None else reason in said
+
+
+def test_the_reason_is_said(tmp_path, capsys):
+    trainer = make_trainer(tmp_path)
+    use_graphs(trainer, compiled=False, texts=False)
+    assert "--cuda_graphs: not used, because there is no GPU" in capsys.readouterr().out
+    for wanted in ("auto", "off"):
+        use_graphs(trainer, wanted, compiled=False, texts=False)
+    assert capsys.readouterr().out == ""
+    assert trainer.stepper is trainer
+
+
+@pytest.mark.parametrize(
+    ("wanted", "deterministic", "asked"),
+    [("on", False, True), ("on", True, True), ("auto", False, False), ("auto", True, None),
+     ("off", False, None)],
+)  # fmt: skip
+def test_who_gets_graphs(tmp_path, monkeypatch, wanted, deterministic, asked):
+    """asked: as GraphedStep is told; None: there is none."""
+    monkeypatch.setattr(graphed_step, "CudaGraphs", lambda device: device.type)
+    monkeypatch.setattr(graphed_step, "GraphedStep", lambda *args: args)
+    trainer = on_a_gpu(make_trainer(tmp_path))
+    use_graphs(trainer, wanted, compiled=False, texts=False, deterministic=deterministic)
+    none = isinstance(trainer.stepper, TimedSteps)
+    assert none if asked is None else trainer.stepper == (trainer, "cuda", asked)
+
+
+def test_more_reasons(tmp_path):
+    trainer = make_trainer(tmp_path)
+    assert why_not(trainer, compiled=False, texts=False) == "there is no GPU"
+    on_a_gpu(trainer)
+    assert "--compile" in why_not(trainer, compiled=True, texts=False)
+    assert "texts" in why_not(trainer, compiled=False, texts=True)
+    trainer.freeze = Freeze(trainer.model, "6")
+    assert why_not(trainer, compiled=False, texts=False) is None
+    trainer.scaler = SimpleNamespace(is_enabled=lambda: True)
+    assert "--precision bf16" in why_not(trainer, compiled=False, texts=False)
+    trainer.scaler, trainer.exchange = make_trainer(tmp_path / "2").scaler, SimpleNamespace(size=2)
+    assert "several processes" in why_not(trainer, compiled=False, texts=False)

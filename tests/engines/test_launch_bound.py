@@ -1,0 +1,155 @@
+"""Launch-bound or not: a stand-in for a host and a GPU that work through steps side by side."""
+
+from types import SimpleNamespace
+
+import pytest
+from toy import make_trainer
+
+from utils.engines.launch_bound import TIMED, LaunchBound, TimedSteps
+
+
+class Machine:
+    """Times in ms. The GPU begins a step when its first launch is there and ends it no sooner than
+    its last one."""
+
+    def __init__(self, host: float, device: float):
+        self.host, self.device = host, device
+        self.now = self.free = 0.0  # of the host; when the GPU has done all that it was given
+
+    def mark(self):
+        at = max(self.now, self.free)
+        return SimpleNamespace(
+            at=at, query=lambda: at <= self.now, elapsed_time=lambda end: end.at - at
+        )
+
+    def step(self, launches: LaunchBound, usual=True, host=None):
+        launches.begin(usual)
+        begun = max(self.now, self.free)
+        self.now += self.host if host is None else host
+        self.free = max(begun + self.device, self.now + 0.1)
+        launches.end()
+        self.now += 0.2  # the loader, the progress bar
+
+    def wait(self):
+        self.now = max(self.now, self.free)
+
+
+def judged(host: float, device: float, log_every: int = 5, steps: int = 40):
+    """(verdict, steps until it was known)."""
+    machine = Machine(host, device)
+    launches = LaunchBound(machine.mark, lambda: machine.now / 1000)
+    machine.step(launches, usual=False, host=3000.0)
+    machine.wait()
+    for number in range(1, steps + 1):
+        if launches.verdict() is not None:
+            return launches.verdict(), number
+        machine.step(launches)
+        if number % log_every == 0:
+            machine.wait()
+    return None, steps
+
+
+@pytest.mark.parametrize(
+    ("host", "device", "verdict"),
+    [
+        (12, 6, True),
+        (12, 1, True),
+        (3, 2.9, True),
+        (12, 14, True),
+        (12, 16, False),
+        (12, 45, False),
+    ],
+)
+def test_the_slower_of_host_and_device_decides(host, device, verdict):
+    assert judged(host, device)[0] is verdict
+
+
+def test_where_launches_bind_it_is_known_at_once():
+    assert judged(12, 6)[1] == TIMED + 1
+
+
+def test_where_they_do_not_only_steps_after_a_wait_are_timed():
+    """The second step of the run, and the two after the next log lines: 1, 6 and 11. The GPU has
+    done the last of them when the host begins step 15."""
+    assert TIMED == 3 and judged(12, 45)[1] == 15
+
+
+def test_never_known_where_every_step_has_its_own_size():
+    machine = Machine(12, 6)
+    launches = LaunchBound(machine.mark, lambda: machine.now / 1000)
+    for _ in range(20):
+        machine.step(launches, usual=False)
+        machine.wait()
+    assert launches.verdict() is None
+
+
+def test_what_disturbs_a_step_does_not_count():
+    """A pause of the host makes it look slow, one of the GPU makes that look slow."""
+    machine = Machine(12, 45)
+    launches = LaunchBound(machine.mark, lambda: machine.now / 1000)
+    for number in range(TIMED + 1):
+        machine.step(launches, usual=number > 0, host=100.0 if number == 2 else None)
+        machine.wait()
+    assert launches.verdict() is False
+    assert str(launches) == "launching a step takes 12.0 of its 45.0 ms"
+
+
+def test_nothing_is_read_before_the_device_is_there():
+    """`elapsed_time` of events that are not over raises, and `query` is all that is asked else."""
+    machine = Machine(12, 45)
+    launches = LaunchBound(machine.mark, lambda: machine.now / 1000)
+    machine.step(launches, usual=False)
+    machine.wait()
+    machine.step(launches)
+    launches.verdict()
+    assert launches.host_ms == []
+    machine.wait()
+    launches.verdict()
+    assert launches.host_ms == pytest.approx([12.0])
+    assert launches.device_ms == pytest.approx([45.0])
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize(("step_ms", "bound"), [(0.0, True), (1e9, False)])
+def test_what_helps_is_said_once_where_there_are_no_graphs(
+    tmp_path, capsys, accumulation, step_ms, bound
+):
+    """And the training is the one that nobody has timed."""
+    plain = make_trainer(tmp_path / "plain", accumulation=accumulation)
+    plain.fit()
+    said = capsys.readouterr().out
+    timed = make_trainer(tmp_path / "timed", accumulation=accumulation)
+    timed.advice["launches"] = "a larger --batch_size takes hardly longer"
+
+    def mark():
+        return SimpleNamespace(query=lambda: True, elapsed_time=lambda end: step_ms)
+
+    timed.stepper = TimedSteps(timed, LaunchBound(mark))
+    timed.fit()
+    lines = [line for line in capsys.readouterr().out.splitlines() if line not in said]
+    told = [line for line in lines if line.endswith("a larger --batch_size takes hardly longer")]
+    assert len(told) == bound and all("launching a step takes" in line for line in told)
+    assert timed.stepper is timed
+    for one, other in zip(timed.model.parameters(), plain.model.parameters(), strict=True):
+        assert one.equal(other)
+
+
+def test_neither_the_first_step_nor_short_ones_are_timed(tmp_path):
+    trainer = make_trainer(tmp_path, batch_size=10, epochs=2)  # 23 pictures: 10, 10, 3
+    seen = []
+    launches = SimpleNamespace(
+        begin=lambda usual: seen.append(usual), end=lambda: None, verdict=lambda: None
+    )
+    trainer.stepper = TimedSteps(trainer, launches)
+    trainer.fit()
+    assert seen == [False, True, False, True, True, False]
+
+
+def test_texts_are_launch_bound_where_the_longest_are():
+    machine = Machine(12, 6)
+    launches = LaunchBound(machine.mark, lambda: machine.now / 1000)
+    for device in (6, 6, 45, 6):
+        machine.device = device
+        machine.step(launches)
+        machine.wait()
+    assert launches.verdict() is True and not launches.all_bound

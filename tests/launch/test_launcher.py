@@ -1,0 +1,331 @@
+"""run_distributed.sh with an entry that does not train: what it starts, says and returns."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from distributed.world import free_port
+from patience import PATIENCE, wait_until
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "run_distributed.sh"
+ENTRY = Path(__file__).with_name("entry_for_launch.py")
+
+
+class Launches:
+    """Starts run_distributed.sh in `folder`, which also has the notes of the workers."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.started = folder, []
+
+    def start(self, *arguments, notes: str = "notes", **environ) -> subprocess.Popen:
+        (self.folder / notes).mkdir(exist_ok=True)
+        (self.folder / "tmp").mkdir(exist_ok=True)
+        known = {name: value for name, value in os.environ.items() if "SLURM" not in name}
+        mine = {"PYTHON": sys.executable, "NOTES": str(self.folder / notes)}
+        mine |= {"TMPDIR": str(self.folder / "tmp"), "CUDA_VISIBLE_DEVICES": "", "NPROC": "2"}
+        launch = subprocess.Popen(
+            ["bash", str(SCRIPT), *map(str, arguments)],
+            cwd=self.folder,
+            env=known | mine | environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.started.append(launch)
+        return launch
+
+    def run(self, *arguments, **environ) -> tuple[int, str, str]:
+        """(exit code, stdout, stderr) of a launch to its end."""
+        launch = self.start(*arguments, **environ)
+        out, err = launch.communicate(timeout=PATIENCE)
+        return launch.returncode, out, err
+
+    def starts(self, notes: str = "notes") -> list[dict]:
+        """What the workers have noted at their starts."""
+        path = self.folder / notes / "starts"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def nothing_left(self) -> bool:
+        """No worker, no temporary file."""
+        pids = [start["pid"] for path in self.folder.glob("notes*") for start in
+                self.starts(path.name)]  # fmt: skip
+        return not any(map(alive, pids)) and not any((self.folder / "tmp").iterdir())
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.fixture
+def launches(tmp_path):
+    launches = Launches(tmp_path)
+    yield launches
+    for launch in launches.started:
+        if launch.poll() is None:
+            launch.kill()
+        launch.communicate()
+    for path in tmp_path.glob("notes*"):
+        for start in launches.starts(path.name):
+            if alive(start["pid"]):
+                os.kill(start["pid"], signal.SIGKILL)
+
+
+def test_processes_are_started_on_loopback(launches):
+    code, out, err = launches.run(ENTRY, "--epochs", "3", OMP_NUM_THREADS="3")
+    assert (code, err) == (0, "")
+    command, plan = out.splitlines()
+    assert command.startswith("torchrun --nnodes=1 --nproc-per-node=2 ")
+    assert plan.startswith("one node, 2 processes of 3 threads on this one; restarts: 3")
+    starts = sorted(launches.starts(), key=lambda start: start["rank"])
+    assert [(start["rank"], start["size"], start["restarts"]) for start in starts] == [
+        (0, 2, 0), (1, 2, 0)
+    ]  # fmt: skip
+    for start in starts:
+        assert start["argv"][:3] == ["--epochs", "3", "--distributed"]
+        assert start["argv"][3] == "--output"
+        assert start["argv"][4].startswith("runs/entry_for_launch-none-")
+        assert start["MASTER_ADDR"] == "127.0.0.1" and start["OMP_NUM_THREADS"] == "3"
+        assert start["GLOO_SOCKET_IFNAME"] == start["NCCL_SOCKET_IFNAME"] == "lo"
+        # No stack traces of C++ where a connection ends because the other side does.
+        assert start["TORCH_CPP_LOG_LEVEL"] == "ERROR"
+    assert launches.nothing_left()
+
+
+TORN_DOWN = """
+import atexit, sys
+from utils.entry import end_process
+
+class Last:
+    def __del__(self, print=print):
+        print("Python takes itself apart")
+
+last = Last()
+atexit.register(print, "at exit")
+end_process(3)
+"""
+
+
+@pytest.mark.parametrize("rank", [None, "1"], ids=["alone", "of several"])
+def test_a_worker_ends_before_python_takes_itself_apart(rank):
+    """In which threads of its process group could abort it."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")
+    environ = {name: value for name, value in os.environ.items() if name not in names}
+    ended = subprocess.run(
+        [sys.executable, "-c", TORN_DOWN], capture_output=True, text=True, cwd=ROOT,
+        env=environ | dict.fromkeys(names if rank else (), rank),
+    )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (3, "")
+    after = [] if rank else ["Python takes itself apart"]
+    assert ended.stdout.splitlines() == ["at exit", *after]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "line"),
+    [
+        ((ENTRY, "--epoch", "x"), {}, "error: --epochs: 'x' is not a whole number"),
+        ((ENTRY, "--momentun", "1"), {}, "error: unknown flag --momentun, did you mean --mo"),
+        (("--widht", "3"), {}, "error: unknown flag --widht, did you mean --width?"),
+        (("nothing_test.py",), {}, "error: nothing_test.py: there is no such script here or in "),
+        ((ENTRY,), {"NPROC": "many"}, "error: NPROC=many: a whole number of 1 or more"),
+        ((ENTRY,), {"NNODES": "2"}, "error: NNODES=2 needs RDZV_ENDPOINT=host:port"),
+        ((ENTRY,), {"NNODES": "2", "RDZV_ENDPOINT": "a:1"}, "error: several nodes need --output"),
+        ((ENTRY, "--output", "old"), {}, "error: --output old already holds a run"),
+    ],
+)
+def test_a_mistake_is_one_line_and_nothing_is_started(launches, arguments, environ, line):
+    (launches.folder / "old").mkdir()
+    (launches.folder / "old" / "config.yaml").write_text("")
+    code, out, err = launches.run(*arguments, **environ)
+    assert (code, out) == (2, "")
+    assert err.startswith(line) and err.count("\n") == 1
+    assert launches.starts() == []
+
+
+def test_help_answers_without_python(launches):
+    code, out, err = launches.run("--help", PYTHON="/nowhere")
+    assert (code, err) == (0, "") and "RDZV_ENDPOINT" in out
+
+
+def test_help_of_an_entry(launches):
+    code, out, _ = launches.run(ENTRY, "--help")
+    assert code == 0 and "usage: entry_for_launch.py" in out and "--do NAME" in out
+
+
+def test_a_users_mistake_in_a_worker_is_said_once_and_not_retried(launches):
+    code, _, err = launches.run(ENTRY, "--do", "mistake", MAX_RESTARTS="1")
+    assert (code, err) == (2, "error: the data is wrong\n")
+    assert {start["code"] for start in launches.starts() if start["restarts"]} <= {2}
+    assert launches.nothing_left()
+
+
+@pytest.mark.slow
+def test_a_rank_that_fails_is_named(launches):
+    code, _, err = launches.run(ENTRY, "--do", "fail", "--output", "my run", MAX_RESTARTS="0")
+    assert code == 7
+    own, line = err.splitlines()
+    assert own == "what went wrong"
+    assert line.startswith("error: rank 1 on ") and "ended with exit code 7" in line
+    assert line.endswith("entry_for_launch.py --resume 'my run'")
+    assert launches.nothing_left()
+
+
+def test_a_killed_rank_is_started_again_and_then_given_up(launches):
+    code, _, err = launches.run(ENTRY, "--do", "kill", MAX_RESTARTS="1")
+    assert code == 128 + 9
+    again, line = err.splitlines()
+    assert "was killed by SIGKILL; all are started again (1 of 1 times)" in again
+    assert line.startswith("error: rank 1 on ") and "was killed by SIGKILL" in line
+    assert {start["restarts"] for start in launches.starts()} == {0, 1}
+    assert len({start["argv"][-1] for start in launches.starts()}) == 1  # the same folder
+    assert launches.nothing_left()
+
+
+@pytest.mark.slow
+def test_a_failure_that_does_not_come_back_ends_well(launches):
+    code, _, err = launches.run(ENTRY, "--do", "fail_once")
+    assert code == 0 and err.count("\n") == 1
+    assert launches.nothing_left()
+
+
+@pytest.mark.parametrize(
+    "signum", (signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow))
+)
+def test_a_signal_to_the_launcher_reaches_the_workers(launches, signum):
+    launch = launches.start(ENTRY, "--do", "train")
+    wait_until(lambda: len(launches.starts()) == 2)
+    launch.send_signal(signum)
+    _, err = launch.communicate(timeout=PATIENCE)
+    assert (launch.returncode, err) == (128 + signum, "")
+    saved = (launches.folder / "notes" / "saved").read_text().split()
+    assert sorted(saved) == ["0", "1"]
+    assert launches.nothing_left()
+
+
+# torchrun's @prof does this when the signal comes before its first line.
+MET = """
+import signal, sys
+from torch.distributed import run as torchrun
+from torch.distributed.elastic.multiprocessing import SignalException
+from utils.launch.agent import run_agent
+
+def run(arguments):
+    try:
+        raise SignalException("", signal.SIGTERM)
+        start = 0
+    finally:
+        start + 1
+
+torchrun.run = run
+sys.exit(run_agent(["x_test.py"], 0, None, ""))
+"""
+
+
+def test_a_signal_counts_where_torchrun_fails_for_it():
+    ended = subprocess.run([sys.executable, "-c", MET], cwd=ROOT, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (143, "")
+
+
+def test_workers_do_not_outlive_a_launcher_that_is_killed(launches):
+    launch = launches.start(ENTRY, "--do", "stubborn")
+    wait_until(lambda: len(launches.starts()) == 2)
+    launch.kill()
+    pids = [start["pid"] for start in launches.starts()]
+    wait_until(lambda: not any(map(alive, pids)))
+
+
+@pytest.mark.slow
+def test_a_stubborn_worker_is_killed_in_the_end(launches):
+    launch = launches.start(ENTRY, "--do", "stubborn")
+    wait_until(lambda: len(launches.starts()) == 2)
+    launch.send_signal(signal.SIGTERM)
+    start = time.monotonic()
+    assert launch.wait(timeout=PATIENCE) == 143
+    assert time.monotonic() - start >= 30
+    assert launches.nothing_left()
+
+
+# ---- two agents on this machine as two nodes ----------------------------------------------------
+
+
+class Nodes:
+    """Agents that share a rendezvous on loopback; node 0 holds it."""
+
+    def __init__(self, launches: Launches, nnodes: str):
+        self.launches, self.nnodes, self.endpoint = launches, nnodes, f"127.0.0.1:{free_port()}"
+
+    def start(self, rank: int, name: str, do: str = "meet", **environ) -> subprocess.Popen:
+        """Node `rank` with one process, which notes in the folder notes-`name`."""
+        environ = {"NODE_RANK": str(rank), "NPROC": "1", "JOIN_TIMEOUT": str(PATIENCE)} | environ
+        return self.launches.start(
+            *(ENTRY, "--do", do, "--output", "run"),
+            notes=f"notes-{name}",
+            NNODES=self.nnodes,
+            RDZV_ENDPOINT=self.endpoint,
+            **environ,
+        )
+
+    def met(self, name: str) -> list[str]:
+        """ "sum of ranks + 1, size" of each time that the workers of a node met the others."""
+        path = self.launches.folder / f"notes-{name}" / "met"
+        return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.mark.slow
+def test_two_nodes_train_together_and_stop_together(launches):
+    nodes = Nodes(launches, "2")
+    both = [nodes.start(0, "a"), nodes.start(1, "b")]
+    wait_until(lambda: nodes.met("a") == nodes.met("b") == ["3 2"])
+    for node in both:
+        node.send_signal(signal.SIGTERM)
+    for node in both:
+        assert (node.communicate(timeout=PATIENCE)[1], node.returncode) == ("", 143)
+    assert launches.nothing_left()
+
+
+@pytest.mark.slow
+def test_a_failure_on_one_of_two_nodes_starts_both_again(launches):
+    nodes = Nodes(launches, "2")
+    both = [nodes.start(0, "a"), nodes.start(1, "b")]
+    wait_until(lambda: nodes.met("a") == nodes.met("b") == ["3 2"])
+    os.kill(launches.starts("notes-b")[0]["pid"], signal.SIGKILL)
+    wait_until(lambda: nodes.met("a") == nodes.met("b") == ["3 2", "3 2"])
+    for node in both:
+        node.send_signal(signal.SIGTERM)
+    assert [node.wait(timeout=PATIENCE) for node in both] == [143, 143]
+    assert launches.nothing_left()
+
+
+@pytest.mark.slow
+def test_without_the_node_of_the_rendezvous_every_agent_ends(launches):
+    nodes = Nodes(launches, "1:2")
+    first, second = nodes.start(0, "a"), nodes.start(1, "b", do="meet")
+    wait_until(lambda: nodes.met("a") == nodes.met("b") == ["3 2"])
+    first.kill()
+    _, err = second.communicate(timeout=PATIENCE)
+    assert second.returncode == 1
+    assert err.splitlines()[-1].startswith("error: the rendezvous does not answer")
+    assert f"RDZV_ENDPOINT={nodes.endpoint}" in err and "--output run" in err
+
+
+@pytest.mark.slow
+def test_an_elastic_run_goes_on_alone_and_takes_the_node_back(launches):
+    nodes = Nodes(launches, "1:2")
+    first, second = nodes.start(0, "a"), nodes.start(1, "b")
+    wait_until(lambda: nodes.met("a") == nodes.met("b") == ["3 2"])
+    second.kill()
+    os.kill(launches.starts("notes-a")[0]["pid"], signal.SIGKILL)  # as a failed collective would
+    wait_until(lambda: nodes.met("a")[1:] == ["1 1"], "it does not go on alone")
+    back = nodes.start(1, "c")
+    wait_until(lambda: nodes.met("a")[2:] == nodes.met("c") == ["3 2"], "it has not come back")
+    for node in (first, back):
+        node.send_signal(signal.SIGTERM)
+    assert [node.wait(timeout=PATIENCE) for node in (first, back)] == [143, 143]

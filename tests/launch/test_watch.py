@@ -1,0 +1,103 @@
+"""Who is missing is named, by one rank, and only then."""
+
+import datetime
+import time
+
+import pytest
+import torch.distributed as dist
+from patience import PATIENCE, wait_until
+
+from utils.launch import watch
+from utils.launch.watch import Watch, report
+
+
+class Clock:
+    """Stands for the module `time` in watch.py. It goes on by `tick` alone."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(0.002)
+
+    def tick(self, *ranks: Watch) -> None:
+        """A tenth of a second, after each of the ranks has told twice or has ended."""
+        counts = [rank._count + 2 for rank in ranks]
+        wait_until(
+            lambda: all(
+                rank._count >= count or not rank._thread.is_alive()
+                for rank, count in zip(ranks, counts, strict=True)
+            )
+        )
+        self.now += 0.1
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(watch, "BEAT_SECONDS", 0.002)
+    monkeypatch.setattr(watch, "SILENT_SECONDS", 0.4)
+    monkeypatch.setattr(watch, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def store():
+    return dist.TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False,
+        timeout=datetime.timedelta(seconds=PATIENCE),
+    )  # fmt: skip
+
+
+def seconds_until_all_end(clock: Clock, ranks: list[Watch]) -> float:
+    start = clock.now
+    while any(rank._thread.is_alive() for rank in ranks):
+        assert clock.now - start < 60
+        clock.tick(*ranks)
+    return clock.now - start
+
+
+def test_a_rank_that_does_not_answer_is_named(clock, store, capfd):
+    codes = []
+    ranks = [
+        Watch(rank, 3, 1.0, lambda rank=rank: 40 + rank, store, codes.append) for rank in range(3)
+    ]
+    clock.tick(*ranks)
+    ranks[1].close()  # stopped: its thread tells nothing any more
+    left = [ranks[0], ranks[2]]
+    for rank in left:
+        rank.beat()
+    assert seconds_until_all_end(clock, left) > 1.0
+    assert codes == [1, 1]
+    said = capfd.readouterr().err
+    assert said.count("error:") == 1  # by one of those that are left
+    assert "no step for 1 s (--dist_timeout): rank 1 (last step 41) of 3 does not answer" in said
+
+
+def test_a_rank_that_lives_and_does_not_go_on_is_named(clock, store, capfd):
+    codes = []
+    ranks = [
+        Watch(rank, 2, 1.0, lambda rank=rank: 7 - rank, store, codes.append) for rank in range(2)
+    ]
+    for rank in ranks:
+        rank.beat()
+    seconds_until_all_end(clock, ranks)
+    assert codes == [1, 1]
+    assert "all 2 ranks answer, and rank 1 (last step 6) does not go on" in capfd.readouterr().err
+
+
+def test_nothing_happens_before_the_first_step_nor_while_it_goes_on(clock, store, capfd):
+    codes = []
+    idle, busy = (Watch(rank, 2, 0.5, lambda: 0, store, codes.append) for rank in range(2))
+    for _ in range(5):
+        busy.beat()
+        for _ in range(4):
+            clock.tick(idle, busy)
+    idle.close(), busy.close()
+    assert codes == [] and capfd.readouterr().err == ""
+
+
+def test_the_line_without_any_news_of_a_rank():
+    assert "rank 1 (before its first step) of 2 does not answer" in report(20, 2, [1], {0: 3})

@@ -1,0 +1,183 @@
+"""Where cuDNN may search plans, and which attention is taken: settings that a GPU would heed."""
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.attention.varlen as torch_varlen
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend
+from toy import Classification, Precision, loader, make_trainer, network
+
+from utils.data import loader as loader_module
+from utils.machine.cudnn import prefer_flash_attention, trial_plans
+from utils.models import transformer
+from utils.models.transformer import Transformer
+from utils.packed import pack
+from utils.training.memory import largest_batch
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def settings_as_before():
+    cudnn, cuda = torch.backends.cudnn, torch.backends.cuda
+    before = cudnn.benchmark, cudnn.deterministic, cuda.cudnn_sdp_enabled()
+    yield
+    cudnn.benchmark, cudnn.deterministic = before[:2]
+    cuda.enable_cudnn_sdp(before[2])
+
+
+class Watched(Classification):
+    """Notes the samples of each pass, and whether plans are searched for them."""
+
+    def __init__(self, model):
+        super().__init__(model, Precision("fp32", CPU))
+        self.seen = []
+        model.register_forward_hook(self._note)
+
+    def _note(self, model, inputs, output):
+        self.seen.append((len(inputs[0]), model.training, torch.backends.cudnn.benchmark))
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_plans_are_searched_for_the_whole_micro_batch_alone(tmp_path, accumulation):
+    """23 pictures by 4: a micro-batch of 3 ends the epoch; evaluation has 4 at a time, too."""
+    model = network()
+    objective = Watched(model)
+    trainer = make_trainer(
+        tmp_path, model=model, objective=objective, epochs=2, accumulation=accumulation
+    )
+    assert trainer.searched_samples is None  # on a CPU nothing is set
+    trainer.searched_samples = trainer.loader.largest()
+    trainer.fit()
+    assert {(n, training) for n, training, _ in objective.seen} >= {(4, True), (3, True)}
+    assert any(not training for _, training, _ in objective.seen)
+    for n, training, searched in objective.seen:
+        assert searched == (training and n == 4)
+
+
+def test_sizes_that_are_tried_take_plans_that_training_does_not_find():
+    """PyTorch's cache of plans has `deterministic` in its keys."""
+    torch.backends.cudnn.benchmark, seen = True, []
+
+    def attempt(n):
+        seen.append((torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic))
+        if n > 3:
+            raise torch.OutOfMemoryError("no room")
+
+    largest_batch(attempt, 16)
+    assert set(seen) == {(False, True)}
+    assert torch.backends.cudnn.benchmark and not torch.backends.cudnn.deterministic
+    with pytest.raises(ValueError), trial_plans():
+        raise ValueError
+    assert torch.backends.cudnn.benchmark and not torch.backends.cudnn.deterministic
+
+
+def test_scaled_dot_product_attention_leaves_cudnn_out():
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    prefer_flash_attention()
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    assert torch.backends.cuda.flash_sdp_enabled()
+
+
+def attention_of_packed_texts(q, k, v, q_ends, ends, q_longest, longest, window_size=(-1, -1)):
+    """What `varlen_attn` computes of packed texts (rows, heads, width), in float64."""
+    lengths = ends.diff()
+    assert q_longest >= q_ends.diff().max() and longest >= lengths.max()
+    assert min(window_size) == -1 or min(window_size) >= longest - 1
+    results = []
+    for i in range(len(lengths)):
+        own = slice(int(q_ends[i]), int(q_ends[i + 1]))
+        text = slice(int(ends[i]), int(ends[i + 1]))
+        scores = torch.einsum("qhd,khd->hqk", q[own].double(), k[text].double())
+        weights = (scores * q.shape[2] ** -0.5).softmax(2)
+        results.append(torch.einsum("hqk,khd->qhd", weights, v[text].double()))
+    rows = torch.zeros(q.shape, dtype=torch.float64)  # rows beyond the texts are nobody's
+    rows[: int(q_ends[-1])] = torch.cat(results)
+    return rows.to(q.dtype)
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_packed_attention_leaves_nothing_out(monkeypatch, pooling):
+    """Asked as a GPU's kernel is asked: the logits are those of the padded layout."""
+    torch.manual_seed(0)
+    model = Transformer(50, 3, 2, 16, 2, 32, 200, dropout=0.0, pooling=pooling).eval()
+    lengths = np.array([150, 3, 1, 40])
+    tokens = np.arange(int(lengths.sum())) % 49 + 1
+    texts = pack(tokens, np.cumsum(lengths) - lengths, lengths, CPU)
+    expected = model(texts)
+    asked = []
+
+    def attend(*given, **options):
+        asked.append(options)
+        return attention_of_packed_texts(*given, **options)
+
+    monkeypatch.setattr(transformer, "_varlen_works", lambda *given: True)
+    monkeypatch.setattr(transformer, "varlen_attn", attend)
+    torch.testing.assert_close(model(texts), expected)
+    assert len(asked) == 2 and all(("window_size" in one) == transformer.WINDOWS for one in asked)
+
+
+@pytest.mark.skipif(
+    not hasattr(torch_varlen, "_should_use_cudnn"),
+    reason="this PyTorch always takes FlashAttention",
+)
+def test_packed_attention_leaves_cudnn_out(monkeypatch):
+    """By PyTorch's own rule on a GPU that cuDNN's attention is for: through the window up to 2.14,
+    through the switch from 2.15 on."""
+    monkeypatch.setattr(torch_varlen, "_should_use_cudnn", lambda index: True)
+    with FakeTensorMode():
+        q = torch.empty(300, 8, 64, dtype=torch.bfloat16, device="cuda")
+        if hasattr(torch_varlen, "_can_use_cudnn"):
+            assert torch_varlen._can_use_cudnn(q, q, q, 150, [-1, -1])
+            assert not torch_varlen._can_use_cudnn(q, q, q, 150, [150, 150])
+            return
+        monkeypatch.setattr(torch_varlen, "_cudnn_version", lambda query: 92400)
+        prefer_flash_attention()
+        for window in ([-1, -1], [150, 150]):
+            backend = torch_varlen._select_backend(q, q, q, None, None, 150, window)
+            assert backend == SDPBackend.FLASH_ATTENTION.value
+
+
+class FakeStreams:
+    """Stands for what the loader asks of torch.cuda; counts the streams."""
+
+    def __init__(self, monkeypatch):
+        self.made = 0
+        for name, value in {
+            "Stream": self._make, "stream": lambda side: side, "current_stream": lambda d: self,
+        }.items():  # fmt: skip
+            monkeypatch.setattr(torch.cuda, name, value)
+        monkeypatch.setattr(torch.Tensor, "record_stream", lambda *given: None)
+
+    def _make(self, device):
+        self.made += 1
+        return self
+
+    def wait_stream(self, other):
+        pass
+
+    def record_event(self):
+        pass
+
+    wait_event = wait_stream
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+
+def test_all_epochs_share_a_side_stream(monkeypatch):
+    streams = FakeStreams(monkeypatch)
+    afresh = functools.cache(loader_module._side_stream.__wrapped__)
+    monkeypatch.setattr(loader_module, "_side_stream", afresh)
+    data = loader(4)
+    for epoch in range(3):
+        given = loader_module._one_ahead(data._makers(epoch, 0), CPU)
+        for one, other in zip(given, data.epoch(epoch), strict=True):
+            assert all(map(torch.equal, one.tensors(), other.tensors()))
+    assert streams.made == 1

@@ -1,0 +1,52 @@
+"""The settings for products of float32 numbers: as asked within, as they were after."""
+
+import pytest
+import torch
+from emulated_tf32 import precision
+
+from utils.machine.float32 import float32_products
+
+GPU = torch.backends.cuda.matmul, torch.backends.cudnn.conv
+CPU = torch.backends.mkldnn.matmul, torch.backends.mkldnn.conv
+
+
+def settings() -> list[str]:
+    return [backend.fp32_precision for backend in (*GPU, *CPU)]
+
+
+@pytest.mark.parametrize("kind", ["float32", "fast"])
+@pytest.mark.parametrize("own", [(), GPU, CPU], ids=["defaults", "gpu", "cpu"])
+def test_settings_are_put_back(kind, own):
+    wanted = ["ieee"] * 4 if kind == "float32" else ["tf32", "tf32", "bf16", "bf16"]
+    with precision("tf32" if own is GPU else "bf16", *own):
+        before = settings()
+        with float32_products(kind):
+            assert settings() == wanted
+            with float32_products("float32"):
+                assert settings() == ["ieee"] * 4
+            assert settings() == wanted
+        assert settings() == before
+        with pytest.raises(KeyError), float32_products(kind):
+            raise KeyError
+        assert settings() == before
+
+
+@pytest.mark.parametrize("matmuls", ["highest", "high"])
+@pytest.mark.parametrize("convolutions", [False, True])
+def test_the_older_flags_can_be_read_afterwards(convolutions, matmuls):
+    """PyTorch refuses to read them where the newer settings say something else."""
+    before = settings()
+    try:
+        torch.backends.cudnn.allow_tf32 = convolutions
+        torch.set_float32_matmul_precision(matmuls)
+        with float32_products("float32"):
+            torch.nn.functional.conv2d(torch.ones(1, 1, 3, 3), torch.ones(1, 1, 2, 2))
+            torch.ones(2, 2) @ torch.ones(2, 2)
+        assert torch.backends.cudnn.allow_tf32 == convolutions
+        assert torch.get_float32_matmul_precision() == matmuls
+        assert torch.backends.cuda.matmul.allow_tf32 == (matmuls == "high")
+    finally:
+        torch.backends.cudnn.allow_tf32 = True
+        torch.set_float32_matmul_precision("highest")
+        for backend, precision in zip((*GPU, *CPU), before, strict=True):
+            backend.fp32_precision = precision

@@ -1,0 +1,86 @@
+"""As many threads as other programs leave cores for."""
+
+import os
+
+import pytest
+import torch
+from toy import make_trainer
+
+from utils.machine import free_cores
+from utils.machine.free_cores import SECONDS, FreeCores, seconds_of_others
+
+
+class Machine:
+    """Cores of which others keep `busy`, and a clock that `look` moves on."""
+
+    def __init__(self, cores: int, most: int, monkeypatch):
+        self.now = self.taken = self.busy = 0.0
+        self.said, self.logged, self.set = [], [], []
+        monkeypatch.setattr(torch, "set_num_threads", self.set.append)
+        self.follows = FreeCores(
+            most, self.said.append, self.logged.append, cores, lambda: self.taken, lambda: self.now
+        )
+
+    def threads_beside(self, busy: float, seconds: float = 2 * SECONDS) -> int:
+        self.now += seconds
+        self.taken += busy * seconds
+        self.follows.look()
+        return self.follows.threads
+
+
+def test_a_core_that_others_take_is_left_to_them(monkeypatch):
+    machine = Machine(2, 2, monkeypatch)
+    beside = [0.0, 0.2, 0.35, 0.5, 1.0, 0.35, 0.2, 2.0, 0.0]
+    assert [machine.threads_beside(busy) for busy in beside] == [2, 2, 2, 1, 1, 1, 2, 1, 2]
+    assert machine.set == [1, 2, 1, 2]
+    assert machine.said == [
+        "other programs use the CPU: 1 of 2 threads compute from here on (--threads 2 keeps them "
+        "all)"
+    ]
+    assert len(machine.logged) == 3 and "cores are free again: 2 of 2" in machine.logged[0]
+
+
+def test_cores_that_are_not_used_may_be_taken(monkeypatch):
+    machine = Machine(16, 8, monkeypatch)
+    beside = [0.0, 8.3, 8.5, 12.0, 15.9, 40.0, 9.8, 8.2]
+    assert [machine.threads_beside(busy) for busy in beside] == [8, 8, 7, 4, 1, 1, 6, 8]
+
+
+def test_it_looks_now_and_then(monkeypatch):
+    machine = Machine(2, 2, monkeypatch)
+    assert [machine.threads_beside(1.0, 0.4 * SECONDS) for _ in range(4)] == [2, 2, 1, 1]
+
+
+def test_the_time_of_others(tmp_path, monkeypatch):
+    stat = tmp_path / "proc/stat"
+    stat.parent.mkdir()
+    cores = "cpu0 100 20 30 900 40 5 6 7 0 0\ncpu1 1 1 1 1 1 1 1 1 0 0\ncpu2 10 0 0 0 0 0 0\n"
+    stat.write_text(f"cpu 111 21 31 901 41 6 7 8 0 0\n{cores}intr 1 2 3\n")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 2})
+    monkeypatch.setattr(os, "times", lambda: (0.1, 0.2, 0.3, 0.4, 99.0))
+    ticks = 100 + 20 + 30 + 5 + 6 + 7 + 10  # no idling, nor waiting for a disk
+    assert seconds_of_others(tmp_path) == pytest.approx(ticks / os.sysconf("SC_CLK_TCK") - 1.0)
+
+
+def test_where_nothing_is_followed(monkeypatch):
+    assert free_cores.follow_free_cores(print, print) is None  # the tests compute by one thread
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    assert free_cores.follow_free_cores(print, print).most == 4
+
+    def unknown(*_):
+        raise OSError
+
+    monkeypatch.setattr(free_cores, "seconds_of_others", unknown)
+    assert free_cores.follow_free_cores(print, print) is None
+
+
+def test_training_looks_after_every_step(tmp_path):
+    class Count:
+        looks = 0
+
+        def look(self):
+            self.looks += 1
+
+    trainer = make_trainer(tmp_path, free_cores=Count())
+    trainer.fit()
+    assert trainer.free_cores.looks == trainer.total_steps

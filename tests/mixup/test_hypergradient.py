@@ -1,0 +1,293 @@
+"""The hypergradient against numerical differentiation, the fast one against the exact one."""
+
+import contextlib
+import itertools
+
+import pytest
+import torch
+from emulated_tf32 import EmulatedTF32, precision
+from torch import nn
+from torch.func import functional_call
+
+from utils.mixup import meta as meta_mixup
+from utils.mixup.hypergradient import (
+    Gates,
+    exact_hypergradient,
+    exact_product,
+    fast_hypergradient,
+    fast_product,
+    gradient_at,
+)
+from utils.mixup.meta import Pairs, VirtualStep
+from utils.mixup.mixing import mix_pairs
+from utils.models.resnet import ResNet
+from utils.training.objective import mixed_cross_entropy
+
+LR = 0.1
+
+
+class Transformer(nn.Module):
+    """(n, tokens, width) -> (n, classes)."""
+
+    def __init__(self, width=16, classes=5, layers=2):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(width, 2, 32, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, inputs):
+        return self.head(self.encoder(inputs).mean(1))
+
+
+def smooth_network():
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Tanh(), nn.Flatten(), nn.Linear(64, 5)
+    )
+
+
+CASES = {
+    "smooth": (smooth_network, (3, 6, 6)),
+    "resnet": (lambda: ResNet(18, 5, width=4, stem="cifar"), (3, 8, 8)),
+    "transformer": (Transformer, (6, 16)),
+}
+# Badly conditioned: its first layers have almost all of the gradient.
+DEEP = {"resnet-50": (lambda: ResNet(50, 5, width=8, stem="cifar"), (3, 16, 16))}
+
+
+def problem(case: str, dtype, n=16, trained=20):
+    """Losses over weights as `VirtualStep` makes them; the weights have taken a few steps."""
+    make, shape = (CASES | DEEP)[case]
+    torch.manual_seed(0)
+    model = make().to(dtype)
+    own, other, clean = (torch.randn(n, *shape, dtype=dtype) for _ in range(3))
+    targets, partners, clean_targets = (torch.randint(0, 5, (n,)) for _ in range(3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for _ in range(trained):
+        nn.functional.cross_entropy(model(own), targets).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    names = [name for name, _ in model.named_parameters()]
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+
+    def logits(weights, inputs):
+        tensors = dict(zip(names, weights, strict=True))
+        copies = {name: buffer.clone() for name, buffer in buffers.items()}
+        return functional_call(model, tensors | copies, (inputs,))
+
+    def mixed(weights, lam):
+        inputs = mix_pairs(own, other, lam)
+        return mixed_cross_entropy(logits(weights, inputs), targets, partners, lam, 0.1).mean()
+
+    def clean_loss(weights):
+        return nn.functional.cross_entropy(logits(weights, clean), clean_targets)
+
+    return mixed, clean_loss, list(model.parameters()), torch.rand(n, dtype=dtype)
+
+
+def cosine(one, other) -> float:
+    return nn.functional.cosine_similarity(one, other, dim=0).item()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_exact_is_the_numerical_one(case):
+    """Central differences of the clean loss after the virtual step, one lambda at a time."""
+    mixed, clean, weights, lam = problem(case, torch.float64, n=6)
+
+    def after(lam):
+        at = [w.detach().requires_grad_() for w in weights]
+        gradient = torch.autograd.grad(mixed(at, lam), at)
+        with torch.no_grad():
+            return clean([w - LR * g for w, g in zip(at, gradient, strict=True)]).item()
+
+    # A step that crosses no kink of ReLU, and of the smallest error of its own.
+    size = 1e-6 if case != "smooth" else 1e-4
+    numerical = torch.empty_like(lam)
+    for i in range(len(lam)):
+        step = torch.zeros_like(lam)
+        step[i] = size
+        numerical[i] = (after(lam + step) - after(lam - step)) / (2 * size)
+    exact = exact_hypergradient(mixed, clean, weights, lam, LR)
+    assert exact.abs().max() > 1e-5
+    assert (exact - numerical).norm() <= 1e-6 * max(1.0, numerical.norm().item())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_fast_is_the_exact_one_in_float64(case):
+    mixed, clean, weights, lam = problem(case, torch.float64)
+    exact = exact_hypergradient(mixed, clean, weights, lam, LR)
+    fast = fast_hypergradient(mixed, clean, weights, lam, LR)
+    assert (fast - exact).norm() <= 1e-4 * exact.norm()
+
+
+@pytest.mark.parametrize("trained", [0, 20])
+@pytest.mark.parametrize("case", [*CASES, *DEEP])
+def test_fast_has_the_direction_of_the_exact_one_in_float32(case, trained):
+    mixed, clean, weights, lam = problem(case, torch.float32, trained=trained)
+    exact = exact_hypergradient(mixed, clean, weights, lam, LR)
+    fast = fast_hypergradient(mixed, clean, weights, lam, LR)
+    assert cosine(fast, exact) >= 0.99
+    assert fast.dtype == torch.float32
+
+
+@pytest.mark.parametrize("product", [exact_product, fast_product])
+def test_a_known_gradient_is_used(product):
+    """-lr times the product with v, the gradient of the clean loss after a step along it."""
+    mixed, clean, weights, lam = problem("smooth", torch.float64)
+    gradient = torch.autograd.grad(mixed(weights, lam), weights)
+
+    def known(factor: float):
+        ahead = [w - LR * factor * g for w, g in zip(weights, gradient, strict=True)]
+        return -LR * product(mixed, weights, gradient_at(clean, ahead), lam)
+
+    find = exact_hypergradient if product is exact_product else fast_hypergradient
+    torch.testing.assert_close(known(1), find(mixed, clean, weights, lam, LR))
+    assert (known(5) - known(1)).norm() > 1e-3 * known(1).norm()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_fast_product_is_the_exact_one(case):
+    mixed, clean, weights, lam = problem(case, torch.float64)
+    v = gradient_at(clean, weights)
+    exact, fast = (product(mixed, weights, v, lam) for product in (exact_product, fast_product))
+    assert (fast - exact).norm() <= 1e-4 * exact.norm()
+
+
+@pytest.mark.parametrize("find", [exact_hypergradient, fast_hypergradient])
+def test_weights_that_are_not_used(find):
+    mixed, clean, weights, lam = problem("smooth", torch.float64)
+    unused = torch.ones(3, dtype=torch.float64)
+    result = find(
+        lambda ws, lam: mixed(ws[:-1], lam), lambda ws: clean(ws[:-1]), [*weights, unused], lam, LR
+    )
+    rtol = 1e-12 if find is exact_hypergradient else 1e-4
+    torch.testing.assert_close(result, find(mixed, clean, weights, lam, LR), rtol=rtol, atol=1e-9)
+
+
+@pytest.mark.parametrize("find", [exact_hypergradient, fast_hypergradient])
+def test_no_effect_is_zero(find):
+    """A clean loss that does not depend on the weights; no rate."""
+    mixed, clean, weights, lam = problem("smooth", torch.float64)
+    flat = find(mixed, lambda ws: 0 * ws[0].sum(), weights, lam, LR)
+    assert torch.equal(flat, torch.zeros_like(lam))
+    assert torch.equal(find(mixed, clean, weights, lam, 0.0).abs(), torch.zeros_like(lam))
+
+
+@pytest.mark.parametrize("find", [exact_hypergradient, fast_hypergradient])
+def test_a_quadratic_in_closed_form(find):
+    """L_mixed = |w - (lam a + (1 - lam) b)|^2 / 2, L_clean = |w - c|^2 / 2, mean over pairs."""
+    torch.manual_seed(0)
+    a, b = torch.randn(2, 4, 3, dtype=torch.float64)
+    c, w = torch.randn(2, 3, dtype=torch.float64)
+    lam = torch.rand(4, dtype=torch.float64)
+
+    def mixed(ws, lam):
+        return (ws[0] - mix_pairs(a, b, lam)).square().sum(1).mean() / 2
+
+    result = find(mixed, lambda ws: (ws[0] - c).square().sum() / 2, [w], lam, LR)
+    ahead = w - LR * (w - mix_pairs(a, b, lam).mean(0))
+    torch.testing.assert_close(result, LR * (a - b) @ (ahead - c) / 4, rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "relu",
+    [
+        torch.relu,
+        nn.functional.relu,
+        torch.Tensor.relu,
+        nn.ReLU(),
+        nn.ReLU(inplace=True),
+        torch.relu_,
+        lambda x: nn.functional.relu(x, True),
+    ],
+)
+def test_gates_stay_as_they_were(relu):
+    gates, first = Gates(), torch.tensor([-1.0, 2.0, 3.0])
+    with gates:
+        assert relu(first.clone()).tolist() == [0, 2, 3]
+    for _ in range(2):
+        moved = torch.tensor([1.0, -2.0, 3.0])
+        with gates:
+            assert relu(moved).tolist() == [0, -2, 3]
+    assert relu(torch.tensor([-1.0, 1.0])).tolist() == [0, 1]
+
+
+# ---- where TF32 is allowed, as it is by default for convolutions on a GPU -----------------------
+
+# A form without its switch is its `__wrapped__`.
+EXACT_AND_FAST = pytest.mark.parametrize(
+    ("exact", "fast"),
+    [(exact_hypergradient, fast_hypergradient), (exact_product, fast_product)],
+    ids=["hypergradient", "product"],
+)
+
+
+def arguments(form, case: str, trained=20) -> tuple:
+    mixed, clean, weights, lam = problem(case, torch.float32, trained=trained)
+    if form is exact_hypergradient:
+        return mixed, clean, weights, lam, LR
+    return mixed, weights, gradient_at(clean, weights), lam
+
+
+@EXACT_AND_FAST
+@pytest.mark.parametrize("trained", [0, 20])
+@pytest.mark.parametrize(("case", "noise"), [("resnet", 0.5), ("transformer", 0.9)])
+def test_tf32_does_not_round(case, noise, trained, exact, fast):
+    """Without the switch the fast one would be below a cosine of `noise`."""
+    given = arguments(exact, case, trained)
+    wanted = exact(*given)
+    # Of matrix products, all that a transformer has, a user may ask it.
+    products = [torch.backends.cuda.matmul] if case == "transformer" else []
+    with precision("tf32", *products), EmulatedTF32() as emulated:
+        assert cosine(exact(*given), wanted) > 0.99
+        assert cosine(fast(*given), wanted) > 0.99
+        assert emulated.used == 0
+        assert cosine(fast.__wrapped__(*given), wanted) < noise
+        assert emulated.used > 0
+
+
+def test_tf32_does_not_round_the_hypergradient_of_each_pair(monkeypatch):
+    torch.manual_seed(0)
+    model = ResNet(18, 5, width=4, stem="cifar")
+    own, other, clean = torch.randn(3, 16, 3, 8, 8)
+    targets, partners, clean_targets = torch.randint(0, 5, (3, 16))
+    pairs = Pairs(own, other, targets, partners, torch.rand(16))
+
+    def of_batch(exact=False):
+        virtual = VirtualStep(model, mixed_cross_entropy, exact=exact)
+        return virtual.of_batch(pairs, pairs.lam, (clean, clean_targets), LR)
+
+    wanted = of_batch(exact=True)
+    with EmulatedTF32():
+        assert cosine(of_batch(), wanted) > 0.99
+        monkeypatch.setattr(meta_mixup, "fast_hypergradient", fast_hypergradient.__wrapped__)
+        assert cosine(of_batch(), wanted) < 0.5
+
+
+@EXACT_AND_FAST
+@pytest.mark.parametrize("case", CASES)
+def test_without_tf32_the_switch_changes_no_bit(case, exact, fast):
+    given = arguments(exact, case)
+    for form in (exact, fast):
+        assert torch.equal(form(*given), form.__wrapped__(*given))
+
+
+@EXACT_AND_FAST
+@pytest.mark.parametrize("own", ["none", "tf32", "ieee"])
+def test_settings_of_products_are_put_back(own, exact, fast):
+    """Also where a loss raises."""
+    backends = torch.backends.cudnn.conv, torch.backends.cuda.matmul
+    given, seen = arguments(exact, "smooth"), []
+
+    def mixed(weights, lam):
+        seen.extend(backend.fp32_precision for backend in backends)
+        if broken:
+            raise ZeroDivisionError
+        return given[0](weights, lam)
+
+    with precision(own, *backends):
+        before = [backend.fp32_precision for backend in backends]
+        for form, broken in itertools.product((exact, fast), (False, True)):
+            with pytest.raises(ZeroDivisionError) if broken else contextlib.nullcontext():
+                form(mixed, *given[1:])
+            assert [backend.fp32_precision for backend in backends] == before
+    assert seen == ["ieee"] * len(seen) and len(seen) == 10  # the fast form calls it twice

@@ -1,0 +1,201 @@
+"""Meta-mixup: what it chooses, what it finds, and that the virtual step leaves no trace."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from utils.mixup.meta import PolicyMixup, SampleMixup, VirtualStep, _pairs, chosen
+from utils.mixup.mixing import MixPlan, mix
+from utils.mixup.policy import MixupPolicy
+from utils.training.objective import mixed_cross_entropy
+
+GOOD = torch.tensor(False)
+
+
+def batch_of(inputs, targets, partner, lam, clean, looked_at):
+    """A micro-batch that is a step by itself; its first `looked_at` pairs are looked at."""
+    plan = MixPlan(partner, lam, None, True, torch.arange(looked_at), looked_at)
+    return SimpleNamespace(
+        inputs=inputs,
+        targets=targets,
+        mixing=plan,
+        clean=clean,
+        step_samples=len(targets),
+    )
+
+
+class Toy(nn.Module):
+    """Its output is how far the weights are from the inputs: the loss is half of the square."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.weights = nn.Parameter(torch.zeros(width))
+
+    def forward(self, inputs):
+        return self.weights - inputs
+
+
+def half_square(outputs, targets, partners, lam):
+    return outputs.square().sum(1) / 2
+
+
+BEST, QUANTILE = 0.8, 0.7
+
+
+def toy_batch(n=8):
+    """Pairs of a (class 0) and b (class 1). A step of rate 1 leads to their mean, lam a +
+    (1 - lam) b, and the clean samples lie where lam = BEST leads."""
+    a, b = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([-1.0, 0.0, 2.0])
+    inputs = torch.cat([a.expand(n, 3), b.expand(n, 3)])
+    targets = torch.arange(2).repeat_interleave(n)
+    partner = (torch.arange(2 * n) + n) % (2 * n)
+    clean = (BEST * a + (1 - BEST) * b).expand(4, 3), torch.zeros(4, dtype=torch.int64)
+    return batch_of(inputs, targets, partner, torch.full((2 * n,), QUANTILE), clean, n)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("alpha", [0.2, 5.0])
+def test_the_policy_finds_the_best_lambda(alpha, exact):
+    """lambda at the quantile QUANTILE comes to BEST, from either side; an unused pair keeps the
+    shared part alone. The real weights do not move meanwhile."""
+    model = Toy(3)
+    policy = MixupPolicy(3, alpha, lr=0.1)
+    meta = PolicyMixup(policy, VirtualStep(model, half_square, exact=exact))
+    batch = toy_batch()  # of which it looks at the half whose own part is a
+    for _ in range(300):
+        plan = meta.choose(batch, 1.0)
+        inputs = plan.apply(batch.inputs)[:8]
+        model.weights.grad = (model.weights - inputs).mean(0).detach()
+        meta.update(GOOD, 1.0)
+    lam = meta.choose(batch, 1.0).lam
+    torch.testing.assert_close(lam, torch.full((16,), BEST), atol=2e-3, rtol=0)
+    assert policy.pair[0, 1] != 0 and policy.pair[0, 2] == policy.pair[1, 1] == 0
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_samples_go_towards_the_best_lambda(exact):
+    batch = toy_batch()
+    batch.mixing = batch.mixing._replace(lam=torch.full((16,), 0.5))
+    batch.clean = batch.inputs[:4], batch.targets[:4]  # as much of a as there can be
+    meta = SampleMixup(VirtualStep(Toy(3), half_square, exact=exact), step=0.1)
+    lam = meta.choose(batch, 1.0).lam
+    assert ((lam[:8] - 0.6).abs() < 1e-4).all() and ((lam[8:] - 0.4).abs() < 1e-4).all()
+
+
+def test_chosen():
+    lam = torch.tensor([0.5, 0.95, 0.0])
+    torch.testing.assert_close(
+        chosen(lam, torch.tensor([1.0, -1.0, 1.0]), 0.1), torch.tensor([0.4, 1.0, 0.0])
+    )
+    torch.testing.assert_close(
+        chosen(lam, torch.tensor([1e-30, -1e-30, 1e-30]).double(), 0.1).float(),
+        torch.tensor([0.4, 1.0, 0.0]),
+    )
+    for size in (0.0, float("nan"), float("inf")):
+        assert torch.equal(chosen(lam, torch.tensor([size, 1.0 if size else 0.0, 0.0]), 0.1), lam)
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(inplace=True), nn.Dropout(0.3),
+        nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(24, 4),
+    )  # fmt: skip
+
+
+def real_batch(n=9, clean=5):
+    torch.manual_seed(1)
+    inputs, targets = torch.randn(n, 3, 6, 6), torch.randint(0, 4, (n,))
+    few = torch.randn(clean, 3, 6, 6), torch.randint(0, 4, (clean,))
+    return batch_of(inputs, targets, torch.randperm(n), 0.5 + 0.5 * torch.rand(n), few, 6)
+
+
+@pytest.mark.parametrize("form", ["policy", "sample"])
+@pytest.mark.parametrize("exact", [False, True])
+def test_the_virtual_step_leaves_no_trace(form, exact):
+    """Weights, BatchNorm's statistics and counter, gradients, modes and random states."""
+    model, batch = network(), real_batch()
+    virtual = VirtualStep(model, mixed_cross_entropy, exact=exact)
+    if form == "policy":
+        meta = PolicyMixup(MixupPolicy(4, 0.5, 0.1), virtual)
+    else:
+        meta = SampleMixup(virtual, 0.1)
+    nn.functional.cross_entropy(model(batch.inputs), batch.targets).backward()
+    model[1].eval()
+
+    def state():
+        tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        tensors |= {f"grad/{name}": p.grad.clone() for name, p in model.named_parameters()}
+        tensors |= {"random": torch.get_rng_state(), "inputs": batch.inputs.clone()}
+        modes = [module.training for module in model.modules()]
+        where = [tensor.data_ptr() for tensor in model.state_dict().values()]
+        return tensors, modes, where
+
+    before = state()
+    plan = meta.choose(batch, 0.1)
+    meta.update(GOOD, 0.1)
+    after = state()
+    assert before[1:] == after[1:]
+    assert all(torch.equal(after[0][name], tensor) for name, tensor in before[0].items())
+    assert not plan.learned and plan.lam.shape == (9,) and not plan.lam.requires_grad
+    moved = meta.policy.shared.item() != meta.policy.start if form == "policy" else True
+    assert moved
+
+
+def test_dropout_is_the_same_at_both_ends():
+    """With dropout the fast hypergradient is still close to the exact one: the same masks."""
+    model, batch = network().double(), real_batch()
+    batch.inputs = batch.inputs.double()
+    clean = batch.clean[0].double(), batch.clean[1]
+    pairs, lam = _pairs(batch), batch.mixing.lam.double()
+    exact, fast = (
+        VirtualStep(model, mixed_cross_entropy, exact=exact).of_batch(pairs, lam, clean, 0.1)
+        for exact in (True, False)
+    )
+    assert (fast - exact).norm() <= 1e-4 * exact.norm()
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_of_an_update_the_step_is_along_the_real_gradient(exact):
+    """What the policy uses is the hypergradient at the weights' own gradient."""
+    model, batch = network().eval().double(), real_batch()
+    inputs, clean = batch.inputs.double(), (batch.clean[0].double(), batch.clean[1])
+    lam = batch.mixing.lam.double()
+    mixed = mix(inputs, batch.mixing.partner, lam)
+    partners = batch.targets[batch.mixing.partner]
+    mixed_cross_entropy(model(mixed), batch.targets, partners, lam).mean().backward()
+    batch.inputs = inputs
+    virtual = VirtualStep(model, mixed_cross_entropy, exact=exact)
+    (known,) = virtual.of_step([_pairs(batch)], [lam], 9, clean, 0.1)
+    virtual.exact = True
+    expected = virtual.of_batch(_pairs(batch), lam, clean, 0.1)
+    torch.testing.assert_close(known, expected, rtol=1e-9 if exact else 1e-4, atol=1e-9)
+
+
+@pytest.mark.parametrize("form", [PolicyMixup, SampleMixup])
+def test_what_is_not_learned_passes_through(form):
+    virtual = VirtualStep(network(), mixed_cross_entropy)
+    meta = (
+        PolicyMixup(MixupPolicy(4, 0.5, 0.1), virtual)
+        if form is PolicyMixup
+        else SampleMixup(virtual, 0.1)
+    )
+    batch = real_batch()
+    batch.mixing = batch.mixing._replace(learned=False)
+    assert meta.choose(batch, 0.1) is batch.mixing
+    batch.mixing = None
+    assert meta.choose(batch, 0.1) is None
+    meta.update(GOOD, 0.1)  # there is nothing to learn from
+
+
+def test_frozen_weights_take_no_step():
+    model, batch = network(), real_batch()
+    for parameter in model[0].parameters():
+        parameter.requires_grad_(False)
+    meta = PolicyMixup(MixupPolicy(4, 0.5, 0.1), VirtualStep(model, mixed_cross_entropy))
+    meta.choose(batch, 0.1)
+    nn.functional.cross_entropy(model(batch.inputs), batch.targets).backward()
+    meta.update(GOOD, 0.1)
+    assert model[0].weight.grad is None and meta.policy.shared.item() != meta.policy.start

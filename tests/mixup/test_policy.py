@@ -1,0 +1,141 @@
+"""The policy of lambda: its distribution, its derivatives, its updates."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from utils.mixup.policy import LARGEST, MixupPolicy, lambda_at
+
+GOOD, BAD = torch.tensor(False), torch.tensor(True)
+
+
+def policy(alpha=0.5, **options):
+    return MixupPolicy(3, alpha, **{"lr": 0.1, **options})
+
+
+def test_quantiles_in_closed_form():
+    """s = 1 is uniform; s = 2: the odds are squared; symmetric about 1/2, rising with u and s."""
+    u = torch.tensor([0.1, 0.25, 0.5, 0.8], dtype=torch.float64)
+    torch.testing.assert_close(lambda_at(u, torch.zeros(4)), u)
+    expected = u**2 / (u**2 + (1 - u) ** 2)
+    torch.testing.assert_close(lambda_at(u, torch.full((4,), math.log(2)).double()), expected)
+    shape = torch.linspace(-3, 3, 4).double()
+    torch.testing.assert_close(
+        lambda_at(u, shape) + lambda_at(1 - u, shape), torch.ones(4).double()
+    )
+    assert (lambda_at(torch.linspace(0.5, 1, 50), torch.tensor(2.0)).diff() >= 0).all()
+    assert (lambda_at(torch.tensor(0.7), torch.linspace(-3, 3, 50)).diff() > 0).all()
+
+
+def test_tails_are_those_of_beta():
+    """P(lambda < x) of Beta(a, a) is proportional to x^a for small x, and so is ours."""
+    for alpha in (0.2, 0.5, 1.0, 2.0):
+        x = 10 ** torch.tensor([-8 / alpha, -6 / alpha], dtype=torch.float64)
+        u = torch.sigmoid(alpha * torch.logit(x))  # where our quantile function is x
+        torch.testing.assert_close(lambda_at(u, torch.tensor(-math.log(alpha)).double()), x)
+        assert math.log(u[1] / u[0]) == pytest.approx(alpha * math.log(x[1] / x[0]), rel=1e-3)
+
+
+@pytest.mark.parametrize("quantile", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("shape", [-LARGEST, 0.0, LARGEST])
+def test_the_ends_are_finite(quantile, shape):
+    shape = torch.tensor(shape, requires_grad=True)
+    lam = lambda_at(torch.tensor(quantile), shape)
+    (slope,) = torch.autograd.grad(lam, shape)
+    assert 0 <= lam <= 1 and torch.isfinite(slope)
+
+
+def test_derivative_in_closed_form():
+    """d lambda / d shape = lambda (1 - lambda) s logit(u)."""
+    one = policy().double()
+    targets, partners = torch.tensor([0, 2, 1]), torch.tensor([2, 0, 1])
+    u = torch.tensor([0.6, 0.7, 0.9], dtype=torch.float64)
+    lam = one(targets, partners, u)
+    slope = lam * (1 - lam) * math.exp(one.start) * torch.logit(u)
+    weights = torch.tensor([1.0, 10.0, 100.0], dtype=torch.float64)
+    shared, pair = torch.autograd.grad(lam, (one.shared, one.pair), weights)
+    torch.testing.assert_close(shared, (weights * slope).sum())
+    expected = torch.zeros(3, 3, dtype=torch.float64)
+    expected[0, 2] = slope[0] + 10 * slope[1]  # the same pair, both ways around
+    expected[1, 1] = 100 * slope[2]
+    torch.testing.assert_close(pair, expected)
+
+
+def step(one, hypergradient, bad=GOOD, lam_of=(0, 1)):
+    targets, partners = torch.tensor([lam_of[0]] * 2), torch.tensor([lam_of[1]] * 2)
+    lam = one(targets, partners, torch.tensor([0.6, 0.9]))
+    one.update(lam, torch.tensor(hypergradient), bad)
+
+
+def test_an_update_is_adams():
+    one = policy(lr=0.1)
+    reference = torch.tensor([one.start, 0.0], dtype=torch.float64, requires_grad=True)
+    adam = torch.optim.Adam([reference], lr=0.1, betas=(0.9, 0.99), eps=1e-12)
+    for scale in (1.0, -0.5, 2.0):
+        lam = lambda_at(torch.tensor([0.6, 0.9]).double(), reference.sum())
+        (gradient,) = torch.autograd.grad(lam, reference, scale * torch.tensor([1.0, 2.0]).double())
+        step(one, [scale, 2 * scale])
+        reference.grad = gradient
+        adam.step()
+    np.testing.assert_allclose(one.shared.item(), reference[0].item(), rtol=1e-5)
+    np.testing.assert_allclose(one.pair[0, 1].item(), reference[1].item(), rtol=1e-5)
+    assert one.pair.count_nonzero() == 1
+
+
+@pytest.mark.parametrize("how", ["flag", "nan", "inf"])
+def test_a_bad_step_leaves_no_trace(how):
+    one = policy(decay=0.5)
+    step(one, [1.0, 1.0])
+    before = {name: tensor.clone() for name, tensor in one.saved_tensors().items()}
+    wrong = {"flag": 1.0, "nan": math.nan, "inf": math.inf}[how]
+    step(one, [1.0, wrong], BAD if how == "flag" else GOOD)
+    after = one.saved_tensors()
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+
+
+def test_decay_goes_back_to_the_start():
+    one = policy(decay=2.0)
+    with torch.no_grad():
+        one.shared += 1
+        one.pair[0, 1] = 1.0
+    step(one, [0.0, 0.0])
+    assert one.shared.item() == pytest.approx(one.start + 0.8)
+    assert one.pair[0, 1].item() == pytest.approx(0.8)
+
+
+def test_limits():
+    assert policy(alpha=1e-9).start == LARGEST and policy(alpha=100).start == -LARGEST
+    one = policy(lr=3.0)
+    for _ in range(5):
+        step(one, [-1.0, -1.0])
+    assert one.shared.item() == LARGEST and one.pair.max() == LARGEST
+
+
+def test_mean():
+    uniform = policy(alpha=1.0).mean_lambda()
+    torch.testing.assert_close(uniform, torch.full((3, 3), 0.75))
+    one = policy(alpha=1.0)
+    step(one, [-1.0, -1.0], lam_of=(2, 0))
+    mean = one.mean_lambda()
+    assert torch.equal(mean, mean.T) and mean[0, 2] > mean[0, 1] > 0.75
+
+
+def test_saved_and_loaded():
+    one, other, fresh = policy(), policy(), policy()
+    for scale in (1.0, -2.0):
+        step(one, [scale, 1.0])
+    other.load_tensors({name: tensor.clone() for name, tensor in one.saved_tensors().items()})
+    assert fresh.saved_tensors().keys() == {"shared", "pair"}
+    fresh.load_tensors(policy().saved_tensors())
+    for both in ([0.3, 1.0], [1.0, -1.0]):
+        step(one, both)
+        step(other, both)
+    for name, tensor in one.saved_tensors().items():
+        assert torch.equal(tensor, other.saved_tensors()[name]), name
+
+
+def test_the_mean_of_lambda_is_a_figure_without_a_derivative():
+    assert not policy().mean_lambda().requires_grad

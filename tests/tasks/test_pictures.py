@@ -1,0 +1,124 @@
+"""Pictures as the entries assemble them: splits without copies, and who reads them."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from data.picture_trees import make_tree
+
+from utils.augment.chain import Chain
+from utils.augment.crop_flip import CropFlip
+from utils.settings import ImageSettings
+from utils.tasks import pictures as image_task
+from utils.tasks.pictures import load_image_task
+
+
+class Lines:
+    """A console that keeps what is said."""
+
+    def __init__(self):
+        self.said = []
+
+    def say(self, line):
+        self.said.append(line)
+
+
+@pytest.fixture
+def load(tmp_path):
+    make_tree(tmp_path / "pictures", per_class=12)
+    tasks = []
+
+    def load_task(**flags):
+        settings = ImageSettings()
+        chosen = {
+            "dataset": "imagefolder",
+            "data_dir": str(tmp_path / "pictures"),
+            "cache_dir": str(tmp_path / "cache"),
+            "batch_size": 4,
+            "crop_padding": 2,
+            "hflip": 0.5,
+            "workers": 0,
+        }
+        for name, value in (chosen | flags).items():
+            assert hasattr(settings, name)
+            setattr(settings, name, value)
+        tasks.append(load_image_task(settings, torch.device("cpu"), Lines()))
+        return tasks[-1]
+
+    yield load_task
+    for task in tasks:
+        task.close()
+        task.close()
+
+
+def batches(task) -> list:
+    loaders = [task.train, task.train, task.test, *([task.val] if task.val else [])]
+    return [
+        tensor
+        for epoch, loader in enumerate(loaders)
+        for batch in loader.epoch(epoch)
+        for tensor in (batch.inputs, batch.targets)
+    ]
+
+
+@pytest.mark.parametrize("flags", [{}, {"val_fraction": 0.25, "random_erasing": 0.5}], ids=str)
+def test_workers_change_nothing(load, flags):
+    plain, task = load(**flags), load(**flags, workers=2)
+    assert plain.pool is None and task.pool.workers == 2 and task.pool._members == []
+    assert plain.data.fingerprint == task.data.fingerprint
+    for one, other in zip(batches(task), batches(plain), strict=True):
+        assert torch.equal(one, other)
+    assert len(task.pool._members) == 2
+    task.close()
+    assert task.pool._members == []
+
+
+def test_parts_are_rows_of_one_map(load):
+    whole, task = load(), load(val_fraction=0.25, subset=0.5)
+    assert (task.train.samples, task.val.samples) == (9 - 1, 6)  # one of 9 is left out (9 = 2 * 4)
+    assert np.intersect1d(task.train.rows, task.val.rows).size == 0
+    for loader in (task.train, task.val):
+        assert loader.images.data_ptr() == task.train.images.data_ptr()
+        labels = whole.data.train.labels[loader.rows]
+        assert loader.labels.tolist() == labels.tolist()
+    pixels = torch.cat([batch.inputs for batch in task.val.epoch()])
+    expected = torch.from_numpy(task.data.train.images[task.val.rows])
+    assert torch.equal(pixels, task.val.normalize(expected))
+
+
+def test_workers_start_unasked_where_the_set_is_larger_than_half_of_the_memory(load, monkeypatch):
+    size = 24 * 8 * 8 * 3
+    monkeypatch.setattr(image_task, "_cores", lambda: 3)
+    for memory, val_fraction, workers in (
+        (2 * size, 0, None),
+        (2 * size - 1, 0, 3),
+        (2 * size - 1, 0.25, None),  # the part that is trained on is smaller
+        (float("inf"), 0, None),
+    ):
+        monkeypatch.setattr(image_task, "available_memory", lambda memory=memory: memory)
+        pool = load(workers=None, val_fraction=val_fraction).pool
+        assert (pool and pool.workers) == workers
+    monkeypatch.setattr(image_task, "available_memory", lambda: 1)
+    monkeypatch.setattr(image_task, "_cores", lambda: 64)
+    assert load(workers=None).pool.workers == image_task.AUTOMATIC_WORKERS
+    assert load(workers=0).pool is None
+    # A set that lies in memory is read in the process, whatever its size.
+    assert load(workers=None, dataset="shapes", subset=20).pool is None
+
+
+def test_the_machine_tells_its_memory_and_cores():
+    assert 1 << 20 < image_task.available_memory() <= 1 << 50
+    assert 1 <= image_task._cores() <= os.cpu_count()
+
+
+def test_random_erasing_comes_after_the_crop_in_the_mean_colour(load):
+    assert isinstance(load().train.augment, CropFlip)
+    task = load(random_erasing=0.3)
+    augment = task.train.augment
+    assert isinstance(augment, Chain) and augment.others[0].probability == 0.3
+    colour = augment.others[0].colour
+    assert colour.tolist() == [round(255 * mean) for mean in task.data.mean]
+    filled = np.broadcast_to(colour, (1, 8, 8, 3)).copy()
+    assert task.train.normalize(torch.from_numpy(filled)).abs().max() < 0.01
+    assert task.test.augment is None

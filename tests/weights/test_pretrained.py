@@ -1,0 +1,440 @@
+"""Weights from every kind of file into a model, and files that are none."""
+
+import argparse
+import json
+import os
+import pickle
+import urllib.error
+
+import pytest
+import torch
+import torchvision
+from safetensors.torch import save_file
+
+from utils.checkpoints.checkpoint import Checkpoint, Checkpoints
+from utils.errors import UserError
+from utils.models.resnet import ResNet
+from utils.weights.card import ModelCard
+from utils.weights.pretrained import Pretrained, fit_weights, load_pretrained
+
+CARD = {
+    "classes": ["cat", "dog"],
+    "mean": [0.1, 0.2, 0.3],
+    "std": [0.4, 0.5, 0.6],
+    "height": 8,
+    "width": 8,
+    "channels": 3,
+}
+
+
+def resnet(depth=18, classes=5, width=4, seed=0, **settings) -> ResNet:
+    torch.manual_seed(seed)
+    return ResNet(depth, classes, width, **settings)
+
+
+def trained(**settings) -> dict:
+    """Weights and statistics that no fresh model has."""
+    state = resnet(seed=1, **settings).state_dict()
+    return {name: torch.rand_like(t) if t.is_floating_point() else t for name, t in state.items()}
+
+
+def fitted(model, source) -> list[str]:
+    said = []
+    fit_weights(model, load_pretrained(source, "resnet18", said.append), say=said.append)
+    return said
+
+
+def refused(source, *parts, model=None, architecture="resnet18") -> str:
+    with pytest.raises(UserError) as error:
+        fit_weights(model or resnet(), load_pretrained(source, architecture))
+    message = str(error.value)
+    assert "\n" not in message and "\x1b" not in message, message
+    for part in parts:
+        assert str(part) in message, message
+    return message
+
+
+def assert_holds(model, tensors: dict) -> None:
+    state = model.state_dict()
+    assert state.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert torch.equal(state[name], tensor), name
+
+
+# ---- files ------------------------------------------------------------------------------------
+
+
+def wrapped(tensors: dict, how: str):
+    if how == "torchvision":
+        return {"model": tensors, "args": argparse.Namespace(lr=0.1), "epoch": 3, "optimizer": {}}
+    if how == "timm":
+        other = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+        return {"arch": "resnet18", "state_dict": other, "state_dict_ema": tensors, "metric": 1.0}
+    if how == "averaged":  # what torch.optim.swa_utils.AveragedModel saves
+        averaged = {f"module.{name}": tensor for name, tensor in tensors.items()}
+        return {"model_ema": averaged | {"n_averaged": torch.tensor(7)}}
+    if how == "compiled in DDP":
+        return {f"module._orig_mod.{name}": tensor for name, tensor in tensors.items()}
+    if how == "lightning":
+        return {"state_dict": {f"model.{name}": tensor for name, tensor in tensors.items()}}
+    return tensors
+
+
+@pytest.mark.parametrize("ending", ["pth", "pt", "bin"])
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
+def test_pth(tmp_path, ending, zipped):
+    path = tmp_path / f"weights.{ending}"
+    torch.save(trained(), path, _use_new_zipfile_serialization=zipped)
+    model = resnet()
+    assert fitted(model, path) == []
+    assert_holds(model, trained())
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("torchvision", " (model)"),
+        ("timm", " (state_dict_ema)"),
+        ("averaged", " (model_ema)"),
+        ("compiled in DDP", ""),
+        ("lightning", " (state_dict)"),
+    ],
+)
+def test_nests_and_prefixes(tmp_path, how, said):
+    path = tmp_path / "weights.pth"
+    torch.save(wrapped(trained(), how), path)
+    model = resnet()
+    fitted(model, path)
+    assert_holds(model, trained())
+    assert load_pretrained(path, "resnet18").source_text == f"{path}{said}"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_converted(tmp_path, dtype):
+    half = {n: t.to(dtype) if t.is_floating_point() else t for n, t in trained().items()}
+    save_file(half, tmp_path / "half.safetensors")
+    model = resnet().to(memory_format=torch.channels_last)
+    fitted(model, tmp_path / "half.safetensors")
+    expected = resnet().state_dict()
+    assert_holds(model, {name: half[name].to(expected[name].dtype) for name in expected})
+    assert model.layer1[0].conv1.weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_batch_counters_may_be_missing(tmp_path):
+    old = {n: t for n, t in trained().items() if not n.endswith("num_batches_tracked")}
+    save_file(old, tmp_path / "old.safetensors")
+    model = resnet()
+    fitted(model, tmp_path / "old.safetensors")
+    assert torch.equal(model.conv1.weight, old["conv1.weight"])
+
+
+@pytest.mark.parametrize("depth", [18, 50])
+def test_torchvisions_weights_give_its_logits(tmp_path, depth):
+    torch.manual_seed(3)
+    theirs = getattr(torchvision.models, f"resnet{depth}")(num_classes=7).eval()
+    torch.save(theirs.state_dict(), tmp_path / "theirs.pth")
+    ours = ResNet(depth, 7, stem="imagenet").eval()
+    fitted(ours, tmp_path / "theirs.pth")
+    images = torch.rand(1, 3, 64, 64)
+    with torch.inference_mode():
+        assert torch.equal(ours(images), theirs(images))
+
+
+class Hostile:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
+def test_hostile_pickle_is_not_run(tmp_path, zipped):
+    path = tmp_path / "hostile.pth"
+    torch.save(
+        {"model": trained(), "args": Hostile(tmp_path / "made")},
+        path,
+        _use_new_zipfile_serialization=zipped,
+    )
+    refused(path, "posix.mkdir", "could run any code", "torch.save(model.state_dict(), path)")
+    path.write_bytes(pickle.dumps(Hostile(tmp_path / "made")))
+    refused(path, path)
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_whole_model_is_refused_with_what_to_save(tmp_path):
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "model.pth")
+    refused(tmp_path / "model.pth", "torch.nn.modules.linear.Linear", "state_dict()")
+
+
+@pytest.mark.parametrize("ending", ["pth", "safetensors"])
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "is empty"),
+        (b"\n <!DOCTYPE html><html>404</html>", "web page"),
+        (b"version https://git-lfs.github.com/spec/v1\noid", "git lfs pull"),
+        (b"\xff" * 100, "no file of weights"),
+    ],
+)
+def test_files_that_are_no_weights(tmp_path, ending, content, says):
+    path = tmp_path / f"weights.{ending}"
+    path.write_bytes(content)
+    refused(path, path, says)
+
+
+@pytest.mark.parametrize("ending", ["pth", "safetensors"])
+def test_half_a_file(tmp_path, ending):
+    path = tmp_path / f"weights.{ending}"
+    torch.save(trained(), path) if ending == "pth" else save_file(trained(), path)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    refused(path, path, "damaged or no file of weights", "again")
+
+
+@pytest.mark.parametrize("content", [[1, 2], {"epoch": 3}, {}, torch.ones(2), {1: torch.ones(2)}])
+def test_no_named_weights(tmp_path, content):
+    torch.save(content, tmp_path / "weights.pth")
+    refused(tmp_path / "weights.pth", "no named weights")
+
+
+def test_no_dense_numbers(tmp_path):
+    torch.save({"conv1.weight": torch.eye(3).to_sparse()}, tmp_path / "weights.pth")
+    refused(tmp_path / "weights.pth", "conv1.weight is no dense tensor")
+    twice = {"conv1.weight": torch.ones(2), "module.conv1.weight": torch.zeros(2)}
+    torch.save(twice, tmp_path / "weights.pth")
+    refused(tmp_path / "weights.pth", "has conv1.weight twice")
+
+
+def test_missing_and_unknown_files(tmp_path):
+    refused(tmp_path / "absent.pth", "absent.pth: there is no such file or folder")
+    (tmp_path / "weights.h5").write_bytes(b"HDF")
+    refused(tmp_path / "weights.h5", ".safetensors, .pth, .pt or .bin")
+
+
+def test_damaged_metadata(tmp_path):
+    path = tmp_path / "weights.safetensors"
+    for text, says in {"{": "damaged", json.dumps(CARD | {"std": [1]}): "std must be"}.items():
+        save_file(trained(), path, metadata={"model_card": text})
+        refused(path, says, "export it again")
+
+
+# ---- runs -------------------------------------------------------------------------------------
+
+
+def save_step(folder, step, value, best=None, average=None, data=CARD):
+    def filled(number):
+        return {n: torch.full_like(t, number) for n, t in resnet().state_dict().items()}
+
+    state = {"progress": {"best_step": best}, "settings": {"data": data} if data else {}}
+    averages = None if average is None else filled(average)
+    checkpoint = Checkpoint(step, filled(value), {}, state, averages)
+    return Checkpoints(folder / "checkpoints", keep=9).save(checkpoint, best)
+
+
+def first_value(source) -> float:
+    return load_pretrained(source, "resnet18").tensors["conv1.weight"].flatten()[0].item()
+
+
+def test_run_gives_its_newest_checkpoint_and_its_normalisation(tmp_path):
+    save_step(tmp_path, 1, 1)
+    save_step(tmp_path, 2, 2)
+    loaded = load_pretrained(tmp_path, "resnet18")
+    assert loaded.source_text.endswith("step 2")
+    assert (loaded.mean, loaded.std) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+    assert first_value(tmp_path) == first_value(tmp_path / "checkpoints") == 2
+    model = resnet()
+    fitted(model, tmp_path)
+    assert (model.fc.weight == 2).all()
+
+
+def test_run_gives_its_best_checkpoint_and_the_average(tmp_path):
+    best = save_step(tmp_path, 1, 1, best=1, average=5)
+    save_step(tmp_path, 2, 2, best=1)
+    assert first_value(tmp_path) == 5
+    assert load_pretrained(tmp_path, "resnet18").source_text.endswith("step 1, averaged")
+    assert first_value(tmp_path / "checkpoints" / "step-00000002") == 2
+    (best / "model.safetensors").write_bytes(b"")
+    refused(best, best, "is damaged", "another checkpoint")
+    said = []
+    loaded = load_pretrained(tmp_path, "resnet18", said.append)
+    assert loaded.source_text.endswith("step 2") and "is damaged" in said[0]
+
+
+def test_damaged_newest_checkpoint_is_passed_over_and_said(tmp_path):
+    save_step(tmp_path, 1, 1, data=None)
+    (save_step(tmp_path, 2, 2) / "state.json").write_bytes(b"{}")
+    said = []
+    loaded = load_pretrained(tmp_path, "resnet18", said.append)
+    assert loaded.source_text.endswith("step 1") and "step-00000002 is damaged" in said[0]
+    assert loaded.mean is None and loaded.normalisation(3) is None
+    refused(tmp_path / "checkpoints" / "step-00000002", "state.json", "another checkpoint")
+
+
+def test_folder_without_a_checkpoint(tmp_path):
+    refused(tmp_path, tmp_path, "has no checkpoint")
+
+
+# ---- imagenet ---------------------------------------------------------------------------------
+
+
+def test_imagenet_from_the_cache(tmp_path, monkeypatch):
+    """Files in PyTorch's cache are used as they are: no network."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.hub, "_hub_dir", None)
+    folder = tmp_path / "hub" / "checkpoints"
+    folder.mkdir(parents=True)
+    cached = folder / "resnet18-f37072fd.pth"
+    tensors = trained(classes=1000, width=64, stem="imagenet")
+    torch.save(tensors, cached)
+    loaded = load_pretrained("imagenet", "resnet18")
+    assert loaded.mean == (0.485, 0.456, 0.406) and loaded.std == (0.229, 0.224, 0.225)
+    model, said = resnet(classes=3, width=64, stem="imagenet"), []
+    fit_weights(model, loaded, say=said.append)
+    assert len(said) == 1 and said[0].endswith("head of 1000 classes replaced by one of 3")
+    assert torch.equal(model.conv1.weight, tensors["conv1.weight"])
+    refused("imagenet", "--stem imagenet", model=resnet(classes=3, width=64))
+    cached.write_bytes(b"half")
+    refused("imagenet", cached, "remove it")
+
+
+def test_imagenet_without_a_network(tmp_path, monkeypatch):
+    def fail(url, **_):
+        raise urllib.error.URLError(OSError(101, "Network is unreachable"))
+
+    monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path))
+    monkeypatch.setattr(torch.hub, "download_url_to_file", lambda url, *_, **__: fail(url))
+    path = tmp_path / "checkpoints" / "resnet18-f37072fd.pth"
+    refused("imagenet", "Network is unreachable", f"put it at {path}")
+
+
+def test_imagenet_of_another_architecture():
+    refused("imagenet", "resnet50w32", "--width 64", "152", architecture="resnet50w32")
+
+
+# ---- what fits --------------------------------------------------------------------------------
+
+
+def pretrained(tensors) -> Pretrained:
+    return Pretrained(tensors, "file.pth")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda t: t, "head of 5 classes replaced by one of 2"),
+        (lambda t: {n: v for n, v in t.items() if "fc." not in n}, "no head in the file"),
+    ],
+)
+def test_head_of_another_size_stays_fresh(change, says):
+    model, said = resnet(classes=2), []
+    fresh = model.fc.weight.clone()
+    fit_weights(model, pretrained(change(trained())), say=said.append)
+    assert len(said) == 1 and says in said[0] and "\n" not in said[0]
+    assert torch.equal(model.fc.weight, fresh)
+    assert torch.equal(model.bn1.running_var, trained()["bn1.running_var"])
+
+
+def gray(model: ResNet) -> ResNet:
+    model.conv1 = torch.nn.Conv2d(1, 4, 3, padding=1, bias=False)
+    return model
+
+
+def test_colours_are_summed_for_gray_pictures():
+    colour, said = resnet(), []
+    colour.load_state_dict(trained())
+    model = gray(resnet())
+    fit_weights(model, pretrained(trained()), say=said.append)
+    assert len(said) == 1 and "conv1.weight summed over its 3 colours" in said[0]
+    images = torch.rand(2, 1, 8, 8)
+    with torch.inference_mode():
+        expected = colour.eval()(images.expand(2, 3, 8, 8))
+        torch.testing.assert_close(model.eval()(images), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_normalisation_of_gray_pictures():
+    known = Pretrained({}, "", (0.1, 0.2, 0.6), (0.2, 0.3, 0.4))
+    assert known.normalisation(3) == ((0.1, 0.2, 0.6), (0.2, 0.3, 0.4))
+    assert known.normalisation(1) == (pytest.approx((0.3,)), pytest.approx((0.3,)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "advice"),
+    [
+        ({"stem": "imagenet"}, "train with --stem imagenet"),
+        ({"width": 8}, "train with --width 8"),
+        ({"depth": 34}, "train with --depth 34"),
+        ({"depth": 50, "width": 2}, "train with --width 2 --depth 50"),
+    ],
+)
+def test_another_architecture_is_named(settings, advice):
+    model = resnet()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(UserError) as error:
+        fit_weights(model, pretrained(trained(**settings)))
+    assert "does not fit the model" in str(error.value) and advice in str(error.value)
+    assert_holds(model, before)  # nothing was applied
+
+
+def test_up_to_three_tensors_are_named_with_both_shapes():
+    tensors = trained()
+    tensors["conv1.weight"] = torch.rand(4, 3, 7, 7)
+    with pytest.raises(UserError, match=r"conv1.weight is 4x3x7x7, in the model 4x3x3x3: train"):
+        fit_weights(resnet(), pretrained(tensors))
+    tensors = trained() | {f"extra{i}": torch.ones(2, 3) for i in range(5)}
+    with pytest.raises(UserError, match=r"extra0 2x3 has no place .*extra2 .* and 2 more: take"):
+        fit_weights(resnet(), pretrained(tensors))
+    tensors = trained()
+    del tensors["bn1.weight"]
+    with pytest.raises(UserError, match=r"bn1.weight 4 is missing"):
+        fit_weights(resnet(), pretrained(tensors))
+    with pytest.raises(UserError, match=r"pictures of 3 channels|none that there is here"):
+        fit_weights(gray(resnet()), pretrained({"conv1.weight": torch.ones(4, 2, 3, 3)}))
+
+
+def test_gray_weights_do_not_fit_colours():
+    with pytest.raises(UserError, match="train with pictures of 1 channels"):
+        fit_weights(resnet(), pretrained(gray(resnet()).state_dict()))
+
+
+def test_numbers_that_are_not_finite():
+    tensors = trained()
+    tensors["layer4.1.bn2.bias"][0] = float("nan")
+    model = resnet()
+    before = model.conv1.weight.clone()
+    with pytest.raises(UserError, match=r"layer4.1.bn2.bias holds values that are not finite"):
+        fit_weights(model, pretrained(tensors))
+    assert torch.equal(model.conv1.weight, before)
+
+
+# ---- the card ---------------------------------------------------------------------------------
+
+
+def test_card_round_trip():
+    card = ModelCard.from_dict(CARD | {"something": "new"})
+    assert card.classes == ("cat", "dog") and card.std == (0.4, 0.5, 0.6)
+    assert ModelCard.from_dict(json.loads(json.dumps(card.to_dict()))) == card
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"classes": []}, "classes must be"),
+        ({"classes": "cat"}, "classes must be a list"),
+        ({"mean": [0.1]}, "mean must be one finite number"),
+        ({"std": [0.1, 0.2, float("inf")]}, "std must be one finite number"),
+        ({"mean": None}, "mean must be a list"),
+        ({"height": 0}, "height must be"),
+        ({"width": True}, "width must be"),
+        ({"channels": 2}, "channels must be 1 or 3"),
+    ],
+)
+def test_card_of_no_model(change, says):
+    with pytest.raises(ValueError, match=says):
+        ModelCard.from_dict(CARD | change)
+
+
+def test_card_that_is_incomplete():
+    with pytest.raises(ValueError, match="std is missing"):
+        ModelCard.from_dict({name: value for name, value in CARD.items() if name != "std"})
+    with pytest.raises(ValueError, match="not a JSON object"):
+        ModelCard.from_dict([1])

@@ -1,0 +1,1 @@
+"""What is written so that a run can go on, and that it is whole."""

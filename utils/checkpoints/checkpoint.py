@@ -1,0 +1,378 @@
+"""Checkpoints: folders that are whole or not there, and never applied unverified.
+
+    checkpoints/step-00001234/
+        model.safetensors      weights and buffers under canonical names
+        average.safetensors    their moving average, with --ema_decay
+        mixup.safetensors      what was learned about mixing, with --mixup meta
+        optimizer.safetensors  optimizer state, `<parameter>/<key>`
+        state.json             everything else
+        SHA256SUMS             of the files above; `sha256sum -c SHA256SUMS` checks it
+
+Of a model that is divided among the ranks, weights, average and optimizer are in a file for each
+rank (see shards.py). A checkpoint is written under a temporary name, flushed to disk and renamed.
+Nothing in it is a pickle.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+
+from utils.checkpoints.shards import (
+    Rows,
+    file_names,
+    is_by_element,
+    read_part,
+    shard_name,
+    together,
+)
+from utils.errors import UserError
+from utils.exchange import Exchange
+from utils.files import file_sum, reason, sums_text, sync_folder, write_files, write_synced
+from utils.reporting.metrics import to_json
+
+MODEL, OPTIMIZER, STATE, SUMS = (
+    "model.safetensors",
+    "optimizer.safetensors",
+    "state.json",
+    "SHA256SUMS",
+)
+PARTS = ("model", "optimizer", "average", "mixup")  # of tensors: attributes, and names of files
+# What the steps themselves leave in a parameter group: the rate of the last one (the schedule sets
+# the next), and how many there were.
+OF_THE_STEPS = ("lr", "step", "lookahead_step")
+
+
+class DamagedCheckpoint(Exception):
+    """A checkpoint that is not what was written; its text names the file and what is wrong."""
+
+
+@dataclass
+class Checkpoint:
+    """What one step left: tensors (once read or copied, on the CPU) and a JSON object.
+
+    Where the model is divided among the ranks, it is what this rank is to write, and `rows` says
+    which tensors of which part are rows of larger ones. One that is read is always whole.
+    """
+
+    step: int
+    model: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    state: dict
+    average: dict[str, Tensor] | None = None  # of the weights, where the run keeps one
+    mixup: dict[str, Tensor] | None = None  # what was learned about mixing, likewise
+    rows: dict[str, dict[str, Rows]] | None = None  # by part and tensor; None: nothing is divided
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """What is evaluated and used: the average where there is one."""
+        return self.model if self.average is None else self.average
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """The parts that there are."""
+        parts = {part: getattr(self, part) for part in PARTS}
+        return {part: tensors for part, tensors in parts.items() if tensors is not None}
+
+    def copy(self) -> "Checkpoint":
+        """Of the tensors, on the CPU: the run can go on while the copy is written."""
+        copies = {part: _plain(tensors) for part, tensors in self.tensors().items()}
+        return replace(self, **copies)
+
+
+class Checkpoints:
+    """The checkpoints of a run.
+
+    Args:
+        folder: made when the first one is written.
+        keep: how many of the newest ones stay; the best one stays besides.
+        warn: told, in a line, what was damaged or could not be done.
+    """
+
+    def __init__(self, folder: Path, *, keep: int = 3, warn=print):
+        self.folder, self.keep, self.warn = Path(folder), keep, warn
+
+    def steps(self) -> list[int]:
+        """Steps that have a checkpoint, oldest first, whole or not."""
+        found = {_step(path) for path in self.folder.glob("step-*") if path.is_dir()}
+        return sorted(found - {-1})  # -1: a name that is not ours
+
+    def save(self, checkpoint: Checkpoint, best_step: int | None = None) -> Path:
+        """Writes one (a copy: see `Checkpoint.copy`) durably, then drops the oldest beyond `keep`.
+        Raises OSError.
+
+        Whatever fails, and whenever the process is killed, the checkpoints before are intact.
+        """
+        aside = self._begin(checkpoint.step)
+        try:
+            names = {part: f"{part}.safetensors" for part in PARTS}
+            sums = write_files(aside, _contents(checkpoint, names))
+            self._seal(aside, checkpoint.state, sums)
+        except OSError:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
+        return self._finish(aside, checkpoint.step, best_step)
+
+    def save_shards(
+        self,
+        checkpoint: Checkpoint,
+        best_step: int | None,
+        exchange: Exchange,
+        ready: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Likewise, of a divided model: collective. All ranks see the same folder.
+
+        Args:
+            ready: called on rank 0 before anything is written; may raise OSError.
+
+        Raises:
+            OSError: on every rank, the same, when writing fails on any; nothing is left behind.
+            RuntimeError: another rank has died; what is left behind is removed by the next `save`.
+        """
+        first, step = exchange.rank == 0, checkpoint.step
+        names = {part: shard_name(part, exchange.rank, exchange.size) for part in PARTS}
+        aside = self._aside(step)
+
+        def begin() -> None:
+            if first:
+                ready()
+                self._begin(step)
+
+        def write() -> list[dict]:
+            sums = write_files(aside, _contents(checkpoint, names))
+            places = {
+                names[part]: {name: rows[name].to_json() for name in tensors if name in rows}
+                for part, tensors in checkpoint.tensors().items()
+                if (rows := checkpoint.rows[part])
+            }
+            return [sums, places]
+
+        def finish() -> None:
+            if first:
+                sums, places = ({k: v for d in dicts for k, v in d.items()} for dicts in written)
+                self._seal(aside, checkpoint.state | {"shards": places}, sums)
+                self._finish(aside, step, best_step)
+
+        try:
+            together(exchange, begin)
+            written = zip(*together(exchange, write), strict=True)
+            together(exchange, finish)
+        except OSError:
+            if first:
+                shutil.rmtree(aside, ignore_errors=True)
+            raise
+
+    def _begin(self, step: int) -> Path:
+        """A new folder to write into."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._clean()
+        aside = self._aside(step)
+        aside.mkdir()
+        return aside
+
+    def _seal(self, aside: Path, state: dict, sums: dict[str, str]) -> None:
+        """The last two files, and everything is on disk; `sums`: of the others."""
+        sums = sums | write_files(aside, [(STATE, to_json(state, indent=1).encode())])
+        write_synced(aside / SUMS, sums_text(sums))
+        sync_folder(aside)
+
+    def _finish(self, aside: Path, step: int, best_step: int | None) -> Path:
+        """Gives a checkpoint its name, and drops the oldest beyond `keep`."""
+        final = self._path(step)
+        if final.exists():  # the same step again, after an evaluation: never without either
+            old = self._old(step)
+            shutil.rmtree(old, ignore_errors=True)
+            os.rename(final, old)
+        os.rename(aside, final)
+        sync_folder(self.folder)
+        self._prune(step, best_step)
+        return final
+
+    def adopt(self, other: Path, step: int) -> None:
+        """Copies the checkpoint of `step` from another run's folder, if it is there. A damaged
+        one is copied as it is: it is verified before it is used. Raises OSError."""
+        final = self._path(step)
+        if final.exists() or not (other / final.name).is_dir():
+            return
+        aside = self._begin(step)
+        for path in (other / final.name).iterdir():
+            write_synced(aside / path.name, path.read_bytes())
+        sync_folder(aside)
+        os.rename(aside, final)
+        sync_folder(self.folder)
+
+    def load(self) -> Checkpoint | None:
+        """The newest checkpoint that is whole; says which damaged ones it passed over.
+
+        Returns None where there is none at all. Raises UserError where all are damaged.
+        """
+        steps = self.steps()
+        for step in reversed(steps):
+            # A kill between two renames can leave the same step under its other name only.
+            for path in (self._path(step), self._old(step)):
+                if not path.is_dir():
+                    continue
+                try:
+                    return read_checkpoint(path)
+                except DamagedCheckpoint as error:
+                    self.warn(
+                        f"checkpoint {path} is damaged ({error}); falling back to the one before"
+                    )
+        if steps:
+            raise UserError(f"all checkpoints in {self.folder} are damaged: start a new run")
+        return None
+
+    def _prune(self, newest: int, best_step: int | None) -> None:
+        """Drops what is neither among the newest nor the best. Steps after `newest` are damaged
+        ones that the run fell back behind; a folder that cannot be dropped is left for later."""
+        steps = self.steps()
+        kept = [step for step in steps if step <= newest][-self.keep :]
+        for step in steps:
+            path, old = self._path(step), self._old(step)
+            doomed = [path, old]
+            if step in kept or step == best_step:
+                doomed = [old] if path.exists() else []
+            for path in doomed:
+                aside = self.folder / f".dropping-{path.name}"
+                with contextlib.suppress(OSError):
+                    os.rename(path, aside)  # half deleted, it must not look like a damaged one
+                shutil.rmtree(aside, ignore_errors=True)
+
+    def _path(self, step: int) -> Path:
+        return self.folder / f"step-{step:08}"
+
+    def _aside(self, step: int) -> Path:
+        return self.folder / f".writing-{self._path(step).name}"
+
+    def _old(self, step: int) -> Path:
+        """Where a checkpoint waits while it is replaced by another one of the same step."""
+        return self.folder / f"step-{step:08}.old"
+
+    def _clean(self) -> None:
+        """Removes what a killed process left half written or half deleted."""
+        for path in [*self.folder.glob(".writing-*"), *self.folder.glob(".dropping-*")]:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Verifies every byte of a checkpoint, then reads it. Raises DamagedCheckpoint."""
+    path = Path(path)
+    try:
+        written = (path / SUMS).read_bytes()
+        names = {STATE} | file_names(path, written)
+        if not any(".rank-" in name for name in names):
+            names |= {MODEL, OPTIMIZER}
+        sums = {name: file_sum(path / name) for name in sorted(names)}
+    except OSError as error:
+        raise DamagedCheckpoint(f"{Path(error.filename or path).name}: {reason(error)}") from None
+    if written != sums_text(sums):
+        wrong = [name for name in sums if f"{sums[name]}  {name}".encode() not in written]
+        raise DamagedCheckpoint(f"{', '.join(wrong) or SUMS}: the content does not match its sum")
+    try:
+        state = json.loads((path / STATE).read_bytes())
+        shards = state.pop("shards", {})  # of these files; of no other checkpoint of this state
+        there = {name.partition(".")[0] for name in names}
+        tensors = {
+            part: read_part(path, part, names, shards) if part in there else None for part in PARTS
+        }
+        return Checkpoint(step=_step(path), state=state, **tensors)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise DamagedCheckpoint(str(error)) from None
+
+
+def optimizer_tensors(optimizer, names: dict[Tensor, str]) -> tuple[dict[str, Tensor], dict]:
+    """Optimizer state as tensors under canonical names, and the rest as JSON.
+
+    Args:
+        names: the canonical name of each parameter.
+    Returns:
+        ({"<parameter>/<key>": tensor}, {"groups": [...], "values": {"<parameter>/<key>": number}})
+    """
+    saved = optimizer.state_dict()  # parameters are numbers there
+    numbers = [number for group in saved["param_groups"] for number in group["params"]]
+    own = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
+    name_of = dict(zip(numbers, own, strict=True))
+    tensors, values = {}, {}
+    for number, state in saved["state"].items():
+        for key, value in state.items():
+            target = tensors if isinstance(value, Tensor) else values
+            target[f"{name_of[number]}/{key}"] = value
+    groups = [
+        {k: v.item() if isinstance(v, Tensor) else v for k, v in group.items()}  # a count of steps
+        | {"params": [name_of[number] for number in group["params"]]}
+        for group in saved["param_groups"]
+    ]
+    return tensors, {"groups": groups, "values": values}
+
+
+@torch.no_grad()
+def restore_optimizer(
+    optimizer,
+    names: dict[Tensor, str],
+    tensors: dict[str, Tensor],
+    rest: dict,
+    exchange: Exchange | None = None,
+) -> None:
+    """The inverse of `optimizer_tensors`, into an optimizer made with the same settings, by its
+    own `load_state_dict`. Of the groups' settings, the present ones count.
+
+    State of the shape of its parameter takes that parameter's memory format, as the optimizer
+    would have made it; of a divided parameter's (see shards.py) it is the rows that this rank has.
+
+    Args:
+        tensors: whole.
+        exchange: of the ranks, if parameters are divided among them.
+
+    Raises:
+        UserError: the groups or the parameters are not those of the checkpoint.
+    """
+    exchange = exchange or Exchange()
+    parameters = {name: parameter for parameter, name in names.items()}
+    if [group["params"] for group in rest["groups"]] != [
+        [names[p] for p in group["params"]] for group in optimizer.param_groups
+    ]:
+        raise UserError("the checkpoint's optimizer has other parameters than this run's")
+    number_of, groups = {}, []
+    for group, saved in zip(optimizer.param_groups, rest["groups"], strict=True):
+        first = len(number_of)
+        number_of |= {name: first + i for i, name in enumerate(saved["params"])}
+        kept = {key: saved[key] for key in OF_THE_STEPS if key in saved}
+        groups.append(group | kept | {"params": [number_of[name] for name in saved["params"]]})
+    state: dict[int, dict] = {}
+    for key, value in [*tensors.items(), *rest["values"].items()]:
+        name, _, entry = key.rpartition("/")
+        parameter = parameters[name]
+        if isinstance(value, Tensor):
+            if is_by_element(entry, value, exchange.shape(parameter)):
+                part = exchange.part(parameter, value)
+                value = torch.empty_like(parameter, dtype=value.dtype).copy_(part)
+            else:
+                value = value.clone()  # the checkpoint's own is not to change
+        state.setdefault(number_of[name], {})[entry] = value
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous tensors on the CPU that share no memory with anything, sorted by name."""
+    return {
+        name: torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
+        for name, tensor in sorted(tensors.items())
+    }
+
+
+def _contents(checkpoint: Checkpoint, names: dict[str, str]) -> Iterator[tuple[str, bytes]]:
+    """(name, content) of the files of tensors, one at a time in memory."""
+    for part, tensors in checkpoint.tensors().items():
+        yield names[part], to_bytes(tensors)
+
+
+def _step(path: Path) -> int:
+    digits = path.name.removeprefix("step-").removesuffix(".old")
+    return int(digits) if digits.isdecimal() else -1

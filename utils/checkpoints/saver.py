@@ -1,0 +1,125 @@
+"""When a checkpoint is due, and its writing beside the training.
+
+The copy is taken between two steps; serialising, hashing and writing it to disk then go on in a
+thread, one checkpoint at a time. Only the last one, before the process ends, is waited for.
+
+With many processes the first one writes; where the model is divided among them, each writes its
+rows, and their threads tell each other how it goes.
+"""
+
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from utils.checkpoints.checkpoint import Checkpoint, Checkpoints
+from utils.errors import UserError
+from utils.exchange import Exchange
+from utils.files import reason
+from utils.reporting.console import Console
+from utils.reporting.metrics import MetricsLog
+
+
+class Saver:
+    """Args:
+    store: where checkpoints go.
+    metrics: flushed to disk before a checkpoint that counts on its lines; of rank 0 alone.
+    console: told what could not be written, on rank 0.
+    every_steps, every_seconds: how often; either.
+    exchange: of the ranks, used by nobody else: its collectives run in the thread, beside the
+        training's. None: one process.
+    """
+
+    def __init__(
+        self,
+        store: Checkpoints,
+        metrics: MetricsLog,
+        console: Console,
+        every_steps: int | None = None,
+        every_seconds: float | None = None,
+        exchange: Exchange | None = None,
+    ):
+        self.store, self.metrics, self.console = store, metrics, console
+        self.every_steps, self.every_seconds = every_steps, every_seconds
+        self.exchange = exchange or Exchange()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._writing: tuple[int, Future] | None = None  # step, result
+        self.start(0)
+
+    def start(self, step: int) -> None:
+        """The intervals count from here."""
+        self.saved_step, self._saved_time = step, time.monotonic()
+
+    def is_due(self, step: int) -> bool:
+        if self.every_steps is not None:
+            return step - self.saved_step >= self.every_steps
+        return time.monotonic() - self._saved_time >= (self.every_seconds or float("inf"))
+
+    def save(self, checkpoint: Checkpoint, best_step: int | None, final: bool) -> None:
+        """Takes a copy and has it written; every rank calls it for the same steps. A disk that is
+        full is said, and tried again when the next one is due; only the last checkpoint (`final`)
+        must succeed, else UserError, on all ranks."""
+        self.wait()
+        self.start(checkpoint.step)
+        first, divided = self.exchange.rank == 0, checkpoint.rows is not None
+        failure = self._note_position(checkpoint) if first else None
+        if divided or (first and failure is None):
+            future = self._thread.submit(self._write, checkpoint.copy(), best_step, failure)
+            self._writing, failure = (checkpoint.step, future), None
+        line = failure and self._line(failure, checkpoint.step)
+        if final:
+            line = next(filter(None, self.exchange.gather_json(self._result() or line)), None)
+            if line is not None:
+                raise UserError(f"{line}; make room and --resume {self.store.folder.parent}")
+        self._say(line)
+
+    def _note_position(self, checkpoint: Checkpoint) -> OSError | None:
+        """Where the metrics are cut on resume; the error, if their disk is full."""
+        try:
+            checkpoint.state["metrics_bytes"] = self.metrics.position()
+        except OSError as error:
+            return error
+        return None
+
+    def _write(
+        self, checkpoint: Checkpoint, best_step: int | None, failure: OSError | None
+    ) -> None:
+        """In the thread. `failure`: of rank 0, before anything was written; told to the others."""
+
+        def ready() -> None:
+            if failure is not None:
+                raise failure
+            self.metrics.sync()
+
+        if checkpoint.rows is None:
+            ready()
+            self.store.save(checkpoint, best_step)
+        else:
+            self.store.save_shards(checkpoint, best_step, self.exchange, ready)
+
+    def poll(self) -> None:
+        """Says what went wrong with the one being written, if that is known already."""
+        if self._writing is not None and self._writing[1].done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Until the one being written is on disk, or has failed, which is said."""
+        self._say(self._result())
+
+    def _result(self) -> str | None:
+        """Waits for the one being written; what went wrong."""
+        if self._writing is None:
+            return None
+        (step, future), self._writing = self._writing, None
+        try:
+            future.result()
+        except OSError as error:
+            return self._line(error, step)
+        return None
+
+    def _line(self, error: OSError, step: int) -> str:
+        before = [saved for saved in self.store.steps() if saved < step]
+        last = f"that of step {before[-1]} is intact" if before else "there is none before it"
+        return f"no checkpoint of step {step}: {reason(error)}; {last}"
+
+    def _say(self, line: str | None) -> None:
+        if line is not None and self.exchange.rank == 0:  # the others know it too
+            self.console.say(f"{line}; the run goes on and tries again")

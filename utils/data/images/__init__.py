@@ -1,0 +1,1 @@
+"""Pictures: sources, decoding, loader."""

@@ -1,0 +1,213 @@
+"""Decoded pictures on disk: written once, mapped in by every later run.
+
+A cache is a folder `<cache_dir>/<key>/` with `<split>.npy`, `<split>_labels.npy` and
+`index.json`. It is built under a temporary name, flushed to disk and renamed, so that it is there
+whole or not at all, whoever dies or builds the same one meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from utils.data.cache_folder import LOCK, put_in_place, remove_abandoned, temporary_folder
+from utils.data.images.decode import decode_all, strict_pillow
+from utils.data.images.sources import Split, channel_statistics, content_fingerprint
+from utils.errors import UserError
+from utils.files import sync_folder
+
+VERSION = 1  # of the pictures in a cache and of its layout; part of every key
+
+
+@dataclass(frozen=True)
+class Source:
+    """The files of one split: absolute paths and the index of each one's class."""
+
+    paths: list[str]
+    labels: list[int]
+
+
+@dataclass(frozen=True)
+class Index:
+    """`index.json`. `skipped_first` holds the first few of the `skipped` files, with reasons."""
+
+    version: int
+    classes: list[str]
+    image_size: int
+    counts: dict[str, int]  # split -> pictures
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    fingerprint: str
+    skipped: int
+    skipped_first: list[str]
+
+
+def open_cache(folder: Path) -> tuple[Index, dict[str, Split]] | None:
+    """Map in the cache at `folder`; None where there is none or it is not whole."""
+    try:
+        raw = json.loads((folder / "index.json").read_text(encoding="utf-8"))
+        index = Index(**{**raw, "mean": tuple(raw["mean"]), "std": tuple(raw["std"])})
+        splits = {}
+        for name, count in index.counts.items():
+            images = np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+            labels = np.load(folder / f"{name}_labels.npy", allow_pickle=False)
+            if images.shape != (count, index.image_size, index.image_size, 3):
+                return None
+            if not 0 <= labels.min() <= labels.max() < len(index.classes):
+                return None
+            splits[name] = Split(images, labels)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, AssertionError):
+        return None
+    return (index, splits) if index.version == VERSION else None
+
+
+def build_cache(
+    folder: Path,
+    sources: dict[str, Source],
+    classes: list[str],
+    *,
+    image_size: int,
+    on_bad: str,
+    workers: int,
+    progress: bool,
+) -> tuple[Index, dict[str, Split]]:
+    """Decode every file of `sources` (split -> files) into the cache `folder`, and map it in.
+
+    Raises:
+        UserError: a file is no readable image (unless `on_bad` is "skip"), a split or a class of
+            the training pictures has none left, or the cache cannot be written.
+    """
+    parent = folder.parent
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        remove_abandoned(parent)
+        _check_space(parent, sources, image_size)
+        with temporary_folder(parent) as temporary:
+            _write(temporary, sources, classes, image_size, on_bad, workers, progress)
+            sync_folder(temporary)
+            put_in_place(temporary, folder, lambda: open_cache(folder) is not None)
+            sync_folder(parent)
+            (folder / LOCK).unlink(missing_ok=True)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UserError(
+            f"cannot write the cache of decoded pictures in {parent}: {reason}; "
+            "name another folder with --cache_dir"
+        ) from error
+    cache = open_cache(folder)
+    assert cache is not None, f"the cache {folder} cannot be read back"
+    return cache
+
+
+def _write(
+    folder: Path,
+    sources: dict[str, Source],
+    classes: list[str],
+    image_size: int,
+    on_bad: str,
+    workers: int,
+    progress: bool,
+) -> None:
+    files = sum(len(source.paths) for source in sources.values())
+    terminal = sys.stderr.isatty()
+    if progress and not terminal:
+        print(f"decoding {files:,} pictures to {image_size}x{image_size}, once", file=sys.stderr)
+    skipped: list[str] = []
+    splits: dict[str, Split] = {}
+    with (
+        tqdm(
+            desc="decoding", total=files, unit=" pictures", disable=not (progress and terminal)
+        ) as bar,
+        strict_pillow(),
+    ):
+        for name, source in sources.items():
+            labels = np.asarray(source.labels, np.int64)
+            good = np.ones(len(labels), bool)
+            with (
+                open(folder / f"{name}.npy", "w+b") as file,
+                contextlib.closing(decode_all(source.paths, image_size, workers)) as chunks,
+            ):
+                # The header has room for any number of pictures and is written again at the end.
+                shape = (len(labels), image_size, image_size, 3)
+                _write_header(file, shape)
+                done = 0
+                for pictures, errors in chunks:
+                    for offset, reason in errors.items():
+                        path = source.paths[done + offset]
+                        if on_bad == "error":
+                            raise UserError(
+                                f"{path} is no readable image ({reason}): remove it, or leave out "
+                                "all such files with --on_bad skip"
+                            )
+                        skipped.append(f"{path}: {reason}")
+                        good[done + offset] = False
+                    file.write(pictures)
+                    done += len(pictures) + len(errors)
+                    bar.update(len(pictures) + len(errors))
+                _check_something_left(name, source, good, classes)
+                file.seek(0)
+                _write_header(file, (int(good.sum()), *shape[1:]))
+                file.flush()
+                os.fsync(file.fileno())
+            with open(folder / f"{name}_labels.npy", "wb") as file:
+                np.save(file, labels[good], allow_pickle=False)
+                file.flush()
+                os.fsync(file.fileno())
+            images = np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+            splits[name] = Split(images, labels[good])
+    mean, std = channel_statistics(next(iter(splits.values())).images)
+    index = Index(
+        version=VERSION,
+        classes=classes,
+        image_size=image_size,
+        counts={name: len(split) for name, split in splits.items()},
+        mean=mean,
+        std=std,
+        fingerprint=content_fingerprint(classes, splits),
+        skipped=len(skipped),
+        skipped_first=skipped[:10],
+    )
+    with open(folder / "index.json", "w", encoding="utf-8") as file:
+        json.dump(asdict(index), file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _check_something_left(name: str, source: Source, good: np.ndarray, classes: list[str]) -> None:
+    """Of the first split (the training pictures) every class needs one, of others any class."""
+    labels = np.asarray(source.labels)
+    needed = set(source.labels) if name in ("train", "all") else set()
+    lost = needed - set(labels[good].tolist())
+    if lost or not good.any():
+        what = f"class {classes[min(lost)]!r}" if lost else f"{name}/"
+        raise UserError(f"no readable image is left in {what}: add some, or remove the folder")
+
+
+# Files and folders
+
+
+def _write_header(file: io.BufferedIOBase, shape: tuple[int, ...]) -> None:
+    np.lib.format.write_array_header_1_0(
+        file, {"descr": "|u1", "fortran_order": False, "shape": shape}
+    )
+
+
+def _check_space(parent: Path, sources: dict[str, Source], image_size: int) -> None:
+    pictures = sum(len(source.paths) for source in sources.values())
+    needed = pictures * (3 * image_size**2 + 8) + (1 << 16)
+    free = shutil.disk_usage(parent).free
+    if free < needed:
+        raise UserError(
+            f"the cache of decoded pictures needs {needed / 1e6:,.0f} MB and {parent} has "
+            f"{free / 1e6:,.0f} MB free: make room, name another folder with --cache_dir, or take "
+            "a smaller --image_size"
+        )

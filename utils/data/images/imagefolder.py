@@ -1,0 +1,285 @@
+"""Pictures in a folder per class, as most tools write and read them.
+
+    data_dir/train/<class>/...   with test/<class>/... (and perhaps val/<class>/...), or val/ only
+    data_dir/<class>/...         with `test_fraction`
+
+Classes are the sorted folder names of the training pictures. The files are decoded once into a
+cache (`image_cache`), whose key changes with them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from utils.data.images.cache import VERSION, Index, Source, build_cache, open_cache
+from utils.data.images.decode import open_image, strict_pillow
+from utils.data.images.sources import ImageData, Split, channel_statistics
+from utils.data.splits import TEST_SEED, stratified_split
+from utils.errors import UserError
+
+LAYOUT = (
+    "expected train/<class>/ with test/<class>/ or val/<class>/, or <class>/ with --test_fraction"
+)
+DEFAULT_SIZE, LARGEST_KEPT_SIZE = 224, 64
+_SPLITS = ("train", "val", "test")
+_IGNORED = {"thumbs.db", "desktop.ini", "__macosx"}
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The files of one split, by class and then by path."""
+
+    root: Path
+    classes: list[str]
+    paths: list[str]  # relative to root
+    labels: list[int]
+    stats: list[tuple[int, int]]  # (bytes, time of modification in ns)
+
+
+def load_imagefolder(
+    *,
+    data_dir: Path,
+    cache_dir: Path,
+    image_size: int | None = None,
+    on_bad: str = "error",
+    test_fraction: float | None = None,
+    workers: int = 1,
+    progress: bool = True,
+) -> ImageData:
+    """Decode the tree at `data_dir` into `cache_dir`, or map in what a former run has decoded.
+
+    With train/, val/ and test/, val/ is the validation split; without test/ it is the test set.
+
+    Raises:
+        UserError: the tree is not as it should be, a file in it is no image (unless `on_bad` is
+            "skip"), or the cache cannot be written.
+    """
+    listings = _list_tree(data_dir, test_fraction, cache_dir)
+    classes = next(iter(listings.values())).classes
+    if image_size is None:
+        image_size = _choose_size(next(iter(listings.values())))
+    folder = cache_dir / _key(listings, image_size)
+    cache = open_cache(folder)
+    source = f"{data_dir}, mapped in from {folder}"
+    if cache is None:
+        source = f"{data_dir}, decoded into {folder}"
+        cache = build_cache(
+            folder,
+            {name: _to_source(listing) for name, listing in listings.items()},
+            classes,
+            image_size=image_size,
+            on_bad=on_bad,
+            workers=workers,
+            progress=progress,
+        )
+    index, splits = cache
+    if index.skipped and on_bad == "error":
+        raise UserError(
+            f"{index.skipped} files in {data_dir} are no readable images, the first of them "
+            f"{index.skipped_first[0]}: remove them, or leave them out with --on_bad skip"
+        )
+    if test_fraction is not None:
+        return _divide(index, splits["all"], test_fraction, source)
+    train, test, val = (splits.get(name) for name in ("train", "test", "val"))
+    if test is None:
+        test, val = val, None
+    return ImageData(
+        name="imagefolder",
+        classes=index.classes,
+        mean=index.mean,
+        std=index.std,
+        train=train,
+        test=test,
+        val=val,
+        fingerprint=index.fingerprint,
+        skipped=index.skipped,
+        source=source,
+    )
+
+
+def _divide(index: Index, everything: Split, fraction: float, source: str) -> ImageData:
+    """A single tree in two. The cache is the same for every share: the parts are rows of it."""
+    kept, held_out = stratified_split(everything.labels, fraction, TEST_SEED, index.classes)
+    train, test = everything.part(kept), everything.part(held_out)
+    mean, std = channel_statistics(train)
+    division = f"{index.fingerprint} {fraction!r} {TEST_SEED}"
+    return ImageData(
+        name="imagefolder",
+        classes=index.classes,
+        mean=mean,
+        std=std,
+        train=train,
+        test=test,
+        fingerprint=hashlib.sha256(division.encode()).hexdigest(),
+        skipped=index.skipped,
+        source=source,
+    )
+
+
+def _list_tree(data_dir: Path, test_fraction: float | None, cache_dir: Path) -> dict[str, Listing]:
+    """Split -> its files: {"train", "test" and/or "val"}, or {"all"} for a tree to be divided.
+
+    A cache that lies in the tree is no part of it.
+    """
+    folders = _folders(data_dir, cache_dir)
+    beside = [name for name in _SPLITS if name in folders]
+    others = [name for name in folders if name not in _SPLITS]
+    # A class may be called "train", too: it is one if it holds no folders and others stand by.
+    if "train" in beside and (not others or _folders(data_dir / "train", cache_dir)):
+        held_out = [name for name in beside if name != "train"]
+        if held_out and test_fraction is not None:
+            raise UserError(
+                f"--test_fraction has no effect on {data_dir}, which has a folder {held_out[-1]}/: "
+                "leave it out"
+            )
+        root = data_dir / "train"
+    elif beside and not others:
+        raise UserError(f"{data_dir} has {beside[0]}/ and no train/: {LAYOUT}")
+    else:
+        held_out, root = [], data_dir
+    if not held_out:
+        if not _folders(root, cache_dir):
+            raise UserError(f"{root} has no class folders: {LAYOUT}")
+        if test_fraction is None:
+            raise UserError(
+                f"{data_dir} has no test/ or val/ folder beside train/: hold out a part of the "
+                "pictures for the test by --test_fraction 0.2 (say), or add such a folder"
+            )
+        return {"all": _list_split(root, None, cache_dir)}
+    train = _list_split(root, None, cache_dir)
+    return {
+        "train": train,
+        **{name: _list_split(data_dir / name, train.classes, cache_dir) for name in held_out},
+    }
+
+
+def _list_split(root: Path, known: list[str] | None, cache_dir: Path) -> Listing:
+    """List the class folders of `root`; `known` are the classes of the training pictures."""
+    names = _folders(root, cache_dir)
+    if not names:
+        raise UserError(f"{root} has no class folders: {LAYOUT}")
+    if known is None and len(names) == 1:
+        raise UserError(
+            f"{root} has one class folder only, {names[0]!r}: a classifier needs two or more"
+        )
+    unknown = [name for name in names if known is not None and name not in known]
+    if unknown:
+        raise UserError(
+            f"{root / unknown[0]} is a class that the training pictures do not have: rename it to "
+            "one of theirs, or remove it"
+        )
+    classes = names if known is None else known
+    paths, labels, stats = [], [], []
+    for name in names:
+        files = sorted(_walk(root / name, name, set()))
+        if not files:
+            raise UserError(f"the class folder {root / name} is empty: add images, or remove it")
+        label = classes.index(name)
+        for path, size, modified in files:
+            paths.append(path)
+            labels.append(label)
+            stats.append((size, modified))
+    return Listing(root, classes, paths, labels, stats)
+
+
+def _walk(
+    folder: Path | str, prefix: str, seen: set[tuple[int, int]]
+) -> list[tuple[str, int, int]]:
+    """(path below the split, bytes, modification time in ns) of every file below `folder`.
+
+    Links are followed; `seen` keeps a folder from being read twice, and a loop from going on.
+    """
+    try:
+        here = os.stat(folder)
+        if (here.st_dev, here.st_ino) in seen:
+            return []
+        seen.add((here.st_dev, here.st_ino))
+        with os.scandir(folder) as scan:
+            entries = sorted(scan, key=lambda entry: entry.name)
+    except OSError as error:
+        raise UserError(f"cannot read {folder}: {error.strerror}") from error
+    files = []
+    for entry in entries:
+        if _is_ignored(entry.name):
+            continue
+        path = f"{prefix}/{entry.name}"
+        try:
+            found = entry.stat()
+        except OSError:  # a broken link: a bad file, which decoding it will report
+            files.append((path, -1, 0))
+            continue
+        if stat.S_ISDIR(found.st_mode):
+            files.extend(_walk(entry.path, path, seen))
+        else:
+            files.append((path, found.st_size, found.st_mtime_ns))
+    return files
+
+
+def _folders(root: Path, cache_dir: Path) -> list[str]:
+    """The sorted names of the folders in `root` that are neither hidden nor the cache."""
+    cache = os.path.realpath(cache_dir)
+    try:
+        with os.scandir(root) as scan:
+            return sorted(
+                entry.name
+                for entry in scan
+                if entry.is_dir()
+                and not _is_ignored(entry.name)
+                and os.path.realpath(entry.path) != cache
+            )
+    except OSError as error:
+        raise UserError(
+            f"cannot read the folder {root}: {error.strerror}; give the folder of your pictures "
+            f"with --data_dir ({LAYOUT})"
+        ) from error
+
+
+def _is_ignored(name: str) -> bool:
+    return name.startswith(".") or name.lower() in _IGNORED
+
+
+def _choose_size(listing: Listing) -> int:
+    """The common side of small square pictures, by the first readable one of each class."""
+    sizes = set()
+    tried: dict[int, int] = {}
+    done = set()
+    for path, label in zip(listing.paths, listing.labels, strict=True):
+        if label in done or tried.get(label, 0) == 5:
+            continue
+        tried[label] = tried.get(label, 0) + 1
+        try:
+            with strict_pillow(), open_image(os.path.join(listing.root, path)) as image:
+                sizes.add(image.size)
+        except Exception:  # a bad file, which decoding it will report
+            continue
+        done.add(label)
+    if len(sizes) == 1:
+        width, height = sizes.pop()
+        if width == height <= LARGEST_KEPT_SIZE:
+            return width
+    return DEFAULT_SIZE
+
+
+def _key(listings: dict[str, Listing], image_size: int) -> str:
+    """SHA-256 over what the cache's content depends on: settings, and each file's name and stat.
+
+    Not `on_bad`, nor how a single tree is divided: one cache serves all.
+    """
+    digest = hashlib.sha256(json.dumps([VERSION, image_size]).encode())
+    for name, listing in listings.items():
+        digest.update(json.dumps([name, listing.classes]).encode())
+        lines = [
+            f"{path}\0{size}\0{modified}\0"
+            for path, (size, modified) in zip(listing.paths, listing.stats, strict=True)
+        ]
+        digest.update(os.fsencode("".join(lines)))
+    return digest.hexdigest()
+
+
+def _to_source(listing: Listing) -> Source:
+    return Source([os.path.join(listing.root, path) for path in listing.paths], listing.labels)

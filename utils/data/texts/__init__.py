@@ -1,0 +1,1 @@
+"""Texts: sources, tokens, loader."""

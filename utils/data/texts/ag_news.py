@@ -1,0 +1,79 @@
+"""AG News: 120,000 training and 7,600 test articles of four classes, from two CSV files.
+
+The published columns are class (1 to 4), title and description. They are looked for in each file
+by itself, so that copies which join title and description work as well.
+
+Zhang, Zhao and LeCun, Character-level Convolutional Networks for Text Classification (2015),
+https://arxiv.org/abs/1509.01626.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from utils.data.download import download
+from utils.data.texts.csv_texts import VERSION, file_sum, notes_of, read_files, to_texts
+from utils.data.texts.sources import FILE_FLAGS, TextData, TextRequest, TextSource, text_fingerprint
+
+CLASSES = ["World", "Sports", "Business", "Sci/Tech"]
+FOLDER = "ag_news_csv"
+URL = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
+# File -> MD5, hexadecimal; the sums are those of torchtext (torchtext/datasets/ag_news.py).
+PUBLISHED = {
+    "train.csv": "b1a00f826fdfbd249f79597b59e1dc12",
+    "test.csv": "d52ea96a97a2d943681189a97654912d",
+}
+INSTEAD = (
+    "point --data_dir to a folder with train.csv and test.csv of AG News, take your own texts "
+    "with --dataset csv, or the built-in ones with --dataset headlines"
+)
+
+
+def open_ag_news(settings: TextRequest) -> TextSource:
+    """Looks for each file in `data_dir`/ag_news_csv, then in `data_dir`; one that is in neither
+    is downloaded to the former, and checked. One that is there is used as it is.
+
+    Raises:
+        UserError: a download failed, or a setting has no effect.
+    """
+    settings.refuse("ag_news", "has its own files", *FILE_FLAGS)
+    files = {
+        name.partition(".")[0]: _find(settings.data_dir, name, checksum)
+        for name, checksum in PUBLISHED.items()
+    }
+    folders = dict.fromkeys(str(path.parent) for path in files.values())
+    return TextSource("ag_news", files, VERSION, ", ".join(folders), lambda: _load(settings, files))
+
+
+def _find(data_dir: Path, name: str, checksum: str) -> Path:
+    home = data_dir / FOLDER / name
+    for path in (home, data_dir / name):
+        if os.path.isfile(path):
+            return path
+    download(URL + name, home, checksum, hint=INSTEAD)
+    return home
+
+
+def _load(settings: TextRequest, files: dict[str, Path]) -> TextData:
+    numbers = tuple(str(number) for number in range(1, len(CLASSES) + 1))
+    samples = read_files(settings, files, numbers)
+    texts = {role: to_texts(part, list(numbers)) for role, part in samples.items()}
+    other = [
+        path.name
+        for path, checksum in zip(files.values(), PUBLISHED.values(), strict=True)
+        if file_sum(path, "md5") != checksum
+    ]
+    notes = notes_of(samples)
+    if other:
+        notes.append(f"{' and '.join(other)}: not the published file of AG News, used as it is")
+    return TextData(
+        name="ag_news",
+        classes=list(CLASSES),
+        train=texts["train"],
+        test=texts["test"],
+        fingerprint=text_fingerprint(CLASSES, texts),
+        source=", ".join(dict.fromkeys(str(path.parent) for path in files.values())),
+        skipped=sum(len(part.problems) for part in samples.values()),
+        notes=notes,
+    )

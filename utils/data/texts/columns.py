@@ -1,0 +1,201 @@
+"""Which columns of a table hold the text and the class, and whether it begins with a header.
+
+What the user does not say is guessed, for each file by itself, first by the columns' names and
+then by what is in them; `Columns.note` says the guess in one line.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from utils.data.texts.files import Row, Table
+from utils.errors import UserError
+
+# The first that a header has is the class; all of the second kind that it has are the text.
+LABEL_NAMES = (
+    "label", "labels", "class", "class index", "category", "target", "sentiment", "topic",
+    "polarity", "intent", "stars", "rating", "class name", "label text", "gold label", "y",
+)  # fmt: skip
+TEXT_NAMES = (
+    "text", "texts", "title", "description", "sentence", "content", "contents", "body", "headline",
+    "headlines", "review", "review text", "review body", "comment", "message", "tweet", "question",
+    "document", "article", "abstract", "news", "subject", "short description", "utterance",
+    "sentence1", "sentence2", "premise", "hypothesis",
+)  # fmt: skip
+_SAMPLE_ROWS = 2000
+_LONGEST_NAME = 40  # characters of a column's name
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Columns are counted from 0. `label` is None where the table has no class."""
+
+    texts: list[int]
+    label: int | None
+    header: bool
+    note: str | None
+
+
+def choose_columns(
+    table: Table,
+    text_columns: Sequence[str],
+    label_column: str | None,
+    *,
+    classes: Collection[str] = (),
+    needs_label: bool = True,
+) -> Columns:
+    """The columns named by the user, and guesses for those that are not.
+
+    Args:
+        text_columns: names of columns, or their numbers from 1; empty: guessed.
+        label_column: likewise; None: guessed.
+        classes: those of the training data, where they are known.
+        needs_label: a table without class is an error.
+
+    Raises:
+        UserError: a column is not there, or the table has too few.
+    """
+    header = _has_header(table, text_columns, label_column)
+    names = table.names
+    if header:
+        names = [cell.strip() for cell in table.rows[0].cells]
+    sample = [row for row in table.rows[header : _SAMPLE_ROWS + header] if row.problem is None]
+    plain = [_plain(name) for name in names] if names is not None else None
+
+    texts = [_find(table, names, column, "text_columns") for column in text_columns]
+    label = None if label_column is None else _find(table, names, label_column, "label_column")
+    if label is not None and label in texts:
+        raise UserError(
+            f"{table.path}: column {_say([label], names)} cannot be both text and class: "
+            "change --text_columns or --label_column"
+        )
+    rest = [column for column in range(table.columns) if column not in texts]
+    if label is None and table.columns > 1 and (needs_label or not texts):
+        label = _guess_label(sample, rest, plain, classes, needs_label)
+    if label is None and needs_label:
+        raise UserError(
+            f"{table.path} has {table.columns} column(s), where a text and its class are needed: "
+            "add the missing one, or name them with --text_columns and --label_column"
+        )
+    if not texts:
+        texts = _guess_texts(sample, [column for column in rest if column != label], plain)
+    if not texts:
+        raise UserError(f"{table.path} has no column with text: name it with --text_columns")
+
+    note = None
+    if table.names is None or not text_columns or label_column is None:
+        plural = "s" if len(texts) > 1 else ""
+        where = f"text in column{plural} {_say(texts, names)}"
+        if label is not None:
+            where = f"class in column {_say([label], names)}, {where}"
+        first = ""
+        if table.names is None:
+            first = ", below a header row" if header else ", no header row"
+        note = f"{table.path.name}: {where}{first}"
+        if table.delimiter not in ",\t":
+            note += f", columns divided by {table.delimiter!r}"
+    return Columns(texts, label, header, note)
+
+
+def _say(columns: list[int], names: list[str] | None) -> str:
+    """ "2 (title) and 3 (description)" """
+    parts = [f"{i + 1} ({names[i][:_LONGEST_NAME]})" if names else str(i + 1) for i in columns]
+    return " and ".join(" ".join(part.split()) for part in parts)
+
+
+def _find(table: Table, names: list[str] | None, column: str, flag: str) -> int:
+    """By exact name, by name in any case, by number from 1."""
+    names = names or []
+    lower = [name.lower() for name in names]
+    if column in names:
+        return names.index(column)
+    if column.strip().lower() in lower:
+        return lower.index(column.strip().lower())
+    if column.isdecimal() and column.isascii() and 1 <= int(column[:9]) <= table.columns:
+        return int(column) - 1
+    known = ", ".join(" ".join(name.split())[:_LONGEST_NAME] for name in names[:20])
+    have = f"it has {known}" if names else f"it has {table.columns}, and no header row"
+    raise UserError(f"{table.path} has no column {column!r} (--{flag}): {have}")
+
+
+def _plain(name: str) -> str:
+    return " ".join(name.lower().replace("_", " ").replace("-", " ").split())
+
+
+def _has_header(table: Table, text_columns: Sequence[str], label_column: str | None) -> bool:
+    """Whether the first row names the columns."""
+    rows = table.rows
+    if table.names is not None or not rows or rows[0].problem is not None:
+        return False
+    first = [cell.strip() for cell in rows[0].cells]
+    asked = [*text_columns, *([] if label_column is None else [label_column])]
+    lower = [cell.lower() for cell in first]
+    if any(column.strip().lower() in lower and not column.isdecimal() for column in asked):
+        return True
+    # A first column without a name is the index that pandas writes.
+    if any(len(cell) > _LONGEST_NAME for cell in first) or not all(first[1:]):
+        return False
+    if len(set(first)) < len(first):
+        return False
+    others = [row.cells for row in rows[1 : _SAMPLE_ROWS + 1] if row.problem is None]
+    others = [cells for cells in others if cells != rows[0].cells]  # the header of joined files
+    values = [Counter(cells[j].strip() for cells in others) for j in range(len(first))]
+    new = [name not in below for name, below in zip(first, values, strict=True)]
+    for name, below, is_new in zip(first, values, new, strict=True):
+        if is_new and _plain(name) in LABEL_NAMES + TEXT_NAMES:
+            return True
+        if is_new and others and not _is_number(name) and all(map(_is_number, below)):
+            return True
+        # A class that stands there once, where all others come again and again.
+        if all(new) and len(others) >= 10 and len(below) <= len(others) / 5:
+            return min(below.values()) > 1
+    return False
+
+
+def _is_number(cell: str) -> bool:
+    return cell.lstrip("+-").isdecimal()
+
+
+def _guess_label(
+    sample: list[Row],
+    columns: list[int],
+    names: list[str] | None,
+    classes: Collection[str],
+    needs_label: bool,
+) -> int | None:
+    """By name; else the column that holds known classes; else the one of the fewest values."""
+    for name in LABEL_NAMES:
+        for column in columns:
+            if names and names[column] == name:
+                return column
+    if not sample or not columns:
+        return None
+    cells = {column: [(row.cells[column] or "").strip() for row in sample] for column in columns}
+    if classes:
+        known = set(classes)
+        share = {j: sum(cell in known for cell in cells[j]) / len(sample) for j in columns}
+        best = max(columns, key=lambda j: share[j], default=None)
+        if best is not None and share[best] >= 0.5:
+            return best
+    values = {j: len(set(cells[j])) for j in columns}
+    length = {j: sum(map(len, cells[j])) / len(sample) for j in columns}
+    repeated = [j for j in columns if 2 <= values[j] <= max(2, len(sample) / 2)]
+    if not needs_label:
+        # Texts to be classified: few and short values, or there is no class.
+        repeated = [j for j in repeated if length[j] <= _LONGEST_NAME and len(sample) >= 10]
+        return min(repeated, key=lambda j: (values[j], length[j]), default=None)
+    if repeated:
+        return min(repeated, key=lambda j: (values[j], length[j], j))
+    return min(columns, key=lambda j: (length[j], j))
+
+
+def _guess_texts(sample: list[Row], columns: list[int], names: list[str] | None) -> list[int]:
+    """By name; else all columns that hold several words; else the one of the longest cells."""
+    named = [column for column in columns if names and names[column] in TEXT_NAMES]
+    if named or not columns:
+        return named
+    cells = {column: [(row.cells[column] or "").strip() for row in sample] for column in columns}
+    wordy = [j for j in columns if sum(" " in cell for cell in cells[j]) * 2 >= len(sample)]
+    return wordy or [max(columns, key=lambda j: (sum(map(len, cells[j])), -j))]

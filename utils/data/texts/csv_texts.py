@@ -1,0 +1,193 @@
+"""The user's own texts, in files of rows: a training file, perhaps with a test and a validation
+file beside it, or a share of it held out for the test."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+
+from utils.data.splits import TEST_SEED, stratified_split
+from utils.data.texts.files import file_kind
+from utils.data.texts.rows import Samples, read_samples
+from utils.data.texts.sources import TextData, TextRequest, Texts, TextSource, text_fingerprint
+from utils.errors import UserError
+
+CLASS_NAMES = "classes.txt"
+_MOST_CLASSES_OF_FEW = 20  # more than this, and more than half of the texts: not classes at all
+VERSION = 2  # of how files are read and cleaned; part of a cache's key
+
+
+def open_csv(settings: TextRequest) -> TextSource:
+    """Finds `train_file`, `test_file` and `val_file`.
+
+    Raises:
+        UserError: one is missing, or is no kind of file that can be read.
+    """
+    if settings.train_file is None:
+        raise UserError(
+            "--dataset csv needs --train_file (.csv, .tsv or .jsonl), and --test_file or "
+            "--test_fraction"
+        )
+    if settings.test_file is None and settings.test_fraction is None:
+        raise UserError(
+            "--dataset csv needs a test set: --test_file, or --test_fraction to hold out a share "
+            "of the training file"
+        )
+    if settings.test_file is not None and settings.test_fraction is not None:
+        raise UserError("--test_fraction has no effect with --test_file: leave one of them out")
+    files = {
+        role: path
+        for role, path in (
+            ("train", settings.train_file),
+            ("test", settings.test_file),
+            ("val", settings.val_file),
+        )
+        if path is not None
+    }
+    for path in files.values():
+        file_kind(path)
+    for role in ("test", "val"):
+        if role in files and _is_same(files[role], files["train"]):
+            raise UserError(
+                f"--{role}_file is the training file: what was trained on tests nothing; use "
+                f"--{role}_fraction to hold out a share of it"
+            )
+    description = ", ".join(str(path) for path in files.values())
+    names = settings.train_file.parent / CLASS_NAMES
+    every = files | ({"classes": names} if names.is_file() else {})
+    return TextSource("csv", every, VERSION, description, lambda: _load(settings, files))
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except (OSError, ValueError):
+        return False
+
+
+def _load(settings: TextRequest, files: dict[str, Path]) -> TextData:
+    samples = read_files(settings, files)
+    classes = sort_classes(samples["train"].labels)
+    if len(classes) < 2:
+        raise UserError(
+            f"{files['train']} has one class only, {classes[0][:40]!r}: two or more are needed; is "
+            "it the right column (--label_column)?"
+        )
+    if len(classes) > max(_MOST_CLASSES_OF_FEW, len(samples["train"].texts) / 2):
+        raise UserError(
+            f"{files['train']} has {len(classes):,} classes for {len(samples['train'].texts):,} "
+            "texts: is it the right column (--label_column)?"
+        )
+    texts = {role: to_texts(part, classes) for role, part in samples.items()}
+    notes = notes_of(samples)
+    named = _class_names(files["train"].parent / CLASS_NAMES, classes)
+    if named is not None:
+        classes = named
+        notes.append(f"names of the classes from {CLASS_NAMES} beside {files['train'].name}")
+    if settings.test_fraction is not None:
+        kept, held_out = stratified_split(
+            texts["train"].labels, settings.test_fraction, TEST_SEED, classes
+        )
+        whole = texts["train"]
+        texts["train"], texts["test"] = whole.part(kept), whole.part(held_out)
+    return TextData(
+        name="csv",
+        classes=classes,
+        train=texts["train"],
+        test=texts["test"],
+        val=texts.get("val"),
+        fingerprint=text_fingerprint(classes, texts),
+        source=", ".join(str(path) for path in files.values()),
+        skipped=sum(len(part.problems) for part in samples.values()),
+        notes=notes,
+    )
+
+
+def _class_names(path: Path, classes: list[str]) -> list[str] | None:
+    """Names for classes that are numbers, from the lines of a file that lies beside the texts.
+
+    The first line names class 1, or class 0 where there is one. None where the file does not fit.
+    """
+    if not path.is_file() or not all(name.isascii() and name.isdecimal() for name in classes):
+        return None
+    try:
+        names = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
+    except (OSError, ValueError):
+        return None
+    names = [name for name in names if name]
+    places = [int(name) - (classes[0] != "0") for name in classes]
+    if len(set(names)) < len(names) or not 0 <= min(places) <= max(places) < len(names):
+        return None
+    return [names[place] for place in places]
+
+
+def read_files(
+    settings: TextRequest, files: dict[str, Path], classes: tuple[str, ...] = ()
+) -> dict[str, Samples]:
+    """Role -> samples. The classes are those of the training file, unless they are given."""
+    samples: dict[str, Samples] = {}
+    for role, path in files.items():
+        samples[role] = read_samples(
+            path,
+            text_columns=settings.text_columns,
+            label_column=settings.label_column,
+            on_bad=settings.on_bad,
+            clean=settings.clean,
+            classes=classes,
+        )
+        classes = classes or tuple(set(samples[role].labels))
+    return samples
+
+
+def notes_of(samples: dict[str, Samples]) -> list[str]:
+    """What was guessed, the first bad row of each file, and texts that are in two of them."""
+    notes = []
+    for part in samples.values():
+        if part.note:
+            notes.append(part.note)
+        if part.problems:
+            (line, problem), count = part.problems[0], len(part.problems)
+            rows = (
+                "1 bad row left out," if count == 1 else f"{count:,} bad rows left out, the first"
+            )
+            notes.append(f"{part.path.name}: {rows} in line {line}, which {problem}")
+    trained = set(samples["train"].texts)
+    for role, part in samples.items():
+        known = sum(text in trained for text in part.texts)
+        if known and role != "train":
+            notes.append(
+                f"{part.path.name}: {known:,} of {len(part.texts):,} texts are in the training "
+                "file, too, which flatters the figures"
+            )
+    return notes
+
+
+def sort_classes(labels: list[str]) -> list[str]:
+    """The different labels: numbers by value, names by their letters."""
+    names = set(labels)
+    try:
+        return sorted(names, key=lambda name: (int(name), name))
+    except ValueError:
+        return sorted(names)
+
+
+def to_texts(samples: Samples, classes: list[str]) -> Texts:
+    place = {name: index for index, name in enumerate(classes)}
+    labels = np.fromiter((place[label] for label in samples.labels), np.int64, len(samples.labels))
+    return Texts(samples.texts, labels)
+
+
+def file_sum(path: Path, algorithm: str = "sha256") -> str:
+    """The checksum of a file, hexadecimal. Raises UserError where it cannot be read."""
+    try:
+        if path.is_dir():
+            raise UserError(f"{path} is a folder: name a file in it")
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, algorithm).hexdigest()
+    except FileNotFoundError as error:
+        raise UserError(f"{path} is not there: check the name") from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UserError(f"cannot read {str(path)!r}: {reason}") from error

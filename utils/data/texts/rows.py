@@ -1,0 +1,139 @@
+"""From the rows of a file to texts, with a class or without; bad rows are refused or counted."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from utils.data.texts.clean import clean_text
+from utils.data.texts.columns import choose_columns
+from utils.data.texts.files import broken_text, file_kind, read_table, read_text_file
+from utils.errors import UserError
+
+
+@dataclass
+class Samples:
+    """Texts of one file, their classes as they are written there, and the line of each.
+
+    `problems` are the bad rows, which are left out: (line, what is wrong with it).
+    """
+
+    path: Path
+    lines: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+    problems: list[tuple[int, str]] = field(default_factory=list)
+    note: str | None = None
+
+    def refuse(self) -> None:
+        """UserError for the first bad row."""
+        if self.problems:
+            line, problem = min(self.problems)
+            raise UserError(f"{self.path}: line {line} {problem}: correct it, or --on_bad skip")
+
+
+def read_samples(
+    path: Path,
+    *,
+    text_columns: Sequence[str] = (),
+    label_column: str | None = None,
+    on_bad: str = "error",
+    clean: bool = True,
+    classes: Collection[str] = (),
+) -> Samples:
+    """Texts and classes of a CSV, TSV or JSON Lines file.
+
+    `classes`: those of the training data; empty: any. A row of another class is a bad one.
+
+    Raises:
+        UserError: the file cannot be used, no row of it can, or, unless `on_bad` is "skip", one
+            of its rows cannot.
+    """
+    table = read_table(path)
+    samples = Samples(path)
+    if not any(row.problem is None for row in table.rows):
+        line, problem = table.rows[0].line, table.rows[0].problem
+        raise UserError(f"{path}: no row can be used, and line {line} {problem}: correct the file")
+    columns = choose_columns(table, text_columns, label_column, classes=classes)
+    samples.note = columns.note
+    known = set(classes)
+    header = table.rows[0].cells if columns.header else None
+    for row in table.rows[columns.header :]:
+        problem, text, label = row.problem, "", ""
+        if row.cells == header:  # files that were joined
+            problem = "is the header row once more"
+        if problem is None:
+            cells = row.cells
+            text = _join([cells[column] for column in columns.texts], clean)
+            label = " ".join((cells[columns.label] or "").split())
+            if not label:
+                problem = "has no class"
+            elif not text:
+                problem = "has no text" + (" (after cleaning)" if clean else "")
+            elif known and label not in known:
+                problem = f"has the class {label[:40]!r}, which the training file does not have"
+        if problem is None:
+            samples.lines.append(row.line)
+            samples.texts.append(text)
+            samples.labels.append(label)
+        else:
+            samples.problems.append((row.line, problem))
+    if on_bad == "error":
+        samples.refuse()
+    if not samples.texts:
+        first = " and ".join(f"line {line} {problem}" for line, problem in samples.problems[:1])
+        raise UserError(f"{path} has no row that can be used{first and ': '}{first}")
+    return samples
+
+
+def read_texts(
+    path: str | Path,
+    text_columns: Sequence[str] = (),
+    on_bad: str = "error",
+    clean: bool = True,
+    classes: Collection[str] = (),
+) -> list[tuple[int, str]]:
+    """Texts to be classified, each with the number of its line, from 1.
+
+    A CSV, TSV or JSON Lines file, whose column with a class, if it has one, is passed over; or a
+    .txt file with a text a line. Blank lines are passed over. `classes` helps to tell a column
+    with classes from one with text.
+
+    Raises:
+        UserError: the file cannot be used, it has no text, or, unless `on_bad` is "skip", one of
+            its rows has none.
+    """
+    path = Path(path)
+    rows: list[tuple[int, str, str | None]] = []  # line, text, problem
+    if file_kind(path) == "txt":
+        for line, text in enumerate(io.StringIO(read_text_file(path), newline=""), 1):
+            if not text.isspace():
+                rows.append((line, _join([text], clean), broken_text(text)))
+    else:
+        table = read_table(path)
+        columns = choose_columns(table, text_columns, None, classes=classes, needs_label=False)
+        for row in table.rows[columns.header :]:
+            cells = [] if row.problem else [row.cells[column] for column in columns.texts]
+            rows.append((row.line, _join(cells, clean), row.problem))
+    texts = []
+    for line, text, problem in rows:
+        problem = problem or (None if text else "has no text" + " (after cleaning)" * clean)
+        if problem is None:
+            texts.append((line, text))
+        elif on_bad == "error":
+            raise UserError(f"{path}: line {line} {problem}: correct it, or --on_bad skip")
+    if not texts:
+        raise UserError(f"{path} has no text to classify")
+    return texts
+
+
+def column_names(text: str | None) -> list[str] | None:
+    """As --text_columns has them: "title, body" -> ["title", "body"]."""
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _join(cells: list[str | None], clean: bool) -> str:
+    text = " ".join(cell for cell in cells if cell)
+    return clean_text(text) if clean else text.strip()

@@ -1,0 +1,117 @@
+"""What every entry script is: its exit codes, its signals, and how its process ends."""
+
+import atexit
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from utils.errors import UserError
+from utils.launch.environment import (
+    LAUNCH_FOLDER,
+    LaunchedAs,
+    die_with_launcher,
+    launched,
+    note_exit_code,
+    previous_exit_code,
+)
+from utils.launch.signals import Signals, Stopped
+from utils.settings.config import parse
+
+# PyTorch is imported inside the functions that need it: --help and wrong flags answer at once.
+
+# How long a CPU thread that has finished its share spins before it sleeps, in turns of a loop.
+# With OpenMP's default a single other busy process makes two training threads wait for each other
+# most of the time (see docs/measurements.md).
+SPIN_TURNS = "10000"
+# How long a process whose peer is gone waits for the launcher to end it.
+LOST_PEER_SECONDS = 3.0
+
+
+def run_entry(config_class, train: Callable, description: str, argv: list[str] | None = None):
+    """Runs an entry script; returns its exit code.
+
+    0: done. 2: settings or data that the user can mend, in one line. 130, 143: stopped by a
+    signal. Anything else is a bug and keeps its traceback.
+
+    Args:
+        train: called as `train(settings, origin, signals)`.
+    """
+    place = launched()
+    if place is not None:
+        die_with_launcher()
+        code = previous_exit_code()
+        if code is not None:  # this process is started again for what a restart cannot mend
+            return code
+    signals = Signals()
+    argv = sys.argv[1:] if argv is None else argv
+    os.environ.update(environment_of_entries())
+    try:
+        settings, origin = parse(config_class, _as_launched(argv, place), description)
+        train(settings, origin, signals)
+    except UserError as error:
+        if note_exit_code(2):  # of processes that train together one says it
+            print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except Stopped as stopped:
+        if place is None or place.rank == 0:
+            print(stopped.line, file=sys.stderr)
+        return stopped.exit_code
+    except Exception as error:
+        if place is None or not _is_lost_peer(error):
+            raise
+        print(f"rank {place.rank}: another process of this run is gone", file=sys.stderr)
+        sys.stderr.flush()
+        # The launcher is to see the other one's end first, and name it; then it ends this one.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        time.sleep(LOST_PEER_SECONDS)
+        os._exit(1)  # what hangs in the group is not waited for
+    return 0
+
+
+def end_process(code: int) -> NoReturn:
+    """Ends the process of an entry script with this exit code.
+
+    Of processes that train together each ends before Python takes itself apart: threads of
+    PyTorch's process groups still run then, and one that comes upon Python aborts the process.
+    """
+    if launched() is None:
+        sys.exit(code)
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+            stream.flush()
+    os._exit(code)
+
+
+def environment_of_entries() -> dict[str, str]:
+    """Variables that have to be there before PyTorch is imported, where the user has not set
+    them."""
+    own = {} if "OMP_WAIT_POLICY" in os.environ else {"GOMP_SPINCOUNT": SPIN_TURNS}
+    own["KINETO_LOG_LEVEL"] = "99"  # the profiler's own chatter on stderr
+    return {name: value for name, value in own.items() if name not in os.environ}
+
+
+def _as_launched(argv: list[str], place: LaunchedAs | None) -> list[str]:
+    """The flags of a process that torchrun has started: they include --distributed, and where the
+    launcher has started it again, or it joins a run, --resume."""
+    if place is None:
+        return argv
+    words = [part for word in argv for part in word.split("=", 1)]
+    if "--distributed" not in words:
+        argv = [*argv, "--distributed"]
+    if LAUNCH_FOLDER in os.environ and "--output" in words and not {"--resume", "-r"} & {*words}:
+        output = words[len(words) - words[::-1].index("--output")]
+        if (Path(output) / "config.yaml").is_file():
+            argv = [*argv, "--resume", output]
+    return argv
+
+
+def _is_lost_peer(error: Exception) -> bool:
+    from utils.distributed.group import is_lost_peer
+
+    return is_lost_peer(error)

@@ -1,0 +1,254 @@
+"""What a trained model says of pictures that nobody has labelled: a CSV file with a line for each.
+
+The pictures are decoded and normalised exactly as the training pictures were.
+"""
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from utils.data.images.decode import decode_all, strict_pillow
+from utils.data.images.loader import Normalize
+from utils.errors import UserError
+from utils.files import reason, written_aside
+from utils.reporting.console import PLAIN_LINE_SECONDS
+from utils.training.objective import Precision
+from utils.weights.card import ModelCard
+
+HEADER = "file,class,probability\n"
+# What operating systems put beside pictures.
+CLUTTER = {"thumbs.db", "desktop.ini", "__macosx"}
+
+
+@dataclass(frozen=True)
+class Predictions:
+    pictures: int  # lines in the file
+    skipped: int  # files that are no pictures
+
+
+def list_pictures(path: str | Path) -> list[str]:
+    """The file `path`, or every file below the folder `path`, sorted; links are followed.
+
+    Hidden files and folders are left out. Whether a file is a picture shows when it is decoded.
+
+    Raises:
+        UserError: there is nothing at `path`, or no file in it.
+    """
+    if os.path.isfile(path):
+        return [str(path)]
+    if not os.path.exists(path):
+        raise UserError(f"--predict {path}: there is no such file or folder")
+
+    def refuse(error: OSError):
+        raise UserError(f"--predict: cannot read {error.filename}: {reason(error)}") from error
+
+    found, seen = [], set()
+    for folder, folders, files in os.walk(path, onerror=refuse, followlinks=True):
+        here = os.stat(folder)
+        if (here.st_dev, here.st_ino) in seen:  # a link back to a folder above it
+            folders.clear()
+            continue
+        seen.add((here.st_dev, here.st_ino))
+        folders[:] = sorted(name for name in folders if not _is_ignored(name))
+        found += [os.path.join(folder, name) for name in files if not _is_ignored(name)]
+    if not found:
+        raise UserError(f"--predict {path}: there are no files in this folder")
+    return sorted(found)
+
+
+def predict_images(
+    model: nn.Module,
+    card: ModelCard,
+    paths: Sequence[str],
+    *,
+    output_csv: str | Path,
+    batch_size: int,
+    precision: Precision,
+    device: torch.device,
+    on_bad: str = "error",
+    workers: int | None = None,
+    channels_last: bool = True,
+    say: Callable[[str], None] = print,
+    interrupted: Callable[[], bool] = lambda: False,
+) -> Predictions | None:
+    """Writes the most probable class of each picture and its probability into `output_csv`.
+
+    The file has the columns file, class and probability (0 to 1), in the order of `paths`, in
+    UTF-8; bytes of a name that are no text are written as \\xNN. What a spreadsheet would take
+    for a formula is written so that it does not: a file `=1.png` as `./=1.png`, a class `=1` as
+    `'=1`. It is there when all is done, or not at all. A few chunks of pictures are in memory at a
+    time.
+
+    Args:
+        model: on `device`; inputs (n, channels, height, width) -> logits (n, classes).
+        batch_size: the largest number of pictures in a forward pass.
+        on_bad: "error" or "skip", for files that are no readable picture.
+        workers: decoding threads; None: one per core.
+        channels_last: memory order of the inputs.
+        say: told, in a line, how far it is (without a terminal) and what was left out.
+        interrupted: asked after every batch.
+
+    Returns:
+        None when `interrupted()` turned true; no file is written then.
+
+    Raises:
+        UserError: a file is no picture, none is left, the model is unsuitable, or the file cannot
+            be written.
+    """
+    if card.height != card.width:
+        raise UserError(
+            f"--predict: the model takes pictures of {card.height}x{card.width}, and files of any "
+            "shape are cropped and resized to squares only: train with square pictures"
+        )
+    workers = max(1, workers or os.cpu_count() or 1)
+    normalize = Normalize(card.mean, card.std, card.width, device, channels_last)
+    done = pictures_done = 0
+    skipped: list[str] = []
+    training = model.training
+    model.eval()
+    try:
+        with (
+            written_aside(output_csv) as aside,
+            open(aside, "w", encoding="utf-8", errors="backslashreplace", newline="") as file,
+            _Progress(len(paths), say) as progress,
+            strict_pillow(),
+            contextlib.closing(decode_all(list(paths), card.height, workers)) as chunks,
+        ):
+            file.write(HEADER)
+            for pictures, errors in chunks:
+                length = len(pictures) + len(errors)
+                chunk = paths[done : done + length]
+                for offset, why in errors.items():
+                    if on_bad == "error":
+                        raise UserError(
+                            f"{chunk[offset]} is no readable image ({why}): remove it, or leave "
+                            "out all such files with --on_bad skip"
+                        )
+                    skipped.append(f"{chunk[offset]}: {why}")
+                names = [path for offset, path in enumerate(chunk) if offset not in errors]
+                if card.channels == 1:
+                    pictures = to_gray(pictures)
+                for start in range(0, len(names), batch_size):
+                    if interrupted():
+                        raise _Interrupted
+                    piece = slice(start, start + batch_size)
+                    inputs = normalize(torch.from_numpy(pictures[piece]).to(device))
+                    probabilities, classes = _predict(model, inputs, precision)
+                    for name, index, p in zip(names[piece], classes, probabilities, strict=True):
+                        if p != p:
+                            raise UserError(
+                                f"the model's answer to {name} is not a number: try --precision "
+                                "fp32, or another checkpoint"
+                            )
+                        label = safe_text(card.classes[index])
+                        file.write(f"{quoted(_safe_path(name))},{quoted(label)},{p:.6f}\n")
+                    progress.advance(len(names[piece]))
+                progress.advance(len(errors))
+                done += length
+                pictures_done += len(names)
+            if not pictures_done:
+                example = f", such as {skipped[0]}" if skipped else ""
+                raise UserError(
+                    f"--predict: none of the {len(paths):,} files is a readable image{example}"
+                )
+    except _Interrupted:
+        return None
+    finally:
+        model.train(training)
+    if skipped:
+        say(f"{len(skipped):,} bad files left out, such as {skipped[0]}")
+    return Predictions(pictures_done, len(skipped))
+
+
+def to_gray(pictures: np.ndarray) -> np.ndarray:
+    """(n, height, width, 3) uint8 -> (n, height, width, 1) uint8, as Pillow's convert("L") does.
+
+    The luma of ITU-R Recommendation BT.601: 0.299 red + 0.587 green + 0.114 blue, rounded.
+    """
+    weights = np.array([19595, 38470, 7471], np.uint32)  # in 1/65536; they add up to 1
+    luma = (pictures.astype(np.uint32) * weights).sum(-1, keepdims=True, dtype=np.uint32)
+    return ((luma + 32768) >> 16).astype(np.uint8)
+
+
+class _Interrupted(Exception):
+    """Leaves the blocks in which a file is being written."""
+
+
+def _predict(
+    model: nn.Module, inputs: Tensor, precision: Precision
+) -> tuple[list[float], list[int]]:
+    """The largest probability of each sample, and its class."""
+    with torch.inference_mode():
+        with precision.autocast():
+            logits = model(inputs)
+        probabilities, classes = logits.float().softmax(1).max(1)
+    return probabilities.tolist(), classes.tolist()
+
+
+class _Progress:
+    """A bar on a terminal, else a line now and then."""
+
+    def __init__(self, total: int, say: Callable[[str], None]):
+        self._total, self._say, self._done = total, say, 0
+        self._last = time.monotonic()
+        self._bar = tqdm(
+            desc="predicting",
+            total=total,
+            unit=" pictures",
+            disable=not sys.stderr.isatty(),
+            leave=False,
+        )
+
+    def __enter__(self) -> "_Progress":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._bar.close()
+
+    def advance(self, pictures: int) -> None:
+        self._done += pictures
+        self._bar.update(pictures)
+        if self._bar.disable and time.monotonic() - self._last >= PLAIN_LINE_SECONDS:
+            self._last = time.monotonic()
+            self._say(f"{self._done:,} of {self._total:,} pictures")
+
+
+def _is_ignored(name: str) -> bool:
+    return name.startswith(".") or name.lower() in CLUTTER
+
+
+def quoted(text: str) -> str:
+    """A field of a CSV file: RFC 4180."""
+    if any(character in text for character in ',"\r\n'):
+        return '"' + text.replace('"', '""') + '"'
+    return text
+
+
+# A cell that begins with one of these is a formula for spreadsheets, which can fetch and run
+# things: OWASP, "CSV injection".
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+
+
+def _safe_path(path: str) -> str:
+    """The same file, under a name that is no formula."""
+    return os.path.join(".", path) if path.startswith(_FORMULA) else path
+
+
+def safe_text(text: str) -> str:
+    """Text that is no formula; a number is none."""
+    if not text.startswith(_FORMULA):
+        return text
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}"
+    return text

@@ -1,0 +1,105 @@
+"""What a trained model is used for: predictions for new files, and export."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from utils.checkpoints.checkpoint import Checkpoint
+from utils.data.texts.rows import column_names
+from utils.errors import UserError
+from utils.files import replace_file
+from utils.inference.export import export_onnx, export_safetensors
+from utils.inference.predict_pictures import list_pictures, predict_images
+from utils.inference.predict_texts import predict_texts
+from utils.launch.signals import Stopped
+from utils.reporting.run_folder import TOKENIZER
+from utils.runs.run import Run, another_is_best
+from utils.weights.card import ModelCard, TextCard
+
+
+def model_card(checkpoint: Checkpoint) -> ModelCard:
+    """Of the run on pictures that the checkpoint is from."""
+    return _card(checkpoint, ModelCard)
+
+
+def text_card(checkpoint: Checkpoint) -> TextCard:
+    """Of the run on texts that the checkpoint is from."""
+    return _card(checkpoint, TextCard)
+
+
+def _card(checkpoint: Checkpoint, kind):
+    try:
+        return kind.from_dict(checkpoint.state["settings"]["data"])
+    except (KeyError, ValueError) as error:
+        raise UserError(
+            f"the checkpoint of step {checkpoint.step} does not say what its model was trained "
+            f"on ({error}): train it with this version of the toolkit"
+        ) from None
+
+
+def use_model(
+    run: Run, model, checkpoint: Checkpoint, card: ModelCard | TextCard, predict: Callable
+) -> None:
+    """Does what --predict or --export asks for, with the weights of `checkpoint`.
+
+    Args:
+        predict: predict_pictures or predict_rows.
+    """
+    settings, say = run.settings, run.console.say
+    model.load_state_dict(checkpoint.weights)
+    folder = run.resumed_folder()
+    averaged = "" if checkpoint.average is None else ", averaged weights"
+    say(
+        f"{run.model_name} of {folder}, step {checkpoint.step}{averaged}"
+        f"{another_is_best(checkpoint, folder)}"
+    )
+    if settings.export:
+        path = folder / "export" / ("model.onnx" if settings.export == "onnx" else
+                                    "model.safetensors")  # fmt: skip
+        export = export_onnx if settings.export == "onnx" else export_safetensors
+        checked = export(model, card, path, architecture=run.model_name)
+        say(f"{path}: {checked}")
+        if isinstance(card, TextCard):
+            replace_file(path.with_name(TOKENIZER), card.tokenizer.encode())
+            say(f"{path.with_name(TOKENIZER)}: what makes ids of texts, for `tokenizers`")
+        return
+    output = Path(settings.predictions or folder / "predictions.csv")
+    run.signals.defer()
+    done = predict(run, model, card, output)
+    if done is None:
+        raise Stopped(run.signals.received, "stopped before the last one: no CSV was written")
+    say(f"{done:,} predictions: {output}")
+
+
+def predict_pictures(run: Run, model, card: ModelCard, output: Path) -> int | None:
+    settings = run.settings
+    done = predict_images(
+        model,
+        card,
+        list_pictures(settings.predict),
+        output_csv=output,
+        batch_size=settings.batch_size,
+        precision=run.precision,
+        device=run.device,
+        on_bad=settings.on_bad,
+        workers=settings.workers,
+        channels_last=settings.channels_last,
+        say=run.console.say,
+        interrupted=run.interrupted,
+    )
+    return done and done.pictures
+
+
+def predict_rows(run: Run, model, card: TextCard, output: Path) -> int | None:
+    settings = run.settings
+    return predict_texts(
+        model,
+        card,
+        settings.predict,
+        output_csv=output,
+        text_columns=column_names(settings.text_columns),
+        batch_size=settings.batch_size,
+        precision=run.precision,
+        device=run.device,
+        on_bad=settings.on_bad,
+        interrupted=run.interrupted,
+    )

@@ -1,0 +1,218 @@
+"""Runs torchrun's agent in this process: its exit code, what it says, and its end when the
+rendezvous does not answer any more."""
+
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+
+from utils.launch.environment import LAUNCH_FOLDER, previous_exit_code
+
+# Seconds without an answer of the rendezvous after which the workers are killed, and then for the
+# agent to end by itself. With PROBE and the time for a connection: below a minute.
+SILENCE, GRACE, PROBE = 25, 15, 3
+
+
+def run_agent(arguments: list[str], restarts: int, remote: tuple[str, int] | None, go_on: str):
+    """Runs torchrun with these arguments until its workers end; returns the exit code.
+
+    0: all workers have ended well. 128 + n: stopped by signal n, which the workers got, too.
+    Otherwise that of the worker that failed first (128 + n: killed by signal n), or 1 where the
+    other nodes are lost; one line on stderr says so.
+
+    Args:
+        restarts: how many failures are followed by another start.
+        remote: (host, port) of the rendezvous where other nodes take part in it.
+        go_on: what to do after a failure, in words.
+    """
+    from torch.distributed import DistError
+    from torch.distributed import run as torchrun
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous.api import (
+        RendezvousClosedError,
+        RendezvousError,
+        RendezvousTimeoutError,
+    )
+
+    def stop(signum, frame):
+        raise SignalException("", signal.Signals(signum))
+
+    events = _Events(restarts)
+    _quiet_torchrun(events)
+    for signum in (signal.SIGINT, signal.SIGTERM):  # torchrun's own come with the workers
+        signal.signal(signum, stop)
+    if remote is not None:
+        threading.Thread(target=_watch, args=(remote, go_on), daemon=True).start()
+    try:
+        torchrun.run(torchrun.parse_args(arguments))
+        return 0
+    except SignalException as stopped:
+        return 128 + stopped.sigval
+    except ChildFailedError as error:
+        return _first_failure(error.failures, events.killed, go_on)
+    except RendezvousClosedError:
+        say(f"the run has ended on another node, whose last lines say why; {go_on}")
+    except RendezvousTimeoutError:
+        say(f"the other nodes have not come within JOIN_TIMEOUT; {go_on}")
+    except Exception as error:
+        stopped = _signal_behind(error)
+        if stopped is not None:
+            return 128 + stopped.sigval
+        if not isinstance(error, (RendezvousError, DistError)):
+            raise
+        say(f"the rendezvous does not answer: its node is gone, or cannot be reached; {go_on}")
+    finally:
+        _kill(_children())
+    return 1
+
+
+def _signal_behind(error: BaseException | None):
+    """The SignalException that came first: where it meets torchrun's own cleaning up, that may fail
+    for it with an error of another kind (a `finally` without its variable)."""
+    from torch.distributed.elastic.multiprocessing import SignalException
+
+    while error is not None and not isinstance(error, SignalException):
+        error = error.__context__
+    return error
+
+
+def say(text: str) -> None:
+    print(f"error: {text}", file=sys.stderr, flush=True)
+
+
+def ended_how(code: int) -> str:
+    """Of a code as subprocess gives it: "ended with exit code 1", "was killed by SIGKILL"."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    with contextlib.suppress(ValueError):
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"was killed by signal {-code}"
+
+
+def _first_failure(failures: dict, killed: set[int], go_on: str) -> int:
+    """Says which worker has failed, unless it has said so itself; its exit code.
+
+    Those that wait for a dead one may fail within the same second, and are not the cause.
+
+    Args:
+        failures: {rank: failure} as torchrun tells them.
+        killed: process ids of the workers that this agent has ended itself.
+    """
+    noted = previous_exit_code()
+    if noted is not None:
+        return noted
+    if not failures:
+        say(f"a process hangs in the kernel, and torchrun has given it up; {go_on}")
+        return 1
+    by_agent = {-signal.SIGTERM, 128 + signal.SIGTERM}
+    rank, failure = min(
+        failures.items(),
+        key=lambda item: (
+            item[1].pid in killed or item[1].exitcode in by_agent,
+            item[1].timestamp,
+            item[1].exitcode >= 0,
+            item[0],
+        ),
+    )
+    code = failure.exitcode
+    say(f"rank {rank} on {socket.gethostname()} {ended_how(code)} (its lines are above); {go_on}")
+    return code if code > 0 else 128 - code
+
+
+# ---- what torchrun says -------------------------------------------------------------------------
+
+
+class _Events(logging.Handler):
+    """Takes torchrun's log for what happens: says a line for each new start in its place, and kills
+    the workers that it ends because another one has failed. Its SIGTERM may not reach them: Python
+    runs the handler when a wait in C is over, and the wait for a peer that is gone may be long; one
+    that is stopped handles none. They would be given 30 seconds."""
+
+    def __init__(self, restarts: int):
+        super().__init__()
+        self.restarts, self.started = restarts, 0
+        self.gently = False  # the workers are asked to stop, and may save
+        self.killed: set[int] = set()  # process ids
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text, arguments = str(record.msg), record.args
+        if "death signal" in text:
+            self.gently = True
+        elif "Starting worker group" in text:
+            self.gently = False
+        elif text.startswith("Sending process"):
+            if not self.gently and _signal_behind(sys.exc_info()[1]) is None:
+                self.killed.add(arguments[0])
+                _kill([arguments[0]])
+        elif text.startswith("failed (exitcode") and self.started < self.restarts:
+            self.started += 1
+            if previous_exit_code() is None:
+                code, local_rank = arguments[:2]
+                self._say(
+                    f"process {local_rank} of {socket.gethostname()} {ended_how(code)}; all are "
+                    f"started again ({self.started} of {self.restarts} times)"
+                )
+        elif "new nodes from group_rank" in text:
+            self.gently = True
+            self._say("a node has come; all processes are started again with it")
+
+    def _say(self, text: str) -> None:
+        print(f"note: {text}", file=sys.stderr, flush=True)
+
+
+def _quiet_torchrun(events: _Events) -> None:
+    """Its warnings and tables repeat what the launcher says; LOGLEVEL=INFO shows them."""
+    from torch.distributed.elastic.agent.server import api
+
+    logger = logging.getLogger("torch.distributed")
+    api.logger.setLevel(logging.INFO)
+    if "LOGLEVEL" not in os.environ:
+        logger.handlers.clear()
+        logger.propagate = False
+    logger.addHandler(events)
+
+
+# ---- when the rendezvous does not answer --------------------------------------------------------
+
+
+def _watch(remote: tuple[str, int], go_on: str) -> None:
+    """Ends this process, its workers killed, when the rendezvous has answered and then not for
+    SILENCE seconds. The agent itself sees a connection that is closed; one to a machine without
+    power or cable it would wait for longer."""
+    answered = None
+    while True:
+        time.sleep(PROBE)
+        with contextlib.suppress(OSError), socket.create_connection(remote, timeout=PROBE):
+            answered = time.monotonic()
+        if answered is not None and time.monotonic() - answered > SILENCE:
+            break
+    workers = _children()
+    _kill(workers)
+    time.sleep(GRACE)
+    say(f"the rendezvous has not answered for {SILENCE + GRACE} s; {go_on}")
+    _kill(_children())
+    shutil.rmtree(os.environ[LAUNCH_FOLDER], ignore_errors=True)
+    os._exit(1)
+
+
+def _children() -> list[int]:
+    """Process ids of this process's children (Linux; elsewhere none is found)."""
+    found = []
+    for path in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += map(int, path.read_text().split())
+    return found
+
+
+def _kill(processes: list[int]) -> None:
+    """Each with its group: torchrun makes every worker the head of one."""
+    for process in processes:
+        with contextlib.suppress(OSError):
+            os.killpg(process, signal.SIGKILL)

@@ -1,0 +1,257 @@
+"""Starts an entry script as many processes on this node: what run_distributed.sh runs.
+
+The work is torchrun's; this reads the environment (plan.py), checks the entry's settings
+once, fixes the run's folder, and says in one line each what is run and why it ended.
+"""
+
+import fcntl
+import importlib.util
+import os
+import shlex
+import shutil
+import signal
+import socket
+import struct
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from utils.errors import UserError
+from utils.launch.agent import run_agent
+from utils.launch.environment import LAUNCH_FOLDER
+from utils.launch.plan import VARIABLES, Plan, read_plan
+from utils.reporting.run_folder import default_path, refuse_run
+from utils.settings.config import DEFAULT, fields, parse
+
+ROOT = Path(__file__).resolve().parents[2]
+ENTRY = "resnet50_test.py"
+ON_GPUS = ["--ngd", "--meta_learning"]
+DEMO = ["--config", str(ROOT / "recipes" / "distributed_demo.yaml")]
+AFTER_DEMO = """
+That was the demo, on built-in pictures: there is no GPU here. Any entry takes any of its flags:
+  bash run_distributed.sh resnet50_test.py --ngd --meta_learning --dataset cifar10
+  bash run_distributed.sh transformer_test.py --ngd --bs 64
+  NPROC=4 bash run_distributed.sh resnet50_test.py --config recipes/distributed_demo.yaml
+Several nodes, Slurm, and what goes wrong: docs/distributed.md"""
+SIOCGIFADDR = 0x8915  # <linux/sockios.h>: the address of an interface
+
+
+@dataclass
+class Job:
+    """What every process runs: `script` with `flags`.
+
+    Attributes:
+        folder: of the run; None where nothing is trained.
+        named: whether the user has named it.
+        resumed: whether the run in it is to be gone on with.
+        device: as in --device.
+    """
+
+    script: Path
+    flags: list[str]
+    folder: str | None
+    named: bool
+    resumed: bool
+    device: str
+
+
+def main(argv: list[str]) -> int:
+    # PyTorch reads this variable when it is imported. Its C++ warnings about closed connections
+    # fill a screen each; the launcher and the workers say in a line what has happened.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    signal.signal(signal.SIGTERM, _stopped_early)
+    signal.signal(signal.SIGINT, _stopped_early)
+    try:
+        job, plan, demo = prepare(argv, os.environ)
+    except UserError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    code = launch(job, plan, argv)
+    if demo and code == 0:
+        print(AFTER_DEMO)
+    return code
+
+
+def prepare(argv: list[str], environ: Mapping[str, str]) -> tuple[Job, Plan, bool]:
+    """(what is run, on how many, whether it is the demo without a GPU).
+
+    Raises:
+        UserError: a flag or a variable is wrong.
+    """
+    entry, flags, demo = _what(argv)
+    job = check(find_entry(entry), flags)
+    plan = read_plan(environ, lambda: _gpus(job.device), _cores(), without_gpu=2 if demo else 1)
+    if job.folder and plan.max_nodes == 1 and not job.resumed:
+        refuse_run(Path(job.folder))
+    if job.folder and plan.max_nodes > 1 and not job.named:
+        raise UserError(
+            "several nodes need --output FOLDER, one that all of them share: the run there is gone "
+            "on with, on every node"
+        )
+    gpus = _gpus(job.device) if environ.get("NPROC") else plan.processes
+    if 0 < gpus < plan.processes:
+        raise UserError(
+            f"NPROC={plan.processes}: this machine has {gpus} GPUs, and each process needs one; "
+            "--device cpu trains without"
+        )
+    return job, plan, demo
+
+
+def launch(job: Job, plan: Plan, argv: list[str]) -> int:
+    """Runs the job by the plan; returns the exit code (agent.py).
+
+    Args:
+        argv: of the command that goes on after a failure.
+    """
+    address = local_address(plan.host, plan.port)
+    arguments = plan.torchrun(address, str(job.script), job.flags)
+    print("torchrun " + shlex.join(arguments), flush=True)
+    print(f"{plan}; the run's folder: {job.folder or 'none'}", flush=True)
+    go_on = how_to_go_on(job, plan, argv)
+    folder = tempfile.mkdtemp(prefix="launch-")
+    os.environ[LAUNCH_FOLDER] = folder
+    os.environ["OMP_NUM_THREADS"] = str(plan.threads)
+    if plan.max_nodes == 1:
+        remote = None
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    else:
+        remote = plan.host, plan.port
+        interface = _interface_of(address)
+        if interface:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        # The store that agents share with their workers names its keys by the agent's number of
+        # failures, which differs between nodes; without it rank 0 opens a new one every time.
+        os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    try:
+        return run_agent(arguments, plan.restarts, remote, go_on)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def how_to_go_on(job: Job, plan: Plan, argv: list[str]) -> str:
+    """After a failure, in words: the command."""
+    command = [f"{name}={os.environ[name]}" for name in VARIABLES if os.environ.get(name)]
+    command += ["bash", "run_distributed.sh"]
+    if plan.max_nodes > 1:
+        again = shlex.join(command + argv)
+        return f"when all nodes are well, go on by the same command on each: {again}"
+    if job.folder is None:
+        return "nothing was trained"
+    return f"go on by {shlex.join([*command, job.script.name, '--resume', job.folder])}"
+
+
+# ---- what is run --------------------------------------------------------------------------------
+
+
+def _what(argv: list[str]) -> tuple[str, list[str], bool]:
+    """(entry, its flags, whether it is the demo without a GPU) of a command line."""
+    if not argv:
+        demo = _gpus("auto") == 0
+        return ENTRY, DEMO if demo else ON_GPUS, demo
+    if argv[0].startswith("-"):
+        return ENTRY, argv, False
+    return argv[0], argv[1:], False
+
+
+def find_entry(name: str) -> Path:
+    """The script of this name here, or beside run_distributed.sh."""
+    for path in (Path(name), ROOT / name):
+        if path.is_file():
+            return path.absolute()
+    known = ", ".join(sorted(path.name for path in ROOT.glob("*_test.py")))
+    raise UserError(f"{name}: there is no such script here or in {ROOT}, which has {known}")
+
+
+def check(script: Path, flags: list[str]) -> Job:
+    """Checks the flags as the entry would, and adds what its processes need: --distributed, and
+    the folder of the run, which a process that is started again must find.
+
+    Raises:
+        UserError: a flag is wrong, or the script is not an entry.
+    """
+    module = _load(script)
+    if not hasattr(module, "Settings"):
+        raise UserError(f"{script}: no entry script, it has no class Settings")
+    flags = list(flags)
+    if "distributed" in fields(module.Settings):
+        flags.append("--distributed")
+    description = (module.__doc__ or script.name).splitlines()[0]
+    settings, origin = parse(module.Settings, flags, description)
+    folder = named = settings.output  # that of the run which is resumed, too
+    if settings.without_training:
+        folder = None
+    elif origin["output"] == DEFAULT:
+        folder = folder or str(default_path(script.stem, settings.dataset))
+        flags += ["--output", folder]
+    resumed = settings.resume is not None
+    return Job(script, flags, folder, named is not None, resumed, settings.device)
+
+
+def _load(script: Path):
+    """The module of the script, with its folder in the path as when Python runs it."""
+    sys.path.insert(0, str(script.parent))
+    sys.argv[0] = str(script)  # --help names it
+    spec = importlib.util.spec_from_file_location("launched_entry", script)
+    if spec is None:
+        raise UserError(f"{script}: no Python script")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look there
+    spec.loader.exec_module(module)
+    return module
+
+
+# ---- the machine --------------------------------------------------------------------------------
+
+
+def _gpus(device: str) -> int:
+    if device == "cpu":
+        return 0
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def _cores() -> int:
+    """Those that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def local_address(host: str, port: int) -> str:
+    """At which the node of the rendezvous, and so the others, reach this one. On that node itself
+    its own name may stand for an address that only it knows: then `host`."""
+    try:
+        family, kind, _, _, target = socket.getaddrinfo(host, port or 1, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(target)  # sends nothing: the kernel looks the way up
+            address = probe.getsockname()[0]
+    except OSError:
+        return socket.gethostname()
+    return host if address.startswith("127.") else address
+
+
+def _interface_of(address: str) -> str | None:
+    """Name of the network interface with this IPv4 address; gloo would otherwise take the one
+    that the machine's own name leads to, often loopback."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                found = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            except OSError:  # it has none
+                continue
+            if socket.inet_ntoa(found[20:24]) == address:
+                return name
+    return None
+
+
+def _stopped_early(signum, frame) -> None:
+    print("stopped before the launch", file=sys.stderr)
+    sys.exit(128 + signum)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,127 @@
+"""Says which process keeps the others waiting.
+
+A collective that one rank does not come to leaves the others waiting, and the error at the end of
+their patience names nobody. So a thread of each rank tells the launcher's store, twice a second,
+that it lives and which step the rank has done; when its own rank has not gone on for too long, it
+looks who has not told, or is behind.
+"""
+
+import contextlib
+import datetime
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import torch.distributed as dist
+
+from utils.launch.environment import launched
+
+BEAT_SECONDS = 0.5
+SILENT_SECONDS = 5.0  # a rank that has not told for so long does not answer
+
+
+class Watch:
+    """Watches from the first `beat` on.
+
+    Args:
+        rank, size: of this process.
+        timeout: seconds without a `beat` after which the process ends.
+        step: () -> optimizer steps done.
+        store: where ranks tell; None: a new connection to torchrun's own.
+        end: what ends the process.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        timeout: float,
+        step: Callable[[], int],
+        store: dist.Store | None = None,
+        end: Callable[[int], None] = os._exit,
+    ):
+        self.rank, self.size, self.timeout, self.step, self.end = rank, size, timeout, step, end
+        # The main thread may sit in a wait of the other connection.
+        self._store = store or dist.TCPStore(
+            os.environ["MASTER_ADDR"],
+            int(os.environ["MASTER_PORT"]),
+            is_master=False,
+            timeout=datetime.timedelta(seconds=30),
+        )
+        place = launched()
+        self._name = f"watch/{place.start if place else 'start'}"
+        self._last: float | None = None
+        self._count = 0
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watch", daemon=True)
+        self._thread.start()
+
+    def beat(self) -> None:
+        """This rank goes on: after every step and every batch of an evaluation."""
+        self._last = time.monotonic()
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join(5)
+
+    def _watch(self) -> None:
+        while not self._closed.wait(BEAT_SECONDS):
+            self._tell()
+            last = self._last
+            if last is not None and time.monotonic() - last > self.timeout:
+                self._report()
+                self.end(1)
+                return
+
+    def _report(self) -> None:
+        """Says who is missing; of the ranks that know, the first one does."""
+        before = self._beats()
+        until = time.monotonic() + SILENT_SECONDS
+        while time.monotonic() < until:
+            self._tell()
+            time.sleep(BEAT_SECONDS)
+        now = self._beats()
+        steps = {rank: step for rank, (_, step) in now.items()}
+        silent = [r for r in range(self.size) if r != self.rank and now.get(r) == before.get(r)]
+        if self.rank != min(set(range(self.size)) - set(silent)):
+            time.sleep(BEAT_SECONDS)  # let it speak before the launcher ends all
+            return
+        print(f"error: {report(self.timeout, self.size, silent, steps)}", file=sys.stderr)
+        sys.stderr.flush()
+
+    def _tell(self) -> None:
+        self._count += 1
+        with contextlib.suppress(dist.DistError, RuntimeError):  # the launcher is ending
+            self._store.set(f"{self._name}/{self.rank}", json.dumps([self._count, self.step()]))
+
+    def _beats(self) -> dict[int, tuple[int, int]]:
+        """What each rank has told last: how often, and its step."""
+        beats = {self.rank: (0, self.step())}
+        with contextlib.suppress(dist.DistError, RuntimeError):
+            for rank in set(range(self.size)) - {self.rank}:
+                key = f"{self._name}/{rank}"
+                if self._store.check([key]):
+                    beats[rank] = tuple(json.loads(self._store.get(key)))
+        return beats
+
+
+def report(timeout: float, size: int, silent: list[int], steps: dict[int, int]) -> str:
+    """One line on a run that does not go on.
+
+    Args:
+        silent: ranks that do not answer.
+        steps: the last step of each rank that is known.
+    """
+    line = f"no step for {timeout:g} s (--dist_timeout): "
+    known = {rank: f"rank {rank} (last step {steps[rank]})" for rank in steps}
+    if silent:
+        names = [known.get(rank, f"rank {rank} (before its first step)") for rank in silent]
+        line += f"{', '.join(names)} of {size} does not answer"
+    else:
+        least = min(steps.values())
+        names = [known[rank] for rank, step in sorted(steps.items()) if step == least]
+        line += f"all {size} ranks answer, and {', '.join(names)} does not go on"
+    return f"{line}; see docs/distributed.md, 'When it hangs'"

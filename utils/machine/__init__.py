@@ -1,0 +1,1 @@
+"""What this machine has, and how PyTorch uses it."""

@@ -1,0 +1,1 @@
+"""Mixup and CutMix: how much is mixed, and who decides it."""

@@ -1,0 +1,269 @@
+"""Online natural-gradient descent."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from utils.exchange import Exchange
+from utils.machine.float32 import float32_products
+from utils.optim.ngd.batch import Batch, Flags, is_expanded, is_plain, kind_of
+from utils.optim.ngd.batched_fisher import FISHER, update_
+from utils.optim.ngd.shares import Shares, shares_of
+
+AXES = ("all", "channels")
+NORMS = ("gradient", "fixed")
+PRODUCTS = ("float32", "fast")
+
+
+class NGD(Optimizer):
+    """Stochastic gradient descent with momentum on natural gradients.
+
+    The gradient of a weight is multiplied by the inverse of a Fisher matrix, which is the scatter
+    of past gradients, so that directions in which gradients are large and noisy are slowed down
+    and the others count for more; then it is scaled, to its own norm or a fixed one (`norm`, by
+    which the rest of this is for "gradient"). The Fisher matrix is a
+    Kronecker product of one matrix for each axis of the tensor (output channels, input channels,
+    rows and columns of a kernel), each a multiple of the identity plus a part of low rank, which
+    makes a step cost a few matrix products. Source: Povey, Zhang and Khudanpur, "Parallel training
+    of DNNs with natural gradient and parameter averaging" (2015), arXiv:1410.7455; `fisher.py` has
+    the equations. Parameters with fewer than two axes longer than 1 (biases, the scales of norms)
+    take plain momentum.
+
+        g = gradient + weight_decay * p         or, decoupled: p = (1 - lr * weight_decay) * p
+        g = |g| * direction of (G_1^-1 x G_2^-1 x ...) g
+        b = momentum * b + (1 - dampening) * g
+        p = p - lr * (g + momentum * b)         or, without nesterov: p = p - lr * b
+
+    It is used like torch.optim.SGD, and with alpha -> infinity it is SGD. The host never waits for
+    a GPU in a step. Attributes that PyTorch's own fused optimizers honour are honoured: with
+    `found_inf`, a float tensor (), 1, parameters and state stay as they are; gradients are divided
+    by `grad_scale` (so torch.amp.GradScaler works without a wait).
+
+    State, a tensor each: `momentum_buffer`, of the parameter's shape and dtype, and for each axis
+    k `basis_k` (r, D), `spectrum_k` (r, r) and `rest_k` (), float32 (float64 for float64
+    parameters); besides, `step`, an int: how often it was stepped, by which the updates of the
+    Fisher matrices are timed. (On a GPU steps that were left out count, since the host does not
+    know of them.)
+
+    Over several ranks, all of which step the same parameters with the same reduced gradients, each
+    rank makes about 1 / N of the updates of Fisher matrices and tells the others of them
+    (`shares.py`): all have the same state at all times, and take the steps that one process
+    would. Of parameters that are divided by rows (FSDP) each rank has its rows, of the gradient and
+    `momentum_buffer` too; Fisher matrices, directions and norms are those of the whole tensor, of
+    which one batch of parameters of a shape is in memory at a time.
+
+    Args:
+        params: parameters or groups, as of any optimizer; all settings may differ by group.
+        lr: step size.
+        momentum, nesterov, dampening: as in torch.optim.SGD.
+        weight_decay: times the weight, it is added to the gradient before that is preconditioned.
+        decoupled: instead of that the weight shrinks, by lr * weight_decay of itself.
+        alpha: smoothing: the multiple of its mean diagonal that is added to a Fisher matrix.
+            Larger is nearer to SGD.
+        rank: of the part of low rank, below the axis's length D; None: min((D + 1) // 2, 80).
+        update_period: steps between two updates of the Fisher matrices, after the first ten.
+        eta: weight of the newest gradient in their running mean, in (0, 1].
+        axes: "all", or "channels" for the first two alone (output and input), which leaves out
+            the axes of kernels.
+        norm: "gradient": a step is as long as the gradient (times lr), the paper's choice; biases
+            and the like take plain momentum. "fixed": 0.2 lr is the root mean square of every
+            tensor's step before momentum, whatever the gradient's size, so that lr means what it
+            means to AdamW and Muon, and weight decay is better decoupled.
+        products: "float32", or "fast" for those with gradients as matrix units multiply, added up
+            in float32: of TF32 on a GPU, of bfloat16 on a CPU that has such units. What gradients
+            computed in bfloat16 are worth is not lost by it.
+        foreach: all tensors of a shape at once (None too, which is PyTorch's usual default).
+            False: tensors and axes one by one, by the equations as they are written in
+            `fisher.py`; the same result, slower, and with waits. Every rank makes all updates.
+        exchange: the other ranks. A copy by pickle or deepcopy is of a process alone.
+
+    Raises:
+        ValueError: a setting is out of range.
+        RuntimeError: in `step`, a gradient is sparse or complex, several elements of a parameter
+            are one in memory (`expand`), or the state is of another rank.
+
+    A parameter may be a view that leaves out elements of a larger tensor: it is stepped in a copy,
+    which is kept, and the others are not written. Its `momentum_buffer` is contiguous.
+
+    State is restored by `load_state_dict`. Tensors are stacked anew wherever other parameters have
+    gradients than in the step before, which costs about as much as an update of the matrices.
+    """
+
+    _step_supports_amp_scaling = True  # tells GradScaler to hand over found_inf and grad_scale
+    _exchange = Exchange()
+
+    def __init__(
+        self,
+        params,
+        lr: float = 0.1,
+        momentum: float = 0.9,
+        nesterov: bool = True,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        decoupled: bool = False,
+        alpha: float = 4.0,
+        rank: int | None = None,
+        update_period: int = 4,
+        eta: float = 0.1,
+        axes: str = "all",
+        norm: str = "gradient",
+        products: str = "float32",
+        foreach: bool | None = True,
+        exchange: Exchange | None = None,
+    ):
+        settings = {
+            "lr": lr, "momentum": momentum, "nesterov": nesterov, "dampening": dampening,
+            "weight_decay": weight_decay, "decoupled": decoupled, "alpha": alpha, "rank": rank,
+            "update_period": update_period, "eta": eta, "axes": axes,
+            "norm": norm, "products": products,
+            "foreach": foreach is None or bool(foreach),
+        }  # fmt: skip
+        self._exchange = exchange or Exchange()
+        self._batches: list[Batch] = []
+        self._shares: list[Shares] = []
+        self._signature = None
+        super().__init__(params, settings)
+
+    def add_param_group(self, param_group: dict) -> None:
+        _check({**self.defaults, **param_group})
+        super().add_param_group(param_group)
+
+    def __setstate__(self, state: dict) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:  # of another optimizer, or of an older version of this
+            for name in self.defaults.keys() - {"differentiable"}:  # PyTorch's own
+                group.setdefault(name, self.defaults[name])
+        self._batches, self._signature = [], None
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        super().load_state_dict(state_dict)
+        self._batches, self._signature = [], None
+        # PyTorch has given all of it the dtype of its parameter; Fisher matrices have their own.
+        saved = [key for group in state_dict["param_groups"] for key in group["params"]]
+        own = [parameter for group in self.param_groups for parameter in group["params"]]
+        for key, parameter in zip(saved, own, strict=True):
+            for name, value in state_dict["state"].get(key, {}).items():
+                if name.startswith(FISHER):
+                    kind = kind_of(parameter)
+                    self.state[parameter][name] = value.to(**kind)
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """One step. `closure`: zeroes the gradients, computes the loss and returns it."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        flag = getattr(self, "found_inf", None)
+        if flag is not None and flag.device.type == "cpu" and flag:
+            return loss  # to read it costs nothing here
+        parameters = (p for group in self.param_groups for p in group["params"])
+        device = next((p.device.type for p in parameters), "cpu")
+        # Whoever steps within it, and whatever the process has set for products.
+        with torch.autocast(device, enabled=False), float32_products("float32"):
+            self._step()
+        return loss
+
+    def _step(self) -> None:
+        self._gather()
+        due: dict[tuple, list[Batch]] = {}
+        for batch in self._batches:
+            flags = Flags.of(self, batch.device)
+            if batch.is_plain:
+                batch.descend(batch.gradients(), flags)
+            elif batch.group["foreach"]:
+                memory, other = self._workspaces[batch.device, batch.dtype]
+                batch.descend(batch.precondition(memory, other, flags), flags)
+                if batch.updates_now:
+                    due.setdefault((batch.device, batch.dtype), []).append(batch)
+            elif flags.left_out is None or not flags.left_out:  # here the host waits
+                batch.descend(batch.precondition_one_by_one(flags), flags)
+        for (device, _), batches in due.items():
+            axes = [axis for batch in batches for axis in batch.axes if axis.is_ours]
+            update_(axes, Flags.of(self, device).left_out)
+        for shares in self._shares:
+            if shares.updates_now:
+                shares.exchange_()
+        for batch in self._batches:
+            batch.step += 1
+            for parameter in batch.parameters:
+                self.state[parameter]["step"] = batch.step
+
+    def _gather(self) -> None:
+        """Makes the batches anew where parameters, settings or state are not those of before."""
+        present, settings = [], []
+        for number, group in enumerate(self.param_groups):
+            settings.append([group["momentum"] > 0] + [group[name] for name in _OF_BATCHES])
+            present += [(number, p) for p in group["params"] if p.grad is not None]
+        signature = [(number, id(p), p.stride()) for number, p in present], settings
+        if signature == self._signature and all(b.is_of(self.state) for b in self._batches):
+            for batch in self._batches:
+                batch.follow_settings()
+            return
+        members: dict[tuple, list[Tensor]] = {}
+        for number, parameter in present:
+            if parameter.grad.is_sparse or parameter.is_complex():
+                raise RuntimeError("NGD takes dense, real gradients only")
+            if is_expanded(parameter):
+                raise RuntimeError(
+                    "NGD takes no parameter of which several elements are one in memory, as "
+                    "expand() makes it: give it a copy (clone) of its own"
+                )
+            step = self.state[parameter].get("step", 0)
+            shape, divided = self._exchange.shape(parameter), self._exchange.is_divided(parameter)
+            if is_plain(shape, self.param_groups[number]):
+                shape = None
+            kind = (number, parameter.device, parameter.dtype, shape, divided, step)
+            members.setdefault(kind, []).append(parameter)
+        self._batches = [
+            Batch(self.param_groups[kind[0]], parameters, self.state, kind[-1], self._exchange)
+            for kind, parameters in members.items()
+        ]
+        self._shares = shares_of(self._batches, self._exchange)
+        self._signature = signature
+        # Memory for the stacked gradients of one batch after another, before and after a product;
+        # kept, since fresh memory is slow.
+        sizes: dict[tuple, list[int]] = {}
+        for batch in self._batches:
+            pair = sizes.setdefault((batch.device, batch.dtype), [0, 0])
+            pair[0] = max(pair[0], batch.size)
+            pair[1] = max(pair[1], batch.size if batch.takes_two else 0)
+        self._workspaces = {
+            (device, dtype): [torch.empty(size, device=device, dtype=dtype) for size in pair]
+            for (device, dtype), pair in sizes.items()
+        }
+
+
+def _whole(value) -> bool:
+    return isinstance(value, int) and value >= 1
+
+
+def _check(settings: dict) -> None:
+    wrong = [
+        f"{name} {settings[name]} is not {meaning}"
+        for name, (holds, meaning) in _RANGES.items()
+        if not holds(settings[name])
+    ]
+    if settings["nesterov"] and (settings["momentum"] == 0 or settings["dampening"] != 0):
+        wrong.append("nesterov takes a momentum above 0 and no dampening: or give nesterov=False")
+    if wrong:
+        raise ValueError(f"NGD: {wrong[0]}")
+
+
+_RANGES = {
+    "lr": (lambda value: value >= 0, "0 or more"),
+    "momentum": (lambda value: 0 <= value < 1, "from 0 to below 1"),
+    "dampening": (lambda value: 0 <= value <= 1, "from 0 to 1"),
+    "weight_decay": (lambda value: value >= 0, "0 or more"),
+    "alpha": (lambda value: 0 < value < float("inf"), "above 0 and finite"),
+    "rank": (lambda value: value is None or _whole(value), "a whole number above 0, or None"),
+    "update_period": (_whole, "a whole number above 0"),
+    "eta": (lambda value: 0 < value <= 1, "above 0, up to 1"),
+    "axes": (lambda value: value in AXES, f"one of {', '.join(AXES)}"),
+    "norm": (lambda value: value in NORMS, f"one of {', '.join(NORMS)}"),
+    "products": (lambda value: value in PRODUCTS, f"one of {', '.join(PRODUCTS)}"),
+}
+# Settings that batches are made of: where one changes, they are made anew.
+_OF_BATCHES = ("rank", "axes", "norm", "foreach", "update_period")

@@ -1,0 +1,1 @@
+"""A run from its first line to its report."""

@@ -1,0 +1,142 @@
+"""`--auto_batch`: the largest micro-batch that fits, and the optimizer step that was asked for."""
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from utils.distributed.strategies import Single
+from utils.errors import UserError
+from utils.machine.host_memory import available_memory, hand_back_freed_memory
+from utils.runs.advice import memory_advice
+from utils.runs.make_trainer import build_meta, build_optimizer_of
+from utils.settings.config import PROBED
+from utils.training.batch_probe import Found, largest_that_fits
+from utils.training.freeze import Freeze
+from utils.training.objective import Classification
+
+
+def choose_micro_batch(run, model, objective: Classification, freeze: Freeze | None, task) -> None:
+    """Cuts the optimizer step that the settings ask for into the largest micro-batches that fit,
+    sets the settings to them, and says so.
+
+    Args:
+        run: a `utils.runs.run.Run`.
+        model: on its device, fused, not yet spread over processes.
+        objective: of that model.
+        freeze: which part of it trains in which epoch.
+        task: its loaders are changed (see tasks/pictures.py, tasks/texts.py).
+
+    Raises:
+        UserError: nothing fits. All ranks raise it.
+    """
+    settings, loader = run.settings, task.train
+    model.train()
+    if freeze is not None and freeze.until is None:
+        freeze.apply(0)
+    before = asked, _ = loader.micro_batch, getattr(loader.mixing, "block", None)
+    with run.signals.held():  # as in build_trainer
+        found = largest_that_fits(
+            model,
+            loader,
+            passes=_passes(run, model, objective, len(task.card.classes)),
+            build_optimizer=lambda: build_optimizer_of(run, model, settings.lr),
+            averaged=settings.ema_decay is not None,
+            available=_available(run),
+            exchange=run.exchange,
+        )
+    if found.size is None:
+        raise UserError(_nothing_fits(settings, run.device, found))
+    if min(asked, found.size) >= loader.share:  # a short step, which was one micro-batch already
+        loader.cut(asked)
+    _set(run, loader)
+    task.follow(settings.batch_size, run.exchange.size)
+    _say(run, loader, found, before, model)
+
+
+def _passes(run, model, objective: Classification, classes: int):
+    """Those of a step of the trainer, one after the other, for `largest_that_fits`."""
+    strategy = Single()
+    strategy.wrap(model)
+    lr = run.settings.lr
+
+    def passes(batch):
+        meta = build_meta(run, classes, strategy)  # anew: a pass that fails leaves it half-way
+        mixing = batch.mixing if meta is None else meta.choose(batch, lr)
+        yield
+        loss, _ = objective(batch.inputs, batch.targets, mixing)
+        (loss / batch.step_samples).backward()
+        yield
+        if meta is not None:
+            meta.update(torch.ones((), dtype=torch.bool, device=run.device), lr)
+        yield
+
+    return passes
+
+
+def _available(run) -> float:
+    """Bytes that this process may take of its device: on a GPU all that it has or is free, half of
+    it where graphs are asked for, which keep a step's memory besides; on a CPU its part of what the
+    machine can give."""
+    if run.device.type == "cuda":
+        torch.cuda.empty_cache()
+        free, _ = torch.cuda.mem_get_info(run.device)
+        whole = float(free + torch.cuda.memory_reserved(run.device))
+        return whole / 2 if run.settings.cuda_graphs == "on" else whole
+    hand_back_freed_memory()  # of what has loaded the data, which would not count as available
+    return available_memory() / (run.place.local_world_size if run.place else 1)
+
+
+def _by_samples(settings) -> bool:
+    return getattr(settings, "batch_tokens", None) is None
+
+
+def _set(run, loader) -> None:
+    """The settings say what was found: a resumed run takes the same without probing."""
+    settings, changed = run.settings, {}
+    size, count = loader.micro_batch, loader.accumulation
+    changed["batch_size" if _by_samples(settings) else "batch_tokens"] = size
+    if settings.global_batch is None:
+        changed["accumulation_steps"] = count
+        if _by_samples(settings) and size * count * run.exchange.size != loader.step_size:
+            changed |= {"accumulation_steps": 1, "global_batch": loader.step_size}
+    block = getattr(loader.mixing, "block", None)
+    if block is not None and block != (
+        settings.mixup_block or changed.get("batch_size", settings.batch_size)
+    ):
+        changed["mixup_block"] = block
+    for name, value in changed.items():
+        if getattr(settings, name) != value:
+            setattr(settings, name, value)
+            run.origin[name] = PROBED
+
+
+def _say(run, loader, found: Found, before: tuple, model) -> None:
+    ranks, count = run.exchange.size, loader.accumulation
+    size, asked = (min(each, loader.share) for each in (loader.micro_batch, before[0]))
+    step, unit = loader.step_size, "samples"
+    if not _by_samples(run.settings):
+        step, unit = loader.share * ranks, "tokens"
+    each = " in each process" if ranks > 1 else ""
+    line = (
+        f"auto_batch: {step:,} {unit} a step as {count} micro-batch{'es' * (count > 1)} of "
+        f"{size:,}{each} ({size:,} fit in {_gb(found.needed)} of {_gb(found.available)} GB)"
+    )
+    norms = any(isinstance(module, _BatchNorm) and module.training for module in model.modules())
+    if norms and size != asked:
+        line += f"; BatchNorm's statistics are of {size:,} samples instead of {asked:,}"
+    now = getattr(loader.mixing, "block", None)
+    if now != before[1]:
+        line += f"; mixed with each other are blocks of {now} samples instead of {before[1]}"
+    run.console.say(line)
+
+
+def _nothing_fits(settings, device: torch.device, found: Found) -> str:
+    ways = "take a smaller model or smaller inputs, or --precision bf16"
+    ways += "".join(f", or: {advice}" for advice in memory_advice(settings, device).values())
+    return (
+        f"--auto_batch: not even the smallest micro-batch fits into the "
+        f"{_gb(found.available)} GB that there are: {ways}"
+    )
+
+
+def _gb(number: float) -> str:
+    return f"{number / 1e9:.3g}"

@@ -1,0 +1,265 @@
+"""A run: its processes, folder and machine, and the checkpoint that it goes on from."""
+
+import contextlib
+import os
+import tempfile
+import time
+from pathlib import Path
+
+from utils.errors import UserError
+from utils.exchange import Exchange
+from utils.files import reason
+from utils.launch.environment import launched
+from utils.launch.signals import Signals, Stopped, Stopping
+from utils.reporting.console import Console
+from utils.reporting.run_folder import RunFolder, SharedFolder, default_path, refuse_run
+from utils.settings import TrainSettings
+
+# PyTorch is imported inside the functions that need it: --help and wrong flags answer at once.
+
+
+class Run:
+    """One run: its folder, console, device and arithmetic.
+
+    Args:
+        settings, origin: as `utils.settings.config.parse` gives them.
+        signals: from `run_entry`.
+        model, data: names, for the folder and the summary.
+    """
+
+    def __init__(self, settings: TrainSettings, origin: dict, signals: Signals, model, data):
+        self.started = time.monotonic()
+        self.settings, self.origin, self.signals = settings, origin, signals
+        self.model_name, self.data_name = model, data
+        self.place = launched() if settings.distributed else None
+        if settings.distributed and self.place is None:
+            raise UserError(
+                "--distributed is for processes that torchrun has started: "
+                f"bash run_distributed.sh {settings.entry} ..."
+            )
+        self.console = Console(silent=self.place is not None and self.place.rank > 0)
+        self._set_up_engine()
+        self._closing = contextlib.ExitStack()
+        self.folder = self.trainer = self.strategy = (
+            None  # see make_trainer.py, train_classifier.py
+        )
+        self.micro_batches: int | None = None  # of a step with --batch_tokens, all processes'
+        self._join()
+        if not settings.without_training:
+            path = Path(settings.output) if settings.output else default_path(model, data)
+            self._open_folder(Path(self.exchange.gather_json(str(path))[0]))
+
+    def _open_folder(self, path: Path) -> None:
+        settings, source = self.settings, self.resumed_folder()
+        if settings.dry_run:
+            if source is None:
+                refuse_run(path)
+            scratch = tempfile.TemporaryDirectory(prefix="dry_run-")
+            path = Path(self._closing.enter_context(scratch)) / "run"
+        if self.leads:
+            self.folder = RunFolder(path, resume=source is not None and same(source, path))
+            self._closing.callback(self.folder.close)
+        self.exchange.barrier()
+        if not self.leads:
+            self.folder = SharedFolder(path)
+            return
+        try:
+            self.console.open_log(self.folder.log)
+        except OSError as error:
+            self._closing.close()
+            raise UserError(f"{self.folder.log}: {reason(error)}") from None
+
+    def _join(self) -> None:
+        """Forms the group with the other processes of the run, if there are any."""
+        self.exchange: Exchange = Exchange()
+        self.stopping = Stopping(self.signals)
+        if self.place is None or self.place.world_size == 1:
+            return
+        from utils.distributed.group import Agreement, join, leave
+        from utils.launch.watch import Watch
+
+        seconds = 60 * self.settings.dist_timeout
+        # The watch speaks before the collectives give up, which name nobody.
+        self.exchange = join(self.place, self.device, seconds + 60)
+        watch = Watch(
+            self.place.rank,
+            self.place.world_size,
+            seconds,
+            lambda: self.trainer.progress.step if self.trainer else 0,
+        )
+        self.closing(watch)
+        self.stopping = Stopping(self.signals, Agreement(self.exchange, 2, watch))
+        self._leave = leave
+
+    def another_exchange(self) -> Exchange:
+        """With the same processes, for a thread beside the training."""
+        if self.exchange.size == 1:
+            return self.exchange
+        from utils.distributed.group import another
+
+        return another(self.exchange, 60 * self.settings.dist_timeout)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process speaks and writes for all of the run."""
+        return self.exchange.rank == 0
+
+    def _set_up_engine(self) -> None:
+        # C++ calls Python in this import: an exception there would abort the process.
+        with self.signals.held():
+            import torch
+
+        from utils.machine.cudnn import prefer_flash_attention
+        from utils.machine.free_cores import follow_free_cores
+        from utils.machine.host_memory import keep_freed_memory
+        from utils.training.objective import Precision, resolve_precision
+
+        settings = self.settings
+        if settings.device == "cuda" and not torch.cuda.is_available():
+            raise UserError("--device cuda: PyTorch finds no GPU here; use --device cpu or auto")
+        cuda = torch.cuda.is_available() and settings.device != "cpu"
+        if cuda and self.place is not None:
+            if self.place.local_rank >= torch.cuda.device_count():
+                raise UserError(
+                    f"process {self.place.local_rank + 1} of this machine has no GPU of its own, "
+                    f"there are {torch.cuda.device_count()}: start fewer, or take --device cpu"
+                )
+            torch.cuda.set_device(self.place.local_rank)
+        self.device = (
+            torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
+        )
+        if not cuda and settings.keep_freed_memory:
+            keep_freed_memory()
+        if settings.threads:
+            torch.set_num_threads(settings.threads)
+        self.threads = torch.get_num_threads()  # at most
+        chosen = settings.threads or "OMP_NUM_THREADS" in os.environ
+        self.free_cores = None
+        if not (cuda or chosen or settings.deterministic or settings.compile):
+            self.free_cores = follow_free_cores(self.console.say, self.console.log)
+        torch.manual_seed(settings.seed)
+        prefer_flash_attention()
+        if settings.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True)
+        self.precision = Precision(resolve_precision(settings.precision, self.device), self.device)
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(self, kind, error, traceback) -> None:
+        if isinstance(error, (UserError, Stopped)):
+            self.console.log(str(error))  # why the run ended; run_entry prints it
+        trained = self.trainer is not None and self.trainer.progress.step > 0
+        if isinstance(error, UserError) and self.folder is not None and not trained:
+            self.folder.discard()
+        self._closing.close()
+        self.console.close()
+        if kind is None and self.exchange.size > 1:
+            self._leave()
+
+    def closing(self, thing):
+        """`thing`, which is closed when the run ends."""
+        return self._closing.enter_context(contextlib.closing(thing))
+
+    def interrupted(self) -> bool:
+        """Whether the run is to stop; with many processes to be asked by all of them alike."""
+        return self.stopping.asked()
+
+    # ---- resuming -----------------------------------------------------------------------------
+
+    def resumed_folder(self) -> Path | None:
+        if self.settings.resume is None:
+            return None
+        path = Path(self.settings.resume)
+        return path.parent.parent if path.parent.name == "checkpoints" else path
+
+    def load_checkpoint(self):
+        """The checkpoint to go on from, verified, or None at the start of a run."""
+        from utils.checkpoints.checkpoint import Checkpoints, DamagedCheckpoint, read_checkpoint
+
+        source, settings = self.resumed_folder(), self.settings
+        if source is None:
+            return None
+        store = Checkpoints(source / "checkpoints", warn=self.console.say)
+        path = Path(settings.resume)
+        if path.parent.name == "checkpoints":
+            newest = f"step-{max(store.steps(), default=0):08}"
+            if path.name != newest and self.folder is not None and same(source, self.folder.path):
+                raise UserError(
+                    f"--resume {path} is not the newest checkpoint of its run: give --output for a "
+                    "folder of its own, or leave it out and resume the run"
+                )
+            try:
+                loaded = read_checkpoint(path)
+            except DamagedCheckpoint as error:
+                raise UserError(f"--resume {path} is damaged ({error}): try {source}") from None
+        else:
+            loaded = store.load()
+        steps = self.exchange.gather_json(loaded and loaded.step)
+        if len(set(steps)) > 1:
+            raise UserError(
+                f"--resume {source}: not all processes see the same checkpoints (steps {steps}); "
+                "the folder must be on a file system that all machines share"
+            )
+        if loaded is None:
+            if settings.without_training:
+                raise UserError(f"--{settings.without_training[0]}: {source} has no checkpoint yet")
+            self.console.say(f"{source} has no checkpoint yet: the run starts from the beginning")
+            return None
+        for name, now in self.engine().items():
+            saved = loaded.state["settings"].get(name, now)
+            if saved != now and not settings.without_training:
+                self.console.say(
+                    f"note: {name} is {now} now and was {saved} before: results will differ "
+                    "in the last bits"
+                )
+        if not settings.without_training:
+            self._keep_step(loaded.state["settings"])
+        return loaded
+
+    def _keep_step(self, saved: dict) -> None:
+        """Another number of processes changes who computes what of an optimizer step, not its
+        samples."""
+        settings, before = self.settings, saved.get("micro_batches")
+        now = settings.accumulation_steps * self.exchange.size
+        if before in (None, now):
+            return
+        if getattr(settings, "batch_tokens", None) is not None:
+            self.micro_batches = before
+        elif settings.global_batch is None:
+            settings.global_batch = saved["global_batch_size"]
+            self.console.say(
+                f"an optimizer step keeps its {settings.global_batch} samples (--global_batch), as "
+                f"with {saved['processes']} processes"
+            )
+
+    def check_data(self, checkpoint, fingerprint: str) -> None:
+        """Refuses to go on with other data than the checkpoint's."""
+        if (
+            checkpoint is not None
+            and checkpoint.state["settings"]["data_fingerprint"] != fingerprint
+        ):
+            raise UserError(
+                f"the data of {self.settings.data_dir} is not what the run in "
+                f"{self.resumed_folder()} was trained on; bring the old data back, or start a new "
+                "run"
+            )
+
+    def engine(self) -> dict:
+        """What a resumed run must share with the one before to end with the same bits."""
+        engine = {"device": self.device.type, "precision": self.precision.name}
+        engine["processes"] = self.exchange.size
+        return engine | ({"threads": self.threads} if self.device.type == "cpu" else {})
+
+
+def same(one: Path | None, other: Path) -> bool:
+    return one is not None and one.resolve() == other.resolve()
+
+
+def another_is_best(checkpoint, folder: Path) -> str:
+    """A note where another checkpoint of the run in `folder` was better on its validation split."""
+    best = checkpoint.state["progress"]["best_step"]
+    if best in (None, checkpoint.step):
+        return ""
+    return f"; best on the validation split: --resume {folder}/checkpoints/step-{best:08}"

@@ -1,0 +1,94 @@
+"""The report that a run leaves: summary.json, curves.png, and what mixup has learned."""
+
+import platform
+
+import torch
+
+from utils.files import reason, replace_file
+from utils.reporting.metrics import to_json
+from utils.reporting.mixup import draw_mean_lambda
+from utils.reporting.plots import draw_curves
+from utils.training.memory import peak_memory
+
+
+def write_report(run, trainer, status: str, test: dict | None, sizes: dict) -> None:
+    """Writes them. A full disk costs these, never the run.
+
+    Args:
+        run, trainer: a `utils.runs.run.Run` and its `Trainer`.
+        status: "finished", "stopped_early" or "interrupted".
+        test: loss, accuracy and samples on the test set; None where it was not measured.
+        sizes: what the summary says about the data besides.
+    """
+    if not run.leads:
+        return
+    progress, settings = trainer.progress, run.settings
+    test, train = test or {}, progress.train or {}
+    speed = trainer.samples_per_second
+    summary = {
+        "status": status,
+        "entry": settings.entry,
+        "model": run.model_name,
+        "dataset": run.data_name,
+        "optimizer": settings.optimizer,
+        "mixup": settings.mixing,
+        "epochs": progress.step / trainer.loader.steps_per_epoch,
+        "steps": progress.step,
+        "train_samples": trainer.loader.samples,
+        "test_samples": test.get("samples"),
+        "train_loss": train.get("loss"),
+        "train_accuracy": train.get("accuracy_weighted", train.get("accuracy")),
+        "test_loss": test.get("loss"),
+        "test_accuracy": test.get("accuracy"),
+        "seconds_total": round(trainer.seconds_total, 3),
+        "seconds_training": round(progress.seconds_training, 3),
+        "seconds_first_step": round(trainer.seconds_first_step, 3),
+        "samples_per_second": speed and round(speed, 1),
+        "peak_memory_bytes": peak_memory(run.device),
+        "skipped_steps": progress.left_out[0],
+        "skipped_steps_by_scaler": progress.left_out[2],
+        "world_size": run.exchange.size,
+        "strategy": settings.strategy if run.exchange.size > 1 else "single",
+        "global_batch_size": trainer.loader.step_size,
+        "micro_batch_size": trainer.loader.micro_batch,
+        "accumulation_steps": trainer.loader.accumulation,
+        "device": _device_name(run.device),
+        "precision": run.precision.name,
+        "ema_decay": settings.ema_decay,
+        "threads": run.threads,
+        "torch_version": torch.__version__,
+        "seed": settings.seed,
+    } | sizes
+    if progress.best_step is not None:
+        summary |= {
+            "best_epoch": progress.best_epoch,
+            "best_val_accuracy": progress.best_val_accuracy,
+        }
+        best = f"checkpoints/step-{progress.best_step:08}"
+        if (run.folder.path / best).is_dir():
+            summary["best_checkpoint"] = best
+    note = " (synthetic)" if sizes.get("synthetic") else ""
+    title = f"{run.model_name} on {run.data_name}{note}, {settings.optimizer}"
+    # The summary comes last: with it a killed run counts as finished, and nothing is made up for.
+    text = to_json(summary, indent=2) + "\n"
+    mean_lambda = trainer.meta and trainer.meta.mean_lambda()
+    for write in (
+        lambda: draw_curves(trainer.metrics.read(), run.folder.curves, title),
+        lambda: (
+            mean_lambda is None
+            or draw_mean_lambda(
+                mean_lambda.numpy(), trainer.saved_settings["data"]["classes"], run.folder.policy
+            )
+        ),
+        lambda: replace_file(run.folder.summary, text.encode()),
+    ):
+        try:
+            write()
+        except OSError as error:
+            run.console.say(f"{run.folder.path}: {reason(error)}; the report is not complete")
+
+
+def _device_name(device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"cpu ({platform.processor() or platform.machine()})"

@@ -1,0 +1,428 @@
+"""Typed settings: a dataclass becomes flags and YAML keys, checked in one place.
+
+A setting is a dataclass field made by `setting(...)`. Its value comes, later ones winning, from
+its default, the settings of the run that is resumed, `--config FILE.yaml`, the command line. An
+unknown flag or key, a value of the wrong type or out of range, and a setting that has no effect
+with the others are a UserError of one line.
+
+Nothing here imports PyTorch, so `--help` and wrong flags answer at once.
+"""
+
+import argparse
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import yaml
+
+from utils.errors import UserError
+from utils.settings.aliases import ALIASES, NUMBER_FOR, SHORT_FOR, VALUE_ALIASES
+
+# What belongs to one start of a run, not to the run: no recipe, and not kept on resume.
+OF_ONE_START = (
+    *("config", "output", "resume", "dry_run", "profile", "distributed"),
+    *("eval_only", "predict", "predictions", "export"),
+)
+# What is done with a trained model instead of training one.
+WITHOUT_TRAINING = ("eval_only", "predict", "export")
+DEFAULT, FILE, COMMAND_LINE = "default", "YAML", "command line"
+PROBED = "auto_batch"  # found at the start of the run
+
+
+def setting(
+    default,
+    help: str,
+    *,
+    group: str,
+    low: float | None = None,
+    above: float | None = None,
+    high: float | None = None,
+    below: float | None = None,
+    choices=None,
+    unit: str = "",
+    default_text: str = "",
+    bare=None,
+    resume: str = "fixed",
+):
+    """A dataclass field that is a setting.
+
+    Args:
+        default: its value when nobody sets it; None where that depends on other settings.
+        help: one sentence for `--help`.
+        group: the heading under which `--help` lists it.
+        low, above, high, below: the range, with and without its ends.
+        choices: the values allowed, or a function that returns them.
+        unit: for `--help`: steps, pixels, ...
+        default_text: for `--help` where `default` is None.
+        bare: the value of the flag given without one; None where a value is needed.
+        resume: "fixed" if a resumed run must keep it, "free" if it may be changed, "evaluation"
+            if it may be changed where nothing is trained (WITHOUT_TRAINING).
+    """
+    return dataclasses.field(default=default, metadata=locals() | {"setting": True})
+
+
+def changed(config_class, name: str, default=..., **metadata):
+    """The setting `name` of another class with another default, or other arguments of `setting`;
+    for a class that inherits it."""
+    before = fields(config_class)[name]
+    default = before.default if default is ... else default
+    new = before.metadata | {"default": default} | metadata
+    return dataclasses.field(default=default, metadata=new)
+
+
+class Config:
+    """Base of an entry's settings: a dataclass whose fields are all made by `setting`."""
+
+    def ineffective(self) -> Iterator[tuple[str, str, str]]:
+        """(setting, reason, the other setting that is the cause) for each without effect."""
+        yield from ()
+
+    def check(self) -> None:
+        """Raises UserError where settings contradict each other; fills what depends on others."""
+
+
+def fields(config_class) -> dict[str, dataclasses.Field]:
+    return {field.name: field for field in dataclasses.fields(config_class)}
+
+
+def parse(config_class, argv: list[str], description: str):
+    """Settings from a command line.
+
+    Returns:
+        (settings, origin): an instance of `config_class` and, for each setting, where its value
+        came from.
+    """
+    typed = _read_flags(config_class, argv, description)
+    from_file = read_yaml(config_class, Path(typed["config"])) if typed.get("config") else {}
+    values = {name: field.default for name, field in fields(config_class).items()}
+    origin = dict.fromkeys(values, DEFAULT)
+    new = from_file | typed
+    if new.get("resume") is not None:
+        run = _find_run(config_class, new)
+        saved = read_yaml(config_class, run / "config.yaml")
+        _check_unchanged(config_class, run, saved, new)
+        values |= saved | {"output": str(run)}
+        origin |= _read_origins(run / "config.yaml")
+        if new["resume"] == "auto":
+            new["resume"] = str(run)
+    values |= new
+    origin |= dict.fromkeys(from_file, FILE) | dict.fromkeys(typed, COMMAND_LINE)
+    settings = config_class(**values)
+    for name, reason, cause in settings.ineffective():
+        # A recipe's setting gives way to what the command line says, and to what no recipe can
+        # say; otherwise both are meant.
+        gives_way = cause in typed or cause in OF_ONE_START
+        in_file = values[name] != fields(config_class)[name].default and not gives_way
+        if name in typed or (name in from_file and in_file):
+            raise UserError(f"--{name} has no effect: {reason}")
+    settings.check()
+    return settings, origin
+
+
+def _find_run(config_class, new: Mapping) -> Path:
+    """The folder of the run that is resumed."""
+    from utils.reporting.run_folder import find_run
+
+    run = find_run(new["resume"], new.get("output"), getattr(config_class, "entry", ""))
+    if not (run / "config.yaml").is_file():
+        name = "" if new["resume"] == "auto" else f" {new['resume']}"
+        raise UserError(
+            f"--resume{name}: {run} has no config.yaml, so it is not the folder of a run"
+        )
+    return run
+
+
+def _check_unchanged(config_class, run: Path, saved: Mapping, new: Mapping) -> None:
+    """UserError for a setting that is given anew, differs, and must stay as the run has it."""
+    training = not any(new.get(name) for name in WITHOUT_TRAINING)
+    free = {"free"} if training else {"free", "evaluation"}
+    for name, field in fields(config_class).items():
+        if field.metadata["resume"] in free or name not in new or name not in saved:
+            continue
+        if new[name] != saved[name]:
+            raise UserError(
+                f"--{name} {new[name]}: the run in {run} was started with {saved[name]}, and a "
+                "resumed run must keep it; leave the flag out, or start a new run with --output"
+            )
+
+
+def _read_origins(path: Path) -> dict[str, str]:
+    """Where the settings of a run came from: the comments that `to_yaml` has written."""
+    lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    pairs = [(line.split(":")[0], line.rpartition("  # ")[2]) for line in lines if ":" in line]
+    return {name: came for name, came in pairs if came in (DEFAULT, FILE, COMMAND_LINE, PROBED)}
+
+
+def read_yaml(config_class, path: Path) -> dict:
+    """The settings of a YAML file, converted and checked one by one."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"--config {path}: {error.strerror or error}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"--config {path} is no valid YAML: {reason}") from None
+    content = {} if content is None else content
+    if not isinstance(content, Mapping):
+        raise UserError(f"--config {path}: 'name: value' lines are needed, one for each setting")
+    known, values, short = fields(config_class), {}, set()
+    for key, value in content.items():
+        name = _canonical(str(key))
+        if name in _short_for(known):
+            if not isinstance(value, bool):
+                raise UserError(f"{path}: {key}: {value!r} is not true or false")
+            short |= {name} if value else set()
+            continue
+        if name not in known:
+            raise UserError(f"{path}: unknown setting {key!r}{_suggest(str(key), known)}")
+        if name == "config":
+            raise UserError(f"{path}: a recipe cannot name another one; put its settings here")
+        if name in values:
+            raise UserError(f"{path}: {name} is set twice")
+        values[name] = convert(known[name], value, f"{path}: {key}")
+    return _spelled_out(known, values, short, f"{path}: ")
+
+
+def to_yaml(settings, origin: Mapping[str, str]) -> str:
+    """Every setting with a comment on where it came from; `--config` takes the text back.
+
+    What belongs to one start of a run alone (OF_ONE_START) is commented out.
+    """
+    lines = []
+    for name in fields(type(settings)):
+        line = yaml.safe_dump({name: getattr(settings, name)}, allow_unicode=True, width=1000)
+        line = f"{line.strip()}  # {origin.get(name, DEFAULT)}"
+        lines.append("# " + line.replace("\n", "\n# ") if name in OF_ONE_START else line)
+    return "\n".join(lines) + "\n"
+
+
+def convert(field: dataclasses.Field, value, where: str):
+    """`value` as the field's type, or a UserError that begins with `where`."""
+    meta = field.metadata
+    kind, optional = _type(field)
+    if value is None or (optional and value in ("none", "None", "null", "")):
+        if optional:
+            return None
+        raise UserError(f"{where}: a value is needed ({_values_text(field)})")
+    wrong = UserError(f"{where}: {value!r} is not {_values_text(field)}")
+    if isinstance(value, str):
+        value = VALUE_ALIASES.get(field.name, {}).get(value.lower(), value)
+    words = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+    if kind is bool:
+        value = words.get(value.lower(), value) if isinstance(value, str) else value
+        if not isinstance(value, bool):
+            raise wrong
+        return value
+    if _is_switch(meta):
+        value = words.get(value.lower(), value) if isinstance(value, str) else value
+        value = {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+    if isinstance(value, bool):
+        if meta["bare"] is not None and value:
+            return meta["bare"]
+        raise wrong
+    try:
+        if kind is int and isinstance(value, float) and not value.is_integer():
+            raise wrong
+        if kind is int and isinstance(value, str):
+            value = int(value)
+        if kind is str and not isinstance(value, (str, int, float)):  # a list or mapping of YAML
+            raise wrong
+        value = kind(value)
+    except (ValueError, TypeError, OverflowError):
+        raise wrong from None
+    if field.name in NUMBER_FOR and (number := _number(value)) is not None:
+        return number  # _spelled_out says what it means
+    choices = _choices(meta)
+    if choices and value not in choices:
+        raise UserError(
+            f"{where}: {value!r} is not {_values_text(field)}{_suggest(value, choices)}"
+        )
+    inside = kind is str or (
+        value == value
+        and abs(value) != float("inf")
+        and (meta["low"] is None or value >= meta["low"])
+        and (meta["above"] is None or value > meta["above"])
+        and (meta["high"] is None or value <= meta["high"])
+        and (meta["below"] is None or value < meta["below"])
+    )
+    if not inside:
+        raise wrong
+    return value
+
+
+def _read_flags(config_class, argv: list[str], description: str) -> dict:
+    """What the command line sets, converted; prints the help and exits where that is asked for."""
+    known = fields(config_class)
+    parser = _Parser(
+        usage="%(prog)s [--flag value ...]",
+        description=description,
+        epilog="Every flag can also stand in a YAML file (--config), and may be written with "
+        "hyphens for underscores; --no_flag switches off what is on, and the value none takes an "
+        "optional setting back.",
+        allow_abbrev=False,
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=28, width=100),
+    )
+    groups = {}
+    for field in known.values():
+        heading = field.metadata["group"]
+        if heading not in groups:
+            groups[heading] = parser.add_argument_group(heading)
+        _add_flag(groups[heading], field)
+        for flag, (name, value) in _short_for(known).items():
+            if name == field.name:
+                text = f"Short for --{name} {value} (default: off)"
+                common = {"dest": flag, "action": "store_true", "default": argparse.SUPPRESS}
+                groups[heading].add_argument(f"--{flag}", help=text, **common)
+                if "_" in flag:
+                    groups[heading].add_argument(
+                        f"--{_hyphens(flag)}", help=argparse.SUPPRESS, **common
+                    )
+    typed, unknown = parser.parse_known_args(argv)
+    if unknown:
+        flag = unknown[0].split("=")[0]
+        if not flag.startswith("-"):
+            raise UserError(f"{flag!r} stands alone: a flag is --name value; see --help")
+        raise UserError(f"unknown flag {flag}{_suggest(flag, known, '--')}; see --help")
+    given = vars(typed)
+    short = {name for name in _short_for(known) if given.pop(name, False)}
+    values = {name: convert(known[name], value, f"--{name}") for name, value in given.items()}
+    return _spelled_out(known, values, short, "--")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message):
+        raise UserError(f"{message.removeprefix('argument ')}; see --help")
+
+
+def _add_flag(group, field: dataclasses.Field) -> None:
+    name, (kind, _), bare = field.name, _type(field), field.metadata["bare"]
+    names = [name] + [alias for alias, target in ALIASES.items() if target == name]
+    flags = [("-" if len(n) == 1 else "--") + n for n in names]
+    common = {"dest": name, "default": argparse.SUPPRESS}
+    if kind is bool:
+        # `--flag`, `--flag false` and `--no_flag` are all understood.
+        common |= {"nargs": "?", "const": "true", "metavar": "true|false"}
+    else:
+        metavar = "NAME" if _choices(field.metadata) else kind.__name__.upper()
+        common |= {"metavar": metavar} | ({"nargs": "?", "const": bare} if bare else {})
+    if kind is bool or _is_switch(field.metadata):
+        off = [f"--no_{n}" for n in names if len(n) > 1]
+        off += [_hyphens(flag) for flag in off if _hyphens(flag) != flag]
+        group.add_argument(
+            *off,
+            dest=name,
+            default=argparse.SUPPRESS,
+            action="store_const",
+            const=False,
+            help=argparse.SUPPRESS,
+        )
+    group.add_argument(*flags, help=_help(field), **common)
+    hyphens = [_hyphens(flag) for flag in flags if _hyphens(flag) != flag]
+    if hyphens:  # understood, and not listed a second time
+        group.add_argument(*hyphens, **common | {"help": argparse.SUPPRESS})
+
+
+def _hyphens(flag: str) -> str:
+    return flag.replace("_", "-")
+
+
+def _help(field: dataclasses.Field) -> str:
+    """What it does, its values, unit and default."""
+    meta, default = field.metadata, field.default
+    words = {None: "none", True: "on", False: "off"}
+    shown = words[default] if default is None or isinstance(default, bool) else default
+    parts = [_values_text(field), meta["unit"], f"default: {meta['default_text'] or shown}"]
+    if _type(field)[0] in (bool, str) and not _choices(meta):
+        del parts[0]
+    return f"{meta['help']} ({'; '.join(filter(None, parts))})".replace("%", "%%")
+
+
+def _values_text(field: dataclasses.Field) -> str:
+    meta, (kind, _) = field.metadata, _type(field)
+    choices = _choices(meta)
+    if choices:
+        return "one of " + ", ".join(map(str, choices))
+    if kind is bool:
+        return "true or false"
+    text = {int: "a whole number", float: "a number", str: "a text"}[kind]
+    low, above, high, below = (meta[end] for end in ("low", "above", "high", "below"))
+    bounds = [
+        f"of {low} or more" if low is not None else "",
+        f"above {above}" if above is not None else "",
+        f"up to {high}" if high is not None else "",
+        f"below {below}" if below is not None else "",
+    ]
+    return " ".join([text, *filter(None, bounds)])
+
+
+def _choices(meta) -> list:
+    choices = meta["choices"]
+    return list(choices() if callable(choices) else choices or [])
+
+
+def _is_switch(meta) -> bool:
+    """One of on, off and other words: understands what a bool does, too."""
+    return {"on", "off"} <= set(_choices(meta))
+
+
+def _type(field: dataclasses.Field) -> tuple[type, bool]:
+    """(int, float, bool or str; whether None is allowed)"""
+    if isinstance(field.type, types.UnionType):
+        kinds = [kind for kind in typing.get_args(field.type) if kind is not type(None)]
+        return kinds[0], True
+    return field.type, False
+
+
+def _canonical(key: str) -> str:
+    name = key.lstrip("-").replace("-", "_")
+    return ALIASES.get(name, name)
+
+
+def _short_for(known) -> dict[str, tuple[str, object]]:
+    """Those of SHORT_FOR whose setting the entry has."""
+    return {flag: target for flag, target in SHORT_FOR.items() if target[0] in known}
+
+
+def _spelled_out(known, values: dict, short: set[str], where: str) -> dict:
+    """`values` with what the flags in `short` and numbers in place of words (NUMBER_FOR) stand
+    for; a UserError where both are given."""
+    for name, (word, other, zero) in NUMBER_FOR.items():
+        number = values.get(name)
+        if not isinstance(number, float):
+            continue
+        values[name] = word if number else zero
+        if number and values.setdefault(other, number) != number:
+            raise UserError(
+                f"{where}{name} {number:g} is short for --{other} {number:g}, and --{other} "
+                f"{values[other]:g} is given too: leave one of the two out"
+            )
+        if number:
+            convert(known[other], number, f"{where}{name}")
+    for flag in sorted(short):
+        name, value = SHORT_FOR[flag]
+        if values.setdefault(name, value) != value:
+            raise UserError(
+                f"{where}{flag} is short for --{name} {value}, and --{name} {values[name]} is "
+                "given too: leave one of the two out"
+            )
+    return values
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _suggest(word: object, known, prefix: str = "") -> str:
+    """', did you mean ...?' with the nearest of the known names, their aliases included."""
+    names = {str(name): str(name) for name in known}
+    names |= {alias: target for alias, target in ALIASES.items() if target in names}
+    names |= {flag: flag for flag in _short_for(known)}
+    wanted = str(word).lstrip("-").replace("-", "_")
+    near = difflib.get_close_matches(wanted, names, n=1, cutoff=0.5)
+    return f", did you mean {prefix}{names[near[0]]}?" if near else ""

@@ -1,0 +1,1 @@
+"""What a run trains on: data set, splits, loaders."""

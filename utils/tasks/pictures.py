@@ -1,0 +1,188 @@
+"""What the entry scripts for pictures assemble alike: data set, splits, loaders."""
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from utils.augment.chain import Chain
+from utils.augment.crop_flip import CropFlip
+from utils.augment.random_erasing import RandomErasing
+from utils.data.images.loader import Augmentation, ImageLoader
+from utils.data.images.sources import ImageData, Split, load_image_data
+from utils.data.splits import stratified_split, stratified_subset
+from utils.data.worker_process import is_map
+from utils.data.workers import WorkerPool
+from utils.errors import UserError
+from utils.exchange import Exchange
+from utils.machine.host_memory import available_memory
+from utils.reporting.console import Console
+from utils.settings import ImageSettings
+from utils.tasks.mixing import build_mixing
+from utils.weights.card import ModelCard
+
+# Most processes that are started unasked: two read faster than a GPU trains a small network.
+AUTOMATIC_WORKERS = 4
+
+
+@dataclass(frozen=True)
+class ImageTask:
+    """A data set with its splits made, and a loader for each of them. To be closed."""
+
+    data: ImageData
+    card: ModelCard  # what a model needs to know of the pictures
+    train: ImageLoader
+    test: ImageLoader
+    val: ImageLoader | None
+    pool: WorkerPool | None = None
+
+    def close(self) -> None:
+        """Ends the reading processes, if there are any."""
+        if self.pool is not None:
+            self.pool.close()
+
+    def follow(self, batch_size: int, ranks: int) -> None:
+        """The training has batches of another size from here on: so have the others."""
+        for loader in filter(None, (self.test, self.val)):
+            loader.resize(batch_size, batch_size * ranks)
+        if self.pool is not None:
+            self.pool.slot_bytes = largest_batch(batch_size, self.data.train)
+
+    @property
+    def sizes(self) -> dict:
+        """For the summary."""
+        sizes = {
+            "classes": len(self.data.classes),
+            "skipped_files": self.data.skipped,
+            "synthetic": self.data.synthetic,
+        }
+        if self.val is not None:
+            sizes["val_samples"] = self.val.samples
+        return sizes
+
+
+def load_image_task(
+    settings: ImageSettings,
+    device: torch.device,
+    console: Console,
+    source=None,
+    exchange: Exchange | None = None,
+) -> ImageTask:
+    """Loads the data set that the settings name, and cuts it as they say.
+
+    Args:
+        source: where the weights come from (a ModelCard or Pretrained), whose normalisation the
+            pictures then get; None: that of the data.
+        exchange: of this process with the others of the run; None: it is alone.
+    """
+    exchange = exchange or Exchange()
+    with exchange.in_turn():  # one downloads and decodes, the others find it done
+        data = load_image_data(
+            settings.dataset,
+            data_dir=settings.data_dir,
+            cache_dir=settings.cache_dir,
+            image_size=settings.image_size,
+            on_bad=settings.on_bad,
+            test_fraction=settings.test_fraction,
+            workers=settings.workers,
+        )
+    chosen, val = np.arange(len(data.train)), data.val
+    if settings.val_fraction and val is not None:
+        raise UserError(
+            f"--val_fraction: the val/ folder in {settings.data_dir} is the validation split; "
+            "leave the flag out"
+        )
+    if settings.val_fraction:
+        chosen, held_out = stratified_split(
+            data.train.labels, settings.val_fraction, settings.seed, data.classes
+        )
+        val = data.train.part(held_out)
+    if settings.subset is not None:
+        amount = settings.subset if settings.subset <= 1 else int(settings.subset)
+        chosen = chosen[stratified_subset(data.train.labels[chosen], amount, settings.seed)]
+    whole = len(chosen) == len(data.train)
+    train = data.train if whole else data.train.part(chosen)
+    note = ", synthetic" if data.synthetic else ""
+    note += f", {data.skipped} bad files left out" if data.skipped else ""
+    console.say(
+        f"{data.name}{note}: {len(train):,} training, {len(val) if val else 0:,} validation, "
+        f"{len(data.test):,} test pictures of {len(data.classes)} classes from {data.source}"
+    )
+    height, width, channels = data.train.images.shape[1:]
+    normalisation = source and source.normalisation(channels)
+    mean, std = normalisation or (data.mean, data.std)
+    card = ModelCard(tuple(data.classes), mean, std, height, width, channels)
+    pool = _pool(settings, train, console)
+
+    def loader(split: Split, **training) -> ImageLoader:
+        return ImageLoader(
+            split.images,
+            split.labels,
+            mean=mean,
+            std=std,
+            batch_size=settings.batch_size,
+            device=device,
+            channels_last=settings.channels_last,
+            rows=split.rows,
+            pool=pool if is_map(split.images) else None,
+            rank=exchange.rank,
+            ranks=exchange.size,
+            least=1 if settings.sync_bn else 2,
+            **training,
+        )
+
+    return ImageTask(
+        data,
+        card,
+        train=loader(
+            train,
+            accumulation=settings.accumulation_steps,
+            step_size=settings.global_batch,
+            augment=_augmentation(settings, card),
+            shuffle=True,
+            seed=settings.seed,
+            mixing=build_mixing(settings, card.height, card.width),
+        ),
+        test=loader(data.test),
+        val=loader(val) if val else None,
+        pool=pool,
+    )
+
+
+def _augmentation(settings: ImageSettings, card: ModelCard) -> Augmentation:
+    height, width = card.height, card.width
+    crop = CropFlip(
+        height,
+        width,
+        padding=settings.crop_padding,
+        mode=settings.padding_mode,
+        flip=settings.hflip,
+        cutout=settings.cutout,
+    )
+    if not settings.random_erasing:
+        return crop
+    colour = [round(255 * mean) for mean in card.mean]
+    return Chain(crop, RandomErasing(height, width, settings.random_erasing, colour))
+
+
+def _pool(settings: ImageSettings, train: Split, console: Console) -> WorkerPool | None:
+    """Processes to read with; None where the pictures lie in memory, or will stay in it."""
+    workers, picture = settings.workers, train.images[0].nbytes
+    if not is_map(train.images):
+        return None
+    if workers is None:
+        large = len(train) * picture > available_memory() / 2
+        workers = min(AUTOMATIC_WORKERS, _cores()) if large else 0
+    largest = largest_batch(settings.batch_size, train)
+    return WorkerPool(workers, largest, warn=console.say) if workers else None
+
+
+def largest_batch(batch_size: int, split: Split) -> int:
+    """Bytes; a lone last sample joins the micro-batch before it."""
+    return (batch_size + 1) * split.images[0].nbytes
+
+
+def _cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

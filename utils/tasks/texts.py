@@ -1,0 +1,126 @@
+"""What the entry scripts for texts assemble alike: data set, tokens, loaders."""
+
+from dataclasses import dataclass
+
+import torch
+
+from utils.data.texts.cache import load_tokenized
+from utils.data.texts.loader import TextLoader
+from utils.data.texts.rows import column_names
+from utils.data.texts.token_store import TokenizedData, TokenSplit
+from utils.exchange import Exchange
+from utils.reporting.console import Console
+from utils.settings import TextSettings
+from utils.settings.texts import MOST_TOKENS
+from utils.tasks.mixing import build_mixing
+from utils.weights.card import TextCard
+
+
+@dataclass(frozen=True)
+class TextTask:
+    """A data set with its splits made, and a loader for each of them."""
+
+    data: TokenizedData
+    card: TextCard  # what a model needs to know of the texts
+    train: TextLoader
+    test: TextLoader
+    val: TextLoader | None
+
+    def follow(self, batch_size: int, ranks: int) -> None:
+        """The training has batches of another size from here on: so have the others."""
+        for loader in filter(None, (self.test, self.val)):
+            loader.resize(batch_size, batch_size * ranks)
+
+    @property
+    def sizes(self) -> dict:
+        """For the summary."""
+        sizes = {
+            "classes": len(self.data.classes),
+            "skipped_rows": self.data.skipped,
+            "synthetic": self.data.synthetic,
+            "vocabulary": self.data.vocab_size,
+        }
+        if self.val is not None:
+            sizes["val_samples"] = self.val.samples
+        return sizes
+
+
+def load_text_task(
+    settings: TextSettings,
+    device: torch.device,
+    console: Console,
+    tokenizer: str | None = None,
+    exchange: Exchange | None = None,
+    micro_batches: int | None = None,
+) -> TextTask:
+    """Loads the texts that the settings name, cut and encoded as they say.
+
+    Args:
+        tokenizer: the JSON of the one that the weights belong to; None: that of the settings.
+        exchange: of this process with the others of the run; None: it is alone.
+        micro_batches: of an optimizer step, where the settings do not say it.
+    """
+    exchange = exchange or Exchange()
+    with exchange.in_turn():  # one downloads and encodes, the others map it in
+        data = load_tokenized(
+            settings.dataset,
+            data_dir=settings.data_dir,
+            cache_dir=settings.cache_dir,
+            train_file=settings.train_file,
+            test_file=settings.test_file,
+            val_file=settings.val_file,
+            text_columns=column_names(settings.text_columns),
+            label_column=settings.label_column,
+            on_bad=settings.on_bad,
+            clean=settings.clean_text,
+            test_fraction=settings.test_fraction,
+            val_fraction=settings.val_fraction,
+            subset=settings.subset,
+            seed=settings.seed,
+            tokenizer=settings.tokenizer,
+            vocab_size=settings.vocab_size,
+            lowercase=settings.lowercase,
+            max_tokens=MOST_TOKENS,
+            tokenizer_json=tokenizer,
+        )
+    for note in data.notes:
+        console.say(note)
+    card = TextCard(
+        tuple(data.classes),
+        data.tokenizer_json,
+        settings.clean_text,
+        settings.max_len,
+        settings.heads,
+        settings.pooling,
+    )
+    train = _loader(
+        data.train,
+        settings,
+        device,
+        exchange,
+        shuffle=True,
+        seed=settings.seed,
+        accumulation=settings.accumulation_steps,
+        step_size=settings.global_batch,
+        micro_batches=micro_batches,
+        batch_tokens=settings.batch_tokens,
+        mixing=build_mixing(settings),
+    )
+    test = _loader(data.test, settings, device, exchange)
+    val = None if data.val is None else _loader(data.val, settings, device, exchange)
+    counts = f"{len(data.train):,} training and {len(data.test):,} test texts"
+    synthetic = ", synthetic" if data.synthetic else ""
+    console.say(
+        f"data: {data.source} ({len(data.classes)} classes, {counts}{synthetic}; "
+        f"{data.train.lengths.mean():.0f} tokens each in the mean, vocabulary {data.vocab_size:,})"
+    )
+    return TextTask(data, card, train, test, val)
+
+
+def _loader(
+    split: TokenSplit, settings: TextSettings, device: torch.device, exchange: Exchange, **options
+):
+    return TextLoader(
+        split.tokens, split.offsets, split.labels, batch_size=settings.batch_size, device=device,
+        max_len=settings.max_len, rank=exchange.rank, ranks=exchange.size, **options,
+    )  # fmt: skip

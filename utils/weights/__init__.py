@@ -1,0 +1,1 @@
+"""Weights from elsewhere, and the card that goes with ours."""

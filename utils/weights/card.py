@@ -1,0 +1,107 @@
+"""What a trained classifier needs to be used; kept with every checkpoint and export of it."""
+
+import math
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """What it takes to use a trained classifier: what goes in, and what its outputs are called.
+
+    `mean` and `std` are per channel, of pixels scaled to 0..1; `height` and `width` are in pixels.
+    Raises ValueError where the values cannot be those of a model.
+    """
+
+    classes: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    height: int
+    width: int
+    channels: int  # 3: RGB, 1: gray
+
+    def __post_init__(self) -> None:
+        if not self.classes or not all(isinstance(name, str) for name in self.classes):
+            raise ValueError("classes must be one name or more")
+        for name in ("height", "width", "channels"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
+        if self.channels not in (1, 3):
+            raise ValueError(f"channels must be 1 or 3, not {self.channels}")
+        for name in ("mean", "std"):
+            values = getattr(self, name)
+            numbers = all(isinstance(v, (int, float)) and math.isfinite(v) for v in values)
+            if len(values) != self.channels or not numbers:
+                raise ValueError(f"{name} must be one finite number for each channel")
+
+    @classmethod
+    def from_dict(cls, values: dict) -> "ModelCard":
+        """From `to_dict`, or state["settings"]["data"] of a checkpoint; further keys are ignored.
+
+        Raises ValueError, saying what is missing or wrong.
+        """
+        try:
+            lists = {name: values[name] for name in ("classes", "mean", "std")}
+            numbers = {name: values[name] for name in ("height", "width", "channels")}
+        except KeyError as error:
+            raise ValueError(f"{error.args[0]} is missing") from None
+        except TypeError:
+            raise ValueError("not a JSON object") from None
+        for name, entries in lists.items():
+            if not isinstance(entries, (list, tuple)):
+                raise ValueError(f"{name} must be a list, not {entries!r}")
+        return cls(**{name: tuple(entries) for name, entries in lists.items()}, **numbers)
+
+    def normalisation(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+        """(mean, std) for pictures of `channels`, None where the model takes others."""
+        return (self.mean, self.std) if channels == self.channels else None
+
+    def to_dict(self) -> dict:
+        """For JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class TextCard:
+    """The same of a classifier of texts.
+
+    `tokenizer` is the JSON of the `tokenizers` library, `clean` whether texts are cleaned before
+    it (utils/data/texts/clean.py), `max_len` the tokens that are read. `heads` and `pooling` are
+    what the shapes of the weights do not show of the model; None where unknown. Raises ValueError.
+    """
+
+    classes: tuple[str, ...]
+    tokenizer: str
+    clean: bool
+    max_len: int
+    heads: int | None = None
+    pooling: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.classes or not all(isinstance(name, str) for name in self.classes):
+            raise ValueError("classes must be one name or more")
+        if not isinstance(self.tokenizer, str) or not isinstance(self.clean, bool):
+            raise ValueError("tokenizer must be a string and clean true or false")
+        if not isinstance(self.max_len, int) or self.max_len < 1:
+            raise ValueError(f"max_len must be at least 1, not {self.max_len!r}")
+
+    @classmethod
+    def from_dict(cls, values: dict) -> "TextCard":
+        """From `to_dict`; further keys are ignored. Raises ValueError."""
+        try:
+            classes, *others = (values[n] for n in ("classes", "tokenizer", "clean", "max_len"))
+            return cls(tuple(classes), *others, values.get("heads"), values.get("pooling"))
+        except KeyError as error:
+            raise ValueError(f"{error.args[0]} is missing") from None
+        except TypeError:
+            raise ValueError("not a JSON object with a list of classes") from None
+
+    def to_dict(self) -> dict:
+        """For JSON."""
+        return asdict(self)
+
+
+def card_of(values: dict) -> ModelCard | TextCard:
+    """Of whichever kind the values are. Raises ValueError."""
+    kind = TextCard if isinstance(values, dict) and "tokenizer" in values else ModelCard
+    return kind.from_dict(values)

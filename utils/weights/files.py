@@ -1,0 +1,121 @@
+"""Files of weights, read so that nothing hidden in them can run: .safetensors and PyTorch's .pth.
+
+A `.pth` file is a pickle; `weights_only=True` admits tensors and plain containers alone.
+"""
+
+import argparse
+import json
+import re
+import warnings
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from utils.errors import UserError
+from utils.files import reason
+from utils.weights.card import ModelCard, TextCard, card_of
+
+CARD = "model_card"  # the one metadata key of a .safetensors file of ours
+# Where training scripts keep the weights inside a .pth file, the averaged ones first: they are
+# what those scripts evaluate (timm: "state_dict_ema", torchvision's references: "model_ema").
+NESTS = ("state_dict_ema", "model_ema", "state_dict", "model", "module")
+# What DistributedDataParallel, torch.compile and Lightning put before every name.
+PREFIXES = ("module.", "_orig_mod.", "model.")
+
+
+def read_safetensors(path: Path) -> tuple[dict[str, Tensor], ModelCard | TextCard | None]:
+    """The tensors, and what the metadata says of the model where we exported it."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            text = (file.metadata() or {}).get(CARD)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise UserError(_unreadable(path, str(error))) from None
+    if text is None:
+        return canonical(tensors, str(path)), None
+    try:
+        return tensors, card_of(json.loads(text))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: its metadata is damaged ({error}): export it again") from None
+
+
+def read_pth(path: Path) -> tuple[dict[str, Tensor], str]:
+    """The tensors under canonical names, and the keys that they lay below: "model", say, or ""."""
+    try:
+        # torchvision's training script saves its arguments beside the weights; a Namespace is
+        # a bag of values, which restoring it cannot make do anything.
+        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            content = torch.load(
+                path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
+            )
+    except Exception as error:  # PyTorch raises anything at all for a broken file
+        foreign = re.search(r"GLOBAL ([\w.]+) (?:was|whose)", str(error))
+        if foreign:
+            raise UserError(
+                f"{path} holds {foreign[1]}, which is no tensor and is not loaded, as it could run "
+                "any code: where the file was made, save the weights alone, "
+                "torch.save(model.state_dict(), path)"
+            ) from None
+        what = error.strerror if isinstance(error, OSError) and error.strerror else "not PyTorch's"
+        raise UserError(_unreadable(path, what)) from None
+    nests = []
+    while isinstance(content, Mapping):
+        nest = next((key for key in NESTS if isinstance(content.get(key), Mapping)), None)
+        if nest is None:
+            break
+        nests.append(nest)
+        content = content[nest]
+    return canonical(content, str(path)), "/".join(nests)
+
+
+def canonical(content, source: str) -> dict[str, Tensor]:
+    """Named tensors of a foreign file without the prefixes of wrappers.
+
+    Raises UserError for anything else; `source` names it there.
+    """
+    named = isinstance(content, Mapping) and all(isinstance(name, str) for name in content)
+    if not named or not any(isinstance(value, Tensor) for value in content.values()):
+        raise UserError(f"{source} holds no named weights: give a file with a state_dict")
+    tensors = {}
+    for name, tensor in content.items():
+        # torch.optim.swa_utils.AveragedModel counts its updates; what is no tensor is no weight.
+        if name == "n_averaged" or not isinstance(tensor, Tensor):
+            continue
+        short = name
+        while prefix := next((p for p in PREFIXES if short.startswith(p)), None):
+            short = short.removeprefix(prefix)
+        if short in tensors:
+            raise UserError(
+                f"{source} has {short} twice, with and without a prefix: save the weights of one "
+                "model alone"
+            )
+        dense = tensor.layout == torch.strided and tensor.device.type == "cpu"
+        if not dense or tensor.is_quantized or tensor.is_complex():
+            raise UserError(
+                f"{source}: {name} is no dense tensor of real numbers: save the model unconverted"
+            )
+        tensors[short] = tensor.detach()
+    return tensors
+
+
+def _unreadable(path: Path, why: str) -> str:
+    """One line on a file that is none of weights; a look at its start tells the usual cause."""
+    try:
+        size = path.stat().st_size
+        with open(path, "rb") as file:
+            start = file.read(64).lstrip().lower()
+    except OSError as error:
+        return f"{path}: {reason(error)}; give a file that can be read"
+    if not size:
+        return f"{path} is empty: download or save it again"
+    if start.startswith((b"<!doctype", b"<html", b"<?xml")):
+        return f"{path} is a web page, not weights: download the file itself, by its own link"
+    if start.startswith(b"version https://git-lfs"):
+        return f"{path} is a pointer of Git LFS, not weights: get the file itself by git lfs pull"
+    why = " ".join(why.split())[:200]
+    return f"{path} is damaged or no file of weights ({why}): download or save it again"
