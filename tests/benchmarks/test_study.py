@@ -13,10 +13,7 @@ import pytest
 from patience import PATIENCE, wait_until
 
 from benchmarks.study import __main__ as entry
-from benchmarks.study.plan import (
-    Case,
-    Optimizer,
-)
+from benchmarks.study.plan import Case, Optimizer
 from benchmarks.study.pool import Processes
 from benchmarks.study.store import Store
 from benchmarks.study.train import Bench, Setting
