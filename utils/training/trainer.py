@@ -13,6 +13,7 @@ from torch import nn
 
 from utils.checkpoints.checkpoint import Checkpoint
 from utils.checkpoints.saver import Saver
+from utils.data.batch import Batch
 from utils.distributed.strategies import Single
 from utils.launch.signals import Signals, Stopped, Stopping
 from utils.machine.cudnn import search_plans
@@ -23,6 +24,7 @@ from utils.training.average import Average
 from utils.training.evaluation import Evaluation
 from utils.training.freeze import Freeze
 from utils.training.guard import Guard, OnNonFinite
+from utils.training.loader import TrainingLoader
 from utils.training.memory import peak_memory, within_memory
 from utils.training.objective import SUMS, Precision
 from utils.training.progress import Clock, PhaseTimes, Progress, accuracy_text, figures
@@ -40,7 +42,7 @@ class Trainer:
         optimizer: honours `found_inf` (see optim/factory.py).
         schedule: `apply(optimizer, step)` sets the learning rate of a step when it begins,
             `observe(loss)` is told the loss on the validation split.
-        loader: `epoch(epoch, start_step)` yields batches, `steps_per_epoch` is their number.
+        loader: of the training split.
         precision: its scaler is used around backward.
         total_steps: optimizer steps of the whole run.
         evaluate: () -> Evaluation or None when interrupted; called at the end of epochs.
@@ -72,7 +74,7 @@ class Trainer:
         objective: Callable,
         optimizer: torch.optim.Optimizer,
         schedule,
-        loader,
+        loader: TrainingLoader,
         precision: Precision,
         total_steps: int,
         evaluate: Callable[[], Evaluation | None],
@@ -134,13 +136,13 @@ class Trainer:
 
     # ---- one step ---------------------------------------------------------------------------
 
-    def forward_backward(self, batch) -> None:
+    def forward_backward(self, batch: Batch) -> None:
         # Before anything reads the rate. A step is resumed at its start, so that every micro-batch
         # of it may set the same one.
         self.schedule.apply(self.optimizer, self.progress.step)
         self.forward_backward_device(batch)
 
-    def forward_backward_device(self, batch) -> None:
+    def forward_backward_device(self, batch: Batch) -> None:
         """Device part of a micro-batch, at the learning rate that its step has been given."""
         self._search_plans(batch)
         mixing = batch.mixing
@@ -154,7 +156,7 @@ class Trainer:
         if not batch.filler:
             self.step_sums += sums
 
-    def _search_plans(self, batch) -> None:
+    def _search_plans(self, batch: Batch) -> None:
         """Lets convolutions search for the fastest plan in whole micro-batches, and in no others
         (see machine/cudnn.py)."""
         if self.searched_samples is not None:
