@@ -17,7 +17,7 @@ from utils.settings.config import (
     COMMAND_LINE,
     DEFAULT,
     FILE,
-    OF_ONE_START,
+    INVOCATION_ONLY,
     VALUE_ALIASES,
     fields,
     parse,
@@ -28,7 +28,7 @@ FIELDS = fields(Settings)
 # name files and runs: tested one by one
 CHOOSE_RUN = {"config", "output", "resume", "eval_only", "predict", "predictions", "export"}
 OTHERS = sorted(FIELDS.keys() - CHOOSE_RUN)
-KEPT = [name for name in OTHERS if name not in OF_ONE_START]
+KEPT = [name for name in OTHERS if name not in INVOCATION_ONLY]
 # What a setting needs beside it to have an effect.
 NEEDS = {
     name: ["--dataset", "imagefolder"]
