@@ -5,13 +5,13 @@ import pytest
 from resnet50_test import Settings
 from utils.errors import UserError
 from utils.optim.factory import NGD_SETTINGS
-from utils.settings.config import OF_ONE_START, fields, parse
+from utils.settings.config import INVOCATION_ONLY, fields, parse
 
 FIELDS = fields(Settings)
 # They name files and runs: tested one by one.
 CHOOSE_RUN = {"config", "output", "resume", "eval_only", "predict", "predictions", "export"}
 OTHERS = sorted(FIELDS.keys() - CHOOSE_RUN)
-KEPT = [name for name in OTHERS if name not in OF_ONE_START]
+KEPT = [name for name in OTHERS if name not in INVOCATION_ONLY]
 # What a setting needs beside it to have an effect.
 NEEDS = {
     name: ["--dataset", "imagefolder"]

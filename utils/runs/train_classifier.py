@@ -55,7 +55,7 @@ def train_classifier(run: Run, model, task, checkpoint: Checkpoint | None, pretr
     fuse(model, settings.fused)
     if settings.fused != "none" and run.device.type == "cuda" and kernels.unusable():
         run.console.say(f"--fused {settings.fused} without its kernels: {kernels.unusable()}")
-    if settings.fused == "memory" and run.device.type == "cpu" and not settings.without_training:
+    if settings.fused == "memory" and run.device.type == "cpu" and settings.action.trains:
         run.console.say(
             "note: --fused memory is for GPUs; on a CPU it takes longer and the process becomes "
             "hardly smaller: leave it out, and where memory is short take --auto_batch"
