@@ -2,7 +2,7 @@
 
 The threads of one operation wait for each other at its end. Where one of two threads has to share
 its core with another program, the other one waits for it in every operation, and both together are
-slower than one alone (docs/measurements.md has figures).
+slower than one alone (benchmarks/results/busy_machine.md has figures).
 """
 
 import math

@@ -19,9 +19,9 @@ def keep_freed_memory() -> bool:
     all tensors of that thread are in it: what is freed stays for those of the next step.
 
     By default glibc maps large tensors one by one and unmaps them when they are freed, and trims
-    the heap, so that the same memory comes anew by page faults in every step (mallopt(3);
-    docs/performance.md has what that takes). Nothing is done with another C library, or where the
-    environment says what malloc is to do.
+    the heap, so that the same memory comes anew by page faults in every step (mallopt(3); its cost
+    stands in benchmarks/results/host_memory.md). Nothing is done with another C library, or where
+    the environment says what malloc is to do.
 
     Returns:
         whether it is done.

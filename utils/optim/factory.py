@@ -108,7 +108,7 @@ OPTIMIZERS = {
     "muon": OptimizerEntry(muon, lr=1e-3, weight_decay=0.05, momentum=0.95),
     # Those of CIFAR-10 in its paper.
     "madgrad": OptimizerEntry(madgrad, lr=2.5e-4, weight_decay=1e-4, momentum=0.9),
-    # Found by the study of docs/ngd.md for batches of 128; the momentum of sgd.
+    # Found by the study in benchmarks/results/ngd.md for batches of 128; the momentum of sgd.
     "ngd": OptimizerEntry(
         ngd, lr=9e-3, weight_decay=0.05, momentum=0.9, own=NGD_SETTINGS, shares=True
     ),
