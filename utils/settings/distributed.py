@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 from utils.errors import UserError
+from utils.setting import setting
 from utils.settings.actions import asked_for
-from utils.settings.config import Config, setting
+from utils.settings.config import Config
 
 GROUP = "distributed"
 # Optimizers that need whole matrices or their norms, and ask no other process for them.

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from utils.errors import UserError
 from utils.optim.factory import NGD_SETTINGS, OPTIMIZERS, defaults
 from utils.optim.schedules import SCHEDULES
-from utils.settings.config import Config, setting
+from utils.setting import setting
+from utils.settings.config import Config
 
 GROUP = "optimization"
 
