@@ -26,6 +26,20 @@ def test_entries_of_the_state_are_named_by_whether_they_are_of_the_whole(name):
     assert not any(key.startswith(others) for key in keys)
 
 
+@each_optimizer
+def test_what_its_steps_leave_in_the_groups(name):
+    """A resumed run goes on with that, and takes everything else of a group from its settings."""
+    model = small_model()
+    optimizer = build(name, model)
+    before = [dict(group) for group in optimizer.param_groups]
+    for step in range(2):
+        backward(model, step)
+        optimizer.step()
+    for group, old in zip(optimizer.param_groups, before, strict=True):
+        changed = {key for key in group if key != "params" and group[key] != old.get(key)}
+        assert changed == {*OPTIMIZERS[name].group_state}
+
+
 def first_rows_stepped(entry, rows: int) -> torch.Tensor:
     """Four rows of a weight after three steps of as many as `rows` of it."""
     weight = torch.nn.Parameter(torch.linspace(-1, 1, 48, dtype=torch.float64).view(8, 6)[:rows])

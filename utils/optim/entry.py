@@ -64,6 +64,7 @@ class OptimizerEntry:
             needs and they do not repeat each other's work.
         whole_state: how the keys of its state begin that belong to a whole parameter, whatever
             their shape; other entries of the parameter's shape have a value for each element.
+        group_state: keys of a parameter group that its steps change, such as a count of them.
         capturable: a CUDA graph can hold its step: the host decides nothing and counts nothing.
         scaling: how its learning rate goes with the batch, LINEAR or SQUARE_ROOT.
         ranges: setting -> its ranges in a search.
@@ -80,6 +81,7 @@ class OptimizerEntry:
     needs: str = ELEMENTS
     takes_exchange: bool = False
     whole_state: tuple[str, ...] = ()
+    group_state: tuple[str, ...] = ()
     capturable: bool = False
     scaling: str = SQUARE_ROOT
     ranges: Mapping[str, tuple[Range, ...]] = dataclasses.field(default_factory=dict)

@@ -35,6 +35,7 @@ LAMB = OptimizerEntry(
     lr=1.25e-3,
     weight_decay=0.02,
     needs=NORMS,
+    group_state=("step",),
     ranges={
         "lr": (Range(1e-4, 0.02, grid=(3e-4, 1e-3, 3e-3)),),
         "weight_decay": (Range(1e-3, 0.5, grid=(0.01, 0.05, 0.2)),),
