@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from utils.errors import UserError
 from utils.optim.entry import Range
 from utils.optim.table import OPTIMIZERS
+from utils.settings.aliases import ALIASES
 
 WORD = "optimizer"  # what `of` says
 FLAGS = "optimizer_flags"  # in the place of a setting: all that a single optimizer has
@@ -23,18 +24,19 @@ def with_optimizers(content: Mapping, where: str) -> dict:
     """
     expanded = {}
     for name, entry in content.items():
-        if name == FLAGS and _is_marker(entry):
+        parts = entry if isinstance(entry, list) else [entry]
+        if not any(map(_is_marker, parts)):
+            expanded[name] = entry
+        elif name == FLAGS:
             expanded |= _of_flags()
-        elif any(map(_is_marker, entry if isinstance(entry, list) else [entry])):
-            own = _of_setting(str(name).lstrip("-").replace("-", "_"))
+        else:
+            setting = str(name).lstrip("-").replace("-", "_")
+            own = _of_setting(ALIASES.get(setting, setting))
             if not own:
                 raise UserError(f"{where}: {name}: of: {WORD}: no optimizer states a range for it")
-            parts = entry if isinstance(entry, list) else [entry]
             expanded[name] = [
                 one for part in parts for one in (own if _is_marker(part) else [part])
             ]
-        else:
-            expanded[name] = entry
     return expanded
 
 

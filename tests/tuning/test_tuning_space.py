@@ -127,7 +127,7 @@ def test_ranges_that_the_optimizer_states(space_file, optimizer):
         "lr:\n"
         "  - {when: {optimizer: muon}, low: 0.0001, high: 0.5, scale: log}\n"
         "  - {of: optimizer}\n"
-        "--weight-decay: {of: optimizer}\n"
+        "wd: {of: optimizer}\n"
         "optimizer_flags: {of: optimizer}\n"
     )
     space, _, _ = space_of(path, "--optimizer", optimizer)
