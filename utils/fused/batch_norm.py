@@ -114,7 +114,7 @@ def global_statistics(c: Tensor, exchange: Exchange) -> tuple[Tensor, Tensor, Te
     """Mean and biased variance of each channel over all ranks, (channels,) each, and the number of
     values per channel, (); in float64.
 
-    The variance within the ranks is add to the variance between their means: no difference of
+    The variance within the ranks is added to the variance between their means: no difference of
     large numbers.
     """
     channels = c.shape[1]

@@ -122,7 +122,7 @@ FIXED = (("ngd_norm", "fixed"),)
 NGD_ENTRY = NgdEntry(
     summary="momentum on natural gradients",
     make=make,
-    # Found by the study of docs/ngd.md for batches of 128; the momentum of sgd.
+    # Found by the study in benchmarks/results/ngd.md for batches of 128; the momentum of sgd.
     lr=9e-3,
     weight_decay=0.05,
     momentum=0.9,
