@@ -32,6 +32,7 @@ from utils.mixup.hypergradient import (
 )
 from utils.mixup.mixing import MixPlan, mix_pairs
 from utils.mixup.policy import MixupPolicy
+from utils.model_tensors import ModelTensors
 
 Clean = tuple[Tensor | tuple, Tensor]  # inputs and targets
 
@@ -46,30 +47,6 @@ class Pairs(NamedTuple):
     partners: Tensor  # (m,) int64, the partners' classes
     lam: Tensor  # (m,) as in the plan
     plan: MixPlan | None = None  # where the model mixes
-
-
-class ModelTensors:
-    """The tensors of a model of which every rank holds the whole. For one whose parameters are
-    divided among the ranks, another class with these methods brings them together; all ranks call
-    it at the same times.
-
-    All are by their names in the model, in the same order on every rank.
-    """
-
-    def __init__(self, model: nn.Module):
-        self.model = model
-
-    def weights(self) -> dict[str, Tensor]:
-        """All parameters; `requires_grad` tells which ones train."""
-        return dict(self.model.named_parameters())
-
-    def gradients(self) -> dict[str, Tensor]:
-        """Of the mean loss of the whole step, of all ranks; of the parameters that have one."""
-        return {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
-
-    def buffers(self) -> dict[str, Tensor]:
-        """They are not changed."""
-        return dict(self.model.named_buffers())
 
 
 class VirtualStep:
