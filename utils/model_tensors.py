@@ -9,23 +9,23 @@ if TYPE_CHECKING:
 
 
 class ModelTensors:
-    """Of a model of which every rank holds the whole. A strategy whose ranks hold parts brings them
-    together; all ranks then call it at the same times.
+    """The tensors of a model that every rank holds in full. A strategy that shards parameters
+    overrides these methods to gather them; they are then collective.
 
-    All are by their names in the model, in the same order on every rank.
+    All are keyed by their names in the model, in the same order on every rank.
     """
 
     def __init__(self, model: nn.Module):
         self.model = model
 
     def weights(self) -> dict[str, Tensor]:
-        """All parameters, whole; `requires_grad` tells which ones train."""
+        """All parameters, in full; those with `requires_grad` are trained."""
         return dict(self.model.named_parameters())
 
     def gradients(self) -> dict[str, Tensor]:
-        """Of the mean loss of the whole step, of all ranks; of the parameters that have one."""
+        """Gradients of the mean loss over the global batch, for the parameters that have one."""
         return {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
 
     def buffers(self) -> dict[str, Tensor]:
-        """They are not changed."""
+        """All buffers; the caller must not change them."""
         return dict(self.model.named_buffers())

@@ -13,6 +13,7 @@ import resnet50_test
 from tuning.flags import OF_TRIALS, TuningFlags
 from utils.errors import UserError
 from utils.optim.schedules import SCHEDULES
+from utils.optim.table import OPTIMIZERS
 from utils.runs.advice import phase_advice
 from utils.settings.aliases import SHORT_FOR
 from utils.settings.config import ALIASES, INVOCATION_ONLY, fields, parse
@@ -82,6 +83,17 @@ def test_schedules():
     table = table[next(i for i, cells in enumerate(table) if cells[0] == "`--sched`") + 2 :]
     told = {cells[0].strip("`"): set(re.findall(r"--(\w+)", cells[2])) for cells in table}
     assert told == {name: set(own) - {"warmup"} for name, own in SCHEDULES.items()}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers(name):
+    """Where this fails for a new one, the row that it asks for is to be added."""
+    entry = OPTIMIZERS[name]
+    flags = ", ".join(f"`--{flag}`" for flag in entry.settings)
+    row = [f"`{name}`", entry.summary, flags]
+    assert row in rows("docs/flags.md", "## Optimizer and learning rate"), (
+        f"docs/flags.md: | {' | '.join(row)} |"
+    )
 
 
 def test_what_a_resumed_run_may_change():

@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 
 from utils.errors import UserError
+from utils.optim.table import OPTIMIZERS
+from utils.setting import setting
 from utils.settings.actions import asked_for
-from utils.settings.config import Config, setting
+from utils.settings.config import Config
 from utils.settings.strategies import STRATEGIES
 
 GROUP = "distributed"
-# Optimizers that need whole matrices or their norms, and ask no other process for them.
-OF_WHOLE_MATRICES = ("lamb", "muon")
 
 
 @dataclass
@@ -73,7 +73,7 @@ class DistributedSettings(Config):
         if self.sync_bn and self.meta_exact:
             raise UserError("--meta_exact differentiates twice, which --sync_bn cannot: drop one")
         facts = STRATEGIES[self.strategy]
-        if facts.divides and self.optimizer in OF_WHOLE_MATRICES:
+        if facts.divides and not OPTIMIZERS[self.optimizer].can_be_divided:
             raise UserError(
                 f"--optimizer {self.optimizer} needs whole matrices, which --strategy "
                 f"{self.strategy} divides; take ddp, or --optimizer ngd or adamw"
