@@ -113,8 +113,8 @@ def measure_hypergradient(options) -> dict:
         ):
             virtual = VirtualStep(model, mixed_cross_entropy, exact=exact)
             if known:
-                return virtual.of_step([pairs], [pairs.lam], size, clean, 0.01)[0]
-            return virtual.of_batch(pairs, pairs.lam, clean, 0.01)
+                return virtual.step_hypergradients([pairs], [pairs.lam], size, clean, 0.01)[0]
+            return virtual.batch_hypergradient(pairs, pairs.lam, clean, 0.01)
 
         ways = {
             "fast": functools.partial(hypergradient, False, True),

@@ -1,4 +1,4 @@
-"""What the tests of fused modules share."""
+"""Helpers for tests of fused modules."""
 
 import copy
 
@@ -9,12 +9,12 @@ from utils.fused import fuse
 
 
 def pair(model: nn.Module, mode: str = "memory") -> tuple[nn.Module, nn.Module]:
-    """The model, and a fused copy."""
+    """The model and a fused copy."""
     return model, fuse(copy.deepcopy(model), mode)
 
 
 def found(model: nn.Module, x: torch.Tensor, direction: torch.Tensor, seed: int = 0) -> dict:
-    """Output, gradients and buffers of one pass."""
+    """Output, gradients and buffers of one forward and backward pass, by name."""
     torch.manual_seed(seed)
     model.zero_grad()
     x = x.detach().clone().requires_grad_(x.is_floating_point())

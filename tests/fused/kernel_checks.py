@@ -1,8 +1,8 @@
-"""The Triton kernels in Triton's interpreter, on the CPU; run by test_kernels.py, in a process
-where TRITON_INTERPRET=1 is set before Triton is imported.
+"""Checks of the Triton kernels in Triton's interpreter on the CPU. test_kernels.py runs them in a
+process where TRITON_INTERPRET=1 is set before Triton is imported.
 
-What they give is held against PyTorch in float64. Where a GPU rounds float32 to bf16 the
-interpreter cuts it off; here it is made to round.
+Results are compared with PyTorch in float64. The interpreter truncates float32 to bf16 where a GPU
+rounds; here it is patched to round.
 """
 
 import copy
@@ -52,15 +52,15 @@ def rounded(data, source, target, mode, cut=interpreter._convert_float):
 
 
 def with_whole_numbers(tensor, scope, patch=interpreter._patch_lang_tensor):
-    """Before Triton 3.8 int() is given an array of one value, as the bounds of a range(), which
-    NumPy 2.4 refuses."""
+    """Before Triton 3.8, bounds of a range() are one-element arrays given to int(), which NumPy 2.4
+    rejects."""
     patch(tensor, scope)
     scope.set_attr(tensor, "__index__", lambda value: value.handle.data.item())
 
 
 @pytest.fixture(autouse=True)
 def kernels_on_the_cpu(monkeypatch):
-    """In small tiles, so that programs go over several of them."""
+    """With small tiles, so that a program loops over several."""
     monkeypatch.setattr(kernels, "DEVICES", ("cuda", "cpu"))
     monkeypatch.setattr(image_kernels, "TILE", 512)
     monkeypatch.setattr(layer_kernels, "TILE", 16)
@@ -73,7 +73,7 @@ def kernels_on_the_cpu(monkeypatch):
 
 
 def near(ours: torch.Tensor, exact: torch.Tensor) -> None:
-    """1e-6 of the largest in float32, half a step in half precision, besides that."""
+    """Tolerance: 1e-6 of the largest value, and in half precision a rounding error besides."""
     assert exact.dtype == torch.float64 and ours.dtype != torch.float64
     difference = (ours.double() - exact).abs()
     allowed = 1e-6 * exact.abs().max() + HALF_STEP.get(ours.dtype, 0) * exact.abs() + 1e-7
@@ -117,7 +117,7 @@ def test_affine(shape, dtype):
         near(out, wanted)
 
 
-def test_what_is_not_a_number_is_not_hidden():
+def test_nan_is_propagated():
     (c,) = images((1, 1, 1, 2), torch.float32, 1)
     c[0, 0, 0, 0] = torch.nan
     one = torch.ones(1)
@@ -152,7 +152,7 @@ def test_statistics(shape, dtype):
 
 
 def test_statistics_far_from_zero():
-    """Where the mean of the squares less the square of the mean has no correct digit."""
+    """Where the mean of squares minus the squared mean would have no correct digit."""
     c = (3000 + torch.randn(4, 3, 40, 40)).to(memory_format=torch.channels_last)
     c[0, 0, 0, 0] = -3000
     spread = image_kernels.batch_values(c, None, None, 1e-5, None, None, 0.0).inverse_std
@@ -161,7 +161,7 @@ def test_statistics_far_from_zero():
 
 
 @IMAGES
-@pytest.mark.parametrize("gate", ["none", "of y", "alone"])
+@pytest.mark.parametrize("gate", ["none", "of y", "only norm"])
 def test_the_backward_pass_of_batch_norm(shape, gate, dtype):
     grad, c, add = images(shape, dtype, 3)
     weight, bias = torch.randn(2, shape[1])
@@ -176,19 +176,19 @@ def test_the_backward_pass_of_batch_norm(shape, gate, dtype):
     if gate != "none":
         dy = dy * ((normal if y is None else y) > 0)
     of_c, of_weight, of_bias = torch.autograd.grad(normal, exact, dy)
-    alone = gate == "alone"
-    sums = image_kernels.gradient_sums(grad, c, numbers, relu=alone, y=y, relu_grad=relu_grad)
+    only_norm = gate == "only norm"
+    sums = image_kernels.gradient_sums(grad, c, numbers, relu=only_norm, y=y, relu_grad=relu_grad)
     near(sums, torch.stack([of_bias, of_weight]))
     if relu_grad is not None:
         assert torch.equal(relu_grad.double(), dy)
         grad = relu_grad
     out = torch.empty_like(c)
-    image_kernels.input_gradient(grad, c, numbers, sums, relu=alone, out=out)
-    if shape[0] * shape[2] * shape[3] > 2:  # of two values the gradient is next to nothing
+    image_kernels.input_gradient(grad, c, numbers, sums, relu=only_norm, out=out)
+    if shape[0] * shape[2] * shape[3] > 2:  # with two values the gradient is almost 0
         near(out, of_c)
 
 
-def test_what_the_kernels_refuse():
+def test_invalid_layouts_are_refused():
     rows_first = torch.randn(2, 3, 4, 4)
     one = torch.ones(3)
     with pytest.raises(ValueError, match="channels_last"):
@@ -202,7 +202,7 @@ def test_what_the_kernels_refuse():
         loss_kernels.mixed_cross_entropy(torch.randn(4, 3).t(), *torch.zeros(3, 3), 0.0)
 
 
-def test_who_gets_kernels():
+def test_which_tensors_get_kernels():
     last = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
     assert kernels.unusable() is None
     assert kernels.images(last, last) is image_kernels
@@ -214,7 +214,7 @@ def test_who_gets_kernels():
     assert kernels.loss(torch.ones(1, 1 << 15)) is None
 
 
-def test_sizes_are_as_triton_s_own():
+def test_sizes_equal_tritons():
     for n in range(1, 70):
         assert kernels.power_of_2(n) == triton.next_power_of_2(n)
         assert kernels.ceil_div(n, 7) == triton.cdiv(n, 7)
@@ -242,7 +242,7 @@ def test_elements(masked, shape, dtype):
 @ROWS
 @pytest.mark.parametrize("masked", [True, False], ids=["dropout", "none"])
 def test_layer_norm(masked, shape, dtype):
-    """The residual stream in float32, branch and output in half precision or not."""
+    """With the residual stream in float32; branch and output also in half precision."""
     (x, residual), (branch, grad) = rows(shape, torch.float32, 2), rows(shape, dtype, 2)
     mask = torch.empty(shape, dtype=torch.uint8).bernoulli_(0.7) if masked else None
     factor = 1 / 0.7 if masked else 1.0
@@ -276,31 +276,31 @@ def test_cross_entropy(smoothing, classes, dtype):
         exact = logits.detach().double().requires_grad_()
         wanted = mixed_cross_entropy(exact, own, other, lam(drawn).double(), smoothing)
         (gradient,) = torch.autograd.grad(wanted.sum(), exact)
-        share = lam(drawn).expand_as(own)
-        ours = loss_kernels.mixed_cross_entropy(logits.detach(), own, other, share, smoothing)
+        weights = lam(drawn).expand_as(own)
+        ours = loss_kernels.mixed_cross_entropy(logits.detach(), own, other, weights, smoothing)
         near(ours[0], wanted.detach())
         near(ours[1], gradient)
 
 
-def test_a_target_that_is_no_class():
+def test_an_invalid_target_gives_nan():
     logits, own, other, lam = batch()
     own[2], other[4] = 5, -1
     losses, _ = loss_kernels.mixed_cross_entropy(logits.detach(), own, other, lam, 0.0)
     assert losses.isnan().nonzero().flatten().tolist() == [2, 4]
 
 
-# ---- whole blocks, networks and losses by kernels -----------------------------------------------
+# ---- blocks, networks and losses with kernels ---------------------------------------------------
 
 
 def check(plain, fused, x, direction, allowed=2e-6) -> None:
-    """Output, gradients and running statistics are those of the plain model in float64."""
+    """Output, gradients and running statistics equal those of the plain model in float64."""
     exact = copy.deepcopy(plain).double()
     wanted = found(exact, x.double() if x.is_floating_point() else x, direction.double())
     got = found(fused, x, direction)
     assert got.keys() == wanted.keys()
     both = {n: (got[n].double(), t.double()) for n, t in wanted.items() if t is not None}
     errors = {n: float((ours - t).norm() / (t.norm() + 1)) for n, (ours, t) in both.items()}
-    # Before a BatchNorm a bias has no effect: its gradient is all rounding.
+    # A bias before BatchNorm has no effect: its gradient is only rounding error.
     errors = {n: e / 50 if "conv" in n and "bias" in n else e for n, e in errors.items()}
     assert max(errors.values()) < allowed, errors
 
@@ -311,7 +311,7 @@ def check(plain, fused, x, direction, allowed=2e-6) -> None:
     + [("speed", "drop-path"), ("speed", "shortcut with a convolution")],
 )
 def test_a_block(case, mode):
-    """Also in evaluation, where the statistics are the running ones."""
+    """With drop-path in evaluation, too, which uses the running statistics."""
     for training in (True, False) if "drop-path" in case else (True,):
         made = blocks(mode, torch.float32, **CASES[case])
         last = torch.channels_last
@@ -337,7 +337,7 @@ def test_a_network(mode, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["input", "convolution", "texts"])
-def test_in_bf16_it_is_as_near_to_float64_as_without_kernels(name, monkeypatch):
+def test_bf16_is_as_close_to_float64_as_without_kernels(name, monkeypatch):
     if name == "texts":
         (plain, fused), x, direction = transformers(0.0), IDS[1:3, :8], OF_TEXTS[:2]
     else:

@@ -1,9 +1,9 @@
-"""Every Triton kernel, compiled for GPUs that this machine may lack.
+"""Compiles every Triton kernel for GPUs that this machine may not have.
 
-Models take training steps on fake tensors, which have a shape and no values. Each launch is
-recorded instead of started, then compiled for what Triton derives from its arguments: dtypes,
-constants, which pointers and sizes are multiples of 16, what is None. So a new kernel or launch is
-covered without a change here.
+Models take training steps on fake tensors, which have shapes but no values. Each launch is recorded
+instead of run, then compiled for what Triton derives from its arguments: dtypes, constants, which
+pointers and sizes are multiples of 16, and which arguments are None. New kernels and launches are
+thus covered without a change here.
 """
 
 import contextlib
@@ -27,11 +27,11 @@ from utils.models.resnet import ResNet
 from utils.models.transformer import Transformer
 
 GPUS = [80, 90, 100]  # compute capability, times ten: A100, H100, B200
-# Of a thread. A multiprocessor has 65,536, so 512 threads fit, two programs of eight warps: one
-# computes while the other waits for memory.
+# Per thread. A multiprocessor has 65,536 registers, enough for 512 threads, two programs of eight
+# warps: one computes while the other waits for memory.
 MOST_REGISTERS = 128
-# Bytes of a thread, written and read. ptxas gives up to four values away where that lets one more
-# program run at once; next to what a thread reads and writes of a tile that is little.
+# Bytes per thread, stores and loads. ptxas spills up to four values where that lets one more
+# program run at once; compared with a thread's traffic for a tile that is little.
 MOST_SPILLED = 32
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -43,10 +43,10 @@ pytestmark = [
 
 @dataclass(frozen=True)
 class Pointer:
-    """What Triton reads of a tensor. PyTorch's allocator starts each at a multiple of 512 bytes."""
+    """Stands for a tensor. PyTorch's allocator aligns each to a multiple of 512 bytes."""
 
     dtype: torch.dtype
-    offset: int  # bytes
+    offset: int  # in bytes
 
     def data_ptr(self) -> int:
         return self.offset
@@ -54,7 +54,7 @@ class Pointer:
 
 @dataclass(frozen=True)
 class Variant:
-    """What a kernel is compiled for."""
+    """A kernel and the arguments of its compilation."""
 
     module: str
     kernel: str
@@ -76,7 +76,7 @@ def pictures(n: int, dtype: torch.dtype, depth=50, size=32, mode="speed", affine
 
 
 def texts(n: int, length: int, dtype: torch.dtype, dim: int, **options):
-    """Two layers, of which the last computes the first token of each text only."""
+    """Two layers; the last computes only each text's first token."""
     sizes = {"layers": 2, "dim": dim, "heads": dim // 64, "ffn": 2 * dim}
     model = fuse(Transformer(1000, 4, **sizes, **options), "speed")
     train(model, torch.randint(1, 1000, (n, length)), dtype)
@@ -95,14 +95,14 @@ def loss(n: int, classes: int, dtype: torch.dtype) -> None:
 
 
 def training_steps() -> None:
-    """With the sizes in use. What differs in sizes only is mostly one variant."""
+    """With realistic sizes. Steps that differ only in size mostly share their variants."""
     for depth in (50, 18):
         for n in (1024, 128):
             pictures(n, BF16, depth)
     pictures(128, BF16, mode="memory")
     pictures(128, BF16, affine=False)
     pictures(128, BF16, drop_path=0.1)
-    pictures(125, BF16, size=224, stem="imagenet")  # rows that are no multiples of 16
+    pictures(125, BF16, size=224, stem="imagenet")  # rows not a multiple of 16
     for dim in (128, 512, 768):
         texts(64, 50, BF16, dim)
         texts(63, 51, BF16, dim)
@@ -143,18 +143,18 @@ def variants() -> list[Variant]:
         patch.setattr(jit.JITFunction, "run", record)
         patch.setattr(kernels, "DEVICES", ("cpu",))
         patch.setattr(kernels, "unusable", lambda: None)
-        patch.setattr(nn.init, "trunc_normal_", lambda tensor, **_: tensor)  # it reads values
+        patch.setattr(nn.init, "trunc_normal_", lambda tensor, **_: tensor)  # reads values
         image_kernels.try_out("cpu")
         training_steps()
     return list(found.values())
 
 
-# ---- what the compiler makes of them ------------------------------------------------------------
+# ---- resources of the compiled kernels ----------------------------------------------------------
 
 
 def compiled(variant: Variant, capability: int) -> dict:
-    """Registers and spilled bytes of a thread, shared bytes and warps of a program. Runs in a
-    process of its own."""
+    """Registers and spilled bytes per thread, shared memory and warps per program. Runs in a worker
+    process."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -178,9 +178,9 @@ def compiled(variant: Variant, capability: int) -> dict:
 
 
 def most_shared(warps: int) -> int:
-    """Bytes of a program with which shared memory does not limit how many run at once: of 64 warps
-    and 32 programs of a multiprocessor. The A100 has the smallest, 164 KB, and keeps 1 KB of each
-    program's."""
+    """Shared memory per program, in bytes, up to which it does not limit how many programs run at
+    once, given at most 64 warps and 32 programs per multiprocessor. The A100 has the least, 164 KB,
+    and reserves 1 KB for each program."""
     return (164 << 10) // min(32, 64 // warps) - 1024
 
 
@@ -193,7 +193,7 @@ def test_every_kernel_is_launched(variants):
         assert there == {v.kernel for v in variants if v.module == found.name}
 
 
-def test_they_compile_and_use_little(variants, monkeypatch, tmp_path):
+def test_kernels_compile_within_resource_limits(variants, monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     excess = []
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:

@@ -1,4 +1,4 @@
-"""Fused residual blocks against the plain ones, and what they keep."""
+"""Fused residual blocks against the plain ones, and the memory that they save."""
 
 import copy
 
@@ -15,14 +15,14 @@ from utils.fused.convolution import Chain, fused_block
 from utils.models.resnet import BasicBlock, Bottleneck, DropPath, ResNet, SlicedConv1x1
 from utils.optim.factory import build_optimizer
 
-EXACT = {"rtol": 1e-10, "atol": 1e-12}  # of float64, whatever the CPU's kernels round
+EXACT = {"rtol": 1e-10, "atol": 1e-12}  # for float64; CPU kernels may round differently
 CHANNELS_LAST = torch.channels_last
 MODES = ("memory", "speed")
 DIRECTION = torch.randn(6, 5, generator=torch.Generator().manual_seed(9))
 
 
 class Block(nn.Module):
-    """A branch of two units, a shortcut, drop-path; plain or fused."""
+    """A residual block with drop-path, plain or fused; the branch has one or two convolutions."""
 
     def __init__(self, conv=None, norm=None, shortcut=None, rate=0.0, depth=2):
         super().__init__()
@@ -36,7 +36,7 @@ class Block(nn.Module):
             self.bn2 = nn.BatchNorm2d(4, **norm)
         if shortcut == "convolution":
             stride = first.get("stride", 1)
-            kind = SlicedConv1x1 if stride == 2 else nn.Conv2d  # as the ResNet's: see there
+            kind = SlicedConv1x1 if stride == 2 else nn.Conv2d  # as in ResNet
             self.side = nn.Sequential(
                 kind(4, 4, 1, stride=stride, bias=False), nn.BatchNorm2d(4, **norm)
             )
@@ -93,7 +93,7 @@ CASES = {
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("case", CASES)
-def test_the_gradient_is_that_of_differences(case, training, mode):
+def test_gradients_equal_finite_differences(case, training, mode):
     _, fused = blocks(mode, **CASES[case])
     fused.train(training)
     x = torch.randn(3, 4, 5, 4, dtype=torch.float64, requires_grad=True)
@@ -103,7 +103,7 @@ def test_the_gradient_is_that_of_differences(case, training, mode):
         torch.manual_seed(0)
         return functional_call(fused, dict(zip(names, weights, strict=True)), (x,))
 
-    # Once element by element, else along one direction.
+    # Elementwise for one case, along a random direction for the others.
     fast = not (training and case == "drop-path and convolution" and mode == "memory")
     assert torch.autograd.gradcheck(call, (x, *fused.parameters()), fast_mode=fast)
 
@@ -112,7 +112,7 @@ def test_the_gradient_is_that_of_differences(case, training, mode):
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("case", CASES)
-def test_a_block_is_the_plain_one(case, mode, training, order):
+def test_a_block_equals_the_plain_one(case, mode, training, order):
     made = blocks(mode, **CASES[case])
     plain, fused = (model.to(memory_format=order).train(training) for model in made)
     for step in range(2):
@@ -158,20 +158,20 @@ def pictures(n=6, size=16, order=CHANNELS_LAST, seed=0):
      {"mode": "speed", "depth": 18, "stem": "imagenet", "drop_path": 0.5}],
     ids=str,
 )  # fmt: skip
-def test_the_network_s_numbers_are_equal_to_the_bit(options, autocast):
+def test_a_network_equals_the_plain_one_to_the_bit(options, autocast):
     order = options.get("order", CHANNELS_LAST)
     results = []
     size = 64 if options.get("stem") == "imagenet" else 16
     for model in networks(**options):
         torch.manual_seed(1)
         with torch.autocast("cpu", autocast or torch.bfloat16, enabled=autocast is not None):
-            model(pictures(size=size, order=order))  # the running statistics move
+            model(pictures(size=size, order=order))  # updates the running statistics
             results.append(found(model, pictures(size=size, order=order), DIRECTION))
     for name, tensor in results[0].items():
         assert torch.equal(tensor, results[1][name]), name
 
 
-def test_in_bf16_it_is_as_near_to_float64_as_the_plain_one():
+def test_bf16_is_as_close_to_float64_as_the_plain_one():
     plain, fused = networks(18)
     exact = copy.deepcopy(plain).double()
     wanted = found(exact, pictures().double(), DIRECTION.double())
@@ -221,20 +221,20 @@ def per_picture(model, autocast=True):
     return (bytes_kept(model, call(3)) - bytes_kept(model, call(1))) / 2
 
 
-def test_it_keeps_each_convolution_s_output_once():
+def test_memory_saves_only_the_convolutions_outputs():
     plain, memory = networks(50, 64)
     assert 12.6e6 < per_picture(plain) < 12.9e6
     assert per_picture(memory) <= 6.9e6
 
 
-def test_speed_keeps_no_more_than_the_plain_modules():
+def test_speed_saves_no_more_than_the_plain_modules():
     for options in ({}, {"drop_path": 0.5}, {"depth": 18}):
         plain, speed = networks(mode="speed", **options)
         assert per_picture(speed) <= per_picture(plain)
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_a_hook_does_to_an_output_is_not_lost(mode):
+def test_outputs_changed_by_hooks_are_used(mode):
     for hook in (lambda m, i, y: y * 1.5, lambda m, i, y: y.clone()):
         results = []
         for model in networks(18, mode=mode):
@@ -244,7 +244,7 @@ def test_what_a_hook_does_to_an_output_is_not_lost(mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_two_backward_passes_and_parts_of_the_graph(mode):
+def test_repeated_and_partial_backward_passes(mode):
     results = []
     for model in networks(18, mode=mode):
         seen = []
@@ -259,7 +259,7 @@ def test_two_backward_passes_and_parts_of_the_graph(mode):
     assert_close(*results, rtol=0, atol=0)
 
 
-def test_when_it_is_plain():
+def test_without_gradients_or_with_other_weights_it_is_plain():
     model = networks(18)[1]
     x = pictures()
     with torch.no_grad():
@@ -291,7 +291,7 @@ def test_a_batch_of_one_value_is_refused():
         fused(torch.randn(1, 4, 1, 1, dtype=torch.float64))
 
 
-def test_chain_knows_its_own_output_only():
+def test_chain_recognizes_only_its_last_output():
     chain, y = Chain(), torch.randn(2, 3, requires_grad=True) * 2
     assert chain.producer(y) is None
     chain.record(y)

@@ -1,4 +1,4 @@
-"""Fused cross-entropy of mixed targets against the plain one."""
+"""Fused cross-entropy with mixed targets against the plain one."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ LAMS = {"sample": lambda lam: lam, "batch": lambda lam: lam[:1].expand_as(lam),
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize("lam", LAMS)
-def test_the_gradient_is_that_of_differences(lam, smoothing):
+def test_gradients_equal_finite_differences(lam, smoothing):
     logits, own, other, drawn = batch(dtype=torch.float64)
 
     def call(logits):
@@ -36,7 +36,7 @@ def test_the_gradient_is_that_of_differences(lam, smoothing):
 @pytest.mark.parametrize("scale", [0.0, 3.0, 100.0])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("lam", LAMS)
-def test_it_is_the_plain_one(lam, smoothing, scale):
+def test_it_equals_the_plain_one(lam, smoothing, scale):
     logits, own, other, drawn = batch(scale=scale)
     results = []
     for losses in (mixed_cross_entropy, fused_cross_entropy):
@@ -48,7 +48,7 @@ def test_it_is_the_plain_one(lam, smoothing, scale):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_in_half_precision(dtype):
-    """No farther from the gradient in float64 than the plain one, and half the bytes."""
+    """The gradient is as close to float64's as the plain one, with about half the memory."""
     logits, own, other, lam = batch(64, 100, dtype)
     exact = logits.detach().double().requires_grad_()
     (wanted,) = torch.autograd.grad(mixed_cross_entropy(exact, own, other, lam).sum(), exact)
@@ -62,7 +62,7 @@ def test_in_half_precision(dtype):
     assert kept[1] < 0.55 * kept[0]
 
 
-def test_it_trains_no_lambda_and_has_no_second_derivative():
+def test_no_gradient_of_lambda_and_no_second_derivative():
     logits, own, other, lam = batch()
     with pytest.raises(RuntimeError, match="no second derivative"):
         torch.autograd.grad(

@@ -1,4 +1,4 @@
-"""--fused from the command line: the same run, the same weights, and what is refused."""
+"""--fused from the command line: the same weights as without, and refused combinations."""
 
 import contextlib
 import io
@@ -41,7 +41,7 @@ BOTH = ["memory", "speed"]
     ],
     ids=["mixup", "meta-mixup", "texts"],
 )
-def test_the_run_is_the_plain_one(tmp_path, main, flags, modes):
+def test_a_run_equals_the_plain_one(tmp_path, main, flags, modes):
     weights = []
     for mode in ("none", *modes):
         code, said = run(main, *flags, "--fused", mode, "--output", tmp_path / mode)
@@ -52,7 +52,7 @@ def test_the_run_is_the_plain_one(tmp_path, main, flags, modes):
         assert list(plain) == list(fused)
         for name, tensor in plain.items():
             torch.testing.assert_close(fused[name], tensor, rtol=0, atol=1e-5, msg=name)
-    # A fused run is used and resumed as a plain one.
+    # A fused run can be used and resumed like a plain one.
     resumed = ["--resume", tmp_path / "memory"]
     assert run(main, *resumed, "--eval_only")[0] == 0
     assert run(main, *resumed, "--export", "safetensors")[0] == 0
@@ -68,6 +68,6 @@ def test_the_run_is_the_plain_one(tmp_path, main, flags, modes):
         (["--pretrained", "x.pth", "--freeze_backbone"], "keeps nothing"),
     ],
 )
-def test_what_has_no_effect_is_refused(flags, reason, mode):
+def test_it_is_refused_where_it_has_no_effect(flags, reason, mode):
     code, said = run(resnet50_test.main, *PICTURES, "--fused", mode, *flags)
     assert code == 2 and "error: --fused has no effect" in said and reason in said

@@ -1,4 +1,4 @@
-"""Fused layers of the Transformer against the plain ones, and what they keep."""
+"""Fused Transformer layers against the plain ones, and the memory that they save."""
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ def parts():
 
 @MODES
 @pytest.mark.parametrize("rate", [0.0, 0.4])
-def test_the_gradients_are_those_of_differences(rate, mode):
+def test_gradients_equal_finite_differences(rate, mode):
     norm, fc1, fc2 = parts()
     x, branch = torch.randn(2, 4, 6, dtype=torch.float64)
     x.requires_grad_(), branch.requires_grad_()
@@ -55,7 +55,7 @@ def test_the_gradients_are_those_of_differences(rate, mode):
 @pytest.mark.parametrize("half", [False, True], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("options", [{}, {"pooling": "mean"}, {"rate": 0.0}], ids=str)
-def test_it_is_the_plain_one(options, training, half, mode):
+def test_it_equals_the_plain_one(options, training, half, mode):
     results = []
     for model in transformers(mode=mode, **options):
         with torch.autocast("cpu", torch.bfloat16, enabled=half):
@@ -67,7 +67,7 @@ def test_it_is_the_plain_one(options, training, half, mode):
             sum((r[n].double() - t).norm() / (t.norm() + 1e-3) for n, t in exact.items() if n in r)
             for r in results
         )
-        if not training or not options.get("rate", 0.3):  # else dropout differs from float64's
+        if not training or not options.get("rate", 0.3):  # with dropout, float64 draws other masks
             assert fused <= plain * 1.02
         assert_close(*results, rtol=0.05, atol=0.05)
     else:
@@ -98,8 +98,8 @@ def test_fifty_steps(optimizer, mode):
     plain, fused = models
     one, other = plain.state_dict(), fused.state_dict()
     if optimizer != "sgd":
-        # Normalised steps magnify rounding, most where a gradient is zero by symmetry: biases of
-        # keys.
+        # Normalised steps magnify rounding errors, above all where a gradient is 0 by symmetry, as
+        # for the biases of keys.
         for state in (one, other):
             for name in [name for name in state if name.endswith("qkv.bias")]:
                 del state[name]
@@ -108,7 +108,7 @@ def test_fifty_steps(optimizer, mode):
 
 
 @pytest.mark.parametrize("half", [False, True], ids=["fp32", "bf16"])
-def test_it_keeps_less(half):
+def test_it_saves_memory(half):
     torch.manual_seed(0)
     layout = grid_layout(torch.full((8,), 16), 16)
     x = torch.randn(8 * 16, 64, requires_grad=True)

@@ -1,4 +1,4 @@
-"""The Triton kernels: that they are right, in Triton's interpreter, and what computes without."""
+"""The Triton kernels: correct in Triton's interpreter, and replaced by PyTorch where unusable."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 
 @pytest.mark.slow
 def test_in_the_interpreter():
-    """All of kernel_checks.py in one process: Triton asks once, when it is imported."""
+    """All of kernel_checks.py in one process: Triton reads TRITON_INTERPRET on import."""
     pytest.importorskip("triton")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "kernel_checks.py"]
     result = subprocess.run(
@@ -26,8 +26,8 @@ def test_in_the_interpreter():
 
 
 @pytest.fixture
-def nothing_known(monkeypatch):
-    """Of whether the kernels can be used; CPUs are taken for GPUs."""
+def usability_unknown(monkeypatch):
+    """The kernels' usability is not known yet, and CPUs count as GPUs."""
     monkeypatch.setattr(kernels, "DEVICES", ("cpu",))
     monkeypatch.delitem(sys.modules, "utils.fused.kernels.image_kernels", raising=False)
     monkeypatch.delattr(kernels, "image_kernels", raising=False)
@@ -36,13 +36,13 @@ def nothing_known(monkeypatch):
     kernels.unusable.cache_clear()
 
 
-def test_without_triton_pytorch_computes(nothing_known, monkeypatch):
+def test_pytorch_computes_without_triton(usability_unknown, monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", None)
     assert kernels.images(torch.ones(2, 3, 1, 1)) is None and kernels.loss(torch.ones(2, 3)) is None
     assert "Triton cannot be imported" in kernels.unusable()
 
 
-def test_where_triton_does_not_work_pytorch_computes(nothing_known):
+def test_pytorch_computes_where_triton_fails(usability_unknown):
     pytest.importorskip("triton")
     assert kernels.layers(torch.ones(2, 3)) is None
     assert kernels.unusable().startswith("Triton: ") and "\n" not in kernels.unusable()

@@ -67,9 +67,11 @@ def test_the_fast_hypergradient_is_the_exact_one(form):
     for exact in (False, True):
         virtual = VirtualStep(model, mixed_cross_entropy, exact=exact)
         if form == "policy":
-            found += virtual.of_step([pairs], [lam], len(lam), (clean, of_clean), lr=0.1)
+            found += virtual.step_hypergradients(
+                [pairs], [lam], len(lam), (clean, of_clean), lr=0.1
+            )
         else:
-            found.append(virtual.of_batch(pairs, lam, (clean, of_clean), lr=0.1))
+            found.append(virtual.batch_hypergradient(pairs, lam, (clean, of_clean), lr=0.1))
     assert F.cosine_similarity(*found, dim=0) > 0.99
 
 

@@ -252,15 +252,15 @@ def test_tf32_does_not_round_the_hypergradient_of_each_pair(monkeypatch):
     targets, partners, clean_targets = torch.randint(0, 5, (3, 16))
     pairs = Pairs(own, other, targets, partners, torch.rand(16))
 
-    def of_batch(exact=False):
+    def hypergradient(exact=False):
         virtual = VirtualStep(model, mixed_cross_entropy, exact=exact)
-        return virtual.of_batch(pairs, pairs.lam, (clean, clean_targets), LR)
+        return virtual.batch_hypergradient(pairs, pairs.lam, (clean, clean_targets), LR)
 
-    wanted = of_batch(exact=True)
+    wanted = hypergradient(exact=True)
     with EmulatedTF32():
-        assert cosine(of_batch(), wanted) > 0.99
+        assert cosine(hypergradient(), wanted) > 0.99
         monkeypatch.setattr(meta_mixup, "fast_hypergradient", fast_hypergradient.__wrapped__)
-        assert cosine(of_batch(), wanted) < 0.5
+        assert cosine(hypergradient(), wanted) < 0.5
 
 
 @EXACT_AND_FAST

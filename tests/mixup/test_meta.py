@@ -151,7 +151,9 @@ def test_dropout_is_the_same_at_both_ends():
     clean = batch.clean[0].double(), batch.clean[1]
     pairs, lam = _pairs(batch), batch.mixing.lam.double()
     exact, fast = (
-        VirtualStep(model, mixed_cross_entropy, exact=exact).of_batch(pairs, lam, clean, 0.1)
+        VirtualStep(model, mixed_cross_entropy, exact=exact).batch_hypergradient(
+            pairs, lam, clean, 0.1
+        )
         for exact in (True, False)
     )
     assert (fast - exact).norm() <= 1e-4 * exact.norm()
@@ -159,7 +161,7 @@ def test_dropout_is_the_same_at_both_ends():
 
 @pytest.mark.parametrize("exact", [False, True])
 def test_an_update_steps_along_the_real_gradient(exact):
-    """`of_step`, given the gradient of the whole batch, equals `of_batch`, which computes it."""
+    """Given the gradient of the whole batch, the result is that of `batch_hypergradient`."""
     model, batch = network().eval().double(), real_batch()
     inputs, clean = batch.inputs.double(), (batch.clean[0].double(), batch.clean[1])
     lam = batch.mixing.lam.double()
@@ -168,9 +170,9 @@ def test_an_update_steps_along_the_real_gradient(exact):
     mixed_cross_entropy(model(mixed), batch.targets, partners, lam).mean().backward()
     batch.inputs = inputs
     virtual = VirtualStep(model, mixed_cross_entropy, exact=exact)
-    (known,) = virtual.of_step([_pairs(batch)], [lam], 9, clean, 0.1)
+    (known,) = virtual.step_hypergradients([_pairs(batch)], [lam], 9, clean, 0.1)
     virtual.exact = True
-    expected = virtual.of_batch(_pairs(batch), lam, clean, 0.1)
+    expected = virtual.batch_hypergradient(_pairs(batch), lam, clean, 0.1)
     torch.testing.assert_close(known, expected, rtol=1e-9 if exact else 1e-4, atol=1e-9)
 
 

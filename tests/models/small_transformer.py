@@ -15,13 +15,13 @@ WAYS = [("cls", "sentence"), ("cls", "embeddings"), ("mean", "sentence"), ("mean
 def model(seed=0, dtype=torch.float32, dropout=0.0, **settings):
     torch.manual_seed(seed)
     made = Transformer(**(SIZES | {"dropout": dropout} | settings)).to(dtype)
-    for parameter in made.parameters():  # no scale of 1, no bias of 0
+    for parameter in made.parameters():  # so that no scale is 1 and no bias 0
         parameter.data.add_(0.2 * torch.randn_like(parameter))
     return made
 
 
 def texts(lengths, seed=0):
-    """Lists of ids; each begins with 1."""
+    """Lists of ids that start with 1."""
     rng = np.random.default_rng(seed)
     return [[1, *rng.integers(2, 50, length - 1).tolist()] for length in lengths]
 

@@ -1,4 +1,4 @@
-"""Dropout: the share, the mean, the gradient, the same draws for the same seed."""
+"""Dropout: rate, mean, gradient, and reproducible draws."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from utils.models.transformer import attend
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9, 0.00001])
 @pytest.mark.parametrize("shape", [(1000, 301), (1,), (7, 3, 5), (0, 4)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_share_scale_and_gradient(rate, shape, dtype):
+def test_rate_scale_and_gradient(rate, shape, dtype):
     torch.manual_seed(0)
     x = torch.rand(shape, dtype=dtype) + 0.5
     x.requires_grad_()
@@ -31,7 +31,7 @@ def test_share_scale_and_gradient(rate, shape, dtype):
 
 
 def test_elements_are_independent():
-    """Neighbours, which share a draw of 64 bits, too."""
+    """Even neighbours, which come from the same 64-bit draw."""
     torch.manual_seed(0)
     kept = (dropout(torch.ones(400_000), 0.3) != 0).numpy().astype(np.float64)
     for distance in (1, 2, 3, 4, 5, 8, 64):
@@ -39,7 +39,7 @@ def test_elements_are_independent():
         assert abs(correlation) < 5 / 400_000**0.5
 
 
-def test_depends_on_the_random_state_alone():
+def test_depends_only_on_the_random_state():
     torch.manual_seed(1)
     x, state = torch.randn(50, 7), torch.get_rng_state()
     once, other = dropout(x, 0.5), dropout(x, 0.5)
@@ -47,7 +47,7 @@ def test_depends_on_the_random_state_alone():
     assert torch.equal(dropout(x, 0.5), once) and not torch.equal(once, other)
 
 
-def test_nothing_in_evaluation_or_with_rate_0():
+def test_identity_in_evaluation_or_with_rate_0():
     x, module = torch.randn(5, 4), Dropout(0.5)
     assert not torch.equal(module(x), x)
     state = torch.get_rng_state()
@@ -57,8 +57,8 @@ def test_nothing_in_evaluation_or_with_rate_0():
 
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize("queries", [1, 6])
-def test_attention_with_dropout_is_attention(monkeypatch, masked, queries):
-    """But for what is dropped."""
+def test_attention_with_dropout_equals_attention(monkeypatch, masked, queries):
+    """Up to the dropped weights."""
     torch.manual_seed(0)
     q, (k, v) = torch.randn(3, 2, queries, 4), torch.randn(2, 3, 2, 6, 4)
     keys = torch.arange(6) < torch.tensor([6, 1, 4])[:, None, None, None]

@@ -1,4 +1,4 @@
-"""The Transformer: PyTorch's own numbers, nothing from the padding, mixing where it is said."""
+"""The Transformer: equal to PyTorch's layers, independent of padding, mixing in the right place."""
 
 import copy
 
@@ -36,7 +36,7 @@ def theirs(ours: Transformer, layer: int) -> nn.TransformerEncoderLayer:
 
 
 def reference(ours: Transformer, ids: torch.Tensor, layers, lam=None, partner=None):
-    """The whole model written plainly over PyTorch's layers, on the padded layout."""
+    """The whole model built from PyTorch's layers, on the padded layout."""
     real = ids != 0
     x = ours.tokens.weight[ids] + ours.positions.weight[: ids.shape[1]]
     if lam is not None and ours.mixup_at == "embeddings":
@@ -102,7 +102,7 @@ def test_a_text_has_the_same_logits_in_any_batch(pooling):
 
 @pytest.mark.parametrize(("pooling", "mixup_at"), WAYS)
 def test_padding_changes_nothing(pooling, mixup_at):
-    """Neither its embedding nor where it would stand."""
+    """Neither the padding's embedding nor its positions."""
     ours, samples = model(pooling=pooling, mixup_at=mixup_at), texts([3, 8, 1, 5])
     plan = MixPlan(torch.tensor([1, 0, 3, 2]), torch.tensor([0.3, 0.9, 0.5, 0.2]))
     for inputs in (packed(samples), padded(samples)):
@@ -119,7 +119,7 @@ def test_padding_changes_nothing(pooling, mixup_at):
 
 
 @pytest.mark.parametrize(("pooling", "mixup_at"), WAYS)
-def test_lambda_1_is_no_mixing_and_lambda_0_the_partner(pooling, mixup_at):
+def test_lambda_1_does_not_mix_and_lambda_0_gives_the_partner(pooling, mixup_at):
     ours, inputs = model(pooling=pooling, mixup_at=mixup_at), packed(texts([3, 8, 1, 5, 2]))
     partner, plain = torch.tensor([1, 3, 4, 0, 2]), ours(inputs)
     own = ours(inputs, MixPlan(partner, torch.ones(5)))
@@ -133,7 +133,7 @@ def test_lambda_1_is_no_mixing_and_lambda_0_the_partner(pooling, mixup_at):
 
 
 def test_sentences_are_mixed_before_the_classifier():
-    """Which is linear: so are the logits."""
+    """The classifier is linear, so the logits are mixed alike."""
     ours, inputs = model(), packed(texts([3, 8, 1, 5]))
     partner, lam = torch.tensor([2, 0, 1, 3]), torch.tensor([0.25, 0.5, 0.75, 0.1])
     plain = ours(inputs)
@@ -153,7 +153,7 @@ def test_gradients_are_finite_and_lambda_has_one(pooling, mixup_at):
 
 
 @pytest.mark.parametrize("mixup_at", ["sentence", "embeddings"])
-def test_gradient_is_that_of_differences(mixup_at):
+def test_gradients_equal_finite_differences(mixup_at):
     ours = model(dtype=torch.float64, layers=1, dim=8, heads=2, ffn=8, mixup_at=mixup_at)
     inputs = packed(texts([2, 1, 3]))
     names = [name for name, _ in ours.named_parameters()]
@@ -170,7 +170,7 @@ def test_gradient_is_that_of_differences(mixup_at):
 
 
 @pytest.mark.parametrize("mixup_at", ["sentence", "embeddings"])
-def test_the_exact_hypergradient_is_that_of_differences(mixup_at):
+def test_the_exact_hypergradient_equals_finite_differences(mixup_at):
     ours = model(dtype=torch.float64, mixup_at=mixup_at)
     inputs, clean = packed(texts([4, 7, 2])), packed(texts([3, 5], seed=1))
     names = [name for name, _ in ours.named_parameters()]
@@ -200,15 +200,15 @@ def test_the_exact_hypergradient_is_that_of_differences(mixup_at):
         torch.testing.assert_close(got[index], expected, rtol=1e-5, atol=1e-9)
 
 
-def test_a_dropped_token_leaves_its_position_alone():
-    """What a token is replaced by tells nothing of it, and the others grow by 1 / (1 - rate)."""
+def test_a_dropped_token_keeps_its_position():
+    """A dropped token leaves no information, and the others are scaled by 1 / (1 - rate)."""
     ours, inputs = model(token_dropout=0.5).train(), packed(texts([40, 7]))
-    seen = ours._seen(inputs.ids)
+    seen = ours._embed_tokens(inputs.ids)
     dropped = (seen == 0).all(1)
     assert 8 < dropped.sum() < 40
     expected = torch.where(dropped[:, None], 0.0, 2 * ours.tokens(inputs.ids))
     torch.testing.assert_close(seen, expected)
-    assert torch.equal(ours.eval()._seen(inputs.ids), ours.tokens(inputs.ids))
+    assert torch.equal(ours.eval()._embed_tokens(inputs.ids), ours.tokens(inputs.ids))
 
 
 def test_dropout_only_in_training():
@@ -241,8 +241,8 @@ def test_is_copied_saved_and_made_without_memory():
     assert not list(ours.buffers())
 
 
-def test_starts_near_equal_odds():
-    """And with gradients everywhere."""
+def test_initial_predictions_are_near_uniform():
+    """And all parameters have gradients."""
     torch.manual_seed(0)
     ours = Transformer(1000, 4, layers=6, dim=64, heads=4, ffn=128, max_len=64, dropout=0.0)
     samples = packed(texts([20, 40, 64, 7] * 4))
@@ -253,7 +253,7 @@ def test_starts_near_equal_odds():
 
 
 def test_a_model_learns():
-    """Which of two words a text holds."""
+    """To tell which of two words is in a text."""
     torch.manual_seed(0)
     ours = Transformer(20, 2, layers=1, dim=16, heads=2, ffn=32, max_len=8, dropout=0.0)
     optimizer, rng = torch.optim.AdamW(ours.parameters(), lr=5e-3), np.random.default_rng(0)
@@ -286,9 +286,9 @@ def test_wrong_settings_are_refused(settings, message):
         Transformer(**(SIZES | settings))
 
 
-def test_a_text_that_is_too_long_is_refused():
+def test_too_long_a_text_is_refused():
     for inputs in (packed(texts([3, 13])), padded(texts([13, 2]))):
-        with pytest.raises(ValueError, match="13 tokens, and max_len is 12"):
+        with pytest.raises(ValueError, match="13 tokens, but max_len is 12"):
             model()(inputs)
 
 

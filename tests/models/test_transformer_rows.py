@@ -1,4 +1,4 @@
-"""Rows of packed texts: how many, what those that are no tokens do, and the way to a grid."""
+"""Packed rows: their number, the effect of unused ones, and conversion to and from the grid."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from utils.models import transformer
 from utils.models.transformer import grid_layout, packed_layout, rows_for
 
 
-def test_rows_are_few_numbers_where_each_is_compiled():
+def test_rows_take_few_values_where_each_is_compiled():
     assert rows_for(77, CPU) == 77
     with torch.autocast("cpu", torch.bfloat16):
         assert rows_for(77, torch.device("cuda")) == 77
@@ -24,8 +24,8 @@ def test_rows_are_few_numbers_where_each_is_compiled():
 @pytest.mark.parametrize("fused", MODES)
 @pytest.mark.parametrize("lengths", [[3, 8, 1, 5], [4, 4], [1]])
 @pytest.mark.parametrize(("pooling", "mixup_at"), WAYS)
-def test_rows_that_are_no_tokens_change_nothing(pooling, mixup_at, lengths, fused, monkeypatch):
-    """In float64, without dropout: logits and all gradients, with seven rows more and without."""
+def test_unused_rows_change_nothing(pooling, mixup_at, lengths, fused, monkeypatch):
+    """Logits and all gradients with seven unused rows and without, in float64 without dropout."""
     ours = model(dtype=torch.float64, pooling=pooling, mixup_at=mixup_at)
     ours, inputs, found = fuse(ours, fused), packed(texts(lengths)), []
     n = len(lengths)
@@ -58,7 +58,7 @@ def test_rounded_rows_under_autocast(pooling, fused):
         torch.testing.assert_close(one, other, rtol=0.05, atol=0.05 * float(other.abs().max()))
 
 
-def test_rows_are_not_rounded_where_they_are_put_on_a_grid(monkeypatch):
+def test_rows_are_not_rounded_for_the_grid(monkeypatch):
     asked = []
     monkeypatch.setattr(transformer, "rows_for", lambda n, device: asked.append(n) or n)
     plan = MixPlan(torch.tensor([1, 0]), torch.tensor([0.3, 0.9]))
@@ -68,26 +68,26 @@ def test_rows_are_not_rounded_where_they_are_put_on_a_grid(monkeypatch):
     assert asked == [5]
 
 
-def test_gradients_of_gradients_with_rows_that_are_no_tokens():
+def test_second_derivatives_with_unused_rows():
     place = torch.tensor([4, 0, 3])
     rows = torch.randn(5, 2, dtype=torch.float64, requires_grad=True)
     grid = torch.randn(6, 2, dtype=torch.float64, requires_grad=True)
     for call, inputs in (
-        (transformer._Spread, (rows, place, 6)),
-        (transformer._Collect, (grid, place, 5)),
+        (transformer._Scatter, (rows, place, 6)),
+        (transformer._Gather, (grid, place, 5)),
     ):
         assert torch.autograd.gradcheck(call.apply, inputs)
         assert torch.autograd.gradgradcheck(call.apply, inputs)
-    spread = transformer._Spread.apply(rows, place, 6)
-    assert torch.equal(transformer._Collect.apply(spread, place, 5)[:3], rows[:3])
-    assert not transformer._Collect.apply(spread, place, 5)[3:].any()
+    spread = transformer._Scatter.apply(rows, place, 6)
+    assert torch.equal(transformer._Gather.apply(spread, place, 5)[:3], rows[:3])
+    assert not transformer._Gather.apply(spread, place, 5)[3:].any()
 
 
-def test_layouts_are_each_others_inverse():
+def test_to_grid_and_from_grid_are_inverse():
     inputs = packed(texts([3, 1, 4]))
     layout, rows = packed_layout(inputs, 8), torch.randn(8, 5)
-    grid = layout.spread(rows)
-    assert grid.shape == (3, 4, 5) and torch.equal(layout.collect(grid), rows)
+    grid = layout.to_grid(rows)
+    assert grid.shape == (3, 4, 5) and torch.equal(layout.from_grid(grid), rows)
     assert not grid[0, 3].any() and not grid[1, 1:].any() and torch.equal(grid[2], rows[4:])
     assert torch.equal(layout.first(rows), rows[[0, 3, 4]])
     assert torch.equal(grid_layout(layout.lengths, 4).keys, layout.keys)

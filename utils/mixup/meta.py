@@ -75,7 +75,9 @@ class VirtualStep:
         self.exchange = exchange or Exchange()
         self.tensors = tensors or ModelTensors(model)
 
-    def of_batch(self, pairs: Pairs, lam: Tensor, clean: CleanBatch, lr: float) -> Tensor:
+    def batch_hypergradient(
+        self, pairs: Pairs, lam: Tensor, clean: CleanBatch, lr: float
+    ) -> Tensor:
         """d (mean loss on the clean batch after a virtual step on these pairs) / d lam, (m,). Uses
         this rank's samples alone: nothing is exchanged."""
         weights = self.tensors.weights()
@@ -91,7 +93,7 @@ class VirtualStep:
         hypergradient = exact_hypergradient if self.exact else fast_hypergradient
         return hypergradient(mixed, clean_loss, [weights[name] for name in names], lam, lr)
 
-    def of_step(
+    def step_hypergradients(
         self, pieces: list[Pairs], lams: list[Tensor], total: int, clean: CleanBatch, lr: float
     ) -> list[Tensor]:
         """d (mean loss on the clean batch) / d lam after a virtual step along the gradient of the
@@ -113,7 +115,8 @@ class VirtualStep:
         product = exact_product if self.exact else fast_product
 
         def piece_gradient(pairs: Pairs, lam: Tensor) -> Tensor:
-            # Images go on: BatchNorm over all ranks is collective.
+            # Only texts: models of images run even on 0 samples, since BatchNorm over all ranks is
+            # collective.
             if pairs.plan is not None and not len(lam):
                 return torch.zeros_like(lam)
 
@@ -128,7 +131,7 @@ class VirtualStep:
         """Gradient of the mean loss over the clean samples of all ranks."""
         inputs, targets = clean
         if len(targets) or isinstance(inputs, Tensor):
-            # Images even where this rank has none: BatchNorm over all ranks is collective.
+            # Even on 0 images, since BatchNorm over all ranks is collective.
             local = gradient_at(lambda at: self._clean_losses(call, at, clean).sum(), at)
         else:
             local = [torch.zeros_like(weight) for weight in at]
@@ -214,7 +217,7 @@ class PolicyMixup:
             pieces = [Pairs(*map(torch.cat, list(zip(*pieces, strict=True))[:-1]))]
         lams = [self.policy(piece.targets, piece.partners, piece.lam) for piece in pieces]
         detached = [lam.detach() for lam in lams]
-        hypergradients = self.virtual.of_step(pieces, detached, self._total, clean, lr)
+        hypergradients = self.virtual.step_hypergradients(pieces, detached, self._total, clean, lr)
         self.policy.update(
             torch.cat(lams), torch.cat(hypergradients), bad, exchange=self.virtual.exchange
         )
@@ -247,7 +250,7 @@ class SampleMixup:
         plan = batch.mixing
         if plan is None or not plan.learned:
             return plan
-        hypergradient = self.virtual.of_batch(_pairs(batch), plan.lam, batch.clean, lr)
+        hypergradient = self.virtual.batch_hypergradient(_pairs(batch), plan.lam, batch.clean, lr)
         return plan.with_lam(descend(plan.lam, hypergradient, self.step))
 
     def update(self, bad: Tensor, lr: float) -> None:

@@ -1,4 +1,4 @@
-"""Dropout that does not wait for its random numbers on a CPU."""
+"""Dropout with cheap random numbers on a CPU."""
 
 import torch
 import torch.nn.functional as F
@@ -8,25 +8,25 @@ from utils.fused.dropout import draw_bits
 
 
 def dropout(x: Tensor, rate: float) -> Tensor:
-    """x with a share of `rate` (0 to below 1) set to 0 and the rest divided by 1 - rate.
+    """Sets each element to 0 with probability `rate`, in [0, 1), and divides the rest by 1 - rate.
 
     Srivastava et al., "Dropout: a simple way to prevent neural networks from overfitting" (2014).
-    On a CPU PyTorch draws a number for each element, which takes several times as long as all else
-    of it. Here each draw of 64 bits decides on four elements, 16 bits for each: the rate is
-    rounded to a multiple of 2^-16, and the division is by what it then is.
+    On a CPU PyTorch draws a random number for each element, which takes several times as long as
+    the rest of dropout. Here each 64-bit draw decides on four elements with 16 bits each. The rate
+    is rounded to a multiple of 2^-16, and the division uses the rounded rate.
     """
     if rate == 0:
         return x
     if x.device.type != "cpu" or torch.compiler.is_compiling():
         return F.dropout(x, rate)
-    bits, first, factor = draw_bits(x, rate)
+    bits, threshold, factor = draw_bits(x, rate)
     keep = torch.empty(x.shape, dtype=x.dtype)
-    torch.ge(bits, first, out=keep)
+    torch.ge(bits, threshold, out=keep)
     return x * keep.mul_(factor)
 
 
 class Dropout(nn.Module):
-    """`dropout` in training, and nothing in evaluation."""
+    """`dropout` in training, the identity in evaluation."""
 
     def __init__(self, rate: float):
         super().__init__()

@@ -1,14 +1,14 @@
-"""A Transformer encoder that classifies texts, and computes nothing for padding.
+"""A Transformer encoder for text classification that computes nothing for padding.
 
-Vaswani et al., "Attention is all you need" (2017), with the norm before each branch as in Xiong et
-al., "On layer normalization in the transformer architecture" (2020), arXiv:2002.04745. All layers
-but attention see the tokens of a batch as one row, without padding. Attention needs them text by
-text: on a GPU in half precision `varlen_attn` reads them from that row; else they are spread over
-the padded layout, in which a mask keeps the padding out, and collected from it.
+Vaswani et al., "Attention is all you need" (2017), with pre-norm as in Xiong et al., "On layer
+normalization in the transformer architecture" (2020), arXiv:2002.04745. All layers but attention
+take the tokens of a batch packed, as (tokens, width) without padding. Attention works per text: on
+a GPU in half precision `varlen_attn` takes the packed tokens; elsewhere they are scattered to the
+padded layout, where a mask excludes the padding, and gathered from it afterwards.
 
-Texts are mixed in one of two places. "embeddings": Guo, Mao and Zhang, "Augmenting data with mixup
-for sentence classification" (2019), arXiv:1905.08941, wordMixup; "sentence": the representation
-that the classifier reads, senMixup there.
+Texts are mixed in one of two places, as in Guo, Mao and Zhang, "Augmenting data with mixup for
+sentence classification" (2019), arXiv:1905.08941: at "embeddings" (the paper's wordMixup) or at
+"sentence", the classifier's input (senMixup).
 """
 
 from __future__ import annotations
@@ -29,20 +29,22 @@ from utils.fused.transformer import feed_forward, norm_linear
 from utils.models.dropout import Dropout, dropout
 from utils.packed import PackedTokens
 
-# A window as wide as the longest text leaves nothing out, and PyTorch takes FlashAttention for it.
-# Without one, PyTorch 2.11 to 2.14 take cuDNN's attention on Hopper and Blackwell for texts of over
-# 128 tokens, which makes a plan for every new length. 2.10 has no window, and always takes
-# FlashAttention; 2.15 does where `prefer_flash_attention` was called.
+# Whether varlen_attn takes a window. A window as wide as the longest text masks nothing, but makes
+# PyTorch use FlashAttention. Without one, PyTorch 2.11 to 2.14 use cuDNN's attention on Hopper and
+# Blackwell for texts of over 128 tokens, which makes a plan for every new length. 2.10 has no
+# window and always uses FlashAttention; 2.15 does after `prefer_flash_attention`.
 WINDOWS = "window_size" in inspect.signature(varlen_attn).parameters
 
 POOLINGS = ("cls", "mean")
 MIXUP_PLACES = ("sentence", "embeddings")
 
 
-class _Spread(torch.autograd.Function):
-    """(rows, width) -> (size, width), where `place` says, and 0 elsewhere; rows beyond the places
-    are left out. The places differ, so that the gradient only has to be collected, and the other
-    way round: PyTorch would add it up."""
+class _Scatter(torch.autograd.Function):
+    """(rows, width) -> (size, width): row i goes to index place[i], other rows of the result are 0;
+    rows beyond the end of `place` are dropped.
+
+    The indices are distinct, so the gradient is a plain gather, and that of `_Gather` a plain
+    scatter; PyTorch's own backward would accumulate."""
 
     @staticmethod
     def forward(ctx, rows: Tensor, place: Tensor, size: int) -> Tensor:
@@ -52,11 +54,12 @@ class _Spread(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor):
-        return _Collect.apply(grad, *ctx.saved_tensors, ctx.count), None, None
+        return _Gather.apply(grad, *ctx.saved_tensors, ctx.count), None, None
 
 
-class _Collect(torch.autograd.Function):
-    """(size, width) -> (count, width); 0 in the rows beyond the places."""
+class _Gather(torch.autograd.Function):
+    """(size, width) -> (count, width): row i comes from index place[i]; rows beyond the end of
+    `place` are 0."""
 
     @staticmethod
     def forward(ctx, grid: Tensor, place: Tensor, count: int) -> Tensor:
@@ -70,47 +73,48 @@ class _Collect(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor):
-        return _Spread.apply(grad, *ctx.saved_tensors, ctx.size), None, None
+        return _Scatter.apply(grad, *ctx.saved_tensors, ctx.size), None, None
 
 
 class Layout(NamedTuple):
     """Which rows of a tensor (rows, width) are the tokens of which text.
 
-    Packed, the rows are the real tokens, and maybe some more at the end. On the grid (`offsets` is
-    None) they are n * longest. No text reads the rows that are no tokens: their gradient is 0.
+    Packed, the rows are the real tokens, and possibly unused rows at the end. Padded (`offsets` is
+    None), they are the n * longest positions of the grid (n, longest). Nothing reads unused rows or
+    padding, so their gradient is 0.
     """
 
     n: int
     longest: int
     lengths: Tensor  # (n,) int64
-    keys: Tensor | None  # (n, 1, 1, longest) bool: the real tokens; None: all are
-    place: Tensor | None = None  # (tokens,) int64, on the grid; None: it is the grid's own order
-    offsets: Tensor | None = None  # (n + 1,) int32: where each text's rows begin
-    rows: int = 0  # of the tensor, where there is a place
+    keys: Tensor | None  # (n, 1, 1, longest) bool: the real tokens; None: all are real
+    place: Tensor | None = None  # (tokens,) int64: index in the grid; None: rows are in grid order
+    offsets: Tensor | None = None  # (n + 1,) int32: first row of each text
+    rows: int = 0  # number of rows, where `place` is given
 
-    def spread(self, rows: Tensor) -> Tensor:
-        """(rows, width) -> (n, longest, width), 0 beyond a text's end where it is packed."""
+    def to_grid(self, rows: Tensor) -> Tensor:
+        """(rows, width) -> (n, longest, width); 0 beyond a text's end if packed, else unchanged."""
         if self.place is not None:
-            rows = _Spread.apply(rows, self.place, self.n * self.longest)
+            rows = _Scatter.apply(rows, self.place, self.n * self.longest)
         return rows.view(self.n, self.longest, rows.shape[1])
 
-    def collect(self, grid: Tensor) -> Tensor:
+    def from_grid(self, grid: Tensor) -> Tensor:
         """(n, longest, width) -> (rows, width)."""
         rows = grid.reshape(self.n * self.longest, grid.shape[2])
-        return rows if self.place is None else _Collect.apply(rows, self.place, self.rows)
+        return rows if self.place is None else _Gather.apply(rows, self.place, self.rows)
 
     def first(self, rows: Tensor) -> Tensor:
         """(rows, width) -> (n, width): each text's first token."""
         if self.place is not None:
-            return _Collect.apply(rows, self.offsets[:-1].long(), self.n)
+            return _Gather.apply(rows, self.offsets[:-1].long(), self.n)
         return rows.view(self.n, self.longest, rows.shape[1])[:, 0]
 
     def mean(self, rows: Tensor) -> Tensor:
-        """(rows, width) -> (n, width), over each text's tokens."""
-        return self.real(self.spread(rows)).sum(1) / self.lengths[:, None]
+        """(rows, width) -> (n, width): mean over each text's tokens."""
+        return self.zero_padding(self.to_grid(rows)).sum(1) / self.lengths[:, None]
 
-    def real(self, grid: Tensor) -> Tensor:
-        """(n, longest, width), 0 beyond a text's end."""
+    def zero_padding(self, grid: Tensor) -> Tensor:
+        """(n, longest, width) with 0 beyond each text's end."""
         if self.place is not None or self.keys is None:
             return grid
         return grid * self.keys.view(self.n, self.longest, 1)
@@ -119,15 +123,16 @@ class Layout(NamedTuple):
 def packed_layout(texts: PackedTokens, rows: int) -> Layout:
     n, longest, tokens = texts.samples, texts.longest, texts.ids.shape[0]
     lengths = texts.offsets.diff().long()
-    keys = None if tokens == n * longest else _keys(lengths, longest)  # known to the host
+    keys = None if tokens == n * longest else _keys(lengths, longest)  # no host sync
     if keys is None and rows == tokens:
         return Layout(n, longest, lengths, None, None, texts.offsets)
     return Layout(n, longest, lengths, keys, texts.place, texts.offsets, rows)
 
 
 def rows_for(tokens: int, device: torch.device) -> int:
-    """Rows for so many tokens: on a CPU in half precision up to 63, or 1/32, more. There oneDNN
-    compiles every product anew for another number of rows, so that few numbers are better."""
+    """Number of rows for a batch of `tokens`. On a CPU in half precision it is rounded up, by at
+    most 63 rows or 1/32: there oneDNN compiles each matrix product for every new number of rows, so
+    the fewer different numbers the better."""
     if device.type != "cpu" or not torch.is_autocast_enabled("cpu") or is_compiling():
         return tokens
     step = max(64, 1 << tokens.bit_length() >> 6)
@@ -144,7 +149,7 @@ def _keys(lengths: Tensor, longest: int) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Every token looks at all tokens of its text."""
+    """Self-attention within each text."""
 
     def __init__(self, dim: int, heads: int, dropout: float):
         super().__init__()
@@ -155,8 +160,8 @@ class Attention(nn.Module):
     def forward(
         self, x: Tensor, layout: Layout, first_only: bool = False, linear: Callable = F.linear
     ) -> Tensor:
-        """(rows, dim) -> the same, or (n, dim), for the first token of each text only. `linear`:
-        (x, weight, bias) -> queries, keys and values."""
+        """(rows, dim) -> (rows, dim), or with `first_only` (n, dim): each text's first token alone.
+        `linear`: (x, weight, bias) -> queries, keys and values."""
         weight, bias = self.qkv.weight, self.qkv.bias
         if first_only:
             dim = x.shape[1]
@@ -172,31 +177,31 @@ class Attention(nn.Module):
             if first_only:
                 q_ends, q_longest = torch.arange(layout.n + 1, device=ends.device).int(), 1
             window = {"window_size": (longest, longest)} if WINDOWS else {}
-            mixed = varlen_attn(q, k, v, q_ends, ends, q_longest, longest, **window)
-            return self.out(mixed.flatten(1))
-        q = q[:, None] if first_only else layout.spread(q)
+            attended = varlen_attn(q, k, v, q_ends, ends, q_longest, longest, **window)
+            return self.out(attended.flatten(1))
+        q = q[:, None] if first_only else layout.to_grid(q)
         q, k, v = (
             part.unflatten(2, (self.heads, -1)).transpose(1, 2)
-            for part in (q, layout.spread(k), layout.spread(v))
+            for part in (q, layout.to_grid(k), layout.to_grid(v))
         )  # (n, heads, 1 or longest, dim / heads)
-        mixed = attend(q, k, v, layout.keys, rate)
-        mixed = mixed.transpose(1, 2).flatten(2)  # (n, 1 or longest, dim)
-        return self.out(mixed[:, 0] if first_only else layout.collect(mixed))
+        attended = attend(q, k, v, layout.keys, rate)
+        attended = attended.transpose(1, 2).flatten(2)  # (n, 1 or longest, dim)
+        return self.out(attended[:, 0] if first_only else layout.from_grid(attended))
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, keys: Tensor | None, rate: float) -> Tensor:
-    """softmax(q k' / sqrt(d)) v, over the real keys, its weights with dropout.
+    """dropout(softmax(q k' / sqrt(d))) v, over the real keys.
 
     Args:
         q: (n, heads, queries, d).
         k, v: (n, heads, longest, d).
-        keys: (n, 1, 1, longest) bool, at least one of a text; None: all are real.
+        keys: (n, 1, 1, longest) bool, at least one true per text; None: all keys are real.
     Returns:
         (n, heads, queries, d).
     """
     if not rate or q.device.type != "cpu":
         return F.scaled_dot_product_attention(q, k, v, keys, rate)
-    # With dropout PyTorch has no fused kernel for CPUs, and what it does instead takes longer.
+    # PyTorch has no fused CPU kernel with dropout, and its fallback is slower than this.
     scores = (q * q.shape[3] ** -0.5) @ k.transpose(2, 3)
     if keys is not None:
         scores = scores + torch.where(keys, 0.0, -torch.inf).to(scores.dtype)
@@ -204,8 +209,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, keys: Tensor | None, rate: float) ->
 
 
 def _varlen_works(q: Tensor, heads: int) -> bool:
-    """Attention over packed rows: FlashAttention, in half precision. It knows no dropout, its
-    gradient has no gradient, and its order of addition is not fixed."""
+    """Whether attention can run on packed rows: FlashAttention, in half precision. That has neither
+    dropout nor a second derivative, and its summation order is not deterministic."""
     width = q.shape[1] // heads
     return (
         q.device.type == "cuda"
@@ -233,7 +238,8 @@ class EncoderLayer(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, layout: Layout, first_only: bool = False) -> Tensor:
-        """(rows, dim) -> the same, or (n, dim), of the first token of each text only."""
+        """(rows, dim) -> (rows, dim), or with `first_only` (n, dim): the first token of each
+        text alone."""
         if is_fused(self, self.fc1.weight):
             return self._fused(x, layout, first_only)
         attended = self.dropout(self.attention(self.norm1(x), layout, first_only))
@@ -255,26 +261,27 @@ class Transformer(nn.Module):
     Args:
         vocab_size: number of token ids.
         classes: number of logits.
-        layers: of the encoder.
-        dim: width of a token's representation, a multiple of `heads`.
-        heads: of attention.
-        ffn: width of the hidden layer that follows attention.
-        max_len: most tokens of a text.
-        dropout: share set to 0 in training: of the embeddings, the output of attention and of the
-            layer that follows it, that layer's hidden values and what the classifier reads.
-        attention_dropout: of the weights of attention; None: `dropout`. Only with 0 training has
+        layers: number of encoder layers.
+        dim: width of the token representations, a multiple of `heads`.
+        heads: number of attention heads.
+        ffn: hidden width of the feed-forward layers.
+        max_len: maximum number of tokens of a text.
+        dropout: rate on embeddings, attention output, both feed-forward layers and the classifier's
+            input.
+        attention_dropout: rate on attention weights; None: `dropout`. Only with 0 does training use
             attention without padding on a GPU, and a fused kernel on a CPU.
-        token_dropout: share of the tokens that are not seen in training, their positions aside
+        token_dropout: probability that training drops a token's embedding, but not its position's
             (Iyyer et al., "Deep unordered composition rivals syntactic methods for text
-            classification" (2015), section 3.1); the others are divided by 1 - share.
-        pooling: what the classifier reads: "cls", the first token of a text, or "mean", of all.
-        mixup_at: where a plan mixes the texts: "sentence" or "embeddings" (see above).
-        pad: the id that fills up a padded tensor of ids.
+            classification" (2015), section 3.1); the others are divided by 1 - token_dropout.
+        pooling: the classifier's input: "cls", the first token, or "mean", over all tokens.
+        mixup_at: where a plan mixes the texts: "sentence" or "embeddings", see the head of the
+            file.
+        pad: the token id of padding.
     """
 
-    HEAD = "head"  # the layer that depends on the classes: a transfer to others starts it anew
-    mixes_inside = True  # forward takes the plan by which the texts are mixed
-    rounds_rows = True  # see `rows_for`; not while memory is counted (training/batch_probe.py)
+    HEAD = "head"  # depends on the classes: re-initialized when the model is used for others
+    mixes_inside = True  # forward takes the mixing plan
+    rounds_rows = True  # see `rows_for`; off while memory is measured (training/batch_probe.py)
 
     def __init__(
         self,
@@ -294,17 +301,17 @@ class Transformer(nn.Module):
     ):
         super().__init__()
         if layers < 1:
-            raise ValueError(f"layers is at least 1, not {layers}")
+            raise ValueError(f"layers must be at least 1, not {layers}")
         if dim % heads:
-            raise ValueError(f"dim is a multiple of heads, and {dim} is none of {heads}")
+            raise ValueError(f"dim must be a multiple of heads: {dim} is not a multiple of {heads}")
         if pooling not in POOLINGS:
-            raise ValueError(f"pooling is one of {POOLINGS}, not {pooling!r}")
+            raise ValueError(f"pooling must be one of {POOLINGS}, not {pooling!r}")
         if mixup_at not in MIXUP_PLACES:
-            raise ValueError(f"mixup_at is one of {MIXUP_PLACES}, not {mixup_at!r}")
+            raise ValueError(f"mixup_at must be one of {MIXUP_PLACES}, not {mixup_at!r}")
         attention_dropout = dropout if attention_dropout is None else attention_dropout
         for rate in (dropout, attention_dropout, token_dropout):
             if not 0 <= rate < 1:
-                raise ValueError(f"dropout lies between 0 and below 1, not {rate}")
+                raise ValueError(f"dropout must be at least 0 and below 1, not {rate}")
         self.max_len, self.pooling, self.mixup_at, self.pad = max_len, pooling, mixup_at, pad
         self.tokens = nn.Embedding(vocab_size, dim)
         self.positions = nn.Embedding(max_len, dim)
@@ -324,18 +331,18 @@ class Transformer(nn.Module):
         """Logits (n, classes).
 
         Args:
-            inputs: PackedTokens, or ids (n, length) int64, padded at the end with `pad`. The first
-                token of a text is never taken for padding.
-            mixing: None, or how the texts are mixed: `apply` (n, ...) -> (n, ...), `partner` (n,)
-                int64 and `lam` (n,) (see utils/mixup/mixing.py). As embeddings a text counts as
-                zeros beyond its end, and one with weight 0 for nothing.
+            inputs: PackedTokens, or ids (n, length) int64, padded at the end with `pad`. A text's
+                first token never counts as padding.
+            mixing: None, or a plan with `apply` (n, ...) -> (n, ...), `partner` (n,) int64 and
+                `lam` (n,) (see utils/mixup/mixing.py). At the embeddings, texts are zero beyond
+                their end, and a text with weight 0 does not count towards the mixed length.
         """
-        on_grid = mixing is not None and self.mixup_at == "embeddings"
+        mix_embeddings = mixing is not None and self.mixup_at == "embeddings"
         if isinstance(inputs, Tensor):
             x, layout = self._embed_grid(inputs)
         else:
-            x, layout = self._embed_packed(inputs, rounded=self.rounds_rows and not on_grid)
-        if on_grid:
+            x, layout = self._embed_packed(inputs, rounded=self.rounds_rows and not mix_embeddings)
+        if mix_embeddings:
             x, layout = _mix_embeddings(x, layout, mixing)
         x, cls = self.dropout(x), self.pooling == "cls"
         for index, layer in enumerate(self.layers):
@@ -349,37 +356,37 @@ class Transformer(nn.Module):
         return self.head(self.dropout(x))
 
     def _embed_packed(self, texts: PackedTokens, rounded: bool) -> tuple[Tensor, Layout]:
-        self._check(texts.longest)
+        self._check_length(texts.longest)
         ids, position = texts.ids, texts.place.remainder(texts.longest)
         rows = rows_for(ids.shape[0], ids.device) if rounded else ids.shape[0]
         if rows != ids.shape[0]:
-            more = (0, rows - ids.shape[0])
-            ids, position = F.pad(ids, more), F.pad(position, more)
-        return self._seen(ids) + self.positions(position), packed_layout(texts, rows)
+            extra = (0, rows - ids.shape[0])
+            ids, position = F.pad(ids, extra), F.pad(position, extra)
+        return self._embed_tokens(ids) + self.positions(position), packed_layout(texts, rows)
 
     def _embed_grid(self, ids: Tensor) -> tuple[Tensor, Layout]:
         length = ids.shape[1]
-        if not is_compiling():  # an exported graph states it as its range
-            self._check(length)
-        x = self._seen(ids) + self.positions.weight[:length]  # (n, length, dim)
+        if not is_compiling():  # an exported graph has it as a range constraint
+            self._check_length(length)
+        x = self._embed_tokens(ids) + self.positions.weight[:length]  # (n, length, dim)
         lengths = (ids != self.pad).sum(1).clamp_min(1)
         return x.flatten(0, 1), grid_layout(lengths, length)
 
-    def _seen(self, ids: Tensor) -> Tensor:
-        """(...) int64 -> (..., dim), embeddings of the tokens, 0 where one is dropped."""
+    def _embed_tokens(self, ids: Tensor) -> Tensor:
+        """(...) int64 -> (..., dim): token embeddings, with token dropout in training."""
         x = self.tokens(ids)
         if not (self.training and self.token_dropout.rate):
             return x
         return x * self.token_dropout(x.new_ones(*ids.shape, 1))
 
-    def _check(self, longest: int) -> None:
+    def _check_length(self, longest: int) -> None:
         if longest > self.max_len:
-            raise ValueError(f"a text of {longest} tokens, and max_len is {self.max_len}")
+            raise ValueError(f"a text has {longest} tokens, but max_len is {self.max_len}")
 
 
 def _mix_embeddings(x: Tensor, layout: Layout, mixing) -> tuple[Tensor, Layout]:
-    """Rows of a grid, on which a text is as long as the longer one of those mixed."""
-    grid = layout.real(layout.spread(x))  # (n, longest, dim)
+    """Mixes on the padded grid; a mixed text is as long as the longer of the two."""
+    grid = layout.zero_padding(layout.to_grid(x))  # (n, longest, dim)
     lam, own = mixing.lam.detach(), layout.lengths
     lengths = torch.maximum(own * (lam > 0), own[mixing.partner] * (lam < 1))
     return mixing.apply(grid).flatten(0, 1), grid_layout(lengths, layout.longest)

@@ -1,4 +1,4 @@
-"""The parameters of one shape that NGD steps together, and their state."""
+"""Parameters of the same shape, which NGD updates together, and their state."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from utils.machine.float32 import float32_products
 from utils.optim.ngd import fisher
 from utils.optim.ngd.batched_fisher import FISHER, AxisBatch, precondition_, square_norms
 
-EARLY_UPDATES = 10  # steps from the start that all update the Fisher matrices, as in Kaldi
-# Root mean square of a step of a fixed size, before the learning rate: that of AdamW's steps, to
-# which Muon's are scaled as well (Liu et al., "Muon is scalable for LLM training" (2025),
+EARLY_UPDATES = 10  # the first steps all update the Fisher matrices, as in Kaldi
+# Root mean square of a step with norm "fixed", before the learning rate. It is that of AdamW's
+# steps, to which Muon's are scaled, too (Liu et al., "Muon is scalable for LLM training" (2025),
 # arXiv:2502.16982, section 2.2).
 FIXED_RMS = 0.2
-SHORT = 16  # up to this length, as along kernels, to round factors takes longer than to multiply
+SHORT = 16  # up to this axis length, rounding the inputs takes longer than multiplying them
 
 
 @dataclass
 class Flags:
-    """What a step is told from outside, as GradScaler does: () tensors or None."""
+    """Inputs of a step from outside, as set by GradScaler: () tensors or None."""
 
     found_inf: Tensor | None
     grad_scale: Tensor | None
@@ -39,22 +39,27 @@ class Flags:
 
     @property
     def left_out(self) -> Tensor | None:
-        """() bool: nothing may change."""
+        """() bool: the step must change nothing."""
         return None if self.found_inf is None else self.found_inf > 0
 
 
 class Batch:
-    """Parameters of one group, shape and age, and their state; any shapes where `is_plain`.
+    """Parameters of one group, shape and step count, and their state; any shapes if `is_plain`.
 
-    Stacked gradients have the shape (B, D0, kernel ..., D1), as a convolution's weights lie in
-    memory in channels_last: so both large axes are rows or columns of matrices, and nothing needs
-    to be transposed. Where parameters are divided among the ranks, the stacked gradients are whole
-    ones, and momentum and step are of this rank's rows.
+    Stacked gradients have the shape (B, D0, kernel ..., D1), the memory order of a convolution's
+    weight in channels_last: both large axes are then rows or columns of matrices, and nothing needs
+    to be transposed. Where parameters are sharded over the ranks, the stacked gradients are those
+    of whole parameters, while momentum and step cover this rank's rows.
 
     Attributes:
-        views: places of the parameters that leave out elements of a larger tensor. The fused kernel
-            takes what it is given for dense, and would write to these.
-        dense: what it steps: the parameters, or contiguous copies of those in `views`.
+        views: indices of the parameters that are not dense in memory. The fused kernel assumes
+            dense tensors, and would overwrite the elements in between.
+        dense: the tensors that the fused kernel updates: the parameters, or contiguous copies of
+            those in `views`.
+        numbers: the axes of a parameter that have a Fisher matrix.
+        size: elements of the stacked gradients, 0 if `is_plain`.
+        lies_stacked: whether parameters have the memory order and dtype of the stacked gradients.
+        takes_two: whether `precondition` needs a second buffer.
     """
 
     def __init__(
@@ -75,14 +80,14 @@ class Batch:
                 buffer = state[parameter].get("momentum_buffer")
                 if buffer is None:
                     state[parameter]["momentum_buffer"] = torch.zeros_like(dense)
-                elif buffer.stride() != dense.stride():  # the fused kernel walks through memory
+                elif buffer.stride() != dense.stride():  # the fused kernel works in memory order
                     state[parameter]["momentum_buffer"] = torch.empty_like(dense).copy_(buffer)
             self.momenta = [state[parameter]["momentum_buffer"] for parameter in parameters]
-        self.numbers = axes_of(self.of_one, group["axes"])  # of the axes, in a parameter
+        self.numbers = axes_of(self.of_one, group["axes"])
         self.axes = [self._axis(number, state) for number in self.numbers]
         self.is_plain = is_plain(self.of_one, group)
         self.size = 0 if self.is_plain else len(parameters) * self.of_one.numel()
-        # (B, D0, kernel ..., D1), or what there is of these
+        # (B, D0, kernel ..., D1), without the axes that do not exist
         self.shape = len(parameters), *self.of_one[:1], *self.of_one[2:], *self.of_one[1:2]
         stacked = _as_parameters(torch.empty(self.shape, dtype=self.dtype, device="meta"))
         self.lies_stacked = all(
@@ -92,25 +97,27 @@ class Batch:
         self.takes_two = not self.lies_stacked or any(axis.whole for axis in self.axes)
 
     def _axis(self, number: int, state: dict) -> AxisBatch:
-        """The Fisher matrices of an axis; the parameters' state becomes views of them."""
+        """The Fisher matrices of an axis. The parameters' state is replaced by views of them."""
         first = self.parameters[0]
         length, kind = self.of_one[number], kind_of(first)
-        rank = min(self.group["rank"] or fisher.default_rank(length), length - 1)
-        new = fisher.zero_fisher(rank, length, **kind)
+        fisher_rank = min(self.group["rank"] or fisher.default_rank(length), length - 1)
+        new = fisher.zero_fisher(fisher_rank, length, **kind)
         stacked = {}
         for name in FISHER:
             start, key = getattr(new, name), f"{name}_{number}"
-            known = [state[parameter].get(key, start) for parameter in self.parameters]
-            if any(value.shape != start.shape for value in known):
-                raise RuntimeError(f"NGD: the state is not of rank {rank}: keep the group's `rank`")
-            stacked[name] = torch.stack(known)
+            values = [state[parameter].get(key, start) for parameter in self.parameters]
+            if any(value.shape != start.shape for value in values):
+                raise RuntimeError(
+                    f"NGD: the state is not of rank {fisher_rank}: keep the group's `rank`"
+                )
+            stacked[name] = torch.stack(values)
             for parameter, view in zip(self.parameters, stacked[name].unbind(), strict=True):
                 state[parameter][key] = view
         dim = {0: 1, 1: first.ndim}.get(number, number)
         return AxisBatch(dim, self.group["alpha"], self.group["eta"], **stacked)
 
     def is_of(self, state: dict) -> bool:
-        """Whether this is still what the state holds: not if that was loaded."""
+        """Whether `state` still holds this batch's tensors; it does not after loading a state."""
         for index, parameter in enumerate(self.parameters):
             own = state[parameter]
             if self.momenta and own.get("momentum_buffer") is not self.momenta[index]:
@@ -123,11 +130,11 @@ class Batch:
 
     @property
     def updates_now(self) -> bool:
-        """Whether the Fisher matrices take up the gradients of this step."""
+        """Whether this step updates the Fisher matrices."""
         return self.step < EARLY_UPDATES or self.step % self.group["update_period"] == 0
 
     def follow_settings(self) -> None:
-        """Takes up what may change from step to step."""
+        """Applies settings that may change from step to step."""
         for axis in self.axes:
             axis.eta = self.group["eta"]
             axis.set_alpha(self.group["alpha"])
@@ -136,56 +143,58 @@ class Batch:
         return [parameter.grad for parameter in self.parameters]
 
     def precondition(self, memory: Tensor, other: Tensor, flags: Flags) -> list[Tensor]:
-        """Natural gradients, scaled, in the memory given, of `size` elements each; `other` is used
-        where `takes_two`. See `fisher.py`."""
+        """Natural gradients, rescaled (see `fisher.py`).
+
+        Args:
+            memory, other: buffers of at least `size` elements; the result is in one of them.
+                `other` is used only if `takes_two`.
+        """
         x = memory[: self.size].view(self.shape)
         other = other[: self.size].view(self.shape) if self.takes_two else None
-        self._stack(x, flags)
+        self._stack_gradients(x, flags)
         square = square_norms(x)
         for axis in self.axes:
-            learns = self.updates_now and axis.is_ours
+            update = self.updates_now and axis.is_ours
             with self._products(axis):
-                x, other = precondition_(x, axis, other, square if learns else None)
-        wanted = square if self.group["norm"] == "gradient" else fixed_square(self.of_one)
-        scale = (wanted / (square_norms(x) if self.axes else square)).sqrt()
+                x, other = precondition_(x, axis, other, square if update else None)
+        target = square if self.group["norm"] == "gradient" else fixed_square(self.of_one)
+        scale = (target / (square_norms(x) if self.axes else square)).sqrt()
         x *= torch.where(scale.isfinite(), scale, 1.0).view(-1, *[1] * len(self.of_one))
         natural = _as_parameters(x)
         if self.is_divided:
             parts = zip(self.parameters, natural, strict=True)
             natural = tuple(self.exchange.part(parameter, whole) for parameter, whole in parts)
-        return self._as_they_lie(natural, other)
+        return self._as_dense(natural, other)
 
     def _products(self, axis: AxisBatch) -> contextlib.AbstractContextManager:
         fast = self.group["products"] == "fast" and axis.multiplier.shape[-1] > SHORT
         return float32_products("fast") if fast else contextlib.nullcontext()
 
-    def _as_they_lie(
-        self, natural: tuple[Tensor, ...], memory: Tensor | None
-    ) -> tuple[Tensor, ...]:
-        """The same in the dtype and order in memory of what the fused kernel walks through."""
+    def _as_dense(self, natural: tuple[Tensor, ...], memory: Tensor | None) -> tuple[Tensor, ...]:
+        """The gradients in the dtype and memory order of `dense`, for the fused kernel."""
         if self.lies_stacked:
             return natural
         parameters = self.dense
         size, memory = parameters[0].numel(), memory.flatten().view(parameters[0].dtype)
-        laid = tuple(
+        result = tuple(
             memory[i * size : (i + 1) * size].as_strided(p.shape, p.stride())
             for i, p in enumerate(parameters)
         )
-        torch._foreach_copy_(laid, natural)
-        return laid
+        torch._foreach_copy_(result, natural)
+        return result
 
-    def _stack(self, x: Tensor, flags: Flags) -> None:
-        """Copies the gradients, with the coupled weight decay, to x (B, D0, kernel ..., D1)."""
+    def _stack_gradients(self, x: Tensor, flags: Flags) -> None:
+        """Writes the gradients, with coupled weight decay, to x (B, D0, kernel ..., D1)."""
         if not self.is_divided:
-            self._copy(_as_parameters(x), flags)
+            self._copy_gradients(_as_parameters(x), flags)
             return
         first = self.parameters[0]
         rows = x.new_empty(len(first), len(x), *x.shape[2:])  # (rows, B, kernel ..., D1)
-        self._copy(_as_parameters(rows.movedim(0, 1)), flags)
-        x.copy_(self.exchange.whole(first, rows).movedim(0, 1))  # of all tensors in one go
+        self._copy_gradients(_as_parameters(rows.movedim(0, 1)), flags)
+        x.copy_(self.exchange.whole(first, rows).movedim(0, 1))  # one collective for all tensors
 
-    def _copy(self, stacked: tuple[Tensor, ...], flags: Flags) -> None:
-        """The gradients as they are given, of this rank's rows, with the coupled weight decay."""
+    def _copy_gradients(self, stacked: tuple[Tensor, ...], flags: Flags) -> None:
+        """Writes the gradients of this rank's rows, unscaled and with coupled weight decay."""
         gradients, parameters = self.gradients(), self.parameters
         decay = 0.0 if self.group["decoupled"] else self.group["weight_decay"]
         if (
@@ -193,7 +202,7 @@ class Batch:
             and flags.grad_scale is None
             and self.dtype == parameters[0].dtype
         ):
-            # In one pass over memory.
+            # One pass over memory.
             for target, gradient, parameter in zip(stacked, gradients, parameters, strict=True):
                 if decay:
                     torch.add(gradient, parameter, alpha=decay, out=target)
@@ -207,7 +216,8 @@ class Batch:
             torch._foreach_add_(stacked, parameters, alpha=decay)
 
     def precondition_one_by_one(self, flags: Flags) -> list[Tensor]:
-        """The same, and the updates, by the definition in `fisher.py`."""
+        """Natural gradients and updates of the Fisher matrices by the reference implementation,
+        `fisher.py`."""
         natural = []
         for index, parameter in enumerate(self.parameters):
             gradient = parameter.grad.to(self.dtype)
@@ -215,29 +225,29 @@ class Batch:
                 gradient = gradient / flags.grad_scale
             if self.group["weight_decay"] and not self.group["decoupled"]:
                 gradient = gradient + self.group["weight_decay"] * parameter
-            if index in self.views:  # products round by the order in memory
+            if index in self.views:  # rounding in products depends on the memory order
                 gradient = gradient.contiguous()
             gradient = self.exchange.whole(parameter, gradient)
             for number, axis in zip(self.numbers, self.axes, strict=True):
-                turned = gradient.movedim(number, -1)
-                x = turned.reshape(-1, turned.shape[-1])
-                own = [getattr(axis, name)[index] for name in FISHER]
-                before = fisher.Fisher(*own)
+                axis_last = gradient.movedim(number, -1)
+                x = axis_last.reshape(-1, axis_last.shape[-1])
+                fields = [getattr(axis, name)[index] for name in FISHER]
+                before = fisher.Fisher(*fields)
                 x_hat = fisher.precondition(x, before, axis.alpha)
                 if self.updates_now:
                     after = fisher.update(x, before, axis.eta)
-                    for name, value in zip(FISHER, own, strict=True):
+                    for name, value in zip(FISHER, fields, strict=True):
                         value.copy_(getattr(after, name))
-                gradient = x_hat.view(turned.shape).movedim(-1, number)
+                gradient = x_hat.view(axis_last.shape).movedim(-1, number)
             if self.group["norm"] == "fixed":
                 scale = (fixed_square(self.of_one) / gradient.square().sum()).sqrt()
                 gradient = gradient * scale if scale.isfinite() else gradient
-            own = self.exchange.part(parameter, gradient)
-            natural.append(torch.empty_like(self.dense[index]).copy_(own))
+            part = self.exchange.part(parameter, gradient)
+            natural.append(torch.empty_like(self.dense[index]).copy_(part))
         return natural
 
     def descend(self, gradients: list[Tensor], flags: Flags) -> None:
-        """Momentum, and the step itself, in PyTorch's fused kernel."""
+        """Momentum and parameter update, by PyTorch's fused SGD kernel."""
         group, parameters = self.group, self.dense
         if self.views:
             gradients = list(gradients)
@@ -248,8 +258,8 @@ class Batch:
         if decay and not coupled:
             shrink = 1 - group["lr"] * decay
             if flags.found_inf is not None:
-                whole = torch.ones((), dtype=self.dtype, device=self.device)
-                shrink = torch.where(flags.left_out, whole, whole * shrink)
+                one = torch.ones((), dtype=self.dtype, device=self.device)
+                shrink = torch.where(flags.left_out, one, one * shrink)
             torch._foreach_mul_(parameters, shrink)
         torch._fused_sgd_(
             parameters,
@@ -275,17 +285,17 @@ def _as_parameters(stacked: Tensor) -> tuple[Tensor, ...]:
 
 
 def fixed_square(shape: torch.Size) -> float:
-    """The squared norm of a step of a fixed size, before the learning rate."""
+    """The squared norm of a step with norm "fixed", before the learning rate."""
     return FIXED_RMS**2 * shape.numel()
 
 
 def is_plain(shape: torch.Size, group: dict) -> bool:
-    """Whether the fused kernel takes the gradient as it is: plain momentum."""
+    """Whether the gradient is used unchanged: SGD with momentum."""
     return group["norm"] == "gradient" and not axes_of(shape, "all")
 
 
 def axes_of(shape: torch.Size, which: str) -> list[int]:
-    """Numbers of the axes that have a Fisher matrix; none where there is one alone."""
+    """The axes that have a Fisher matrix; none if only one axis is longer than 1."""
     long = [number for number, length in enumerate(shape) if length > 1]
     if len(long) < 2 or shape.numel() == 0:
         return []
@@ -293,7 +303,7 @@ def axes_of(shape: torch.Size, which: str) -> list[int]:
 
 
 def is_dense(parameter: Tensor) -> bool:
-    """Whether its elements fill one piece of memory, in any order of the axes."""
+    """Whether the elements fill a block of memory without gaps, in any order of the axes."""
     size = 1
     for stride, length in sorted(zip(parameter.stride(), parameter.shape, strict=True)):
         if length != 1 and stride != size:
@@ -303,12 +313,12 @@ def is_dense(parameter: Tensor) -> bool:
 
 
 def is_expanded(parameter: Tensor) -> bool:
-    """Whether several elements are one in memory, as PyTorch finds it before it writes."""
+    """Whether several elements share memory, by the check that PyTorch makes before writing."""
     strides = zip(parameter.stride(), parameter.shape, strict=True)
     return parameter.numel() > 0 and any(s == 0 and length > 1 for s, length in strides)
 
 
 def kind_of(parameter: Tensor) -> dict:
-    """dtype and device of the Fisher matrices of a parameter."""
+    """dtype and device of a parameter's Fisher matrices."""
     dtype = torch.float64 if parameter.dtype == torch.float64 else torch.float32
     return {"dtype": dtype, "device": parameter.device}

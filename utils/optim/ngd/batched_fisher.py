@@ -1,18 +1,17 @@
-"""The Fisher matrices of many tensors of one shape at once, without waiting for a GPU.
+"""The Fisher matrices of many tensors of one shape at once, without host syncs.
 
-The same mathematics as `fisher.py`, which explains it, in batched matrix products alone. Two
-things are done in another way:
+The mathematics is that of `fisher.py`, but only with batched matrix products. Two differences:
 
-- The eigenvectors of Z = Y Y' are not needed. With the polar decomposition Y = Lambda R, Lambda =
-  Z^1/2 and R = Z^-1/2 Y, the matrix F is the same as with Lambda = C^1/2 and R = C^-1/2 U'Y, in a
-  basis that is rotated by U. `torch.linalg.eigh` waits on a GPU and takes one matrix after another
-  on a CPU; Z^-1/2 comes from a fixed number of matrix products (`inverse_root`).
-- Nothing is decided on the host: an update that would not be finite, or is told to be left out, is
-  taken back by selection.
+- The eigenvectors of Z = Y Y' are not computed. With the polar decomposition Y = Lambda R, Lambda
+  = Z^1/2 and R = Z^-1/2 Y, the matrix F is the same as with Lambda = C^1/2 and R = C^-1/2 U'Y, in a
+  basis rotated by U. `torch.linalg.eigh` synchronizes on a GPU, and processes matrices one by one
+  on a CPU; Z^-1/2 takes a fixed number of matrix products (`inverse_root`).
+- The host decides nothing: an update that is not finite, or is to be skipped, is computed and then
+  discarded by torch.where.
 
-What a step costs are the products H = X R' and X - H V, where V = (I - beta (Lambda + beta0 I)^-1)
-R is kept from update to update. Where 2 r >= D, as along short axes, the whole matrix I - R'V is
-kept instead: one product with it costs no more, and passes over the gradient once.
+The cost of a step is in the products H = X R' and X - H V, with V = (I - beta (Lambda + beta0
+I)^-1) R, which is stored between updates. Where 2 r >= D, as for short axes, the full matrix I -
+R'V is stored instead: one product with it costs no more, and reads the gradient once.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from torch import Tensor
 from utils.optim.ngd.fisher import DELTA, smallest
 from utils.optim.ngd.inverse_root import inverse_root, polish
 
-FISHER = ("basis", "spectrum", "rest")  # of one axis: state keys are `basis_0`, ...
+FISHER = ("basis", "spectrum", "rest")  # fields of an axis; the state's keys are `basis_0`, ...
 
 
 @dataclass
@@ -34,13 +33,14 @@ class AxisBatch:
     """One axis, of length D, of B tensors.
 
     Attributes:
-        dim: of the axis in the stacked gradients, whose dimension 0 is the tensors.
-        alpha, eta: settings.
+        dim: the axis's dimension in the stacked gradients, whose dimension 0 is the tensors.
+        alpha, eta: see `fisher.py`.
         basis: R, (B, r, D). spectrum: Lambda, (B, r, r). rest: rho, (B,).
         multiplier: see `multiplier`.
-        scatter: of the last gradient, where it is to be taken up by `update_`.
-        own: the tensors among the B that this process updates; None: all of them.
-        is_shared: other ranks update others: who shares the results makes the multiplier anew.
+        scatter: the last gradient's, where `update_` has yet to use it.
+        own: which of the B tensors this process updates; None: all.
+        is_shared: other ranks update the rest; whoever distributes the results recomputes
+            `multiplier`.
     """
 
     dim: int
@@ -60,7 +60,7 @@ class AxisBatch:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process updates any of its tensors."""
+        """Whether this process updates any of the tensors."""
         return self.own.start < self.own.stop
 
     def set_alpha(self, alpha: float) -> None:
@@ -71,82 +71,84 @@ class AxisBatch:
 
 @dataclass
 class Scatter:
-    """Of the B tensors that this process updates. product: R X'X, (B, r, D). scale: (B,), by which
-    X'X is multiplied to give S. trace: tr(S), (B,)."""
+    """The scatter S of the B tensors that this process updates."""
 
-    product: Tensor
-    scale: Tensor
-    trace: Tensor
+    product: Tensor  # R X'X, (B, r, D)
+    scale: Tensor  # S / X'X, (B,)
+    trace: Tensor  # tr(S), (B,)
 
 
-def is_whole(rank: int, length: int) -> bool:
-    """Whether a gradient is multiplied by I - R'V, not by V and R one after the other."""
-    return 2 * rank >= length
+def is_whole(fisher_rank: int, length: int) -> bool:
+    """Whether gradients are multiplied by the full matrix I - R'V, not by R and V in turn."""
+    return 2 * fisher_rank >= length
 
 
 def precondition_(
     x: Tensor, axis: AxisBatch, other: Tensor | None, square: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """The stacked gradients x (B, ...) times I - R'V along `axis`; they are not scaled.
+    """Multiplies the stacked gradients x (B, ...) by I - R'V along `axis`, without rescaling them.
 
     Args:
-        other: memory like x, for the result where `axis.whole`; else that takes the place of x.
-        square: (B,) squared norms of the gradients as they came, where the axis is to be updated:
-            what the update needs of x is noted in `axis.scatter`. F is of gradients scaled to the
-            norm that they had: the axes before leave their mark on directions alone.
+        other: memory like x, for the result where `axis.whole`; otherwise the result overwrites x.
+        square: (B,) squared norms of the original gradients, if the axis is to be updated: then
+            x's scatter is stored in `axis.scatter`. It is that of x rescaled to the original norm,
+            so that the axes before this one affect only the direction.
 
     Returns:
-        (result, the memory that is free now)
+        (result, the memory that is now unused)
     """
     tensors, _, length = axis.multiplier.shape
     before, after = x.shape[1 : axis.dim].numel(), x.shape[axis.dim + 1 :].numel()
-    turned, multiplier = x.movedim(axis.dim, -1), axis.multiplier
-    # Repeated matrices must not take more memory than the gradients.
+    axis_last, multiplier = x.movedim(axis.dim, -1), axis.multiplier
+    # Copy x where repeating the matrices would take more memory than the gradients.
     last, copied = after == 1, before > 1 and 1 < after < multiplier.shape[1]
     if copied:
-        last, seen = True, turned.reshape(tensors, -1, length)
+        last, matrices = True, axis_last.reshape(tensors, -1, length)
     else:
         if last:
             before, after = 1, before
-        seen = x.view(tensors * before, *((after, length) if last else (length, after)))
+        matrices = x.view(tensors * before, *((after, length) if last else (length, after)))
         if before > 1:
             multiplier = multiplier.repeat_interleave(before, 0)
     if not axis.whole:
-        basis = axis.basis if len(seen) == tensors else axis.basis.repeat_interleave(before, 0)
-        small = seen @ basis.mT if last else basis @ seen  # H
+        basis = axis.basis if len(matrices) == tensors else axis.basis.repeat_interleave(before, 0)
+        h = matrices @ basis.mT if last else basis @ matrices
     if square is not None:
-        own, each = axis.own, len(seen) // tensors
-        ours = slice(own.start * each, own.stop * each)
+        own, per_tensor = axis.own, len(matrices) // tensors
+        ours = slice(own.start * per_tensor, own.stop * per_tensor)
         if axis.whole:
-            product = seen[ours].mT @ seen[ours] if last else seen[ours] @ seen[ours].mT
+            product = (
+                matrices[ours].mT @ matrices[ours] if last else matrices[ours] @ matrices[ours].mT
+            )
         elif last:
-            product = small[ours].mT @ seen[ours]
+            product = h[ours].mT @ matrices[ours]
         else:
-            product = _times_transposed(small[ours], seen[ours])
-        if each > 1:
-            product = product.view(-1, each, *product.shape[1:]).sum(1)
+            product = _times_transposed(h[ours], matrices[ours])
+        if per_tensor > 1:
+            product = product.view(-1, per_tensor, *product.shape[1:]).sum(1)
         if axis.whole:
             product = axis.basis[own] @ product
-        share, now, square = length / x[0].numel(), square_norms(x[own]), square[own]  # 1 / N
-        scale = torch.where(now > 0, square / now * share, 0.0)
-        axis.scatter = Scatter(product, scale, square * share)
+        inverse_n = length / x[0].numel()  # 1 / N
+        current, square = square_norms(x[own]), square[own]
+        scale = torch.where(current > 0, square / current * inverse_n, 0.0)
+        axis.scatter = Scatter(product, scale, square * inverse_n)
     if axis.whole:
-        factors = (seen, multiplier) if last else (multiplier.mT, seen)
-        seen = torch.bmm(*factors, out=other.view(seen.shape))
+        factors = (matrices, multiplier) if last else (multiplier.mT, matrices)
+        matrices = torch.bmm(*factors, out=other.view(matrices.shape))
         if not copied:
             return other, x
     else:
-        seen.baddbmm_(*((small, multiplier) if last else (multiplier.mT, small)), alpha=-1)
+        matrices.baddbmm_(*((h, multiplier) if last else (multiplier.mT, h)), alpha=-1)
     if copied:
-        turned.copy_(seen.view(turned.shape))
+        axis_last.copy_(matrices.view(axis_last.shape))
     return x, other
 
 
-def _times_transposed(small: Tensor, x: Tensor) -> Tensor:
-    """small x', (B, r, D)"""
+def _times_transposed(h: Tensor, x: Tensor) -> Tensor:
+    """h x', (B, r, D)"""
     if len(x) > 1:
-        return small @ x.mT
-    return (x @ small.mT).mT.contiguous()  # ten times faster here, where factors are rounded
+        return h @ x.mT
+    return (x @ h.mT).mT.contiguous()  # ten times faster for one matrix where inputs are rounded
 
 
 def square_norms(x: Tensor) -> Tensor:
@@ -155,36 +157,37 @@ def square_norms(x: Tensor) -> Tensor:
 
 
 def update_(axes: list[AxisBatch], left_out: Tensor | None) -> None:
-    """All axes take up the scatter that `precondition_` has noted, each for its `own` tensors.
+    """Updates all axes, each for its `own` tensors, with the scatters from `precondition_`.
 
     Args:
-        left_out: () bool; where true, all stay as they are.
+        left_out: () bool; where true, nothing changes.
     """
-    alike: dict[tuple, list[AxisBatch]] = {}  # as one, since many small operations are slow
+    alike: dict[tuple, list[AxisBatch]] = {}  # batched, since many small operations are slow
     for axis in axes:
         alike.setdefault((axis.basis.shape[1:], axis.alpha, axis.eta), []).append(axis)
     smoothed = [_Smoothed(members) for members in alike.values()]
-    roots = _by_rank(inverse_root, [each.y @ each.y.mT for each in smoothed])
+    roots = _batched_by_size(inverse_root, [each.y @ each.y.mT for each in smoothed])
     bases = [root @ each.y for root, each in zip(roots, smoothed, strict=True)]
-    roots = _by_rank(polish, [basis @ basis.mT for basis in bases])
+    roots = _batched_by_size(polish, [basis @ basis.mT for basis in bases])
     for root, basis, each in zip(roots, bases, smoothed, strict=True):
         basis = root @ basis
         spectrum = basis @ each.y.mT
         spectrum = (spectrum + spectrum.mT) * (each.size / 2)[:, None, None]
-        rank, length = basis.shape[1:]
-        rest = (each.trace - _trace(spectrum)) / (length - rank)
+        fisher_rank, length = basis.shape[1:]
+        rest = (each.trace - _trace(spectrum)) / (length - fisher_rank)
         rest = torch.maximum(rest, each.shift)
         good = rest.isfinite() & each.size.isfinite() & (each.size > smallest(rest.dtype))
         if left_out is not None:
             good = good & ~left_out
-        each.take_up(good, basis, spectrum, rest)
+        each.store(good, basis, spectrum, rest)
 
 
 class _Smoothed:
-    """Y = R T of axes that are alike, B tensors in all.
+    """Y = R T for axes with the same shapes and settings, B tensors in all.
 
     Attributes:
-        y: Y / |Y|, (B, r, D). size: |Y|, trace: tr T, shift: eta delta |R S|, (B,) each.
+        y: Y / |Y|, (B, r, D).
+        size, trace, shift: |Y|, tr T and eta delta |R S|, (B,) each.
     """
 
     def __init__(self, axes: list[AxisBatch]):
@@ -196,19 +199,20 @@ class _Smoothed:
             _joined([getattr(axis.scatter, name) for axis in axes])
             for name in ("product", "scale", "trace")
         )
-        rank, length = self.basis.shape[1:]
-        # In the memory of one product: fresh memory is slow.
-        r_scatter = scale * normalize_(product)  # |R S|
-        self.shift = eta * DELTA * r_scatter
+        fisher_rank, length = self.basis.shape[1:]
+        # Computed in the memory of `product`, since newly allocated memory is slow.
+        r_scatter_norm = scale * normalize_(product)  # |R S|
+        self.shift = eta * DELTA * r_scatter_norm
         inner = (1 - eta) * self.spectrum
         inner.diagonal(dim1=1, dim2=2).add_(self.shift[:, None])
-        self.y = product.mul_((eta * r_scatter)[:, None, None]).baddbmm_(inner, self.basis)
+        self.y = product.mul_((eta * r_scatter_norm)[:, None, None]).baddbmm_(inner, self.basis)
         self.size = normalize_(self.y)
-        before = _trace(self.spectrum) + (length - rank) * self.rest
-        self.trace = eta * trace + self.shift * length + (1 - eta) * before
+        old_trace = _trace(self.spectrum) + (length - fisher_rank) * self.rest
+        self.trace = eta * trace + self.shift * length + (1 - eta) * old_trace
 
-    def take_up(self, good: Tensor, *new: Tensor) -> None:
-        """R, Lambda and rho become `new` where `good` (B,)."""
+    def store(self, good: Tensor, *new: Tensor) -> None:
+        """Sets R, Lambda and rho to `new` where `good`, (B,), and recomputes the multiplier unless
+        the axes are shared."""
         matrices = good[:, None, None]
         new = [
             torch.where(condition, value, old)
@@ -228,7 +232,7 @@ class _Smoothed:
 
 
 def renew_multipliers_(axes: list[AxisBatch]) -> None:
-    """Of axes whose Fisher matrices have become others."""
+    """Recomputes the multipliers of axes whose Fisher matrices have changed."""
     alike: dict[tuple, list[AxisBatch]] = {}
     for axis in axes:
         alike.setdefault((axis.basis.shape[1:], axis.alpha), []).append(axis)
@@ -240,30 +244,30 @@ def renew_multipliers_(axes: list[AxisBatch]) -> None:
 
 
 def multiplier(basis: Tensor, spectrum: Tensor, rest: Tensor, alpha: float) -> Tensor:
-    """V (B, r, D), or I - R'V (B, D, D) where `is_whole`; I where there is nothing yet."""
-    rank, length = basis.shape[1:]
-    trace = _trace(spectrum) + (length - rank) * rest
+    """V (B, r, D), or I - R'V (B, D, D) where `is_whole`. While F is zero, V is zero."""
+    fisher_rank, length = basis.shape[1:]
+    trace = _trace(spectrum) + (length - fisher_rank) * rest
     known = trace > 0
     beta0 = torch.where(known, alpha / length * trace, 1.0)
-    damped = spectrum + torch.diag_embed(beta0[:, None].expand(-1, rank))
-    # Positive definite, so that cholesky_ex, which does not wait to tell, needs no check.
+    damped = spectrum + torch.diag_embed(beta0[:, None].expand(-1, fisher_rank))
+    # Positive definite, so cholesky_ex, which skips the synchronizing error check, is safe.
     factor = torch.linalg.cholesky_ex(damped).L
-    eye = torch.eye(rank, dtype=factor.dtype, device=factor.device)
+    eye = torch.eye(fisher_rank, dtype=factor.dtype, device=factor.device)
     root = torch.linalg.solve_triangular(factor, eye.expand_as(factor), upper=False)
     middle = eye - (rest + beta0)[:, None, None] * (root.mT @ root)
     v = torch.where(known[:, None, None], middle, 0.0) @ basis
-    if not is_whole(rank, length):
+    if not is_whole(fisher_rank, length):
         return v
     product = (basis.mT @ v).neg_()
     product.diagonal(dim1=1, dim2=2).add_(1)
     return product
 
 
-def _by_rank(function: Callable, matrices: list[Tensor]) -> list[Tensor]:
-    """`function` of each (B, r, r), together where they have the same r."""
+def _batched_by_size(function: Callable, matrices: list[Tensor]) -> list[Tensor]:
+    """Applies `function` to each (B, r, r), batching those with the same r."""
     roots: list[Tensor] = [None] * len(matrices)
-    for rank in {matrix.shape[-1] for matrix in matrices}:
-        chosen = [i for i, matrix in enumerate(matrices) if matrix.shape[-1] == rank]
+    for size in {matrix.shape[-1] for matrix in matrices}:
+        chosen = [i for i, matrix in enumerate(matrices) if matrix.shape[-1] == size]
         counts = [len(matrices[i]) for i in chosen]
         stacked = function(_joined([matrices[i] for i in chosen]))
         for i, root in zip(chosen, stacked.split(counts), strict=True):
@@ -276,8 +280,8 @@ def _trace(matrices: Tensor) -> Tensor:
 
 
 def normalize_(matrices: Tensor) -> Tensor:
-    """Divides each of (B, r, D) by its Frobenius norm, which it returns, (B,); as `size_of` in
-    fisher.py, without squares that leave the range of the dtype. Zeros stay."""
+    """Divides each matrix of (B, r, D) by its Frobenius norm and returns the norms, (B,). Scaled
+    like `size_of` in fisher.py to avoid overflow and underflow; zero matrices stay zero."""
     tiny = torch.finfo(matrices.dtype).tiny
     largest = torch.maximum(matrices.amax((1, 2)), -matrices.amin((1, 2))).clamp_min(tiny)
     norms = torch.linalg.matrix_norm(matrices.div_(largest[:, None, None]))

@@ -1,32 +1,32 @@
-"""The Fisher matrix of one axis of a tensor, as online natural gradient keeps it.
+"""The Fisher matrix of one axis of a tensor, as used in online natural gradient descent.
 
 Source: Povey, Zhang and Khudanpur, "Parallel training of DNNs with natural gradient and parameter
-averaging" (2015), arXiv:1410.7455; the mathematics is worked out in the comments of Kaldi's
-nnet3/natural-gradient-online.h, whose notation is used here. This file is the definition, for one
-tensor and one axis at a time, with a singular-value decomposition; `batched_fisher.py` computes
-the same for many tensors at once without one, and is tested equal.
+averaging" (2015), arXiv:1410.7455; the derivation is in the comments of Kaldi's
+nnet3/natural-gradient-online.h, whose notation is used here. This file is the reference
+implementation: one tensor and one axis at a time, with a singular value decomposition.
+`batched_fisher.py` computes the same for many tensors at once without SVD, and is tested equal.
 
-A gradient is seen along one axis of length D as a matrix X of N rows and D columns, N being all
-other axes together. S = X'X / N is its scatter, and F a running mean of S, of which only a part of
-rank r < D is kept exactly:
+Along one axis of length D, a gradient is a matrix X of N rows and D columns, where N is the product
+of all other axes. S = X'X / N is its scatter, and F a running mean of S in a low-rank form, with
+rank r < D:
 
     F = R' Lambda R + rho (I - R'R)
 
-R (r x D) has orthonormal rows, the tracked directions; Lambda (r x r) is the scatter within them,
-rho the mean scatter in all others. (The paper writes R' D R + rho I, which is the same with
-Lambda = D + rho I diagonal. Nothing depends on the basis: R'Lambda R does not change when R is
-rotated to O R and Lambda to O Lambda O'.)
+R (r x D) has orthonormal rows, the tracked directions; Lambda (r x r) is the scatter within their
+span, rho the mean scatter in all other directions. (The paper writes R' D R + rho I, which is the
+same for the diagonal matrix Lambda = D + rho I. The choice of basis does not matter: R' Lambda R is
+unchanged if an orthogonal O turns R into O R and Lambda into O Lambda O'.)
 
-Several axes follow one another: the X of each is the gradient as the axes before have made it. With
-coupled weight decay the gradient is that of the loss with the decay. Each X is preconditioned by
-the F of the gradients before it, and taken up afterwards.
+The axes of a tensor are processed in order: each axis takes as X the result of the axis before it.
+With coupled weight decay, the gradient includes the decay. Each X is preconditioned by F as of the
+previous gradients, and F is updated with X afterwards.
 
-Precondition. The gradient is multiplied by the inverse of F, smoothed by alpha times its own mean
-diagonal element, and scaled back to the norm that it had:
+Precondition. The gradient is multiplied by the inverse of F, smoothed by alpha times F's mean
+diagonal element, and rescaled to its previous norm:
 
     G = F + (alpha / D) tr(F) I            X_hat = X G^-1 |X| / |X G^-1|
 
-With beta0 = alpha tr(F) / D and beta = rho + beta0 this takes a product of rank r only:
+With beta0 = alpha tr(F) / D and beta = rho + beta0 this takes only a product of rank r:
 beta G^-1 = I - R' (I - beta (Lambda + beta0 I)^-1) R.
 
 Update, by one step of subspace iteration on T = eta (S + delta s I) + (1 - eta) F:
@@ -35,13 +35,13 @@ Update, by one step of subspace iteration on T = eta (S + delta s I) + (1 - eta)
 
     rho <- (tr T - tr Lambda) / (D - r), so that tr F = tr T
 
-Three things differ from Kaldi's. eta is a constant; Kaldi's follows from a number of samples. F
-starts at zero (then X_hat = X) instead of at a small number, so that nothing depends on the scale
-of the gradient; as G only depends on F up to a factor, the running mean needs no correction for
-its start. And where Kaldi sets floors to the eigenvalues, delta s I with s = |R S| (Frobenius) is
-added to the scatter: no direction falls below delta of the largest, which keeps everything positive
-and the condition of Y below about 1 / delta. (That of Z, its square, is then at the limit of
-float32, and delta can hardly be smaller.)
+Three differences from Kaldi. eta is a constant, where Kaldi derives it from a number of samples. F
+starts at zero (then X_hat = X), not at a small constant, so that nothing depends on the scale of
+the gradient; since X_hat does not change if F is scaled, the running mean needs no bias correction.
+And where Kaldi puts floors on the eigenvalues, here delta s I with s = |R S| (Frobenius) is added
+to the scatter: no direction falls below delta of the largest, which keeps everything positive and
+the condition number of Y below about 1 / delta. (The condition number of Z is its square, which is
+at the limit of float32, so delta can hardly be smaller.)
 """
 
 from dataclasses import dataclass
@@ -50,28 +50,26 @@ import torch
 from torch import Tensor
 
 DELTA = 1e-3  # smallest scatter relative to the largest; see above
-LARGEST_RANK = 80  # of the default rank, as in the paper
+MAX_DEFAULT_RANK = 80  # as in the paper
 
 
 @dataclass
 class Fisher:
-    """basis: R, (r, D). spectrum: Lambda, (r, r). rest: rho, ()."""
-
-    basis: Tensor
-    spectrum: Tensor
-    rest: Tensor
+    basis: Tensor  # R, (r, D)
+    spectrum: Tensor  # Lambda, (r, r)
+    rest: Tensor  # rho, ()
 
 
 def default_rank(length: int) -> int:
-    """Of an axis: half its length, up to 80."""
-    return min((length + 1) // 2, LARGEST_RANK)
+    """Half the length of the axis, rounded up, at most MAX_DEFAULT_RANK."""
+    return min((length + 1) // 2, MAX_DEFAULT_RANK)
 
 
 def first_basis(rank: int, length: int, **kind) -> Tensor:
-    """(rank, length) with orthonormal rows that reach every element of the axis.
+    """(rank, length) with orthonormal rows that together have no zero column.
 
-    Row i has ones at i, i + rank, i + 2 rank, ..., the first of them a little larger, so that no
-    simple symmetry of a gradient is orthogonal to all rows (Kaldi's InitOrthonormalSpecial).
+    Row i has ones at i, i + rank, i + 2 rank, ..., the first of them slightly larger, so that no
+    gradient with a simple symmetry is orthogonal to all rows (Kaldi's InitOrthonormalSpecial).
     """
     basis = torch.eye(rank, **kind).repeat(1, -(-length // rank))[:, :length]
     basis[:, :rank] *= 1.1
@@ -85,7 +83,7 @@ def zero_fisher(rank: int, length: int, **kind) -> Fisher:
 
 
 def precondition(x: Tensor, fisher: Fisher, alpha: float) -> Tensor:
-    """X_hat (N, D) of X (N, D)."""
+    """X (N, D) -> X_hat (N, D)."""
     r, lam, rho = fisher.basis, fisher.spectrum, fisher.rest
     rank, length = r.shape
     trace = lam.trace() + (length - rank) * rho
@@ -100,7 +98,7 @@ def precondition(x: Tensor, fisher: Fisher, alpha: float) -> Tensor:
 
 
 def update(x: Tensor, fisher: Fisher, eta: float) -> Fisher:
-    """F after the gradient X (N, D)."""
+    """F, updated with the gradient X (N, D)."""
     r, lam, rho = fisher.basis, fisher.spectrum, fisher.rest
     (rows, length), rank = x.shape, r.shape[0]
     r_scatter = r @ x.T @ x / rows  # R S
@@ -109,24 +107,26 @@ def update(x: Tensor, fisher: Fisher, eta: float) -> Fisher:
     size = size_of(y)
     if not size.isfinite() or size < smallest(x.dtype):
         return fisher
-    # Y = U C^1/2 R: so without Z, whose eigenvalues have lost half the digits.
+    # The SVD of Y = U C^1/2 R, not the eigenvalues of Z, which would lose half of the digits.
     _, root, basis = torch.linalg.svd(y / size, full_matrices=False)
     spectrum = torch.diag(root * size)
     trace = eta * x.square().sum() / rows + shift * length
     trace = trace + (1 - eta) * (lam.trace() + (length - rank) * rho)
-    rest = ((trace - spectrum.trace()) / (length - rank)).clamp_min(shift)  # less by rounding only
+    rest = ((trace - spectrum.trace()) / (length - rank)).clamp_min(
+        shift
+    )  # below shift only by rounding
     return Fisher(basis, spectrum, rest)
 
 
 def size_of(matrices: Tensor) -> Tensor:
-    """Frobenius norms, (..., r, D) -> (...); without squares that leave the range of the dtype,
-    for a scatter has squares of gradients in it already."""
+    """Frobenius norms, (..., r, D) -> (...), scaled to avoid overflow and underflow: a scatter
+    contains squares already, and the norm would square these."""
     largest = matrices.abs().amax((-2, -1), keepdim=True)
     largest = largest.clamp_min(torch.finfo(matrices.dtype).tiny)
     return largest[..., 0, 0] * torch.linalg.matrix_norm(matrices / largest)
 
 
 def smallest(dtype: torch.dtype) -> float:
-    """An |Y| below this is taken for nothing. With it, gradients are learned from whose squares'
-    mean lies between about 1e-29 and 1e+37 in float32; beyond that the step is SGD's."""
+    """Below this, |Y| counts as zero and F is not updated. In float32, F learns from gradients with
+    a mean square between about 1e-29 and 1e+37; otherwise the step is SGD's."""
     return torch.finfo(dtype).tiny * 1e8

@@ -1,9 +1,9 @@
-"""Which rank updates which Fisher matrices of NGD, and how the others come to know of it.
+"""Divides the updates of NGD's Fisher matrices among the ranks and distributes the results.
 
-All ranks have all matrices and see the same gradients, so that any of them can make any update.
-Each makes those of its share, and one collective with one flat tensor brings the results to all
-ranks, which have the same bits from then on. What gradients are multiplied by is made from them
-by every rank: that takes 5 % of the time of an update, and would be half of what is sent.
+All ranks hold all matrices and the same gradients, so any rank can do any update. Each does its
+part, and one collective on a flat tensor gives the results to all ranks, which then agree to the
+bit. Every rank recomputes the multipliers itself: that takes 5 % of the time of an update, while
+sending them would double the traffic.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from utils.exchange import Exchange
 from utils.optim.ngd.batch import Batch
 from utils.optim.ngd.batched_fisher import FISHER, is_whole, renew_multipliers_
 
-PIECES = 8  # of which a rank's share is made, or more: what is larger than one is cut
+PIECES = 8  # axes are split so that a rank's part consists of at least about so many pieces
 
 
 def shares_of(batches: list[Batch], exchange: Exchange) -> list[Shares]:
-    """One for the batches that always update together; none where there are no other ranks."""
+    """One Shares for each set of batches that always update together; none for a single rank."""
     if exchange.size == 1:
         return []
     together: dict[tuple, list[Batch]] = {}
@@ -33,11 +33,12 @@ def shares_of(batches: list[Batch], exchange: Exchange) -> list[Shares]:
 
 
 class Shares:
-    """The updates of these batches, divided among the ranks.
+    """The updates of some batches, divided among the ranks.
 
     Attributes:
-        parts: of each axis, in the order of the batches, the tensors that each rank updates.
-        longest: number of elements of the tensor that each rank sends.
+        parts: for each axis, in the order of the batches, the slice of tensors for each rank.
+        longest: number of elements that each rank sends: the largest part, to which others are
+            padded.
     """
 
     def __init__(self, batches: list[Batch], exchange: Exchange):
@@ -51,7 +52,7 @@ class Shares:
         self.parts = divide(costs, [len(axis.rest) for axis in self.axes], exchange.size)
         for axis, parts in zip(self.axes, self.parts, strict=True):
             axis.own, axis.is_shared = parts[exchange.rank], True
-        self._views = [self._of(rank) for rank in range(exchange.size)]
+        self._views = [self._views_of(rank) for rank in range(exchange.size)]
         self.longest = max(sum(view.numel() for view in views) for views in self._views)
 
     @property
@@ -59,18 +60,18 @@ class Shares:
         return self.first.updates_now
 
     def exchange_(self) -> None:
-        """All ranks get the matrices of all, after each has updated its own."""
+        """Distributes the updated matrices to all ranks. Collective."""
         rank = self.exchange.rank
         sent = torch.zeros(self.longest, dtype=self.first.dtype, device=self.first.device)
         if self._views[rank]:
-            torch._foreach_copy_(_laid_out(sent, self._views[rank]), self._views[rank])
+            torch._foreach_copy_(_split(sent, self._views[rank]), self._views[rank])
         for other, received in enumerate(self.exchange.gather(sent)):
             if other != rank and self._views[other]:
-                torch._foreach_copy_(self._views[other], _laid_out(received, self._views[other]))
+                torch._foreach_copy_(self._views[other], _split(received, self._views[other]))
         renew_multipliers_(self.axes)
 
-    def _of(self, rank: int) -> list[Tensor]:
-        """Views of what `rank` updates."""
+    def _views_of(self, rank: int) -> list[Tensor]:
+        """Views of the matrices that `rank` updates."""
         return [
             getattr(axis, name)[parts[rank]]
             for axis, parts in zip(self.axes, self.parts, strict=True)
@@ -79,43 +80,45 @@ class Shares:
         ]
 
 
-def _laid_out(flat: Tensor, like: list[Tensor]) -> list[Tensor]:
-    """Views of `flat` of these shapes, one after the other."""
+def _split(flat: Tensor, like: list[Tensor]) -> list[Tensor]:
+    """Consecutive views of `flat`, in the shapes of `like`."""
     sizes = [tensor.numel() for tensor in like]
     pieces = flat[: sum(sizes)].split(sizes)
     return [piece.view(tensor.shape) for piece, tensor in zip(pieces, like, strict=True)]
 
 
-def update_cost(rank: int, length: int, elements: int) -> float:
-    """What it costs to update the Fisher matrix of an axis, from a gradient of so many elements.
+def update_cost(fisher_rank: int, length: int, elements: int) -> float:
+    """Estimated cost of updating an axis's Fisher matrix from a gradient of `elements` elements.
 
-    In multiplications of a product with the gradient, which notes the scatter. Others take longer,
-    the smaller the matrices: the weights are fitted to times of ResNet-50's axes on a CPU core.
+    The unit is one multiplication in the product of the gradient with a matrix. Multiplications of
+    smaller matrices take longer: the coefficients are fitted to times of ResNet-50's axes on a CPU
+    core.
     """
-    width = length if is_whole(rank, length) else rank
-    return elements * (width + 24.0) + 20.0 * rank**2 * length + 360.0 * rank**3
+    width = length if is_whole(fisher_rank, length) else fisher_rank
+    return elements * (width + 24.0) + 20.0 * fisher_rank**2 * length + 360.0 * fisher_rank**3
 
 
 def divide(costs: list[float], counts: list[int], size: int) -> list[list[slice]]:
-    """The tensors of each of `size` ranks, for each axis, of counts[i] tensors at costs[i] each.
+    """For each axis, the slice of its tensors for each of `size` ranks. Axis i has counts[i]
+    tensors, which cost costs[i] each.
 
-    Greedy: pieces of axes, the most expensive first, go to the rank that has the least to do.
-    Deterministic, so that all ranks find the same.
+    Greedy: axes are cut into pieces, and each piece, the most expensive first, goes to the rank
+    with the smallest load. Deterministic, so that all ranks agree.
     """
-    share = sum(cost * count for cost, count in zip(costs, counts, strict=True)) / size
+    mean_load = sum(cost * count for cost, count in zip(costs, counts, strict=True)) / size
     pieces = []  # (cost, axis, number of tensors)
     for axis, (cost, count) in enumerate(zip(costs, counts, strict=True)):
-        most = max(1, int(share / PIECES / cost))
-        whole, left = divmod(count, most)
-        numbers = [most] * whole + [left] * (left > 0)
+        limit = max(1, int(mean_load / PIECES / cost))  # tensors of a piece
+        full, rest = divmod(count, limit)
+        numbers = [limit] * full + [rest] * (rest > 0)
         pieces += [(cost * number, axis, number) for number in numbers]
-    loads, held = [0.0] * size, [[0] * size for _ in costs]
+    loads, assigned = [0.0] * size, [[0] * size for _ in costs]
     for cost, axis, number in sorted(pieces, key=lambda piece: -piece[0]):
         rank = loads.index(min(loads))
         loads[rank] += cost
-        held[axis][rank] += number
+        assigned[axis][rank] += number
     parts = []
-    for numbers in held:
+    for numbers in assigned:
         ends = list(itertools.accumulate(numbers))
         parts.append([slice(end - n, end) for end, n in zip(ends, numbers, strict=True)])
     return parts
