@@ -58,7 +58,7 @@ def build_model(settings: Settings, card):
     stem = settings.stem or ("imagenet" if imagenet else "cifar")
     frozen = settings.freeze_backbone and settings.unfreeze_epoch is None
     lone = [name for name in ("batch_size", "global_batch") if getattr(settings, name) == 1]
-    trains = not settings.without_training and not frozen
+    trains = settings.action.trains and not frozen
     if lone and trains and size <= (8 if stem == "cifar" else 32):
         raise UserError(
             f"--{lone[0]} 1: pictures of {size} pixels end as a single one, and BatchNorm needs "

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from utils.errors import UserError
 from utils.settings import TrainSettings
+from utils.settings.actions import ACTIONS
 from utils.settings.config import Config, changed, setting
 
 GROUP = "tuning"
@@ -22,7 +23,7 @@ REFUSED = {
     "epochs_for_sched": "a schedule spans the epochs of its trial",
     "distributed": "a trial is one process; --jobs trains several at once",
     **dict.fromkeys(("dry_run", "profile"), "it belongs to a single run"),
-    **dict.fromkeys(("eval_only", "predict", "export"), "it belongs to a trained model"),
+    **{action.name: "it belongs to a trained model" for action in ACTIONS if not action.trains},
 }
 UNITS = {"s": 1, "m": 60, "h": 3600}
 

@@ -1,14 +1,3 @@
 #!/usr/bin/env bash
 # Searches settings for transformer_test.py, from any folder: bash tuning/transformer_tuning.sh --help
-set -euo pipefail
-
-root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
-python=${PYTHON:-}
-if [ -z "$python" ]; then
-    python=python3
-    if [ -x "$root/.venv/bin/python" ]; then
-        python=$root/.venv/bin/python
-    fi
-fi
-# -P: a folder named utils where the command is given does not count.
-PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} exec "$python" -P -m tuning.transformer_tuning "$@"
+source "$(dirname -- "${BASH_SOURCE[0]}")/run.sh" tuning.transformer_tuning "$@"

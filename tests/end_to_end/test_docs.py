@@ -39,7 +39,7 @@ from utils.models.resnet import ResNet
 from utils.optim.schedules import SCHEDULES
 from utils.runs.advice import phase_advice
 from utils.settings.aliases import SHORT_FOR
-from utils.settings.config import ALIASES, OF_ONE_START, fields, parse
+from utils.settings.config import ALIASES, INVOCATION_ONLY, fields, parse
 from utils.training.progress import NOTABLE, PHASES
 
 ROOT = Path(__file__).parents[2]
@@ -429,7 +429,7 @@ def test_what_a_resumed_run_may_change():
     for entry in ENTRIES.values():
         for name, field in fields(entry.Settings).items():
             kinds.get(field.metadata["resume"], set()).add(name)
-    assert set.union(*told[:-1]) == kinds["free"] - set(OF_ONE_START) | {"output", "profile"}
+    assert set.union(*told[:-1]) == kinds["free"] - set(INVOCATION_ONLY) | {"output", "profile"}
     assert told[-1] == kinds["evaluation"]
 
 

@@ -181,7 +181,7 @@ def check(script: Path, flags: list[str]) -> Job:
     description = (module.__doc__ or script.name).splitlines()[0]
     settings, origin = parse(module.Settings, flags, description)
     folder = named = settings.output  # that of the run which is resumed, too
-    if settings.without_training:
+    if not settings.action.trains:
         folder = None
     elif origin["output"] == DEFAULT:
         folder = folder or str(default_path(script.stem, settings.dataset))

@@ -45,7 +45,7 @@ class Run:
         )
         self.micro_batches: int | None = None  # of a step with --batch_tokens, all processes'
         self._join()
-        if not settings.without_training:
+        if settings.action.trains:
             path = Path(settings.output) if settings.output else default_path(model, data)
             self._open_folder(Path(self.exchange.gather_json(str(path))[0]))
 
@@ -203,18 +203,18 @@ class Run:
                 "the folder must be on a file system that all machines share"
             )
         if loaded is None:
-            if settings.without_training:
-                raise UserError(f"--{settings.without_training[0]}: {source} has no checkpoint yet")
+            if not settings.action.trains:
+                raise UserError(f"--{settings.action.name}: {source} has no checkpoint yet")
             self.console.say(f"{source} has no checkpoint yet: the run starts from the beginning")
             return None
         for name, now in self.engine().items():
             saved = loaded.state["settings"].get(name, now)
-            if saved != now and not settings.without_training:
+            if saved != now and settings.action.trains:
                 self.console.say(
                     f"note: {name} is {now} now and was {saved} before: results will differ "
                     "in the last bits"
                 )
-        if not settings.without_training:
+        if settings.action.trains:
             self._keep_step(loaded.state["settings"])
         return loaded
 

@@ -34,10 +34,14 @@ class TrainSettings(
 class ImageSettings(PictureSettings, TrainSettings):
     """What training on pictures adds."""
 
+    task = "pictures"  # see utils/tasks/kinds.py
+
 
 @dataclass
 class TextSettings(TextFlags, TrainSettings):
     """What training on texts adds."""
+
+    task = "texts"
 
     epochs: int = changed(TrainSettings, "epochs", 5)
     optimizer: str = changed(TrainSettings, "optimizer", "adamw")

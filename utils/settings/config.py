@@ -19,15 +19,14 @@ from pathlib import Path
 import yaml
 
 from utils.errors import UserError
+from utils.settings.actions import ACTIONS, TRAIN, asked_for
 from utils.settings.aliases import ALIASES, NUMBER_FOR, SHORT_FOR, VALUE_ALIASES
 
-# What belongs to one start of a run, not to the run: no recipe, and not kept on resume.
-OF_ONE_START = (
-    *("config", "output", "resume", "dry_run", "profile", "distributed"),
-    *("eval_only", "predict", "predictions", "export"),
+# Settings of one invocation: never saved in a recipe, nor kept by --resume.
+INVOCATION_ONLY = (
+    *("config", "output", "resume", "profile", "distributed"),
+    *(name for action in ACTIONS for name in (action.name, *action.options) if action is not TRAIN),
 )
-# What is done with a trained model instead of training one.
-WITHOUT_TRAINING = ("eval_only", "predict", "export")
 DEFAULT, FILE, COMMAND_LINE = "default", "YAML", "command line"
 PROBED = "auto_batch"  # found at the start of the run
 
@@ -59,7 +58,7 @@ def setting(
         default_text: for `--help` where `default` is None.
         bare: the value of the flag given without one; None where a value is needed.
         resume: "fixed" if a resumed run must keep it, "free" if it may be changed, "evaluation"
-            if it may be changed where nothing is trained (WITHOUT_TRAINING).
+            if it may be changed where nothing is trained.
     """
     return dataclasses.field(default=default, metadata=locals() | {"setting": True})
 
@@ -114,7 +113,7 @@ def parse(config_class, argv: list[str], description: str):
     for name, reason, cause in settings.ineffective():
         # A recipe's setting gives way to what the command line says, and to what no recipe can
         # say; otherwise both are meant.
-        gives_way = cause in typed or cause in OF_ONE_START
+        gives_way = cause in typed or cause in INVOCATION_ONLY
         in_file = values[name] != fields(config_class)[name].default and not gives_way
         if name in typed or (name in from_file and in_file):
             raise UserError(f"--{name} has no effect: {reason}")
@@ -137,7 +136,7 @@ def _find_run(config_class, new: Mapping) -> Path:
 
 def _check_unchanged(config_class, run: Path, saved: Mapping, new: Mapping) -> None:
     """UserError for a setting that is given anew, differs, and must stay as the run has it."""
-    training = not any(new.get(name) for name in WITHOUT_TRAINING)
+    training = asked_for(new)[0].trains
     free = {"free"} if training else {"free", "evaluation"}
     for name, field in fields(config_class).items():
         if field.metadata["resume"] in free or name not in new or name not in saved:
@@ -189,13 +188,13 @@ def read_yaml(config_class, path: Path) -> dict:
 def to_yaml(settings, origin: Mapping[str, str]) -> str:
     """Every setting with a comment on where it came from; `--config` takes the text back.
 
-    What belongs to one start of a run alone (OF_ONE_START) is commented out.
+    What belongs to one invocation alone (INVOCATION_ONLY) is commented out.
     """
     lines = []
     for name in fields(type(settings)):
         line = yaml.safe_dump({name: getattr(settings, name)}, allow_unicode=True, width=1000)
         line = f"{line.strip()}  # {origin.get(name, DEFAULT)}"
-        lines.append("# " + line.replace("\n", "\n# ") if name in OF_ONE_START else line)
+        lines.append("# " + line.replace("\n", "\n# ") if name in INVOCATION_ONLY else line)
     return "\n".join(lines) + "\n"
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from utils.errors import UserError
+from utils.settings.actions import asked_for
 from utils.settings.config import Config, setting
 
 GROUP = "distributed"
@@ -66,9 +67,9 @@ class DistributedSettings(Config):
         super().check()
         if not self.distributed:
             return
-        for name in ("predict", "export", "dry_run"):
-            if getattr(self, name):
-                raise UserError(f"--{name} takes one process: leave --distributed out")
+        for action in asked_for(vars(self)):
+            if not action.many_processes:
+                raise UserError(f"--{action.name} takes one process: leave --distributed out")
         if self.sync_bn and self.meta_exact:
             raise UserError("--meta_exact differentiates twice, which --sync_bn cannot: drop one")
         if self.strategy == "fsdp" and self.optimizer in OF_WHOLE_MATRICES:

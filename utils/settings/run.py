@@ -3,15 +3,10 @@
 from dataclasses import dataclass
 
 from utils.errors import UserError
-from utils.settings.config import WITHOUT_TRAINING, Config, setting
+from utils.settings.actions import ACTIONS, Action, asked_for
+from utils.settings.config import Config, setting
 
 GROUP, USE = "run and report", "use a trained model"
-OF_TRAINING = (
-    *("epochs", "lr", "clip", "max_steps", "epochs_for_sched", "early_stop_patience"),
-    *("auto_batch",),
-    *("on_nonfinite", "save_every", "checkpoint_hist", "eval_every", "log_every", "output"),
-    *("wandb", "wandb_project", "wandb_tags", "dry_run", "profile", "final_test"),
-)
 
 
 @dataclass
@@ -134,22 +129,22 @@ class RunSettings(Config):
         if self.wandb == "disabled":
             for name in ("wandb_project", "wandb_tags"):
                 yield name, "--wandb is disabled", "wandb"
-        if self.predict is None:
-            yield "predictions", "it belongs to --predict", "predict"
-        for name in self.without_training:
-            for other in OF_TRAINING:
-                yield other, f"--{name} does not train", name
-        if self.predict or self.export:
-            yield "report", "it belongs to training and --eval_only", "predict"
+        asked = asked_for(vars(self))
+        for action in (action for action in ACTIONS if action not in asked):
+            for name in action.options:
+                yield name, f"it belongs to --{action.name}", action.name
+        for action in (action for action in asked if not action.trains):
+            for name, reason in action.ineffective():
+                yield name, reason, action.name
         if not self.final_test:
             yield "report", "--no_final_test measures nothing on the test set", "final_test"
-        if self.dry_run:
-            for name in ("wandb", "profile", "report"):
-                yield name, "--dry_run stops after a few steps", "dry_run"
+        for action in (action for action in asked if action.trains):
+            for name, reason in action.ineffective():
+                yield name, reason, action.name
 
     def check(self):
         super().check()
-        chosen = self.without_training
+        chosen = [action.name for action in asked_for(vars(self)) if not action.trains]
         if len(chosen) > 1:
             raise UserError(f"--{chosen[0]} and --{chosen[1]}: one at a time")
         if chosen and self.resume is None:
@@ -163,9 +158,9 @@ class RunSettings(Config):
         save_interval(self.save_every)
 
     @property
-    def without_training(self) -> list[str]:
-        """Which of WITHOUT_TRAINING is asked for."""
-        return [name for name in WITHOUT_TRAINING if getattr(self, name)]
+    def action(self) -> Action:
+        """What is done with the run."""
+        return asked_for(vars(self))[0]
 
     def _need_validation(self, flag: str) -> None:
         """The split itself may come with the data, so `build_trainer` looks for it."""

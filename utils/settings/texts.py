@@ -117,12 +117,12 @@ class TextFlags(Config):
         if self.mixup == "none":
             yield "mixup_at", "nothing is mixed without --mixup", "mixup"
         yield "workers", "texts are encoded once, by all cores, and mapped in from then on", ""
-        if self.batch_tokens is not None and not self.without_training:
+        if self.batch_tokens is not None and self.action.trains:
             yield "batch_size", "--batch_tokens takes its place", "batch_tokens"
 
     def check(self):
         super().check()
-        if self.dataset == "csv" and self.train_file is None and not self.without_training:
+        if self.dataset == "csv" and self.train_file is None and self.action.trains:
             raise UserError("--dataset csv needs --train_file, and --test_file or --test_fraction")
         if self.cutmix_alpha:
             raise UserError("--cutmix_alpha pastes boxes of pictures; texts are mixed by --mixup")

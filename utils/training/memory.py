@@ -93,16 +93,14 @@ def within_memory(trainer, work: Callable, save: bool = True):
             f"{_flag(trainer.loader)} does not fit, {_instead(trainer.loader, half)} ({reason})"
         )
     # Outside the handler, which holds the tensors of the failed step.
-    graphs = trainer.stepper is not trainer and trainer.stepper.holds_memory
-    if graphs:
-        trainer.stepper.drop("memory has run out")
+    remedy = trainer.stepper.free_memory()
     saved = _save_last_step(trainer) if save else ""
     trainer.optimizer.zero_grad(set_to_none=True)
     fits = _batch_that_fits(trainer.objective, trainer.optimizer, trainer.loader)
     if trainer.meta is not None:  # what it needs besides was not tried
         fits += "; or a smaller --meta_batch"
-    if graphs:
-        fits += "; or add --no_cuda_graphs: graphs keep the memory of a step besides"
+    if remedy:
+        fits += f"; or {remedy}"
     if "memory" in trainer.advice:
         fits += f"; or {trainer.advice['memory']}"
     raise UserError(f"out of memory: {fits}.{saved} ({reason})")

@@ -30,6 +30,7 @@ from utils.training.objective import SUMS, Precision
 from utils.training.progress import Clock, PhaseTimes, Progress, accuracy_text, figures
 from utils.training.progress_lines import advise, say_unfrozen, show
 from utils.training.snapshot import restore, snapshot
+from utils.training.stepper import Stepper
 
 
 class Trainer:
@@ -126,9 +127,9 @@ class Trainer:
         self.times = PhaseTimes(device)
         self.step_sums = torch.tensor(self._no_sums, dtype=torch.float64, device=device)
         self.window = torch.zeros_like(self.step_sums)
-        self.stepper = self  # or what takes its steps in its place (see engines/graphed_step.py)
-        self.settling = False  # as it has
-        self.updating = False  # weights, optimizer and average are of different steps meanwhile
+        self.stepper: Stepper = self
+        self.settling = False  # as a Stepper, whose steps are all alike
+        self.updating = False
         self.started_step = 0  # of this process
         self.seconds_first_step = 0.0  # of this process; compiling is in it
         self.started = time.monotonic()
@@ -163,9 +164,16 @@ class Trainer:
             search_plans(len(batch.targets) == self.searched_samples)
 
     def update(self) -> None:
-        self.updating = True
+        self.begin_update()
         step = self.progress.step
         self.update_device(step, self.average.share(step) if self.average else 0.0)
+        self.end_update()
+
+    def begin_update(self) -> None:
+        """Weights, optimizer and average are of different steps from here to `end_update`."""
+        self.updating = True
+
+    def end_update(self) -> None:
         self.progress.step += 1
         self.updating = False
 
@@ -189,6 +197,14 @@ class Trainer:
         self.window += torch.where(bad, 0.0, self.step_sums)
         self.step_sums.zero_()
         self.guard.remember()
+
+    def free_memory(self) -> str:
+        """As a Stepper: it holds nothing but what its steps need."""
+        return ""
+
+    def delegate_steps(self, stepper: Stepper) -> None:
+        """Steps are taken by `stepper` from here on: an engine's, or the Trainer itself again."""
+        self.stepper = stepper
 
     # ---- the loop ---------------------------------------------------------------------------
 

@@ -1,0 +1,67 @@
+"""What can be done with a run: the table of actions.
+
+utils/entry.py has the function of each.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+# Settings without effect where nothing is trained.
+OF_TRAINING = (
+    *("epochs", "lr", "clip", "max_steps", "epochs_for_sched", "early_stop_patience"),
+    *("auto_batch",),
+    *("on_nonfinite", "save_every", "checkpoint_hist", "eval_every", "log_every", "output"),
+    *("wandb", "wandb_project", "wandb_tags", "dry_run", "profile", "final_test"),
+)
+NO_REPORT = {"report": "it belongs to training and --eval_only"}
+
+
+@dataclass(frozen=True)
+class Action:
+    """
+    Attributes:
+        name: of the setting that asks for it; training itself has none.
+        trains: it trains, from the start or from where `--resume` left off; the others need a
+            trained model, which --resume names, and make no folder of their own.
+        many_processes: it can be done by several processes at once.
+        options: settings that belong to it alone.
+        without_effect: further settings that have no effect with it, and why; OF_TRAINING has
+            those of all that do not train.
+    """
+
+    name: str
+    trains: bool = False
+    many_processes: bool = False
+    options: tuple[str, ...] = ()
+    without_effect: Mapping[str, str] = field(default_factory=dict)
+
+    def asked_for(self, settings: Mapping) -> bool:
+        return self is TRAIN or bool(settings.get(self.name))
+
+    def ineffective(self) -> Iterator[tuple[str, str]]:
+        """(setting, reason) for each without effect."""
+        if not self.trains:
+            yield from ((name, f"--{self.name} does not train") for name in OF_TRAINING)
+        yield from self.without_effect.items()
+
+
+TRAIN = Action("train", trains=True, many_processes=True)
+# Of those that are asked for the first one is done.
+ACTIONS = (
+    Action("eval_only", many_processes=True),
+    Action("predict", options=("predictions",), without_effect=NO_REPORT),
+    Action("export", without_effect=NO_REPORT),
+    Action(
+        "dry_run",
+        trains=True,
+        without_effect=dict.fromkeys(
+            ("wandb", "profile", "report"), "--dry_run stops after a few steps"
+        ),
+    ),
+    TRAIN,
+)
+
+
+def asked_for(settings: Mapping) -> list[Action]:
+    """Those that the settings ask for, TRAIN always among them."""
+    return [action for action in ACTIONS if action.asked_for(settings)]
