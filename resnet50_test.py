@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from utils.entry import end_process, run_entry
 from utils.errors import UserError
 from utils.runs.run import Run
+from utils.setting import setting
 from utils.settings import ImageSettings
-from utils.settings.config import setting
 
 MODEL = "model"  # heading in --help
 

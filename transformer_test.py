@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from utils.entry import end_process, run_entry
 from utils.errors import UserError
 from utils.runs.run import Run
+from utils.setting import setting
 from utils.settings import TextSettings
-from utils.settings.config import DEFAULT, setting
+from utils.settings.config import DEFAULT
 
 MODEL = "model"  # heading in --help
 

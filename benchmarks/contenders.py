@@ -31,6 +31,7 @@ from utils.engines.engine import RunFacts
 from utils.fused import MODES
 from utils.launch.signals import Signals
 from utils.machine.cudnn import prefer_flash_attention, search_plans
+from utils.optim.factory import is_capturable
 from utils.reporting.metrics import read_metrics
 from utils.training.objective import Precision
 from utils.training.progress import PhaseTimes, wait_for
@@ -229,9 +230,9 @@ class Ours:
             fused=way.fused, compiled=way.compiled, **rule.ours(),
         )  # fmt: skip
         if way.graphs:
-            self._take_steps_by_graphs()
+            self._take_steps_by_graphs(rule)
 
-    def _take_steps_by_graphs(self) -> None:
+    def _take_steps_by_graphs(self, rule: Rule) -> None:
         trainer, engine = self.trainer, CudaGraphs(asked=True)
         reason = engine.why_not(
             RunFacts(
@@ -241,7 +242,7 @@ class Ours:
                 scales_loss=trainer.precision.scales_loss,
                 processes=1,
                 accumulation=trainer.loader.accumulation,
-                optimizer=trainer.optimizer,
+                capturable=is_capturable(rule.name, lookahead_k=None),
                 learns_mixing=False,
                 unfreezes=False,
             )

@@ -48,8 +48,8 @@ def with_mixing(trainer, mixing: Mixing, meta: PolicyMixup | None = None):
     size = len(mixed.sums)
     trainer.objective = mixed
     trainer.step_sums, trainer.window = (torch.zeros(size, dtype=torch.float64) for _ in range(2))
-    trainer._no_sums = [0.0] * size
-    trainer.progress.epoch_sums = trainer._no_sums
+    trainer.sum_names = mixed.sums
+    trainer.progress.epoch_sums = [0.0] * size
     return trainer
 
 

@@ -2,7 +2,7 @@
 """How long a training step takes on 8 to 512 GPUs, by arithmetic; nothing here is measured.
 
     python benchmarks/scaling_on_paper.py
-    python benchmarks/scaling_on_paper.py --plot docs/distributed/scaling.png
+    python benchmarks/scaling_on_paper.py --plot benchmarks/results/distributed/scaling.png
 
 A step is the computing of one GPU, which does not change with their number, and what of the
 communication and of NGD does not hide behind it:

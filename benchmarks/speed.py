@@ -20,7 +20,7 @@ from benchmarks.cases import Sizes, picture_case, text_case
 from benchmarks.common import machine
 from benchmarks.compare import compare
 from benchmarks.contenders import Way, compiled_ways, our_ways, usual_ways
-from benchmarks.performance_page import draw, tables
+from benchmarks.speed_page import draw, tables
 from benchmarks.time_to_accuracy import race
 from utils.data.images.sources import load_image_data
 from utils.files import replace_file

@@ -182,7 +182,7 @@ def facts_of(trainer, *, compiled=False, texts=False) -> RunFacts:
         scales_loss=trainer.scaler.is_enabled(),
         processes=trainer.exchange.size,
         accumulation=trainer.loader.accumulation,
-        optimizer=trainer.optimizer,
+        capturable=type(trainer.optimizer) in (torch.optim.SGD, torch.optim.AdamW),
         learns_mixing=trainer.meta is not None,
         unfreezes=trainer.freeze is not None and trainer.freeze.until is not None,
     )

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 
 from utils.errors import UserError
+from utils.setting import setting
 from utils.settings import TrainSettings
 from utils.settings.actions import ACTIONS
-from utils.settings.config import Config, changed, setting
+from utils.settings.config import Config, changed
 
 GROUP = "tuning"
 # Words of the command line that are about the trials, and the one for what they mean elsewhere.

@@ -8,6 +8,8 @@ import yaml
 
 from tuning.halving import Rung
 from tuning.space import DIGITS, Space, effective
+from utils.optim.entry import LINEAR
+from utils.optim.table import OPTIMIZERS
 from utils.settings.config import Config, fields
 
 # Settings counted in epochs (and steps) of the run: they keep their share of it.
@@ -28,8 +30,6 @@ WRITTEN = (
     "weight_decay",
     "sched",
 )
-# Optimizers whose rate goes with the batch itself; that of the others goes with its square root.
-LINEAR = ("sgd", "madgrad")
 
 
 class Recipe:
@@ -117,8 +117,8 @@ class Recipe:
     # ---- the rule of the learning rate ----------------------------------------------------------
 
     def _linear(self, found: Config) -> bool:
-        gradient = found.optimizer == "ngd" and found.ngd_norm == "gradient"
-        return found.optimizer in LINEAR or gradient
+        entry = OPTIMIZERS[found.optimizer]
+        return entry.lr_scaling(**entry.values_of(found)) == LINEAR
 
     def _batch(self, found: Config) -> int:
         """Of the recipe; `found`: the settings of a trial."""

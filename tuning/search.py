@@ -27,7 +27,8 @@ MOST_JOBS = 4
 # So many failures, and nothing else, end a search.
 HOPELESS = 3
 POLL_SECONDS = 0.2
-# Optimizer steps of a first stage that tells good from bad: docs/tuning.md has what 28 did.
+# Optimizer steps of a first stage that tells good from bad: 28 did not, see
+# benchmarks/results/tuning.md.
 ENOUGH_STEPS = 100
 # Of NVIDIA's driver, Windows' and AMD's.
 DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import yaml
 
+from tuning.optimizer_ranges import with_optimizers
 from tuning.space import DIGITS, Parameter, Space, effective
 from utils.errors import UserError
 from utils.files import reason
@@ -38,7 +39,7 @@ def load_space(
     Raises:
         UserError: the file cannot be read, is no space, or nothing is left to tune.
     """
-    content = _read(path)
+    content = with_optimizers(_read(path), str(path))
     known = fields(config_class)
     raw = {n: getattr(settings, n) for n in known if origin[n] != DEFAULT and n in known}
     raw = {n: v for n, v in raw.items() if n not in ("config", "output")}

@@ -26,7 +26,7 @@ from utils.settings.config import parse
 
 # How long a CPU thread that has finished its share spins before it sleeps, in turns of a loop.
 # With OpenMP's default a single other busy process makes two training threads wait for each other
-# most of the time (see docs/measurements.md).
+# most of the time (see benchmarks/results/busy_machine.md).
 SPIN_TURNS = "10000"
 # How long a process whose peer is gone waits for the launcher to end it.
 LOST_PEER_SECONDS = 3.0

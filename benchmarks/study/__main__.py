@@ -36,7 +36,7 @@ from benchmarks.study.summary import summarize, table
 from benchmarks.study.train import DEPTH, Bench, Setting
 from utils.errors import UserError
 from utils.files import reason, replace_file
-from utils.optim.factory import OPTIMIZERS
+from utils.optim.table import OPTIMIZERS
 
 
 def flags(argv: list[str] | None) -> argparse.Namespace:

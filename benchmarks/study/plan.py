@@ -18,7 +18,7 @@ class Optimizer:
     """One line of the comparison: an optimizer of the factory, perhaps with own settings."""
 
     label: str
-    name: str  # a key of utils.optim.factory.OPTIMIZERS
+    name: str  # a key of utils.optim.table.OPTIMIZERS
     settings: tuple[tuple[str, object], ...]  # further arguments of build_optimizer
     lr: float  # centre of the search at a batch of 128
     weight_decay: float  # centre of the search; 0: none is searched

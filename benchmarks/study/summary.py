@@ -3,6 +3,7 @@
 import statistics
 
 from benchmarks.study.plan import Case, Plan, Results, epochs_to_target, final_runs, search
+from utils.optim.table import OPTIMIZERS
 
 
 def summarize(
@@ -124,11 +125,9 @@ def _batch_table(batch: dict) -> str:
         lines.append(
             "\n\\* the highest or lowest learning rate tried: a better one may lie beyond."
         )
-    if any(figures["optimizer"] == "ngd" for figures in optimizers.values()):
-        lines.append(
-            "\nNot in the seconds: the first ten steps of ngd all update its Fisher matrices, and "
-            "take longer than the others."
-        )
+    for name in dict.fromkeys(figures["optimizer"] for figures in optimizers.values()):
+        if OPTIMIZERS[name].first_steps:
+            lines.append(f"\nNot in the seconds: {OPTIMIZERS[name].first_steps}.")
     return "\n".join(lines) + "\n"
 
 

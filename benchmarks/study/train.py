@@ -20,8 +20,9 @@ from utils.data.images.sources import ImageData, load_image_data
 from utils.data.splits import stratified_order
 from utils.errors import UserError
 from utils.models.resnet import ResNet
-from utils.optim.factory import build_optimizer, products
+from utils.optim.factory import build_optimizer
 from utils.optim.schedules import Schedule
+from utils.optim.table import OPTIMIZERS
 from utils.training.evaluation import evaluate
 from utils.training.objective import Classification, Precision
 
@@ -108,7 +109,7 @@ class Bench:
         return model.to(self.device, memory_format=torch.channels_last)
 
     def optimizer(self, model: nn.Module, of: Optimizer | Run, lr: float, weight_decay: float):
-        own = products(of.name, self.setting.precision) | dict(of.settings)
+        own = OPTIMIZERS[of.name].products(self.setting.precision) | dict(of.settings)
         return build_optimizer(of.name, model, lr=lr, weight_decay=weight_decay, **own)
 
     def check(self, cases: list[Case]) -> None:

@@ -1,4 +1,4 @@
-"""Crop, flip and cutout: two implementations equal to the bit, and to a loop over images."""
+"""Crop, flip and cutout: both implementations equal a loop over images to the bit."""
 
 import itertools
 import pickle
@@ -20,7 +20,7 @@ SIZES = [(8, 8, 3), (5, 9, 3), (12, 6, 1), (7, 5, 5)]
 def pictures(height, width, channels, n=N):
     generator = np.random.default_rng(height * width)
     pixels = generator.integers(1, 256, (n, height, width, channels), dtype=np.uint8)
-    return torch.from_numpy(pixels)  # no black pixel: what is blank stays visible
+    return torch.from_numpy(pixels)  # no black pixels, so that blank ones stand out
 
 
 def plain(augment: CropFlip, image: np.ndarray, top, left, flip, hole_y, hole_x) -> np.ndarray:
@@ -56,7 +56,7 @@ def test_rows_and_gather_equal_a_loop_over_images(size, mode):
         assert torch.equal(augment.apply(images.clone(), plan), expected)
 
 
-def test_every_crop_of_reflected_padding_is_pytorchs():
+def test_every_crop_of_reflected_padding_equals_pytorch():
     images = pictures(6, 7, 3, n=1)
     padded = F.pad(images.permute(0, 3, 1, 2).double(), (3, 3, 3, 3), mode="reflect")
     augment = CropFlip(6, 7, padding=3, mode="reflect", flip=0)
@@ -95,7 +95,7 @@ def test_slices_of_a_plan_equal_the_whole():
     assert torch.equal(torch.cat(parts), whole)
 
 
-def test_padding_is_drawn_from_all_positions_alike():
+def test_crop_positions_are_uniform():
     n = 40_000
     augment = CropFlip(8, 6, padding=2, flip=0.25, cutout=2)
     plan = augment.draw(n, np.random.default_rng(0))
@@ -108,7 +108,7 @@ def test_padding_is_drawn_from_all_positions_alike():
     assert abs(np.corrcoef(plan.top, plan.left)[0, 1]) < 5 / np.sqrt(n)
 
 
-def test_the_same_generator_draws_the_same_and_what_is_off_changes_nothing_else():
+def test_draws_are_reproducible_and_independent_of_disabled_features():
     def draw(**settings):
         return CropFlip(8, 8, padding=2, **settings).draw(50, np.random.default_rng(5))
 
@@ -124,7 +124,7 @@ def test_padding_as_large_as_the_image(padding):
         CropFlip(5, 8, padding=padding)
 
 
-def test_a_copy_for_another_process_has_the_settings_and_no_memory():
+def test_pickling_keeps_the_settings_and_drops_the_buffers():
     images = pictures(8, 8, 3).numpy()
     augment = CropFlip(8, 8, padding=3, cutout=2)
     plan = augment.draw(N, np.random.default_rng(0))
@@ -134,7 +134,7 @@ def test_a_copy_for_another_process_has_the_settings_and_no_memory():
     assert np.array_equal(pickle.loads(sent).apply(images, plan), expected)
 
 
-def test_the_module_does_without_pytorch():
+def test_the_module_does_not_import_pytorch():
     code = (
         "import sys, utils.augment.crop_flip, utils.augment.chain, utils.augment.random_erasing;"
         "sys.exit('torch' in sys.modules)"

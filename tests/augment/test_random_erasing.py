@@ -1,4 +1,4 @@
-"""Random erasing, and several augmentations as one."""
+"""Random erasing, and chains of augmentations."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def pictures(height, width, channels, n=N):
 
 
 def plain(images, plan, colour):
-    """One picture after the other, by slices."""
+    """A loop over the images, with slices."""
     result = images.copy()
     for image, top, left, height, width in zip(result, *plan, strict=True):
         image[top : top + height, left : left + width] = colour
@@ -26,7 +26,7 @@ def plain(images, plan, colour):
 
 
 @pytest.mark.parametrize("size", [(8, 8, 3), (5, 9, 1), (12, 6, 3), (1, 1, 3)], ids=str)
-def test_paints_the_rectangles_of_the_plan_alone(size):
+def test_fills_only_the_plans_rectangles(size):
     images, colour = pictures(*size), COLOURS[size[2]]
     erasing = RandomErasing(*size[:2], 0.5, colour)
     plan = erasing.draw(N, np.random.default_rng(0))
@@ -39,10 +39,10 @@ def test_paints_the_rectangles_of_the_plan_alone(size):
     assert torch.equal(
         erasing.apply(tensor, plan.slice(slice(20)), index), torch.from_numpy(picked)
     )
-    assert np.array_equal(tensor, images)  # only a copy was painted on
-    on_device = erasing._paint_on_device(tensor, plan.slice(slice(20)), index)
+    assert np.array_equal(tensor, images)  # only the copy was changed
+    on_device = erasing._fill_on_device(tensor, plan.slice(slice(20)), index)
     assert np.array_equal(on_device, picked) and np.array_equal(tensor, images)
-    assert np.array_equal(erasing._paint_on_device(tensor.clone(), plan, None), expected)
+    assert np.array_equal(erasing._fill_on_device(tensor.clone(), plan, None), expected)
     assert np.array_equal(erasing.apply(tensor, plan), expected)
     assert erasing.apply(images, plan) is images and np.array_equal(images, expected)
 
@@ -61,11 +61,11 @@ def test_rectangles_lie_inside_and_have_the_areas_and_aspects_of_the_paper():
     assert AREA[0] * 0.9 < area.min() < 0.03 and 0.31 < area.max() < AREA[1] * 1.05
     assert abs(area.mean() - sum(AREA) / 2) < 0.005
     assert ASPECT[0] * 0.85 < aspect.min() < 0.35 and 2.9 < aspect.max() < ASPECT[1] * 1.15
-    # On a logarithmic scale the middle is 1: flat and tall ones are equally likely.
+    # The median is 1: flat and tall rectangles are equally likely.
     assert abs(np.log(aspect).mean()) < 0.03
 
 
-def test_flat_pictures_are_clipped_and_probabilities_zero_and_one_are_sure():
+def test_rectangles_are_clipped_and_probabilities_0_and_1_are_exact():
     plan = RandomErasing(2, 100, 1, (0,)).draw(500, np.random.default_rng(0))
     assert plan.height.min() >= 1 and (plan.top + plan.height).max() == 2
     assert plan.width.min() >= 1 and (plan.left + plan.width).max() <= 100
@@ -83,7 +83,7 @@ def test_slices_of_a_plan_equal_the_whole():
         assert np.array_equal(erasing.apply(images[piece].copy(), plan.slice(piece)), whole[piece])
 
 
-def test_a_chain_crops_as_the_crop_alone_and_erases_the_result():
+def test_a_chain_crops_like_crop_flip_and_then_erases():
     images = torch.from_numpy(pictures(8, 8, 3))
     crop, erasing = CropFlip(8, 8, padding=2, cutout=3), RandomErasing(8, 8, 0.5, COLOURS[3])
     chain = Chain(crop, erasing)
@@ -101,8 +101,8 @@ def test_a_chain_crops_as_the_crop_alone_and_erases_the_result():
     assert np.array_equal(chain.apply(images.numpy(), plan, index), expected)
 
 
-def test_areas_and_aspects_are_those_that_were_drawn():
-    """Zhong et al.: a part of the area, and height to width, uniform in its logarithm."""
+def test_areas_and_aspects_are_distributed_as_documented():
+    """Area fraction uniform, height / width log-uniform."""
     plan = RandomErasing(10, 12, 1.0, (0, 0, 0)).draw(N, np.random.default_rng(3))
     _, area, aspect, _, _ = np.random.default_rng(3).random((5, N))
     for index in range(N):

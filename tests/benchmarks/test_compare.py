@@ -9,7 +9,7 @@ import torch
 from patience import PATIENCE
 from small_comparisons import TINY, Fake, InThisProcess, options_of
 
-from benchmarks import compare, performance_page, speed
+from benchmarks import compare, speed, speed_page
 from benchmarks.budget import Budget
 from benchmarks.cases import Case, text_case
 from benchmarks.contenders import Rule, Way
@@ -119,7 +119,7 @@ def test_one_that_fails_in_a_turn_costs_no_other_its_figures(compared):
     turns = {name: len(values) for name, values in found["samples_per_second"].items()}
     assert turns == {"plain loop": 2, "ours": 1, "ours, graphs": 2}
     assert found["ratios"]["ours / plain loop"]["median"] == pytest.approx(2)
-    text = "\n".join(performance_page.table(found))
+    text = "\n".join(speed_page.table(found))
     assert f"| compile | torch.compile | left out: {reason} |" in text
     assert f"| ours | bf16; then {reason} | 8 | 2.00 (2.00 to 2.00) |" in text
 
@@ -129,8 +129,8 @@ def test_without_the_plain_loop_there_are_the_others(compared, tmp_path):
     found = compared({"plain loop": Fake(calls=0, error=MemoryError()), "ours": Fake()})
     assert found["left_out"] == {"plain loop": "MemoryError"} and found["ratios"] == {}
     result = {"machine": {"device": "cpu"}, "cases": {"a case": found}, "race": None}
-    assert "| ours | bf16 | 4 |  | 1.0 s | 1.00 MB |" in performance_page.tables(result)
-    performance_page.draw(result, tmp_path / "plot.png")
+    assert "| ours | bf16 | 4 |  | 1.0 s | 1.00 MB |" in speed_page.tables(result)
+    speed_page.draw(result, tmp_path / "plot.png")
 
 
 def test_ours_are_set_against_the_best_compiled_loop(compared):
@@ -141,7 +141,7 @@ def test_ours_are_set_against_the_best_compiled_loop(compared):
     assert found["best_compile"] == "compile, graphs"
     assert found["ratios"]["ours / best torch.compile"]["median"] == pytest.approx(1.25)
     said = 'Over the best torch.compile, which is "compile, graphs": ours: 1.25 (1.25 to 1.25).'
-    assert performance_page.table(found)[-1] == said
+    assert speed_page.table(found)[-1] == said
 
 
 def test_a_graph_has_no_peak(compared):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from patience import PATIENCE
 
-from benchmarks import cpu, performance_page, time_to_accuracy
+from benchmarks import cpu, speed_page, time_to_accuracy
 from benchmarks.budget import OutOfTime
 from utils.data.images.decoded import DecodedSplit
 from utils.data.images.sources import ImageData
@@ -67,7 +67,7 @@ def test_a_race_that_is_cut_short_says_so(monkeypatch, tmp_path):
     assert found["curves"] == {"plain loop": curve, "autocast": curve}
     assert found["seconds_to_target"] == {"plain loop": 2.0, "autocast": 2.0}
     assert found["left_out"]["ours"].startswith("not done after")
-    text = performance_page.race_table(found)
+    text = speed_page.race_table(found)
     assert text[0].endswith("on 16 real pictures, 3 epochs, batch 8**")
     assert text[-1].startswith("| ours | left out: not done after")
 
@@ -75,7 +75,7 @@ def test_a_race_that_is_cut_short_says_so(monkeypatch, tmp_path):
 def test_a_race_without_pictures_says_so(tmp_path):
     found = raced(lambda: real_pictures(5), tmp_path)
     assert found["curves"] == {} and list(found["left_out"]) == ["real pictures"]
-    assert "| left out: ValueError: 5 pictures" in performance_page.race_table(found)[-1]
+    assert "| left out: ValueError: 5 pictures" in speed_page.race_table(found)[-1]
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from torch import nn
 
 from utils.distributed.sync_batch_norm import sync_batch_norms
 from utils.exchange import Exchange
-from utils.mixup.meta import ModelTensors, PolicyMixup, VirtualStep, summed
+from utils.mixup.meta import ModelTensors, PolicyMixup, VirtualStep, sum_over_ranks
 from utils.mixup.mixing import Mixing
 from utils.mixup.policy import MixupPolicy
 from utils.models.transformer import Transformer
@@ -136,7 +136,7 @@ def train(
             loss_sum += loss.detach()
         parameters = list(model.parameters())
         for parameter, total in zip(
-            parameters, summed(exchange, [p.grad for p in parameters]), strict=True
+            parameters, sum_over_ranks(exchange, [p.grad for p in parameters]), strict=True
         ):
             parameter.grad = total
         meta.update(torch.tensor(False), LR)

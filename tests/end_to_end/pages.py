@@ -10,6 +10,7 @@ import transformer_test
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.md"))
 ENTRIES = {"resnet50_test.py": resnet50_test, "transformer_test.py": transformer_test}
 
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from pages import ENTRIES, PAGES, ROOT, coded, rows, text
+from pages import ENTRIES, PAGES, RESULTS, ROOT, coded, rows, text
 
 import resnet50_test
 from tuning.flags import OF_TRIALS, TuningFlags
 from utils.errors import UserError
 from utils.optim.schedules import SCHEDULES
+from utils.optim.table import OPTIMIZERS
 from utils.runs.advice import phase_advice
 from utils.settings.aliases import SHORT_FOR
 from utils.settings.config import ALIASES, INVOCATION_ONLY, fields, parse
@@ -36,12 +37,7 @@ def test_flags_that_are_named_exist():
     foreign = {"help", "shm-size", "logdir"}  # docker's, TensorBoard's
     foreign |= {"nodes", "ntasks-per-node", "gpus-per-node", "cpus-per-task", "requeue"}  # Slurm's
     foreign |= {"pid"}  # py-spy's
-    # Those of the benchmarks.
-    foreign |= {"only", "repetitions", "jobs", "train_samples", "variant", "plot", "alphas"}
-    foreign |= {"tuning_seeds", "flags", "json", "steps"}
     for page in PAGES:
-        if page.name == "measurements.md":  # names flags of the benchmarks
-            continue
         named = re.findall(r"(?<![\w-])--([a-z][\w-]*)", page.read_text(encoding="utf-8"))
         assert {name for name in named if name.replace("-", "_") not in known} <= foreign, page
 
@@ -61,7 +57,7 @@ def test_what_differs_for_texts():
 
 @pytest.mark.parametrize("recipe", sorted(ROOT.glob("recipes/*.yaml")), ids=lambda path: path.name)
 def test_recipes(recipe):
-    """Each can be read by one of the programs, and is named in the README or by `make`."""
+    """Each can be read by one of the programs, and is named in the page of flags or by `make`."""
     settings = [entry.Settings for entry in ENTRIES.values()]
     fits = []
     for config_class in settings:
@@ -69,7 +65,8 @@ def test_recipes(recipe):
             parse(config_class, ["--config", str(recipe)], "")
             fits.append(config_class)
     assert len(fits) == 1
-    assert f"recipes/{recipe.name}" in text("README.md") + (ROOT / "Makefile").read_text()
+    named = text("docs/flags.md") + (ROOT / "Makefile").read_text()
+    assert f"recipes/{recipe.name}" in named
 
 
 def test_aliases():
@@ -88,6 +85,17 @@ def test_schedules():
     assert told == {name: set(own) - {"warmup"} for name, own in SCHEDULES.items()}
 
 
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers(name):
+    """Where this fails for a new one, the row that it asks for is to be added."""
+    entry = OPTIMIZERS[name]
+    flags = ", ".join(f"`--{flag}`" for flag in entry.settings)
+    row = [f"`{name}`", entry.summary, flags]
+    assert row in rows("docs/flags.md", "## Optimizer and learning rate"), (
+        f"docs/flags.md: | {' | '.join(row)} |"
+    )
+
+
 def test_what_a_resumed_run_may_change():
     table = rows("docs/resume.md", "## What may change")[2:]
     told = [set(re.findall(r"--(\w+)", cells[1])) for cells in table]
@@ -100,7 +108,7 @@ def test_what_a_resumed_run_may_change():
 
 
 def test_advice_on_time():
-    table = rows("docs/slow.md", "## Where does the time go?")[2:]
+    table = rows("docs/performance.md", "## Where does the time go?")[2:]
     told = {cells[0].strip("`"): float(cells[1].removesuffix(" %")) / 100 for cells in table}
     assert told == NOTABLE
 
@@ -121,7 +129,7 @@ def test_advice_on_time():
 
 
 def test_links_and_names_of_files():
-    for page in PAGES:
+    for page in [*PAGES, *RESULTS]:
         content = page.read_text(encoding="utf-8")
         for name in re.findall(r"\]\((?!http)([^)#]+)\)", content):
             assert (page.parent / name).exists(), f"{page}: {name}"
@@ -130,5 +138,8 @@ def test_links_and_names_of_files():
     readme = text("README.md")
     for page in PAGES[1:]:
         assert f"(docs/{page.name})" in readme
-    for target in re.findall(r"`make ([\w-]+)", readme):
+    targets = {
+        target for page in PAGES for target in re.findall(r"`make ([\w-]+)", page.read_text())
+    }
+    for target in targets:
         subprocess.run(["make", "-n", target], cwd=ROOT, check=True, capture_output=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from utils.optim.factory import OPTIMIZERS
+from utils.optim.table import OPTIMIZERS
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 

@@ -204,7 +204,7 @@ def test_a_step_that_is_not_finite_is_left_out(tmp_path):
 
         trainer.loader.epoch = poisoned
         trainer.fit()
-        assert trainer.progress.left_out == [1, 6 + 2, 0]
+        assert trainer.progress.left_out == (1, 6 + 2, 0)
         results.append(everything(trainer))
     assert_same(*results)
 

@@ -124,7 +124,7 @@ def test_what_is_not_a_number_is_not_hidden():
     y = image_kernels.affine(c, one, one, True, out=torch.empty_like(c))
     assert y.isnan().any()
     sums = image_kernels.gradient_sums(
-        c, c, image_kernels.Numbers(*[one] * 4), y=y, gated=torch.empty_like(c)
+        c, c, image_kernels.ChannelValues(*[one] * 4), y=y, relu_grad=torch.empty_like(c)
     )
     assert sums.isnan().all()
 
@@ -138,7 +138,7 @@ def test_statistics(shape, dtype):
     F.batch_norm(c.double(), *wanted, training=True, momentum=0.3)
     for w, b in ((weight, bias), (None, None)):
         running = [mean.clone(), var.clone()]
-        numbers = image_kernels.batch_numbers(c, w, b, 1e-5, *running, 0.3)
+        numbers = image_kernels.batch_values(c, w, b, 1e-5, *running, 0.3)
         variance, middle = torch.var_mean(c.double(), (0, 2, 3), correction=0)
         spread = (variance + 1e-5).rsqrt()
         scale = spread if w is None else spread * w.double()
@@ -147,7 +147,7 @@ def test_statistics(shape, dtype):
                                strict=True):  # fmt: skip
             near(ours, exact)
     unchanged = mean.clone()
-    image_kernels.batch_numbers(c, weight, bias, 1e-5, None, None, 0.0)
+    image_kernels.batch_values(c, weight, bias, 1e-5, None, None, 0.0)
     assert torch.equal(mean, unchanged)
 
 
@@ -155,7 +155,7 @@ def test_statistics_far_from_zero():
     """Where the mean of the squares less the square of the mean has no correct digit."""
     c = (3000 + torch.randn(4, 3, 40, 40)).to(memory_format=torch.channels_last)
     c[0, 0, 0, 0] = -3000
-    spread = image_kernels.batch_numbers(c, None, None, 1e-5, None, None, 0.0).spread
+    spread = image_kernels.batch_values(c, None, None, 1e-5, None, None, 0.0).inverse_std
     exact = (c.double().var((0, 2, 3), correction=0) + 1e-5).rsqrt()
     torch.testing.assert_close(spread.double(), exact, rtol=1e-4, atol=0)
 
@@ -165,23 +165,23 @@ def test_statistics_far_from_zero():
 def test_the_backward_pass_of_batch_norm(shape, gate, dtype):
     grad, c, add = images(shape, dtype, 3)
     weight, bias = torch.randn(2, shape[1])
-    numbers = image_kernels.batch_numbers(c, weight, bias, 1e-5, None, None, 0.0)
-    y = gated = None
+    numbers = image_kernels.batch_values(c, weight, bias, 1e-5, None, None, 0.0)
+    y = relu_grad = None
     exact = [t.double().requires_grad_() for t in (c, weight, bias)]
     normal = F.batch_norm(exact[0], None, None, *exact[1:], training=True)
     if gate == "of y":
-        y = image_kernels.affine(c, *numbers[2:], True, add=add, out=torch.empty_like(c))
-        gated = torch.empty_like(c)
+        y = image_kernels.affine(c, *numbers[2:], True, residual=add, out=torch.empty_like(c))
+        relu_grad = torch.empty_like(c)
     dy = grad.double()
     if gate != "none":
         dy = dy * ((normal if y is None else y) > 0)
     of_c, of_weight, of_bias = torch.autograd.grad(normal, exact, dy)
     alone = gate == "alone"
-    sums = image_kernels.gradient_sums(grad, c, numbers, relu=alone, y=y, gated=gated)
+    sums = image_kernels.gradient_sums(grad, c, numbers, relu=alone, y=y, relu_grad=relu_grad)
     near(sums, torch.stack([of_bias, of_weight]))
-    if gated is not None:
-        assert torch.equal(gated.double(), dy)
-        grad = gated
+    if relu_grad is not None:
+        assert torch.equal(relu_grad.double(), dy)
+        grad = relu_grad
     out = torch.empty_like(c)
     image_kernels.input_gradient(grad, c, numbers, sums, relu=alone, out=out)
     if shape[0] * shape[2] * shape[3] > 2:  # of two values the gradient is next to nothing
@@ -326,13 +326,13 @@ def test_a_block(case, mode):
 def test_a_network(mode, monkeypatch):
     models = networks(18, mode=mode)
     calls = []
-    for name in ("affine", "batch_numbers", "gradient_sums", "input_gradient"):
+    for name in ("affine", "batch_values", "gradient_sums", "input_gradient"):
         kernel = getattr(image_kernels, name)
         counted = lambda *a, n=name, k=kernel, **o: (calls.append(n), k(*a, **o))[1]  # noqa: E731
         monkeypatch.setattr(image_kernels, name, counted)
     check(*models, pictures(4, 8), DIRECTION[:4], allowed=1e-4)
     count = {name: calls.count(name) for name in calls}
-    assert count["batch_numbers"] == count["gradient_sums"] == count["input_gradient"] == 20
+    assert count["batch_values"] == count["gradient_sums"] == count["input_gradient"] == 20
     assert count["affine"] == (17 if mode == "speed" else 17 + 17)
 
 

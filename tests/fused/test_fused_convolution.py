@@ -293,10 +293,10 @@ def test_a_batch_of_one_value_is_refused():
 
 def test_chain_knows_its_own_output_only():
     chain, y = Chain(), torch.randn(2, 3, requires_grad=True) * 2
-    assert chain.source(y) is None
-    chain.follow(y)
-    assert chain.source(y.view_as(y)) is y.grad_fn
-    assert chain.source(y.clone()) is None and chain.source(y[:1]) is None
+    assert chain.producer(y) is None
+    chain.record(y)
+    assert chain.producer(y.view_as(y)) is y.grad_fn
+    assert chain.producer(y.clone()) is None and chain.producer(y[:1]) is None
     with torch.no_grad():
         y.add_(1)
-    assert chain.source(y) is None
+    assert chain.producer(y) is None

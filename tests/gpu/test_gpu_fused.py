@@ -143,7 +143,7 @@ def test_batch_norm_of_any_size(shape, dtype):
     normal = F.batch_norm(exact[0], None, None, *exact[1:], training=True)
 
     def run():
-        numbers = kernel.batch_numbers(c, weight, bias, 1e-5, None, None, 0.0)
+        numbers = kernel.batch_values(c, weight, bias, 1e-5, None, None, 0.0)
         y = kernel.affine(c, *numbers[2:], True, out=torch.empty_like(c))
         sums = kernel.gradient_sums(grad, c, numbers, relu=True)
         of_c = torch.empty_like(c)

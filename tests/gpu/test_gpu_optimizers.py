@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from utils.checkpoints.checkpoint import optimizer_tensors, restore_optimizer
-from utils.optim.factory import OPTIMIZERS, build_optimizer
+from utils.optim.factory import build_optimizer
+from utils.optim.table import OPTIMIZERS
 from utils.reporting.metrics import to_json
 
 pytestmark = [

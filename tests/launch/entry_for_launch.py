@@ -10,8 +10,9 @@ from pathlib import Path
 
 from utils.entry import end_process
 from utils.launch import environment
+from utils.setting import setting
 from utils.settings import TrainSettings
-from utils.settings.config import parse, setting
+from utils.settings.config import parse
 
 
 @dataclass

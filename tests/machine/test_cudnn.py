@@ -1,4 +1,4 @@
-"""Where cuDNN may search plans, and which attention is taken: settings that a GPU would heed."""
+"""When cuDNN benchmarks plans, and which attention is used; checks the settings without a GPU."""
 
 import functools
 
@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def settings_as_before():
+def restore_settings():
     cudnn, cuda = torch.backends.cudnn, torch.backends.cuda
     before = cudnn.benchmark, cudnn.deterministic, cuda.cudnn_sdp_enabled()
     yield
@@ -29,27 +29,27 @@ def settings_as_before():
     cuda.enable_cudnn_sdp(before[2])
 
 
-class Watched(Classification):
-    """Notes the samples of each pass, and whether plans are searched for them."""
+class Recording(Classification):
+    """Records the samples of each forward pass, and whether plans are benchmarked for it."""
 
     def __init__(self, model):
         super().__init__(model, Precision("fp32", CPU))
         self.seen = []
-        model.register_forward_hook(self._note)
+        model.register_forward_hook(self._record)
 
-    def _note(self, model, inputs, output):
+    def _record(self, model, inputs, output):
         self.seen.append((len(inputs[0]), model.training, torch.backends.cudnn.benchmark))
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])
-def test_plans_are_searched_for_the_whole_micro_batch_alone(tmp_path, accumulation):
-    """23 pictures by 4: a micro-batch of 3 ends the epoch; evaluation has 4 at a time, too."""
+def test_plans_are_searched_only_for_full_micro_batches(tmp_path, accumulation):
+    """23 images in fours: the last micro-batch has 3. Evaluation uses batches of 4, too."""
     model = network()
-    objective = Watched(model)
+    objective = Recording(model)
     trainer = make_trainer(
         tmp_path, model=model, objective=objective, epochs=2, accumulation=accumulation
     )
-    assert trainer.searched_samples is None  # on a CPU nothing is set
+    assert trainer.searched_samples is None  # always so on a CPU
     trainer.searched_samples = trainer.loader.largest()
     trainer.fit()
     assert {(n, training) for n, training, _ in objective.seen} >= {(4, True), (3, True)}
@@ -58,8 +58,8 @@ def test_plans_are_searched_for_the_whole_micro_batch_alone(tmp_path, accumulati
         assert searched == (training and n == 4)
 
 
-def test_sizes_that_are_tried_take_plans_that_training_does_not_find():
-    """PyTorch's cache of plans has `deterministic` in its keys."""
+def test_trial_plans_are_not_reused_by_training():
+    """`deterministic` is part of the key of PyTorch's plan cache."""
     torch.backends.cudnn.benchmark, seen = True, []
 
     def attempt(n):
@@ -75,7 +75,7 @@ def test_sizes_that_are_tried_take_plans_that_training_does_not_find():
     assert torch.backends.cudnn.benchmark and not torch.backends.cudnn.deterministic
 
 
-def test_scaled_dot_product_attention_leaves_cudnn_out():
+def test_scaled_dot_product_attention_does_not_use_cudnn():
     torch.backends.cuda.enable_cudnn_sdp(True)
     prefer_flash_attention()
     assert not torch.backends.cuda.cudnn_sdp_enabled()
@@ -83,7 +83,7 @@ def test_scaled_dot_product_attention_leaves_cudnn_out():
 
 
 def attention_of_packed_texts(q, k, v, q_ends, ends, q_longest, longest, window_size=(-1, -1)):
-    """What `varlen_attn` computes of packed texts (rows, heads, width), in float64."""
+    """`varlen_attn` on packed texts (rows, heads, width), in float64."""
     lengths = ends.diff()
     assert q_longest >= q_ends.diff().max() and longest >= lengths.max()
     assert min(window_size) == -1 or min(window_size) >= longest - 1
@@ -94,14 +94,14 @@ def attention_of_packed_texts(q, k, v, q_ends, ends, q_longest, longest, window_
         scores = torch.einsum("qhd,khd->hqk", q[own].double(), k[text].double())
         weights = (scores * q.shape[2] ** -0.5).softmax(2)
         results.append(torch.einsum("hqk,khd->qhd", weights, v[text].double()))
-    rows = torch.zeros(q.shape, dtype=torch.float64)  # rows beyond the texts are nobody's
+    rows = torch.zeros(q.shape, dtype=torch.float64)  # rows beyond the texts stay 0
     rows[: int(q_ends[-1])] = torch.cat(results)
     return rows.to(q.dtype)
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
-def test_packed_attention_leaves_nothing_out(monkeypatch, pooling):
-    """Asked as a GPU's kernel is asked: the logits are those of the padded layout."""
+def test_packed_attention_equals_padded(monkeypatch, pooling):
+    """Called as on a GPU, packed attention gives the logits of the padded layout."""
     torch.manual_seed(0)
     model = Transformer(50, 3, 2, 16, 2, 32, 200, dropout=0.0, pooling=pooling).eval()
     lengths = np.array([150, 3, 1, 40])
@@ -124,9 +124,9 @@ def test_packed_attention_leaves_nothing_out(monkeypatch, pooling):
     not hasattr(torch_varlen, "_should_use_cudnn"),
     reason="this PyTorch always takes FlashAttention",
 )
-def test_packed_attention_leaves_cudnn_out(monkeypatch):
-    """By PyTorch's own rule on a GPU that cuDNN's attention is for: through the window up to 2.14,
-    through the switch from 2.15 on."""
+def test_packed_attention_does_not_use_cudnn(monkeypatch):
+    """By PyTorch's own rule on a GPU with cuDNN's attention: because of the window up to 2.14, of
+    the setting from 2.15 on."""
     monkeypatch.setattr(torch_varlen, "_should_use_cudnn", lambda index: True)
     with FakeTensorMode():
         q = torch.empty(300, 8, 64, dtype=torch.bfloat16, device="cuda")
@@ -142,7 +142,7 @@ def test_packed_attention_leaves_cudnn_out(monkeypatch):
 
 
 class FakeStreams:
-    """Stands for what the loader asks of torch.cuda; counts the streams."""
+    """Replaces the parts of torch.cuda that the loader uses; counts streams."""
 
     def __init__(self, monkeypatch):
         self.made = 0

@@ -1,4 +1,4 @@
-"""The settings for products of float32 numbers: as asked within, as they were after."""
+"""float32_products sets the precision within its context and restores it afterwards."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def settings() -> list[str]:
 
 @pytest.mark.parametrize("kind", ["float32", "fast"])
 @pytest.mark.parametrize("own", [(), GPU, CPU], ids=["defaults", "gpu", "cpu"])
-def test_settings_are_put_back(kind, own):
+def test_settings_are_restored(kind, own):
     wanted = ["ieee"] * 4 if kind == "float32" else ["tf32", "tf32", "bf16", "bf16"]
     with precision("tf32" if own is GPU else "bf16", *own):
         before = settings()
@@ -34,7 +34,7 @@ def test_settings_are_put_back(kind, own):
 @pytest.mark.parametrize("matmuls", ["highest", "high"])
 @pytest.mark.parametrize("convolutions", [False, True])
 def test_the_older_flags_can_be_read_afterwards(convolutions, matmuls):
-    """PyTorch refuses to read them where the newer settings say something else."""
+    """PyTorch raises on reading them if the newer settings differ."""
     before = settings()
     try:
         torch.backends.cudnn.allow_tf32 = convolutions

@@ -1,4 +1,4 @@
-"""The memory that is left, by files like those of the kernel; that what is freed is kept."""
+"""Available memory, from fake kernel files; freed memory is kept."""
 
 import os
 import platform
@@ -22,7 +22,7 @@ GIB = 1 << 30
 
 @pytest.fixture
 def kernel(tmp_path):
-    """kernel({path: content}) -> a root with these files besides 8 GiB of memory."""
+    """kernel({path: content}) -> a root with these files and 8 GiB of available memory."""
 
     def write(files: dict[str, str]):
         for name, content in [("proc/meminfo", f"MemAvailable: {8 << 20} kB\n"), *files.items()]:
@@ -34,17 +34,17 @@ def kernel(tmp_path):
     return write
 
 
-def test_the_system_tells(kernel):
+def test_available_memory_of_the_system(kernel):
     assert available_memory(kernel({})) == 8 * GIB
     assert 1 << 20 < available_memory() < 1 << 50
 
 
 def test_no_files_at_all(tmp_path):
-    """As on macOS: the memory of the machine."""
+    """As on macOS: the machine's total memory."""
     assert 1 << 20 < available_memory(tmp_path) < 1 << 50
 
 
-def test_groups_of_version_2(kernel):
+def test_cgroups_v2(kernel):
     root = kernel({
         "proc/self/cgroup": "0::/user/job\n",
         "sys/fs/cgroup/user/memory.max": f"{4 * GIB}\n",
@@ -57,11 +57,11 @@ def test_groups_of_version_2(kernel):
 
 
 @pytest.mark.parametrize("groups, place", [
-    # In a container the path is that of the host; the group is the top one.
+    # In a container the path is the host's, and the cgroup is the top one.
     ("4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n0::/\n", ""),
     ("5:cpu,cpuacct:/job\n4:hugetlb,memory:/job\n", "job/"),
 ], ids=["in a container", "other controllers"])  # fmt: skip
-def test_groups_of_version_1(kernel, groups, place):
+def test_cgroups_v1(kernel, groups, place):
     root = kernel({
         "proc/self/cgroup": groups,
         f"sys/fs/cgroup/memory/{place}memory.limit_in_bytes": f"{3 * GIB}",
@@ -70,7 +70,7 @@ def test_groups_of_version_1(kernel, groups, place):
     assert available_memory(root) == 2 * GIB
 
 
-def test_no_limit_of_version_1(kernel):
+def test_no_limit_in_cgroups_v1(kernel):
     root = kernel({
         "proc/self/cgroup": "4:memory:/\n",
         "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712",
@@ -79,7 +79,7 @@ def test_no_limit_of_version_1(kernel):
     assert available_memory(root) == 8 * GIB
 
 
-def test_a_group_that_is_full(kernel):
+def test_a_full_cgroup(kernel):
     root = kernel({
         "proc/self/cgroup": "0::/\n",
         "sys/fs/cgroup/memory.max": f"{GIB}",
@@ -89,7 +89,7 @@ def test_a_group_that_is_full(kernel):
 
 
 def test_the_peak_of_this_process(monkeypatch):
-    """By the kernel's file, or without it by what the C library tells."""
+    """From the kernel's file, or without it from getrusage."""
     block = bytearray(64 << 20)
     peak = peak_rss()
     assert len(block) < peak < 1 << 40
@@ -97,15 +97,15 @@ def test_the_peak_of_this_process(monkeypatch):
     assert len(block) < peak_rss() < 1 << 40
 
 
-# A process that takes 40 MB and frees them, again and again: (whether that is kept, the pages that
-# come anew for ten times before and after it is asked for). At first glibc takes more, for what is
-# aligned fits no hole of its size.
-TAKES = """
+# Allocates and frees 40 MB repeatedly. Prints whether keep_freed_memory took effect, and the page
+# faults of ten allocations before and after it. 20 more come first, since glibc initially grows the
+# heap: an aligned block does not fit into a hole of its own size.
+SCRIPT = """
 import resource
 import torch
 from utils.machine.host_memory import keep_freed_memory
 
-def pages():
+def page_faults():
     for _ in range(20):
         torch.ones(10 << 20)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -113,15 +113,15 @@ def pages():
         torch.ones(10 << 20)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
-usual = pages()
-print(keep_freed_memory(), usual, pages())
+usual = page_faults()
+print(keep_freed_memory(), usual, page_faults())
 """
 
 
-def pages_of(**environment: str) -> tuple[bool, int, int]:
+def page_faults_of(**environment: str) -> tuple[bool, int, int]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
     done = subprocess.run(
-        [sys.executable, "-c", TAKES], cwd=ROOT, env=clean | environment,
+        [sys.executable, "-c", SCRIPT], cwd=ROOT, env=clean | environment,
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     kept, before, after = done.stdout.split()
@@ -129,16 +129,16 @@ def pages_of(**environment: str) -> tuple[bool, int, int]:
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
-def test_what_is_freed_is_kept():
-    """Ten tensors of 10,240 pages of 4 KiB, one after the other; pages may be larger."""
-    kept, usual, few = pages_of()
-    assert kept and few < 100 <= usual  # pages of 2 MiB would be 200
-    kept, _, given_back = pages_of(MALLOC_MMAP_THRESHOLD_=str(2 << 20))
-    assert not kept and given_back >= 100
+def test_freed_memory_is_kept():
+    """Ten tensors in turn, each of 10,240 pages of 4 KiB; pages may be larger."""
+    kept, usual, few = page_faults_of()
+    assert kept and few < 100 <= usual  # with pages of 2 MiB: 200
+    kept, _, faults = page_faults_of(MALLOC_MMAP_THRESHOLD_=str(2 << 20))
+    assert not kept and faults >= 100
 
 
-def test_a_choice_of_the_user_stands(monkeypatch):
-    monkeypatch.setattr(host_memory.ctypes, "CDLL", None)  # not asked for
+def test_the_users_settings_of_malloc_are_kept(monkeypatch):
+    monkeypatch.setattr(host_memory.ctypes, "CDLL", None)  # must not be called
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=1:glibc.malloc.trim_threshold=1000000")
     assert not keep_freed_memory()
     monkeypatch.delenv("GLIBC_TUNABLES")
@@ -156,8 +156,8 @@ def test_another_c_library(monkeypatch):
 @pytest.mark.parametrize("platform", ["darwin", "win32"])
 def test_another_system(monkeypatch, platform):
     monkeypatch.setattr(host_memory.sys, "platform", platform)
-    monkeypatch.setattr(host_memory.ctypes, "CDLL", None)  # not asked for
-    for name in host_memory.CHOSEN:
+    monkeypatch.setattr(host_memory.ctypes, "CDLL", None)  # must not be called
+    for name in host_memory.VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
     assert not keep_freed_memory()
@@ -165,7 +165,7 @@ def test_another_system(monkeypatch, platform):
 
 
 @pytest.mark.parametrize(("platform", "unit"), [("linux", 1024), ("darwin", 1)])
-def test_the_unit_of_the_peak_that_the_c_library_tells(monkeypatch, platform, unit):
+def test_the_unit_of_ru_maxrss(monkeypatch, platform, unit):
     usage = host_memory.resource.struct_rusage((0.0, 0.0, 4096, *[0] * 13))
     monkeypatch.setattr(host_memory.resource, "getrusage", lambda who: usage)
     monkeypatch.setattr(host_memory, "Path", lambda name: Path("/nowhere"))

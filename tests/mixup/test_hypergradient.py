@@ -1,4 +1,4 @@
-"""The hypergradient against numerical differentiation, the fast one against the exact one."""
+"""The exact hypergradient against numerical differentiation, the fast one against the exact."""
 
 import contextlib
 import itertools
@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 from utils.mixup import meta as meta_mixup
 from utils.mixup.hypergradient import (
-    Gates,
+    ReluMasks,
     exact_hypergradient,
     exact_product,
     fast_hypergradient,
@@ -50,12 +50,12 @@ CASES = {
     "resnet": (lambda: ResNet(18, 5, width=4, stem="cifar"), (3, 8, 8)),
     "transformer": (Transformer, (6, 16)),
 }
-# Badly conditioned: its first layers have almost all of the gradient.
+# Ill-conditioned: almost all of the gradient is in the first layers.
 DEEP = {"resnet-50": (lambda: ResNet(50, 5, width=8, stem="cifar"), (3, 16, 16))}
 
 
 def problem(case: str, dtype, n=16, trained=20):
-    """Losses over weights as `VirtualStep` makes them; the weights have taken a few steps."""
+    """Losses as functions of the weights, as in `VirtualStep`, of a slightly trained model."""
     make, shape = (CASES | DEEP)[case]
     torch.manual_seed(0)
     model = make().to(dtype)
@@ -89,7 +89,7 @@ def cosine(one, other) -> float:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_exact_is_the_numerical_one(case):
+def test_exact_equals_numerical_differentiation(case):
     """Central differences of the clean loss after the virtual step, one lambda at a time."""
     mixed, clean, weights, lam = problem(case, torch.float64, n=6)
 
@@ -99,7 +99,7 @@ def test_exact_is_the_numerical_one(case):
         with torch.no_grad():
             return clean([w - LR * g for w, g in zip(at, gradient, strict=True)]).item()
 
-    # A step that crosses no kink of ReLU, and of the smallest error of its own.
+    # Small enough to cross no kink of a ReLU; where there is none, larger, for less rounding.
     size = 1e-6 if case != "smooth" else 1e-4
     numerical = torch.empty_like(lam)
     for i in range(len(lam)):
@@ -112,7 +112,7 @@ def test_exact_is_the_numerical_one(case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_fast_is_the_exact_one_in_float64(case):
+def test_fast_equals_exact_in_float64(case):
     mixed, clean, weights, lam = problem(case, torch.float64)
     exact = exact_hypergradient(mixed, clean, weights, lam, LR)
     fast = fast_hypergradient(mixed, clean, weights, lam, LR)
@@ -121,7 +121,7 @@ def test_fast_is_the_exact_one_in_float64(case):
 
 @pytest.mark.parametrize("trained", [0, 20])
 @pytest.mark.parametrize("case", [*CASES, *DEEP])
-def test_fast_has_the_direction_of_the_exact_one_in_float32(case, trained):
+def test_fast_has_the_direction_of_exact_in_float32(case, trained):
     mixed, clean, weights, lam = problem(case, torch.float32, trained=trained)
     exact = exact_hypergradient(mixed, clean, weights, lam, LR)
     fast = fast_hypergradient(mixed, clean, weights, lam, LR)
@@ -131,13 +131,13 @@ def test_fast_has_the_direction_of_the_exact_one_in_float32(case, trained):
 
 @pytest.mark.parametrize("product", [exact_product, fast_product])
 def test_a_known_gradient_is_used(product):
-    """-lr times the product with v, the gradient of the clean loss after a step along it."""
+    """The hypergradient is -lr times the product with v, the clean gradient after the step."""
     mixed, clean, weights, lam = problem("smooth", torch.float64)
     gradient = torch.autograd.grad(mixed(weights, lam), weights)
 
     def known(factor: float):
-        ahead = [w - LR * factor * g for w, g in zip(weights, gradient, strict=True)]
-        return -LR * product(mixed, weights, gradient_at(clean, ahead), lam)
+        stepped = [w - LR * factor * g for w, g in zip(weights, gradient, strict=True)]
+        return -LR * product(mixed, weights, gradient_at(clean, stepped), lam)
 
     find = exact_hypergradient if product is exact_product else fast_hypergradient
     torch.testing.assert_close(known(1), find(mixed, clean, weights, lam, LR))
@@ -145,7 +145,7 @@ def test_a_known_gradient_is_used(product):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_fast_product_is_the_exact_one(case):
+def test_the_fast_product_equals_the_exact_one(case):
     mixed, clean, weights, lam = problem(case, torch.float64)
     v = gradient_at(clean, weights)
     exact, fast = (product(mixed, weights, v, lam) for product in (exact_product, fast_product))
@@ -165,7 +165,7 @@ def test_weights_that_are_not_used(find):
 
 @pytest.mark.parametrize("find", [exact_hypergradient, fast_hypergradient])
 def test_no_effect_is_zero(find):
-    """A clean loss that does not depend on the weights; no rate."""
+    """Zero for a clean loss that does not depend on the weights, and for lr = 0."""
     mixed, clean, weights, lam = problem("smooth", torch.float64)
     flat = find(mixed, lambda ws: 0 * ws[0].sum(), weights, lam, LR)
     assert torch.equal(flat, torch.zeros_like(lam))
@@ -184,8 +184,8 @@ def test_a_quadratic_in_closed_form(find):
         return (ws[0] - mix_pairs(a, b, lam)).square().sum(1).mean() / 2
 
     result = find(mixed, lambda ws: (ws[0] - c).square().sum() / 2, [w], lam, LR)
-    ahead = w - LR * (w - mix_pairs(a, b, lam).mean(0))
-    torch.testing.assert_close(result, LR * (a - b) @ (ahead - c) / 4, rtol=1e-6, atol=1e-12)
+    stepped = w - LR * (w - mix_pairs(a, b, lam).mean(0))
+    torch.testing.assert_close(result, LR * (a - b) @ (stepped - c) / 4, rtol=1e-6, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -200,20 +200,20 @@ def test_a_quadratic_in_closed_form(find):
         lambda x: nn.functional.relu(x, True),
     ],
 )
-def test_gates_stay_as_they_were(relu):
-    gates, first = Gates(), torch.tensor([-1.0, 2.0, 3.0])
-    with gates:
+def test_relu_masks_are_reused(relu):
+    relu_masks, first = ReluMasks(), torch.tensor([-1.0, 2.0, 3.0])
+    with relu_masks:
         assert relu(first.clone()).tolist() == [0, 2, 3]
     for _ in range(2):
         moved = torch.tensor([1.0, -2.0, 3.0])
-        with gates:
+        with relu_masks:
             assert relu(moved).tolist() == [0, -2, 3]
     assert relu(torch.tensor([-1.0, 1.0])).tolist() == [0, 1]
 
 
-# ---- where TF32 is allowed, as it is by default for convolutions on a GPU -----------------------
+# ---- where TF32 is allowed, the default for convolutions on a GPU ------------------------------
 
-# A form without its switch is its `__wrapped__`.
+# `__wrapped__` is the function without its `float32_products` decorator.
 EXACT_AND_FAST = pytest.mark.parametrize(
     ("exact", "fast"),
     [(exact_hypergradient, fast_hypergradient), (exact_product, fast_product)],
@@ -232,10 +232,10 @@ def arguments(form, case: str, trained=20) -> tuple:
 @pytest.mark.parametrize("trained", [0, 20])
 @pytest.mark.parametrize(("case", "noise"), [("resnet", 0.5), ("transformer", 0.9)])
 def test_tf32_does_not_round(case, noise, trained, exact, fast):
-    """Without the switch the fast one would be below a cosine of `noise`."""
+    """Without the decorator the cosine of the fast one would be below `noise`."""
     given = arguments(exact, case, trained)
     wanted = exact(*given)
-    # Of matrix products, all that a transformer has, a user may ask it.
+    # A transformer has matrix products only; for these TF32 is on only if a user asks for it.
     products = [torch.backends.cuda.matmul] if case == "transformer" else []
     with precision("tf32", *products), EmulatedTF32() as emulated:
         assert cosine(exact(*given), wanted) > 0.99
@@ -265,7 +265,7 @@ def test_tf32_does_not_round_the_hypergradient_of_each_pair(monkeypatch):
 
 @EXACT_AND_FAST
 @pytest.mark.parametrize("case", CASES)
-def test_without_tf32_the_switch_changes_no_bit(case, exact, fast):
+def test_without_tf32_the_decorator_changes_no_bit(case, exact, fast):
     given = arguments(exact, case)
     for form in (exact, fast):
         assert torch.equal(form(*given), form.__wrapped__(*given))
@@ -273,8 +273,8 @@ def test_without_tf32_the_switch_changes_no_bit(case, exact, fast):
 
 @EXACT_AND_FAST
 @pytest.mark.parametrize("own", ["none", "tf32", "ieee"])
-def test_settings_of_products_are_put_back(own, exact, fast):
-    """Also where a loss raises."""
+def test_precision_settings_are_restored(own, exact, fast):
+    """Even if a loss raises."""
     backends = torch.backends.cudnn.conv, torch.backends.cuda.matmul
     given, seen = arguments(exact, "smooth"), []
 
@@ -290,4 +290,4 @@ def test_settings_of_products_are_put_back(own, exact, fast):
             with pytest.raises(ZeroDivisionError) if broken else contextlib.nullcontext():
                 form(mixed, *given[1:])
             assert [backend.fp32_precision for backend in backends] == before
-    assert seen == ["ieee"] * len(seen) and len(seen) == 10  # the fast form calls it twice
+    assert seen == ["ieee"] * len(seen) and len(seen) == 10  # fast calls `mixed` twice

@@ -1,4 +1,4 @@
-"""Meta-mixup: what it chooses, what it finds, and that the virtual step leaves no trace."""
+"""Meta-mixup: lambda moves towards its optimum, and the virtual step has no side effects."""
 
 from types import SimpleNamespace
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from utils.mixup.meta import PolicyMixup, SampleMixup, VirtualStep, _pairs, chosen
+from utils.mixup.meta import PolicyMixup, SampleMixup, VirtualStep, _pairs, descend
 from utils.mixup.mixing import MixPlan, mix
 from utils.mixup.policy import MixupPolicy
 from utils.training.objective import mixed_cross_entropy
@@ -14,9 +14,9 @@ from utils.training.objective import mixed_cross_entropy
 GOOD = torch.tensor(False)
 
 
-def batch_of(inputs, targets, partner, lam, clean, looked_at):
-    """A micro-batch that is a step by itself; its first `looked_at` pairs are looked at."""
-    plan = MixPlan(partner, lam, None, True, torch.arange(looked_at), looked_at)
+def batch_of(inputs, targets, partner, lam, clean, update_pairs):
+    """A micro-batch that is a whole step; a policy's update uses the first `update_pairs`."""
+    plan = MixPlan(partner, lam, None, True, torch.arange(update_pairs), update_pairs)
     return SimpleNamespace(
         inputs=inputs,
         targets=targets,
@@ -27,7 +27,7 @@ def batch_of(inputs, targets, partner, lam, clean, looked_at):
 
 
 class Toy(nn.Module):
-    """Its output is how far the weights are from the inputs: the loss is half of the square."""
+    """Returns weights - inputs; half_square makes half the squared distance of it."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -45,8 +45,8 @@ BEST, QUANTILE = 0.8, 0.7
 
 
 def toy_batch(n=8):
-    """Pairs of a (class 0) and b (class 1). A step of rate 1 leads to their mean, lam a +
-    (1 - lam) b, and the clean samples lie where lam = BEST leads."""
+    """Pairs of a (class 0) and b (class 1). A step with learning rate 1 moves the weights to
+    lam a + (1 - lam) b, and the clean samples are there for lam = BEST."""
     a, b = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([-1.0, 0.0, 2.0])
     inputs = torch.cat([a.expand(n, 3), b.expand(n, 3)])
     targets = torch.arange(2).repeat_interleave(n)
@@ -58,12 +58,12 @@ def toy_batch(n=8):
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("alpha", [0.2, 5.0])
 def test_the_policy_finds_the_best_lambda(alpha, exact):
-    """lambda at the quantile QUANTILE comes to BEST, from either side; an unused pair keeps the
-    shared part alone. The real weights do not move meanwhile."""
+    """lambda at the quantile QUANTILE converges to BEST from either side, with the real weights
+    fixed. The parameters of class pairs that do not occur stay 0."""
     model = Toy(3)
     policy = MixupPolicy(3, alpha, lr=0.1)
     meta = PolicyMixup(policy, VirtualStep(model, half_square, exact=exact))
-    batch = toy_batch()  # of which it looks at the half whose own part is a
+    batch = toy_batch()  # the update uses the pairs (a, b)
     for _ in range(300):
         plan = meta.choose(batch, 1.0)
         inputs = plan.apply(batch.inputs)[:8]
@@ -75,26 +75,26 @@ def test_the_policy_finds_the_best_lambda(alpha, exact):
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_samples_go_towards_the_best_lambda(exact):
+def test_samples_move_towards_the_best_lambda(exact):
     batch = toy_batch()
     batch.mixing = batch.mixing._replace(lam=torch.full((16,), 0.5))
-    batch.clean = batch.inputs[:4], batch.targets[:4]  # as much of a as there can be
+    batch.clean = batch.inputs[:4], batch.targets[:4]  # all a: the more of a, the better
     meta = SampleMixup(VirtualStep(Toy(3), half_square, exact=exact), step=0.1)
     lam = meta.choose(batch, 1.0).lam
     assert ((lam[:8] - 0.6).abs() < 1e-4).all() and ((lam[8:] - 0.4).abs() < 1e-4).all()
 
 
-def test_chosen():
+def test_descend():
     lam = torch.tensor([0.5, 0.95, 0.0])
     torch.testing.assert_close(
-        chosen(lam, torch.tensor([1.0, -1.0, 1.0]), 0.1), torch.tensor([0.4, 1.0, 0.0])
+        descend(lam, torch.tensor([1.0, -1.0, 1.0]), 0.1), torch.tensor([0.4, 1.0, 0.0])
     )
     torch.testing.assert_close(
-        chosen(lam, torch.tensor([1e-30, -1e-30, 1e-30]).double(), 0.1).float(),
+        descend(lam, torch.tensor([1e-30, -1e-30, 1e-30]).double(), 0.1).float(),
         torch.tensor([0.4, 1.0, 0.0]),
     )
     for size in (0.0, float("nan"), float("inf")):
-        assert torch.equal(chosen(lam, torch.tensor([size, 1.0 if size else 0.0, 0.0]), 0.1), lam)
+        assert torch.equal(descend(lam, torch.tensor([size, 1.0 if size else 0.0, 0.0]), 0.1), lam)
 
 
 def network():
@@ -114,7 +114,7 @@ def real_batch(n=9, clean=5):
 
 @pytest.mark.parametrize("form", ["policy", "sample"])
 @pytest.mark.parametrize("exact", [False, True])
-def test_the_virtual_step_leaves_no_trace(form, exact):
+def test_the_virtual_step_has_no_side_effects(form, exact):
     """Weights, BatchNorm's statistics and counter, gradients, modes and random states."""
     model, batch = network(), real_batch()
     virtual = VirtualStep(model, mixed_cross_entropy, exact=exact)
@@ -145,7 +145,7 @@ def test_the_virtual_step_leaves_no_trace(form, exact):
 
 
 def test_dropout_is_the_same_at_both_ends():
-    """With dropout the fast hypergradient is still close to the exact one: the same masks."""
+    """With dropout fast is close to exact only if both ends use the same masks."""
     model, batch = network().double(), real_batch()
     batch.inputs = batch.inputs.double()
     clean = batch.clean[0].double(), batch.clean[1]
@@ -158,8 +158,8 @@ def test_dropout_is_the_same_at_both_ends():
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_of_an_update_the_step_is_along_the_real_gradient(exact):
-    """What the policy uses is the hypergradient at the weights' own gradient."""
+def test_an_update_steps_along_the_real_gradient(exact):
+    """`of_step`, given the gradient of the whole batch, equals `of_batch`, which computes it."""
     model, batch = network().eval().double(), real_batch()
     inputs, clean = batch.inputs.double(), (batch.clean[0].double(), batch.clean[1])
     lam = batch.mixing.lam.double()
@@ -175,7 +175,7 @@ def test_of_an_update_the_step_is_along_the_real_gradient(exact):
 
 
 @pytest.mark.parametrize("form", [PolicyMixup, SampleMixup])
-def test_what_is_not_learned_passes_through(form):
+def test_a_plan_that_is_not_learned_passes_through(form):
     virtual = VirtualStep(network(), mixed_cross_entropy)
     meta = (
         PolicyMixup(MixupPolicy(4, 0.5, 0.1), virtual)
@@ -187,7 +187,7 @@ def test_what_is_not_learned_passes_through(form):
     assert meta.choose(batch, 0.1) is batch.mixing
     batch.mixing = None
     assert meta.choose(batch, 0.1) is None
-    meta.update(GOOD, 0.1)  # there is nothing to learn from
+    meta.update(GOOD, 0.1)  # without clean samples: does nothing
 
 
 def test_frozen_weights_take_no_step():

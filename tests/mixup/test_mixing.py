@@ -1,4 +1,4 @@
-"""Mixup and CutMix against their formulas, against timm, and what is drawn."""
+"""Mixup and CutMix against their formulas and against timm, and the random draws."""
 
 import itertools
 
@@ -10,13 +10,13 @@ from timm.data.mixup import Mixup as TimmMixup
 from utils.data.draws import random_generator
 from utils.errors import UserError
 from utils.mixup.mixing import (
-    CUTMIX_SHARE,
+    CUTMIX_FRACTION,
     Draws,
     Mixing,
     MixPlan,
+    area_outside,
     cut_boxes,
     draw_partners,
-    kept_share,
     mix,
     paste,
 )
@@ -41,7 +41,7 @@ def test_exact_values():
 
 @pytest.mark.parametrize("shape", [(5, 3, 8, 8), (5, 7, 4), (5, 2), (5,), (1, 3, 4, 4)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_lambda_1_and_0_are_one_of_the_two_to_the_bit(shape, dtype):
+def test_lambda_1_and_0_give_one_of_the_two_to_the_bit(shape, dtype):
     inputs = torch.randn(shape).to(dtype)
     partner = torch.randperm(shape[0])
     ones = torch.ones(shape[0])
@@ -73,7 +73,7 @@ def test_paste():
 @pytest.mark.parametrize("kind", ["mixup", "cutmix"])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_agrees_with_timm(kind, smoothing):
-    """The same lambda and partners (timm's are the batch backwards): inputs and soft targets."""
+    """Inputs and soft targets, with timm's lambda and partners: the batch in reverse order."""
     inputs, targets = pictures(), torch.tensor([0, 3, 2, 2, 1, 4])
     alphas = {"mixup_alpha": 1.0} if kind == "mixup" else {"mixup_alpha": 0.0, "cutmix_alpha": 1.0}
     theirs = TimmMixup(**alphas, label_smoothing=smoothing, num_classes=5)
@@ -126,14 +126,14 @@ def test_boxes():
     top, bottom, left, right = box
     assert (top >= 0).all() and (bottom <= 32).all() and (top <= bottom).all()
     assert (left >= 0).all() and (right <= 24).all() and (left <= right).all()
-    kept = kept_share(box, 32, 24)
-    assert (kept >= lam - 1e-12).all()  # a box that sticks out is cut off
+    kept = area_outside(box, 32, 24)
+    assert (kept >= lam - 1e-12).all()  # clipping makes a box smaller
     middle = cut_boxes(np.array([0.75, 1.0, 0.0]), np.full((2, 3), 0.5), 32, 24)
     assert middle.T.tolist() == [[8, 24, 6, 18], [16, 16, 12, 12], [0, 32, 0, 24]]
-    assert kept_share(middle, 32, 24).tolist() == [0.75, 1.0, 0.0]
+    assert area_outside(middle, 32, 24).tolist() == [0.75, 1.0, 0.0]
 
 
-# ---- what is drawn ------------------------------------------------------------------------------
+# ---- random draws -------------------------------------------------------------------------------
 
 
 def test_beta_and_one_lambda_for_the_step():
@@ -163,7 +163,7 @@ def test_cutmix(per_sample):
     mixing = Mixing(cutmix_alpha=1.0, block=6, per_sample=per_sample, height=8, width=10)
     drawn = draws_of(mixing, n=6)
     assert drawn.box.shape == (4, 6)
-    np.testing.assert_allclose(drawn.lam, kept_share(drawn.box, 8, 10), rtol=1e-6)
+    np.testing.assert_allclose(drawn.lam, area_outside(drawn.box, 8, 10), rtol=1e-6)
     assert (len({*map(tuple, drawn.box.T.tolist())}) > 1) is per_sample
     plan = drawn.plan(torch.arange(6))
     inputs = torch.arange(6.0)[:, None, None, None].expand(6, 3, 8, 10)
@@ -175,7 +175,7 @@ def test_cutmix(per_sample):
 def test_both_take_turns():
     mixing = Mixing(alpha=1.0, cutmix_alpha=1.0, block=4)
     cut = np.mean([draws_of(mixing, step=step).box is not None for step in range(2000)])
-    assert abs(cut - CUTMIX_SHARE) < 0.04
+    assert abs(cut - CUTMIX_FRACTION) < 0.04
 
 
 @pytest.mark.parametrize("per_sample", [False, True])
@@ -209,8 +209,8 @@ def test_only_different_classes():
 
 
 @pytest.mark.parametrize("n", [1, 2, 9, 13])
-def test_slices_are_the_whole(n):
-    """Micro-batches of 8 in blocks of 4: the lone last sample joins the ones before."""
+def test_slices_add_up_to_the_whole(n):
+    """Micro-batches of 8 in blocks of 4: a single last sample joins the piece before it."""
     mixing = Mixing(alpha=1.0, cutmix_alpha=1.0, block=4, per_sample=True, height=8, width=8)
     inputs, targets = torch.randn(n, 3, 8, 8), torch.arange(n)
     for step in range(4):
@@ -231,32 +231,32 @@ def test_learned():
         assert one.learned == (one.box is None)
         assert one.clean == (7 if one.learned and step % 3 == 0 else 0)
         assert not one.learned or 0.5 <= one.lam[0] <= 1
-        assert not one.clean_each and one.pairs == one.clean
-        assert (one.looked_at is None) == (one.clean == 0)
+        assert not one.clean_each and one.update_total == one.clean
+        assert (one.update_pairs is None) == (one.clean == 0)
     sample = draws_of(Mixing(alpha=0.2, block=4, learned="sample", clean=7), step=1)
     assert sample.learned and len(set(sample.lam.tolist())) == 12
-    assert sample.clean == 7 and sample.clean_each and sample.looked_at is None
+    assert sample.clean == 7 and sample.clean_each and sample.update_pairs is None
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 64])
 @pytest.mark.parametrize("n", [2, 5, 64, 100, 1000])
-def test_pairs_that_are_looked_at_are_spread_evenly(n, count):
+def test_pairs_of_a_policy_update_are_spread_evenly(n, count):
     mixing = Mixing(alpha=0.2, block=1, learned="policy", clean=count)
     drawn, m = draws_of(mixing, n=n), min(n, count)
     chosen = [i for i in range(n) if (i + 1) * m // n > i * m // n]
-    assert drawn.looked_at.tolist() == chosen and len(chosen) == drawn.pairs == m
+    assert drawn.update_pairs.tolist() == chosen and len(chosen) == drawn.update_total == m
     spaces = np.diff([-1, *chosen])
     assert chosen[-1] == n - 1 and spaces.max() - spaces.min() <= 1
     found = []
     for start, stop in ((0, n // 3), (n // 3, n // 2), (n // 2, n)):
         part = drawn.slice(slice(start, stop))
         plan = part.plan(torch.zeros(stop - start, dtype=torch.int64))
-        assert plan.looked_at.dtype == torch.int64 and plan.pairs == m
-        found += (plan.looked_at + start).tolist()
+        assert plan.update_pairs.dtype == torch.int64 and plan.update_total == m
+        found += (plan.update_pairs + start).tolist()
     assert found == chosen
 
 
-def test_what_is_refused():
+def test_invalid_settings_are_refused():
     for options in ({}, {"alpha": -1.0, "cutmix_alpha": 2.0}, {"alpha": 1.0, "learned": "all"}):
         with pytest.raises(ValueError):
             Mixing(block=4, **options)

@@ -1,4 +1,4 @@
-"""The policy of lambda: its distribution, its derivatives, its updates."""
+"""MixupPolicy: its distribution, derivatives and updates."""
 
 import math
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from utils.mixup.policy import LARGEST, MixupPolicy, lambda_at
+from utils.mixup.policy import MAX_SHAPE, MixupPolicy, lambda_at
 
 GOOD, BAD = torch.tensor(False), torch.tensor(True)
 
@@ -16,7 +16,7 @@ def policy(alpha=0.5, **options):
 
 
 def test_quantiles_in_closed_form():
-    """s = 1 is uniform; s = 2: the odds are squared; symmetric about 1/2, rising with u and s."""
+    """s = 1: uniform; s = 2: squared odds; symmetric about 1/2, increasing in u and s."""
     u = torch.tensor([0.1, 0.25, 0.5, 0.8], dtype=torch.float64)
     torch.testing.assert_close(lambda_at(u, torch.zeros(4)), u)
     expected = u**2 / (u**2 + (1 - u) ** 2)
@@ -30,16 +30,16 @@ def test_quantiles_in_closed_form():
 
 
 def test_tails_are_those_of_beta():
-    """P(lambda < x) of Beta(a, a) is proportional to x^a for small x, and so is ours."""
+    """For small x, P(lambda < x) is proportional to x^a, as for Beta(a, a)."""
     for alpha in (0.2, 0.5, 1.0, 2.0):
         x = 10 ** torch.tensor([-8 / alpha, -6 / alpha], dtype=torch.float64)
-        u = torch.sigmoid(alpha * torch.logit(x))  # where our quantile function is x
+        u = torch.sigmoid(alpha * torch.logit(x))  # the quantile at which lambda = x
         torch.testing.assert_close(lambda_at(u, torch.tensor(-math.log(alpha)).double()), x)
         assert math.log(u[1] / u[0]) == pytest.approx(alpha * math.log(x[1] / x[0]), rel=1e-3)
 
 
 @pytest.mark.parametrize("quantile", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("shape", [-LARGEST, 0.0, LARGEST])
+@pytest.mark.parametrize("shape", [-MAX_SHAPE, 0.0, MAX_SHAPE])
 def test_the_ends_are_finite(quantile, shape):
     shape = torch.tensor(shape, requires_grad=True)
     lam = lambda_at(torch.tensor(quantile), shape)
@@ -58,7 +58,7 @@ def test_derivative_in_closed_form():
     shared, pair = torch.autograd.grad(lam, (one.shared, one.pair), weights)
     torch.testing.assert_close(shared, (weights * slope).sum())
     expected = torch.zeros(3, 3, dtype=torch.float64)
-    expected[0, 2] = slope[0] + 10 * slope[1]  # the same pair, both ways around
+    expected[0, 2] = slope[0] + 10 * slope[1]  # the same pair in both orders
     expected[1, 1] = 100 * slope[2]
     torch.testing.assert_close(pair, expected)
 
@@ -69,7 +69,7 @@ def step(one, hypergradient, bad=GOOD, lam_of=(0, 1)):
     one.update(lam, torch.tensor(hypergradient), bad)
 
 
-def test_an_update_is_adams():
+def test_an_update_is_an_adam_step():
     one = policy(lr=0.1)
     reference = torch.tensor([one.start, 0.0], dtype=torch.float64, requires_grad=True)
     adam = torch.optim.Adam([reference], lr=0.1, betas=(0.9, 0.99), eps=1e-12)
@@ -85,7 +85,7 @@ def test_an_update_is_adams():
 
 
 @pytest.mark.parametrize("how", ["flag", "nan", "inf"])
-def test_a_bad_step_leaves_no_trace(how):
+def test_a_skipped_update_changes_nothing(how):
     one = policy(decay=0.5)
     step(one, [1.0, 1.0])
     before = {name: tensor.clone() for name, tensor in one.saved_tensors().items()}
@@ -107,11 +107,11 @@ def test_decay_goes_back_to_the_start():
 
 
 def test_limits():
-    assert policy(alpha=1e-9).start == LARGEST and policy(alpha=100).start == -LARGEST
+    assert policy(alpha=1e-9).start == MAX_SHAPE and policy(alpha=100).start == -MAX_SHAPE
     one = policy(lr=3.0)
     for _ in range(5):
         step(one, [-1.0, -1.0])
-    assert one.shared.item() == LARGEST and one.pair.max() == LARGEST
+    assert one.shared.item() == MAX_SHAPE and one.pair.max() == MAX_SHAPE
 
 
 def test_mean():
@@ -137,5 +137,5 @@ def test_saved_and_loaded():
         assert torch.equal(tensor, other.saved_tensors()[name]), name
 
 
-def test_the_mean_of_lambda_is_a_figure_without_a_derivative():
+def test_mean_lambda_has_no_gradient():
     assert not policy().mean_lambda().requires_grad

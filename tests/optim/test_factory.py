@@ -10,18 +10,13 @@ from torch import nn
 
 from utils.checkpoints.checkpoint import optimizer_tensors, restore_optimizer
 from utils.errors import UserError
-from utils.optim.factory import (
-    OPTIMIZERS,
-    build_optimizer,
-    defaults,
-    parameter_groups,
-    products,
-)
+from utils.optim.factory import build_optimizer, parameter_groups
+from utils.optim.table import OPTIMIZERS
 from utils.reporting.metrics import to_json
 
 # muon has a test of its own below, ngd its own files of tests.
 REFERENCES = {"sgd": Sgd, "adamw": AdamW, "lamb": Lamb, "madgrad": Madgrad}
-LR = {"sgd": 0.1, "adamw": 0.01, "lamb": 0.01, "muon": 0.01, "madgrad": 0.01, "ngd": 0.02}
+LR = dict.fromkeys(OPTIMIZERS, 0.01) | {"sgd": 0.1, "ngd": 0.02}
 # "lookahead sgd" is Lookahead around sgd.
 VARIANTS = [*OPTIMIZERS, *(f"lookahead {name}" for name in OPTIMIZERS)]
 K = 3
@@ -275,6 +270,47 @@ def test_no_decay_on_embeddings_unless_asked():
     assert len(parameter_groups(model, 0.1)[1]["params"]) == 5
 
 
+class Named(nn.Module):
+    """A model that says itself what has no weight decay, by the method of timm's models."""
+
+    def __init__(self, names):
+        super().__init__()
+        self.body, self.names = text_model(), names
+        self.position = nn.Parameter(torch.zeros(1, 4, 6))
+
+    def no_weight_decay(self):
+        return self.names
+
+
+def test_a_model_says_what_has_no_decay_besides_vectors():
+    model = Named({"position", "body.hidden.weight", "unknown"})
+    decayed, others = parameter_groups(model, 0.1)
+    body = model.body
+    assert {*decayed["params"]} == {body["tokens"].weight, body["bag"].weight, body["head"].weight}
+    assert {model.position, body["hidden"].weight, body["norm"].weight} < {*others["params"]}
+    groups = parameter_groups(model, 0.1, decay_all=True)
+    assert [group["weight_decay"] for group in groups] == [0.1, 0.1]
+    model = Named([])
+    assert len(parameter_groups(model, 0.1)[0]["params"]) == 5
+
+
+def test_a_shared_weight_is_spared_by_any_of_its_names():
+    model = Named({"head.weight"})
+    model.head = nn.Linear(4, 6)
+    model.head.weight = model.body["tokens"].weight
+    decayed, others = parameter_groups(model, 0.1)
+    assert model.head.weight in {*others["params"]} - {*decayed["params"]}
+
+
+def test_muon_leaves_to_adam_what_the_model_spares():
+    model = Named({"position"})
+    optimizer = build("muon", model)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    assert not optimizer.state[model.position]["use_muon"]
+
+
 @pytest.mark.parametrize("decay_all", [False, True])
 def test_muon_leaves_embeddings_and_the_classifier_to_adam(decay_all):
     model = text_model()
@@ -386,9 +422,9 @@ def test_a_checkpoint_of_other_parameters_is_refused(name):
 
 def test_ngd_rounds_its_products_where_the_training_does():
     for precision, expected in (("fp32", "float32"), ("bf16", "fast"), ("fp16", "fast")):
-        optimizer = build("ngd", small_model(), **products("ngd", precision))
+        optimizer = build("ngd", small_model(), **OPTIMIZERS["ngd"].products(precision))
         assert {group["products"] for group in optimizer.param_groups} == {expected}
-    assert products("sgd", "bf16") == {}
+    assert OPTIMIZERS["sgd"].products("bf16") == {}
 
 
 @pytest.mark.parametrize(("norm", "decoupled"), [("fixed", True), ("gradient", False)])
@@ -404,7 +440,7 @@ def test_settings_that_an_optimizer_does_not_have():
 
 
 def test_the_defaults_with_which_the_published_runs_were_made():
-    assert {name: tuple(defaults(name).values()) for name in OPTIMIZERS} == {
+    published = {
         "sgd": (0.1, 5e-4, 0.9),
         "adamw": (1e-3, 0.05, None),
         "lamb": (1.25e-3, 0.02, None),
@@ -412,4 +448,5 @@ def test_the_defaults_with_which_the_published_runs_were_made():
         "madgrad": (2.5e-4, 1e-4, 0.9),
         "ngd": (9e-3, 0.05, 0.9),
     }
-    assert defaults("ngd", "gradient") == defaults("sgd")
+    assert {name: tuple(OPTIMIZERS[name].defaults().values()) for name in published} == published
+    assert OPTIMIZERS["ngd"].defaults(ngd_norm="gradient") == OPTIMIZERS["sgd"].defaults()

@@ -13,22 +13,24 @@ from utils.training.objective import Precision
 CUDA = torch.device("cuda", 0)
 PLAIN = {
     "device": CPU, "compiled": False, "texts": False, "scales_loss": False, "processes": 1,
-    "accumulation": 1, "optimizer": "the optimizer", "learns_mixing": False, "unfreezes": False,
+    "accumulation": 1, "capturable": True, "learns_mixing": False, "unfreezes": False,
 }  # fmt: skip
+
+PLAIN_SETTINGS = {"compile": False, "mixup": "none", "optimizer": "adamw", "lookahead_k": None}
 
 
 def facts(
     device=CPU, precision="fp32", processes=1, accumulation=1, until=None, texts=False, **settings
 ):
     run = SimpleNamespace(
-        settings=SimpleNamespace(**{"compile": False, "mixup": "none"} | settings),
+        settings=SimpleNamespace(**PLAIN_SETTINGS | settings),
         device=device,
         precision=Precision(precision, device),
         exchange=SimpleNamespace(size=processes),
     )
     freeze = None if until is None else Freeze(network(), "6", *until)
     loader = SimpleNamespace(accumulation=accumulation)
-    return vars(run_facts(run, loader, "the optimizer", freeze, texts))
+    return vars(run_facts(run, loader, freeze, texts))
 
 
 @pytest.mark.parametrize(
@@ -41,6 +43,10 @@ def facts(
         ({"precision": "fp16"}, {"scales_loss": True}),
         ({"processes": 2}, {"processes": 2}),
         ({"accumulation": 4}, {"accumulation": 4}),
+        ({"optimizer": "sgd"}, {}),
+        ({"optimizer": "muon"}, {"capturable": False}),
+        ({"optimizer": "ngd"}, {"capturable": False}),
+        ({"lookahead_k": 5}, {"capturable": False}),
         ({"mixup": "meta"}, {"learns_mixing": True}),
         ({"mixup": "fixed"}, {}),
         ({"until": (1,)}, {"unfreezes": True}),

@@ -4,7 +4,7 @@ import pytest
 
 from resnet50_test import Settings
 from utils.errors import UserError
-from utils.optim.factory import NGD_SETTINGS
+from utils.optim.table import OPTIMIZERS
 from utils.settings.config import INVOCATION_ONLY, fields, parse
 
 FIELDS = fields(Settings)
@@ -28,7 +28,7 @@ NEEDS = {
     "wandb_project": ["--wandb", "offline"],
     "wandb_tags": ["--wandb", "offline"],
 }
-NEEDS |= {name: ["--ngd"] for name in NGD_SETTINGS}
+NEEDS |= {name: ["--ngd"] for name in OPTIMIZERS["ngd"].own}
 NEEDS |= {name: ["--distributed"] for name in ("strategy", "sync_bn", "dist_timeout")}
 NEEDS |= {name: ["--mixup", "fixed"] for name in FIELDS if name.startswith("mixup_")}
 NEEDS |= {name: ["--mixup", "fixed"] for name in ("alpha", "log_clean_accuracy")}

@@ -11,7 +11,7 @@ from settings_of_pictures import (
     settings_of,
 )
 
-from utils.optim.factory import OPTIMIZERS
+from utils.optim.table import OPTIMIZERS
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -3,7 +3,7 @@
 import pytest
 from settings_of_pictures import FIELDS, another_value, flags_for, refused, settings_of
 
-from utils.optim.factory import NGD_SETTINGS
+from utils.optim.table import OPTIMIZERS
 
 
 @pytest.mark.parametrize(
@@ -11,7 +11,7 @@ from utils.optim.factory import NGD_SETTINGS
     [
         ("momentum", ["--optimizer", "adamw"]),
         ("momentum", ["--optimizer", "lamb"]),
-        *((name, ["--optimizer", "muon"]) for name in NGD_SETTINGS),
+        *((name, ["--optimizer", "muon"]) for name in OPTIMIZERS["ngd"].own),
         ("warmup_epochs", ["--warmup_steps", "5"]),
         ("decay_all", ["--weight_decay", "0"]),
         ("deterministic", ["--device", "cpu"]),

@@ -7,7 +7,7 @@ from settings_of_pictures import FIELDS, KEPT, NEEDS, another_value, flags_for, 
 
 from resnet50_test import Settings
 from utils.data.images.sources import IMAGE_DATASETS
-from utils.optim.factory import OPTIMIZERS
+from utils.optim.table import OPTIMIZERS
 from utils.settings.config import COMMAND_LINE, DEFAULT, FILE, parse, to_yaml
 
 

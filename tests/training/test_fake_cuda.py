@@ -23,8 +23,8 @@ from utils.machine.cudnn import prefer_flash_attention
 from utils.mixup.mixing import Mixing
 from utils.models.resnet import ResNet
 from utils.models.transformer import Transformer
-from utils.optim.factory import OPTIMIZERS
 from utils.optim.ngd import batch as ngd_batch
+from utils.optim.table import OPTIMIZERS
 from utils.training.evaluation import evaluate
 from utils.training.objective import Classification, Precision
 

@@ -164,7 +164,7 @@ def test_together_with(tmp_path, form, options):
     drawn = mixing(form, cutmix_alpha=1.0, different=True, height=8, width=8)
     trainer = make_trainer(tmp_path, mixing=drawn, **options)
     progress = trainer.fit()
-    assert progress.step == trainer.total_steps and progress.left_out[0] == 0
+    assert progress.step == trainer.total_steps and progress.left_out.steps == 0
     state = everything(trainer)
     assert all(torch.isfinite(value).all() for key, value in state.items() if key != "random")
     if form == "policy":

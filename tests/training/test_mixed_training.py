@@ -164,7 +164,7 @@ def test_together_with(tmp_path, options):
     )
     trainer = make_trainer(tmp_path, mixing=mixing, **options)
     progress = trainer.fit()
-    assert progress.step == trainer.total_steps and progress.left_out[0] == 0
+    assert progress.step == trainer.total_steps and progress.left_out.steps == 0
     assert all(torch.isfinite(value).all() for value in weights(trainer).values())
 
 

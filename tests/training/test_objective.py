@@ -143,7 +143,7 @@ def test_sums_of_a_mixed_batch():
         "loss": pytest.approx(loss.item()),
         "correct": 0.75 + 0.75 + 0.5 + 0,
         "samples": 4,
-        "larger_share": 0.75 + 0.75 + 0.5,
+        "larger_lambda": 0.75 + 0.75 + 0.5,
         "mixed": 3,
         "clean_correct": 1,
         "clean_samples": 1,

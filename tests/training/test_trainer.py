@@ -166,7 +166,7 @@ def test_not_finite_skipped_is_counted(tmp_path):
     objective = Poisoned(model, {2, 7})
     trainer = make_trainer(tmp_path, model=model, objective=objective, on_nonfinite="skip")
     progress = trainer.fit()
-    assert progress.left_out[0] == 2 and progress.step == trainer.total_steps
+    assert progress.left_out.steps == 2 and progress.step == trainer.total_steps
     assert history(tmp_path)[-3]["skipped_steps"] == 2
     assert all(torch.isfinite(p).all() for p in model.parameters())
 
@@ -179,7 +179,7 @@ def test_one_bad_step_is_skipped_at_any_log_interval(tmp_path, log_every, save_s
         tmp_path, model=model, objective=objective, on_nonfinite="skip", log_every=log_every,
         save_steps=save_steps,
     )  # fmt: skip
-    assert trainer.fit().left_out[0] == 3
+    assert trainer.fit().left_out.steps == 3
 
 
 def test_nothing_but_skipped_steps_stops(tmp_path):

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from utils.errors import UserError
 from utils.launch.signals import Signals, Stopped
+from utils.setting import setting
 from utils.settings import ImageSettings
-from utils.settings.config import parse, setting, to_yaml
+from utils.settings.config import parse, to_yaml
 
 TRAIN, STEPS = 10_000, 10
 

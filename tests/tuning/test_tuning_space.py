@@ -11,6 +11,7 @@ from tuning import resnet50_tuning, transformer_tuning
 from tuning.flags import for_trials, seconds
 from tuning.space_file import load_space
 from utils.errors import UserError
+from utils.optim.table import OPTIMIZERS
 from utils.settings.config import fields, parse
 
 
@@ -57,7 +58,7 @@ def test_what_the_pictures_space_tunes(flags, names):
         assert any("fixed by the command line" in note and "lr 0.2" in note for note in notes)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lamb", "muon", "madgrad", "ngd"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("tuning", [resnet50_tuning, transformer_tuning])
 def test_shipped_spaces_hold_every_default(tuning, optimizer):
     """The first trial is the default recipe, of any optimizer and with either norm of ngd."""
@@ -114,6 +115,47 @@ def test_conditions_follow_what_is_tuned(space_file):
     assert all(v["lr"] <= 0.01 and "momentum" not in v for v in found["adamw"])
 
 
+def ranges_of(space):
+    found = {}
+    space.propose(lambda one: found.setdefault(one.name, (one.low, one.high)) and one.default)
+    return found
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_ranges_that_the_optimizer_states(space_file, optimizer):
+    path = space_file(
+        "lr:\n"
+        "  - {when: {optimizer: muon}, low: 0.0001, high: 0.5, scale: log}\n"
+        "  - {of: optimizer}\n"
+        "wd: {of: optimizer}\n"
+        "optimizer_flags: {of: optimizer}\n"
+    )
+    space, _, _ = space_of(path, "--optimizer", optimizer)
+    entry = OPTIMIZERS[optimizer]
+    stated = {name: (one[0].low, one[0].high) for name, one in entry.ranges.items()}
+    if optimizer == "muon":  # what stands before comes first
+        stated["lr"] = (0.0001, 0.5)
+    assert ranges_of(space) == stated
+    assert [one.key for one in space.parameters if one.name == "lr"] == ["lr"]
+
+
+def test_ngd_is_tuned_as_its_norm_asks_for():
+    for norm, other in (("gradient", "sgd"), ("fixed", "ngd")):
+        path = resnet50_tuning.TARGET.space
+        space, _, _ = space_of(path, "--ngd", "--ngd_norm", norm)
+        one = OPTIMIZERS[other].ranges["lr"][0]
+        assert ranges_of(space)["lr"] == (one.low, one.high)
+
+
+def test_an_optimizer_that_is_tuned_brings_its_own_ranges(space_file):
+    path = space_file(
+        "optimizer: {choices: [sgd, adamw]}\nlr: {of: optimizer}\nweight_decay: {of: optimizer}\n"
+    )
+    space, _, _ = space_of(path)
+    keys = {one.key for one in space.parameters}
+    assert {"lr.1", "lr.2", "weight_decay.1", "weight_decay.2"} < keys
+
+
 def test_proposed_numbers_are_short_and_whole_where_they_must(space_file):
     path = space_file(
         "lr: {low: 0.0001, high: 1.0, scale: log}\nlayers: {low: 1, high: 8, scale: int}\n"
@@ -148,6 +190,7 @@ BAD = {
     "lr: {low: 0.1, high: 1, when: sgd}": "when: 'setting: value' is needed",
     "warmup_epochs: {low: 0, high: 3, of: epochs}": "is no share of the epochs",
     "warmup_epochs: {low: 0, high: 3, of: steps}": "of: 'steps' is not epochs",
+    "clip: {of: optimizer}": "no optimizer states a range",
     "clip: {low: 0.1, high: 10, scale: log}": "the recipe has None",
     "layers: {low: 1.5, high: 3, scale: int}": "1.5",
     "[1, 2]": "'setting:' with low, high",

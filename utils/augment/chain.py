@@ -1,4 +1,4 @@
-"""Several augmentations as one."""
+"""Several augmentations, applied one after the other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 class ChainPlan(NamedTuple):
-    """The plan of each augmentation, in their order."""
+    """One plan per augmentation, in order."""
 
     plans: tuple
 
@@ -17,38 +17,39 @@ class ChainPlan(NamedTuple):
 
 
 class Chain:
-    """Applies one augmentation after the other.
+    """An augmentation that applies several.
 
     Args:
-        first: gathers the pictures while it changes them (CropFlip).
-        others: work in place on what the one before has made.
+        first: gathers the images as it transforms them (CropFlip).
+        others: change the previous one's result in place.
     """
 
     def __init__(self, first, *others):
         self.first, self.others = first, others
 
     def draw(self, n: int, generator: np.random.Generator) -> ChainPlan:
-        """Choices for n samples. What comes later draws later: it changes nothing before it."""
+        """A plan for n samples. Each augmentation draws after those before it, so adding one at the
+        end does not change their choices."""
         return ChainPlan(tuple(one.draw(n, generator) for one in (self.first, *self.others)))
 
     def apply(self, images, plan: ChainPlan, index: np.ndarray | None = None):
         """`images[index]`, augmented; arguments and result are those of `CropFlip.apply`."""
         first, *others = plan.plans
-        pictures = self.first.apply(images, first, index)
+        result = self.first.apply(images, first, index)
         for augmentation, choices in zip(self.others, others, strict=True):
-            pictures = augmentation.apply(pictures, choices)
-        return pictures
+            result = augmentation.apply(result, choices)
+        return result
 
     def pack(self, plan: ChainPlan, index: np.ndarray) -> np.ndarray:
-        """(rows of all of them, n) int64: what each of them packs, in their order."""
+        """(sum of packed_rows, n) int64: the packed plans of all augmentations, in order."""
         first, *others = plan.plans
         packed = [one.pack(choices) for one, choices in zip(self.others, others, strict=True)]
         return np.concatenate([self.first.pack(first, index), *packed])
 
     def carry_out(self, images, packed):
-        """As `CropFlip.carry_out`, of packed choices."""
+        """Like `CropFlip.carry_out`, for a packed plan."""
         first, *others = packed.split([one.packed_rows for one in (self.first, *self.others)])
-        pictures = self.first.carry_out(images, first)
+        result = self.first.carry_out(images, first)
         for augmentation, choices in zip(self.others, others, strict=True):
-            pictures = augmentation.carry_out(pictures, choices)
-        return pictures
+            result = augmentation.carry_out(result, choices)
+        return result

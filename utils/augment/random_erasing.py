@@ -1,9 +1,8 @@
-"""Random erasing: one rectangle of a picture is painted over (Zhong et al., 2020).
+"""Random erasing: fills one rectangle of an image with a colour.
 
-Source: "Random erasing data augmentation", AAAI 2020, algorithm 1, with the paper's range of
-areas; the aspect ratio is drawn evenly on a logarithmic scale, so that flat and tall rectangles
-are equally likely. A side that comes out longer than the picture's is cut to it, where the paper
-draws again.
+Zhong et al., "Random erasing data augmentation", AAAI 2020, algorithm 1, with the paper's range of
+areas. The aspect ratio is log-uniform, so that flat and tall rectangles are equally likely. A
+rectangle larger than the image is clipped to it, where the paper draws again.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import numpy as np
 
 from utils.to_device import to_device
 
-AREA = (0.02, 0.33)  # of the picture
+AREA = (0.02, 0.33)  # fraction of the image
 ASPECT = (0.3, 3.3)  # height / width
 
 
@@ -33,13 +32,13 @@ class ErasingPlan(NamedTuple):
 
 
 class RandomErasing:
-    """Paints a rectangle over with one colour, which other programs call `value`.
+    """Fills a rectangle with one colour.
 
     Args:
         height, width: size of the images in pixels.
-        probability: of a picture to be changed, 0 to 1.
-        colour: value per channel, 0 to 255. With the mean colour of the data set the rectangle is
-            about 0 after normalisation, as torchvision's RandomErasing leaves it by default.
+        probability: that an image is changed, 0 to 1.
+        colour: value per channel, 0 to 255 (`value` in torchvision). With the data set's mean
+            colour the rectangle is about 0 after normalisation, as with torchvision's default.
     """
 
     packed_rows = 4
@@ -50,7 +49,7 @@ class RandomErasing:
         self.colour = np.asarray(colour, np.uint8)  # (channels,)
 
     def draw(self, n: int, generator: np.random.Generator) -> ErasingPlan:
-        """Choices for n samples; every sample takes the same number of random numbers."""
+        """A plan for n samples; uses the same number of random numbers for every sample."""
         erased, area, aspect, top, left = generator.random((5, n))
         area = (AREA[0] + (AREA[1] - AREA[0]) * area) * self.height * self.width  # square pixels
         low, high = map(math.log, ASPECT)
@@ -66,51 +65,52 @@ class RandomErasing:
         )
 
     def apply(self, images, plan: ErasingPlan, index: np.ndarray | None = None):
-        """The pictures with their rectangles painted over.
+        """The images with their rectangles filled.
 
         Args:
             images: (samples, height, width, channels) uint8, an array or a tensor.
             plan: for n samples.
-            index: (n,) int64, which pictures to copy and change; None: all, IN PLACE.
+            index: (n,) int64, which images to copy and change; None: all, IN PLACE.
         Returns:
-            (n, height, width, channels) uint8, of the kind and on the device of `images`.
+            (n, height, width, channels) uint8, an array or a tensor as `images`, on its device.
         """
         if isinstance(images, np.ndarray):
             images = images if index is None else images[index]
-            self._paint(images, plan)
+            self._fill(images, plan)
         elif images.device.type == "cpu":
             import torch
 
             images = images if index is None else images[torch.from_numpy(index)]
-            self._paint(images.numpy(), plan)
+            self._fill(images.numpy(), plan)
         else:
-            images = self._paint_on_device(images, plan, index)
+            images = self._fill_on_device(images, plan, index)
         return images
 
-    def _paint(self, images: np.ndarray, plan: ErasingPlan) -> None:
+    def _fill(self, images: np.ndarray, plan: ErasingPlan) -> None:
         channels = images.shape[3]
         rows = images.reshape(*images.shape[:2], -1)  # (n, height, width * channels)
         assert np.shares_memory(rows, images)
-        colour = np.tile(self.colour, self.width)  # (width * channels,): a row is one copy
+        colour = np.tile(self.colour, self.width)  # (width * channels,): fills a row in one copy
         changed = np.flatnonzero(plan.height)
-        places = np.stack([changed, *(choice[changed] for choice in plan)], 1).tolist()
-        for sample, top, left, height, width in places:  # a microsecond each
+        rectangles = np.stack([changed, *(choice[changed] for choice in plan)], 1).tolist()
+        for sample, top, left, height, width in rectangles:  # a microsecond each
             rows[sample, top : top + height, channels * left : channels * (left + width)] = colour[
                 : channels * width
             ]
 
-    def _paint_on_device(self, images, plan: ErasingPlan, index: np.ndarray | None):
-        """The same by masks, without a wait of the host for the device."""
+    def _fill_on_device(self, images, plan: ErasingPlan, index: np.ndarray | None):
+        """The same by masks, without a host sync."""
         if index is not None:
             images = images.index_select(0, to_device(index, images.device))
         return self.carry_out(images, to_device(self.pack(plan), images.device))
 
     def pack(self, plan: ErasingPlan) -> np.ndarray:
-        """(packed_rows, n) int64: all that `carry_out` needs, in one copy to a device."""
+        """(packed_rows, n) int64: the plan in one array, to copy to a device at once."""
         return np.stack([*plan])
 
     def carry_out(self, images, packed):
-        """Paints on the pictures IN PLACE: work of the device alone, for a CUDA graph."""
+        """Fills the rectangles IN PLACE. `packed`: from `pack`. Involves only the device, so it can
+        be captured in a CUDA graph."""
         import torch
 
         top, left, height, width = packed[:, :, None]  # (n, 1) each

@@ -37,6 +37,7 @@ from utils.checkpoints.shards import (
 from utils.errors import UserError
 from utils.exchange import Exchange
 from utils.files import file_sum, reason, sums_text, sync_folder, write_files, write_synced
+from utils.optim.table import OPTIMIZERS
 from utils.reporting.metrics import to_json
 
 MODEL, OPTIMIZER, STATE, SUMS = (
@@ -48,7 +49,10 @@ MODEL, OPTIMIZER, STATE, SUMS = (
 PARTS = ("model", "optimizer", "average", "mixup")  # of tensors: attributes, and names of files
 # What the steps themselves leave in a parameter group: the rate of the last one (the schedule sets
 # the next), and how many there were.
-OF_THE_STEPS = ("lr", "step", "lookahead_step")
+OF_THE_STEPS = (
+    *("lr", "lookahead_step"),
+    *(key for entry in OPTIMIZERS.values() for key in entry.group_state),
+)
 
 
 class DamagedCheckpoint(Exception):

@@ -21,13 +21,14 @@ from torch import Tensor
 
 from utils.exchange import Exchange
 from utils.files import reason
+from utils.optim.table import OPTIMIZERS
 
 DIVIDED_PARTS = ("model", "average", "optimizer")
 FILE = re.compile(
     r"state\.json|((model|average|optimizer)(\.rank-\d{5}-of-\d{5})?|mixup)\.safetensors"
 )
-# Entries of NGD's state, of any shape: Fisher matrices are of the whole parameter, on every rank.
-OF_THE_WHOLE = ("basis_", "spectrum_", "rest_")
+# Entries of optimizers' state, of any shape, that belong to the whole parameter, on every rank.
+OF_THE_WHOLE = tuple(key for entry in OPTIMIZERS.values() for key in entry.whole_state)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from utils.exchange import Exchange
-from utils.fused.batch_norm import Statistics, all_statistics, backward_of_all_ranks
+from utils.fused.batch_norm import Statistics, global_backward, global_statistics
 
 
 def sync_batch_norms(model: nn.Module, exchange: Exchange) -> nn.Module:
@@ -81,7 +81,7 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
         return _uncompiled()(self, input)
 
     def _normalize(self, input: Tensor) -> Tensor:
-        mean, var, count = all_statistics(input.detach(), self.exchange)
+        mean, var, count = global_statistics(input.detach(), self.exchange)
         if count < 2:  # the host waits
             raise ValueError(f"BatchNorm needs two values of a channel, and got {int(count)}")
         if self.track_running_stats:
@@ -126,7 +126,7 @@ class _Normalize(torch.autograd.Function):
                 "(--meta_exact) with --sync_bn"
             )
         input, weight, *statistics = ctx.saved_tensors
-        found = backward_of_all_ranks(
+        found = global_backward(
             grad, input, weight, Statistics(*statistics), ctx.needs_input_grad, ctx.exchange
         )
         return *found, None, None, None, None, None

@@ -4,14 +4,11 @@ GraphedStep takes the steps (see graphed_step.py), with graphs that CudaRecorder
 capture.py). This file says which steps a graph can hold.
 """
 
-import torch
-
 from utils.engines.capture import CudaRecorder
 from utils.engines.eager import Eager
 from utils.engines.engine import EngineTrainer, RunFacts
 from utils.engines.graphed_step import GraphedStep
-
-CAPTURABLE = (torch.optim.SGD, torch.optim.AdamW)
+from utils.optim.table import OPTIMIZERS
 
 
 class CudaGraphs(Eager):
@@ -31,10 +28,9 @@ class CudaGraphs(Eager):
             return "there are several processes"
         if facts.accumulation > 1:
             return "gradients are accumulated over several batches"
-        if type(facts.optimizer) not in CAPTURABLE:
-            return (
-                "the optimizer counts on the host; take --optimizer sgd or adamw, no --lookahead_k"
-            )
+        if not facts.capturable:
+            names = " or ".join(name for name, entry in OPTIMIZERS.items() if entry.capturable)
+            return f"the optimizer counts on the host; take --optimizer {names}, no --lookahead_k"
         if facts.learns_mixing:
             return "--mixup meta takes other steps now and then"
         if facts.unfreezes:

@@ -27,7 +27,7 @@ class RunFacts:
         scales_loss: training is in fp16, with a loss scaler.
         processes: number of them.
         accumulation: micro-batches in an optimizer step.
-        optimizer: of the run.
+        capturable: a CUDA graph can hold the optimizer's step.
         learns_mixing: some steps also learn how samples are mixed.
         unfreezes: which parameters are trained changes in the course of the run.
     """
@@ -38,7 +38,7 @@ class RunFacts:
     scales_loss: bool
     processes: int
     accumulation: int
-    optimizer: torch.optim.Optimizer
+    capturable: bool
     learns_mixing: bool
     unfreezes: bool
 

@@ -1,11 +1,10 @@
-"""Modules that move fewer bytes and keep fewer activations than the plain ones, which stand in
-utils/models.
+"""Fused versions of the modules in utils/models: less memory traffic, fewer saved activations.
 
-A model has the same modules, parameters and names either way: `fuse` sets the attribute `fused` of
-those that know of it, and their forward then goes the other way.
+Fusing changes no module, parameter or name: `fuse` sets the attribute `fused` of every module that
+has it, and the module's forward then calls the fused function.
 
-What is fused has no second derivative. So a model that is called with other weights than its own
-(torch.func.functional_call), as meta-mixup's virtual steps do, is computed plainly.
+Fused functions have no second derivative. A model called with weights other than its own
+(torch.func.functional_call), as in meta-mixup's virtual steps, therefore takes the plain path.
 """
 
 import torch
@@ -15,12 +14,13 @@ MODES = ("none", "memory", "speed")
 
 
 def fuse(model: nn.Module, mode: str) -> nn.Module:
-    """The same model, fused as `mode` says: "none"; "memory": it keeps of the forward pass what
-    cannot be made again cheaply, and makes the rest again in the backward pass; or "speed": it
-    makes nothing twice.
+    """Switches the model to `mode` in place and returns it.
+
+    "none": plain; "memory": activations that are cheap to recompute are recomputed in the backward
+    pass; "speed": nothing is recomputed.
 
     Raises:
-        ValueError: no module of it can be fused.
+        ValueError: the mode is unknown, or the model has no module that can be fused.
     """
     if mode not in MODES:
         raise ValueError(f"mode is one of {MODES}, not {mode!r}")
@@ -33,9 +33,11 @@ def fuse(model: nn.Module, mode: str) -> nn.Module:
 
 
 def is_fused(module: nn.Module, parameter: torch.Tensor) -> bool:
-    """Whether this call of a module is a fused one; `parameter` is one of its own.
+    """Whether `module` takes its fused path; `parameter` is one of its parameters, as seen by the
+    call.
 
-    Without gradients nothing is kept anyway, and a compiler decides for itself what it keeps.
+    Without gradients no activation is saved anyway, and torch.compile decides for itself what to
+    save.
     """
     return (
         module.fused != "none"

@@ -1,17 +1,18 @@
-"""Convolution, BatchNorm and ReLU, also of a whole residual block, in few passes over memory.
+"""Convolution, BatchNorm and ReLU of a residual block, fused into few passes over memory.
 
     branch    c1 = conv1(x), c2 = conv2(relu(bn1(c1))), c3 = conv3(relu(bn2(c2)))
     shortcut  x, or bn(conv(x)), or none
     y         relu(bn3(c3) + shortcut)
 
-The plain modules keep two activations of each convolution: its output and that of the ReLU, which
-the next convolution needs.
+The plain modules save two activations per convolution: its output, and the ReLU's output, which is
+the next convolution's input.
 
-    speed     keeps the same. BatchNorm, what is added and ReLU are one pass.
-    memory    keeps c1, c2, c3, the shortcut's convolution and each BatchNorm's few numbers. What
-              ReLU makes is made again from them in the backward pass (see batch_norm.py), x from
-              what the block before made, too, back to the last block whose shortcut has a
-              convolution. So a stage's outputs come and go together in the backward pass.
+    speed     saves the same. BatchNorm, residual addition and ReLU are one pass.
+    memory    saves c1, c2, c3, the output of the shortcut's convolution, and a few values per
+              channel for each BatchNorm. ReLU outputs are recomputed from them in the backward
+              pass (see batch_norm.py). So is x, from the block before, recursively, back to the
+              last block whose shortcut has a convolution: the outputs of a stage are recomputed
+              together in the backward pass, and freed together.
 """
 
 from typing import NamedTuple
@@ -21,23 +22,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from utils.fused.batch_norm import (
-    Again,
-    Gate,
+    BatchNormOutput,
+    ReluBackward,
     Statistics,
-    added,
-    backward,
-    exchange_of,
-    gate,
-    of_batch,
-    take_statistics,
-    third_is_faster,
+    add,
+    batch_norm_backward,
+    normalization,
+    prefers_out_of_place,
+    relu_backward,
+    statistics_exchange,
+    uses_batch_statistics,
 )
 
 aten = torch.ops.aten
 
 
-class Unit(NamedTuple):
-    """A convolution and the BatchNorm behind it."""
+class ConvNorm(NamedTuple):
+    """A convolution and the BatchNorm that follows it."""
 
     conv: nn.Conv2d
     norm: nn.Module
@@ -48,19 +49,20 @@ class Unit(NamedTuple):
 
 
 class Chain:
-    """From block to block of one forward pass: what makes the last output again."""
+    """Passed from block to block within one forward pass: remembers the previous block's output,
+    so that the next block can have it recomputed instead of saving it."""
 
     def __init__(self):
         self.output: Tensor | None = None
         self.version = 0
         self.scratch = Scratch()
 
-    def follow(self, y: Tensor) -> None:
+    def record(self, y: Tensor) -> None:
         self.output, self.version = y, y._version
 
-    def source(self, x: Tensor):
-        """The node of autograd that makes x again, if x is the last output: it may have come
-        through a hook, as an alias."""
+    def producer(self, x: Tensor):
+        """The autograd node that can recompute x, if x is the previous block's output or an alias
+        of it (hooks may make one); else None."""
         y = self.output
         same = y is not None and x.dtype == y.dtype and x.shape == y.shape
         if same and x.data_ptr() == y.data_ptr() and x._version == self.version:
@@ -69,12 +71,11 @@ class Chain:
 
     def end(self) -> None:
         self.output = None
-        self.scratch.drop()
+        self.scratch.clear()
 
 
 class Scratch:
-    """Memory for one tensor at a time under each name, used again and again: fresh memory is slow
-    on a CPU."""
+    """Reused buffers, one per name and dtype: newly allocated memory is slow on a CPU."""
 
     def __init__(self):
         self.memory: dict = {}
@@ -87,7 +88,7 @@ class Scratch:
             self.memory[name, tensor.dtype] = memory = tensor.new_empty(tensor.numel())
         return memory.as_strided(tensor.shape, tensor.stride())
 
-    def drop(self) -> None:
+    def clear(self) -> None:
         self.memory.clear()
 
 
@@ -99,41 +100,41 @@ def fused_block(
     chain: Chain | None = None,
     mode: str = "memory",
 ) -> Tensor:
-    """relu(branch(x) + shortcut(x)), with a ReLU between the branch's units.
+    """relu(branch(x) + shortcut(x)), with a ReLU between the branch's convolutions.
 
     Args:
         x: (n, channels, height, width).
         branch: pairs of convolution and BatchNorm.
-        shortcut: None: nothing is added; "input": x; or a convolution and a BatchNorm in a
-            sequence.
-        drop_path: with `rate` and `draw`; what it does in training is done to the branch.
-        chain: of this forward pass.
-        mode: "memory" or "speed", of what is kept.
+        shortcut: None: nothing is added; "input": x itself; or an nn.Sequential of convolution and
+            BatchNorm.
+        drop_path: a module with `rate` and `draw`, applied to the branch in training.
+        chain: shared by the blocks of this forward pass.
+        mode: "memory" or "speed", see the head of the file.
     """
-    units = [Unit(*pair) for pair in branch]
+    units = [ConvNorm(*pair) for pair in branch]
     if isinstance(shortcut, nn.Module):
-        units.append(Unit(*shortcut))
-    kept, keep = None, 1.0
+        units.append(ConvNorm(*shortcut))
+    path_mask, keep_rate = None, 1.0
     device = x.device.type
     if torch.is_autocast_enabled(device):
         x = x.to(torch.get_autocast_dtype(device))
     if drop_path is not None and drop_path.training and getattr(drop_path, "rate", 0.0):
-        kept, keep = drop_path.draw(x), 1 - drop_path.rate
-    plan = Plan(units, len(branch), shortcut == "input", keep, mode == "memory")
+        path_mask, keep_rate = drop_path.draw(x), 1 - drop_path.rate
+    plan = BlockPlan(units, len(branch), shortcut == "input", keep_rate, mode == "memory")
     chain = chain or Chain()
     tensors = [tensor for unit in units for tensor in unit.tensors]
     with torch.autocast(device, enabled=False):
-        y = _Block.apply(plan, chain.source(x), chain.scratch, kept, x, *tensors)
-    chain.follow(y)
+        y = _Block.apply(plan, chain.producer(x), chain.scratch, path_mask, x, *tensors)
+    chain.record(y)
     return y
 
 
-class Plan(NamedTuple):
-    units: list[Unit]  # of the branch, and that of the shortcut
-    depth: int  # of the branch
+class BlockPlan(NamedTuple):
+    units: list[ConvNorm]  # the branch's, then the shortcut's if it has one
+    depth: int  # units of the branch
     adds_input: bool
-    keep: float  # 1 - the rate of drop-path
-    again: bool  # what ReLU makes is made again
+    keep_rate: float  # 1 - drop-path's rate
+    recompute: bool  # ReLU outputs, in the backward pass
 
 
 def _convolve(conv: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -143,7 +144,8 @@ def _convolve(conv: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None) -
 
 
 def _sliced(conv: nn.Conv2d, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
-    """Input and stride, of a convolution that drops unused pixels first without them."""
+    """Input and stride. A strided 1x1 convolution with `drops_first` gets only the pixels that it
+    uses, and stride 1."""
     if not getattr(conv, "drops_first", False):
         return x, conv.stride
     return x[:, :, :: conv.stride[0], :: conv.stride[1]], (1, 1)
@@ -153,155 +155,172 @@ def _convolution_backward(conv, grad, x, weight, bias, needed) -> tuple[Tensor |
     """Gradients of x, weight and bias."""
     inner, stride = _sliced(conv, x)
     sizes = None if bias is None else bias.shape
-    of_x, of_weight, of_bias = aten.convolution_backward(
+    grad_x, grad_weight, grad_bias = aten.convolution_backward(
         grad, inner, weight.to(x.dtype), sizes, stride, conv.padding, conv.dilation, False,
         (0, 0), conv.groups, needed,
     )  # fmt: skip
     if needed[0] and inner is not x:
-        of_all = torch.zeros_like(x)
-        of_all[:, :, :: conv.stride[0], :: conv.stride[1]] = of_x
-        of_x = of_all
-    of_weight = of_weight.to(weight.dtype) if needed[1] else None
-    return of_x if needed[0] else None, of_weight, of_bias.to(bias.dtype) if needed[2] else None
+        unsliced = torch.zeros_like(x)
+        unsliced[:, :, :: conv.stride[0], :: conv.stride[1]] = grad_x
+        grad_x = unsliced
+    return (
+        grad_x if needed[0] else None,
+        grad_weight.to(weight.dtype) if needed[1] else None,
+        grad_bias.to(bias.dtype) if needed[2] else None,
+    )
 
 
 class _Block(torch.autograd.Function):
-    """The formulas at the head of the file. `source` makes x again; None: x is kept."""
+    """The formulas at the head of the file. `producer`: the node that can recompute x; None: x is
+    saved."""
 
     @staticmethod
-    def forward(ctx, plan: Plan, source, scratch: Scratch, kept, x: Tensor, *tensors):
+    def forward(ctx, plan: BlockPlan, producer, scratch: Scratch, path_mask, x: Tensor, *tensors):
         units, depth = plan.units, plan.depth
-        all_c, numbers, inputs, a = [], [], [], x
+        all_c, norm_values, relu_outputs, a = [], [], [], x
         for index, unit in enumerate(units):
             a = x if index == depth else a
             c = _convolve(unit.conv, a, *tensors[4 * index : 4 * index + 2])
-            statistics, scale, shift = take_statistics(unit.norm, c)
+            statistics, scale, shift = normalization(unit.norm, c)
             all_c.append(c)
-            numbers.append((*statistics, scale, shift))
+            norm_values.append((*statistics, scale, shift))
             if index < depth - 1:
-                out = scratch.like(c, "input") if plan.again else torch.empty_like(c)
-                a = Again(c, scale, shift).into(out)
-                inputs.append(None if plan.again else a)
-        ctx.plan, ctx.source, ctx.scratch = plan, source, scratch
-        ctx.of_batch = [of_batch(unit.norm) for unit in units]
-        ctx.exchanges = [exchange_of(unit.norm) for unit in units]
-        ctx.made = None
-        y = _output(plan, x, kept, all_c, numbers).into(torch.empty_like(all_c[depth - 1]))
-        every = [part for parts in numbers for part in parts]
-        ends = (None if source else x, None) if plan.again else (x, y)
-        ctx.save_for_backward(*ends, kept, *inputs, *all_c, *every, *tensors)
+                out = scratch.like(c, "input") if plan.recompute else torch.empty_like(c)
+                a = BatchNormOutput(c, scale, shift).compute_into(out)
+                relu_outputs.append(None if plan.recompute else a)
+        ctx.plan, ctx.producer, ctx.scratch = plan, producer, scratch
+        ctx.batch_statistics = [uses_batch_statistics(unit.norm) for unit in units]
+        ctx.exchanges = [statistics_exchange(unit.norm) for unit in units]
+        ctx.recomputed = None
+        output = _output(plan, x, path_mask, all_c, norm_values)
+        y = output.compute_into(torch.empty_like(output.c))
+        flat = [value for values in norm_values for value in values]
+        ends = (None if producer else x, None) if plan.recompute else (x, y)
+        ctx.save_for_backward(*ends, path_mask, *relu_outputs, *all_c, *flat, *tensors)
         return y
 
     @staticmethod
     def backward(ctx, grad):
-        if torch.is_grad_enabled():  # `once_differentiable` would leave parts out unsaid
-            raise RuntimeError("fused blocks have no second derivative: take --fused none")
+        if torch.is_grad_enabled():  # `once_differentiable` would silently drop terms
+            raise RuntimeError("fused blocks have no second derivative: use --fused none")
         plan, saved = ctx.plan, _Saved(ctx)
         units, depth = plan.units, plan.depth
         needs_x, needs = ctx.needs_input_grad[4], ctx.needs_input_grad[5:]
-        found: list[Tensor | None] = [None] * len(needs)
+        grads: list[Tensor | None] = [None] * len(needs)  # of `tensors` in forward
 
-        def norm_backward(index: int, grad: Tensor, relu: Gate | None, deeper: bool):
-            """From the gradient of BatchNorm's output, or of the ReLU's behind it."""
-            want = needs[4 * index + 2 : 4 * index + 4]
-            of_c, found[4 * index + 2], found[4 * index + 3] = backward(
-                grad, saved.again(index), saved.tensors(index)[2], saved.statistics(index),
-                units[index].norm, (deeper, *want), ctx.of_batch[index], ctx.exchanges[index], relu,
+        def norm_backward(index: int, grad: Tensor, relu: ReluBackward | None, needs_c: bool):
+            """Gradient of the unit's c, from that of BatchNorm's output, or of the output of the
+            ReLU that follows."""
+            needs_affine = needs[4 * index + 2 : 4 * index + 4]
+            grad_c, grads[4 * index + 2], grads[4 * index + 3] = batch_norm_backward(
+                grad, saved.norm_output(index), saved.tensors(index)[2], saved.statistics(index),
+                units[index].norm, (needs_c, *needs_affine), ctx.batch_statistics[index],
+                ctx.exchanges[index], relu,
             )  # fmt: skip
-            return of_c
+            return grad_c
 
-        def convolution_backward(index: int, of_c: Tensor, a: Tensor, of_a: bool):
-            """a is the convolution's input."""
-            want = needs[4 * index : 4 * index + 2]
-            of_a, found[4 * index], found[4 * index + 1] = _convolution_backward(
-                units[index].conv, of_c, a, *saved.tensors(index)[:2], (of_a, *want)
+        def convolution_backward(index: int, grad_c: Tensor, a: Tensor, needs_a: bool):
+            """Gradient of a, the convolution's input."""
+            needs_weights = needs[4 * index : 4 * index + 2]
+            grad_a, grads[4 * index], grads[4 * index + 1] = _convolution_backward(
+                units[index].conv, grad_c, a, *saved.tensors(index)[:2], (needs_a, *needs_weights)
             )
-            return of_a
+            return grad_a
 
-        y, ctx.made = _made(ctx), None
-        third = third_is_faster(y)
-        # What is made again is nobody's any more, once its sign has been read.
-        gated = y if plan.again and not third else ctx.scratch.like(y, "last")
-        inner, relu = grad, Gate(y, gated, alone=False)
-        if saved.kept is not None:
-            inner, relu = (gate(grad, y, gated) * saved.kept).div_(plan.keep), None
+        y, ctx.recomputed = _block_output(ctx), None
+        out_of_place = prefers_out_of_place(y)
+        # A recomputed y is not needed once its sign has been read, so it may be overwritten.
+        overwrite_y = plan.recompute and not out_of_place
+        relu_grad = y if overwrite_y else ctx.scratch.like(y, "last")  # of the last ReLU's input
+        grad_out, relu = grad, ReluBackward(y, relu_grad, only_norm=False)
+        if saved.path_mask is not None:
+            masked = relu_backward(grad, y, relu_grad) * saved.path_mask
+            grad_out, relu = masked.div_(plan.keep_rate), None
         del y
         for index in reversed(range(depth)):
             needs_a = needs_x or any(needs[: 4 * index])
-            deeper = needs_a or any(needs[4 * index : 4 * index + 2])
-            of_c, relu = norm_backward(index, inner, relu, deeper), None
-            if not deeper:
+            needs_c = needs_a or any(needs[4 * index : 4 * index + 2])
+            grad_c, relu = norm_backward(index, grad_out, relu, needs_c), None
+            if not needs_c:
                 break
-            a = _input(ctx, saved) if index == 0 else saved.relu(index - 1, ctx.scratch)
-            inner = convolution_backward(index, of_c, a, needs_a)
+            a = _block_input(ctx, saved) if index == 0 else saved.relu(index - 1, ctx.scratch)
+            grad_out = convolution_backward(index, grad_c, a, needs_a)
             if not needs_a:
                 break
             if index:
-                out = ctx.scratch.like(a, "inner") if third else inner
-                relu = Gate(a, out, alone=True)
-            del a, of_c
-        of_x = inner if needs_x else None
-        of_shortcut = needs[4 * depth :]
-        if len(units) > depth and (needs_x or any(of_shortcut)):
-            deeper = needs_x or any(of_shortcut[:2])
-            of_c = norm_backward(depth, gated, None, deeper)
-            if deeper:
-                of_side = convolution_backward(depth, of_c, _input(ctx, saved), needs_x)
-                of_x = added(of_x, of_side) if needs_x else None
+                out = ctx.scratch.like(a, "inner") if out_of_place else grad_out
+                relu = ReluBackward(a, out, only_norm=True)
+            del a, grad_c
+        grad_x = grad_out if needs_x else None
+        needs_shortcut = needs[4 * depth :]
+        if len(units) > depth and (needs_x or any(needs_shortcut)):
+            needs_c = needs_x or any(needs_shortcut[:2])
+            grad_c = norm_backward(depth, relu_grad, None, needs_c)
+            if needs_c:
+                x = _block_input(ctx, saved)
+                grad_shortcut = convolution_backward(depth, grad_c, x, needs_x)
+                del x
+                grad_x = add(grad_x, grad_shortcut) if needs_x else None
         elif needs_x and plan.adds_input:
-            of_x = added(of_x, gated)
-        if ctx.source is None:
-            ctx.scratch.drop()
-        return None, None, None, None, of_x, *found
+            grad_x = add(grad_x, relu_grad)
+        if ctx.producer is None:
+            ctx.scratch.clear()
+        return None, None, None, None, grad_x, *grads
 
 
 class _Saved:
-    """What a block has kept, by its meaning."""
+    """The tensors that a block's forward pass saved, by name. Per unit there are five BatchNorm
+    values (mean, inverse_std, count, scale, shift) and four tensors (`ConvNorm.tensors`)."""
 
     def __init__(self, ctx):
-        self.x, self.y, self.kept, *rest = ctx.saved_tensors
+        self.x, self.y, self.path_mask, *rest = ctx.saved_tensors
         inner, count = ctx.plan.depth - 1, len(ctx.plan.units)
-        self.inputs, rest = rest[:inner], rest[inner:]
+        self.relu_outputs, rest = rest[:inner], rest[inner:]
         self.c, self.rest, self.count = rest[:count], rest[count:], count
 
+    def norm_values(self, index: int) -> list[Tensor | None]:
+        return self.rest[5 * index : 5 * index + 5]
+
     def statistics(self, index: int) -> Statistics:
-        return Statistics(*self.rest[5 * index : 5 * index + 3])
+        return Statistics(*self.norm_values(index)[:3])
 
     def tensors(self, index: int) -> list[Tensor | None]:
         first = 5 * self.count + 4 * index
         return self.rest[first : first + 4]
 
-    def again(self, index: int) -> Again:
-        return Again(self.c[index], *self.rest[5 * index + 3 : 5 * index + 5])
+    def norm_output(self, index: int) -> BatchNormOutput:
+        return BatchNormOutput(self.c[index], *self.norm_values(index)[3:])
 
     def relu(self, index: int, scratch: Scratch) -> Tensor:
         """relu(bn(c)) of a unit within the branch."""
-        if self.inputs[index] is not None:
-            return self.inputs[index]
-        return self.again(index).into(scratch.like(self.c[index], "input"))
+        if self.relu_outputs[index] is not None:
+            return self.relu_outputs[index]
+        return self.norm_output(index).compute_into(scratch.like(self.c[index], "input"))
 
 
-def _output(plan: Plan, x: Tensor, kept: Tensor | None, c: list[Tensor], numbers: list) -> Again:
-    """What a block returns. `numbers`: of each unit, scale and shift last."""
-    add = x if plan.adds_input else None
+def _output(
+    plan: BlockPlan, x: Tensor, path_mask: Tensor | None, c: list[Tensor], norm_values: list
+) -> BatchNormOutput:
+    """The block's output. `norm_values`: for each unit, with scale and shift last."""
+    residual = x if plan.adds_input else None
     if len(c) > plan.depth:
-        add = Again(c[-1], *numbers[-1][-2:])
+        residual = BatchNormOutput(c[-1], *norm_values[-1][-2:])
     last = plan.depth - 1
-    return Again(c[last], *numbers[last][-2:], kept, plan.keep, add)
+    return BatchNormOutput(c[last], *norm_values[last][-2:], path_mask, plan.keep_rate, residual)
 
 
-def _made(ctx) -> Tensor:
-    """The output of a block; made again once for all who ask for it."""
+def _block_output(ctx) -> Tensor:
+    """The output of a block, saved or recomputed; recomputed only once, whoever asks for it."""
     saved = _Saved(ctx)
     if saved.y is not None:
         return saved.y
-    if ctx.made is None:
-        numbers = [saved.rest[5 * index : 5 * index + 5] for index in range(saved.count)]
-        x = _input(ctx, saved) if ctx.plan.adds_input else None
-        again = _output(ctx.plan, x, saved.kept, saved.c, numbers)
-        ctx.made = again.into(torch.empty_like(again.c))
-    return ctx.made
+    if ctx.recomputed is None:
+        norm_values = [saved.norm_values(index) for index in range(saved.count)]
+        x = _block_input(ctx, saved) if ctx.plan.adds_input else None
+        output = _output(ctx.plan, x, saved.path_mask, saved.c, norm_values)
+        ctx.recomputed = output.compute_into(torch.empty_like(output.c))
+    return ctx.recomputed
 
 
-def _input(ctx, saved: _Saved) -> Tensor:
-    return _made(ctx.source) if saved.x is None else saved.x
+def _block_input(ctx, saved: _Saved) -> Tensor:
+    return _block_output(ctx.producer) if saved.x is None else saved.x

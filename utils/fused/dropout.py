@@ -1,4 +1,4 @@
-"""The random numbers of dropout, drawn as utils/models/dropout.py says."""
+"""Random numbers for dropout; utils/models/dropout.py explains how they are drawn."""
 
 import torch
 from torch import Tensor
@@ -7,8 +7,8 @@ LEVELS = 1 << 16
 
 
 def draw_bits(x: Tensor, rate: float) -> tuple[Tensor, int, float]:
-    """(int16 of x's shape, from which of its values on an element is kept, what the kept ones are
-    multiplied by), on a CPU."""
+    """For a CPU: (random int16 of x's shape; threshold that the number of a kept element reaches;
+    factor by which kept elements are multiplied)."""
     dropped = round(rate * LEVELS)
     draws = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
     bits = draws.view(torch.int16)[: x.numel()].view(x.shape)
@@ -16,10 +16,11 @@ def draw_bits(x: Tensor, rate: float) -> tuple[Tensor, int, float]:
 
 
 def draw_mask(x: Tensor, rate: float) -> tuple[Tensor | None, float]:
-    """(uint8 of x's shape, 1 for what is kept, and the factor of that); of rate 0 None."""
+    """(uint8 mask of x's shape, 1 where an element is kept, None for rate 0; factor by which kept
+    elements are multiplied)."""
     if rate == 0:
         return None, 1.0
     if x.device.type == "cpu":
-        bits, first, factor = draw_bits(x, rate)
-        return (bits >= first).view(torch.uint8), factor  # bool takes longer to convert
+        bits, threshold, factor = draw_bits(x, rate)
+        return (bits >= threshold).view(torch.uint8), factor  # bool is slower to convert
     return torch.empty_like(x, dtype=torch.uint8).bernoulli_(1 - rate), 1 / (1 - rate)

@@ -1,5 +1,7 @@
-"""What stands between the products of a Transformer's layers, each by a kernel where there is one,
-else by PyTorch. See utils/fused/kernels/layer_kernels.py for the formulas.
+"""The operations between a Transformer's matrix products: dropout, GELU, residual, LayerNorm.
+
+Each uses its Triton kernel where that is available, else PyTorch. The formulas are in
+utils/fused/kernels/layer_kernels.py.
 """
 
 from typing import NamedTuple
@@ -15,9 +17,9 @@ aten = torch.ops.aten
 
 
 class Mask(NamedTuple):
-    """Of dropout (see dropout.py); without kept values nothing is dropped."""
+    """A dropout mask (see dropout.py)."""
 
-    kept: Tensor | None
+    kept: Tensor | None  # None: nothing is dropped
     factor: float
 
     @classmethod
@@ -25,8 +27,8 @@ class Mask(NamedTuple):
         return cls(*draw_mask(x, rate))
 
 
-class Norm(NamedTuple):
-    """What LayerNorm multiplies by and adds, (width,)."""
+class LayerNormParameters(NamedTuple):
+    """Weight and bias are (width,)."""
 
     weight: Tensor
     bias: Tensor
@@ -34,7 +36,8 @@ class Norm(NamedTuple):
 
 
 def dropped(x: Tensor, mask: Mask) -> Tensor:
-    """x, or its gradient, where it is kept, times the factor; else 0."""
+    """Applies the mask to x, or to the gradient of its result: x times the factor where kept, else
+    0."""
     if mask.kept is None:
         return x
     kernel = kernels.layers(x)
@@ -45,7 +48,7 @@ def dropped(x: Tensor, mask: Mask) -> Tensor:
 
 def add_dropped(x: Tensor, branch: Tensor, mask: Mask) -> Tensor:
     """x + dropped(branch)."""
-    kernel = _for_sum(x, branch)
+    kernel = _kernel_for_sum(x, branch)
     if kernel is not None:
         return kernel.add_dropped(x, branch, *mask)
     return x + dropped(branch, mask)
@@ -60,33 +63,35 @@ def gelu_dropped(x: Tensor, mask: Mask) -> Tensor:
 
 
 def gelu_dropped_backward(grad: Tensor, x: Tensor, mask: Mask) -> Tensor:
-    """The gradient of x from that of gelu_dropped(x)."""
+    """The gradient of x, from the gradient of gelu_dropped(x)."""
     kernel = kernels.layers(grad, x)
     if kernel is not None:
         return kernel.gelu_dropped_backward(grad, x, *mask)
     return aten.gelu_backward(dropped(grad, mask), x)
 
 
-def norm(x: Tensor, numbers: Norm, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """LayerNorm(x) of `dtype`, (rows, width) -> the same; mean and 1 / sqrt(variance + eps) of each
-    row, (rows, 1)."""
+def norm(
+    x: Tensor, layer: LayerNormParameters, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """LayerNorm(x) in `dtype`, (rows, width), and each row's mean and 1 / sqrt(variance + eps),
+    (rows, 1)."""
     kernel = kernels.layers(x)
     if kernel is not None:
-        return kernel.add_norm(x, None, None, 1.0, *numbers, dtype)[1:]
-    weight, bias, eps = numbers
+        return kernel.add_norm(x, None, None, 1.0, *layer, dtype)[1:]
+    weight, bias, eps = layer
     normal, mean, inverse = torch.native_layer_norm(x, x.shape[-1:], weight, bias, eps)
     return normal.to(dtype), mean, inverse
 
 
 def add_norm(
-    x: Tensor, branch: Tensor, mask: Mask, numbers: Norm, dtype: torch.dtype
+    x: Tensor, branch: Tensor, mask: Mask, layer: LayerNormParameters, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """z = x + dropped(branch), and norm(z)."""
-    kernel = _for_sum(x, branch)
+    """z = x + dropped(branch), then the three results of norm(z)."""
+    kernel = _kernel_for_sum(x, branch)
     if kernel is not None:
-        return kernel.add_norm(x, branch, *mask, *numbers, dtype)
+        return kernel.add_norm(x, branch, *mask, *layer, dtype)
     z = x + dropped(branch, mask)
-    return z, *norm(z, numbers, dtype)
+    return z, *norm(z, layer, dtype)
 
 
 def norm_backward(
@@ -94,26 +99,26 @@ def norm_backward(
     z: Tensor,
     mean: Tensor,
     inverse: Tensor,
-    numbers: Norm,
+    layer: LayerNormParameters,
     needed: tuple[bool, bool, bool],
     residual: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """From the gradient of norm(z): those of z, weight and bias, as they are needed. `residual` is
-    added to that of z."""
+    """Gradients of z, weight and bias, None where not needed, from the gradient of norm(z).
+    `residual` is added to the gradient of z."""
     kernel = kernels.layers(grad, z, *([] if residual is None else [residual]))
     if kernel is not None:
-        of_z, _, *rest = kernel.norm_backward(
-            grad, z, mean, inverse, numbers.weight, residual, None, None, 1.0
+        grad_z, _, *affine = kernel.norm_backward(
+            grad, z, mean, inverse, layer.weight, residual, None, None, 1.0
         )
-        found = of_z, *rest
-        return tuple(part if want else None for part, want in zip(found, needed, strict=True))
+        gradients = grad_z, *affine
+        return tuple(g if need else None for g, need in zip(gradients, needed, strict=True))
     grad = grad.to(z.dtype)
-    of_z, of_weight, of_bias = aten.native_layer_norm_backward(
-        grad, z, z.shape[-1:], mean, inverse, numbers.weight, numbers.bias, list(needed)
+    grad_z, grad_weight, grad_bias = aten.native_layer_norm_backward(
+        grad, z, z.shape[-1:], mean, inverse, layer.weight, layer.bias, list(needed)
     )
     if needed[0] and residual is not None:
-        of_z = residual + of_z
-    return of_z, of_weight, of_bias
+        grad_z = residual + grad_z
+    return grad_z, grad_weight, grad_bias
 
 
 def add_norm_backward(
@@ -121,24 +126,24 @@ def add_norm_backward(
     z: Tensor,
     mean: Tensor,
     inverse: Tensor,
-    numbers: Norm,
+    layer: LayerNormParameters,
     needed: tuple[bool, bool, bool],
     residual: Tensor,
     mask: Mask,
     dtype: torch.dtype,
 ) -> tuple[Tensor | None, ...]:
-    """norm_backward, and the gradient of the branch, of `dtype`, last."""
+    """The results of norm_backward, then the gradient of the branch in `dtype`: see add_norm."""
     kernel = kernels.layers(grad, z, residual)
     if kernel is not None and all(needed):
-        of_z, of_branch, *rest = kernel.norm_backward(
-            grad, z, mean, inverse, numbers.weight, residual, dtype, *mask
+        grad_z, grad_branch, *affine = kernel.norm_backward(
+            grad, z, mean, inverse, layer.weight, residual, dtype, *mask
         )
-        return of_z, *rest, of_branch
-    found = norm_backward(grad, z, mean, inverse, numbers, (True, *needed[1:]), residual)
-    return *found, dropped(found[0].to(dtype), mask)
+        return grad_z, *affine, grad_branch
+    gradients = norm_backward(grad, z, mean, inverse, layer, (True, *needed[1:]), residual)
+    return *gradients, dropped(gradients[0].to(dtype), mask)
 
 
-def _for_sum(x: Tensor, branch: Tensor):
-    """The kernels write the sum as x is."""
+def _kernel_for_sum(x: Tensor, branch: Tensor):
+    """The kernels write x + branch in x's dtype, so they are used only where PyTorch would, too."""
     widened = torch.promote_types(x.dtype, branch.dtype) != x.dtype
     return None if widened else kernels.layers(x, branch)

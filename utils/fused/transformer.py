@@ -1,13 +1,13 @@
-"""The layers of a Transformer around attention, that move and keep less than the plain ones.
+"""Fused Transformer layers, but for attention: less memory traffic, fewer saved activations.
 
     norm_linear   LayerNorm(x) W' + b
     feed_forward  z + dropout(dropout(gelu(LayerNorm(z) W1' + b1)) W2' + b2),
                   z = x + dropout(branch)
 
-Of dropout a byte is kept for each element. What LayerNorm and GELU with dropout make is needed
-again by the backward pass: the mode "speed" keeps it, "memory" makes it again from their inputs,
-which are kept in any case. Under autocast products are in its precision and the rest is as it is,
-as with the plain modules.
+A dropout mask takes one byte per element. The backward pass needs the outputs of LayerNorm and of
+GELU with dropout: the mode "speed" saves them, "memory" recomputes them from their inputs, which
+are saved in either mode. Under autocast, matrix products run in its dtype and the rest in the dtype
+of its input, as in the plain modules.
 """
 
 import torch
@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from utils.fused.elementwise import (
+    LayerNormParameters,
     Mask,
-    Norm,
     add_dropped,
     add_norm,
     add_norm_backward,
@@ -32,9 +32,9 @@ def norm_linear(
     layer: nn.LayerNorm, x: Tensor, weight: Tensor, bias: Tensor, mode: str = "memory"
 ) -> Tensor:
     """F.linear(layer(x), weight, bias): (rows, width) -> (rows, outputs)."""
-    how = _product_dtype(x), layer.eps, mode == "memory"
+    settings = _product_dtype(x), layer.eps, mode == "memory"
     with torch.autocast(x.device.type, enabled=False):
-        return _NormLinear.apply(*how, x, layer.weight, layer.bias, weight, bias)
+        return _NormLinear.apply(*settings, x, layer.weight, layer.bias, weight, bias)
 
 
 def feed_forward(
@@ -46,11 +46,11 @@ def feed_forward(
     rate: float,
     mode: str = "memory",
 ) -> Tensor:
-    """(rows, width), twice -> the same."""
+    """x and branch (rows, width) -> (rows, width); the formula is at the head of the file."""
     tensors = layer.weight, layer.bias, fc1.weight, fc1.bias, fc2.weight, fc2.bias
-    how = _product_dtype(x), layer.eps, mode == "memory"
+    settings = _product_dtype(x), layer.eps, mode == "memory"
     with torch.autocast(x.device.type, enabled=False):
-        return _FeedForward.apply(*how, rate, x, branch, *tensors)
+        return _FeedForward.apply(*settings, rate, x, branch, *tensors)
 
 
 def _product_dtype(x: Tensor) -> torch.dtype:
@@ -60,8 +60,8 @@ def _product_dtype(x: Tensor) -> torch.dtype:
 
 
 def _refuse_second_derivative() -> None:
-    if torch.is_grad_enabled():  # `once_differentiable` would leave parts out unsaid
-        raise RuntimeError("fused layers have no second derivative: take --fused none")
+    if torch.is_grad_enabled():  # `once_differentiable` would silently drop terms
+        raise RuntimeError("fused layers have no second derivative: use --fused none")
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -70,70 +70,75 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 def _linear_backward(grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
     """Gradients of x, weight and bias."""
-    of_weight, of_bias = (grad.t() @ x).to(weight.dtype), grad.sum(0).to(bias.dtype)
-    return grad @ weight.to(grad.dtype), of_weight, of_bias
+    grad_weight, grad_bias = (grad.t() @ x).to(weight.dtype), grad.sum(0).to(bias.dtype)
+    return grad @ weight.to(grad.dtype), grad_weight, grad_bias
 
 
 class _NormLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, dtype, eps: float, again: bool, x, scale, shift, weight, bias):
-        normal, mean, inverse = norm(x, Norm(scale, shift, eps), dtype)
+    def forward(ctx, dtype, eps: float, recompute: bool, x, scale, shift, weight, bias):
+        layer = LayerNormParameters(scale, shift, eps)
+        normal, mean, inverse = norm(x, layer, dtype)
         ctx.dtype, ctx.eps = dtype, eps
-        kept = None if again else normal
-        ctx.save_for_backward(x, kept, mean, inverse, scale, shift, weight, bias)
+        saved = None if recompute else normal
+        ctx.save_for_backward(x, saved, mean, inverse, scale, shift, weight, bias)
         return _linear(normal, weight, bias)
 
     @staticmethod
     def backward(ctx, grad):
         _refuse_second_derivative()
         x, normal, mean, inverse, scale, shift, weight, bias = ctx.saved_tensors
-        numbers = Norm(scale, shift, ctx.eps)
+        layer = LayerNormParameters(scale, shift, ctx.eps)
         if normal is None:
-            normal = norm(x, numbers, ctx.dtype)[0]
-        of_normal, *of_linear = _linear_backward(grad, normal, weight, bias)
+            normal = norm(x, layer, ctx.dtype)[0]
+        grad_normal, *linear_grads = _linear_backward(grad, normal, weight, bias)
         needed = ctx.needs_input_grad[3:6]
-        of_norm = norm_backward(of_normal, x, mean, inverse, numbers, needed)
-        return None, None, None, *of_norm, *of_linear
+        norm_grads = norm_backward(grad_normal, x, mean, inverse, layer, needed)
+        return None, None, None, *norm_grads, *linear_grads
 
 
 class _FeedForward(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx, dtype, eps: float, again: bool, rate: float, x, branch,
+        ctx, dtype, eps: float, recompute: bool, rate: float, x, branch,
         scale, shift, w1, b1, w2, b2,
     ):  # fmt: skip
-        of_branch = Mask.draw(branch, rate)
-        z, normal, mean, inverse = add_norm(x, branch, of_branch, Norm(scale, shift, eps), dtype)
+        branch_mask = Mask.draw(branch, rate)
+        layer = LayerNormParameters(scale, shift, eps)
+        z, normal, mean, inverse = add_norm(x, branch, branch_mask, layer, dtype)
         hidden = _linear(normal, w1, b1)  # (rows, ffn)
-        inner = Mask.draw(hidden, rate)
-        gated = gelu_dropped(hidden, inner)
-        y = _linear(gated, w2, b2)
-        outer = Mask.draw(y, rate)
-        ctx.dtype, ctx.of_branch, ctx.eps, ctx.factor = dtype, branch.dtype, eps, inner.factor
-        made = (None, None) if again else (normal, gated)
-        masks = of_branch.kept, inner.kept, outer.kept
-        ctx.save_for_backward(z, mean, inverse, hidden, *made, *masks, scale, shift, w1, b1, w2, b2)
-        return add_dropped(z, y, outer)
+        hidden_mask = Mask.draw(hidden, rate)
+        activated = gelu_dropped(hidden, hidden_mask)
+        y = _linear(activated, w2, b2)
+        y_mask = Mask.draw(y, rate)
+        ctx.dtype, ctx.branch_dtype, ctx.eps = dtype, branch.dtype, eps
+        ctx.factor = hidden_mask.factor
+        recomputed = (None, None) if recompute else (normal, activated)
+        masks = branch_mask.kept, hidden_mask.kept, y_mask.kept
+        parameters = scale, shift, w1, b1, w2, b2
+        ctx.save_for_backward(z, mean, inverse, hidden, *recomputed, *masks, *parameters)
+        return add_dropped(z, y, y_mask)
 
     @staticmethod
     def backward(ctx, grad):
         _refuse_second_derivative()
-        z, mean, inverse, hidden, normal, gated, *saved = ctx.saved_tensors
-        of_branch, inner, outer = (Mask(kept, ctx.factor) for kept in saved[:3])
+        z, mean, inverse, hidden, normal, activated, *saved = ctx.saved_tensors
+        branch_mask, hidden_mask, y_mask = (Mask(kept, ctx.factor) for kept in saved[:3])
         scale, shift, w1, b1, w2, b2 = saved[3:]
-        numbers = Norm(scale, shift, ctx.eps)
-        if gated is None:
-            gated = gelu_dropped(hidden, inner)
-        of_y = dropped(grad.to(ctx.dtype), outer)
-        of_gated, *of_second = _linear_backward(of_y, gated, w2, b2)
-        del gated
-        of_hidden = gelu_dropped_backward(of_gated, hidden, inner)
+        layer = LayerNormParameters(scale, shift, ctx.eps)
+        if activated is None:
+            activated = gelu_dropped(hidden, hidden_mask)
+        grad_y = dropped(grad.to(ctx.dtype), y_mask)
+        grad_activated, *fc2_grads = _linear_backward(grad_y, activated, w2, b2)
+        del activated
+        grad_hidden = gelu_dropped_backward(grad_activated, hidden, hidden_mask)
         if normal is None:
-            normal = norm(z, numbers, ctx.dtype)[0]
-        of_normal, *of_first = _linear_backward(of_hidden, normal, w1, b1)
+            normal = norm(z, layer, ctx.dtype)[0]
+        grad_normal, *fc1_grads = _linear_backward(grad_hidden, normal, w1, b1)
         needs = ctx.needs_input_grad
         needed = needs[4] or needs[5], *needs[6:8]
-        of_z, of_scale, of_shift, of_branch = add_norm_backward(
-            of_normal, z, mean, inverse, numbers, needed, grad, of_branch, ctx.of_branch
+        grad_z, grad_scale, grad_shift, grad_branch = add_norm_backward(
+            grad_normal, z, mean, inverse, layer, needed, grad, branch_mask, ctx.branch_dtype
         )
-        return None, None, None, None, of_z, of_branch, of_scale, of_shift, *of_first, *of_second
+        norm_grads = grad_scale, grad_shift
+        return None, None, None, None, grad_z, grad_branch, *norm_grads, *fc1_grads, *fc2_grads

@@ -1,1 +1,1 @@
-"""What this machine has, and how PyTorch uses it."""
+"""CPU cores, host memory, and settings of PyTorch's backends."""

@@ -1,12 +1,11 @@
-"""How PyTorch uses cuDNN, which makes a plan for every new shape and keeps it.
+"""How PyTorch uses cuDNN, which makes an execution plan for each new shape and caches it.
 
-Convolutions (`search_plans`, `trial_plans`): to try all plans of a shape takes seconds and finds a
-faster one than cuDNN would choose unasked. That pays for the whole micro-batches of training, and
-neither for the smaller last one of an epoch, nor for evaluation, nor for the sizes that
---auto_batch tries.
+Convolutions (`search_plans`, `trial_plans`): benchmarking all plans of a shape takes seconds and
+finds a faster one than cuDNN's heuristics. This pays off for training's full micro-batches, but not
+for an epoch's smaller last one, for evaluation, or for the sizes that --auto_batch tries.
 
-Attention (`prefer_flash_attention`): that of cuDNN needs a plan for every new length of the texts,
-which takes longer than the attention itself. FlashAttention needs none.
+Attention (`prefer_flash_attention`): cuDNN's needs a plan for every new sequence length, and making
+it takes longer than the attention itself. FlashAttention needs none.
 """
 
 import contextlib
@@ -16,15 +15,15 @@ import torch
 
 
 def search_plans(wanted: bool) -> None:
-    """From here on, whether convolutions of a new shape try all plans, in backward passes too. A
-    shape keeps its plan: one that cuDNN has chosen unasked is not searched for later."""
+    """Sets whether convolutions of a new shape, backward passes included, benchmark all plans from
+    now on. Shapes that already have a plan keep it, even one from cuDNN's heuristics."""
     torch.backends.cudnn.benchmark = wanted
 
 
 @contextlib.contextmanager
 def trial_plans() -> Iterator[None]:
-    """Within it convolutions take the plans that cuDNN chooses unasked, and training does not find
-    them later: PyTorch keeps those of deterministic convolutions apart from the others."""
+    """A context in which convolutions use the plans of cuDNN's heuristics, without leaving them in
+    the cache for training: PyTorch caches plans of deterministic convolutions separately."""
     before = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
     torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
     try:
@@ -34,6 +33,6 @@ def trial_plans() -> Iterator[None]:
 
 
 def prefer_flash_attention() -> None:
-    """`scaled_dot_product_attention` leaves cuDNN out, and from PyTorch 2.15 on `varlen_attn` does,
-    too; for earlier versions see `utils.models.transformer.WINDOWS`."""
+    """Disables cuDNN's attention for `scaled_dot_product_attention`, and from PyTorch 2.15 on for
+    `varlen_attn`; for earlier versions see `utils.models.transformer.WINDOWS`."""
     torch.backends.cuda.enable_cudnn_sdp(False)

@@ -1,4 +1,4 @@
-"""How a GPU or a CPU multiplies float32 numbers: in full, or rounded to fewer bits first."""
+"""Precision of float32 matrix products and convolutions: full, or with inputs rounded first."""
 
 import contextlib
 
@@ -7,15 +7,16 @@ import torch
 
 @contextlib.contextmanager
 def float32_products(kind: str):
-    """Within it, products of float32 matrices and convolutions are computed as `kind` says.
+    """A context that sets the precision of float32 matrix products and convolutions.
 
-    The settings are those of the process, so they also hold for the threads in which autograd runs
-    the backward pass on a GPU, as long as it is called within. To change them waits for nothing:
-    the host chooses the kernel by them when it launches it.
+    The settings are process-wide, so they also hold for autograd's threads, which run the backward
+    pass on a GPU, if it is called within the context. Changing them needs no synchronization: they
+    choose the kernel at launch.
 
     Args:
-        kind: "float32": in full. "fast": of factors rounded to TF32 on a GPU, to bfloat16 on a CPU
-            that multiplies these, added up in float32; other CPUs go on in full.
+        kind: "float32": full precision. "fast": inputs are rounded to TF32 on a GPU, to bfloat16 on
+            a CPU with bfloat16 instructions, and accumulated in float32; other CPUs use full
+            precision.
     """
     gpu, cpu = ("tf32", "bf16") if kind == "fast" else ("ieee", "ieee")
     wanted = {
@@ -24,7 +25,7 @@ def float32_products(kind: str):
         torch.backends.mkldnn.matmul: cpu,
         torch.backends.mkldnn.conv: cpu,
     }
-    # Never by `allow_tf32`: PyTorch refuses to read the older setting once the newer one differs.
+    # Not by `allow_tf32`: PyTorch raises on reading the old setting once the new one differs.
     before = {backend: backend.fp32_precision for backend in wanted}
     try:
         for backend, precision in wanted.items():

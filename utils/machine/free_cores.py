@@ -1,8 +1,8 @@
-"""How many threads compute on a CPU: as many as other programs leave cores for.
+"""Adapts PyTorch's number of CPU threads to the cores that other programs leave free.
 
-The threads of one operation wait for each other at its end. Where one of two threads has to share
-its core with another program, the other one waits for it in every operation, and both together are
-slower than one alone (docs/measurements.md has figures).
+The threads of an operation wait for each other at its end. If one of two threads shares its core
+with another program, the other thread waits in every operation, and the two are slower than one
+alone (figures in benchmarks/results/busy_machine.md).
 """
 
 import math
@@ -13,94 +13,98 @@ from pathlib import Path
 
 import torch
 
-SECONDS = 2.0  # at least, from one look to the next
-# A core counts as taken from this part of its time on: a program that wants all of it gets half
-# while one of our threads is there, too. Below the other part it counts as free again.
-TAKEN, FREE = 0.4, 0.3
+SECONDS = 2.0  # minimum time between two measurements
+# A core counts as busy if others use at least BUSY of its time: a program that would use a whole
+# core gets half of it if one of our threads is on it. It counts as free again below FREE.
+BUSY, FREE = 0.4, 0.3
 
 
 class FreeCores:
-    """Sets PyTorch's number of threads: `most`, less one for each core that others keep busy, and
-    at least one. Results differ in their last bits with the number of threads.
+    """Sets PyTorch's number of threads: `max_threads`, or the number of cores that others leave
+    free if that is smaller, but at least one. The number of threads changes results in their last
+    bits.
 
     Args:
-        most: threads on a machine with nothing else to do.
-        say: is told of the first time that threads are fewer.
-        log: of all other changes.
-        cores: that this process may use.
-        others: () -> seconds that processes other than this one, its threads and its ended children
-            have computed on these cores since the machine's start.
+        max_threads: number of threads on an otherwise idle machine.
+        say: called with a message the first time the number is lowered.
+        log: called with a message for all other changes.
+        cores: number of cores that this process may use; None: as the system says.
+        others_seconds: () -> CPU seconds of all other processes on these cores since boot; None:
+            `cpu_seconds_of_others`.
         clock: () -> seconds.
     """
 
     def __init__(
         self,
-        most: int,
+        max_threads: int,
         say: Callable[[str], None],
         log: Callable[[str], None],
         cores: int | None = None,
-        others: Callable[[], float] | None = None,
+        others_seconds: Callable[[], float] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self.most, self.say, self.log = most, say, log
+        self.max_threads, self.say, self.log = max_threads, say, log
         self.cores = cores or len(os.sched_getaffinity(0))
-        self.others, self.clock = others or seconds_of_others, clock
-        self.threads = most
-        self.seen, self.since = self.others(), clock()
+        self.others_seconds, self.clock = others_seconds or cpu_seconds_of_others, clock
+        self.threads = max_threads
+        self.last_seconds, self.last_time = self.others_seconds(), clock()
 
     def look(self) -> None:
-        """Takes another number of threads where others have begun or ended; cheap enough to be
-        called after every step, for it looks every SECONDS."""
+        """Adapts the number of threads. Measures at most every SECONDS, so it is cheap enough to
+        call after every step."""
         now = self.clock()
-        if now - self.since < SECONDS:
+        if now - self.last_time < SECONDS:
             return
-        seen = self.others()
-        busy = (seen - self.seen) / (now - self.since)  # cores, as a mean
-        self.seen, self.since = seen, now
-        fewer = self.cores - math.floor(busy + 1 - TAKEN)
-        more = self.cores - math.floor(busy + 1 - FREE)
-        threads = max(1, min(self.most, fewer, max(self.threads, more)))
+        seconds = self.others_seconds()
+        busy = (seconds - self.last_seconds) / (now - self.last_time)  # cores in use, on average
+        self.last_seconds, self.last_time = seconds, now
+        not_busy = self.cores - math.floor(busy + 1 - BUSY)
+        free = self.cores - math.floor(busy + 1 - FREE)
+        threads = max(1, min(self.max_threads, not_busy, max(self.threads, free)))
         if threads != self.threads:
-            self._take(threads)
+            self._set_threads(threads)
 
-    def _take(self, threads: int) -> None:
+    def _set_threads(self, threads: int) -> None:
         if threads < self.threads:
             line = (
-                f"other programs use the CPU: {threads} of {self.most} threads compute from here "
-                f"on (--threads {self.most} keeps them all)"
+                f"other programs use the CPU: computing with {threads} of {self.max_threads} "
+                f"threads from here on (--threads {self.max_threads} keeps all)"
             )
-            tell, self.say = self.say, self.log
+            report, self.say = self.say, self.log
         else:
-            line = f"cores are free again: {threads} of {self.most} threads compute from here on"
-            tell = self.log
+            line = (
+                f"cores are free again: computing with {threads} of {self.max_threads} threads "
+                "from here on"
+            )
+            report = self.log
         torch.set_num_threads(threads)
         self.threads = threads
-        tell(line)
+        report(line)
 
 
-def seconds_of_others(root: Path = Path("/")) -> float:
-    """Processor time on the cores that this process may use, less its own and that of its children
-    that have ended. A child that still runs is one of the others: it needs a core like them.
+def cpu_seconds_of_others(root: Path = Path("/")) -> float:
+    """CPU seconds since boot on the cores that this process may use, less those of this process and
+    of its children that have ended. Running children count as others, since they need cores, too.
 
     Args:
         root: of the file system whose /proc is read.
     Raises:
-        OSError: the system does not tell (/proc/stat of Linux).
+        OSError: there is no /proc/stat (Linux only).
     """
-    own = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    usable = {f"cpu{number}" for number in os.sched_getaffinity(0)}
     ticks = 0
     for line in (root / "proc/stat").read_text().splitlines():
         name, *values = line.split()
-        if name in own:
+        if name in usable:
             user, nice, system, _, _, interrupts, soft, *rest = map(int, values)
             ticks += user + nice + system + interrupts + soft + (rest[0] if rest else 0)
     return ticks / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4])
 
 
 def follow_free_cores(say: Callable, log: Callable) -> FreeCores | None:
-    """From PyTorch's present number of threads; None where there is nothing to choose, or where the
-    system does not tell what others do."""
+    """A FreeCores with PyTorch's current number of threads as maximum; None if that is 1, or if
+    the system does not report the CPU time of other processes."""
     try:
         return FreeCores(torch.get_num_threads(), say, log) if torch.get_num_threads() > 1 else None
-    except (OSError, AttributeError, ValueError):  # no Linux
+    except (OSError, AttributeError, ValueError):  # not Linux
         return None

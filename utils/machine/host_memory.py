@@ -1,4 +1,4 @@
-"""The memory of the machine: what a process can still take, and what becomes of what it frees."""
+"""Host memory: how much is available, and whether the C library keeps or returns freed memory."""
 
 import ctypes
 import os
@@ -6,65 +6,70 @@ import resource
 import sys
 from pathlib import Path
 
-# Of the first version of control groups; the second one says "max".
+# Limits from here on mean "no limit" in cgroup v1; v2 says "max".
 NO_LIMIT = 1 << 60
-# mallopt's parameters, by glibc's malloc.h, and what a user sets them by.
+# mallopt's parameters from glibc's malloc.h, and the environment variables that set them.
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
-CHOSEN = ("MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_")
+VARIABLES = (
+    "MALLOC_MMAP_MAX_",
+    "MALLOC_MMAP_THRESHOLD_",
+    "MALLOC_TRIM_THRESHOLD_",
+    "MALLOC_TOP_PAD_",
+)
 TUNABLES = ("glibc.malloc.mmap_", "glibc.malloc.trim_", "glibc.malloc.top_pad")
 
 
 def keep_freed_memory() -> bool:
-    """From here on the heap of this process, which its first thread uses, is never trimmed, and
-    all tensors of that thread are in it: what is freed stays for those of the next step.
+    """Makes glibc keep freed memory for reuse: the main thread's tensors are all allocated from the
+    heap, and the heap is never trimmed.
 
-    By default glibc maps large tensors one by one and unmaps them when they are freed, and trims
-    the heap, so that the same memory comes anew by page faults in every step (mallopt(3);
-    docs/performance.md has what that takes). Nothing is done with another C library, or where the
-    environment says what malloc is to do.
+    By default glibc maps each large tensor, unmaps it when it is freed, and trims the heap, so that
+    every step gets the same memory again through page faults (mallopt(3); the cost is in
+    benchmarks/results/host_memory.md). Does nothing with another C library, or if the environment
+    already configures malloc.
 
     Returns:
-        whether it is done.
+        whether it took effect.
     """
     tunables = os.environ.get("GLIBC_TUNABLES", "")
-    chosen = [name for name in CHOSEN if name in os.environ]
-    chosen += [name for name in TUNABLES if name in tunables]
-    if chosen or sys.platform != "linux":
+    configured = [name for name in VARIABLES if name in os.environ]
+    configured += [name for name in TUNABLES if name in tunables]
+    if configured or sys.platform != "linux":
         return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl does not have it
     return mallopt is not None and all([mallopt(M_MMAP_MAX, 0), mallopt(M_TRIM_THRESHOLD, -1)])
 
 
 def hand_back_freed_memory() -> None:
-    """Once, the pages that are free now."""
+    """Returns the currently free heap pages to the system, once."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
 
 
 def peak_rss() -> int:
-    """Bytes of resident memory that this process has had at most."""
-    try:  # without those of the process that has started it
+    """Peak resident memory of this process in bytes."""
+    try:  # VmHWM, unlike ru_maxrss, excludes the process that started this one
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return 1024 * int(line.split()[1])
     except OSError:
         pass
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else 1024 * most
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
 
 
 def available_memory(root: Path = Path("/")) -> float:
-    """Bytes that processes can still take: what the system has, or what the control groups (1 or
-    2) of this process leave, if that is less. Infinity where the system does not tell.
+    """Bytes that can still be allocated: available on the system, or within the limits of this
+    process's cgroups (v1 or v2), whichever is less. Infinity if the system does not report it.
 
     Args:
         root: of the file system whose /proc and /sys are read.
     """
-    return min([_of_system(root), *_of_groups(root)])
+    return min([_system_available(root), *_groups_available(root)])
 
 
-def _of_system(root: Path) -> float:
+def _system_available(root: Path) -> float:
     try:
         for line in (root / "proc/meminfo").read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):
@@ -76,14 +81,14 @@ def _of_system(root: Path) -> float:
         return float("inf")
 
 
-def _of_groups(root: Path) -> list[float]:
-    """What each group that this process is in, and each above it, leaves."""
+def _groups_available(root: Path) -> list[float]:
+    """Bytes available in each cgroup of this process and in each ancestor that has a limit."""
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
-    left = []
-    for line in lines:  # number:controllers:/path; of version 2 there are no controllers
+    available = []
+    for line in lines:  # number:controllers:/path; controllers is empty for v2
         _, controllers, path = line.split(":", 2)
         if controllers == "":
             top, names = root / "sys/fs/cgroup", ("memory.max", "memory.current")
@@ -92,16 +97,16 @@ def _of_groups(root: Path) -> list[float]:
             names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
         else:
             continue
-        # Within a container the path is often that of the host: the group is then the top one.
+        # In a container the path is often the host's, and the process's cgroup is the top one.
         parts = Path(path).parts[1:]
         for depth in range(len(parts) + 1):
-            left += _left(top.joinpath(*parts[:depth]), *names)
-    return left
+            available += _group_available(top.joinpath(*parts[:depth]), *names)
+    return available
 
 
-def _left(group: Path, limit_name: str, usage_name: str) -> list[float]:
-    """[bytes] that a group leaves, or [] where it has no limit. What files of the disk are kept in
-    memory unused does not count."""
+def _group_available(group: Path, limit_name: str, usage_name: str) -> list[float]:
+    """[available bytes] of a cgroup, or [] if it has no limit. Inactive page cache counts as
+    available."""
     try:
         limit = int((group / limit_name).read_text())
         used = int((group / usage_name).read_text())
@@ -114,5 +119,5 @@ def _left(group: Path, limit_name: str, usage_name: str) -> list[float]:
         statistics = {name: int(value) for name, value in pairs}
     except (OSError, ValueError):
         statistics = {}
-    files = statistics.get("total_inactive_file", statistics.get("inactive_file", 0))
-    return [max(limit - used + files, 0)]
+    page_cache = statistics.get("total_inactive_file", statistics.get("inactive_file", 0))
+    return [max(limit - used + page_cache, 0)]

@@ -1,1 +1,1 @@
-"""Mixup and CutMix: how much is mixed, and who decides it."""
+"""Mixup, CutMix and meta-mixup, which learns lambda."""

@@ -1,4 +1,4 @@
-"""How a lower loss on clean samples depends on lambda, through one virtual step of the weights.
+"""The gradient of the loss on clean samples with respect to lambda, through one virtual step.
 
 MetaMixUp: Mai, Hu, Chen, Shen and Shen, "MetaMixUp: learning adaptive interpolation policy of MixUp
 with meta-learning" (2019), arXiv:1908.10059. A step of plain gradient descent on the mixed batch,
@@ -9,21 +9,21 @@ and its effect on the clean batch, differentiated by the chain rule:
 
     d L_clean(w') / d lambda = -lr v . d grad_w L_mixed(w, lambda) / d lambda,  v = grad L_clean(w')
 
-Exactly that takes the gradient of a gradient. The product with v is a directional derivative
-along v, though, and so is the limit of a difference of two ordinary gradients, as in DARTS (Liu,
-Simonyan and Yang, 2019, arXiv:1806.09055, equation 8):
+Computing this exactly takes a second backward pass through the first. But the product with v is a
+directional derivative along v, which a finite difference of two ordinary gradients approximates, as
+in DARTS (Liu, Simonyan and Yang, 2019, arXiv:1806.09055, equation 8):
 
     -lr (d L_mixed(w + e v, lambda) - d L_mixed(w, lambda)) / d lambda / e
 
-A gradient jumps where a ReLU opens or closes between the two ends, which the derivative knows
-nothing of and a difference would divide by e. So the second end keeps the ReLUs open that are open
-at w (`Gates`).
+Where a ReLU switches between w and w + e v, the gradient jumps. The exact derivative ignores such
+jumps, but the difference would divide them by e. So the second evaluation reuses the ReLU masks of
+the first (`ReluMasks`).
 
-Rounding is divided by e, too. By default convolutions on a GPU since Ampere round float32 to the 10
-bits of TF32 (of matrix products the user may ask the same), which is more than e v: the difference
-would be noise. A second backward pass through a deep network suffers as well. So everything here is
-computed in full float32, whatever the process has set, at the speed that products have without
-TF32. Only `gradient_at` is not: v may be as rough as any gradient.
+Rounding errors are divided by e, too. By default, convolutions on a GPU since Ampere round float32
+to the 10 bits of TF32 (matrix products do so on request), which is more than e v: the difference
+would be noise. A second backward pass through a deep network suffers as well. So everything here
+runs in full float32, whatever the process has set, at the cost of running without TF32. The one
+exception is `gradient_at`: v need not be more accurate than any other gradient.
 """
 
 from collections.abc import Callable, Iterator
@@ -38,12 +38,11 @@ from utils.machine.float32 import float32_products
 
 Weights = list[Tensor]
 
-# How far the weights are moved, by their precision: so far in multiples of |w| (of 1 where that is
-# smaller) in the tensor that is moved the most. The gradient of a deep network lies in its first
-# layers, which a measure of all weights together would move too far. The square root of the
-# rounding error would balance rounding and truncation where the loss bends as much as it rises;
-# along the weights of a normalised network it bends more, hence the eighth.
-NUDGE = {dtype: torch.finfo(dtype).eps ** 0.5 / 8 for dtype in (torch.float32, torch.float64)}
+# Size of the finite difference, by dtype: max |e v| / max(|w|, 1) over the weight tensors. Taken
+# per tensor because a deep network's gradient is concentrated in its first layers, which a norm
+# over all weights would move too far. sqrt(eps) balances rounding and truncation errors where
+# curvature and slope are of equal size; a normalised network has more curvature, hence the 1/8.
+RELATIVE_STEP = {t: torch.finfo(t).eps ** 0.5 / 8 for t in (torch.float32, torch.float64)}
 
 RELUS = {torch.relu, Tensor.relu, F.relu, torch.relu_, Tensor.relu_, F.relu_}
 
@@ -56,41 +55,45 @@ def exact_hypergradient(
     lam: Tensor,
     lr: float,
 ) -> Tensor:
-    """d clean(w') / d lambda by a second backward pass through the first one.
+    """d clean(w') / d lambda by a second backward pass through the first.
 
     Args:
         mixed: weights, lambda -> () loss; twice differentiable.
         clean: weights -> () loss.
-        weights: where the virtual step begins; not changed.
+        weights: w, before the virtual step; not changed.
         lam: (n,).
-        lr: of the virtual step.
+        lr: learning rate of the virtual step.
     Returns:
-        of the shape of `lam`.
+        (n,).
     """
     weights = [weight.detach().requires_grad_() for weight in weights]
     lam = lam.detach().requires_grad_()
-    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # fused attention has no second one
+    with (
+        torch.enable_grad(),
+        sdpa_kernel(SDPBackend.MATH),
+    ):  # fused attention has no second derivative
         gradient = torch.autograd.grad(
             mixed(weights, lam), weights, create_graph=True, materialize_grads=True
         )
-        ahead = [w - lr * g for w, g in zip(weights, gradient, strict=True)]
-        return torch.autograd.grad(clean(ahead), lam, materialize_grads=True)[0]
+        stepped = [w - lr * g for w, g in zip(weights, gradient, strict=True)]  # w'
+        return torch.autograd.grad(clean(stepped), lam, materialize_grads=True)[0]
 
 
 @float32_products("float32")
 def exact_product(
     mixed: Callable[[Weights, Tensor], Tensor], weights: Weights, v: Weights, lam: Tensor
 ) -> Tensor:
-    """v . d grad_w mixed(w, lambda) / d lambda, of the shape of `lam`, by a second backward pass.
-    Of several mixed batches whose losses are added up each has a product of its own."""
+    """v . d grad_w mixed(w, lambda) / d lambda, in the shape of `lam`, by a second backward pass.
+
+    If the loss is a sum over several mixed batches, each batch's product is computed by itself."""
     weights = [weight.detach().requires_grad_() for weight in weights]
     lam = lam.detach().requires_grad_()
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         gradient = torch.autograd.grad(
             mixed(weights, lam), weights, create_graph=True, materialize_grads=True
         )
-        along = sum((g * part).sum() for g, part in zip(gradient, v, strict=True))
-        return torch.autograd.grad(along, lam, materialize_grads=True)[0]
+        product = sum((g * part).sum() for g, part in zip(gradient, v, strict=True))
+        return torch.autograd.grad(product, lam, materialize_grads=True)[0]
 
 
 @float32_products("float32")
@@ -101,34 +104,34 @@ def fast_hypergradient(
     lam: Tensor,
     lr: float,
 ) -> Tensor:
-    """The same as `exact_hypergradient` by a difference: no graph of a gradient is kept, and the
-    second backward pass of the mixed batch goes to lambda alone.
+    """`exact_hypergradient`, approximated by a finite difference: no graph of a gradient is built,
+    and the second backward pass of the mixed batch computes only the gradient of lambda.
 
     Args:
         mixed: computes in the weights' precision (a lower one would round the difference away),
             and calls its ReLUs in the same order every time.
     """
-    at = [weight.detach().requires_grad_() for weight in weights]
-    gates, lam = Gates(), lam.detach().requires_grad_()
-    with torch.enable_grad(), gates:
-        loss = mixed(at, lam)
-    here, *gradient = torch.autograd.grad(loss, [lam, *at], materialize_grads=True)
+    leaves = [weight.detach().requires_grad_() for weight in weights]
+    relu_masks, lam = ReluMasks(), lam.detach().requires_grad_()
+    with torch.enable_grad(), relu_masks:
+        loss = mixed(leaves, lam)
+    lam_grad, *gradient = torch.autograd.grad(loss, [lam, *leaves], materialize_grads=True)
     weights = [weight.detach() for weight in weights]
     v = gradient_at(clean, torch._foreach_sub(weights, gradient, alpha=lr))
-    return -lr * _difference(mixed, weights, v, lam, here, gates)
+    return -lr * _difference(mixed, weights, v, lam, lam_grad, relu_masks)
 
 
 @float32_products("float32")
 def fast_product(
     mixed: Callable[[Weights, Tensor], Tensor], weights: Weights, v: Weights, lam: Tensor
 ) -> Tensor:
-    """The same as `exact_product` by a difference, with `mixed` as in `fast_hypergradient`."""
+    """`exact_product`, approximated by a finite difference; `mixed` as in `fast_hypergradient`."""
     weights = [weight.detach() for weight in weights]
-    gates, lam = Gates(), lam.detach().requires_grad_()
-    with torch.enable_grad(), gates:
+    relu_masks, lam = ReluMasks(), lam.detach().requires_grad_()
+    with torch.enable_grad(), relu_masks:
         loss = mixed(weights, lam)
-    (here,) = torch.autograd.grad(loss, lam)
-    return _difference(mixed, weights, v, lam, here, gates)
+    (lam_grad,) = torch.autograd.grad(loss, lam)
+    return _difference(mixed, weights, v, lam, lam_grad, relu_masks)
 
 
 def gradient_at(loss: Callable[[Weights], Tensor], weights: Weights) -> Weights:
@@ -138,31 +141,33 @@ def gradient_at(loss: Callable[[Weights], Tensor], weights: Weights) -> Weights:
         return list(torch.autograd.grad(loss(weights), weights, materialize_grads=True))
 
 
-def _difference(mixed, weights: Weights, v: Weights, lam: Tensor, here: Tensor, gates) -> Tensor:
-    """(d mixed(w + e v) - d mixed(w)) / d lambda / e, with `here` for the second."""
-    e = _nudge(weights, v)
-    nudged = torch._foreach_add(weights, torch._foreach_mul(v, e))
-    with torch.enable_grad(), gates:
-        loss = mixed(nudged, lam)
-    (there,) = torch.autograd.grad(loss, lam)
-    return (there - here) / e
+def _difference(
+    mixed, weights: Weights, v: Weights, lam: Tensor, lam_grad: Tensor, relu_masks
+) -> Tensor:
+    """(d mixed(w + e v) - d mixed(w)) / d lambda / e; `lam_grad` is d mixed(w) / d lambda."""
+    e = _step_size(weights, v)
+    moved = torch._foreach_add(weights, torch._foreach_mul(v, e))
+    with torch.enable_grad(), relu_masks:
+        loss = mixed(moved, lam)
+    (moved_grad,) = torch.autograd.grad(loss, lam)
+    return (moved_grad - lam_grad) / e
 
 
-def _nudge(weights: Weights, v: Weights) -> Tensor:
-    """(): e, such that no tensor of e v is longer than NUDGE times that of the weights."""
-    length, of_v = (torch.stack(torch._foreach_norm(tensors)) for tensors in (weights, v))
-    most = (of_v / length.clamp_min(1.0)).max()
-    return NUDGE[most.dtype] / most.clamp_min(torch.finfo(most.dtype).tiny)
+def _step_size(weights: Weights, v: Weights) -> Tensor:
+    """e, (): see RELATIVE_STEP."""
+    w_norm, v_norm = (torch.stack(torch._foreach_norm(tensors)) for tensors in (weights, v))
+    largest = (v_norm / w_norm.clamp_min(1.0)).max()
+    return RELATIVE_STEP[largest.dtype] / largest.clamp_min(torch.finfo(largest.dtype).tiny)
 
 
-class Gates(TorchFunctionMode):
-    """Within it the first time every ReLU of a forward pass is remembered, open or closed; within
-    it from then on the same forward pass finds them so."""
+class ReluMasks(TorchFunctionMode):
+    """A context that records every ReLU's mask on first use, and on later uses applies the recorded
+    masks in the same order instead of the inputs' own."""
 
     def __init__(self):
         super().__init__()
-        self.results: list[Tensor] = []  # of the first pass, above 0 where a ReLU is open
-        self.next: Iterator[Tensor] | None = None  # of the later passes
+        self.results: list[Tensor] = []  # ReLU outputs while recording; the mask is result > 0
+        self.next: Iterator[Tensor] | None = None  # None while recording
 
     def __enter__(self):
         self.next = iter(self.results) if self.results else None
@@ -174,7 +179,7 @@ class Gates(TorchFunctionMode):
             return func(*args, **kwargs)
         if self.next is None:
             result = func(*args, **kwargs)
-            self.results.append(result.detach())  # kept by autograd anyway
+            self.results.append(result.detach())  # autograd saves it anyway
             return result
-        # ReLU's own backward: the first argument where the second is above 0, else 0.
+        # ReLU's backward: the first argument where the second is above 0, else 0.
         return torch.ops.aten.threshold_backward(args[0], next(self.next), 0)

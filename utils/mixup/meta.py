@@ -1,16 +1,15 @@
 """Meta-mixup: lambda is chosen so that a step on mixed samples lowers the loss on clean ones.
 
 MetaMixUp: Mai, Hu, Chen, Shen and Shen (2019), arXiv:1908.10059; the derivative is in
-hypergradient.py. Two forms, alike to the trainer: `PolicyMixup` trains a policy (policy.py)
-every few steps, `SampleMixup` chooses a lambda for every pair anew, as the paper does.
+hypergradient.py. Two forms with the same interface: `PolicyMixup` trains a policy (policy.py) every
+few steps, `SampleMixup` optimizes each pair's lambda in every step, as in the paper.
 
-The virtual step is one of plain gradient descent at the present learning rate, whatever the
-optimizer. It is taken by copies: BatchNorm's statistics, random states, gradients and the
-optimizer are as they were.
+The virtual step is plain gradient descent at the current learning rate, whatever the optimizer. It
+works on copies: BatchNorm's statistics, random states, gradients and optimizer do not change.
 
-With several processes the policy looks at pairs of all of them. Each has some of the pairs and of
-the clean samples; the gradient of the clean loss and that of the policy are added up over them, so
-that the policy is the same on all, and the one of a single process with the same step.
+With several processes each holds some of the pairs and of the clean samples. The gradients of the
+clean loss and of the policy are summed over the ranks, so that all ranks have the same policy, and
+the same as a single process with the same global batch.
 """
 
 import contextlib
@@ -33,15 +32,15 @@ from utils.mixup.hypergradient import (
 from utils.mixup.mixing import MixPlan, mix_pairs
 from utils.mixup.policy import MixupPolicy
 
-Clean = tuple[Tensor | tuple, Tensor]  # inputs and targets
+CleanBatch = tuple[Tensor | tuple, Tensor]  # inputs and targets
 
 
 class Pairs(NamedTuple):
-    """Samples and their partners, before they are mixed. Where the model mixes by itself, a whole
-    micro-batch, in which the partners are."""
+    """m samples and their partners, before mixing. Where the model itself mixes, a whole
+    micro-batch, which contains the partners."""
 
-    own: Tensor | tuple  # (m, ...), or what the model takes
-    other: Tensor | None  # (m, ...); None: the model mixes
+    own: Tensor | tuple  # (m, ...), or the model's inputs where it mixes
+    other: Tensor | None  # (m, ...), the partners; None where the model mixes
     targets: Tensor  # (m,) int64
     partners: Tensor  # (m,) int64, the partners' classes
     lam: Tensor  # (m,) as in the plan
@@ -49,41 +48,40 @@ class Pairs(NamedTuple):
 
 
 class ModelTensors:
-    """The tensors of a model of which every rank holds the whole. For one whose parameters are
-    divided among the ranks, another class with these methods brings them together; all ranks call
-    it at the same times.
+    """The tensors of a model that every rank holds in full. For sharded parameters another class
+    with these methods gathers them; its methods are collective.
 
-    All are by their names in the model, in the same order on every rank.
+    All are keyed by their names in the model, in the same order on every rank.
     """
 
     def __init__(self, model: nn.Module):
         self.model = model
 
     def weights(self) -> dict[str, Tensor]:
-        """All parameters; `requires_grad` tells which ones train."""
+        """All parameters; those with `requires_grad` are trained."""
         return dict(self.model.named_parameters())
 
     def gradients(self) -> dict[str, Tensor]:
-        """Of the mean loss of the whole step, of all ranks; of the parameters that have one."""
+        """Gradients of the mean loss over the global batch, for the parameters that have one."""
         return {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
 
     def buffers(self) -> dict[str, Tensor]:
-        """They are not changed."""
+        """All buffers; the caller must not change them."""
         return dict(self.model.named_buffers())
 
 
 class VirtualStep:
-    """The hypergradient of a model's lambda.
+    """Hypergradients of a model: d clean loss / d lambda through one virtual step.
 
     Args:
-        model: never a compiled wrapper. It is called with all its tensors replaced, and may lie on
-            the meta device where `tensors` come from elsewhere.
+        model: not compiled. It is called with all its tensors replaced, so with `tensors` from
+            another model it may be on the meta device.
         losses: (logits, targets, partners' targets, lambda) -> (n,).
-        autocast: () -> context of the forward pass of the clean samples; that of the mixed ones is
-            in the weights' own precision (see hypergradient.py).
-        exact: by double backward.
+        autocast: () -> context for the forward pass of the clean samples; the mixed samples are
+            computed in the weights' precision (see hypergradient.py).
+        exact: by double backward instead of a finite difference.
         exchange: with the other ranks.
-        tensors: of the model, or of the one that it is a copy of; None: the model's own.
+        tensors: used in place of the model's own; None: the model's own.
     """
 
     def __init__(
@@ -99,9 +97,9 @@ class VirtualStep:
         self.exchange = exchange or Exchange()
         self.tensors = tensors or ModelTensors(model)
 
-    def of_batch(self, pairs: Pairs, lam: Tensor, clean: Clean, lr: float) -> Tensor:
-        """d (mean loss on the clean batch after a virtual step on these pairs) / d lam, (m,).
-        Each rank's own: nothing is exchanged."""
+    def of_batch(self, pairs: Pairs, lam: Tensor, clean: CleanBatch, lr: float) -> Tensor:
+        """d (mean loss on the clean batch after a virtual step on these pairs) / d lam, (m,). Uses
+        this rank's samples alone: nothing is exchanged."""
         weights = self.tensors.weights()
         names = [name for name, weight in weights.items() if weight.requires_grad]
         call = self._call(weights, names)
@@ -112,54 +110,55 @@ class VirtualStep:
         def mixed(at: Weights, lam: Tensor) -> Tensor:
             return self._mixed_losses(call, at, pairs, lam).mean()
 
-        find = exact_hypergradient if self.exact else fast_hypergradient
-        return find(mixed, clean_loss, [weights[name] for name in names], lam, lr)
+        hypergradient = exact_hypergradient if self.exact else fast_hypergradient
+        return hypergradient(mixed, clean_loss, [weights[name] for name in names], lam, lr)
 
     def of_step(
-        self, pieces: list[Pairs], lams: list[Tensor], total: int, clean: Clean, lr: float
+        self, pieces: list[Pairs], lams: list[Tensor], total: int, clean: CleanBatch, lr: float
     ) -> list[Tensor]:
-        """The same after the step along the gradient of the whole optimizer step, which is known;
-        collective.
+        """d (mean loss on the clean batch) / d lam after a virtual step along the gradient of the
+        whole optimizer step, which the parameters already have. Collective.
 
         Args:
-            pieces: of this rank, one at a time through the model; one may have no pairs.
-            lams: of each.
-            total: pairs of all pieces and ranks, over which the mixed loss is a mean.
-            clean: this rank's share of the clean batch, which may be empty.
+            pieces: this rank's pairs in groups that fit through the model; a piece may be empty.
+            lams: one (m,) for each piece.
+            total: number of pairs of all pieces and ranks, over which the mixed loss is averaged.
+            clean: this rank's part of the clean batch, which may be empty.
         Returns:
-            d clean loss / d lam of each piece.
+            for each piece, (m,).
         """
         weights, gradients = self.tensors.weights(), self.tensors.gradients()
         call = self._call(weights, list(gradients))
-        now = [weights[name].detach() for name in gradients]
-        ahead = torch._foreach_sub(now, list(gradients.values()), alpha=lr)
-        v = self._clean_gradient(call, ahead, clean)
+        current = [weights[name].detach() for name in gradients]
+        stepped = torch._foreach_sub(current, list(gradients.values()), alpha=lr)
+        v = self._clean_gradient(call, stepped, clean)
         product = exact_product if self.exact else fast_product
 
-        def of_piece(pairs: Pairs, lam: Tensor) -> Tensor:
-            if pairs.plan is not None and not len(lam):  # no text; of pictures BatchNorm waits
+        def piece_gradient(pairs: Pairs, lam: Tensor) -> Tensor:
+            # Images go on: BatchNorm over all ranks is collective.
+            if pairs.plan is not None and not len(lam):
                 return torch.zeros_like(lam)
 
             def mixed(at: Weights, lam: Tensor) -> Tensor:
                 return self._mixed_losses(call, at, pairs, lam).sum() / total
 
-            return -lr * product(mixed, now, v, lam)
+            return -lr * product(mixed, current, v, lam)
 
-        return [of_piece(*each) for each in zip(pieces, lams, strict=True)]
+        return [piece_gradient(*each) for each in zip(pieces, lams, strict=True)]
 
-    def _clean_gradient(self, call: Callable, at: Weights, clean: Clean) -> Weights:
-        """Of the mean loss over the clean samples of all ranks."""
+    def _clean_gradient(self, call: Callable, at: Weights, clean: CleanBatch) -> Weights:
+        """Gradient of the mean loss over the clean samples of all ranks."""
         inputs, targets = clean
         if len(targets) or isinstance(inputs, Tensor):
-            # Even without a picture: BatchNorm over all ranks waits for this one.
-            own = gradient_at(lambda at: self._clean_losses(call, at, clean).sum(), at)
+            # Images even where this rank has none: BatchNorm over all ranks is collective.
+            local = gradient_at(lambda at: self._clean_losses(call, at, clean).sum(), at)
         else:
-            own = [torch.zeros_like(weight) for weight in at]
+            local = [torch.zeros_like(weight) for weight in at]
         count = at[0].new_full((), len(targets))
-        *gradient, count = summed(self.exchange, [*own, count])
+        *gradient, count = sum_over_ranks(self.exchange, [*local, count])
         return [part / count for part in gradient]
 
-    def _clean_losses(self, call: Callable, at: Weights, clean: Clean) -> Tensor:
+    def _clean_losses(self, call: Callable, at: Weights, clean: CleanBatch) -> Tensor:
         inputs, targets = clean
         ones = torch.ones(len(targets), device=targets.device)
         return self.losses(call(at, self.autocast, inputs), targets, targets, ones)
@@ -169,18 +168,20 @@ class VirtualStep:
             inputs = (mix_pairs(pairs.own, pairs.other, lam),)
         else:
             inputs = (pairs.own, pairs.plan.with_lam(lam))
-        found = call(at, contextlib.nullcontext, *inputs)
-        return self.losses(found, pairs.targets, pairs.partners, lam)
+        logits = call(at, contextlib.nullcontext, *inputs)
+        return self.losses(logits, pairs.targets, pairs.partners, lam)
 
     def _call(self, weights: dict[str, Tensor], names: list[str]) -> Callable[..., Tensor]:
-        """(other weights under `names`, context, inputs) -> logits. The model counts in copies of
-        its buffers, and every call draws the same random numbers, which dropout at both ends of a
-        difference must do."""
-        kept, of_model = {n: w.detach() for n, w in weights.items()}, self.tensors.buffers()
+        """Returns a function (weights that replace those under `names`, context, inputs) -> logits.
+
+        It works on copies of the buffers. Every call draws the same random numbers, so that dropout
+        is the same at both ends of a finite difference."""
+        constants = {name: weight.detach() for name, weight in weights.items()}
+        model_buffers = self.tensors.buffers()
 
         def logits(at: Weights, context: Callable, *inputs) -> Tensor:
-            buffers = {name: buffer.clone() for name, buffer in of_model.items()}
-            tensors = kept | dict(zip(names, at, strict=True)) | buffers
+            buffers = {name: buffer.clone() for name, buffer in model_buffers.items()}
+            tensors = constants | dict(zip(names, at, strict=True)) | buffers
             device = inputs[0].device
             devices = [device] if device.type == "cuda" else []
             with torch.random.fork_rng(devices), context():
@@ -190,51 +191,58 @@ class VirtualStep:
 
 
 class PolicyMixup:
-    """Lambda from a policy, which is updated in the steps whose batches bring clean samples.
+    """Lambda from a policy, which is updated in the steps whose batches have clean samples.
 
     Args:
         policy: on the model's device.
-        virtual: of the model.
+        virtual: computes the hypergradients.
     """
 
     def __init__(self, policy: MixupPolicy, virtual: VirtualStep):
         self.policy, self.virtual = policy, virtual
-        self._pieces: list[Pairs] = []  # of the micro-batches of a step
-        self._total = 0  # pairs that are looked at in the step, by all ranks
-        self._clean: Clean | None = None
+        self._pieces: list[Pairs] = []  # of the step's micro-batches so far
+        self._total = 0  # pairs used for the step's update, of all ranks
+        self._clean: CleanBatch | None = None
 
     def choose(self, batch, lr: float) -> MixPlan | None:
-        """The plan of a micro-batch, with its lambda. The batch has inputs, targets, mixing, clean
-        and step_samples; the last one of a step that is looked at has the clean samples."""
+        """The micro-batch's plan with its lambda filled in. The batch has inputs, targets, mixing,
+        clean and step_samples; the clean samples come with the last micro-batch of a step that
+        updates the policy."""
         plan = batch.mixing
         if plan is None or not plan.learned:
             return plan
-        if plan.looked_at is not None:
-            self._pieces.append(_pairs(batch, plan.looked_at))
-            inside = self._pieces[-1].plan is not None
-            self._total = batch.step_samples if inside else plan.pairs
+        if plan.update_pairs is not None:
+            self._pieces.append(_pairs(batch, plan.update_pairs))
+            mixed_by_model = self._pieces[-1].plan is not None
+            self._total = batch.step_samples if mixed_by_model else plan.update_total
             self._clean = batch.clean
         with torch.no_grad():
             lam = self.policy(batch.targets, batch.targets[plan.partner], plan.lam)
         return plan.with_lam(lam)
 
     def update(self, bad: Tensor, lr: float) -> None:
-        """After the backward pass of a step and before its update, at its learning rate; `bad`,
-        () bool on the device and the same on all ranks, leaves the policy as it is."""
+        """Updates the policy, where the step has clean samples. Called between the step's backward
+        pass and its update.
+
+        Args:
+            bad: () bool on the device, the same on all ranks; where true, the policy stays as it
+                is.
+            lr: the step's learning rate.
+        """
         if self._clean is None:
             return
         pieces, clean, self._pieces, self._clean = self._pieces, self._clean, [], None
         if pieces[0].plan is None:
             pieces = [Pairs(*map(torch.cat, list(zip(*pieces, strict=True))[:-1]))]
         lams = [self.policy(piece.targets, piece.partners, piece.lam) for piece in pieces]
-        now = [lam.detach() for lam in lams]
-        hypergradients = self.virtual.of_step(pieces, now, self._total, clean, lr)
+        detached = [lam.detach() for lam in lams]
+        hypergradients = self.virtual.of_step(pieces, detached, self._total, clean, lr)
         self.policy.update(
             torch.cat(lams), torch.cat(hypergradients), bad, exchange=self.virtual.exchange
         )
 
     def mean_lambda(self) -> Tensor:
-        """(classes, classes): what it learned, see MixupPolicy."""
+        """(classes, classes), see MixupPolicy."""
         return self.policy.mean_lambda()
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -245,25 +253,24 @@ class PolicyMixup:
 
 
 class SampleMixup:
-    """Every pair's own lambda: from a random start one step down the hypergradient, then the real
-    step with it. It remembers nothing.
+    """A lambda for every pair: from a random start, one step down the hypergradient. Has no state.
 
     Args:
-        virtual: of the model.
-        step: root mean square of the steps of the lambdas of a micro-batch: the hypergradient has
-            no scale that a learning rate could be told for.
+        virtual: computes the hypergradients.
+        step: root mean square of the changes of lambda in a micro-batch. The hypergradient has no
+            natural scale, so a learning rate would mean nothing.
     """
 
     def __init__(self, virtual: VirtualStep, step: float):
         self.virtual, self.step = virtual, step
 
     def choose(self, batch, lr: float) -> MixPlan | None:
-        """The plan of a micro-batch, with its lambda."""
+        """The micro-batch's plan with its lambda filled in."""
         plan = batch.mixing
         if plan is None or not plan.learned:
             return plan
-        downhill = self.virtual.of_batch(_pairs(batch), plan.lam, batch.clean, lr)
-        return plan.with_lam(chosen(plan.lam, downhill, self.step))
+        hypergradient = self.virtual.of_batch(_pairs(batch), plan.lam, batch.clean, lr)
+        return plan.with_lam(descend(plan.lam, hypergradient, self.step))
 
     def update(self, bad: Tensor, lr: float) -> None:
         pass
@@ -278,16 +285,16 @@ class SampleMixup:
         pass
 
 
-def chosen(lam: Tensor, hypergradient: Tensor, step: float) -> Tensor:
-    """lam - step * g / rms(g), cut off at 0 and 1; lam where g is 0 or not finite. All (n,)."""
-    size = hypergradient.square().mean().sqrt()
-    usable = torch.isfinite(size) & (size > 0)
-    moved = (lam - step * hypergradient / size).clamp(0, 1)
+def descend(lam: Tensor, hypergradient: Tensor, step: float) -> Tensor:
+    """lam - step * g / rms(g), clamped to [0, 1]; lam itself if g is 0 or not finite. All (n,)."""
+    rms = hypergradient.square().mean().sqrt()
+    usable = torch.isfinite(rms) & (rms > 0)
+    moved = (lam - step * hypergradient / rms).clamp(0, 1)
     return torch.where(usable, moved, lam)
 
 
-def summed(exchange: Exchange, tensors: list[Tensor]) -> list[Tensor]:
-    """Each of the tensors over the ranks, in one collective for each dtype."""
+def sum_over_ranks(exchange: Exchange, tensors: list[Tensor]) -> list[Tensor]:
+    """Sums each tensor over the ranks, in one collective per dtype."""
     if exchange.size == 1:
         return tensors
     result = list(tensors)
@@ -301,8 +308,8 @@ def summed(exchange: Exchange, tensors: list[Tensor]) -> list[Tensor]:
 
 
 def _pairs(batch, places: Tensor | slice = slice(None)) -> Pairs:
-    """Those at (m,) int64 `places` of the micro-batch. Of texts always all: the model finds the
-    partners, wherever they are."""
+    """The pairs at `places`, (m,) int64, of the micro-batch; all of them for texts, since the model
+    mixes these and needs the partners, wherever they are."""
     plan, inputs, targets = batch.mixing, batch.inputs, batch.targets
     if not isinstance(inputs, Tensor):
         return Pairs(inputs, None, targets, targets[plan.partner], plan.lam, plan)

@@ -1,11 +1,11 @@
-"""Mixup and CutMix: every sample is mixed with a partner, and so are their targets.
+"""Mixup and CutMix: each sample is mixed with a partner, and so are their targets.
 
 Mixup: Zhang, Cisse, Dauphin and Lopez-Paz, "mixup: beyond empirical risk minimization" (2018),
 arXiv:1710.09412. CutMix: Yun et al., "CutMix: regularization strategy to train strong classifiers
 with localizable features" (2019), arXiv:1905.04899.
 
-What is drawn (`Mixing.draw`) is a choice for a whole optimizer step, made on the host; each
-micro-batch takes its slice, and gets it as a `MixPlan` on its device, which the objective applies.
+`Mixing.draw` draws partners and lambdas for a whole optimizer step on the host. Each micro-batch
+takes its slice as a `MixPlan` on its device, which the objective applies.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from utils.errors import UserError
 from utils.pieces import piece_borders
 from utils.to_device import to_device
 
-# Both are on: the share of the steps that CutMix takes, timm's default of its switch.
-CUTMIX_SHARE = 0.5
+# With mixup and CutMix both on: fraction of the steps with CutMix; timm's default switch_prob.
+CUTMIX_FRACTION = 0.5
 
 
 # ---- the mathematics --------------------------------------------------------------------------
 
 
 def mix(inputs: Tensor, partner: Tensor, lam: Tensor) -> Tensor:
-    """x_i <- lam_i x_i + (1 - lam_i) x_p(i); lam_i = 1 leaves x_i as it is, to the bit.
+    """x_i <- lam_i x_i + (1 - lam_i) x_p(i); with lam_i = 1 x_i stays the same to the bit.
 
     Args:
-        inputs: (n, ...) floating point: pictures, embeddings, representations of sentences.
+        inputs: (n, ...) floating point: images, embeddings or sentence representations.
         partner: (n,) int64.
         lam: (n,), 0 to 1; differentiable.
     """
@@ -46,12 +46,12 @@ def mix_pairs(own: Tensor, other: Tensor, lam: Tensor) -> Tensor:
 
 
 def paste(inputs: Tensor, partner: Tensor, box: Tensor) -> Tensor:
-    """Within its box each picture shows its partner.
+    """Pastes the partner's pixels into each image's box.
 
     Args:
         inputs: (n, channels, height, width).
         partner: (n,) int64.
-        box: (4, n) int64: top, bottom, left, right in pixels, the ends outside.
+        box: (4, n) int64: top, bottom, left, right in pixels; bottom and right exclusive.
     """
     top, bottom, left, right = box[:, :, None].unbind()  # (n, 1) each
     height, width = inputs.shape[2:]
@@ -64,18 +64,18 @@ def paste(inputs: Tensor, partner: Tensor, box: Tensor) -> Tensor:
 
 
 def draw_partners(n: int, block: int, generator: np.random.Generator) -> np.ndarray:
-    """(n,) int64: a permutation of each block of `block` neighbours, cut as in utils/pieces.py. A
-    sample that is its own partner stays as it is."""
+    """(n,) int64: a permutation within each block of `block` consecutive samples, with borders as
+    in utils/pieces.py. A sample may be its own partner, and is then not mixed."""
     blocks = pairwise(piece_borders(n, block))
     return np.concatenate([start + generator.permutation(end - start) for start, end in blocks])
 
 
 def cut_boxes(lam: np.ndarray, centre: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Boxes of the share 1 - lam of the picture and of its shape, cut off at its borders.
+    """Boxes with the image's aspect ratio and 1 - lam of its area, clipped at its borders.
 
     Args:
         lam: (n,), 0 to 1.
-        centre: (2, n) from 0 to 1, below and to the right of the upper left corner.
+        centre: (2, n), y and x as fractions of the size, 0 to 1, from the upper left.
     Returns:
         (4, n) int64: top, bottom, left, right in pixels.
     """
@@ -88,15 +88,16 @@ def cut_boxes(lam: np.ndarray, centre: np.ndarray, height: int, width: int) -> n
     return np.stack(edges)
 
 
-def kept_share(box: np.ndarray, height: int, width: int) -> np.ndarray:
-    """(n,): lam as the boxes came out, the share of the picture outside of its box."""
+def area_outside(box: np.ndarray, height: int, width: int) -> np.ndarray:
+    """(n,): the fraction of each image outside its box, which is the actual lam after rounding and
+    clipping."""
     top, bottom, left, right = box
     return 1 - (bottom - top) * (right - left) / (height * width)
 
 
 def spread_evenly(n: int, count: int) -> np.ndarray:
-    """(m,) int64, m = min(count, n): places among 0 to n - 1 with equal spaces, about. Place i is
-    one of them where floor((i + 1) m / n) > floor(i m / n)."""
+    """(m,) int64, m = min(count, n): indices from 0 to n - 1, evenly spaced up to rounding: those i
+    with floor((i + 1) m / n) > floor(i m / n)."""
     m = min(count, n)
     return np.flatnonzero(np.diff(np.arange(n + 1) * m // n))
 
@@ -107,17 +108,17 @@ def spread_evenly(n: int, count: int) -> np.ndarray:
 class MixPlan(NamedTuple):
     """How a micro-batch of n samples is mixed; tensors on its device.
 
-    A model that mixes inside (representations of sentences, say) is handed the plan and calls
-    `apply` there.
+    A model that mixes internally, sentence representations for example, takes the plan as an
+    argument and calls `apply` itself.
     """
 
     partner: Tensor  # (n,) int64, within the micro-batch
-    lam: Tensor  # (n,) float32: weight of the sample's own target; where `learned`, see Draws
+    lam: Tensor  # (n,) float32: weight of the sample itself; if `learned`, see Draws
     box: Tensor | None = None  # (4, n) int64: CutMix; None: mixup
-    learned: bool = False  # lam is still to be chosen by meta-mixup
-    # (m,) int64: places of the pairs that an update of the policy looks at; None: there is none
-    looked_at: Tensor | None = None
-    pairs: int = 0  # so many does it look at in the whole step
+    learned: bool = False  # meta-mixup has yet to choose lam
+    # (m,) int64: samples whose pairs the policy's update uses; None: no update in this step
+    update_pairs: Tensor | None = None
+    update_total: int = 0  # how many there are in the whole step
 
     def apply(self, inputs: Tensor) -> Tensor:
         """(n, ...) -> (n, ...), mixed."""
@@ -126,57 +127,57 @@ class MixPlan(NamedTuple):
         return paste(inputs, self.partner, self.box)
 
     def with_lam(self, lam: Tensor) -> MixPlan:
-        """The plan with the lambda that was chosen."""
+        """The plan with the lambda that meta-mixup chose."""
         return self._replace(lam=lam, learned=False)
 
 
 class Draws(NamedTuple):
-    """What was drawn for n samples of an optimizer step; arrays on the host."""
+    """The random choices for n samples of an optimizer step; arrays on the host."""
 
     partner: np.ndarray  # (n,) int64
-    # (n,) float32: lambda; where `learned` what meta-mixup makes it from: its start, or the
-    # quantile of its distribution (see Mixing)
+    # (n,) float32: lambda; if `learned`, what meta-mixup computes it from: a start value, or a
+    # quantile (see Mixing)
     lam: np.ndarray
     box: np.ndarray | None  # (4, n) int64
     learned: bool
-    different: bool  # only partners of another class count
-    clean: int = 0  # clean samples that go with the step's last micro-batch
-    clean_each: bool = False  # with every micro-batch
-    looked_at: np.ndarray | None = None  # as in the plan, in ascending order
-    pairs: int = 0  # as in the plan
+    different: bool  # do not mix pairs of the same class
+    clean: int = 0  # number of clean samples that come with the step's last micro-batch
+    clean_each: bool = False  # with every micro-batch instead
+    update_pairs: np.ndarray | None = None  # as in MixPlan, in ascending order
+    update_total: int = 0  # as in MixPlan
 
     def slice(self, piece: slice) -> Draws:
-        """Of a micro-batch; its borders must not cut a block."""
-        looked_at = self.looked_at
-        if looked_at is not None:
-            inside = (looked_at >= piece.start) & (looked_at < piece.stop)
-            looked_at = looked_at[inside] - piece.start
+        """The draws of a micro-batch, whose borders must not cut through a block."""
+        update_pairs = self.update_pairs
+        if update_pairs is not None:
+            inside = (update_pairs >= piece.start) & (update_pairs < piece.stop)
+            update_pairs = update_pairs[inside] - piece.start
         return self._replace(
             partner=self.partner[piece] - piece.start,
             lam=self.lam[piece],
             box=None if self.box is None else self.box[:, piece],
-            looked_at=looked_at,
+            update_pairs=update_pairs,
         )
 
     def filler(self, n: int) -> Draws:
-        """Of n samples that are in a micro-batch to fill it, and stay as they are."""
+        """Draws for n samples that pad a micro-batch; they are not mixed."""
         return self._replace(
             partner=np.arange(n),
             lam=np.ones(n, np.float32),
             box=None,
-            looked_at=None if self.looked_at is None else np.arange(0),
+            update_pairs=None if self.update_pairs is None else np.arange(0),
         )
 
     def plan(self, targets: Tensor) -> MixPlan:
-        """On the device of `targets` (n,), the classes of the samples; the host does not wait."""
+        """The plan on the device of `targets`, (n,), the samples' classes; without a host sync."""
         device = targets.device
         partner, lam = to_device(self.partner, device), to_device(self.lam, device)
         box = None if self.box is None else to_device(np.ascontiguousarray(self.box), device)
         if self.different:
             own = torch.arange(len(targets), device=device)
             partner = torch.where(targets[partner] == targets, own, partner)
-        looked_at = None if self.looked_at is None else to_device(self.looked_at, device)
-        return MixPlan(partner, lam, box, self.learned, looked_at, self.pairs)
+        update_pairs = None if self.update_pairs is None else to_device(self.update_pairs, device)
+        return MixPlan(partner, lam, box, self.learned, update_pairs, self.update_total)
 
 
 class Mixing:
@@ -184,19 +185,21 @@ class Mixing:
 
     Args:
         alpha: mixup's lambda ~ Beta(alpha, alpha); 0: no mixup.
-        cutmix_alpha: the same of CutMix; 0: no CutMix. With both each step takes one of the two,
-            with equal probability.
-        probability: of being mixed, 0 to 1: of a step, or with `per_sample` of a sample.
-        per_sample: a lambda for every sample, else one for the step.
-        block: partners lie within blocks of so many neighbours; batch_size is a multiple of it.
-        off_epoch: from this epoch on nothing is mixed, counted from 0; 0: never.
+        cutmix_alpha: the same for CutMix; 0: no CutMix. With both on, each step uses one of the
+            two, with equal probability.
+        probability: that a step is mixed, or with `per_sample` a sample, 0 to 1.
+        per_sample: a lambda for each sample instead of one for the step.
+        block: a sample and its partner are in the same block of this many consecutive samples; the
+            batch size is a multiple of it.
+        off_epoch: from this epoch on, counted from 0, nothing is mixed; 0: always mix.
         different: mix only pairs of different classes.
-        height, width: of the pictures, for CutMix.
-        learned: mixup's lambda is chosen later, by meta-mixup: "" (it is not), "policy" (a quantile
-            from 1/2 to 1 is drawn in its place) or "sample" (Beta is where its choice starts).
-        clean: samples of the clean batch that a learned lambda needs, and pairs that an update of
-            a policy looks at, evenly spread over the step.
-        clean_every: steps of the run between two clean batches of a policy.
+        height, width: of the images, for CutMix.
+        learned: how meta-mixup chooses mixup's lambda: "" (it does not), "policy" (from a quantile
+            between 1/2 and 1, which is drawn instead of lambda) or "sample" (starting from lambda
+            as drawn).
+        clean: size of the clean batch for a learned lambda, and number of pairs, evenly spaced over
+            the step, that an update of the policy uses.
+        clean_every: steps between two updates of a policy, each with a clean batch.
     """
 
     def __init__(
@@ -225,17 +228,19 @@ class Mixing:
         self.learned, self.clean, self.clean_every = learned, clean, clean_every
 
     def check(self, samples: int, step_size: int) -> None:
-        """Raises UserError where an epoch of so many samples has none apart from a step's."""
+        """Raises UserError where an epoch of `samples` leaves no clean samples outside a step."""
         if self.learned and samples - step_size < 2:
             raise UserError(
-                f"--mixup meta learns from samples apart from the batch, and all {samples:,} "
-                f"training samples are in a step of {step_size:,}: take a smaller --batch_size"
+                f"--mixup meta learns from samples outside the batch, but a step of "
+                f"{step_size:,} takes all {samples:,} training samples: choose a smaller "
+                "--batch_size"
             )
 
     def draw(self, n: int, epoch: int, step: int, generator: np.random.Generator) -> Draws | None:
-        """For the n samples of optimizer step `step` (of the run); None: it is not mixed.
+        """Draws for the n samples of optimizer step `step` of the run; None: the step is not mixed.
 
-        What is off is drawn too, so that the rest stays the same.
+        Random numbers are drawn for disabled features, too, so that enabling one does not change
+        the others' draws.
         """
         if self.off_epoch and epoch >= self.off_epoch:
             return None
@@ -243,18 +248,18 @@ class Mixing:
         switch = generator.random()
         count = n if self.per_sample else 1
         mixed, quantile, *centre = generator.random((4, count))
-        cut = self.cutmix_alpha and (not self.alpha or switch < CUTMIX_SHARE)
-        learned, box = bool(self.learned) and not cut, None
-        alpha = self.cutmix_alpha if cut else self.alpha
+        use_cutmix = self.cutmix_alpha and (not self.alpha or switch < CUTMIX_FRACTION)
+        learned, box = bool(self.learned) and not use_cutmix, None
+        alpha = self.cutmix_alpha if use_cutmix else self.alpha
         if learned and self.learned == "sample":
             lam = generator.beta(alpha, alpha, n)
         elif learned:
             lam = 0.5 + 0.5 * quantile
         else:
             lam = generator.beta(alpha, alpha, count)
-        if cut:
+        if use_cutmix:
             box = cut_boxes(lam, np.stack(centre), self.height, self.width)
-            lam = kept_share(box, self.height, self.width)
+            lam = area_outside(box, self.height, self.width)
             box = np.repeat(box, n // count, 1)
         if self.per_sample:
             partner = np.where(mixed < self.probability, partner, np.arange(n))
@@ -262,7 +267,7 @@ class Mixing:
             return None
         each = self.learned == "sample"
         due = learned and (each or step % self.clean_every == 0)
-        looked_at = spread_evenly(n, self.clean) if due and not each else None
+        update_pairs = spread_evenly(n, self.clean) if due and not each else None
         return Draws(
             partner,
             np.broadcast_to(lam, n).astype(np.float32),
@@ -271,6 +276,6 @@ class Mixing:
             self.different,
             self.clean if due else 0,
             each,
-            looked_at,
-            0 if looked_at is None else len(looked_at),
+            update_pairs,
+            0 if update_pairs is None else len(update_pairs),
         )

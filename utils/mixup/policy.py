@@ -1,4 +1,4 @@
-"""A distribution of lambda for each pair of classes, with parameters that a gradient reaches."""
+"""A distribution of lambda for each pair of classes, with differentiable parameters."""
 
 import math
 
@@ -7,56 +7,56 @@ from torch import Tensor, nn
 
 from utils.exchange import Exchange
 
-# exp(4) = 55: beyond, lambda is 1/2 or 1 for all that float32 can tell.
-LARGEST = 4.0
-# Quantiles at which the mean of the distribution is taken.
+# Bound of |shape|. exp(4) = 55: beyond it lambda is 1/2 or 1 up to float32 rounding.
+MAX_SHAPE = 4.0
+# Quantiles over which the mean of the distribution is computed.
 POINTS = 512
 
 
 def lambda_at(quantile: Tensor, shape: Tensor) -> Tensor:
     """lambda = 1 / (1 + ((1 - u) / u)^s), the quantile u of a distribution with s = exp(shape).
 
-    Its odds are log-logistic. It is symmetric about 1/2, uniform for s = 1, and has the tails of
-    Beta(1 / s, 1 / s), whose quantile has no closed form: near 0 both distribution functions go
-    as lambda^(1 / s). A large s hardly mixes, a small one takes about half of each.
+    The odds of lambda are log-logistic. The distribution is symmetric about 1/2, uniform for s = 1,
+    and has the tails of Beta(1 / s, 1 / s), whose quantile function has no closed form: near 0 both
+    cumulative distributions behave as lambda^(1 / s). A large s hardly mixes, a small s mixes about
+    half and half.
 
     Args:
-        quantile: u, from 0 to 1; from 1/2 on lambda is the larger share, and rises with s.
-        shape: of the same shape, or broadcast.
+        quantile: u, from 0 to 1; for u > 1/2 lambda is above 1/2 and grows with s.
+        shape: log s, of the same shape or broadcastable.
     """
     odds = torch.logit(quantile, eps=torch.finfo(quantile.dtype).eps)
     return torch.sigmoid(shape.exp() * odds)
 
 
 class MixupPolicy(nn.Module):
-    """shape(a, b) = shared + pair[a, b] for classes a and b, the same both ways around.
+    """shape(a, b) = shared + pair[a, b] for classes a and b, symmetric in a and b.
 
-    All pairs move by the shared part, which learns from every sample; each adds its own.
+    `shared` learns from every sample, `pair` only from samples of its two classes.
 
     Args:
-        classes: how many.
-        alpha: where it starts: close to Beta(alpha, alpha) for all pairs, above 0.
-        lr: of its Adam (Kingma and Ba, 2015): about the largest change of a parameter in an update.
-        decay: lr * decay is the share of the way from its start that a parameter goes back in each
-            update.
+        classes: number of classes.
+        alpha: initially lambda is close to Beta(alpha, alpha) for all pairs; above 0.
+        lr: Adam's (Kingma and Ba, 2015): about the largest change of a parameter in an update.
+        decay: each update moves a parameter back towards its start by lr * decay of the distance.
         device: that of the batches.
     """
 
     def __init__(self, classes: int, alpha: float, lr: float, decay: float = 0.0, device=None):
         super().__init__()
-        self.start = min(max(-math.log(alpha), -LARGEST), LARGEST)
+        self.start = min(max(-math.log(alpha), -MAX_SHAPE), MAX_SHAPE)
         self.shared = nn.Parameter(torch.tensor(self.start, device=device))
-        # Used on and above the diagonal.
+        # Only the upper triangle is used.
         self.pair = nn.Parameter(torch.zeros(classes, classes, device=device))
         self.decay = lr * decay
-        # Fused: it leaves a step that is flagged by `found_inf` out without a look from the host.
-        # Hypergradients are small, and updates few.
+        # fused: skips a step with `found_inf` without a host sync. Hypergradients are small, hence
+        # eps; updates are few, hence the second beta.
         self.optimizer = torch.optim.Adam(
             self.parameters(), lr=lr, betas=(0.9, 0.99), eps=1e-12, fused=True
         )
 
     def forward(self, targets: Tensor, partners: Tensor, quantile: Tensor) -> Tensor:
-        """lambda, the larger share, (n,); differentiable. `targets` and `partners` are (n,) int64,
+        """lambda, (n,), at least 1/2; differentiable. `targets` and `partners` are (n,) int64,
         `quantile` is (n,), 1/2 to 1."""
         pair = self.pair[torch.minimum(targets, partners), torch.maximum(targets, partners)]
         return lambda_at(quantile, self.shared + pair)
@@ -64,21 +64,20 @@ class MixupPolicy(nn.Module):
     def update(
         self, lam: Tensor, hypergradient: Tensor, bad: Tensor, exchange: Exchange | None = None
     ) -> None:
-        """One step of Adam down the gradient that reaches the parameters through `lam`, added up
-        over the ranks.
+        """One Adam step along the gradient through `lam`, summed over the ranks.
 
         Args:
             lam: from `forward`, with its graph; each rank's own.
-            hypergradient: d loss / d lam, of the shape of `lam`. Where it is not finite on any
-                rank, the step is bad.
-            bad: () bool, the same on all ranks; the parameters and Adam stay as they are.
+            hypergradient: d loss / d lam, in the shape of `lam`. If it is not finite on any rank,
+                the update is skipped.
+            bad: () bool, the same on all ranks; where true, the update is skipped.
         """
         parameters = (self.shared, self.pair)
-        own = torch.autograd.grad(lam, parameters, hypergradient.to(lam.dtype))
-        flat = torch.cat([part.flatten() for part in own])
+        gradients = torch.autograd.grad(lam, parameters, hypergradient.to(lam.dtype))
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
         if exchange is not None:
             flat = exchange.sum(flat)
-        # What is not finite in any lambda is not in the sum of the shared part.
+        # A non-finite value for any lambda makes the gradient of `shared` non-finite.
         bad = bad | ~torch.isfinite(flat).all()
         flat = torch.where(bad, 0.0, flat)
         self.shared.grad, self.pair.grad = flat[0], flat[1:].view(self.pair.shape)
@@ -89,20 +88,20 @@ class MixupPolicy(nn.Module):
             back = torch.where(bad, 0.0, self.decay)
             self.shared.lerp_(torch.full_like(self.shared, self.start), back)
             self.pair.mul_(1 - back)
-            self.shared.clamp_(-LARGEST, LARGEST)
-            self.pair.clamp_(-LARGEST, LARGEST)
+            self.shared.clamp_(-MAX_SHAPE, MAX_SHAPE)
+            self.pair.clamp_(-MAX_SHAPE, MAX_SHAPE)
 
     @torch.no_grad()
     def mean_lambda(self) -> Tensor:
-        """(classes, classes) on the CPU: the mean share of the larger part, 1/2 (half and half)
-        to 1 (not mixed). The host waits."""
+        """(classes, classes) on the CPU: mean of max(lambda, 1 - lambda), from 1/2 (half and half)
+        to 1 (not mixed). Synchronizes the host with the device."""
         shape = (self.shared + self.pair.triu() + self.pair.triu(1).T).cpu()
         quantile = 0.5 + (torch.arange(POINTS) + 0.5) / (2 * POINTS)
         mean = [lambda_at(quantile, row[:, None]).mean(1) for row in shape]
         return torch.stack(mean)
 
     def saved_tensors(self) -> dict[str, Tensor]:
-        """The parameters and what Adam knows of them, under stable names."""
+        """The parameters and Adam's state, under stable names."""
         tensors = {name: parameter.detach() for name, parameter in self.named_parameters()}
         for name, parameter in self.named_parameters():
             for key, value in self.optimizer.state[parameter].items():
@@ -111,11 +110,11 @@ class MixupPolicy(nn.Module):
 
     @torch.no_grad()
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """The inverse."""
+        """The inverse of `saved_tensors`."""
         for name, parameter in self.named_parameters():
             parameter.copy_(tensors[name])
-            kept = [key for key in tensors if key.startswith(f"{name}/")]
-            # What belongs to the steps lies beside its parameter, as fused Adam makes it.
+            keys = [key for key in tensors if key.startswith(f"{name}/")]
+            # All on the parameter's device, the step count too, as fused Adam creates it.
             self.optimizer.state[parameter] = {
-                key.partition("/")[2]: tensors[key].to(parameter.device, copy=True) for key in kept
+                key.partition("/")[2]: tensors[key].to(parameter.device, copy=True) for key in keys
             }

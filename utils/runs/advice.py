@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from utils.optim.table import OPTIMIZERS
+
 
 def phase_advice(settings, run, loader) -> dict[str, str]:
     """{phase: advice}, of what the settings do not already have; see training/progress.py."""
@@ -11,9 +13,9 @@ def phase_advice(settings, run, loader) -> dict[str, str]:
         "checkpoint": f"save less often than --save_every {settings.save_every}",
         "evaluation": f"evaluate less often by --eval_every {2 * (settings.eval_every or 1)}",
     }
-    if settings.optimizer == "ngd":
-        period = 2 * settings.ngd_update_period
-        advice["optimizer"] += f"; --ngd_update_period {period} makes them cheaper"
+    optimizer = OPTIMIZERS[settings.optimizer]
+    if cheaper := optimizer.advice(**optimizer.values_of(settings)):
+        advice["optimizer"] += f"; {cheaper}"
     if settings.mixup == "meta" and settings.meta_form == "policy":
         advice["optimizer"] += f"; --meta_every {2 * settings.meta_every} learns to mix more rarely"
     if getattr(settings, "dataset", "") == "imagefolder":

@@ -16,8 +16,9 @@ from utils.exchange import Exchange
 from utils.files import reason, replace_file
 from utils.mixup.meta import PolicyMixup, SampleMixup, VirtualStep
 from utils.mixup.policy import MixupPolicy
-from utils.optim.factory import OPTIMIZERS, build_optimizer, defaults, products
+from utils.optim.factory import build_optimizer, is_capturable
 from utils.optim.schedules import build_schedule
+from utils.optim.table import OPTIMIZERS
 from utils.reporting.metrics import MetricsLog, NoMetrics
 from utils.reporting.trackers import TensorBoard, Wandb
 from utils.runs.advice import launch_advice, memory_advice, phase_advice
@@ -83,7 +84,7 @@ def build_trainer(
     with run.signals.held():  # PyTorch's compiler is imported with it, and C++ calls Python there
         optimizer = build_optimizer_of(run, model, lr, strategy.own, run.exchange)
     engine, refusals = choose_engine(
-        run_facts(run, loader, optimizer, freeze, texts=isinstance(card, TextCard)),
+        run_facts(run, loader, freeze, texts=isinstance(card, TextCard)),
         cuda_graphs=settings.cuda_graphs,
         deterministic=settings.deterministic,
     )
@@ -143,7 +144,7 @@ def build_trainer(
     return trainer
 
 
-def run_facts(run: Run, loader, optimizer, freeze: Freeze | None, texts: bool) -> RunFacts:
+def run_facts(run: Run, loader, freeze: Freeze | None, texts: bool) -> RunFacts:
     """What decides which engine serves the run."""
     return RunFacts(
         device=run.device,
@@ -152,7 +153,7 @@ def run_facts(run: Run, loader, optimizer, freeze: Freeze | None, texts: bool) -
         scales_loss=run.precision.scales_loss,
         processes=run.exchange.size,
         accumulation=loader.accumulation,
-        optimizer=optimizer,
+        capturable=is_capturable(run.settings.optimizer, run.settings.lookahead_k),
         learns_mixing=run.settings.mixup == "meta",
         unfreezes=freeze is not None and freeze.until is not None,
     )
@@ -166,6 +167,7 @@ def build_optimizer_of(run: Run, model, lr: float, own=lambda parameter: paramet
         exchange: with the other ranks; None: it asks none.
     """
     settings = run.settings
+    entry = OPTIMIZERS[settings.optimizer]
     return build_optimizer(
         settings.optimizer,
         model,
@@ -176,8 +178,9 @@ def build_optimizer_of(run: Run, model, lr: float, own=lambda parameter: paramet
         decay_all=settings.decay_all,
         lookahead_k=settings.lookahead_k,
         lookahead_alpha=settings.lookahead_alpha,
-        **{name: getattr(settings, name) for name in OPTIMIZERS[settings.optimizer].settings},
-        **products(settings.optimizer, run.precision.name),
+        momentum=settings.momentum,
+        **entry.values_of(settings),
+        **entry.products(run.precision.name),
     )
 
 
@@ -197,7 +200,8 @@ def _learning_rate(run: Run, global_batch: int) -> float:
 def _say_foreign_rates(run: Run) -> None:
     """Says where another optimizer than the recipe's goes on with the recipe's rates."""
     settings, origin = run.settings, run.origin
-    own = defaults(settings.optimizer, settings.ngd_norm)
+    entry = OPTIMIZERS[settings.optimizer]
+    own = entry.defaults(**entry.values_of(settings))
     foreign = [n for n in own if origin[n] == FILE and own[n] not in (None, getattr(settings, n))]
     if origin["optimizer"] == COMMAND_LINE and foreign:
         run.console.say(

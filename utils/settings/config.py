@@ -1,9 +1,9 @@
 """Typed settings: a dataclass becomes flags and YAML keys, checked in one place.
 
-A setting is a dataclass field made by `setting(...)`. Its value comes, later ones winning, from
-its default, the settings of the run that is resumed, `--config FILE.yaml`, the command line. An
-unknown flag or key, a value of the wrong type or out of range, and a setting that has no effect
-with the others are a UserError of one line.
+A setting is a dataclass field made by `setting(...)` of utils/setting.py. Its value comes, later
+ones winning, from its default, the settings of the run that is resumed, `--config FILE.yaml`, the
+command line. An unknown flag or key, a value of the wrong type or out of range, and a setting that
+has no effect with the others are a UserError of one line.
 
 Nothing here imports PyTorch, so `--help` and wrong flags answer at once.
 """
@@ -29,38 +29,6 @@ INVOCATION_ONLY = (
 )
 DEFAULT, FILE, COMMAND_LINE = "default", "YAML", "command line"
 PROBED = "auto_batch"  # found at the start of the run
-
-
-def setting(
-    default,
-    help: str,
-    *,
-    group: str,
-    low: float | None = None,
-    above: float | None = None,
-    high: float | None = None,
-    below: float | None = None,
-    choices=None,
-    unit: str = "",
-    default_text: str = "",
-    bare=None,
-    resume: str = "fixed",
-):
-    """A dataclass field that is a setting.
-
-    Args:
-        default: its value when nobody sets it; None where that depends on other settings.
-        help: one sentence for `--help`.
-        group: the heading under which `--help` lists it.
-        low, above, high, below: the range, with and without its ends.
-        choices: the values allowed, or a function that returns them.
-        unit: for `--help`: steps, pixels, ...
-        default_text: for `--help` where `default` is None.
-        bare: the value of the flag given without one; None where a value is needed.
-        resume: "fixed" if a resumed run must keep it, "free" if it may be changed, "evaluation"
-            if it may be changed where nothing is trained.
-    """
-    return dataclasses.field(default=default, metadata=locals() | {"setting": True})
 
 
 def changed(config_class, name: str, default=..., **metadata):

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from utils.errors import UserError
-from utils.settings.config import Config, setting
+from utils.setting import setting
+from utils.settings.config import Config
 
 GROUP = "data"
 

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 
 from utils.errors import UserError
+from utils.optim.table import OPTIMIZERS
+from utils.setting import setting
 from utils.settings.actions import asked_for
-from utils.settings.config import Config, setting
+from utils.settings.config import Config
 
 GROUP = "distributed"
-# Optimizers that need whole matrices or their norms, and ask no other process for them.
-OF_WHOLE_MATRICES = ("lamb", "muon")
 
 
 @dataclass
@@ -72,7 +72,7 @@ class DistributedSettings(Config):
                 raise UserError(f"--{action.name} takes one process: leave --distributed out")
         if self.sync_bn and self.meta_exact:
             raise UserError("--meta_exact differentiates twice, which --sync_bn cannot: drop one")
-        if self.strategy == "fsdp" and self.optimizer in OF_WHOLE_MATRICES:
+        if self.strategy == "fsdp" and not OPTIMIZERS[self.optimizer].can_be_divided:
             raise UserError(
                 f"--optimizer {self.optimizer} needs whole matrices, which --strategy fsdp "
                 "divides; take ddp, or --optimizer ngd or adamw"

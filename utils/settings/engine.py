@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from utils.settings.config import Config, setting
+from utils.setting import setting
+from utils.settings.config import Config
 
 GROUP = "engine"
 

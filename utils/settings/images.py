@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from utils.data.images.sources import IMAGE_DATASETS
-from utils.settings.config import Config, setting
+from utils.setting import setting
+from utils.settings.config import Config
 from utils.settings.engine import GROUP as ENGINE
 
 GROUP = "images"

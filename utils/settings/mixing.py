@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from utils.errors import UserError
-from utils.settings.config import Config, setting
+from utils.setting import setting
+from utils.settings.config import Config
 
 GROUP = "mixup"
 ALWAYS = ("mixup_prob", "mixup_off_epoch", "mixup_inter", "mixup_block", "log_clean_accuracy")

@@ -3,11 +3,14 @@
 from dataclasses import dataclass
 
 from utils.errors import UserError
-from utils.optim.factory import NGD_SETTINGS, OPTIMIZERS, defaults
+from utils.optim.entry import GROUP
 from utils.optim.schedules import SCHEDULES
-from utils.settings.config import Config, setting
+from utils.optim.table import OPTIMIZERS
+from utils.setting import setting
+from utils.settings.config import Config
 
-GROUP = "optimization"
+# The optimizers' own flags, as bases: a dataclass takes the fields of its last base first.
+OWN_FLAGS = [entry.flags for entry in reversed(OPTIMIZERS.values()) if entry.own]
 
 
 def _by_optimizer(name: str) -> str:
@@ -15,8 +18,16 @@ def _by_optimizer(name: str) -> str:
     return ", ".join(f"{v:g} with {key}" for key, v in values.items() if v is not None)
 
 
+def _without_nesterov() -> str:
+    """Optimizers whose momentum is not Nesterov's."""
+    with_momentum = {k: entry for k, entry in OPTIMIZERS.items() if entry.momentum is not None}
+    return " and ".join(name for name, entry in with_momentum.items() if not entry.nesterov)
+
+
 @dataclass
-class OptimizationSettings(Config):
+class RateSettings(Config):
+    """What stands before the optimizers' own flags."""
+
     epochs: int = setting(
         50, "Passes over the training data", group=GROUP, low=1, unit="epochs", resume="free"
     )
@@ -39,7 +50,7 @@ class OptimizationSettings(Config):
     )
     momentum: float | None = setting(
         None,
-        "Momentum (Nesterov's, except with madgrad)",
+        f"Momentum (Nesterov's, except with {_without_nesterov()})",
         group=GROUP,
         low=0,
         below=1,
@@ -51,45 +62,10 @@ class OptimizationSettings(Config):
     decay_all: bool = setting(
         False, "Weight decay on biases, norms and embeddings too", group=GROUP
     )
-    ngd_alpha: float = setting(
-        4.0,
-        "Smoothing of ngd's Fisher matrices, in multiples of their mean diagonal; larger is "
-        "nearer to the plain gradient",
-        group=GROUP,
-        above=0,
-    )
-    ngd_rank: int | None = setting(
-        None,
-        "Rank of the low-rank part of ngd's Fisher matrices",
-        group=GROUP,
-        low=1,
-        default_text="half the axis's length, at most 80",
-    )
-    ngd_update_period: int = setting(
-        4,
-        "Steps between two updates of ngd's Fisher matrices",
-        group=GROUP,
-        low=1,
-        unit="steps",
-        resume="free",
-    )
-    ngd_eta: float = setting(
-        0.1, "Weight of the newest gradient in ngd's Fisher matrices", group=GROUP, above=0, high=1
-    )
-    ngd_axes: str = setting(
-        "all",
-        "Axes of a weight that have a Fisher matrix: channels leaves out the short axes of "
-        "kernels, such as 3x3",
-        group=GROUP,
-        choices=("all", "channels"),
-    )
-    ngd_norm: str = setting(
-        "fixed",
-        "Size of ngd's steps: fixed, so that --lr and --weight_decay mean what they do with adamw "
-        "and muon, or that of the gradient, as with sgd (and its defaults)",
-        group=GROUP,
-        choices=("fixed", "gradient"),
-    )
+
+
+@dataclass
+class OptimizationSettings(*OWN_FLAGS, RateSettings):
     lookahead_k: int | None = setting(
         None,
         "Lookahead around the optimizer: slow weights follow after every so many steps; 5 is usual",
@@ -207,7 +183,8 @@ class OptimizationSettings(Config):
 
     def ineffective(self):
         yield from super().ineffective()
-        for name in ("momentum", *NGD_SETTINGS):
+        own = [name for entry in OPTIMIZERS.values() for name in entry.own]
+        for name in ("momentum", *own):
             if name not in OPTIMIZERS[self.optimizer].settings:
                 yield name, f"--optimizer {self.optimizer} has none", "optimizer"
         if self.lookahead_k is None:
@@ -217,11 +194,11 @@ class OptimizationSettings(Config):
             yield "warmup_epochs", reason, "warmup_steps"
         if self.weight_decay == 0:
             yield "decay_all", "--weight_decay is 0", "weight_decay"
-        own = SCHEDULES[self.sched]
+        of_schedule = SCHEDULES[self.sched]
         for name in ("min_lr", "gamma", "step_epochs", "milestones", "plateau_patience"):
-            if name not in own:
+            if name not in of_schedule:
                 yield name, f"--sched {self.sched} has none", "sched"
-        if "warmup" not in own:
+        if "warmup" not in of_schedule:
             for name in ("warmup_epochs", "warmup_steps"):
                 yield name, f"--sched {self.sched} has its own warm-up", "sched"
         if not self.schedule_has_span:
@@ -231,7 +208,8 @@ class OptimizationSettings(Config):
 
     def check(self):
         super().check()
-        for name, value in defaults(self.optimizer, self.ngd_norm).items():
+        entry = OPTIMIZERS[self.optimizer]
+        for name, value in entry.defaults(**entry.values_of(self)).items():
             if getattr(self, name) is None:
                 setattr(self, name, value)
         if "min_lr" in SCHEDULES[self.sched] and self.min_lr > self.lr:

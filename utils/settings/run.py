@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 from utils.errors import UserError
+from utils.setting import setting
 from utils.settings.actions import ACTIONS, Action, asked_for
-from utils.settings.config import Config, setting
+from utils.settings.config import Config
 
 GROUP, USE = "run and report", "use a trained model"
 

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from utils.data.texts.sources import TEXT_DATASETS
 from utils.errors import UserError
-from utils.settings.config import Config, setting
+from utils.setting import setting
+from utils.settings.config import Config
 from utils.settings.mixing import GROUP as MIXUP
 from utils.settings.optimization import GROUP as OPTIMIZATION
 

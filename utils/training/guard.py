@@ -12,6 +12,7 @@ from utils.checkpoints.saver import Saver
 from utils.distributed.strategies import Single
 from utils.errors import UserError
 from utils.reporting.console import Console
+from utils.training.progress import LeftOut
 
 # --on_nonfinite skip: after so many steps on end that could not be applied, the run is stopped.
 BARREN_STEPS = 100
@@ -36,8 +37,7 @@ class Guard:
         device = self.parameters[0].device
         self.flat = _flatten_buffers(model)
         self.before = [torch.empty_like(flat) for flat in self.flat]
-        # (steps left out, the first of them or -1, steps left out by the loss scaler)
-        self.left_out = torch.tensor([0, -1, 0], dtype=torch.int64, device=device)
+        self.left_out = torch.tensor(LeftOut(), dtype=torch.int64, device=device)
 
     def remember(self) -> None:
         """Before the first step, and after each."""

@@ -1,4 +1,4 @@
-"""What a batch is worth: from inputs to a loss and the sums that the metrics are made of."""
+"""From inputs and targets to a loss, and to the sums from which metrics are computed."""
 
 import torch
 import torch.nn.functional as F
@@ -8,11 +8,10 @@ from utils.fused.cross_entropy import fused_cross_entropy
 
 # Sums over samples, in this order, as one float64 tensor of shape (3,) on the device.
 SUMS = ("loss", "correct", "samples")
-# What follows them where samples are mixed. `correct` then counts a sample's own class by lambda
-# and its partner's by 1 - lambda.
-MIXED_SUMS = ("larger_share", "mixed", "clean_correct", "clean_samples")
-# --log_clean_accuracy: one sample in so many is looked at unmixed, too.
-CLEAN_PART = 8
+# These follow where samples are mixed; `correct` then counts a sample's own class by lambda and
+# its partner's by 1 - lambda. `larger_lambda` adds up the larger of lambda and 1 - lambda.
+MIXED_SUMS = ("larger_lambda", "mixed", "clean_correct", "clean_samples")
+CLEAN_PART = 8  # --log_clean_accuracy: 1/8 of each batch is also evaluated unmixed
 
 
 class Precision:
@@ -53,12 +52,13 @@ class Classification:
     Args:
         model: inputs -> logits (n, classes); may be compiled.
         precision: of the forward pass; the loss is computed in float32.
-        label_smoothing: share of the target spread evenly over all classes, 0 to 1: Szegedy et
-            al., "Rethinking the Inception architecture" (2016), section 7.
+        label_smoothing: fraction of the target that is spread evenly over all classes, 0 to 1:
+            Szegedy et al., "Rethinking the Inception architecture" (2016), section 7.
         mixing: batches may come mixed; the sums are then SUMS + MIXED_SUMS.
-        clean_accuracy: look at a part of each batch unmixed, too, in evaluation mode.
+        clean_accuracy: also evaluate a part of each batch unmixed, in evaluation mode.
         mixes_inside: the model mixes by itself: it is called with the plan as second argument.
-        fused: the loss of mixed batches keeps less and passes over the logits once.
+        fused: the loss of mixed batches reads the logits once, and keeps less for the backward
+            pass.
     """
 
     def __init__(
@@ -115,8 +115,8 @@ class Classification:
         return of_mixed(logits, targets, targets[mixing.partner], mixing.lam, self.label_smoothing)
 
     def _clean_sums(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """(correct, samples) of the unmixed part, (2,) float64; nothing trains or is counted by
-        BatchNorm, and no random number is drawn."""
+        """(correct, samples) of the unmixed part, (2,) float64; without gradients, random numbers
+        or an update of BatchNorm's statistics."""
         if not self.clean_accuracy:
             return torch.zeros(2, dtype=torch.float64, device=targets.device)
         part = -(-len(targets) // CLEAN_PART)
@@ -177,8 +177,8 @@ def mixed_sums(loss: Tensor, logits: Tensor, targets: Tensor, mixing) -> Tensor:
     lam, hit = mixing.lam.detach().double(), logits.detach().argmax(1)
     sums[1] = (lam * (hit == targets) + (1 - lam) * (hit == targets[mixing.partner])).sum()
     mixed = mixing.partner != torch.arange(len(targets), device=targets.device)
-    share = (torch.maximum(lam, 1 - lam) * mixed).sum()
-    return torch.cat([sums, torch.stack([share, mixed.sum().double()])])
+    larger_lambda = (torch.maximum(lam, 1 - lam) * mixed).sum()
+    return torch.cat([sums, torch.stack([larger_lambda, mixed.sum().double()])])
 
 
 def _full(logits: Tensor) -> Tensor:

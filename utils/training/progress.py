@@ -1,7 +1,9 @@
 """Where a run is: what a checkpoint remembers of it, and the time it took."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -17,16 +19,24 @@ NOTABLE = {
 }
 
 
+class LeftOut(NamedTuple):
+    """Steps that were not applied, because a loss or gradient was not finite (see guard.py)."""
+
+    steps: int = 0
+    first: int = -1  # of `steps`, counted from 0; -1: there is none
+    by_scaler: int = 0  # besides `steps`: in the search of fp16's loss scaler for its scale
+
+
 @dataclass
 class Progress:
     """Where a run is; saved with every checkpoint. Epoch and position follow from the step."""
 
     step: int = 0  # optimizer steps done
     ended_step: int = 0  # the last step at which an epoch's end was carried out
-    # Of the objective's sums; empty: nothing yet.
+    # The objective's sums of this epoch, and since the last log line; empty: nothing yet.
     epoch_sums: list[float] = field(default_factory=list)
     window_sums: list[float] = field(default_factory=list)
-    left_out: list[int] = field(default_factory=lambda: [0, -1, 0])  # see Guard
+    left_out: LeftOut = field(default_factory=LeftOut)
     train: dict | None = None  # the last epoch's training figures
     evaluated: dict | None = None  # the last evaluation
     best_step: int | None = None
@@ -36,6 +46,9 @@ class Progress:
     stopped_early: bool = False
     seconds_training: float = 0.0  # without evaluations and checkpoints
     seconds_total: float = 0.0  # of all processes of the run, to the last checkpoint
+
+    def __post_init__(self):
+        self.left_out = LeftOut(*self.left_out)  # a checkpoint has a list
 
 
 class Clock:
@@ -115,19 +128,24 @@ def wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def figures(sums: list[float]) -> dict:
-    """Means from objective.SUMS, accuracies in per cent; with MIXED_SUMS behind them the accuracy
-    is `accuracy_weighted`, by lambda, and there are `lambda`, the mean of the larger of both
-    shares, and `accuracy_clean`, where anything was mixed or looked at unmixed."""
-    loss, correct, samples, *mixed = sums
-    name, none = "accuracy_weighted" if mixed else "accuracy", float("nan")
+def figures(sums: Mapping[str, float]) -> dict:
+    """Means from an objective's sums by name; accuracies in per cent. With SUMS alone they are
+    `loss` and `accuracy`. With MIXED_SUMS too the accuracy is `accuracy_weighted`, by lambda; where
+    samples were mixed there is `lambda`, the mean of the larger of lambda and 1 - lambda, and where
+    unmixed samples were evaluated `accuracy_clean`."""
+    mixed = "mixed" in sums
+    name, none, samples = (
+        "accuracy_weighted" if mixed else "accuracy",
+        float("nan"),
+        sums["samples"],
+    )
     if not samples:
         return {"loss": none, name: none}
-    result = {"loss": loss / samples, name: 100 * correct / samples}
-    if mixed:
-        share, number, clean_correct, clean_samples = mixed
-        result |= {"lambda": share / number} if number else {}
-        result |= {"accuracy_clean": 100 * clean_correct / clean_samples} if clean_samples else {}
+    result = {"loss": sums["loss"] / samples, name: 100 * sums["correct"] / samples}
+    if mixed and sums["mixed"]:
+        result["lambda"] = sums["larger_lambda"] / sums["mixed"]
+    if mixed and sums["clean_samples"]:
+        result["accuracy_clean"] = 100 * sums["clean_correct"] / sums["clean_samples"]
     return result
 
 

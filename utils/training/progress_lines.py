@@ -1,34 +1,39 @@
-"""What a training says while it goes on."""
+"""The lines that a training prints as it goes on."""
+
+from collections.abc import Callable, Mapping
 
 from utils.reporting.console import duration
 from utils.training.progress import NOTABLE, accuracy_text, figures
 
 
-def show(trainer, sums: list[float], speed: float | None = None) -> None:
-    """Loss and accuracy beside the bar, or as a plain line now and then."""
-    progress, mean = trainer.progress, figures(sums)
-    weighted = mean.get("accuracy_weighted")  # as short as it can be said: a line of 80
-    text = f"loss {mean['loss']:.3f}, "
-    text += f"{mean['accuracy']:.1f} %" if weighted is None else f"{weighted:.1f} % weighted"
-    if not trainer.console.live:
-        epoch = progress.step / trainer.loader.steps_per_epoch
-        text = f"epoch {epoch:.2f}: train loss {mean['loss']:.4f}, {accuracy_text(mean)}"
-    if speed and not trainer.console.live:
-        left = trainer.samples_until(trainer.total_steps) - trainer.samples_until(progress.step)
-        text += f", {speed:,.0f} samples/s, {duration(left / speed)} left"
-    trainer.console.progress(text)
+def bar_text(sums: Mapping[str, float]) -> str:
+    """Loss and accuracy beside the progress bar, in few words: the line has 80 characters."""
+    mean = figures(sums)
+    weighted = mean.get("accuracy_weighted")
+    accuracy = f"{mean['accuracy']:.1f} %" if weighted is None else f"{weighted:.1f} % weighted"
+    return f"loss {mean['loss']:.3f}, {accuracy}"
 
 
-def say_unfrozen(trainer, epoch: int) -> None:
-    trainer.metrics.write(
-        step=trainer.progress.step, epoch=float(epoch), split="event", event="unfrozen"
-    )
-    trainer.console.say(f"after {epoch} epochs: from here on all layers train")
+def log_text(
+    sums: Mapping[str, float], epoch: float, samples_left: int, speed: float | None
+) -> str:
+    """The same as a line of its own, where the output is no terminal.
+
+    Args:
+        epoch: epochs trained.
+        samples_left: to the end of the run.
+        speed: samples per second; None where it is not known yet.
+    """
+    mean = figures(sums)
+    text = f"epoch {epoch:.2f}: train loss {mean['loss']:.4f}, {accuracy_text(mean)}"
+    if speed:
+        text += f", {speed:,.0f} samples/s, {duration(samples_left / speed)} left"
+    return text
 
 
-def advise(trainer, shares: dict[str, float]) -> None:
-    """The flag that helps where a phase takes a notable part of an epoch; each once."""
-    for phase, share in shares.items():
-        if share >= NOTABLE.get(phase, 2.0) and phase in trainer.advice:
-            name = phase.replace("_", " and ")
-            trainer.console.say(f"{name} took {share:.0%} of the time: {trainer.advice.pop(phase)}")
+def advise(advice: dict[str, str], time_share: Mapping[str, float], say: Callable) -> None:
+    """Says which flag helps where a phase takes a notable part of an epoch's time; each once, as
+    `advice`, by phase, loses what was said."""
+    for phase, part in time_share.items():
+        if part >= NOTABLE.get(phase, 2.0) and phase in advice:
+            say(f"{phase.replace('_', ' and ')} took {part:.0%} of the time: {advice.pop(phase)}")

@@ -27,8 +27,15 @@ from utils.training.guard import Guard, OnNonFinite
 from utils.training.loader import TrainingLoader
 from utils.training.memory import peak_memory, within_memory
 from utils.training.objective import SUMS, Precision
-from utils.training.progress import Clock, PhaseTimes, Progress, accuracy_text, figures
-from utils.training.progress_lines import advise, say_unfrozen, show
+from utils.training.progress import (
+    Clock,
+    LeftOut,
+    PhaseTimes,
+    Progress,
+    accuracy_text,
+    figures,
+)
+from utils.training.progress_lines import advise, bar_text, log_text
 from utils.training.snapshot import restore, snapshot
 from utils.training.stepper import Stepper
 
@@ -121,11 +128,11 @@ class Trainer:
         self.stopping = stopping or Stopping(signals)
         self.saver, self.saved_settings = saver, saved_settings or {}
         self.advice, self.profiler, self.free_cores = dict(advice or {}), profiler, free_cores
-        self._no_sums = [0.0] * len(getattr(objective, "sums", SUMS))
-        self.progress = Progress(epoch_sums=self._no_sums)
+        self.sum_names = getattr(objective, "sums", SUMS)
+        self.progress = Progress(epoch_sums=self._no_sums())
         device = precision.device
         self.times = PhaseTimes(device)
-        self.step_sums = torch.tensor(self._no_sums, dtype=torch.float64, device=device)
+        self.step_sums = torch.tensor(self._no_sums(), dtype=torch.float64, device=device)
         self.window = torch.zeros_like(self.step_sums)
         self.stepper: Stepper = self
         self.settling = False  # as a Stepper, whose steps are all alike
@@ -262,7 +269,7 @@ class Trainer:
         epoch, start_step = divmod(progress.step, epoch_steps)
         self.prepare(epoch)
         if self.freeze is not None and start_step == 0 and epoch == self.freeze.until:
-            say_unfrozen(self, epoch)
+            self._say_unfrozen(epoch)
         clock, times = Clock(progress, self.precision.device), self.times
         times.mark("other")
         for batch in self.loader.epoch(epoch, start_step):
@@ -277,7 +284,7 @@ class Trainer:
             self.console.advance(batch.step_samples)
             if progress.step == self.started_step + 1:
                 self.seconds_first_step = clock.first_step()
-                show(self, self._read_sums())
+                self._show(self._read_sums())
             if self.profiler is not None:
                 self.profiler.step()
                 times.mark("other")  # it may write its trace
@@ -320,7 +327,7 @@ class Trainer:
         progress = self.progress
         finished = progress.step >= self.total_steps
         epochs_done = progress.step / self.loader.steps_per_epoch
-        train = figures(progress.epoch_sums)
+        train = figures(dict(zip(self.sum_names, progress.epoch_sums, strict=True)))
         evaluation = None
         due = self.eval_every and (finished or round(epochs_done) % self.eval_every == 0)
         self.times.mark("other")
@@ -332,12 +339,12 @@ class Trainer:
                 self.stopping.ask()
                 self._stop()
         progress.ended_step, progress.train = progress.step, train
-        progress.epoch_sums = self._no_sums
+        progress.epoch_sums = self._no_sums()
         position = {"step": progress.step, "epoch": epochs_done}
-        shares = self.times.shares()
+        time_share = self.times.shares()
         self.metrics.write(
             **position, split="train", average_over="epoch", **train, lr=self.learning_rate,
-            samples_per_second=self.samples_per_second, time_share=shares,
+            samples_per_second=self.samples_per_second, time_share=time_share,
             peak_memory_bytes=peak_memory(self.precision.device),
         )  # fmt: skip
         line = f"epoch {epochs_done:g}: train loss {train['loss']:.4f}, {accuracy_text(train)}"
@@ -351,7 +358,7 @@ class Trainer:
                 best, note = self._judge(evaluation, epochs_done)
                 line += note
         self.console.say(line)
-        advise(self, shares)
+        advise(self.advice, time_share, self.console.say)
         if self._save_is_due() or finished or best or progress.stopped_early:
             self.save(final=finished or progress.stopped_early)
 
@@ -383,24 +390,31 @@ class Trainer:
 
     # ---- what the host reads, and says --------------------------------------------------------
 
-    def _read_sums(self) -> list[float]:
-        """The sums since the last call and what was left out: the one place of waiting."""
+    def _no_sums(self) -> list[float]:
+        return [0.0] * len(self.sum_names)
+
+    def _read_sums(self) -> dict[str, float]:
+        """The objective's sums since the last log line, by name; acts on steps that were left out.
+        Here alone the host waits for the device."""
         window = self.exchange.sum(self.window)
         values = torch.cat([window, self.guard.left_out.double()]).tolist()
-        sums, left_out = values[:-3], [int(value) for value in values[-3:]]
+        sums = dict(zip(self.sum_names, values, strict=False))
+        left_out = LeftOut(*map(int, values[len(sums) :]))
         self.on_nonfinite.check_scale(self.scaler, self.progress.step)
-        new, self.progress.left_out = left_out[0] - self.progress.left_out[0], left_out
+        new, self.progress.left_out = left_out.steps - self.progress.left_out.steps, left_out
         if new:
-            self.on_nonfinite.judge(new, left_out[1], bool(sums[2]), self.optimizer)
+            self.on_nonfinite.judge(new, left_out.first, sums["samples"] > 0, self.optimizer)
         return sums
 
     def _log_window(self, clock: Clock) -> None:
         sums = self._read_sums()
         self.window.zero_()
         progress = self.progress
-        if sums[2] == 0:  # an epoch that ended on a log line, or nothing but skipped steps
+        if sums["samples"] == 0:  # an epoch that ended on a log line, or only skipped steps
             return
-        progress.epoch_sums = [a + b for a, b in zip(progress.epoch_sums, sums, strict=True)]
+        progress.epoch_sums = [
+            a + b for a, b in zip(progress.epoch_sums, sums.values(), strict=True)
+        ]
         mean, speed = figures(sums), clock.lap()
         self.times.read()
         self.saver.poll()
@@ -408,9 +422,25 @@ class Trainer:
         self.metrics.write(
             step=progress.step, epoch=epoch, split="train", average_over="steps", **mean,
             lr=self.learning_rate, samples_per_second=round(speed, 1),
-            skipped_steps=progress.left_out[0] + progress.left_out[2],
+            skipped_steps=progress.left_out.steps + progress.left_out.by_scaler,
         )  # fmt: skip
-        show(self, sums, speed)
+        self._show(sums, speed)
+
+    def _show(self, sums: dict[str, float], speed: float | None = None) -> None:
+        """Beside the bar, or as a plain line now and then."""
+        if self.console.live:
+            text = bar_text(sums)
+        else:
+            step = self.progress.step
+            left = self.samples_until(self.total_steps) - self.samples_until(step)
+            text = log_text(sums, step / self.loader.steps_per_epoch, left, speed)
+        self.console.progress(text)
+
+    def _say_unfrozen(self, epoch: int) -> None:
+        self.metrics.write(
+            step=self.progress.step, epoch=float(epoch), split="event", event="unfrozen"
+        )
+        self.console.say(f"after {epoch} epochs: from here on all layers train")
 
     @property
     def samples_per_second(self) -> float | None:
@@ -443,7 +473,7 @@ class Trainer:
     def save(self, final: bool = False) -> None:
         """A checkpoint of the present step; `final`: it is on disk on return (see Saver)."""
         self.times.mark("other")
-        self.progress.window_sums = self._read_sums()
+        self.progress.window_sums = list(self._read_sums().values())
         self.progress.seconds_total = self.seconds_total
         self.saver.save(snapshot(self), self.progress.best_step, final)
         self.times.mark("checkpoint")

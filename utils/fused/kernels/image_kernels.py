@@ -1,12 +1,12 @@
-"""Triton kernels for BatchNorm and ReLU in channels_last: rows of channels, one for each pixel.
+"""Triton kernels for BatchNorm and ReLU in channels_last: a row of channels for each pixel.
 
 Ioffe and Szegedy, "Batch normalization: accelerating deep network training by reducing internal
-covariate shift" (2015), arXiv:1502.03167. Means and variances are those of parts, put together as
-in Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample
-variances" (1979): no difference of large numbers.
+covariate shift" (2015), arXiv:1502.03167. Each program computes mean and variance of its rows;
+these are combined as in Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for
+computing sample variances" (1979), which takes no difference of large numbers.
 
-A program works on tiles of ROWS rows and BLOCK channels. Where sums over the rows are wanted, at
-most PROGRAMS of them share the rows, and another kernel adds up what they found.
+A program works on tiles of ROWS rows and BLOCK channels. Sums over the rows are divided among at
+most PROGRAMS programs, and a second kernel adds up their partial sums.
 """
 
 import functools
@@ -19,16 +19,16 @@ from torch import Tensor
 
 from utils.fused.kernels import ceil_div, power_of_2
 
-TILE = 4096  # values
+TILE = 4096  # elements
 PROGRAMS = 512  # enough for four on each processor of today's GPUs
 OPTIONS = {"num_warps": 8, "enable_fp_fusion": True}
 
 
-class Numbers(NamedTuple):
-    """Of each channel, (channels,), float32."""
+class ChannelValues(NamedTuple):
+    """Per channel, (channels,), float32."""
 
     mean: Tensor
-    spread: Tensor  # 1 / sqrt(variance + eps)
+    inverse_std: Tensor  # 1 / sqrt(variance + eps)
     scale: Tensor  # BatchNorm(c) = c scale + shift
     shift: Tensor
 
@@ -36,15 +36,15 @@ class Numbers(NamedTuple):
 class Layout(NamedTuple):
     rows: int
     channels: int
-    tile: int  # rows of a tile
-    block: int  # channels of it
-    blocks: int
-    tiles: int  # of a block
-    programs: int  # that share the rows of a block
+    tile: int  # rows per tile
+    block: int  # channels per tile
+    blocks: int  # of channels
+    tiles: int  # per block of channels
+    programs: int  # per block of channels, where sums are divided
 
 
 def layout_of(*images: Tensor) -> Layout:
-    """Raises ValueError where an image is not in channels_last or has another shape."""
+    """Raises ValueError unless all are in channels_last and of the same shape."""
     shape = images[0].shape
     for image in images:
         if image.shape != shape or not image.is_contiguous(memory_format=torch.channels_last):
@@ -52,19 +52,19 @@ def layout_of(*images: Tensor) -> Layout:
     return _layout(shape, TILE, PROGRAMS)
 
 
-@functools.lru_cache(maxsize=1024)  # a step asks two hundred times, and by a few shapes
-def _layout(shape: torch.Size, values: int, most: int) -> Layout:
-    """In tiles of so many values, and for at most so many programs."""
+@functools.lru_cache(maxsize=1024)  # a step calls it two hundred times, with a few shapes
+def _layout(shape: torch.Size, tile_elements: int, max_programs: int) -> Layout:
     n, channels, height, width = shape
     rows = n * height * width
     block = min(128, power_of_2(channels))
-    tile, blocks = values // block, ceil_div(channels, block)
+    tile, blocks = tile_elements // block, ceil_div(channels, block)
     tiles = ceil_div(rows, tile)
-    return Layout(rows, channels, tile, block, blocks, tiles, min(tiles, max(1, most // blocks)))
+    programs = min(tiles, max(1, max_programs // blocks))
+    return Layout(rows, channels, tile, block, blocks, tiles, programs)
 
 
 def try_out(device: str) -> None:
-    """Compiles a kernel and starts it; raises whatever stands in the way."""
+    """Compiles and runs a kernel; raises whatever Triton raises."""
     c = torch.ones(1, 1, 1, 1, device=device)
     affine(c, c.view(1), c.view(1), True, out=torch.empty_like(c))
 
@@ -77,33 +77,35 @@ def affine(
     scale: Tensor,
     shift: Tensor,
     relu: bool,
-    kept: Tensor | None = None,
-    keep: float = 1.0,
-    add: Tensor | None = None,
-    add_scale: Tensor | None = None,
-    add_shift: Tensor | None = None,
+    path_mask: Tensor | None = None,
+    keep_rate: float = 1.0,
+    residual: Tensor | None = None,
+    residual_scale: Tensor | None = None,
+    residual_shift: Tensor | None = None,
     *,
     out: Tensor,
 ) -> Tensor:
-    """relu((c scale + shift) kept / keep + add), or what of it is there.
+    """relu((c scale + shift) path_mask / keep_rate + residual residual_scale + residual_shift);
+    what is None is left out, and so is the ReLU unless `relu`.
 
     Args:
-        c, add, out: (n, channels, height, width).
-        scale, shift: (channels,); those of `add` make add add_scale + add_shift of it.
-        kept: a number for each sample, n of them.
+        c, residual, out: (n, channels, height, width).
+        scale, shift, residual_scale, residual_shift: (channels,).
+        path_mask: n elements.
     """
-    layout = layout_of(c, out, *([] if add is None else [add]))
+    layout = layout_of(c, out, *([] if residual is None else [residual]))
     _affine[(layout.tiles * layout.blocks,)](
-        out, c, scale, shift, kept, keep, add, add_scale, add_shift, layout.rows, layout.channels,
-        c.shape[2] * c.shape[3], relu, layout.tile, layout.block, **OPTIONS,
+        out, c, scale, shift, path_mask, keep_rate, residual, residual_scale, residual_shift,
+        layout.rows, layout.channels, c.shape[2] * c.shape[3], relu, layout.tile, layout.block,
+        **OPTIONS,
     )  # fmt: skip
     return out
 
 
 @triton.jit
 def _affine(
-    out, c, scale, shift, kept, keep, add, add_scale, add_shift, rows, channels, pixels,
-    RELU: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    out, c, scale, shift, path_mask, keep_rate, residual, residual_scale, residual_shift, rows,
+    channels, pixels, RELU: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     blocks = tl.cdiv(channels, BLOCK)
     program = tl.program_id(0)
@@ -116,16 +118,16 @@ def _affine(
     factor = tl.load(scale + channel, mask=real, other=0).to(tl.float32)
     offset = tl.load(shift + channel, mask=real, other=0).to(tl.float32)
     value = value * factor[None, :] + offset[None, :]
-    if kept is not None:
-        of_sample = tl.load(kept + row // pixels, mask=row < rows, other=0).to(tl.float32)
-        value = value * of_sample[:, None] / keep
-    if add is not None:
-        other = tl.load(add + at, mask=inside, other=0).to(tl.float32)
-        if add_scale is not None:
-            factor = tl.load(add_scale + channel, mask=real, other=0).to(tl.float32)
-            offset = tl.load(add_shift + channel, mask=real, other=0).to(tl.float32)
-            other = other * factor[None, :] + offset[None, :]
-        value += other
+    if path_mask is not None:
+        kept = tl.load(path_mask + row // pixels, mask=row < rows, other=0).to(tl.float32)
+        value = value * kept[:, None] / keep_rate
+    if residual is not None:
+        added = tl.load(residual + at, mask=inside, other=0).to(tl.float32)
+        if residual_scale is not None:
+            factor = tl.load(residual_scale + channel, mask=real, other=0).to(tl.float32)
+            offset = tl.load(residual_shift + channel, mask=real, other=0).to(tl.float32)
+            added = added * factor[None, :] + offset[None, :]
+        value += added
     if RELU:
         value = tl.where(value <= 0, 0.0, value)  # NaN stays
     tl.store(out + at, value, mask=inside)
@@ -134,36 +136,36 @@ def _affine(
 # ---- the batch's statistics ---------------------------------------------------------------------
 
 
-def batch_numbers(
+def batch_values(
     c: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
     eps: float,
     running_mean: Tensor | None,
     running_var: Tensor | None,
-    share: float,
-) -> Numbers:
-    """Of BatchNorm over c (n, channels, height, width). Running statistics follow by `share`, the
-    variance unbiased, unless they are None."""
+    momentum: float,
+) -> ChannelValues:
+    """For BatchNorm of c (n, channels, height, width) by its batch statistics. Updates the running
+    statistics, unless they are None, with weight `momentum`; their variance is unbiased."""
     layout = layout_of(c)
     parts = c.new_empty(layout.programs, 3, layout.channels, dtype=torch.float32)
     _moments[(layout.programs * layout.blocks,)](
         parts, c, layout.rows, layout.channels, layout.programs, layout.tile, layout.block,
         **OPTIONS,
     )  # fmt: skip
-    numbers = parts.new_empty(4, layout.channels)
+    values = parts.new_empty(4, layout.channels)
     block = 16
-    _numbers[(ceil_div(layout.channels, block),)](
-        numbers, parts, weight, bias, eps, running_mean, running_var, share, layout.channels,
+    _channel_values[(ceil_div(layout.channels, block),)](
+        values, parts, weight, bias, eps, running_mean, running_var, momentum, layout.channels,
         layout.programs, power_of_2(layout.programs), block, **OPTIONS,
     )  # fmt: skip
-    return Numbers(*numbers.unbind())
+    return ChannelValues(*values.unbind())
 
 
 @triton.jit
 def _moments(parts, c, rows, channels, programs, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Of what a program has seen of each channel: how many, their mean, and the sum of the squared
-    distances from it. Every value of a tile has its own, by Welford's formula, until the end."""
+    """For each program and channel: number of values, mean, and sum of squared deviations from it.
+    Each element of the tile accumulates its own by Welford's formula; they are combined last."""
     blocks = tl.cdiv(channels, BLOCK)
     first = tl.program_id(0) // blocks
     channel = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
@@ -176,22 +178,22 @@ def _moments(parts, c, rows, channels, programs, ROWS: tl.constexpr, BLOCK: tl.c
         at = row[:, None].to(tl.int64) * channels + channel[None, :]
         value = tl.load(c + at, mask=inside, other=0).to(tl.float32)
         count += tl.where(row[:, None] < rows, 1.0, 0.0)
-        change = tl.where(inside, value - mean, 0.0)
-        mean += change * (1.0 / tl.where(count == 0, 1.0, count))
-        squares += change * (value - mean)
+        delta = tl.where(inside, value - mean, 0.0)
+        mean += delta * (1.0 / tl.where(count == 0, 1.0, count))
+        squares += delta * (value - mean)
     total = tl.sum(count)
-    middle = tl.sum(mean * count, 0) / total
-    apart = mean - middle[None, :]
-    spread = tl.sum(squares + count * apart * apart, 0)
+    tile_mean = tl.sum(mean * count, 0) / total
+    deviation = mean - tile_mean[None, :]
+    tile_squares = tl.sum(squares + count * deviation * deviation, 0)
     at = parts + first * 3 * channels + channel
     tl.store(at, tl.zeros((BLOCK,), tl.float32) + total, mask=channel < channels)
-    tl.store(at + channels, middle, mask=channel < channels)
-    tl.store(at + 2 * channels, spread, mask=channel < channels)
+    tl.store(at + channels, tile_mean, mask=channel < channels)
+    tl.store(at + 2 * channels, tile_squares, mask=channel < channels)
 
 
 @triton.jit
-def _numbers(
-    numbers, parts, weight, bias, eps, running_mean, running_var, share, channels, programs,
+def _channel_values(
+    values, parts, weight, bias, eps, running_mean, running_var, momentum, channels, programs,
     PROGRAMS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -203,54 +205,55 @@ def _numbers(
     means = tl.load(at + channels, mask=inside, other=0)
     squares = tl.load(at + 2 * channels, mask=inside, other=0)
     total = tl.sum(count, 0)
-    total = tl.where(real, total, 2.0)  # of channels that are not there
+    total = tl.where(real, total, 2.0)  # avoids 0 / 0 beyond the last channel
     mean = tl.sum(count * means, 0) / total
-    apart = means - mean[None, :]
-    square = tl.sum(squares + count * apart * apart, 0)
-    spread = (1.0 / tl.sqrt((square / total).to(tl.float64) + eps)).to(tl.float32)
-    scale = spread
+    deviation = means - mean[None, :]
+    square = tl.sum(squares + count * deviation * deviation, 0)
+    inverse_std = (1.0 / tl.sqrt((square / total).to(tl.float64) + eps)).to(tl.float32)
+    scale = inverse_std
     if weight is not None:
-        scale = spread * tl.load(weight + channel, mask=real, other=0).to(tl.float32)
+        scale = inverse_std * tl.load(weight + channel, mask=real, other=0).to(tl.float32)
     shift = -mean * scale
     if bias is not None:
         shift += tl.load(bias + channel, mask=real, other=0).to(tl.float32)
-    tl.store(numbers + channel, mean, mask=real)
-    tl.store(numbers + channels + channel, spread, mask=real)
-    tl.store(numbers + 2 * channels + channel, scale, mask=real)
-    tl.store(numbers + 3 * channels + channel, shift, mask=real)
+    tl.store(values + channel, mean, mask=real)
+    tl.store(values + channels + channel, inverse_std, mask=real)
+    tl.store(values + 2 * channels + channel, scale, mask=real)
+    tl.store(values + 3 * channels + channel, shift, mask=real)
     if running_mean is not None:
         old = tl.load(running_mean + channel, mask=real, other=0).to(tl.float32)
-        tl.store(running_mean + channel, (1 - share) * old + share * mean, mask=real)
+        tl.store(running_mean + channel, (1 - momentum) * old + momentum * mean, mask=real)
         old = tl.load(running_var + channel, mask=real, other=0).to(tl.float32)
         unbiased = square / (total - 1)
-        tl.store(running_var + channel, (1 - share) * old + share * unbiased, mask=real)
+        tl.store(running_var + channel, (1 - momentum) * old + momentum * unbiased, mask=real)
 
 
-# ---- the backward pass of BatchNorm, and of the ReLU behind it ----------------------------------
+# ---- the backward pass of BatchNorm, and of the ReLU that follows it -----------------------------
 
 
 def gradient_sums(
     grad: Tensor,
     c: Tensor,
-    numbers: Numbers,
+    values: ChannelValues,
     *,
     relu: bool = False,
     y: Tensor | None = None,
-    gated: Tensor | None = None,
+    relu_grad: Tensor | None = None,
 ) -> Tensor:
-    """sum(dy) and sum(dy x^), (2, channels) in float32, where x^ = (c - mean) spread.
+    """sum(dy) and sum(dy x^), (2, channels) in float32, where x^ = (c - mean) inverse_std.
 
     Args:
-        grad: dy, or the gradient of the ReLU's output (n, channels, height, width).
-        relu: of relu(c scale + shift).
-        y: of a ReLU whose output is y.
-        gated: where dy is written.
+        grad: dy, the gradient of BatchNorm's output (n, channels, height, width); where a ReLU
+            follows, the gradient of its output.
+        relu: a ReLU follows, and its output relu(c scale + shift) is recomputed.
+        y: the output of a ReLU that follows.
+        relu_grad: memory for dy.
     """
-    images = [image for image in (grad, c, y, gated) if image is not None]
+    images = [image for image in (grad, c, y, relu_grad) if image is not None]
     layout = layout_of(*images)
     parts = c.new_empty(layout.programs, 2, layout.channels, dtype=torch.float32)
     _gradient_sums[(layout.programs * layout.blocks,)](
-        parts, gated, grad, c, y, *numbers, layout.rows, layout.channels, layout.programs, relu,
+        parts, relu_grad, grad, c, y, *values, layout.rows, layout.channels, layout.programs, relu,
         layout.tile, layout.block, **OPTIONS,
     )  # fmt: skip
     return parts.sum(0)
@@ -258,45 +261,46 @@ def gradient_sums(
 
 @triton.jit
 def _gradient_sums(
-    parts, gated, grad, c, y, mean, spread, scale, shift, rows, channels, programs,
+    parts, relu_grad, grad, c, y, mean, inverse_std, scale, shift, rows, channels, programs,
     RELU: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     blocks = tl.cdiv(channels, BLOCK)
     first = tl.program_id(0) // blocks
     channel = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
     real = channel < channels
-    middle = tl.load(mean + channel, mask=real, other=0)
+    channel_mean = tl.load(mean + channel, mask=real, other=0)
     factor = tl.load(scale + channel, mask=real, other=0)
     offset = tl.load(shift + channel, mask=real, other=0)
-    plain = tl.zeros((ROWS, BLOCK), tl.float32)
-    normal = tl.zeros((ROWS, BLOCK), tl.float32)
+    sum_dy = tl.zeros((ROWS, BLOCK), tl.float32)
+    sum_dy_x = tl.zeros((ROWS, BLOCK), tl.float32)
     for start in range(first * ROWS, rows, programs * ROWS):
         row = start + tl.arange(0, ROWS)
         inside = (row[:, None] < rows) & real[None, :]
         at = row[:, None].to(tl.int64) * channels + channel[None, :]
         value = tl.load(c + at, mask=inside, other=0).to(tl.float32)
-        of_y = tl.load(grad + at, mask=inside, other=0).to(tl.float32)
+        dy = tl.load(grad + at, mask=inside, other=0).to(tl.float32)
         if RELU:
-            of_y = tl.where(value * factor[None, :] + offset[None, :] <= 0, 0.0, of_y)
+            dy = tl.where(value * factor[None, :] + offset[None, :] <= 0, 0.0, dy)
         if y is not None:
-            of_y = tl.where(tl.load(y + at, mask=inside, other=0).to(tl.float32) <= 0, 0.0, of_y)
-        if gated is not None:
-            tl.store(gated + at, of_y, mask=inside)
-        plain += of_y
-        normal += of_y * (value - middle[None, :])
-    inverse = tl.load(spread + channel, mask=real, other=0)
+            dy = tl.where(tl.load(y + at, mask=inside, other=0).to(tl.float32) <= 0, 0.0, dy)
+        if relu_grad is not None:
+            tl.store(relu_grad + at, dy, mask=inside)
+        sum_dy += dy
+        sum_dy_x += dy * (value - channel_mean[None, :])
+    inverse = tl.load(inverse_std + channel, mask=real, other=0)
     at = parts + first * 2 * channels + channel
-    tl.store(at, tl.sum(plain, 0), mask=real)
-    tl.store(at + channels, tl.sum(normal, 0) * inverse, mask=real)
+    tl.store(at, tl.sum(sum_dy, 0), mask=real)
+    tl.store(at + channels, tl.sum(sum_dy_x, 0) * inverse, mask=real)
 
 
 def input_gradient(
-    grad: Tensor, c: Tensor, numbers: Numbers, sums: Tensor, *, relu: bool, out: Tensor
+    grad: Tensor, c: Tensor, values: ChannelValues, sums: Tensor, *, relu: bool, out: Tensor
 ) -> Tensor:
-    """scale (dy - sum(dy) / N - x^ sum(dy x^) / N); `sums` and `relu` as in gradient_sums."""
+    """scale (dy - sum(dy) / N - x^ sum(dy x^) / N), with the arguments and `sums` of
+    gradient_sums."""
     layout = layout_of(grad, c, out)
     _input_gradient[(layout.tiles * layout.blocks,)](
-        out, grad, c, *numbers, sums, 1 / layout.rows, layout.rows, layout.channels, relu,
+        out, grad, c, *values, sums, 1 / layout.rows, layout.rows, layout.channels, relu,
         layout.tile, layout.block, **OPTIONS,
     )  # fmt: skip
     return out
@@ -304,7 +308,7 @@ def input_gradient(
 
 @triton.jit
 def _input_gradient(
-    out, grad, c, mean, spread, scale, shift, sums, inverse_rows, rows, channels,
+    out, grad, c, mean, inverse_std, scale, shift, sums, inverse_rows, rows, channels,
     RELU: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     blocks = tl.cdiv(channels, BLOCK)
@@ -315,14 +319,14 @@ def _input_gradient(
     inside = (row[:, None] < rows) & real[None, :]
     at = row[:, None].to(tl.int64) * channels + channel[None, :]
     value = tl.load(c + at, mask=inside, other=0).to(tl.float32)
-    of_y = tl.load(grad + at, mask=inside, other=0).to(tl.float32)
+    dy = tl.load(grad + at, mask=inside, other=0).to(tl.float32)
     factor = tl.load(scale + channel, mask=real, other=0)
     if RELU:
         offset = tl.load(shift + channel, mask=real, other=0)
-        of_y = tl.where(value * factor[None, :] + offset[None, :] <= 0, 0.0, of_y)
-    middle = tl.load(mean + channel, mask=real, other=0)
-    inverse = tl.load(spread + channel, mask=real, other=0)
-    of_mean = tl.load(sums + channel, mask=real, other=0) * inverse_rows
-    of_normal = tl.load(sums + channels + channel, mask=real, other=0) * inverse_rows * inverse
-    rest = of_mean[None, :] + (value - middle[None, :]) * of_normal[None, :]
-    tl.store(out + at, (of_y - rest) * factor[None, :], mask=inside)
+        dy = tl.where(value * factor[None, :] + offset[None, :] <= 0, 0.0, dy)
+    channel_mean = tl.load(mean + channel, mask=real, other=0)
+    inverse = tl.load(inverse_std + channel, mask=real, other=0)
+    mean_dy = tl.load(sums + channel, mask=real, other=0) * inverse_rows
+    mean_dy_x = tl.load(sums + channels + channel, mask=real, other=0) * inverse_rows * inverse
+    through_statistics = mean_dy[None, :] + (value - channel_mean[None, :]) * mean_dy_x[None, :]
+    tl.store(out + at, (dy - through_statistics) * factor[None, :], mask=inside)

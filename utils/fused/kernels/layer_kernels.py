@@ -1,8 +1,8 @@
 """Triton kernels for the layers of a Transformer: GELU, dropout, residual and LayerNorm.
 
 Hendrycks and Gimpel, "Gaussian error linear units" (2016), arXiv:1606.08415, with the error
-function; Ba, Kiros and Hinton, "Layer normalization" (2016), arXiv:1607.06450. A mask of dropout
-(uint8, 1 for what is kept) is drawn by PyTorch and read here; None: nothing is dropped.
+function; Ba, Kiros and Hinton, "Layer normalization" (2016), arXiv:1607.06450. Dropout masks
+(uint8, 1 where an element is kept) are drawn by PyTorch and read here; None: nothing is dropped.
 """
 
 import torch
@@ -12,9 +12,9 @@ from torch import Tensor
 
 from utils.fused.kernels import ceil_div, power_of_2
 
-BLOCK = 1024  # values of a program, element by element
-TILE = 2048  # values of a program at a time, where sums over rows are wanted
-PROGRAMS = 512  # share the rows then, at most
+BLOCK = 1024  # elements per program of an elementwise kernel
+TILE = 2048  # elements that a program holds at a time in a sum over rows
+PROGRAMS = 512  # at most so many divide such a sum
 ROOT_HALF, ROOT_2_PI = tl.constexpr(0.5**0.5), tl.constexpr((2 * torch.pi) ** -0.5)
 
 
@@ -23,26 +23,26 @@ def _options(block: int) -> dict:
 
 
 def _check(*tensors: Tensor | None) -> None:
-    """Raises ValueError."""
+    """Raises ValueError unless all are contiguous and of the same shape."""
     given = [tensor for tensor in tensors if tensor is not None]
     if any(t.shape != given[0].shape or not t.is_contiguous() for t in given):
         raise ValueError("the kernels take contiguous tensors of one shape")
 
 
-def _elements(kernel, out: Tensor, *arguments) -> Tensor:
+def _elementwise(kernel, out: Tensor, *arguments) -> Tensor:
     _check(out, *(a for a in arguments if isinstance(a, Tensor)))
     count = out.numel()
     kernel[(ceil_div(count, BLOCK),)](out, *arguments, count, BLOCK, **_options(BLOCK))
     return out
 
 
-# ---- element by element -------------------------------------------------------------------------
+# ---- elementwise --------------------------------------------------------------------------------
 
 
 def add_dropped(x: Tensor | None, branch: Tensor, mask: Tensor | None, factor: float) -> Tensor:
-    """x + branch mask factor, of x's dtype; without x of the branch's."""
+    """x + branch mask factor, in x's dtype; branch mask factor where x is None."""
     out = torch.empty_like(branch if x is None else x)
-    return _elements(_add_dropped, out, x, branch, mask, factor)
+    return _elementwise(_add_dropped, out, x, branch, mask, factor)
 
 
 @triton.jit
@@ -59,7 +59,7 @@ def _add_dropped(out, x, branch, mask, factor, count, BLOCK: tl.constexpr):
 
 def gelu_dropped(x: Tensor, mask: Tensor | None, factor: float) -> Tensor:
     """gelu(x) mask factor."""
-    return _elements(_gelu_dropped, torch.empty_like(x), x, mask, factor)
+    return _elementwise(_gelu_dropped, torch.empty_like(x), x, mask, factor)
 
 
 @triton.jit
@@ -74,8 +74,8 @@ def _gelu_dropped(out, x, mask, factor, count, BLOCK: tl.constexpr):
 
 
 def gelu_dropped_backward(grad: Tensor, x: Tensor, mask: Tensor | None, factor: float) -> Tensor:
-    """The gradient of x from that of gelu(x) mask factor."""
-    return _elements(_gelu_dropped_backward, torch.empty_like(x), grad, x, mask, factor)
+    """The gradient of x, from the gradient of gelu(x) mask factor."""
+    return _elementwise(_gelu_dropped_backward, torch.empty_like(x), grad, x, mask, factor)
 
 
 @triton.jit
@@ -83,12 +83,12 @@ def _gelu_dropped_backward(out, grad, x, mask, factor, count, BLOCK: tl.constexp
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     value = tl.load(x + at, mask=inside, other=0).to(tl.float32)
-    of_y = tl.load(grad + at, mask=inside, other=0).to(tl.float32)
+    grad_y = tl.load(grad + at, mask=inside, other=0).to(tl.float32)
     if mask is not None:
-        of_y = tl.where(tl.load(mask + at, mask=inside, other=0) != 0, of_y * factor, 0.0)
-    below = 0.5 * (1.0 + tl.erf(value * ROOT_HALF))
+        grad_y = tl.where(tl.load(mask + at, mask=inside, other=0) != 0, grad_y * factor, 0.0)
+    cdf = 0.5 * (1.0 + tl.erf(value * ROOT_HALF))
     density = ROOT_2_PI * tl.exp(-0.5 * value * value)
-    tl.store(out + at, of_y * (below + value * density), mask=inside)
+    tl.store(out + at, grad_y * (cdf + value * density), mask=inside)
 
 
 # ---- LayerNorm ----------------------------------------------------------------------------------
@@ -104,8 +104,8 @@ def add_norm(
     eps: float,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """z = x + branch mask factor, (rows, width), x itself without a branch; LayerNorm(z), of
-    `dtype`; mean and 1 / sqrt(variance + eps) of each row of z, (rows, 1), float32."""
+    """z = x + branch mask factor, (rows, width), or x itself without a branch; LayerNorm(z) in
+    `dtype`; each row's mean and 1 / sqrt(variance + eps), (rows, 1), float32."""
     _check(x, branch, mask)
     rows, width = x.shape
     block = power_of_2(width)
@@ -135,15 +135,15 @@ def _add_norm(
             other = tl.where(tl.load(mask + at, mask=inside, other=0) != 0, other * factor, 0.0)
         value += other
         tl.store(z + at, value, mask=inside)
-        value = value.to(z.dtype.element_ty).to(tl.float32)  # what the backward pass will read
-    middle = tl.sum(value) / width
-    apart = tl.where(inside, value - middle, 0.0)
-    factor_of_row = 1.0 / tl.sqrt(tl.sum(apart * apart) / width + eps)
-    tl.store(mean + row, middle)
-    tl.store(inverse + row, factor_of_row)
-    times = tl.load(scale + column, mask=inside, other=0).to(tl.float32)
-    plus = tl.load(shift + column, mask=inside, other=0).to(tl.float32)
-    tl.store(normal + at, apart * factor_of_row * times + plus, mask=inside)
+        value = value.to(z.dtype.element_ty).to(tl.float32)  # as the backward pass reads it
+    row_mean = tl.sum(value) / width
+    deviation = tl.where(inside, value - row_mean, 0.0)
+    inverse_std = 1.0 / tl.sqrt(tl.sum(deviation * deviation) / width + eps)
+    tl.store(mean + row, row_mean)
+    tl.store(inverse + row, inverse_std)
+    weight = tl.load(scale + column, mask=inside, other=0).to(tl.float32)
+    bias = tl.load(shift + column, mask=inside, other=0).to(tl.float32)
+    tl.store(normal + at, deviation * inverse_std * weight + bias, mask=inside)
 
 
 def norm_backward(
@@ -157,65 +157,65 @@ def norm_backward(
     mask: Tensor | None,
     factor: float,
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-    """The gradients of z (and so of x), of the branch, of scale and shift: see add_norm.
+    """The gradients of z (which is x's, too), branch, scale and shift: see add_norm.
 
     Args:
-        grad: of LayerNorm(z).
-        residual: what else is added to the gradient of z.
-        branch: the dtype of its gradient; None: it is not wanted.
+        grad: gradient of LayerNorm(z).
+        residual: gradient that reaches z by other ways, or None.
+        branch: dtype of the branch's gradient; None: it is not needed.
     """
     _check(grad, z, residual, mask)
     rows, width = z.shape
     block = power_of_2(width)
-    # Several rows at a time: one has too few bytes on their way to make use of the memory.
+    # Several rows at a time: a single row has too few loads in flight to saturate the memory.
     tile = max(1, min(16, TILE // block))
     programs = min(ceil_div(rows, tile), PROGRAMS)
-    of_z = torch.empty_like(z)
-    of_branch = None if branch is None else torch.empty_like(z, dtype=branch)
+    grad_z = torch.empty_like(z)
+    grad_branch = None if branch is None else torch.empty_like(z, dtype=branch)
     parts = z.new_empty(programs, 2, width, dtype=torch.float32)
     _norm_backward[(programs,)](
-        of_z, of_branch, parts, grad, z, mean, inverse, scale, residual, mask, factor, rows, width,
-        programs, tile, block, **_options(tile * block),
+        grad_z, grad_branch, parts, grad, z, mean, inverse, scale, residual, mask, factor, rows,
+        width, programs, tile, block, **_options(tile * block),
     )  # fmt: skip
-    of_scale, of_shift = parts.sum(0)
-    return of_z, of_branch, of_scale.to(scale.dtype), of_shift.to(scale.dtype)
+    grad_scale, grad_shift = parts.sum(0)
+    return grad_z, grad_branch, grad_scale.to(scale.dtype), grad_shift.to(scale.dtype)
 
 
 @triton.jit
 def _norm_backward(
-    of_z, of_branch, parts, grad, z, mean, inverse, scale, residual, mask, factor, rows, width,
+    grad_z, grad_branch, parts, grad, z, mean, inverse, scale, residual, mask, factor, rows, width,
     programs, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0)
     column = tl.arange(0, BLOCK)
     real = column < width
     inverse_width = 1.0 / width
-    times = tl.load(scale + column, mask=real, other=0).to(tl.float32)
-    of_scale = tl.zeros((ROWS, BLOCK), tl.float32)
-    of_shift = tl.zeros((ROWS, BLOCK), tl.float32)
+    weight = tl.load(scale + column, mask=real, other=0).to(tl.float32)
+    grad_scale = tl.zeros((ROWS, BLOCK), tl.float32)
+    grad_shift = tl.zeros((ROWS, BLOCK), tl.float32)
     for start in range(first * ROWS, rows, programs * ROWS):
         row = start + tl.arange(0, ROWS)
         inside = (row[:, None] < rows) & real[None, :]
         at = row[:, None].to(tl.int64) * width + column[None, :]
-        of_normal = tl.load(grad + at, mask=inside, other=0).to(tl.float32)
+        grad_normal = tl.load(grad + at, mask=inside, other=0).to(tl.float32)
         value = tl.load(z + at, mask=inside, other=0).to(tl.float32)
-        middle = tl.load(mean + row, mask=row < rows, other=0)
-        factor_of_row = tl.load(inverse + row, mask=row < rows, other=0)
-        x = tl.where(inside, (value - middle[:, None]) * factor_of_row[:, None], 0.0)
-        of_scale += of_normal * x
-        of_shift += of_normal
-        of_x = of_normal * times[None, :]
-        plain = tl.sum(of_x, 1) * inverse_width
-        slope = tl.sum(of_x * x, 1) * inverse_width
-        found = (of_x - plain[:, None] - x * slope[:, None]) * factor_of_row[:, None]
+        row_mean = tl.load(mean + row, mask=row < rows, other=0)
+        inverse_std = tl.load(inverse + row, mask=row < rows, other=0)
+        x_hat = tl.where(inside, (value - row_mean[:, None]) * inverse_std[:, None], 0.0)
+        grad_scale += grad_normal * x_hat
+        grad_shift += grad_normal
+        grad_x_hat = grad_normal * weight[None, :]
+        mean_dx = tl.sum(grad_x_hat, 1) * inverse_width
+        mean_dx_x = tl.sum(grad_x_hat * x_hat, 1) * inverse_width
+        dz = (grad_x_hat - mean_dx[:, None] - x_hat * mean_dx_x[:, None]) * inverse_std[:, None]
         if residual is not None:
-            found += tl.load(residual + at, mask=inside, other=0).to(tl.float32)
-        tl.store(of_z + at, found, mask=inside)
-        if of_branch is not None:
+            dz += tl.load(residual + at, mask=inside, other=0).to(tl.float32)
+        tl.store(grad_z + at, dz, mask=inside)
+        if grad_branch is not None:
             if mask is not None:
                 kept = tl.load(mask + at, mask=inside, other=0) != 0
-                found = tl.where(kept, found * factor, 0.0)
-            tl.store(of_branch + at, found, mask=inside)
+                dz = tl.where(kept, dz * factor, 0.0)
+            tl.store(grad_branch + at, dz, mask=inside)
     at = parts + first * 2 * width + column
-    tl.store(at, tl.sum(of_scale, 0), mask=real)
-    tl.store(at + width, tl.sum(of_shift, 0), mask=real)
+    tl.store(at, tl.sum(grad_scale, 0), mask=real)
+    tl.store(at + width, tl.sum(grad_shift, 0), mask=real)

@@ -11,11 +11,11 @@ from utils.fused.kernels import power_of_2
 def mixed_cross_entropy(
     logits: Tensor, targets: Tensor, partners: Tensor, lam: Tensor, smoothing: float
 ) -> tuple[Tensor, Tensor]:
-    """Losses (n,), float32, and their gradients by the logits (n, classes), of the logits' dtype.
+    """Losses (n,), float32, and their gradients with respect to the logits, in the logits' dtype.
 
     Args:
         logits: (n, classes).
-        targets, partners: (n,) int64; one that is no class makes the loss NaN.
+        targets, partners: (n,) int64; one outside 0 to classes - 1 makes the loss NaN.
         lam: (n,).
         smoothing: 0 to 1.
     """
@@ -40,16 +40,16 @@ def _mixed_cross_entropy(
     column = tl.arange(0, BLOCK)
     inside = column < classes
     target, partner = tl.load(targets + row), tl.load(partners + row)
-    share = tl.load(lam + row).to(tl.float32)
+    own = tl.load(lam + row).to(tl.float32)
     x = tl.load(logits + row * classes + column, mask=inside, other=-float("inf")).to(tl.float32)
     largest = tl.max(x)
-    power = tl.exp(x - largest)
-    total = tl.sum(power)
+    exponential = tl.exp(x - largest)
+    total = tl.sum(exponential)
     log_p = x - largest - tl.log(total)
-    wanted = tl.where(column == target, share, 0.0) + tl.where(column == partner, 1 - share, 0.0)
-    wanted = wanted * (1 - smoothing) + smoothing / classes
-    # Of a class with p = 0 (its logit is minus infinity) and q = 0 the loss is 0.
-    loss = -tl.sum(wanted * tl.where(inside & (wanted != 0), log_p, 0.0))
-    known = (target >= 0) & (target < classes) & (partner >= 0) & (partner < classes)
-    tl.store(losses + row, tl.where(known, loss, float("nan")))
-    tl.store(gradient + row * classes + column, power / total - wanted, mask=inside)
+    q = tl.where(column == target, own, 0.0) + tl.where(column == partner, 1 - own, 0.0)
+    q = q * (1 - smoothing) + smoothing / classes
+    # A class with p = 0 (its logit is minus infinity) and q = 0 adds 0, not NaN.
+    loss = -tl.sum(q * tl.where(inside & (q != 0), log_p, 0.0))
+    valid = (target >= 0) & (target < classes) & (partner >= 0) & (partner < classes)
+    tl.store(losses + row, tl.where(valid, loss, float("nan")))
+    tl.store(gradient + row * classes + column, exponential / total - q, mask=inside)

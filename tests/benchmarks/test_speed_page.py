@@ -5,11 +5,11 @@ import json
 import pytest
 from small_comparisons import result_of
 
-from benchmarks import performance_page
+from benchmarks import speed_page
 
 
 def test_tables_have_each_way():
-    text = performance_page.tables(result_of({"plain loop": [1.0, 3.0], "ours": [4.0, 6.0]}))
+    text = speed_page.tables(result_of({"plain loop": [1.0, 3.0], "ours": [4.0, 6.0]}))
     assert "| plain loop | as it is | 2 | 1 | 1.2 s |" in text
     assert (
         "| ours | as it is | 5 | 2.50 (2.00 to 3.00) | 1.2 s | 1.50 MB |  | 50 % | 30 % | 20 % |"
@@ -24,30 +24,30 @@ def test_tables_have_each_way():
 
 def test_section_of_a_page_is_replaced():
     page = "a\n<!-- cpu: begin -->\nold\n<!-- cpu: end -->\nb\n"
-    once = performance_page.replace_section(page, "cpu", "new\n")
+    once = speed_page.replace_section(page, "cpu", "new\n")
     assert once == "a\n<!-- cpu: begin -->\nnew\n<!-- cpu: end -->\nb\n"
-    assert performance_page.replace_section(once, "cpu", "new\n") == once
+    assert speed_page.replace_section(once, "cpu", "new\n") == once
     with pytest.raises(ValueError, match="no marks"):
-        performance_page.replace_section(page, "cuda", "new\n")
+        speed_page.replace_section(page, "cuda", "new\n")
 
 
 def test_page_has_marks_for_both_devices():
-    page = performance_page.PAGE.read_text()
+    page = speed_page.PAGE.read_text()
     for device in ("cpu", "cuda"):
-        performance_page.replace_section(page, device, "")
+        speed_page.replace_section(page, device, "")
 
 
 def test_figures_on_the_page_are_those_of_its_json():
     """What the page says was not typed."""
-    page = performance_page.PAGE.read_text()
-    for path in (performance_page.PAGE.parent / "performance").glob("*.json"):
-        assert performance_page.tables(json.loads(path.read_text())) in page
+    page = speed_page.PAGE.read_text()
+    for path in speed_page.PAGE.with_suffix("").glob("*.json"):
+        assert speed_page.tables(json.loads(path.read_text())) in page
 
 
 def test_plot_is_drawn(tmp_path):
-    performance_page.draw(result_of({"plain loop": [1.0], "ours": [2.5]}), tmp_path / "plot.png")
+    speed_page.draw(result_of({"plain loop": [1.0], "ours": [2.5]}), tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_help_of_the_page():
-    assert performance_page.main(["--help"]) == 0
+    assert speed_page.main(["--help"]) == 0

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""From the JSON of cpu.py and gpu.py to tables and plots, and into docs/performance.md.
+"""From the JSON of cpu.py and gpu.py to tables and plots, and into results/speed.md.
 
-    python benchmarks/performance_page.py runs/bench/cpu.json
+    python benchmarks/speed_page.py runs/bench/cpu.json
 
-puts the tables between the page's marks of that device, and the plot into docs/performance/.
+puts the tables between the page's marks of that device, and the plot into results/speed/.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import statistics
 import sys
 from pathlib import Path
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
+PAGE = Path(__file__).resolve().parent / "results" / "speed.md"
 
 
 def tables(result: dict) -> str:
@@ -146,11 +146,11 @@ def main(argv: list[str] | None = None) -> int:
     path = Path(words[0])
     result = json.loads(path.read_text())
     device = result["machine"]["device"]
-    folder = PAGE.parent / "performance"
+    folder = PAGE.with_suffix("")
     folder.mkdir(exist_ok=True)
     shutil.copyfile(path, folder / f"{device}.json")
     draw(result, folder / f"{device}.png")
-    text = f"{tables(result)}\n![Speed over the plain loop's](performance/{device}.png)\n"
+    text = f"{tables(result)}\n![Speed over the plain loop's](speed/{device}.png)\n"
     PAGE.write_text(replace_section(PAGE.read_text(), device, text))
     print(f"{PAGE}: the tables of the {device}")
     return 0

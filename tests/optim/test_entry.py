@@ -1,0 +1,81 @@
+"""What the entries of the table say, against what the optimizers do."""
+
+import pytest
+import torch
+from test_factory import backward, build, small_model
+
+from utils.optim.entry import ELEMENTS, MATRICES
+from utils.optim.factory import is_capturable
+from utils.optim.table import OPTIMIZERS
+
+each_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
+
+
+@each_optimizer
+def test_entries_of_the_state_are_named_by_whether_they_are_of_the_whole(name):
+    """By names alone it is told what is divided among ranks, for all optimizers together."""
+    own = OPTIMIZERS[name].whole_state
+    every = {key for entry in OPTIMIZERS.values() for key in entry.whole_state}
+    others = tuple(every.difference(own))
+    model = small_model()
+    optimizer = build(name, model)
+    backward(model, 0)
+    optimizer.step()
+    keys = {key for state in optimizer.state.values() for key in state}
+    assert all(any(key.startswith(prefix) for key in keys) for prefix in own)
+    assert not any(key.startswith(others) for key in keys)
+
+
+@each_optimizer
+def test_what_its_steps_leave_in_the_groups(name):
+    """A resumed run goes on with that, and takes everything else of a group from its settings."""
+    model = small_model()
+    optimizer = build(name, model)
+    before = [dict(group) for group in optimizer.param_groups]
+    for step in range(2):
+        backward(model, step)
+        optimizer.step()
+    for group, old in zip(optimizer.param_groups, before, strict=True):
+        changed = {key for key in group if key != "params" and group[key] != old.get(key)}
+        assert changed == {*OPTIMIZERS[name].group_state}
+
+
+def first_rows_stepped(entry, rows: int) -> torch.Tensor:
+    """Four rows of a weight after three steps of as many as `rows` of it."""
+    weight = torch.nn.Parameter(torch.linspace(-1, 1, 48, dtype=torch.float64).view(8, 6)[:rows])
+    head = torch.nn.Parameter(torch.ones(2, 2))  # the last matrix, which is the classifier's
+    momentum = {} if entry.momentum is None else {"momentum": entry.momentum}
+    groups = [{"params": [weight, head], "weight_decay": 0.1}]
+    optimizer = entry.make(groups, lr=0.1, **momentum)
+    for step in range(3):
+        gradient = torch.linspace(1, 3 + step, 48, dtype=torch.float64).sin().view(8, 6)
+        weight.grad, head.grad = gradient[:rows], torch.ones(2, 2)
+        optimizer.step()
+    return weight.detach()[:4]
+
+
+@each_optimizer
+def test_what_it_needs_of_a_parameter(name):
+    """Half of a weight is stepped like that half of the whole, but where more is needed."""
+    entry = OPTIMIZERS[name]
+    half, whole = first_rows_stepped(entry, 4), first_rows_stepped(entry, 8)
+    assert torch.allclose(half, whole, rtol=1e-12, atol=0) is (entry.needs == ELEMENTS)
+
+
+@each_optimizer
+def test_it_is_documented_by_its_entry(name):
+    entry = OPTIMIZERS[name]
+    assert entry.summary and not entry.summary.endswith(".")
+    assert {*entry.ranges} <= {"lr", "weight_decay", "momentum", *entry.own}
+    assert {"lr", "weight_decay"} <= {*entry.ranges}
+
+
+def test_an_exchange_serves_what_needs_whole_matrices():
+    divided = {name for name, entry in OPTIMIZERS.items() if entry.can_be_divided}
+    assert divided >= {"sgd", "adamw", "madgrad", "ngd"} and not divided & {"lamb", "muon"}
+    assert OPTIMIZERS["ngd"].needs == MATRICES
+
+
+def test_lookahead_counts_on_the_host():
+    assert is_capturable("sgd", None) and is_capturable("adamw", None)
+    assert not is_capturable("sgd", 5) and not is_capturable("ngd", None)

@@ -1,0 +1,53 @@
+"""Muon, with Nesterov momentum: Jordan et al., "Muon: an optimizer for hidden layers in neural
+networks" (2024), https://kellerjordan.github.io/posts/muon/.
+
+PyTorch's own Muon takes nothing but matrices, and would need a second optimizer beside it; timm's
+has one in it. Learning rate and weight decay mean what they do with AdamW.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from utils.optim.entry import MATRICES, OptimizerEntry, Range
+from utils.optim.libraries import of_timm
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+
+def make(groups: list[dict], *, lr: float, momentum: float) -> Optimizer:
+    """As recommended there, a kernel (out, in, height, width) is the matrix (out, in * height *
+    width), and the last matrix of the first group, which is the classifier's, those of the other
+    groups, which are embeddings, and all that are no matrices (or too narrow ones) are left to
+    Adam, with Nesterov momentum and decoupled weight decay. Steps are scaled to those of AdamW, so
+    that both take the same rates: Liu et al., "Muon is scalable for LLM training" (2025),
+    arXiv:2502.16982, section 2.2.
+    """
+    group, *others = groups
+    matrices = [p for p in group["params"] if p.ndim == 2]
+    own = [group]
+    if matrices:
+        head = matrices[-1]
+        hidden = [p for p in group["params"] if p is not head]
+        own = [group | {"params": hidden}] if hidden else []
+        own.append(group | {"params": [head], "use_fallback": True})
+    for other in others:
+        embeddings = any(p.ndim > 1 for p in other["params"])
+        own.append(other | {"use_fallback": True} if embeddings else other)
+    return of_timm("Muon")(own, lr=lr, momentum=momentum, nesterov=True)
+
+
+MUON = OptimizerEntry(
+    summary="orthogonal steps for kernels and hidden matrices, Adam for the rest",
+    make=make,
+    # Those of AdamW, to whose steps its own are scaled; the momentum of its authors.
+    lr=1e-3,
+    weight_decay=0.05,
+    momentum=0.95,
+    needs=MATRICES,
+    ranges={
+        "lr": (Range(1e-4, 0.02, grid=(3e-4, 1e-3, 3e-3)),),
+        "weight_decay": (Range(1e-3, 0.5, grid=(0.01, 0.05, 0.2)),),
+    },
+)

@@ -1,0 +1,41 @@
+"""Stochastic gradient descent with Nesterov momentum (plain where momentum is 0).
+
+The learning rate is per unit of gradient, to which the weight times the weight decay is added.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from utils.optim.entry import LINEAR, OptimizerEntry, Range
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+
+def make(groups: list[dict], *, lr: float, momentum: float) -> Optimizer:
+    import torch
+
+    optimizer = torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=momentum > 0, fused=True)
+    if momentum:
+        # The momentum is there from the start: when the very first step is left out because its
+        # gradient is not finite, the fused kernel would leave this memory as it was allocated.
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return optimizer
+
+
+SGD = OptimizerEntry(
+    summary="stochastic gradient descent with Nesterov momentum",
+    make=make,
+    lr=0.1,
+    weight_decay=5e-4,
+    momentum=0.9,
+    capturable=True,
+    scaling=LINEAR,
+    ranges={
+        "lr": (Range(0.01, 1.0, grid=(0.03, 0.1, 0.3)),),
+        "weight_decay": (Range(1e-5, 0.01, grid=(1e-4, 5e-4, 2e-3)),),
+    },
+)

@@ -1,0 +1,18 @@
+"""The table of optimizers. To add one, write its file in this folder, with an `OptimizerEntry`
+(entry.py), and name it in a line here; tests/worked_example/ has an example."""
+
+import pkgutil
+
+from utils.optim.entry import OptimizerEntry
+
+PLACES = {
+    "sgd": "utils.optim.sgd:SGD",
+    "adamw": "utils.optim.adamw:ADAMW",
+    "lamb": "utils.optim.lamb:LAMB",
+    "muon": "utils.optim.muon:MUON",
+    "madgrad": "utils.optim.madgrad:MADGRAD",
+    "ngd": "utils.optim.ngd.entry:NGD_ENTRY",
+}
+OPTIMIZERS: dict[str, OptimizerEntry] = {
+    name: pkgutil.resolve_name(place) for name, place in PLACES.items()
+}

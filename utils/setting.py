@@ -1,0 +1,35 @@
+"""How a setting is declared: by whoever owns it, for utils/settings/config.py to read."""
+
+import dataclasses
+
+
+def setting(
+    default,
+    help: str,
+    *,
+    group: str,
+    low: float | None = None,
+    above: float | None = None,
+    high: float | None = None,
+    below: float | None = None,
+    choices=None,
+    unit: str = "",
+    default_text: str = "",
+    bare=None,
+    resume: str = "fixed",
+):
+    """A dataclass field that is a setting.
+
+    Args:
+        default: its value when nobody sets it; None where that depends on other settings.
+        help: one sentence for `--help`.
+        group: the heading under which `--help` lists it.
+        low, above, high, below: the range, with and without its ends.
+        choices: the values allowed, or a function that returns them.
+        unit: for `--help`: steps, pixels, ...
+        default_text: for `--help` where `default` is None.
+        bare: the value of the flag given without one; None where a value is needed.
+        resume: "fixed" if a resumed run must keep it, "free" if it may be changed, "evaluation"
+            if it may be changed where nothing is trained.
+    """
+    return dataclasses.field(default=default, metadata=locals() | {"setting": True})
