@@ -37,7 +37,7 @@ SIZES = (1, 2)
 
 def divide(exchange, model: nn.Module) -> None:
     """Leaves this rank its rows of every parameter, as FSDP cuts them."""
-    from utils.distributed.exchange import Rows
+    from utils.exchange import Rows
 
     for module in model.modules():
         for name, whole in list(module.named_parameters(recurse=False)):
@@ -53,7 +53,7 @@ def measure(rank: int, size: int, folder: str, repetitions: int, results) -> Non
     import torch.distributed as dist
 
     from utils.distributed.exchange import ProcessExchange
-    from utils.distributed.strategies import Single
+    from utils.distributed.strategies.base import Strategy
 
     torch.set_num_threads(1)
     store = dist.FileStore(f"{folder}/store", size)
@@ -62,7 +62,7 @@ def measure(rank: int, size: int, folder: str, repetitions: int, results) -> Non
     trained = ResNet(50, 10)
     model = ResNet(50, 10)
     divide(exchange, model)
-    strategy = Single(exchange)
+    strategy = Strategy(exchange)
     strategy.wrap(model)
     trainer = SimpleNamespace(
         model=model,

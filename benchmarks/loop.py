@@ -10,7 +10,7 @@ from utils.checkpoints.checkpoint import Checkpoints
 from utils.checkpoints.saver import Saver
 from utils.data.images.loader import ImageLoader
 from utils.distributed.group import Agreement
-from utils.distributed.strategies import build_strategy
+from utils.distributed.strategies.base import build_strategy
 from utils.exchange import Exchange
 from utils.fused import fuse
 from utils.launch.signals import Signals, Stopping

@@ -12,7 +12,7 @@ from utils.augment.crop_flip import CropFlip
 from utils.checkpoints.checkpoint import Checkpoints
 from utils.checkpoints.saver import Saver
 from utils.data.images.loader import ImageLoader
-from utils.distributed.strategies import build_strategy
+from utils.distributed.strategies.base import Strategy, build_strategy
 from utils.engines.choose import choose_engine
 from utils.engines.engine import RunFacts
 from utils.exchange import Exchange
@@ -114,7 +114,8 @@ def make_trainer(
     **options,
 ):
     """A trainer over random pictures with BatchNorm and dropout, writing below `folder`. With an
-    `exchange` it is one rank of several, and `batch_size` is that of each."""
+    `exchange` it is one rank of several, and `batch_size` is that of each. `strategy`: one, or its
+    name."""
     folder.mkdir(parents=True, exist_ok=True)
     exchange = exchange or Exchange()
     ranks = {"rank": exchange.rank, "ranks": exchange.size, "least": least}
@@ -128,7 +129,9 @@ def make_trainer(
     options = {"log_every": 2, "eval_every": 1} | options
     metrics, console = MetricsLog(folder / "metrics.jsonl"), Console()
     store = Checkpoints(folder / "checkpoints", keep=100)
-    spread = build_strategy(strategy, exchange)
+    spread = strategy
+    if not isinstance(strategy, Strategy):
+        spread = build_strategy(strategy, exchange)
     wrapped = spread.wrap(model, unfreezes=freeze_until is not None)
     guard = Guard(model, spread)
     inside = getattr(model, "mixes_inside", False)
@@ -145,7 +148,7 @@ def make_trainer(
             weight_decay=1e-3,
             momentum=0.9,
             in_place_of=spread.own,
-            exchange=exchange,
+            exchange=spread.optimizer_exchange,
             **optimizer_options or {},
         ),
         schedule=schedule() if schedule else Schedule("cosine", total, 2),

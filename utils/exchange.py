@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,12 +17,24 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+@dataclass(frozen=True)
+class Rows:
+    """Which rows of a whole tensor a rank holds, [start, end)."""
+
+    shape: torch.Size  # of the whole
+    start: int
+    end: int
+
+    def to_json(self) -> dict[str, list[int]]:
+        return {"shape": list(self.shape), "offset": [self.start] + [0] * (len(self.shape) - 1)}
+
+
 class Exchange:
     """Of one process alone.
 
-    All methods but `shape`, `is_divided` and `part` are collective: every rank calls them, in the
-    same order, with tensors of the same shape and dtype, on the device that it computes on or on
-    the CPU. None changes what it is given, unless its name ends in `_`.
+    All methods but `rows`, `shape`, `is_divided` and `part` are collective: every rank calls them,
+    in the same order, with tensors of the same shape and dtype, on the device that it computes on
+    or on the CPU. None changes what it is given, unless its name ends in `_`.
 
     Attributes:
         rank, size: which of how many processes this is, from 0.
@@ -64,13 +77,18 @@ class Exchange:
 
     # ---- parameters that are divided among the ranks (FSDP) ---------------------------------
 
+    def rows(self, parameter: Tensor) -> Rows | None:
+        """Which rows of the whole parameter this rank holds; None: it is not divided."""
+        return None
+
     def shape(self, parameter: Tensor) -> torch.Size:
-        """Of the whole parameter, of which this rank may hold a part, some of its rows."""
-        return parameter.shape
+        """Of the whole parameter."""
+        rows = self.rows(parameter)
+        return parameter.shape if rows is None else rows.shape
 
     def is_divided(self, parameter: Tensor) -> bool:
         """The same on all ranks, also where one of them has all rows and others none."""
-        return False
+        return self.rows(parameter) is not None
 
     def whole(self, parameter: Tensor, tensor: Tensor) -> Tensor:
         """The rows of all ranks of `tensor`, whose first dimension is divided as that of
@@ -79,4 +97,5 @@ class Exchange:
 
     def part(self, parameter: Tensor, whole: Tensor) -> Tensor:
         """The rows of this rank; a view."""
-        return whole
+        rows = self.rows(parameter)
+        return whole if rows is None else whole[rows.start : rows.end]

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from utils.checkpoints.random_state import random_states, restore_random_states
-from utils.distributed.exchange import ProcessExchange, Rows
-from utils.exchange import Exchange
+from utils.distributed.exchange import ProcessExchange
+from utils.exchange import Exchange, Rows
 
 SIZES = (1, 2, 4)
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from fused.fused_tools import assert_close
 
-from utils.distributed.strategies import build_strategy
+from utils.distributed.strategies.base import build_strategy
 from utils.distributed.sync_batch_norm import sync_batch_norms
 from utils.fused import fuse
 from utils.models.resnet import ResNet

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from utils.distributed.exchange import ProcessExchange, Rows
-from utils.exchange import Exchange
+from utils.distributed.exchange import ProcessExchange
+from utils.exchange import Exchange, Rows
 from utils.optim.factory import build_optimizer
 from utils.optim.ngd import batched_fisher
 from utils.optim.ngd.optimizer import NGD

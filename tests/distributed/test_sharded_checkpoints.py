@@ -15,9 +15,10 @@ from utils.checkpoints import checkpoint as checkpoint_module
 from utils.checkpoints.checkpoint import Checkpoints, DamagedCheckpoint, read_checkpoint
 from utils.checkpoints.random_state import random_states, restore_random_states
 from utils.checkpoints.saver import Saver
-from utils.distributed.exchange import ProcessExchange, Rows
-from utils.distributed.strategies import Single
+from utils.distributed.exchange import ProcessExchange
+from utils.distributed.strategies.base import Strategy
 from utils.errors import UserError
+from utils.exchange import Rows
 from utils.optim.factory import build_optimizer
 from utils.optim.schedules import Schedule
 from utils.training.average import Average
@@ -71,7 +72,7 @@ def trainer_of(
     """What `snapshot` and `restore` know of a Trainer; divided where there is an exchange."""
     torch.manual_seed(seed)
     model = network()
-    strategy = Single(exchange)
+    strategy = Strategy(exchange)
     if divided and exchange is not None:
         divide(exchange, model)
     strategy.wrap(model)

@@ -11,7 +11,6 @@ Whatever the number of files, whole tensors are read from them, and each rank ta
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from utils.exchange import Exchange
+from utils.exchange import Exchange, Rows
 from utils.files import reason
 from utils.optim.table import OPTIMIZERS
 
@@ -31,30 +30,18 @@ FILE = re.compile(
 OF_THE_WHOLE = tuple(key for entry in OPTIMIZERS.values() for key in entry.whole_state)
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Which rows of a whole tensor those of a rank are."""
-
-    shape: tuple[int, ...]  # of the whole
-    start: int
-
-    def to_json(self) -> dict[str, list[int]]:
-        return {"shape": list(self.shape), "offset": [self.start] + [0] * (len(self.shape) - 1)}
-
-
 def divided_rows(exchange: Exchange, parameters: dict[str, Tensor]) -> dict[str, Rows]:
     """Of the parameters of which this rank has a part; empty where nothing is divided.
 
     The first rank, which has rows of everything, may have all of a parameter of few rows; that is
     not in here, and no row of it is on another rank.
     """
-    rows = {}
-    for name, parameter in parameters.items():
-        shape = exchange.shape(parameter)
-        if shape != parameter.shape:
-            own = exchange.part(parameter, torch.arange(shape[0]))
-            rows[name] = Rows(tuple(shape), int(own[0]) if len(own) else shape[0])
-    return rows
+    rows = {name: exchange.rows(parameter) for name, parameter in parameters.items()}
+    return {
+        name: own
+        for name, own in rows.items()
+        if own is not None and own.end - own.start < own.shape[0]
+    }
 
 
 def is_by_element(entry: str, value: Tensor, shape: torch.Size) -> bool:

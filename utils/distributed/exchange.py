@@ -5,27 +5,17 @@ import datetime
 import itertools
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from utils.exchange import Exchange
+from utils.exchange import Exchange, Rows
 
 # However long a cache takes to be built, the ranks that wait for it do not give up.
 FOREVER = datetime.timedelta(days=30)
 TURNS = itertools.count()  # of this process: the names of `in_turn` in the store, which all share
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Which rows of a whole parameter a rank holds."""
-
-    shape: torch.Size  # of the whole
-    start: int
-    end: int
 
 
 class ProcessExchange(Exchange):
@@ -97,15 +87,11 @@ class ProcessExchange(Exchange):
         ones has as many rows as the first, as torch.chunk cuts them."""
         self._rows[id(parameter)] = rows
 
-    def shape(self, parameter: Tensor) -> torch.Size:
-        rows = self._rows.get(id(parameter))
-        return parameter.shape if rows is None else rows.shape
-
-    def is_divided(self, parameter: Tensor) -> bool:
-        return id(parameter) in self._rows
+    def rows(self, parameter: Tensor) -> Rows | None:
+        return self._rows.get(id(parameter))
 
     def whole(self, parameter: Tensor, tensor: Tensor) -> Tensor:
-        rows = self._rows.get(id(parameter))
+        rows = self.rows(parameter)
         if rows is None:
             return tensor
         length = rows.shape[0]
@@ -115,7 +101,3 @@ class ProcessExchange(Exchange):
         whole = tensor.new_empty(self.size * most, *tensor.shape[1:])
         dist.all_gather_into_tensor(whole, padded, group=self.group)
         return whole[:length]
-
-    def part(self, parameter: Tensor, whole: Tensor) -> Tensor:
-        rows = self._rows.get(id(parameter))
-        return whole if rows is None else whole[rows.start : rows.end]

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from utils.exchange import Exchange
-from utils.fused.batch_norm import Statistics, global_backward, global_statistics
+from utils.fused.batch_norm import Statistics, global_backward, tracked_statistics
 
 
 def sync_batch_norms(model: nn.Module, exchange: Exchange) -> nn.Module:
@@ -81,24 +81,10 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
         return _uncompiled()(self, input)
 
     def _normalize(self, input: Tensor) -> Tensor:
-        mean, var, count = global_statistics(input.detach(), self.exchange)
-        if count < 2:  # the host waits
-            raise ValueError(f"BatchNorm needs two values of a channel, and got {int(count)}")
-        if self.track_running_stats:
-            self._follow(mean, var * (count / (count - 1)))
+        mean, var, count = tracked_statistics(self, input.detach(), self.exchange)
         return _Normalize.apply(
             input, self.weight, self.bias, mean, var, self.eps, count, self.exchange
         )
-
-    def _follow(self, mean: Tensor, var: Tensor) -> None:
-        """Running statistics, with the unbiased variance; without a momentum they are the mean
-        over all batches."""
-        self.num_batches_tracked.add_(1)
-        share = self.momentum
-        if share is None:
-            share = 1 / float(self.num_batches_tracked)
-        self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
-        self.running_var.lerp_(var.to(self.running_var.dtype), share)
 
 
 @functools.cache  # PyTorch's compiler, which takes seconds to be imported, is so when it is needed

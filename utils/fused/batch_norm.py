@@ -98,6 +98,22 @@ def _batch_momentum(norm: nn.Module) -> float:
 def _global_statistics(norm: nn.Module, c: Tensor, exchange: Exchange) -> tuple[Statistics, Tensor]:
     """The statistics, and 1 / sqrt(variance + eps) of the rounded variance, by which the plain
     module scales."""
+    mean, var, count = tracked_statistics(norm, c, exchange)
+    dtype = torch.float64 if c.dtype == torch.float64 else torch.float32
+    statistics = Statistics(mean.to(dtype), (var + norm.eps).rsqrt().to(dtype), count)
+    return statistics, 1 / (var.to(dtype) + norm.eps).sqrt()
+
+
+def tracked_statistics(
+    norm: nn.Module, c: Tensor, exchange: Exchange
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`global_statistics`, which the running statistics of `norm` follow, with the unbiased
+    variance.
+
+    Raises:
+        ValueError: a channel has a single value. It is not checked on a GPU, where that would take
+            a wait.
+    """
     mean, var, count = global_statistics(c, exchange)
     if c.device.type == "cpu" and count < 2:
         raise ValueError(f"BatchNorm needs two values of a channel, and got {int(count)}")
@@ -105,9 +121,7 @@ def _global_statistics(norm: nn.Module, c: Tensor, exchange: Exchange) -> tuple[
         momentum, unbiased = _batch_momentum(norm), var * (count / (count - 1))
         norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), momentum)
         norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), momentum)
-    dtype = torch.float64 if c.dtype == torch.float64 else torch.float32
-    statistics = Statistics(mean.to(dtype), (var + norm.eps).rsqrt().to(dtype), count)
-    return statistics, 1 / (var.to(dtype) + norm.eps).sqrt()
+    return mean, var, count
 
 
 def global_statistics(c: Tensor, exchange: Exchange) -> tuple[Tensor, Tensor, Tensor]:

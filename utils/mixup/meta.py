@@ -31,6 +31,7 @@ from utils.mixup.hypergradient import (
 )
 from utils.mixup.mixing import MixPlan, mix_pairs
 from utils.mixup.policy import MixupPolicy
+from utils.model_tensors import ModelTensors
 
 CleanBatch = tuple[Tensor | tuple, Tensor]  # inputs and targets
 
@@ -45,29 +46,6 @@ class Pairs(NamedTuple):
     partners: Tensor  # (m,) int64, the partners' classes
     lam: Tensor  # (m,) as in the plan
     plan: MixPlan | None = None  # where the model mixes
-
-
-class ModelTensors:
-    """The tensors of a model that every rank holds in full. For sharded parameters another class
-    with these methods gathers them; its methods are collective.
-
-    All are keyed by their names in the model, in the same order on every rank.
-    """
-
-    def __init__(self, model: nn.Module):
-        self.model = model
-
-    def weights(self) -> dict[str, Tensor]:
-        """All parameters; those with `requires_grad` are trained."""
-        return dict(self.model.named_parameters())
-
-    def gradients(self) -> dict[str, Tensor]:
-        """Gradients of the mean loss over the global batch, for the parameters that have one."""
-        return {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
-
-    def buffers(self) -> dict[str, Tensor]:
-        """All buffers; the caller must not change them."""
-        return dict(self.model.named_buffers())
 
 
 class VirtualStep:

@@ -3,7 +3,7 @@
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from utils.distributed.strategies import Single
+from utils.distributed.strategies.base import Strategy
 from utils.errors import UserError
 from utils.machine.host_memory import available_memory, hand_back_freed_memory
 from utils.runs.advice import memory_advice
@@ -54,7 +54,7 @@ def choose_micro_batch(run, model, objective: Classification, freeze: Freeze | N
 
 def _passes(run, model, objective: Classification, classes: int):
     """Those of a step of the trainer, one after the other, for `largest_that_fits`."""
-    strategy = Single()
+    strategy = Strategy()
     strategy.wrap(model)
     lr = run.settings.lr
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from utils.checkpoints.checkpoint import Checkpoint, Checkpoints
 from utils.checkpoints.saver import Saver
-from utils.distributed.strategies import Single
+from utils.distributed.strategies.base import Strategy
 from utils.engines.choose import choose_engine
 from utils.engines.engine import Engine, RunFacts
 from utils.errors import UserError
@@ -82,7 +82,7 @@ def build_trainer(
     schedule = _schedule(run, lr, span, loader.steps_per_epoch, checkpoint)
     guard = Guard(model, strategy)
     with run.signals.held():  # PyTorch's compiler is imported with it, and C++ calls Python there
-        optimizer = build_optimizer_of(run, model, lr, strategy.own, run.exchange)
+        optimizer = build_optimizer_of(run, model, lr, strategy.own, strategy.optimizer_exchange)
     engine, refusals = choose_engine(
         run_facts(run, loader, freeze, texts=isinstance(card, TextCard)),
         cuda_graphs=settings.cuda_graphs,
@@ -212,7 +212,7 @@ def _say_foreign_rates(run: Run) -> None:
 
 
 def build_meta(
-    run: Run, classes: int, strategy: Single, exchange: Exchange | None = None
+    run: Run, classes: int, strategy: Strategy, exchange: Exchange | None = None
 ) -> PolicyMixup | SampleMixup | None:
     """With --mixup meta, what learns how to mix.
 

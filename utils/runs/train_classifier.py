@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from utils.checkpoints.checkpoint import Checkpoint, DamagedCheckpoint, read_checkpoint
-from utils.distributed.strategies import build_strategy
+from utils.distributed.strategies.base import build_strategy
 from utils.distributed.sync_batch_norm import sync_batch_norms
 from utils.errors import UserError
 from utils.files import reason

@@ -7,6 +7,7 @@ from utils.optim.table import OPTIMIZERS
 from utils.setting import setting
 from utils.settings.actions import asked_for
 from utils.settings.config import Config
+from utils.settings.strategies import STRATEGIES
 
 GROUP = "distributed"
 
@@ -21,10 +22,9 @@ class DistributedSettings(Config):
     )
     strategy: str = setting(
         "ddp",
-        "ddp: every process has the whole model; fsdp: each holds a part of every weight and of "
-        "its optimizer state",
+        "; ".join(f"{name}: {facts.summary}" for name, facts in STRATEGIES.items()),
         group=GROUP,
-        choices=("ddp", "fsdp"),
+        choices=tuple(STRATEGIES),
         resume="free",
     )
     sync_bn: bool = setting(
@@ -72,10 +72,13 @@ class DistributedSettings(Config):
                 raise UserError(f"--{action.name} takes one process: leave --distributed out")
         if self.sync_bn and self.meta_exact:
             raise UserError("--meta_exact differentiates twice, which --sync_bn cannot: drop one")
-        if self.strategy == "fsdp" and not OPTIMIZERS[self.optimizer].can_be_divided:
+        facts = STRATEGIES[self.strategy]
+        if facts.divides and not OPTIMIZERS[self.optimizer].can_be_divided:
             raise UserError(
-                f"--optimizer {self.optimizer} needs whole matrices, which --strategy fsdp "
-                "divides; take ddp, or --optimizer ngd or adamw"
+                f"--optimizer {self.optimizer} needs whole matrices, which --strategy "
+                f"{self.strategy} divides; take ddp, or --optimizer ngd or adamw"
             )
-        if self.strategy == "fsdp" and self.unfreeze_epoch is not None:
-            raise UserError("--unfreeze_epoch: --strategy fsdp cannot thaw a model; take ddp")
+        if self.unfreeze_epoch is not None and not facts.unfreezes:
+            raise UserError(
+                f"--unfreeze_epoch: --strategy {self.strategy} cannot thaw a model; take ddp"
+            )

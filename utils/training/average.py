@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from utils.distributed.strategies import Single
+from utils.distributed.strategies.base import Strategy
 
 
 class Average:
@@ -23,12 +23,9 @@ class Average:
         strategy: the model's parameters; None: its own.
     """
 
-    def __init__(self, model: nn.Module, decay: float, strategy: Single | None = None):
-        if strategy is None:
-            strategy = Single()
-            strategy.wrap(model)
-        self.strategy, self.decay = strategy, decay
-        tensors = strategy.parameters | dict(model.named_buffers())
+    def __init__(self, model: nn.Module, decay: float, strategy: Strategy | None = None):
+        self.strategy, self.decay = strategy or Strategy.of(model), decay
+        tensors = self.strategy.parameters | dict(model.named_buffers())
         self.live = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
         self.mean = {name: tensor.detach().clone() for name, tensor in self.live.items()}
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from utils.checkpoints.saver import Saver
-from utils.distributed.strategies import Single
+from utils.distributed.strategies.base import Strategy
 from utils.errors import UserError
 from utils.reporting.console import Console
 from utils.training.progress import LeftOut
@@ -28,12 +28,9 @@ class Guard:
     strategy: the parameters, and the other ranks, which must come to the same verdict.
     """
 
-    def __init__(self, model: nn.Module, strategy: Single | None = None):
-        if strategy is None:
-            strategy = Single()
-            strategy.wrap(model)
-        self.strategy = strategy
-        self.parameters = list(strategy.parameters.values())
+    def __init__(self, model: nn.Module, strategy: Strategy | None = None):
+        self.strategy = strategy or Strategy.of(model)
+        self.parameters = list(self.strategy.parameters.values())
         device = self.parameters[0].device
         self.flat = _flatten_buffers(model)
         self.before = [torch.empty_like(flat) for flat in self.flat]
@@ -50,19 +47,9 @@ class Guard:
         return self.strategy.norm(torch.nn.utils.get_total_norm(gradients))
 
     def agree(self, loss: Tensor) -> Tensor:
-        """The loss of a step over all ranks, (), from that of this one. BatchNorm's statistics,
-        which each rank takes of its own samples, become their mean: so all ranks hold the same
-        model at all times. Of a ResNet-50 they are 0.2 % of what its gradients are."""
-        exchange = self.strategy.exchange
-        if exchange.size == 1:
-            return loss
-        floating = [flat for flat in self.flat if flat.is_floating_point()]
-        mean = exchange.mean(torch.cat([loss.view(1), *(flat.double() for flat in floating)]))
-        sizes = [1, *(len(flat) for flat in floating)]
-        loss, *means = mean.split(sizes)
-        for flat, value in zip(floating, means, strict=True):
-            flat.copy_(value)
-        return loss[0]
+        """The loss of a step over all ranks, (), from that of this one; the model's buffers become
+        what the strategy makes of those of all ranks."""
+        return self.strategy.agree(loss, [flat for flat in self.flat if flat.is_floating_point()])
 
     def judge(self, loss: Tensor, norm: Tensor, step: int | Tensor, scaled: bool) -> Tensor:
         """() bool: leave this step out. With a loss scaler (`scaled`) an infinite gradient of a

@@ -14,7 +14,7 @@ from torch import nn
 from utils.checkpoints.checkpoint import Checkpoint
 from utils.checkpoints.saver import Saver
 from utils.data.batch import Batch
-from utils.distributed.strategies import Single
+from utils.distributed.strategies.base import Strategy
 from utils.launch.signals import Signals, Stopped, Stopping
 from utils.machine.cudnn import search_plans
 from utils.machine.free_cores import FreeCores
@@ -103,14 +103,12 @@ class Trainer:
         profiler=None,
         meta=None,
         saved_settings: dict | None = None,
-        strategy: Single | None = None,
+        strategy: Strategy | None = None,
         stopping: Stopping | None = None,
         free_cores: FreeCores | None = None,
     ):
-        if strategy is None:
-            strategy = Single()
-            strategy.wrap(model)
-        self.strategy, self.exchange = strategy, strategy.exchange
+        self.strategy = strategy or Strategy.of(model)
+        self.exchange = self.strategy.exchange
         self.model, self.objective, self.optimizer = model, objective, optimizer
         self.schedule, self.loader, self.precision = schedule, loader, precision
         self.scaler = precision.scaler()
@@ -199,6 +197,7 @@ class Trainer:
         self.strategy.drop_gradients()
         self.scaler.update()
         self.guard.take_back(bad)
+        self.strategy.after_step(self.learning_rate, bad)
         if self.average is not None:
             self.average.update(share, bad)
         self.window += torch.where(bad, 0.0, self.step_sums)
@@ -332,6 +331,7 @@ class Trainer:
         due = self.eval_every and (finished or round(epochs_done) % self.eval_every == 0)
         self.times.mark("other")
         if due:
+            self.strategy.make_equal()
             with self.evaluated_weights():
                 evaluation = self.evaluate()
             self.times.mark("evaluation")
@@ -473,6 +473,7 @@ class Trainer:
     def save(self, final: bool = False) -> None:
         """A checkpoint of the present step; `final`: it is on disk on return (see Saver)."""
         self.times.mark("other")
+        self.strategy.make_equal()
         self.progress.window_sums = list(self._read_sums().values())
         self.progress.seconds_total = self.seconds_total
         self.saver.save(snapshot(self), self.progress.best_step, final)

@@ -1,0 +1,139 @@
+"""What a strategy is asked, by whom and when; and that another one needs no change elsewhere."""
+
+import pkgutil
+from pathlib import Path
+
+import pytest
+import torch
+from toy import make_trainer, network
+
+from utils.distributed.strategies.base import Strategy, build_strategy
+from utils.exchange import Exchange
+from utils.settings.strategies import STRATEGIES
+
+
+def members(kind: type) -> set[str]:
+    return {name for name in dir(kind) if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_no_strategy_has_more_than_the_protocol(name):
+    """Nothing else can come to depend on one of them."""
+    kind, facts = pkgutil.resolve_name(STRATEGIES[name].place), STRATEGIES[name]
+    assert issubclass(kind, Strategy) and members(kind) == members(Strategy)
+    assert kind.divided == facts.divides and facts.summary
+
+
+def test_a_process_alone_needs_none():
+    for name in STRATEGIES:
+        assert type(build_strategy(name, Exchange())) is Strategy
+
+
+class Recording(Strategy):
+    """Writes down what it is asked in a step, and by an evaluation or a checkpoint."""
+
+    WATCHED = ("collect_gradients", "norm", "agree", "drop_gradients", "after_step", "make_equal")
+
+    def __init__(self):
+        super().__init__()
+        self.asked = []
+        for name in self.WATCHED:
+            setattr(self, name, self._noted(name, getattr(self, name)))
+
+    def _noted(self, name, method):
+        def call(*arguments):
+            self.asked.append(name)
+            return method(*arguments)
+
+        return call
+
+
+def test_order_of_a_step(tmp_path):
+    strategy = Recording()
+    trainer = make_trainer(tmp_path, epochs=1, accumulation=2, strategy=strategy, max_steps=2)
+    saved, evaluated = trainer.saver.save, trainer.evaluate
+
+    def save(*arguments):
+        strategy.asked.append("SAVED")
+        saved(*arguments)
+
+    def evaluate():
+        strategy.asked.append("EVALUATED")
+        return evaluated()
+
+    trainer.saver.save, trainer.evaluate = save, evaluate
+    trainer.fit()
+    step = ["collect_gradients", "norm", "agree", "drop_gradients", "after_step"]
+    end = ["make_equal", "EVALUATED", "make_equal", "SAVED"]
+    assert strategy.asked == ["drop_gradients", *step, *step, *end]
+
+
+class EveryFewSteps(Strategy):
+    """Ranks step by themselves; every few steps their weights become the mean."""
+
+    def __init__(self, exchange: Exchange, every: int):
+        super().__init__(exchange)
+        self.every, self.steps = every, 0
+
+    def after_step(self, lr, bad):
+        self.steps += 1
+        if self.steps % self.every == 0:
+            self._average()
+
+    def make_equal(self):
+        self._average()
+
+    @torch.no_grad()
+    def _average(self):
+        for tensor in (*self.parameters.values(), *self.buffers().values()):
+            if tensor.is_floating_point():
+                tensor.copy_(self.exchange.mean(tensor))
+
+    @property
+    def optimizer_exchange(self):
+        return Exchange()
+
+
+def final_weights(exchange, folder: Path, every: int | None, steps: int, momentum: float):
+    """Of this rank, after so many steps; `every` None: ddp. They are not made equal at the end."""
+    strategy = "ddp" if every is None else EveryFewSteps(exchange, every)
+    trainer = make_trainer(
+        folder / str(exchange.rank), exchange=exchange, strategy=strategy, max_steps=steps,
+        model=network(norm=False, dropout=0.0), eval_every=0,
+    )  # fmt: skip
+    for group in trainer.optimizer.param_groups:
+        group["momentum"], group["nesterov"] = momentum, momentum > 0
+    trainer.strategy.make_equal = lambda: None
+    trainer.fit()
+    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
+
+
+def test_averaged_weights_are_averaged_gradients(worlds, tmp_path):
+    """Plain SGD, averaged after every step, is DDP up to rounding."""
+    averaged = worlds(2).run(final_weights, tmp_path / "averaged", 1, 6, 0.0)
+    reduced = worlds(2).run(final_weights, tmp_path / "ddp", None, 6, 0.0)
+    torch.testing.assert_close(averaged, reduced, rtol=0, atol=1e-6)
+
+
+def test_ranks_differ_between_two_averages(worlds, tmp_path):
+    first, second = worlds(2).run(final_weights, tmp_path / "between", 3, 4, 0.9)
+    assert not torch.equal(first, second)
+    first, second = worlds(2).run(final_weights, tmp_path / "after", 3, 6, 0.9)
+    assert torch.equal(first, second)
+
+
+def ending_weights(exchange, folder: Path):
+    """Of this rank's model, after a run without an average within it."""
+    trainer = make_trainer(
+        folder / str(exchange.rank), exchange=exchange, max_steps=4, model=network(dropout=0.0),
+        strategy=EveryFewSteps(exchange, every=10**9),
+    )  # fmt: skip
+    trainer.fit()
+    return {name: tensor.clone() for name, tensor in trainer.strategy.tensors().items()}
+
+
+def test_evaluation_and_checkpoint_are_of_equal_ranks(worlds, tmp_path):
+    first, second = worlds(2).run(ending_weights, tmp_path)
+    for name, tensor in first.items():
+        if tensor.is_floating_point():
+            assert torch.equal(tensor, second[name]), name

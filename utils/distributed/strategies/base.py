@@ -1,0 +1,162 @@
+"""What a strategy decides, and the one of a process alone.
+
+The trainer and what it hands on know a model's parameters by `parameters`, ordinary tensors on
+this rank's device, and never a wrapper of the model. Which rank talks to which about the model, and
+when, is decided here and by nobody else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pkgutil
+
+import torch
+from torch import Tensor, nn
+
+from utils.errors import UserError
+from utils.exchange import Exchange
+from utils.model_tensors import ModelTensors
+from utils.settings.strategies import STRATEGIES
+
+
+class Strategy(ModelTensors):
+    """One process, no communication. The other strategies change what differs.
+
+    In the order of a step: `micro_batch` around each forward and backward pass,
+    `collect_gradients`, `norm`, `agree`, the optimizer's step, `drop_gradients`, `after_step`.
+    Before an evaluation or a checkpoint: `make_equal`.
+
+    Attributes:
+        exchange: with the other ranks.
+        model: with its canonical names.
+        parameters: {name: what the optimizer steps}.
+        divided: whether these are parts.
+        adds_in_order: whether gradients are added in the same order in every step from the first
+            one (see DDP).
+        skeleton: the model whole, to be called with other weights (torch.func.functional_call).
+    """
+
+    divided, adds_in_order = False, True
+
+    def __init__(self, exchange: Exchange | None = None):
+        self.exchange = exchange or Exchange()
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Strategy:
+        """For this model in a process alone."""
+        strategy = cls()
+        strategy.wrap(model)
+        return strategy
+
+    def wrap(self, model: nn.Module, unfreezes: bool = False) -> nn.Module:
+        """What the objective calls in place of `model`, which is on its device already.
+
+        Args:
+            unfreezes: parameters that need no gradient now will do so later.
+        """
+        super().__init__(model)
+        self.skeleton = model
+        self.parameters = dict(model.named_parameters())
+        return model
+
+    # ---- a step ---------------------------------------------------------------------------------
+
+    def micro_batch(self, last: bool) -> contextlib.AbstractContextManager:
+        """Around forward and backward of one; gradients are exchanged in the last one of a step,
+        and after it are sums over all ranks divided by their number."""
+        return contextlib.nullcontext()
+
+    def collect_gradients(self) -> None:
+        """After the backward passes of a step: the gradients are in `parameters`."""
+
+    def norm(self, norm: Tensor) -> Tensor:
+        """Of the whole gradient, from that of this rank's, ()."""
+        return norm
+
+    def agree(self, loss: Tensor, statistics: list[Tensor]) -> Tensor:
+        """What all ranks know in a step, before it is judged: the loss, (), summed over them.
+
+        Args:
+            statistics: floating-point buffers, such as BatchNorm's, which each rank takes of its
+                own samples; they become the mean over the ranks, in place.
+        """
+        return loss
+
+    def drop_gradients(self) -> None:
+        """The next backward pass begins anew."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
+    def after_step(self, lr: float | Tensor, bad: Tensor) -> None:
+        """After the optimizer's step.
+
+        Args:
+            lr: the learning rate of the step.
+            bad: () bool on the device: the step was not applied.
+        """
+
+    def make_equal(self) -> None:
+        """Before an evaluation and before a checkpoint: all ranks hold the same model from here
+        on. Strategies whose ranks do so after every step have nothing to do."""
+
+    @property
+    def optimizer_exchange(self) -> Exchange:
+        """By which an optimizer shares work with the other ranks, as they all take the same steps
+        with the same gradients."""
+        return self.exchange
+
+    # ---- the model ------------------------------------------------------------------------------
+
+    def own(self, parameter: Tensor) -> Tensor:
+        """What the optimizer steps in place of a parameter of `model`."""
+        return parameter
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Parameters and buffers under their canonical names, as this rank holds them."""
+        return self.model.state_dict()
+
+    @torch.no_grad()
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Puts whole tensors into the model.
+
+        Raises:
+            UserError: they are of another model; nothing is changed.
+        """
+        own, exchange = self.tensors() | self.parameters, self.exchange
+        shapes = {name: tuple(exchange.shape(tensor)) for name, tensor in own.items()}
+        wrong = [f"{name} is missing" for name in own if name not in tensors]
+        wrong += [f"there is no {name} in the model" for name in tensors if name not in own]
+        wrong += [
+            f"{name} is {tuple(tensors[name].shape)}, in the model {shape}"
+            for name, shape in shapes.items()
+            if name in tensors and tuple(tensors[name].shape) != shape
+        ]
+        if wrong:
+            more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+            raise UserError(f"the checkpoint does not fit the model: {'; '.join(wrong[:3])}{more}")
+        for name, tensor in own.items():
+            tensor.copy_(exchange.part(tensor, tensors[name]))
+        self.weights_changed()
+
+    def weights_changed(self) -> None:
+        """To be called after the weights were written to by others than the optimizer."""
+
+
+class Synchronous(Strategy):
+    """Ranks that take every step together, and hold the same model after it."""
+
+    def agree(self, loss: Tensor, statistics: list[Tensor]) -> Tensor:
+        # In one collective. Of a ResNet-50 the statistics are 0.2 % of what its gradients are.
+        flat = torch.cat([loss.view(1), *(values.double() for values in statistics)])
+        sizes = [1, *(len(values) for values in statistics)]
+        loss, *means = self.exchange.mean(flat).split(sizes)
+        for values, mean in zip(statistics, means, strict=True):
+            values.copy_(mean)
+        return loss[0]
+
+
+def build_strategy(name: str, exchange: Exchange) -> Strategy:
+    """`name`: a key of STRATEGIES; no effect where `exchange` is of a process alone."""
+    if exchange.size == 1:
+        return Strategy(exchange)
+    return pkgutil.resolve_name(STRATEGIES[name].place)(exchange)

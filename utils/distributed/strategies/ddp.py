@@ -1,0 +1,44 @@
+"""`--strategy ddp`: PyTorch's DistributedDataParallel."""
+
+import contextlib
+import inspect
+
+from torch import nn
+
+from utils.distributed.strategies.base import Synchronous
+
+
+class DDP(Synchronous):
+    """Every rank has the whole model; gradients are averaged while the backward pass goes on.
+
+    After its first backward pass PyTorch's DistributedDataParallel sorts its buckets by the order
+    in which gradients came. From three ranks on that changes the order in which numbers are added,
+    so a resumed run would differ in the last bits: the trainer does one pass for nothing before
+    the first step (`adds_in_order`).
+    """
+
+    adds_in_order = False
+
+    def wrap(self, model: nn.Module, unfreezes: bool = False) -> nn.Module:
+        super().wrap(model)
+        if unfreezes:
+            # Parameters that take part later belong to the buckets from the start: then these are
+            # never sorted anew.
+            self.adds_in_order = True
+        self.wrapped = nn.parallel.DistributedDataParallel(
+            model,
+            process_group=self.exchange.group,
+            **{_sync_buffers(): False},  # they are averaged in every step (see Strategy.agree)
+            gradient_as_bucket_view=True,
+            find_unused_parameters=unfreezes,
+        )
+        return self.wrapped
+
+    def micro_batch(self, last: bool) -> contextlib.AbstractContextManager:
+        return contextlib.nullcontext() if last else self.wrapped.no_sync()
+
+
+def _sync_buffers() -> str:
+    """DistributedDataParallel's name for sending rank 0's buffers to all in every forward pass."""
+    known = inspect.signature(nn.parallel.DistributedDataParallel).parameters
+    return "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"

@@ -1,0 +1,93 @@
+"""`--strategy fsdp`: PyTorch's FSDP2 (`fully_shard`).
+
+`parameters` are the rows of each parameter that the rank holds. They share memory with PyTorch's
+own DTensors, which only this module sees, so that every optimizer that works element by element
+works as it is (torch.distributed has no fused SGD for DTensors), and NGD, which needs whole
+matrices, asks the `Exchange` for them.
+"""
+
+import contextlib
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from utils.distributed.strategies.base import Synchronous
+from utils.exchange import Rows
+
+
+class FSDP(Synchronous):
+    """Every rank holds some rows of each parameter, of its gradient and of the optimizer's state;
+    a layer's weights are gathered when it is their turn (FSDP2, `fully_shard`)."""
+
+    divided = True
+
+    def wrap(self, model: nn.Module, unfreezes: bool = False) -> nn.Module:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        assert not unfreezes, "the settings refuse it"
+        device = next(model.parameters()).device.type
+        self.skeleton = copy.deepcopy(model).to("meta")
+        model.to(memory_format=torch.contiguous_format)  # it divides no other parameters
+        mesh = init_device_mesh(device, (self.exchange.size,))
+        for unit in _units(model):
+            fully_shard(unit, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        self.model, self.parameters, self._of = model, {}, {}
+        for name, parameter in model.named_parameters():
+            local = parameter.to_local().detach()
+            own = nn.Parameter(local, requires_grad=parameter.requires_grad)
+            start = min(-(-len(parameter) // self.exchange.size) * self.exchange.rank,
+                        len(parameter))  # fmt: skip
+            self.exchange.divide(own, Rows(parameter.shape, start, start + len(local)))
+            self.parameters[name] = self._of[parameter] = own
+        return model
+
+    def micro_batch(self, last: bool) -> contextlib.AbstractContextManager:
+        self.model.set_requires_gradient_sync(last)
+        return contextlib.nullcontext()
+
+    def collect_gradients(self) -> None:
+        for parameter, own in self._of.items():
+            own.grad = None if parameter.grad is None else parameter.grad.to_local()
+
+    def drop_gradients(self) -> None:
+        super().drop_gradients()
+        for parameter in self._of:
+            parameter.grad = None
+
+    def norm(self, norm: Tensor) -> Tensor:
+        return self.exchange.sum(norm.square()).sqrt()
+
+    def own(self, parameter: Tensor) -> Tensor:
+        return self._of[parameter]
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self.parameters | dict(self.model.named_buffers())
+
+    def weights_changed(self) -> None:
+        # Its outermost layers stay whole from the end of a forward pass to the backward pass,
+        # which an evaluation does not have.
+        self.model.reshard()
+
+    def weights(self) -> dict[str, Tensor]:
+        whole = self.exchange.whole
+        return {
+            name: whole(part, part.detach()).requires_grad_(part.requires_grad)
+            for name, part in self.parameters.items()
+        }
+
+    def gradients(self) -> dict[str, Tensor]:
+        whole = self.exchange.whole
+        return {
+            name: whole(part, part.grad)
+            for name, part in self.parameters.items()
+            if part.grad is not None
+        }
+
+
+def _units(model: nn.Module) -> list[nn.Module]:
+    """What is gathered at once: the members of the model's lists and sequences of layers."""
+    lists = [m for m in model.children() if isinstance(m, (nn.ModuleList, nn.Sequential))]
+    return [unit for layers in lists for unit in layers if any(True for _ in unit.parameters())]
