@@ -6,8 +6,8 @@ import os
 import numpy as np
 import pytest
 import torch
-from data.picture_trees import make_tree
-from data.records import records_of
+from data.images.picture_trees import make_tree
+from data.images.records import records_of
 
 from utils.augment.chain import Chain
 from utils.augment.crop_flip import CropFlip
