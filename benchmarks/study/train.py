@@ -14,8 +14,9 @@ from benchmarks.common import side_by_side
 from benchmarks.study.plan import Case, Optimizer, Result, Run
 from utils.augment.crop_flip import CropFlip
 from utils.data.batch import Batch
+from utils.data.images.decoded import DecodedSplit
 from utils.data.images.loader import ImageLoader
-from utils.data.images.sources import ImageData, Split, load_image_data
+from utils.data.images.sources import ImageData, load_image_data
 from utils.data.splits import stratified_order
 from utils.errors import UserError
 from utils.models.resnet import ResNet
@@ -212,7 +213,7 @@ def _endless(loader: ImageLoader):
         epoch += 1
 
 
-def _cut(data: ImageData, setting: Setting) -> dict[str, Split]:
+def _cut(data: ImageData, setting: Setting) -> dict[str, DecodedSplit]:
     """Three splits without a common picture, each with the classes in proportion."""
     available = len(data.train)
     train = setting.train_samples or min(10_000, 2 * available // 3)

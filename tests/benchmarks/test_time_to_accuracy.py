@@ -10,7 +10,8 @@ from patience import PATIENCE
 
 from benchmarks import cpu, speed_page, time_to_accuracy
 from benchmarks.budget import OutOfTime
-from utils.data.images.sources import ImageData, Split
+from utils.data.images.decoded import DecodedSplit
+from utils.data.images.sources import ImageData
 
 PLAN = dataclasses.replace(cpu.SIZES.race, width=4, batch=8, pictures=1000)
 
@@ -18,8 +19,8 @@ PLAN = dataclasses.replace(cpu.SIZES.race, width=4, batch=8, pictures=1000)
 def real_pictures(train: int = 21, test: int = 6) -> ImageData:
     rng = np.random.default_rng(0)
 
-    def split(n: int) -> Split:
-        return Split(rng.integers(0, 256, (n, 32, 32, 3), dtype=np.uint8), np.arange(n) % 3)
+    def split(n: int) -> DecodedSplit:
+        return DecodedSplit(rng.integers(0, 256, (n, 32, 32, 3), dtype=np.uint8), np.arange(n) % 3)
 
     return ImageData(
         "few", ["a", "b", "c"], (0.5,) * 3, (0.25,) * 3, split(train), split(test), "", ""

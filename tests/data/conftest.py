@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from picture_trees import make_tree
+from data.images.picture_trees import make_tree
 
 from utils.data.images import cifar, mnist
 from utils.data.images import decode as decode_module

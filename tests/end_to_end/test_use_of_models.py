@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from data.test_mnist import Imitation
+from data.images.test_mnist import Imitation
 from PIL import Image
 from safetensors.torch import load_file
 from torchvision.models import resnet18

@@ -1,14 +1,17 @@
 """Pictures as the entries assemble them: splits without copies, and who reads them."""
 
+import dataclasses
 import os
 
 import numpy as np
 import pytest
 import torch
-from data.picture_trees import make_tree
+from data.images.picture_trees import make_tree
+from data.images.records import records_of
 
 from utils.augment.chain import Chain
 from utils.augment.crop_flip import CropFlip
+from utils.data.images.sources import load_image_data
 from utils.settings import ImageSettings
 from utils.tasks import pictures as image_task
 from utils.tasks.pictures import load_image_task
@@ -85,6 +88,25 @@ def test_parts_are_rows_of_one_map(load):
     pixels = torch.cat([batch.inputs for batch in task.val.epoch()])
     expected = torch.from_numpy(task.data.train.images[task.val.rows])
     assert torch.equal(pixels, task.val.normalize(expected))
+
+
+def test_another_kind_of_split_needs_no_change_elsewhere(load, monkeypatch):
+    """Pictures that are decoded when they are needed make the same batches."""
+
+    def load_records(*arguments, **options):
+        data = load_image_data(*arguments, **options)
+        splits = {name: records_of(getattr(data, name)) for name in ("train", "test")}
+        return dataclasses.replace(data, **splits)
+
+    flags = {"val_fraction": 0.25, "subset": 0.5, "random_erasing": 0.5, "mixup": "fixed"}
+    decoded = load(**flags)
+    monkeypatch.setattr(image_task, "load_image_data", load_records)
+    records = load(**flags, workers=None)
+    assert records.pool is None and records.sizes == decoded.sizes
+    for one, other in zip(batches(records), batches(decoded), strict=True):
+        assert torch.equal(one, other)
+    records.follow(batch_size=2, ranks=1)
+    assert {len(batch.targets) for batch in records.test.epoch()} == {2}
 
 
 def test_workers_start_unasked_where_the_set_is_larger_than_half_of_the_memory(load, monkeypatch):

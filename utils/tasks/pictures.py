@@ -1,5 +1,6 @@
 """What the entry scripts for pictures assemble alike: data set, splits, loaders."""
 
+import math
 import os
 from dataclasses import dataclass
 
@@ -9,10 +10,10 @@ import torch
 from utils.augment.chain import Chain
 from utils.augment.crop_flip import CropFlip
 from utils.augment.random_erasing import RandomErasing
-from utils.data.images.loader import Augmentation, ImageLoader
-from utils.data.images.sources import ImageData, Split, load_image_data
+from utils.data.images.loader import Augmentation
+from utils.data.images.sources import ImageData, PictureSplit, load_image_data
+from utils.data.loader import Loader
 from utils.data.splits import stratified_split, stratified_subset
-from utils.data.worker_process import is_map
 from utils.data.workers import WorkerPool
 from utils.errors import UserError
 from utils.exchange import Exchange
@@ -33,9 +34,9 @@ class ImageTask:
 
     data: ImageData
     card: ModelCard  # what a model needs to know of the pictures
-    train: ImageLoader
-    test: ImageLoader
-    val: ImageLoader | None
+    train: Loader
+    test: Loader
+    val: Loader | None
     pool: WorkerPool | None = None
 
     def close(self) -> None:
@@ -110,23 +111,20 @@ def load_image_task(
         f"{data.name}{note}: {len(train):,} training, {len(val) if val else 0:,} validation, "
         f"{len(data.test):,} test pictures of {len(data.classes)} classes from {data.source}"
     )
-    height, width, channels = data.train.images.shape[1:]
+    height, width, channels = data.train.shape
     normalisation = source and source.normalisation(channels)
     mean, std = normalisation or (data.mean, data.std)
     card = ModelCard(tuple(data.classes), mean, std, height, width, channels)
     pool = _pool(settings, train, console)
 
-    def loader(split: Split, **training) -> ImageLoader:
-        return ImageLoader(
-            split.images,
-            split.labels,
+    def loader(split: PictureSplit, **training) -> Loader:
+        return split.loader(
+            pool=pool,
             mean=mean,
             std=std,
             batch_size=settings.batch_size,
             device=device,
             channels_last=settings.channels_last,
-            rows=split.rows,
-            pool=pool if is_map(split.images) else None,
             rank=exchange.rank,
             ranks=exchange.size,
             least=1 if settings.sync_bn else 2,
@@ -167,21 +165,21 @@ def _augmentation(settings: ImageSettings, card: ModelCard) -> Augmentation:
     return Chain(crop, RandomErasing(height, width, settings.random_erasing, colour))
 
 
-def _pool(settings: ImageSettings, train: Split, console: Console) -> WorkerPool | None:
+def _pool(settings: ImageSettings, train: PictureSplit, console: Console) -> WorkerPool | None:
     """Processes to read with; None where the pictures lie in memory, or will stay in it."""
-    workers, picture = settings.workers, train.images[0].nbytes
-    if not is_map(train.images):
+    workers = settings.workers
+    if not train.on_disk:
         return None
     if workers is None:
-        large = len(train) * picture > available_memory() / 2
+        large = len(train) * math.prod(train.shape) > available_memory() / 2
         workers = min(AUTOMATIC_WORKERS, _cores()) if large else 0
     largest = largest_batch(settings.batch_size, train)
     return WorkerPool(workers, largest, warn=console.say) if workers else None
 
 
-def largest_batch(batch_size: int, split: Split) -> int:
+def largest_batch(batch_size: int, split: PictureSplit) -> int:
     """Bytes of the pictures of the largest micro-batch."""
-    return largest_piece(batch_size) * split.images[0].nbytes
+    return largest_piece(batch_size) * math.prod(split.shape)
 
 
 def _cores() -> int:

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from utils.data.cache_folder import LOCK, put_in_place, remove_abandoned, temporary_folder
 from utils.data.images.decode import decode_all, strict_pillow
-from utils.data.images.sources import Split, channel_statistics, content_fingerprint
+from utils.data.images.decoded import DecodedSplit, channel_statistics, content_fingerprint
 from utils.errors import UserError
 from utils.files import sync_folder
 
@@ -51,7 +51,7 @@ class Index:
     skipped_first: list[str]
 
 
-def open_cache(folder: Path) -> tuple[Index, dict[str, Split]] | None:
+def open_cache(folder: Path) -> tuple[Index, dict[str, DecodedSplit]] | None:
     """Map in the cache at `folder`; None where there is none or it is not whole."""
     try:
         raw = json.loads((folder / "index.json").read_text(encoding="utf-8"))
@@ -64,7 +64,7 @@ def open_cache(folder: Path) -> tuple[Index, dict[str, Split]] | None:
                 return None
             if not 0 <= labels.min() <= labels.max() < len(index.classes):
                 return None
-            splits[name] = Split(images, labels)
+            splits[name] = DecodedSplit(images, labels)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, AssertionError):
         return None
     return (index, splits) if index.version == VERSION else None
@@ -79,7 +79,7 @@ def build_cache(
     on_bad: str,
     workers: int,
     progress: bool,
-) -> tuple[Index, dict[str, Split]]:
+) -> tuple[Index, dict[str, DecodedSplit]]:
     """Decode every file of `sources` (split -> files) into the cache `folder`, and map it in.
 
     Raises:
@@ -122,7 +122,7 @@ def _write(
     if progress and not terminal:
         print(f"decoding {files:,} pictures to {image_size}x{image_size}, once", file=sys.stderr)
     skipped: list[str] = []
-    splits: dict[str, Split] = {}
+    splits: dict[str, DecodedSplit] = {}
     with (
         tqdm(
             desc="decoding", total=files, unit=" pictures", disable=not (progress and terminal)
@@ -163,7 +163,7 @@ def _write(
                 file.flush()
                 os.fsync(file.fileno())
             images = np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
-            splits[name] = Split(images, labels[good])
+            splits[name] = DecodedSplit(images, labels[good])
     mean, std = channel_statistics(next(iter(splits.values())).images)
     index = Index(
         version=VERSION,

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import os
 import pickle
 import tarfile
@@ -23,26 +22,25 @@ from typing import ClassVar
 import numpy as np
 
 from utils.data.download import download
-from utils.data.images.sources import ImageData, Split, channel_statistics, refuse_folder_settings
-from utils.errors import UserError
+from utils.data.images.decoded import DecodedSplit
+from utils.data.images.published import Contents, Published, md5
+from utils.data.images.sources import ImageData
 
-SIDE = 32
 MAX_FILE_BYTES = 320 << 20  # twice the largest, CIFAR-100's train
 MAX_ARCHIVE_BYTES = 512 << 20  # unpacked; the real ones have 186 MB
 
-INSTEAD = (
-    "point --data_dir to a folder with a copy of it, take your own pictures with "
-    "--dataset imagefolder, or the built-in ones with --dataset shapes"
-)
 
+@dataclass(frozen=True, kw_only=True)
+class Archive(Published):
+    """A tar archive; the MD5 sums of its files, in hexadecimal, are by name."""
 
-@dataclass(frozen=True)
-class Published:
-    """An archive as it was published; the MD5 sums of its files, in hexadecimal, are by name."""
+    SIDE = 32
+    INSTEAD = (
+        "point --data_dir to a folder with a copy of it, take your own pictures with "
+        "--dataset imagefolder, or the built-in ones with --dataset shapes"
+    )
 
-    url: str
     sha256: str
-    folder: str  # inside the archive
     train: dict[str, str]
     test: dict[str, str]
     meta: dict[str, str]
@@ -58,11 +56,95 @@ class Published:
     def checksums(self) -> dict[str, str]:
         return {**self.train, **self.test, **self.meta}
 
+    def contents(self, data_dir: Path) -> Contents:
+        """Looks into `data_dir` for the folder or the files that torchvision unpacks, then for the
+        archive, which is downloaded when it is not there."""
+        checksums, archive = self.checksums, data_dir / self.archive
+        for folder in (data_dir / self.folder, data_dir):
+            if all(os.path.isfile(folder / file) for file in checksums):
+                source = folder
+                files = {file: self.read_file(folder / file, MAX_FILE_BYTES) for file in checksums}
+                break
+        else:
+            if not os.path.exists(archive):
+                download(self.url, archive, self.sha256, hint=self.INSTEAD)
+            source, files = archive, self._read_archive(archive)
+
+        contents = {}
+        for file, expected in checksums.items():
+            if md5(files[file]) != expected:
+                place = source / file if source != archive else archive
+                raise self.broken(place, f"{file} was changed")
+            try:
+                content = io.BytesIO(files.pop(file))
+                contents[file] = ArrayUnpickler(content, encoding="latin1").load()
+            except Exception as error:  # a pickle can fail in any way
+                raise self.broken(source, f"{file}: {error}") from error
+        try:
+            train = self._to_split([contents.pop(file) for file in self.train])
+            test = self._to_split([contents.pop(file) for file in self.test])
+            (meta,) = contents.values()
+            classes = [str(label) for label in meta[self.class_names]]
+            if len(classes) != self.classes:
+                raise ValueError(f"{len(classes)} names of classes")
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise self.broken(source, f"not what {self.name} holds: {error}") from error
+        return Contents(classes, train, test, source)
+
+    def _read_archive(self, path: Path) -> dict[str, bytes]:
+        """The files of a verified archive, by name. Nothing is written to disk."""
+        names, found = self.checksums.keys(), {}
+        try:
+            with open(path, "rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != self.sha256:
+                    raise self.broken(path, "its SHA-256 is not that of the published archive")
+                file.seek(0)
+                with tarfile.open(fileobj=file, mode="r:gz") as archive:
+                    unpacked = 0
+                    for member in archive:
+                        unpacked += member.size
+                        if member.size > MAX_FILE_BYTES or unpacked > MAX_ARCHIVE_BYTES:
+                            raise self.broken(path, f"{member.name!r} is too large")
+                        folder, _, name = member.name.partition("/")
+                        if folder != self.folder or name not in names:
+                            continue
+                        if not member.isreg() or name in found:
+                            raise self.broken(
+                                path, f"{member.name!r} is no regular file, or there twice"
+                            )
+                        found[name] = archive.extractfile(member).read()
+        except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
+            raise self.broken(path, str(error)) from error
+        if names - found.keys():
+            raise self.broken(path, f"{min(names - found.keys())} is missing")
+        return found
+
+    def _to_split(self, batches: list[dict]) -> DecodedSplit:
+        """Batches of `data`, (samples, 3072) uint8 in planes of R, G, B, and a list of labels.
+
+        Raises:
+            AttributeError, KeyError, TypeError, ValueError: a batch holds something else.
+        """
+        labels = [np.asarray(batch[self.labels], np.int64) for batch in batches]
+        images = np.empty((sum(map(len, labels)), self.SIDE, self.SIDE, 3), np.uint8)
+        start = 0
+        for batch, label in zip(batches, labels, strict=True):
+            data = batch["data"]
+            if data.dtype != np.uint8 or data.shape != (len(label), 3 * self.SIDE * self.SIDE):
+                raise ValueError(f"an array {data.dtype} {data.shape} for {len(label)} labels")
+            if len(label) and not 0 <= label.min() <= label.max() < self.classes:
+                raise ValueError(f"labels from {label.min()} to {label.max()}")
+            planes = data.reshape(-1, 3, self.SIDE, self.SIDE)
+            images[start : start + len(label)] = planes.transpose(0, 2, 3, 1)
+            start += len(label)
+        return DecodedSplit(images, np.concatenate(labels))
+
 
 # The MD5 sums are those of torchvision (datasets/cifar.py), the SHA-256 sums those of Keras
 # (keras/src/datasets/cifar10.py and cifar100.py).
 PUBLISHED = {
-    "cifar10": Published(
+    "cifar10": Archive(
+        name="cifar10",
         url="https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
         sha256="6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
         folder="cifar-10-batches-py",
@@ -79,7 +161,8 @@ PUBLISHED = {
         class_names="label_names",
         classes=10,
     ),
-    "cifar100": Published(
+    "cifar100": Archive(
+        name="cifar100",
         url="https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
         sha256="85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
         folder="cifar-100-python",
@@ -94,105 +177,13 @@ PUBLISHED = {
 
 
 def load_cifar10(**settings) -> ImageData:
-    """50,000 training and 10,000 test pictures, 32x32 RGB, 10 classes; see `_load`."""
-    return _load("cifar10", **settings)
+    """50,000 training and 10,000 test pictures, 32x32 RGB, 10 classes; see `Published.load`."""
+    return PUBLISHED["cifar10"].load(**settings)
 
 
 def load_cifar100(**settings) -> ImageData:
-    """The same with 100 classes, the "fine" labels; see `_load`."""
-    return _load("cifar100", **settings)
-
-
-def _load(
-    name: str,
-    *,
-    data_dir: Path,
-    image_size: int | None = None,
-    test_fraction: float | None = None,
-    **_unused,
-) -> ImageData:
-    """Looks into `data_dir` for the folder or the files that torchvision unpacks, then for the
-    archive, which is downloaded when it is not there.
-
-    Raises:
-        UserError: the download failed, or a file is not the one that was published.
-    """
-    refuse_folder_settings(name, SIDE, image_size, test_fraction)
-    published = PUBLISHED[name]
-    checksums = published.checksums
-    archive = data_dir / published.archive
-    for folder in (data_dir / published.folder, data_dir):
-        if all(os.path.isfile(folder / file) for file in checksums):
-            source, files = folder, {file: _read_file(folder / file) for file in checksums}
-            break
-    else:
-        if not os.path.exists(archive):
-            download(published.url, archive, published.sha256, hint=INSTEAD)
-        source, files = archive, _read_archive(archive, published)
-
-    contents = {}
-    for file, expected in checksums.items():
-        if hashlib.md5(files[file], usedforsecurity=False).hexdigest() != expected:
-            raise _broken(source / file if source != archive else archive, f"{file} was changed")
-        try:
-            contents[file] = ArrayUnpickler(io.BytesIO(files.pop(file)), encoding="latin1").load()
-        except Exception as error:  # a pickle can fail in any way
-            raise _broken(source, f"{file}: {error}") from error
-    try:
-        train = _to_split([contents.pop(file) for file in published.train], published)
-        test = _to_split([contents.pop(file) for file in published.test], published)
-        (meta,) = contents.values()
-        classes = [str(label) for label in meta[published.class_names]]
-        if len(classes) != published.classes:
-            raise ValueError(f"{len(classes)} names of classes")
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise _broken(source, f"not what {name} holds: {error}") from error
-    mean, std = channel_statistics(train.images)
-    return ImageData(
-        name=name,
-        classes=classes,
-        mean=mean,
-        std=std,
-        train=train,
-        test=test,
-        fingerprint=hashlib.sha256(json.dumps(sorted(checksums.items())).encode()).hexdigest(),
-        source=str(source),
-    )
-
-
-def _read_file(path: Path) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read(MAX_FILE_BYTES)
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}; {INSTEAD}") from error
-
-
-def _read_archive(path: Path, published: Published) -> dict[str, bytes]:
-    """The files of a verified archive, by name. Nothing is written to disk."""
-    names, found = published.checksums.keys(), {}
-    try:
-        with open(path, "rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != published.sha256:
-                raise _broken(path, "its SHA-256 is not that of the published archive")
-            file.seek(0)
-            with tarfile.open(fileobj=file, mode="r:gz") as archive:
-                unpacked = 0
-                for member in archive:
-                    unpacked += member.size
-                    if member.size > MAX_FILE_BYTES or unpacked > MAX_ARCHIVE_BYTES:
-                        raise _broken(path, f"{member.name!r} is too large")
-                    folder, _, name = member.name.partition("/")
-                    if folder != published.folder or name not in names:
-                        continue
-                    if not member.isreg() or name in found:
-                        raise _broken(path, f"{member.name!r} is no regular file, or there twice")
-                    found[name] = archive.extractfile(member).read()
-    except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
-        raise _broken(path, str(error)) from error
-    if names - found.keys():
-        raise _broken(path, f"{min(names - found.keys())} is missing")
-    return found
+    """The same with 100 classes, the "fine" labels; see `Published.load`."""
+    return PUBLISHED["cifar100"].load(**settings)
 
 
 def _make_dtype(spec: str, align: int, copy: int) -> np.dtype:
@@ -216,29 +207,3 @@ class ArrayUnpickler(pickle.Unpickler):
             return self._ADMITTED[module, name]
         except KeyError:
             raise pickle.UnpicklingError(f"refused to load {module}.{name}") from None
-
-
-def _to_split(batches: list[dict], published: Published) -> Split:
-    """Batches of `data`, (samples, 3072) uint8 in planes of R, G, B, and a list of labels.
-
-    Raises:
-        AttributeError, KeyError, TypeError, ValueError: a batch holds something else.
-    """
-    labels = [np.asarray(batch[published.labels], np.int64) for batch in batches]
-    images = np.empty((sum(map(len, labels)), SIDE, SIDE, 3), np.uint8)
-    start = 0
-    for batch, label in zip(batches, labels, strict=True):
-        data = batch["data"]
-        if data.dtype != np.uint8 or data.shape != (len(label), 3 * SIDE * SIDE):
-            raise ValueError(f"an array {data.dtype} {data.shape} for {len(label)} labels")
-        if len(label) and not 0 <= label.min() <= label.max() < published.classes:
-            raise ValueError(f"labels from {label.min()} to {label.max()}")
-        planes = data.reshape(-1, 3, SIDE, SIDE)
-        images[start : start + len(label)] = planes.transpose(0, 2, 3, 1)
-        start += len(label)
-    return Split(images, np.concatenate(labels))
-
-
-def _broken(path: Path, reason: str) -> UserError:
-    reason = " ".join(reason.split())
-    return UserError(f"{path} is broken ({reason}): delete it to download it again, or {INSTEAD}")

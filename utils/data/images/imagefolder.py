@@ -18,7 +18,8 @@ from pathlib import Path
 
 from utils.data.images.cache import VERSION, Index, Source, build_cache, open_cache
 from utils.data.images.decode import open_image, strict_pillow
-from utils.data.images.sources import ImageData, Split, channel_statistics
+from utils.data.images.decoded import DecodedSplit, channel_statistics
+from utils.data.images.sources import ImageData
 from utils.data.splits import TEST_SEED, stratified_split
 from utils.errors import UserError
 
@@ -102,7 +103,7 @@ def load_imagefolder(
     )
 
 
-def _divide(index: Index, everything: Split, fraction: float, source: str) -> ImageData:
+def _divide(index: Index, everything: DecodedSplit, fraction: float, source: str) -> ImageData:
     """A single tree in two. The cache is the same for every share: the parts are rows of it."""
     kept, held_out = stratified_split(everything.labels, fraction, TEST_SEED, index.classes)
     train, test = everything.part(kept), everything.part(held_out)

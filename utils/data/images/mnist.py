@@ -12,9 +12,7 @@ Xiao, Rasul and Vollgraf, Fashion-MNIST (2017), https://github.com/zalandoresear
 from __future__ import annotations
 
 import gzip
-import hashlib
 import io
-import json
 import math
 import os
 import struct
@@ -25,38 +23,103 @@ from pathlib import Path
 import numpy as np
 
 from utils.data.download import download
-from utils.data.images.sources import ImageData, Split, channel_statistics, refuse_folder_settings
-from utils.errors import UserError
+from utils.data.images.decoded import DecodedSplit
+from utils.data.images.published import Contents, Published, md5
+from utils.data.images.sources import ImageData
 
-SIDE = 28
 UNSIGNED_BYTES = 8  # the type that all four files have
 MAX_FILE_BYTES = 64 << 20  # packed; twice the largest, Fashion-MNIST's training pictures
 TRAIN_IMAGES, TRAIN_LABELS = "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"
 TEST_IMAGES, TEST_LABELS = "t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"
 
-INSTEAD = (
-    "point --data_dir to a folder with the four .gz files (not unpacked: no sums of those are "
-    "published), take your own pictures with --dataset imagefolder, or the built-in ones with "
-    "--dataset shapes"
-)
 
+@dataclass(frozen=True, kw_only=True)
+class IdxFiles(Published):
+    """Four packed files; `url` is that of their folder, `folder` lies below --data_dir, as
+    torchvision calls it."""
 
-@dataclass(frozen=True)
-class Published:
-    """Four files as they were published."""
+    SIDE = 28
+    INSTEAD = (
+        "point --data_dir to a folder with the four .gz files (not unpacked: no sums of those are "
+        "published), take your own pictures with --dataset imagefolder, or the built-in ones with "
+        "--dataset shapes"
+    )
 
-    url: str  # of their folder
-    folder: str  # below --data_dir, as torchvision calls it
     md5: dict[str, str]  # of the packed files, hexadecimal
     classes: list[str]
     train_samples: int = 60_000
     test_samples: int = 10_000
 
+    @property
+    def checksums(self) -> dict[str, str]:
+        return self.md5
+
+    def contents(self, data_dir: Path) -> Contents:
+        """Looks for each packed file where torchvision puts it, MNIST/raw or FashionMNIST/raw below
+        `data_dir`, then in `data_dir` itself; one that is in neither is downloaded to the former.
+        """
+        paths = {file: self._find(data_dir, file) for file in self.md5}
+        train = self._read_split(paths, TRAIN_IMAGES, TRAIN_LABELS, self.train_samples)
+        test = self._read_split(paths, TEST_IMAGES, TEST_LABELS, self.test_samples)
+        return Contents(list(self.classes), train, test, paths[TRAIN_IMAGES].parent)
+
+    def _find(self, data_dir: Path, name: str) -> Path:
+        """The path of a file, which is downloaded where there is none."""
+        home = data_dir / self.folder / name
+        if os.path.exists(home):
+            return home
+        beside = data_dir / name
+        # Both data sets give their files the same names: the other one's are not ours.
+        if os.path.isfile(beside):
+            content = self.read_file(beside, MAX_FILE_BYTES)
+            if md5(content) not in self._sums_of_others():
+                return beside
+        download(self.url + name, home, self.md5[name], hint=self.INSTEAD)
+        return home
+
+    def _sums_of_others(self) -> set[str]:
+        others = (other for other in PUBLISHED.values() if other is not self)
+        return {value for other in others for value in other.md5.values()}
+
+    def _read_split(
+        self, paths: dict[str, Path], images_file: str, labels_file: str, samples: int
+    ) -> DecodedSplit:
+        images = self._read_idx(paths[images_file], images_file, (samples, self.SIDE, self.SIDE))
+        labels = self._read_idx(paths[labels_file], labels_file, (samples,))
+        if labels.max() >= len(self.classes):
+            raise self.broken(paths[labels_file], f"a label is {labels.max()}")
+        return DecodedSplit(images[..., np.newaxis], labels.astype(np.int64))
+
+    def _read_idx(self, path: Path, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """The values of a packed IDX file, an array of `shape` uint8. Never unpacks more than
+        that."""
+        packed = self.read_file(path, MAX_FILE_BYTES)
+        if md5(packed) != self.md5[name]:
+            raise self.broken(path, "its MD5 is not that of the published file")
+        header = struct.pack(f">HBB{len(shape)}I", 0, UNSIGNED_BYTES, len(shape), *shape)
+        size = len(header) + math.prod(shape)
+        try:
+            with gzip.GzipFile(fileobj=io.BytesIO(packed)) as file:
+                content = file.read(
+                    size + 1
+                )  # the one byte more is the end, where gzip has its sum
+        except (OSError, EOFError, zlib.error) as error:
+            raise self.broken(path, str(error)) from error
+        if content[:4] != header[:4]:
+            raise self.broken(path, f"no IDX file of {len(shape)} dimensions of unsigned bytes")
+        if content[: len(header)] != header:
+            raise self.broken(path, f"its dimensions are not {' x '.join(map(str, shape))}")
+        if len(content) != size:
+            more = "more" if len(content) > size else "less"
+            raise self.broken(path, f"it holds {more} than it says")
+        return np.frombuffer(content, np.uint8, offset=len(header)).reshape(shape)
+
 
 # The MD5 sums are those of torchvision (datasets/mnist.py), and so is MNIST's address.
 # Fashion-MNIST's is the repository of its authors: torchvision's is plain HTTP.
 PUBLISHED = {
-    "mnist": Published(
+    "mnist": IdxFiles(
+        name="mnist",
         url="https://ossci-datasets.s3.amazonaws.com/mnist/",
         folder="MNIST/raw",
         md5={
@@ -67,7 +130,8 @@ PUBLISHED = {
         },
         classes=[str(digit) for digit in range(10)],
     ),
-    "fashion_mnist": Published(
+    "fashion_mnist": IdxFiles(
+        name="fashion_mnist",
         url="https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
         folder="FashionMNIST/raw",
         md5={
@@ -93,109 +157,11 @@ PUBLISHED = {
 
 
 def load_mnist(**settings) -> ImageData:
-    """60,000 training and 10,000 test pictures of digits, 28x28 grey, 10 classes; see `_load`."""
-    return _load("mnist", **settings)
+    """60,000 training and 10,000 test pictures of digits, 28x28 grey, 10 classes; see
+    `Published.load`."""
+    return PUBLISHED["mnist"].load(**settings)
 
 
 def load_fashion_mnist(**settings) -> ImageData:
-    """The same with pictures of clothes; see `_load`."""
-    return _load("fashion_mnist", **settings)
-
-
-def _load(
-    name: str,
-    *,
-    data_dir: Path,
-    image_size: int | None = None,
-    test_fraction: float | None = None,
-    **_unused,
-) -> ImageData:
-    """Looks for each packed file where torchvision puts it, MNIST/raw or FashionMNIST/raw below
-    `data_dir`, then in `data_dir` itself; one that is in neither is downloaded to the former.
-
-    Raises:
-        UserError: a download failed, or a file is not the one that was published.
-    """
-    refuse_folder_settings(name, SIDE, image_size, test_fraction)
-    published = PUBLISHED[name]
-    paths = {file: _find(data_dir, published, file) for file in published.md5}
-    train = _read_split(published, paths, TRAIN_IMAGES, TRAIN_LABELS, published.train_samples)
-    test = _read_split(published, paths, TEST_IMAGES, TEST_LABELS, published.test_samples)
-    mean, std = channel_statistics(train.images)
-    checksums = json.dumps(sorted(published.md5.items()))
-    return ImageData(
-        name=name,
-        classes=list(published.classes),
-        mean=mean,
-        std=std,
-        train=train,
-        test=test,
-        fingerprint=hashlib.sha256(checksums.encode()).hexdigest(),
-        source=str(paths[TRAIN_IMAGES].parent),
-    )
-
-
-def _find(data_dir: Path, published: Published, name: str) -> Path:
-    """The path of a file, which is downloaded where there is none."""
-    home = data_dir / published.folder / name
-    if os.path.exists(home):
-        return home
-    beside = data_dir / name
-    # Both data sets give their files the same names: the other one's are not ours.
-    if os.path.isfile(beside) and _md5(_read_file(beside)) not in _sums_of_others(published):
-        return beside
-    download(published.url + name, home, published.md5[name], hint=INSTEAD)
-    return home
-
-
-def _sums_of_others(published: Published) -> set[str]:
-    others = (other for other in PUBLISHED.values() if other is not published)
-    return {value for other in others for value in other.md5.values()}
-
-
-def _read_split(
-    published: Published, paths: dict[str, Path], images_file: str, labels_file: str, samples: int
-) -> Split:
-    images = _read_idx(paths[images_file], published.md5[images_file], (samples, SIDE, SIDE))
-    labels = _read_idx(paths[labels_file], published.md5[labels_file], (samples,))
-    if labels.max() >= len(published.classes):
-        raise _broken(paths[labels_file], f"a label is {labels.max()}")
-    return Split(images[..., np.newaxis], labels.astype(np.int64))
-
-
-def _read_idx(path: Path, md5: str, shape: tuple[int, ...]) -> np.ndarray:
-    """The values of a packed IDX file, an array of `shape` uint8. Never unpacks more than that."""
-    packed = _read_file(path)
-    if _md5(packed) != md5:
-        raise _broken(path, "its MD5 is not that of the published file")
-    header = struct.pack(f">HBB{len(shape)}I", 0, UNSIGNED_BYTES, len(shape), *shape)
-    size = len(header) + math.prod(shape)
-    try:
-        with gzip.GzipFile(fileobj=io.BytesIO(packed)) as file:
-            content = file.read(size + 1)  # the one byte more is the end, where gzip has its sum
-    except (OSError, EOFError, zlib.error) as error:
-        raise _broken(path, str(error)) from error
-    if content[:4] != header[:4]:
-        raise _broken(path, f"no IDX file of {len(shape)} dimensions of unsigned bytes")
-    if content[: len(header)] != header:
-        raise _broken(path, f"its dimensions are not {' x '.join(map(str, shape))}")
-    if len(content) != size:
-        raise _broken(path, f"it holds {'more' if len(content) > size else 'less'} than it says")
-    return np.frombuffer(content, np.uint8, offset=len(header)).reshape(shape)
-
-
-def _read_file(path: Path) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read(MAX_FILE_BYTES)
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}; {INSTEAD}") from error
-
-
-def _md5(content: bytes) -> str:
-    return hashlib.md5(content, usedforsecurity=False).hexdigest()
-
-
-def _broken(path: Path, reason: str) -> UserError:
-    reason = " ".join(reason.split())
-    return UserError(f"{path} is broken ({reason}): delete it to download it again, or {INSTEAD}")
+    """The same with pictures of clothes; see `Published.load`."""
+    return PUBLISHED["fashion_mnist"].load(**settings)

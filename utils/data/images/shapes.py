@@ -13,13 +13,8 @@ import math
 
 import numpy as np
 
-from utils.data.images.sources import (
-    ImageData,
-    Split,
-    channel_statistics,
-    content_fingerprint,
-    refuse_folder_settings,
-)
+from utils.data.images.decoded import DecodedSplit, channel_statistics, content_fingerprint
+from utils.data.images.sources import ImageData, refuse_folder_settings
 
 SIDE = 32
 TRAIN_PER_CLASS, TEST_PER_CLASS = 500, 100
@@ -48,13 +43,13 @@ def load_shapes(
     )
 
 
-def draw_split(per_class: int, rng: np.random.Generator) -> Split:
+def draw_split(per_class: int, rng: np.random.Generator) -> DecodedSplit:
     """`per_class` pictures of every class, in random order."""
     labels = rng.permutation(np.repeat(np.arange(len(SHAPES), dtype=np.int64), per_class))
     images = np.empty((len(labels), SIDE, SIDE, 3), np.uint8)
     for label, name in enumerate(SHAPES):
         images[labels == label] = draw(name, per_class, rng)
-    return Split(images, labels)
+    return DecodedSplit(images, labels)
 
 
 def draw(name: str, n: int, rng: np.random.Generator) -> np.ndarray:

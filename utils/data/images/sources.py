@@ -1,22 +1,25 @@
-"""Image classification data as uint8 arrays: the table of data sets, and how samples are divided.
+"""Sources of pictures: the table of data sets, and what each of them gives.
 
-A data set is one module in this folder and one line in `IMAGE_DATASETS`. Its loader takes the
-keyword arguments of `load_image_data` and returns an `ImageData`.
+A data set is one module in this folder and one line in `IMAGE_DATASETS`, which names a
+`PictureSource`. It gives its pictures as any kind of `PictureSplit`: today as decoded arrays (see
+decoded.py).
 """
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import json
 import os
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
+from typing import TYPE_CHECKING, Protocol
 
 from utils.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from utils.data.loader import Loader
+    from utils.data.workers import WorkerPool
 
 # Name -> "module:function", imported on use: `--dataset shapes` needs no decoder, `--help` nothing.
 IMAGE_DATASETS = {
@@ -29,37 +32,33 @@ IMAGE_DATASETS = {
 }
 
 
-@dataclass(frozen=True, eq=False)
-class Split:
-    """Pictures and their classes.
+class PictureSplit(Protocol):
+    """Pictures and their classes: what tasks ask of them, whatever kind they are kept as."""
 
-    `images` may be a read-only memory map, larger than the memory. So a part of a split shares
-    the pictures of the whole, and `rows` says which of them are its own.
-    """
+    @property
+    def labels(self) -> np.ndarray:
+        """(samples,) int64, each below the number of classes."""
 
-    images: np.ndarray  # (pictures, height, width, channels) uint8
-    labels: np.ndarray  # (samples,) int64
-    rows: np.ndarray | None = None  # (samples,) int64: places in `images`; None: all, in order
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of a picture in a batch, uint8: height, width (in pixels), channels."""
 
-    def __post_init__(self) -> None:
-        assert self.images.ndim == 4 and self.images.dtype == np.uint8
-        samples = self.images.shape[:1] if self.rows is None else self.rows.shape
-        assert self.labels.shape == samples and self.labels.dtype == np.int64
-        assert self.rows is None or self.rows.dtype == np.int64
+    @property
+    def on_disk(self) -> bool:
+        """Whether reading a picture may wait for a disk, which reading processes can do ahead."""
 
     def __len__(self) -> int:
-        return len(self.labels)
+        """Samples."""
 
-    def part(self, index: np.ndarray) -> Split:
+    def part(self, index: np.ndarray) -> PictureSplit:
         """The samples `index` (n,) int64 of this split, in that order; no picture is copied."""
-        rows = index if self.rows is None else self.rows[index]
-        return Split(self.images, self.labels[index], rows)
 
-    def chunks(self, samples: int) -> Iterator[np.ndarray]:
-        """The pictures in order, (up to `samples`, height, width, channels) uint8 at a time."""
-        for start in range(0, len(self), samples):
-            piece = slice(start, start + samples)
-            yield self.images[piece if self.rows is None else self.rows[piece]]
+    def loader(self, *, pool: WorkerPool | None = None, **options) -> Loader:
+        """Batches of these pictures, read by the processes of `pool` where that is of use.
+
+        Args:
+            options: those of ImageLoader (see loader.py) but for the pictures themselves.
+        """
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,13 +75,31 @@ class ImageData:
     classes: list[str]
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    train: Split
-    test: Split
+    train: PictureSplit
+    test: PictureSplit
     fingerprint: str
     source: str
-    val: Split | None = None
+    val: PictureSplit | None = None
     synthetic: bool = False
     skipped: int = 0
+
+
+class PictureSource(Protocol):
+    """What a line of `IMAGE_DATASETS` names. The arguments are those of `load_image_data`; a source
+    refuses what would have no effect on it (see `refuse_folder_settings`).
+    """
+
+    def __call__(
+        self,
+        *,
+        data_dir: Path,
+        cache_dir: Path,
+        image_size: int | None,
+        on_bad: str,
+        test_fraction: float | None,
+        workers: int,
+        progress: bool,
+    ) -> ImageData: ...
 
 
 def load_image_data(
@@ -121,7 +138,7 @@ def load_image_data(
     if test_fraction is not None and not 0 < test_fraction < 1:
         raise UserError(f"--test_fraction must lie between 0 and 1, not {test_fraction}")
     module, function = IMAGE_DATASETS[name].split(":")
-    load = getattr(importlib.import_module(module), function)
+    load: PictureSource = getattr(importlib.import_module(module), function)
     return load(
         data_dir=Path(data_dir),
         cache_dir=Path(cache_dir),
@@ -147,51 +164,3 @@ def refuse_folder_settings(
             f"--test_fraction has no effect on --dataset {name}, which has its own test set: "
             "leave it out, or use --val_fraction for a validation split"
         )
-
-
-def channel_statistics(
-    images: np.ndarray | Split,
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation (of the population) per channel, of pixels scaled to 0..1.
-
-    Exact: the sums of pixels and of their squares are integers, and the variance is formed from
-    Python integers before the only rounding. Reads `images`, (samples, height, width, channels)
-    uint8 or the pictures of a split, once, a few MiB at a time.
-    """
-    if not isinstance(images, Split):
-        images = Split(images, np.zeros(len(images), np.int64))
-    samples, channels = len(images), images.images.shape[-1]
-    assert samples
-    row = images.images[0].size  # height * width * channels
-    # A column is summed in uint32: 65,025 * 66,051 rows are the most that cannot overflow it.
-    rows = max(1, min(1 << 16, (1 << 21) // row))
-    sums, squares = np.zeros(row, np.int64), np.zeros(row, np.int64)
-    for chunk in images.chunks(rows):
-        chunk = chunk.reshape(-1, row)  # (rows, height * width * channels)
-        sums += np.add.reduce(chunk, axis=0, dtype=np.uint32)
-        squared = np.multiply(chunk, chunk, dtype=np.uint16)  # 255 * 255 fits 16 bits
-        squares += np.add.reduce(squared, axis=0, dtype=np.uint32)
-    mean, std = [], []
-    count = samples * row // channels
-    for channel in range(channels):
-        total = int(sums[channel::channels].sum())
-        total_squares = int(squares[channel::channels].sum())
-        mean.append(total / (255 * count))
-        variance = (count * total_squares - total * total) / (255 * count) ** 2
-        std.append(variance**0.5)
-    return tuple(mean), tuple(std)
-
-
-def content_fingerprint(classes: Sequence[str], splits: dict[str, Split | None]) -> str:
-    """SHA-256 (hexadecimal) over class names and each split's name, shape, labels and pixels."""
-    digest = hashlib.sha256(json.dumps(list(classes)).encode())
-    for name, split in splits.items():
-        if split is None:
-            continue
-        shape = [len(split), *split.images.shape[1:]]
-        digest.update(json.dumps([name, shape]).encode())
-        digest.update(np.ascontiguousarray(split.labels, dtype="<i8"))
-        step = max(1, (1 << 22) // split.images[0].size)
-        for chunk in split.chunks(step):
-            digest.update(np.ascontiguousarray(chunk))
-    return digest.hexdigest()

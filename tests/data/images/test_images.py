@@ -6,13 +6,8 @@ import sys
 import numpy as np
 import pytest
 
-from utils.data.images.sources import (
-    IMAGE_DATASETS,
-    Split,
-    channel_statistics,
-    content_fingerprint,
-    load_image_data,
-)
+from utils.data.images.decoded import DecodedSplit, channel_statistics, content_fingerprint
+from utils.data.images.sources import IMAGE_DATASETS, load_image_data
 from utils.errors import UserError
 
 
@@ -35,7 +30,7 @@ def test_a_part_of_a_split_shares_its_pictures():
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (9, 4, 5, 3), dtype=np.uint8)
     labels = rng.integers(0, 3, 9)
-    whole, first, second = Split(images, labels), np.array([7, 0, 3, 8]), np.array([3, 1])
+    whole, first, second = DecodedSplit(images, labels), np.array([7, 0, 3, 8]), np.array([3, 1])
     assert np.array_equal(np.concatenate(list(whole.chunks(2))), images)
     for part, index in (
         (whole.part(first), first),
@@ -45,7 +40,7 @@ def test_a_part_of_a_split_shares_its_pictures():
         index = np.asarray(index, np.int64)
         assert part.images is images and len(part) == len(index)
         assert part.labels.tolist() == labels[index].tolist()
-        copied = Split(images[index], labels[index])
+        copied = DecodedSplit(images[index], labels[index])
         for size in (1, 3, 100):
             assert np.array_equal(np.concatenate([images[:0], *part.chunks(size)]), copied.images)
         if len(part):
@@ -57,7 +52,7 @@ def test_a_part_of_a_split_shares_its_pictures():
 def test_statistics_of_a_part_are_read_in_chunks():
     images = np.random.default_rng(1).integers(0, 256, (3000, 32, 32, 3), dtype=np.uint8)
     index = np.random.default_rng(2).permutation(3000)[:1500]  # two chunks
-    part = Split(images, np.zeros(3000, np.int64)).part(index)
+    part = DecodedSplit(images, np.zeros(3000, np.int64)).part(index)
     assert channel_statistics(part) == channel_statistics(images[index])
 
 
@@ -65,13 +60,13 @@ def test_fingerprint_changes_with_every_part_of_the_content():
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (6, 4, 4, 3), dtype=np.uint8)
     labels = np.array([0, 1, 0, 1, 0, 1])
-    prints = {content_fingerprint(["a", "b"], {"train": Split(images, labels), "val": None})}
-    assert prints == {content_fingerprint(["a", "b"], {"train": Split(images, labels)})}
+    prints = {content_fingerprint(["a", "b"], {"train": DecodedSplit(images, labels), "val": None})}
+    assert prints == {content_fingerprint(["a", "b"], {"train": DecodedSplit(images, labels)})}
     for changed in (np.flip(images, 0), images ^ (np.arange(6) == 5).reshape(6, 1, 1, 1)):
-        prints.add(content_fingerprint(["a", "b"], {"train": Split(changed, labels)}))
-    prints.add(content_fingerprint(["a", "b"], {"train": Split(images, 1 - labels)}))
-    prints.add(content_fingerprint(["a", "c"], {"train": Split(images, labels)}))
-    prints.add(content_fingerprint(["a", "b"], {"test": Split(images, labels)}))
+        prints.add(content_fingerprint(["a", "b"], {"train": DecodedSplit(changed, labels)}))
+    prints.add(content_fingerprint(["a", "b"], {"train": DecodedSplit(images, 1 - labels)}))
+    prints.add(content_fingerprint(["a", "c"], {"train": DecodedSplit(images, labels)}))
+    prints.add(content_fingerprint(["a", "b"], {"test": DecodedSplit(images, labels)}))
     assert len(prints) == 6
 
 

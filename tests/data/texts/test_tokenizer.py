@@ -27,7 +27,7 @@ from utils.data.texts.tokenizer import (
 )
 from utils.errors import UserError
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from utils.data.texts.headlines import CLASSES, write_split
 from utils.data.texts.tokenizer import encode, tokenizer_from_json, train_tokenizer
 from utils.errors import UserError
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture

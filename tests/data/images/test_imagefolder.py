@@ -13,7 +13,7 @@ from PIL import Image
 
 from utils.data.images import cache as image_cache
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_train_and_test(tree):

@@ -17,7 +17,7 @@ from utils.data import cache_folder
 from utils.data.images import cache as image_cache
 from utils.data.images.sources import load_image_data
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_second_load_decodes_nothing(tree, no_decoding):

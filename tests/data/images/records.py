@@ -1,0 +1,66 @@
+"""A second kind of PictureSplit: each picture is decoded when a batch needs it."""
+
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from utils.data.images.loader import AUGMENT_STREAM, Normalize
+from utils.data.loader import Loader, random_generator
+
+
+@dataclass(frozen=True, eq=False)
+class RecordSplit:
+    records: list[bytes]
+    labels: np.ndarray
+    shape: tuple[int, int, int]
+    on_disk: bool = False
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def part(self, index):
+        return RecordSplit([self.records[i] for i in index], self.labels[index], self.shape)
+
+    def loader(self, *, pool=None, **options):
+        return RecordLoader(self, **options)
+
+    def decode(self, i: int) -> torch.Tensor:
+        pixels = np.frombuffer(bytearray(zlib.decompress(self.records[i])), np.uint8)
+        return torch.from_numpy(pixels.reshape(self.shape))
+
+
+def records_of(split) -> RecordSplit:
+    """The pictures of a DecodedSplit."""
+    records = [zlib.compress(chunk[0].tobytes()) for chunk in split.chunks(1)]
+    return RecordSplit(records, split.labels, split.shape)
+
+
+class RecordLoader(Loader):
+    def __init__(
+        self, split, *, mean, std, batch_size, device, channels_last=True, augment=None,
+        shuffle=False, seed=0, mixing=None, accumulation=1, step_size=None,
+        rank=0, ranks=1, least=2,
+    ):  # fmt: skip
+        super().__init__(
+            split.labels, batch_size=batch_size, device=device, shuffle=shuffle, seed=seed,
+            step_size=step_size or batch_size * accumulation * ranks, mixing=mixing, rank=rank,
+            ranks=ranks, least=least,
+        )  # fmt: skip
+        self.split, self.augment = split, augment
+        self.normalize = Normalize(mean, std, split.shape[1], device, channels_last)
+
+    def _inputs(self, epoch, order, pieces):
+        plan = None
+        if self.augment is not None:
+            plan = self.augment.draw(len(order), random_generator(self.seed, AUGMENT_STREAM, epoch))
+
+        def inputs_at(place):
+            pictures = torch.stack([self.split.decode(i) for i in order[place]])
+            if plan is not None:
+                rows = np.arange(len(pictures))
+                pictures = self.augment.apply(pictures, plan.slice(place), rows)
+            return self.normalize(pictures)
+
+        return (inputs_at(piece.place) for piece in pieces), inputs_at

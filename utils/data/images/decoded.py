@@ -1,0 +1,115 @@
+"""Pictures that are decoded: arrays of uint8, in memory or mapped from a file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from utils.data.worker_process import is_map
+
+if TYPE_CHECKING:
+    from utils.data.images.loader import ImageLoader
+    from utils.data.workers import WorkerPool
+
+
+@dataclass(frozen=True, eq=False)
+class DecodedSplit:
+    """Pictures and their classes.
+
+    `images` may be a read-only memory map, larger than the memory. So a part of a split shares
+    the pictures of the whole, and `rows` says which of them are its own.
+    """
+
+    images: np.ndarray  # (pictures, height, width, channels) uint8
+    labels: np.ndarray  # (samples,) int64
+    rows: np.ndarray | None = None  # (samples,) int64: places in `images`; None: all, in order
+
+    def __post_init__(self) -> None:
+        assert self.images.ndim == 4 and self.images.dtype == np.uint8
+        samples = self.images.shape[:1] if self.rows is None else self.rows.shape
+        assert self.labels.shape == samples and self.labels.dtype == np.int64
+        assert self.rows is None or self.rows.dtype == np.int64
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of a picture: height, width, channels."""
+        return self.images.shape[1:]
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether reading a picture may wait for a disk."""
+        return is_map(self.images)
+
+    def part(self, index: np.ndarray) -> DecodedSplit:
+        """The samples `index` (n,) int64 of this split, in that order; no picture is copied."""
+        rows = index if self.rows is None else self.rows[index]
+        return DecodedSplit(self.images, self.labels[index], rows)
+
+    def chunks(self, samples: int) -> Iterator[np.ndarray]:
+        """The pictures in order, (up to `samples`, height, width, channels) uint8 at a time."""
+        for start in range(0, len(self), samples):
+            piece = slice(start, start + samples)
+            yield self.images[piece if self.rows is None else self.rows[piece]]
+
+    def loader(self, *, pool: WorkerPool | None = None, **options) -> ImageLoader:
+        """Batches of these pictures; pictures that lie in memory need no `pool`."""
+        from utils.data.images.loader import ImageLoader  # PyTorch takes seconds
+
+        pool = pool if self.on_disk else None
+        return ImageLoader(self.images, self.labels, rows=self.rows, pool=pool, **options)
+
+
+def channel_statistics(
+    images: np.ndarray | DecodedSplit,
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation (of the population) per channel, of pixels scaled to 0..1.
+
+    Exact: the sums of pixels and of their squares are integers, and the variance is formed from
+    Python integers before the only rounding. Reads `images`, (samples, height, width, channels)
+    uint8 or the pictures of a split, once, a few MiB at a time.
+    """
+    if not isinstance(images, DecodedSplit):
+        images = DecodedSplit(images, np.zeros(len(images), np.int64))
+    samples, channels = len(images), images.images.shape[-1]
+    assert samples
+    row = images.images[0].size  # height * width * channels
+    # A column is summed in uint32: 65,025 * 66,051 rows are the most that cannot overflow it.
+    rows = max(1, min(1 << 16, (1 << 21) // row))
+    sums, squares = np.zeros(row, np.int64), np.zeros(row, np.int64)
+    for chunk in images.chunks(rows):
+        chunk = chunk.reshape(-1, row)  # (rows, height * width * channels)
+        sums += np.add.reduce(chunk, axis=0, dtype=np.uint32)
+        squared = np.multiply(chunk, chunk, dtype=np.uint16)  # 255 * 255 fits 16 bits
+        squares += np.add.reduce(squared, axis=0, dtype=np.uint32)
+    mean, std = [], []
+    count = samples * row // channels
+    for channel in range(channels):
+        total = int(sums[channel::channels].sum())
+        total_squares = int(squares[channel::channels].sum())
+        mean.append(total / (255 * count))
+        variance = (count * total_squares - total * total) / (255 * count) ** 2
+        std.append(variance**0.5)
+    return tuple(mean), tuple(std)
+
+
+def content_fingerprint(classes: Sequence[str], splits: dict[str, DecodedSplit | None]) -> str:
+    """SHA-256 (hexadecimal) over class names and each split's name, shape, labels and pixels."""
+    digest = hashlib.sha256(json.dumps(list(classes)).encode())
+    for name, split in splits.items():
+        if split is None:
+            continue
+        shape = [len(split), *split.images.shape[1:]]
+        digest.update(json.dumps([name, shape]).encode())
+        digest.update(np.ascontiguousarray(split.labels, dtype="<i8"))
+        step = max(1, (1 << 22) // split.images[0].size)
+        for chunk in split.chunks(step):
+            digest.update(np.ascontiguousarray(chunk))
+    return digest.hexdigest()

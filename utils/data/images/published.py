@@ -1,0 +1,95 @@
+"""What data sets of small pictures have in common that their authors published as a few files.
+
+The files are looked for, downloaded where there are none, read into memory and compared with
+pinned checksums before anything in them is unpacked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+from utils.data.images.decoded import DecodedSplit, channel_statistics
+from utils.data.images.sources import ImageData, refuse_folder_settings
+from utils.errors import UserError
+
+
+class Contents(NamedTuple):
+    """What the files hold."""
+
+    classes: list[str]
+    train: DecodedSplit
+    test: DecodedSplit
+    source: Path  # where they lay
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published(ABC):
+    """A data set as it was published."""
+
+    SIDE: ClassVar[int]  # of all pictures, in pixels
+    INSTEAD: ClassVar[str]  # what the user can do where the files cannot be had
+
+    name: str  # of --dataset
+    url: str
+    folder: str  # that holds the files
+
+    @property
+    @abstractmethod
+    def checksums(self) -> dict[str, str]:
+        """MD5 sums of the files, hexadecimal, by name."""
+
+    @abstractmethod
+    def contents(self, data_dir: Path) -> Contents:
+        """Of the files in `data_dir`, where they are downloaded to.
+
+        Raises:
+            UserError: a download failed, or a file is not the one that was published.
+        """
+
+    def load(
+        self,
+        *,
+        data_dir: Path,
+        image_size: int | None = None,
+        test_fraction: float | None = None,
+        **_unused,
+    ) -> ImageData:
+        """A PictureSource; see `contents` for where the files are looked for, and errors."""
+        refuse_folder_settings(self.name, self.SIDE, image_size, test_fraction)
+        classes, train, test, source = self.contents(data_dir)
+        mean, std = channel_statistics(train.images)
+        checksums = json.dumps(sorted(self.checksums.items()))
+        return ImageData(
+            name=self.name,
+            classes=classes,
+            mean=mean,
+            std=std,
+            train=train,
+            test=test,
+            fingerprint=hashlib.sha256(checksums.encode()).hexdigest(),
+            source=str(source),
+        )
+
+    def read_file(self, path: Path, most: int) -> bytes:
+        """The first `most` bytes of a file."""
+        try:
+            with open(path, "rb") as file:
+                return file.read(most)
+        except OSError as error:
+            raise UserError(f"cannot read {path}: {error.strerror}; {self.INSTEAD}") from error
+
+    def broken(self, path: Path, reason: str) -> UserError:
+        reason = " ".join(reason.split())
+        return UserError(
+            f"{path} is broken ({reason}): delete it to download it again, or {self.INSTEAD}"
+        )
+
+
+def md5(content: bytes) -> str:
+    """Hexadecimal."""
+    return hashlib.md5(content, usedforsecurity=False).hexdigest()
