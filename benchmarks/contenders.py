@@ -26,7 +26,8 @@ from torchvision import transforms
 
 from benchmarks.loader import MEAN, STD, Pictures, torchvision_transform
 from benchmarks.loop import make_trainer, take_steps
-from utils.engines.graphed_step import use_graphs, why_not
+from utils.engines.cuda_graphs import CudaGraphs
+from utils.engines.engine import RunFacts
 from utils.fused import MODES
 from utils.launch.signals import Signals
 from utils.machine.cudnn import prefer_flash_attention, search_plans
@@ -228,10 +229,26 @@ class Ours:
             fused=way.fused, compiled=way.compiled, **rule.ours(),
         )  # fmt: skip
         if way.graphs:
-            reason = why_not(self.trainer, compiled=way.compiled, texts=False)
-            if reason is not None:
-                raise RuntimeError(f"no graph: {reason}")
-            use_graphs(self.trainer, compiled=way.compiled, texts=False)
+            self._take_steps_by_graphs()
+
+    def _take_steps_by_graphs(self) -> None:
+        trainer, engine = self.trainer, CudaGraphs(asked=True)
+        reason = engine.why_not(
+            RunFacts(
+                device=trainer.precision.device,
+                compiled=self.way.compiled,
+                texts=False,
+                scales_loss=trainer.precision.scales_loss,
+                processes=1,
+                accumulation=trainer.loader.accumulation,
+                optimizer=trainer.optimizer,
+                learns_mixing=False,
+                unfreezes=False,
+            )
+        )
+        if reason is not None:
+            raise RuntimeError(f"no graph: {reason}")
+        engine.take_steps(trainer)
 
     def steps(self, count: int) -> float:
         """So many more; seconds. Raises RuntimeError when they are not taken by graphs though they

@@ -13,6 +13,8 @@ from utils.checkpoints.checkpoint import Checkpoints
 from utils.checkpoints.saver import Saver
 from utils.data.images.loader import ImageLoader
 from utils.distributed.strategies import build_strategy
+from utils.engines.choose import choose_engine
+from utils.engines.engine import RunFacts
 from utils.exchange import Exchange
 from utils.mixup.meta import PolicyMixup, SampleMixup, VirtualStep
 from utils.mixup.policy import MixupPolicy
@@ -169,6 +171,31 @@ def make_trainer(
         strategy=spread,
         **options,
     )
+
+
+def facts_of(trainer, *, compiled=False, texts=False) -> RunFacts:
+    """What an engine is told of the trainer's run."""
+    return RunFacts(
+        device=trainer.precision.device,
+        compiled=compiled,
+        texts=texts,
+        scales_loss=trainer.scaler.is_enabled(),
+        processes=trainer.exchange.size,
+        accumulation=trainer.loader.accumulation,
+        optimizer=trainer.optimizer,
+        learns_mixing=trainer.meta is not None,
+        unfreezes=trainer.freeze is not None and trainer.freeze.until is not None,
+    )
+
+
+def use_engine(trainer, cuda_graphs="on", *, deterministic=False) -> None:
+    """As `build_trainer` hands a trainer to the engine that the settings ask for."""
+    engine, refusals = choose_engine(
+        facts_of(trainer), cuda_graphs=cuda_graphs, deterministic=deterministic
+    )
+    for line in refusals:
+        trainer.console.say(line)
+    engine.take_steps(trainer)
 
 
 def meta(strategy, mixing, exact=False, device=CPU):

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from utils.to_device import to_device
+
 
 class PackedTokens(NamedTuple):
     """n texts, their tokens one after the other, without padding.
@@ -60,8 +62,5 @@ def pack(
     both = np.empty((2, len(token)), np.int64)
     both[0] = tokens[token + np.repeat(starts - borders[:-1], lengths)]
     both[1] = token + np.repeat(np.arange(0, n * longest, longest) - borders[:-1], lengths)
-    moved, offsets = torch.from_numpy(both), torch.from_numpy(borders.astype(np.int32))
-    if device.type == "cuda":
-        moved = moved.pin_memory().to(device, non_blocking=True)
-        offsets = offsets.pin_memory().to(device, non_blocking=True)
+    moved, offsets = to_device(both, device), to_device(borders.astype(np.int32), device)
     return PackedTokens(moved[0], moved[1], offsets, longest, borders)

@@ -1,4 +1,4 @@
-"""What was drawn on the host, on its way to a device."""
+"""What was made on the host, on its way to a device."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ if TYPE_CHECKING:  # reading processes do without PyTorch
     import torch
 
 
-def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """The array there; the host does not wait for it."""
+def to_device(data: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tensor:
+    """`data` there; the host does not wait for it. What is there already, as everything is for
+    a CPU, shares the memory of `data`."""
     import torch
 
-    tensor = torch.from_numpy(array)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+    tensor = torch.from_numpy(data) if isinstance(data, np.ndarray) else data
+    if tensor.device.type == device.type:
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)

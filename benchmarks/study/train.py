@@ -13,9 +13,9 @@ from torch import nn
 from benchmarks.common import side_by_side
 from benchmarks.study.plan import Case, Optimizer, Result, Run
 from utils.augment.crop_flip import CropFlip
+from utils.data.batch import Batch
 from utils.data.images.loader import ImageLoader
 from utils.data.images.sources import ImageData, Split, load_image_data
-from utils.data.loader import Batch
 from utils.data.splits import stratified_order
 from utils.errors import UserError
 from utils.models.resnet import ResNet

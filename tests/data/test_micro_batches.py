@@ -42,7 +42,7 @@ def test_sizes_keep_blocks_whole_as_long_as_they_can():
 def micro_batches(loader, epoch=0) -> list[list[int]]:
     """Sizes of those of each step."""
     steps = [[]]
-    for piece in loader._pieces(epoch, 0):
+    for piece in loader.pieces(epoch, 0):
         steps[-1].append(piece.place.stop - piece.place.start)
         if piece.ends_step:
             steps.append([])

@@ -10,13 +10,11 @@ import torch
 from toy import assert_same, everything, history, loader, make_trainer
 
 from utils.data.images.loader import Packed
-from utils.engines import graphed_step
-from utils.engines.graphed_step import WARM_UP, GraphedStep, use_graphs, why_not
-from utils.engines.launch_bound import TIMED, TimedSteps
+from utils.engines.graphed_step import WARM_UP, GraphedStep
+from utils.engines.launch_bound import TIMED
 from utils.mixup.mixing import Mixing
 from utils.optim.schedules import Schedule
 from utils.runs.dry_run import time_steps
-from utils.training.freeze import Freeze
 
 
 class StandIn:
@@ -64,7 +62,7 @@ class StandIn:
 
 def graphed(folder, failure="", asked=True, step_ms=0.0, **options):
     trainer = make_trainer(folder, **options)
-    trainer.stepper = GraphedStep(trainer, StandIn(failure, step_ms=step_ms), asked)
+    trainer.delegate_steps(GraphedStep(trainer, StandIn(failure, step_ms=step_ms), asked))
     return trainer, trainer.stepper.recorder
 
 
@@ -189,7 +187,7 @@ def test_a_step_that_is_not_finite_is_left_out(tmp_path):
     for name in ("plain", "ours"):
         trainer = make_trainer(tmp_path / name, on_nonfinite="skip", ema_decay=0.9)
         if name == "ours":
-            trainer.stepper = GraphedStep(trainer, StandIn())
+            trainer.delegate_steps(GraphedStep(trainer, StandIn()))
         whole, shift = trainer.loader.epoch, trainer.loader.normalize.shift
         good = shift.clone()
 
@@ -285,6 +283,16 @@ def test_rates_are_rounded_alike_in_ordinary_steps(tmp_path):
     assert [group["lr"] for group in ours.optimizer.param_groups] == told
 
 
+def test_memory_that_runs_out_is_that_of_graphs_too(tmp_path):
+    """They are given up, and the way out names their flag; before there are any it does not."""
+    ours, recorder = graphed(tmp_path, epochs=1)
+    assert ours.stepper.free_memory() == "" and ours.stepper.refused is None
+    ours.fit()
+    assert recorder.captured and ours.stepper.holds_memory
+    assert ours.stepper.free_memory().startswith("add --no_cuda_graphs: ")
+    assert not ours.stepper.holds_memory and ours.stepper.refused == "memory has run out"
+
+
 # ---- without being asked for ---------------------------------------------------------------------
 
 
@@ -332,7 +340,7 @@ def test_no_graphs_by_themselves_where_the_device_is_slower(tmp_path, capsys):
 @pytest.mark.parametrize("trouble", [{"failure": "no luck"}, {"waits": ("guard.py:57",)}])
 def test_what_fails_unasked_is_only_logged(tmp_path, capsys, trouble):
     ours = make_trainer(tmp_path)
-    ours.stepper = GraphedStep(ours, StandIn(**trouble), asked=False)
+    ours.delegate_steps(GraphedStep(ours, StandIn(**trouble), asked=False))
     logged = []
     ours.console.log = logged.append
     ours.fit()
@@ -374,69 +382,3 @@ def test_what_is_captured_reads_nothing_on_the_host(tmp_path):
         if still:
             assert torch.equal(tensor, before[name]), name
     assert ours.progress.step == 4 and not ours.updating
-
-
-# ---- where there can be none ---------------------------------------------------------------------
-
-
-def on_a_gpu(trainer):
-    """As if its device were one."""
-    trainer.precision = SimpleNamespace(device=torch.device("cuda"))
-    return trainer
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({}, None),
-        ({"optimizer": "adamw", "ema_decay": 0.9, "mixing": mixing()}, None),
-        ({"accumulation": 2}, "accumulated"),
-        ({"optimizer": "ngd"}, "--optimizer sgd or adamw"),
-        ({"optimizer": "muon"}, "--optimizer sgd or adamw"),
-        ({"optimizer_options": {"lookahead_k": 5}}, "--lookahead_k"),
-        ({"freeze_until": 1}, "--unfreeze_epoch"),
-        ({"mixing": mixing(learned="policy", clean=4)}, "--mixup meta"),
-    ],
-)
-def test_reasons(tmp_path, options, reason):
-    said = why_not(on_a_gpu(make_trainer(tmp_path, **options)), compiled=False, texts=False)
-    assert said is None if reason is None else reason in said
-
-
-def test_the_reason_is_said(tmp_path, capsys):
-    trainer = make_trainer(tmp_path)
-    use_graphs(trainer, compiled=False, texts=False)
-    assert "--cuda_graphs: not used, because there is no GPU" in capsys.readouterr().out
-    for wanted in ("auto", "off"):
-        use_graphs(trainer, wanted, compiled=False, texts=False)
-    assert capsys.readouterr().out == ""
-    assert trainer.stepper is trainer
-
-
-@pytest.mark.parametrize(
-    ("wanted", "deterministic", "asked"),
-    [("on", False, True), ("on", True, True), ("auto", False, False), ("auto", True, None),
-     ("off", False, None)],
-)  # fmt: skip
-def test_who_gets_graphs(tmp_path, monkeypatch, wanted, deterministic, asked):
-    """asked: as GraphedStep is told; None: there is none."""
-    monkeypatch.setattr(graphed_step, "CudaGraphs", lambda device: device.type)
-    monkeypatch.setattr(graphed_step, "GraphedStep", lambda *args: args)
-    trainer = on_a_gpu(make_trainer(tmp_path))
-    use_graphs(trainer, wanted, compiled=False, texts=False, deterministic=deterministic)
-    none = isinstance(trainer.stepper, TimedSteps)
-    assert none if asked is None else trainer.stepper == (trainer, "cuda", asked)
-
-
-def test_more_reasons(tmp_path):
-    trainer = make_trainer(tmp_path)
-    assert why_not(trainer, compiled=False, texts=False) == "there is no GPU"
-    on_a_gpu(trainer)
-    assert "--compile" in why_not(trainer, compiled=True, texts=False)
-    assert "texts" in why_not(trainer, compiled=False, texts=True)
-    trainer.freeze = Freeze(trainer.model, "6")
-    assert why_not(trainer, compiled=False, texts=False) is None
-    trainer.scaler = SimpleNamespace(is_enabled=lambda: True)
-    assert "--precision bf16" in why_not(trainer, compiled=False, texts=False)
-    trainer.scaler, trainer.exchange = make_trainer(tmp_path / "2").scaler, SimpleNamespace(size=2)
-    assert "several processes" in why_not(trainer, compiled=False, texts=False)

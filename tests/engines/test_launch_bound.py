@@ -124,7 +124,7 @@ def test_what_helps_is_said_once_where_there_are_no_graphs(
     def mark():
         return SimpleNamespace(query=lambda: True, elapsed_time=lambda end: step_ms)
 
-    timed.stepper = TimedSteps(timed, LaunchBound(mark))
+    timed.delegate_steps(TimedSteps(timed, LaunchBound(mark)))
     timed.fit()
     lines = [line for line in capsys.readouterr().out.splitlines() if line not in said]
     told = [line for line in lines if line.endswith("a larger --batch_size takes hardly longer")]
@@ -140,7 +140,7 @@ def test_neither_the_first_step_nor_short_ones_are_timed(tmp_path):
     launches = SimpleNamespace(
         begin=lambda usual: seen.append(usual), end=lambda: None, verdict=lambda: None
     )
-    trainer.stepper = TimedSteps(trainer, launches)
+    trainer.delegate_steps(TimedSteps(trainer, launches))
     trainer.fit()
     assert seen == [False, True, False, True, True, False]
 

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from toy import history, make_trainer
+from toy import history, make_trainer, use_engine
 
 from utils.data.images.loader import Packed
-from utils.engines.cuda_graphs import CudaGraphs
-from utils.engines.graphed_step import GraphedStep, use_graphs
+from utils.engines.capture import CudaRecorder
+from utils.engines.graphed_step import GraphedStep
 from utils.mixup.mixing import Mixing
 
 pytestmark = [
@@ -18,7 +18,7 @@ CUDA = torch.device("cuda", 0)
 
 def graphed(folder, **options):
     trainer = make_trainer(folder, device=CUDA, **options)
-    use_graphs(trainer, compiled=False, texts=False)
+    use_engine(trainer)
     return trainer
 
 
@@ -59,7 +59,7 @@ def test_a_run_is_the_ordinary_one(tmp_path, optimizer, precision, capsys):
 def test_by_themselves_where_launches_bind(tmp_path, capsys):
     """A toy network's kernels take microseconds each. The choice itself waits for nothing."""
     trainer = make_trainer(tmp_path, device=CUDA, dropout=0.0, epochs=4)
-    use_graphs(trainer, "auto", compiled=False, texts=False)
+    use_engine(trainer, "auto")
     trainer.fit()
     said = capsys.readouterr().out
     assert said.count("CUDA graphs: used, because launching a step takes ") == 1
@@ -68,7 +68,7 @@ def test_by_themselves_where_launches_bind(tmp_path, capsys):
 
 def test_not_by_themselves_where_the_gpu_is_slower(tmp_path, capsys):
     trainer = make_trainer(tmp_path, device=CUDA, dropout=0.0, epochs=4)
-    use_graphs(trainer, "auto", compiled=False, texts=False)
+    use_engine(trainer, "auto")
     real, cycles = trainer.forward_backward_device, 50_000_000  # about 30 ms
 
     def slowly(batch):
@@ -83,7 +83,7 @@ def test_not_by_themselves_where_the_gpu_is_slower(tmp_path, capsys):
 
 def test_the_choice_waits_for_nothing(tmp_path):
     trainer = make_trainer(tmp_path, device=CUDA, dropout=0.0)
-    use_graphs(trainer, "auto", compiled=False, texts=False)
+    use_engine(trainer, "auto")
     trainer.prepare(0)
     trainer.guard.remember()
     for number, batch in enumerate(trainer.loader.epoch(0)):
@@ -169,14 +169,14 @@ def test_a_step_that_waits_is_found_before_a_capture(tmp_path, capsys):
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "waits for" in line]
     assert "because the host waits for the GPU within a step (" in line
     assert line.count("test_gpu_graphs.py:") == 2
-    assert trainer.progress.step == trainer.total_steps and not CudaGraphs.failed
+    assert trainer.progress.step == trainer.total_steps and not CudaRecorder.failed
     assert torch.cuda.get_sync_debug_mode() == 0
 
 
 def test_a_capture_that_fails_leaves_an_ordinary_run(tmp_path, capsys, monkeypatch):
     """A host read in the capture alone. The same numbers are drawn as ever, in memory that is given
     back."""
-    monkeypatch.setattr(CudaGraphs, "failed", [])
+    monkeypatch.setattr(CudaRecorder, "failed", [])
     runs = []
     for name in ("plain", "ours"):
         make = graphed if name == "ours" else make_trainer
@@ -197,7 +197,7 @@ def test_a_capture_that_fails_leaves_an_ordinary_run(tmp_path, capsys, monkeypat
         runs.append((trainer, torch.cuda.get_rng_state()))
     (plain, state), (ours, same_state) = runs
     assert capsys.readouterr().out.count("not used, because the capture failed (") == 1
-    assert len(CudaGraphs.failed) == 1 and ours.progress.step == ours.total_steps
+    assert len(CudaRecorder.failed) == 1 and ours.progress.step == ours.total_steps
     assert torch.equal(state, same_state)
     for name, tensor in plain.model.state_dict().items():
         torch.testing.assert_close(ours.model.state_dict()[name], tensor, rtol=1e-4, atol=1e-4)
@@ -207,11 +207,11 @@ def test_a_capture_that_fails_leaves_an_ordinary_run(tmp_path, capsys, monkeypat
 
 def test_a_capture_after_one_that_failed(tmp_path):
     """Of another trainer in the same process."""
-    recorder = CudaGraphs(CUDA)
+    recorder = CudaRecorder(CUDA)
     value = torch.ones(8, device=CUDA)
     with pytest.raises(RuntimeError):
         recorder.capture(lambda: torch.nn.functional.dropout(value).sum().item())
-    replay = CudaGraphs(CUDA).capture(lambda: value.mul_(2))
+    replay = CudaRecorder(CUDA).capture(lambda: value.mul_(2))
     replay()
     assert value.tolist() == [2.0] * 8
 
@@ -222,4 +222,4 @@ def test_checkpoints_and_resume(tmp_path):
     again = graphed(tmp_path, optimizer="adamw", ema_decay=0.9, epochs=3)
     again.restore(again.saver.store.load())
     assert again.fit().step == again.total_steps and again.stepper._graphs
-    assert isinstance(again.stepper.recorder, CudaGraphs)
+    assert isinstance(again.stepper.recorder, CudaRecorder)

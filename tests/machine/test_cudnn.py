@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend
 from toy import Classification, Precision, loader, make_trainer, network
 
-from utils.data import loader as loader_module
+from utils.data import ahead
 from utils.machine.cudnn import prefer_flash_attention, trial_plans
 from utils.models import transformer
 from utils.models.transformer import Transformer
@@ -173,11 +173,11 @@ class FakeStreams:
 
 def test_all_epochs_share_a_side_stream(monkeypatch):
     streams = FakeStreams(monkeypatch)
-    afresh = functools.cache(loader_module._side_stream.__wrapped__)
-    monkeypatch.setattr(loader_module, "_side_stream", afresh)
+    afresh = functools.cache(ahead._side_stream.__wrapped__)
+    monkeypatch.setattr(ahead, "_side_stream", afresh)
     data = loader(4)
     for epoch in range(3):
-        given = loader_module._one_ahead(data._makers(epoch, 0), CPU)
+        given = ahead.one_ahead(data._makers(epoch, 0), CPU)
         for one, other in zip(given, data.epoch(epoch), strict=True):
             assert all(map(torch.equal, one.tensors(), other.tensors()))
     assert streams.made == 1

@@ -1,11 +1,10 @@
 """metrics.jsonl: whole lines only, whatever the disk does."""
 
-import contextlib
 import json
 import math
-import resource
 
 import pytest
+from small_disks import full_disk
 
 from utils.reporting.metrics import MetricsLog, read_metrics
 
@@ -13,18 +12,6 @@ from utils.reporting.metrics import MetricsLog, read_metrics
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "metrics.jsonl"
-
-
-@contextlib.contextmanager
-def full_disk(size: int):
-    """The kernel writes files up to `size` bytes: the write that crosses it is cut short there,
-    the next one fails, as when a disk is full."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_lines_are_json_objects(path):

@@ -11,13 +11,12 @@ import pytest
 import torch
 from fake_backward import run_backward
 from fake_cuda import CUDA, Caught, fake_cuda
-from toy import loader, make_trainer, network, steps_of
+from toy import loader, make_trainer, network, steps_of, use_engine
 
 from utils.augment.chain import Chain
 from utils.augment.crop_flip import CropFlip
 from utils.augment.random_erasing import RandomErasing
 from utils.data.texts.loader import TextLoader
-from utils.engines.graphed_step import use_graphs
 from utils.engines.launch_bound import TimedSteps
 from utils.fused import fuse
 from utils.machine.cudnn import prefer_flash_attention
@@ -278,7 +277,7 @@ def test_every_text(tmp_path, gpu, precision, fused, at, mixup):
 def test_the_loop_reads_at_its_log_lines_alone(tmp_path, gpu, timed):
     trainer = make_trainer(tmp_path, device=CUDA, log_every=3, ema_decay=0.9, on_nonfinite="skip")
     if timed:
-        use_graphs(trainer, "off", compiled=False, texts=False)
+        use_engine(trainer, "off")
         assert isinstance(trainer.stepper, TimedSteps)
     trainer.guard.remember()
     trainer.strategy.drop_gradients()

@@ -88,18 +88,26 @@ def test_at_the_start(tmp_path):
     assert trainer.saver.store.steps() == []
 
 
-@pytest.mark.parametrize("holds_memory", [True, False])
-def test_graphs_are_dropped_and_named_where_there_are_any(tmp_path, holds_memory):
-    """Not where none has been captured, as when they would gain nothing."""
-    model, dropped = network(), []
+@pytest.mark.parametrize("remedy", ["add --sparing: it keeps a step besides", ""])
+def test_what_an_engine_holds_is_freed_and_its_remedy_said(tmp_path, remedy):
+    """Before a smaller batch is tried."""
+    model, freed = network(), []
     trainer = make_trainer(tmp_path, model=model, objective=Cramped(model, 2, since=4))
-    trainer.stepper = SimpleNamespace(
-        forward_backward=trainer.forward_backward, update=trainer.update,
-        holds_memory=holds_memory, drop=dropped.append,
+
+    def free_memory():
+        freed.append(trainer.objective.calls)
+        return remedy
+
+    trainer.delegate_steps(
+        SimpleNamespace(
+            forward_backward=trainer.forward_backward, update=trainer.update,
+            free_memory=free_memory,
+        )
     )  # fmt: skip
     with pytest.raises(UserError) as caught:
         trainer.fit()
-    assert ("--no_cuda_graphs" in str(caught.value)) == holds_memory == bool(dropped)
+    assert freed == [5]
+    assert (f"; or {remedy}" in str(caught.value)) == bool(remedy)
 
 
 def test_later_saves_the_last_whole_step(tmp_path):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from toy import CPU, assert_same, everything, history, loader, make_trainer, network
 
-from utils.data.loader import Batch
+from utils.data.batch import Batch
 from utils.mixup.mixing import Mixing
 from utils.training.objective import Precision
 

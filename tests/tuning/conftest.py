@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from finished_studies import SHORT
 from patience import PATIENCE
 
 HERE = Path(__file__).parent
@@ -63,3 +64,15 @@ def refuse(tmp_path, capsys):
         return err
 
     return check
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    """The folder of a search that nobody disturbed, and what it said."""
+    folder = tmp_path_factory.mktemp("reference")
+    done = subprocess.run(
+        [sys.executable, str(HERE / "fake_tuning.py"), *BASE, "--output", "study", *SHORT],
+        cwd=folder, capture_output=True, text=True, timeout=PATIENCE,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return folder / "study", done.stdout

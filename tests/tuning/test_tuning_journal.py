@@ -8,8 +8,8 @@ import signal
 
 import optuna
 import pytest
-from data.small_disks import small_disk
 from optuna.storages import JournalStorage
+from small_disks import small_disk
 
 from tuning.journal import Journal
 from utils.errors import UserError

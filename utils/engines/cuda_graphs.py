@@ -1,172 +1,46 @@
-"""Captures the work of a GPU with `torch.cuda.graph`, and cleans up after a capture that fails.
+"""`--cuda_graphs`: a whole optimizer step as one CUDA graph, captured once and replayed.
 
-What a failed capture leaves behind depends on the version of PyTorch. Up to 2.11 at least,
-`torch.cuda.graph` raises before it has put anything back: its stream stays the current one, the
-allocator goes on as if the capture did (blocks that another stream has used are never given back,
-and running out of memory ends in an internal error), and the generator refuses to draw, so the
-next dropout raises. Newer versions put back most of it when the graph is reset. `_clean_up` works
-for both, and then draws a number to see whether the process is well again.
+GraphedStep takes the steps (see graphed_step.py), with graphs that CudaRecorder captures (see
+capture.py). This file says which steps a graph can hold.
 """
-
-import contextlib
-import threading
-import warnings
-from collections import deque
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import ClassVar, Protocol
 
 import torch
 
-from utils.engines.launch_bound import Mark, mark_on
-from utils.errors import UserError
+from utils.engines.capture import CudaRecorder
+from utils.engines.eager import Eager
+from utils.engines.engine import EngineTrainer, RunFacts
+from utils.engines.graphed_step import GraphedStep
 
-AHEAD = 2  # replays that the host may be ahead of the GPU
-WAIT = "called a synchronizing CUDA operation"  # PyTorch's words in its sync debug mode
-
-
-class Recorder(Protocol):
-    """Captures work of the device."""
-
-    def warm_up(self) -> contextlib.AbstractContextManager:
-        """Around work like that which is captured later."""
-
-    def watched(self) -> contextlib.AbstractContextManager[list[str]]:
-        """Lists the places within it where the host waits for the device, which no capture allows.
-        The work itself is done as ever."""
-
-    def capture(self, function: Callable[[], None]) -> Callable[[], None]:
-        """Returns what does the work of function() again, with the present content of the tensors
-        that it reads. Nothing is computed during the capture.
-
-        Raises:
-            RuntimeError: it cannot be captured, or leaves too little memory to ordinary work. The
-                process is as it was before.
-            UserError: it could not be captured, and the process cannot go on.
-        """
-
-    def keep_pace(self) -> None:
-        """After each replay: waits for the one AHEAD replays before it."""
-
-    def mark(self) -> Mark:
-        """A mark where the device's work ends at present."""
+CAPTURABLE = (torch.optim.SGD, torch.optim.AdamW)
 
 
-class CudaGraphs:
-    """A Recorder of a GPU. All graphs share a pool of memory, for none leaves anything in it.
+class CudaGraphs(Eager):
+    """An Engine for steps that are alike and that the host decides nothing in. Unless it is asked
+    for, only launch-bound steps are taken by graphs."""
 
-    Ordinary work is expected to need as much memory as the most that it has needed so far.
-    """
-
-    # Graphs whose capture has failed. PyTorch 2.11 leaves pointers to them in its allocator of
-    # pinned memory, so they live as long as the process.
-    failed: ClassVar[list[torch.cuda.CUDAGraph]] = []
-
-    def __init__(self, device: torch.device):
-        self.side = torch.cuda.Stream(device)
-        self.pool = torch.cuda.graph_pool_handle()
-        self._replays: deque[torch.cuda.Event] = deque()
-
-    @contextlib.contextmanager
-    def warm_up(self) -> Iterator[None]:
-        training = torch.cuda.current_stream(self.side.device)
-        self.side.wait_stream(training)
-        with torch.cuda.stream(self.side):
-            yield
-        training.wait_stream(self.side)
-
-    @contextlib.contextmanager
-    def watched(self) -> Iterator[list[str]]:
-        """By PyTorch's sync debug mode, which warns here. As an error it would end a step half-way,
-        with weights changed in part. Other threads that Python has started, such as the one
-        that writes checkpoints, may wait; autograd's own were started by C++ and may not."""
-        places: list[str] = []
-        mode, own = torch.cuda.get_sync_debug_mode(), threading.current_thread()
-        with warnings.catch_warnings():
-            show = warnings.showwarning
-
-            def note(message, category, filename, lineno, *rest) -> None:
-                thread = threading.current_thread()
-                if WAIT not in str(message):
-                    show(message, category, filename, lineno, *rest)
-                elif thread is own or type(thread) is not threading.Thread:
-                    places.append(f"{Path(filename).name}:{lineno}")
-
-            warnings.showwarning = note
-            warnings.filterwarnings("always", message=WAIT)
-            warnings.filterwarnings("ignore", message="Synchronization debug mode")
-            torch.cuda.set_sync_debug_mode("warn")
-            try:
-                yield places
-            finally:
-                torch.cuda.set_sync_debug_mode(mode)
-
-    def capture(self, function: Callable[[], None]) -> Callable[[], None]:
-        graph, device = torch.cuda.CUDAGraph(), self.side.device
-        needed = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
-        training, failure = torch.cuda.current_stream(device), ""
-        try:
-            # The thread that writes checkpoints may go on meanwhile.
-            with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-                function()
-        except Exception as error:
-            failure = _first_line(error)
-        if failure:  # outside the handler, which holds the tensors of the capture
-            self._clean_up(graph, training, failure)
-            raise RuntimeError(failure)
-        # What was reserved and unused has been given back before the capture.
-        free, _ = torch.cuda.mem_get_info(device)
-        if free < needed:
-            raise RuntimeError(
-                f"it leaves {free / 1e9:.2f} GB, and an ordinary step, which the last one of an "
-                f"epoch is, takes {needed / 1e9:.2f} GB: take a smaller batch"
+    def why_not(self, facts: RunFacts) -> str | None:
+        if facts.device.type != "cuda":
+            return "there is no GPU"
+        if facts.compiled:
+            return "--compile makes kernels of its own"
+        if facts.texts:
+            return "every batch of texts has other lengths"
+        if facts.scales_loss:
+            return "the loss scaler of fp16 decides on the host; take --precision bf16"
+        if facts.processes > 1:
+            return "there are several processes"
+        if facts.accumulation > 1:
+            return "gradients are accumulated over several batches"
+        if type(facts.optimizer) not in CAPTURABLE:
+            return (
+                "the optimizer counts on the host; take --optimizer sgd or adamw, no --lookahead_k"
             )
-        return graph.replay
+        if facts.learns_mixing:
+            return "--mixup meta takes other steps now and then"
+        if facts.unfreezes:
+            return "--unfreeze_epoch changes what is trained"
+        return None
 
-    def _clean_up(
-        self, graph: torch.cuda.CUDAGraph, training: torch.cuda.Stream, failure: str
-    ) -> None:
-        """Puts the process back to before a capture that has failed; see the head of this file."""
-        device = training.device
-        try:
-            torch.cuda.set_stream(training)
-            graph.reset()
-            self.failed.append(graph)
-            # The capture's stream has a workspace in the pool, which would keep the pool.
-            torch._C._cuda_clearCublasWorkspaces()
-            with contextlib.suppress(RuntimeError):  # it has been ended, and so released, already
-                torch._C._cuda_endAllocateToPool(device.index, self.pool)
-                torch._C._cuda_releasePool(device.index, self.pool)
-            # A copy draws the same numbers and belongs to no capture. The first copy is for trying.
-            generator = torch.cuda.default_generators[device.index]
-            fresh = generator.clone_state()
-            generator.graphsafe_set_state(generator.clone_state())
-            torch.rand(1, device=device)
-            generator.graphsafe_set_state(fresh)
-            torch.cuda.empty_cache()
-        except Exception as error:
-            raise UserError(
-                f"the capture of a CUDA graph failed ({failure}), and PyTorch "
-                f"{torch.__version__} cannot go on after it ({_first_line(error)}): start again "
-                "with --no_cuda_graphs"
-            ) from error
-
-    def keep_pace(self) -> None:
-        """A replay costs the host next to nothing: without this it would hand over all batches up
-        to the next log line at once, and each of them would take memory until its turn. The GPU
-        has the latest replays still to do while the host sleeps here, so it never waits."""
-        event = torch.cuda.Event(blocking=True)
-        event.record(torch.cuda.current_stream(self.side.device))
-        self._replays.append(event)
-        if len(self._replays) > AHEAD:
-            self._replays.popleft().synchronize()
-
-    def mark(self) -> Mark:
-        return mark_on(self.side.device)
-
-
-def _first_line(error: BaseException) -> str:
-    """Of what went wrong first: the end of the capture fails too, because of it."""
-    while error.__context__ is not None and not error.__suppress_context__:
-        error = error.__context__
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    def take_steps(self, trainer: EngineTrainer) -> None:
+        recorder = CudaRecorder(trainer.precision.device)
+        trainer.delegate_steps(GraphedStep(trainer, recorder, self.asked))

@@ -1,4 +1,4 @@
-"""`--cuda_graphs`: a whole optimizer step as one CUDA graph, captured once and replayed.
+"""Takes a whole optimizer step as one CUDA graph, captured once and replayed.
 
 What the host launches kernel by kernel, augmentation, forward, backward, clipping, optimizer,
 guard and average, is launched at once. After the rules of PyTorch's notes on CUDA graphs: the steps
@@ -22,82 +22,33 @@ only if they are asked for.
 
 What would break a capture, the host waiting for the device, is looked for in the last ordinary step
 before it. Where a capture fails nevertheless, the process is cleaned up and the run goes on by
-ordinary steps; only where even that fails, it ends with a line (see cuda_graphs.py).
+ordinary steps; only where even that fails, it ends with a line (see capture.py).
 """
 
 import contextlib
-import functools
 from collections import Counter
 from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
-from utils.engines.cuda_graphs import CudaGraphs, Recorder
-from utils.engines.launch_bound import LaunchBound, TimedSteps, mark_on
+from utils.engines.capture import Recorder
+from utils.engines.engine import EngineTrainer
+from utils.engines.launch_bound import LaunchBound
 
 WARM_UP = 3  # ordinary steps before a capture: memory, kernels and optimizer states are set up
-CAPTURABLE = (torch.optim.SGD, torch.optim.AdamW)
-
-
-def use_graphs(
-    trainer, wanted: str = "on", *, compiled: bool, texts: bool, deterministic: bool = False
-) -> None:
-    """The Trainer takes its steps by graphs from here on, where they are wanted and can be. On a
-    GPU without graphs a line says later what helps, if steps are launch-bound.
-
-    Args:
-        wanted: "on": a line says why not; "auto": only where they gain time, else nothing is said;
-            "off".
-        compiled: the model is.
-        texts: batches are of texts.
-        deterministic: two runs must take the same steps by graphs.
-    """
-    asked, device = wanted == "on", trainer.precision.device
-    reason = why_not(trainer, compiled=compiled, texts=texts)
-    if reason is None and (asked or (wanted == "auto" and not deterministic)):
-        trainer.stepper = GraphedStep(trainer, CudaGraphs(device), asked)
-        return
-    if asked:
-        trainer.console.say(f"--cuda_graphs: not used, because {reason}")
-    if device.type == "cuda":
-        launches = LaunchBound(functools.partial(mark_on, device))
-        trainer.stepper = TimedSteps(trainer, launches)
-
-
-def why_not(trainer, *, compiled: bool, texts: bool) -> str | None:
-    """What a graph cannot hold, if there is any; None: it holds the step."""
-    if trainer.precision.device.type != "cuda":
-        return "there is no GPU"
-    if compiled:
-        return "--compile makes kernels of its own"
-    if texts:
-        return "every batch of texts has other lengths"
-    if trainer.scaler.is_enabled():
-        return "the loss scaler of fp16 decides on the host; take --precision bf16"
-    if trainer.exchange.size > 1:
-        return "there are several processes"
-    if trainer.loader.accumulation > 1:
-        return "gradients are accumulated over several batches"
-    if type(trainer.optimizer) not in CAPTURABLE:
-        return "the optimizer counts on the host; take --optimizer sgd or adamw, no --lookahead_k"
-    if trainer.meta is not None:
-        return "--mixup meta takes other steps now and then"
-    if trainer.freeze is not None and trainer.freeze.until is not None:
-        return "--unfreeze_epoch changes what is trained"
-    return None
 
 
 class GraphedStep:
-    """Takes a Trainer's steps in its place: has its `forward_backward` and `update`.
+    """A Stepper: takes a Trainer's steps in its place.
 
     Args:
-        trainer: one of which `why_not` says nothing but that there is no GPU.
+        trainer: of a run that CUDA graphs can serve (see cuda_graphs.py); the tests' have no GPU.
         recorder: of the work of its device.
         asked: the user has asked for graphs; else they are made only where steps are launch-bound.
     """
 
-    def __init__(self, trainer, recorder: Recorder, asked: bool = True):
+    def __init__(self, trainer: EngineTrainer, recorder: Recorder, asked: bool = True):
         self.trainer, self.recorder, self.asked = trainer, recorder, asked
         device = trainer.precision.device
         # A GPU's kernels read the rate as float32; a CPU's, which the tests capture, as float64.
@@ -145,8 +96,7 @@ class GraphedStep:
                 self._refuse(f"the host waits for the GPU within a step ({places})")
             return
         self._replayed = False
-        self.trainer.progress.step += 1
-        self.trainer.updating = False
+        self.trainer.end_update()
 
     @contextlib.contextmanager
     def _ordinary(self) -> Iterator[None]:
@@ -216,7 +166,7 @@ class GraphedStep:
             self._refuse(f"the capture failed ({' '.join(str(error).split())})")
 
     def _refuse(self, why: str) -> None:
-        self.drop(why)
+        self._drop(why)
         self._waits.clear()
         console = self.trainer.console
         if self.asked:
@@ -224,7 +174,13 @@ class GraphedStep:
         else:
             console.log(f"CUDA graphs: not used, because {why}")
 
-    def drop(self, why: str) -> None:
+    def free_memory(self) -> str:
+        if not self.holds_memory:
+            return ""
+        self._drop("memory has run out")
+        return "add --no_cuda_graphs: graphs keep the memory of a step besides"
+
+    def _drop(self, why: str) -> None:
         """No graphs any more; their memory is free again."""
         self.refused, self._launches = why, None
         self._graphs.clear()
@@ -273,7 +229,8 @@ class GraphedStep:
         self._step.fill_(step)
         if trainer.average is not None:
             self._share.fill_(trainer.average.share(step))
-        trainer.updating = self._replayed = True
+        self._replayed = True
+        trainer.begin_update()
         replay()
         self.recorder.keep_pace()
 

@@ -20,6 +20,8 @@ from typing import Protocol
 
 import torch
 
+from utils.engines.engine import EngineTrainer
+
 TIMED = 3  # steps
 SLACK = 1.2  # the GPU still has to finish the last kernels when the last launch is done
 
@@ -96,17 +98,18 @@ def mark_on(device: torch.device) -> Mark:
 
 
 class TimedSteps:
-    """Takes a Trainer's ordinary steps in its place until some have been timed. If all of these
-    were launch-bound, a line then says what helps. (All, because steps of texts differ in size.)
+    """A Stepper: takes a Trainer's ordinary steps in its place until some have been timed. If all
+    of these were launch-bound, a line then says what helps. (All, because steps of texts differ in
+    size.)
 
     Args:
         trainer: its `advice` has what helps under "launches".
         launches: that times the steps.
     """
 
-    settling = holds_memory = False  # its steps are like those to come
+    settling = False
 
-    def __init__(self, trainer, launches: LaunchBound):
+    def __init__(self, trainer: EngineTrainer, launches: LaunchBound):
         self.trainer, self.launches = trainer, launches
         self._steps, self._begun = 0, False
 
@@ -123,11 +126,10 @@ class TimedSteps:
         self._steps, self._begun = self._steps + 1, False
         if self.launches.verdict() is None:
             return
-        self.drop()
+        self.trainer.delegate_steps(self.trainer)
         if self.launches.all_bound and "launches" in self.trainer.advice:
             advice = self.trainer.advice.pop("launches")
             self.trainer.console.say(f"{self.launches}: {advice}")
 
-    def drop(self, why: str = "") -> None:
-        """The Trainer takes its steps itself."""
-        self.trainer.stepper = self.trainer
+    def free_memory(self) -> str:
+        return ""

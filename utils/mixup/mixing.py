@@ -10,6 +10,7 @@ micro-batch takes its slice, and gets it as a `MixPlan` on its device, which the
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,8 @@ import torch
 from torch import Tensor
 
 from utils.errors import UserError
+from utils.pieces import piece_borders
+from utils.to_device import to_device
 
 # Both are on: the share of the steps that CutMix takes, timm's default of its switch.
 CUTMIX_SHARE = 0.5
@@ -61,18 +64,10 @@ def paste(inputs: Tensor, partner: Tensor, box: Tensor) -> Tensor:
 
 
 def draw_partners(n: int, block: int, generator: np.random.Generator) -> np.ndarray:
-    """(n,) int64: a permutation of each block of `block` neighbours; a lone last sample belongs
-    to the block before it. A sample that is its own partner stays as it is."""
-    starts = list(range(0, n, block))
-    if len(starts) > 1 and block > 1 and n - starts[-1] == 1:
-        starts.pop()
-    ends = [*starts[1:], n]
-    return np.concatenate(
-        [
-            start + generator.permutation(end - start)
-            for start, end in zip(starts, ends, strict=True)
-        ]
-    )
+    """(n,) int64: a permutation of each block of `block` neighbours, cut as in utils/pieces.py. A
+    sample that is its own partner stays as it is."""
+    blocks = pairwise(piece_borders(n, block))
+    return np.concatenate([start + generator.permutation(end - start) for start, end in blocks])
 
 
 def cut_boxes(lam: np.ndarray, centre: np.ndarray, height: int, width: int) -> np.ndarray:
@@ -174,20 +169,14 @@ class Draws(NamedTuple):
 
     def plan(self, targets: Tensor) -> MixPlan:
         """On the device of `targets` (n,), the classes of the samples; the host does not wait."""
-        partner, lam = _to_device(self.partner, targets), _to_device(self.lam, targets)
-        box = None if self.box is None else _to_device(self.box, targets)
+        device = targets.device
+        partner, lam = to_device(self.partner, device), to_device(self.lam, device)
+        box = None if self.box is None else to_device(np.ascontiguousarray(self.box), device)
         if self.different:
-            own = torch.arange(len(targets), device=targets.device)
+            own = torch.arange(len(targets), device=device)
             partner = torch.where(targets[partner] == targets, own, partner)
-        looked_at = None if self.looked_at is None else _to_device(self.looked_at, targets)
+        looked_at = None if self.looked_at is None else to_device(self.looked_at, device)
         return MixPlan(partner, lam, box, self.learned, looked_at, self.pairs)
-
-
-def _to_device(array: np.ndarray, like: Tensor) -> Tensor:
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    if like.device.type == "cuda":
-        tensor = tensor.pin_memory().to(like.device, non_blocking=True)
-    return tensor
 
 
 class Mixing:

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from utils.checkpoints.checkpoint import Checkpoint, Checkpoints
 from utils.checkpoints.saver import Saver
 from utils.distributed.strategies import Single
-from utils.engines.graphed_step import use_graphs
+from utils.engines.choose import choose_engine
+from utils.engines.engine import Engine, RunFacts
 from utils.errors import UserError
 from utils.exchange import Exchange
 from utils.files import reason, replace_file
@@ -38,7 +39,7 @@ def build_trainer(
     *,
     model,
     freeze: Freeze | None,
-    objective,
+    build_objective: Callable[[Engine], Callable],
     loader,
     measure: Callable[..., Evaluation | None],
     eval_split: str,
@@ -51,6 +52,7 @@ def build_trainer(
     Args:
         model: on its device, with the weights to start from, and spread by `run.strategy`.
         freeze: which part of it trains in which epoch.
+        build_objective: of the engine, which wraps the model for it.
         loader: of the training split.
         measure: () -> Evaluation on the split `eval_split`, "val" or "test".
         card: what it takes to use the model; goes into every checkpoint.
@@ -80,6 +82,12 @@ def build_trainer(
     guard = Guard(model, strategy)
     with run.signals.held():  # PyTorch's compiler is imported with it, and C++ calls Python there
         optimizer = build_optimizer_of(run, model, lr, strategy.own, run.exchange)
+    engine, refusals = choose_engine(
+        run_facts(run, loader, optimizer, freeze, texts=isinstance(card, TextCard)),
+        cuda_graphs=settings.cuda_graphs,
+        deterministic=settings.deterministic,
+    )
+    objective = build_objective(engine)
     metrics = _open_metrics(run, checkpoint, card)
     save_steps, save_seconds = save_interval(settings.save_every)
     store = Checkpoints(folder.checkpoints, keep=settings.checkpoint_hist, warn=run.console.say)
@@ -129,14 +137,25 @@ def build_trainer(
     run.trainer = trainer
     if checkpoint is not None:
         trainer.restore(checkpoint)
-    use_graphs(
-        trainer,
-        settings.cuda_graphs,
-        compiled=settings.compile,
-        texts=isinstance(card, TextCard),
-        deterministic=settings.deterministic,
-    )
+    for line in refusals:
+        run.console.say(line)
+    engine.take_steps(trainer)
     return trainer
+
+
+def run_facts(run: Run, loader, optimizer, freeze: Freeze | None, texts: bool) -> RunFacts:
+    """What decides which engine serves the run."""
+    return RunFacts(
+        device=run.device,
+        compiled=run.settings.compile,
+        texts=texts,
+        scales_loss=run.precision.scales_loss,
+        processes=run.exchange.size,
+        accumulation=loader.accumulation,
+        optimizer=optimizer,
+        learns_mixing=run.settings.mixup == "meta",
+        unfreezes=freeze is not None and freeze.until is not None,
+    )
 
 
 def build_optimizer_of(run: Run, model, lr: float, own=lambda parameter: parameter, exchange=None):

@@ -82,7 +82,6 @@ def train_classifier(run: Run, model, task, checkpoint: Checkpoint | None, pretr
     wrapped = run.strategy.wrap(model, unfreezes=settings.unfreeze_epoch is not None)
     if run.exchange.rank > 0:  # the weights are equal on all ranks, dropout is not to be
         torch.manual_seed(settings.seed + run.exchange.rank)
-    objective = objective_of(torch.compile(wrapped) if settings.compile else wrapped)
 
     def measure(loader, **options):
         return evaluate(
@@ -99,7 +98,7 @@ def train_classifier(run: Run, model, task, checkpoint: Checkpoint | None, pretr
         run,
         model=model,
         freeze=freeze,
-        objective=objective,
+        build_objective=lambda engine: objective_of(engine.wrap(wrapped)),
         loader=task.train,
         measure=lambda: measure(task.val or task.test),
         eval_split="val" if task.val else "test",

@@ -17,6 +17,7 @@ from utils.data.workers import WorkerPool
 from utils.errors import UserError
 from utils.exchange import Exchange
 from utils.machine.host_memory import available_memory
+from utils.pieces import largest_piece
 from utils.reporting.console import Console
 from utils.settings import ImageSettings
 from utils.tasks.kinds import Kind
@@ -183,8 +184,8 @@ def _pool(settings: ImageSettings, train: Split, console: Console) -> WorkerPool
 
 
 def largest_batch(batch_size: int, split: Split) -> int:
-    """Bytes; a lone last sample joins the micro-batch before it."""
-    return (batch_size + 1) * split.images[0].nbytes
+    """Bytes of the pictures of the largest micro-batch."""
+    return largest_piece(batch_size) * split.images[0].nbytes
 
 
 def _cores() -> int:

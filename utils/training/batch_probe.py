@@ -11,12 +11,13 @@ spread over the ranks. With FSDP, which divides it, less is needed than is found
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from utils.exchange import Exchange
+from utils.training.loader import TrainingLoader
 from utils.training.memory import succeeds
 
 # Shares of the memory that are left free: a GPU's gets fragmented in a long run, on a CPU others
@@ -30,18 +31,6 @@ CPU_FACTOR, CPU_FACTOR_RECOMPUTED, CPU_ONCE = 1.5, 3.5, 4e8
 SMALL, FURTHER = 2, 4  # samples of the smaller micro-batch, and of the other one besides
 
 
-class Loader(Protocol):
-    """What is asked of a training loader (see utils/data/loader.py)."""
-
-    def cuts(self) -> list[int]: ...
-
-    def cut(self, size: int) -> None: ...
-
-    def largest(self) -> int: ...
-
-    def trial(self, n: int): ...
-
-
 class Found(NamedTuple):
     """What was agreed on, of the rank with the least room."""
 
@@ -52,7 +41,7 @@ class Found(NamedTuple):
 
 def largest_that_fits(
     model: nn.Module,
-    loader: Loader,
+    loader: TrainingLoader,
     *,
     passes: Callable[..., Iterator[None]],
     build_optimizer: Callable[[], torch.optim.Optimizer],
@@ -95,7 +84,11 @@ def largest_that_fits(
 
 
 def _search(
-    model: nn.Module, loader: Loader, passes: Callable, beside: list[Tensor], available: float
+    model: nn.Module,
+    loader: TrainingLoader,
+    passes: Callable,
+    beside: list[Tensor],
+    available: float,
 ) -> tuple[int, float]:
     """(the first cut of the loader that fits, the bytes it needs); their number and the bytes of
     the last where none does."""
@@ -175,7 +168,9 @@ class OnGPU:
         beside: what is held meanwhile.
     """
 
-    def __init__(self, model, loader: Loader, passes: Callable, beside: list, available: float):
+    def __init__(
+        self, model, loader: TrainingLoader, passes: Callable, beside: list, available: float
+    ):
         self.loader, self.passes, self.beside = loader, passes, beside
         self.device = device = next(model.parameters()).device
         self.reserve = GPU_RESERVE * available
@@ -210,7 +205,9 @@ class OnCPU:
         beside: what is held meanwhile.
     """
 
-    def __init__(self, model, loader: Loader, passes: Callable, beside: list, available: float):
+    def __init__(
+        self, model, loader: TrainingLoader, passes: Callable, beside: list, available: float
+    ):
         batch = loader.trial(SMALL)
         # What meta-mixup keeps of its clean samples is no less for a smaller micro-batch.
         self.least = SMALL if batch.clean is None else max(SMALL, len(batch.clean[1]))

@@ -7,6 +7,7 @@ import torch
 from utils.errors import UserError
 from utils.machine.cudnn import trial_plans
 from utils.machine.host_memory import peak_rss
+from utils.training.loader import TrainingLoader
 from utils.training.objective import first_samples
 
 # What libraries below PyTorch say, which come out as plain RuntimeErrors.
@@ -92,16 +93,14 @@ def within_memory(trainer, work: Callable, save: bool = True):
             f"{_flag(trainer.loader)} does not fit, {_instead(trainer.loader, half)} ({reason})"
         )
     # Outside the handler, which holds the tensors of the failed step.
-    graphs = trainer.stepper is not trainer and trainer.stepper.holds_memory
-    if graphs:
-        trainer.stepper.drop("memory has run out")
+    remedy = trainer.stepper.free_memory()
     saved = _save_last_step(trainer) if save else ""
     trainer.optimizer.zero_grad(set_to_none=True)
     fits = _batch_that_fits(trainer.objective, trainer.optimizer, trainer.loader)
     if trainer.meta is not None:  # what it needs besides was not tried
         fits += "; or a smaller --meta_batch"
-    if graphs:
-        fits += "; or add --no_cuda_graphs: graphs keep the memory of a step besides"
+    if remedy:
+        fits += f"; or {remedy}"
     if "memory" in trainer.advice:
         fits += f"; or {trainer.advice['memory']}"
     raise UserError(f"out of memory: {fits}.{saved} ({reason})")
@@ -128,7 +127,7 @@ def _save_last_step(trainer) -> str:
     )
 
 
-def _batch_that_fits(objective, optimizer, loader) -> str:
+def _batch_that_fits(objective, optimizer, loader: TrainingLoader) -> str:
     """What to do, by trying smaller batches."""
     try:
         batch = loader.made(next(iter(loader.epoch(0, 0))))
@@ -146,15 +145,15 @@ def _batch_that_fits(objective, optimizer, loader) -> str:
     optimizer.zero_grad(set_to_none=True)
     if not fits:
         return "not even one sample fits; take a smaller model or smaller inputs"
-    if getattr(loader, "batch_tokens", None) is not None:
-        fits = loader.batch_tokens * fits // len(batch.targets)
+    if loader.batch_flag == "--batch_tokens":
+        fits = loader.micro_batch * fits // len(batch.targets)
     return f"{_flag(loader)} does not fit, {_instead(loader, fits)}"
 
 
-def _instead(loader, most: int) -> str:
+def _instead(loader: TrainingLoader, most: int) -> str:
     """The flags of the same optimizer step by micro-batches of at most so many samples, or
     tokens."""
-    name = _flag(loader).split()[0]
+    name = loader.batch_flag
     size = next((size for size in loader.cuts() if size <= most), None)
     if size is None:
         return "and there is none smaller; take a smaller model or smaller inputs"
@@ -168,7 +167,6 @@ def _instead(loader, most: int) -> str:
     )
 
 
-def _flag(loader) -> str:
-    """What its batches are made by."""
-    tokens = getattr(loader, "batch_tokens", None)
-    return f"--batch_size {loader.batch_size}" if tokens is None else f"--batch_tokens {tokens}"
+def _flag(loader: TrainingLoader) -> str:
+    """What its micro-batches are made by."""
+    return f"{loader.batch_flag} {loader.micro_batch}"

@@ -28,9 +28,14 @@ class Precision:
             self.device.type, dtype=self.DTYPES[self.name], enabled=self.name != "fp32"
         )
 
+    @property
+    def scales_loss(self) -> bool:
+        """The scaler is in use."""
+        return self.name == "fp16"
+
     def scaler(self) -> torch.amp.GradScaler:
         """Scales the loss with fp16, whose small gradients would be lost; else does nothing."""
-        return torch.amp.GradScaler(self.device.type, enabled=self.name == "fp16")
+        return torch.amp.GradScaler(self.device.type, enabled=self.scales_loss)
 
 
 def resolve_precision(name: str, device: torch.device) -> str:

@@ -13,6 +13,7 @@ from torch import nn
 
 from utils.checkpoints.checkpoint import Checkpoint
 from utils.checkpoints.saver import Saver
+from utils.data.batch import Batch
 from utils.distributed.strategies import Single
 from utils.launch.signals import Signals, Stopped, Stopping
 from utils.machine.cudnn import search_plans
@@ -23,11 +24,13 @@ from utils.training.average import Average
 from utils.training.evaluation import Evaluation
 from utils.training.freeze import Freeze
 from utils.training.guard import Guard, OnNonFinite
+from utils.training.loader import TrainingLoader
 from utils.training.memory import peak_memory, within_memory
 from utils.training.objective import SUMS, Precision
 from utils.training.progress import Clock, PhaseTimes, Progress, accuracy_text, figures
 from utils.training.progress_lines import advise, say_unfrozen, show
 from utils.training.snapshot import restore, snapshot
+from utils.training.stepper import Stepper
 
 
 class Trainer:
@@ -40,7 +43,7 @@ class Trainer:
         optimizer: honours `found_inf` (see optim/factory.py).
         schedule: `apply(optimizer, step)` sets the learning rate of a step when it begins,
             `observe(loss)` is told the loss on the validation split.
-        loader: `epoch(epoch, start_step)` yields batches, `steps_per_epoch` is their number.
+        loader: of the training split.
         precision: its scaler is used around backward.
         total_steps: optimizer steps of the whole run.
         evaluate: () -> Evaluation or None when interrupted; called at the end of epochs.
@@ -72,7 +75,7 @@ class Trainer:
         objective: Callable,
         optimizer: torch.optim.Optimizer,
         schedule,
-        loader,
+        loader: TrainingLoader,
         precision: Precision,
         total_steps: int,
         evaluate: Callable[[], Evaluation | None],
@@ -124,9 +127,9 @@ class Trainer:
         self.times = PhaseTimes(device)
         self.step_sums = torch.tensor(self._no_sums, dtype=torch.float64, device=device)
         self.window = torch.zeros_like(self.step_sums)
-        self.stepper = self  # or what takes its steps in its place (see engines/graphed_step.py)
-        self.settling = False  # as it has
-        self.updating = False  # weights, optimizer and average are of different steps meanwhile
+        self.stepper: Stepper = self
+        self.settling = False  # as a Stepper, whose steps are all alike
+        self.updating = False
         self.started_step = 0  # of this process
         self.seconds_first_step = 0.0  # of this process; compiling is in it
         self.started = time.monotonic()
@@ -134,13 +137,13 @@ class Trainer:
 
     # ---- one step ---------------------------------------------------------------------------
 
-    def forward_backward(self, batch) -> None:
+    def forward_backward(self, batch: Batch) -> None:
         # Before anything reads the rate. A step is resumed at its start, so that every micro-batch
         # of it may set the same one.
         self.schedule.apply(self.optimizer, self.progress.step)
         self.forward_backward_device(batch)
 
-    def forward_backward_device(self, batch) -> None:
+    def forward_backward_device(self, batch: Batch) -> None:
         """Device part of a micro-batch, at the learning rate that its step has been given."""
         self._search_plans(batch)
         mixing = batch.mixing
@@ -154,16 +157,23 @@ class Trainer:
         if not batch.filler:
             self.step_sums += sums
 
-    def _search_plans(self, batch) -> None:
+    def _search_plans(self, batch: Batch) -> None:
         """Lets convolutions search for the fastest plan in whole micro-batches, and in no others
         (see machine/cudnn.py)."""
         if self.searched_samples is not None:
             search_plans(len(batch.targets) == self.searched_samples)
 
     def update(self) -> None:
-        self.updating = True
+        self.begin_update()
         step = self.progress.step
         self.update_device(step, self.average.share(step) if self.average else 0.0)
+        self.end_update()
+
+    def begin_update(self) -> None:
+        """Weights, optimizer and average are of different steps from here to `end_update`."""
+        self.updating = True
+
+    def end_update(self) -> None:
         self.progress.step += 1
         self.updating = False
 
@@ -187,6 +197,14 @@ class Trainer:
         self.window += torch.where(bad, 0.0, self.step_sums)
         self.step_sums.zero_()
         self.guard.remember()
+
+    def free_memory(self) -> str:
+        """As a Stepper: it holds nothing but what its steps need."""
+        return ""
+
+    def delegate_steps(self, stepper: Stepper) -> None:
+        """Steps are taken by `stepper` from here on: an engine's, or the Trainer itself again."""
+        self.stepper = stepper
 
     # ---- the loop ---------------------------------------------------------------------------
 

@@ -7,7 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from utils.data.loader import AUGMENT_STREAM, Batch, Loader, Mixing, Piece, random_generator
+from utils.data.batch import Batch
+from utils.data.draws import AUGMENT_STREAM, Mixing, random_generator
+from utils.data.loader import Loader
+from utils.data.steps import Piece
 from utils.data.workers import WorkerPool
 from utils.to_device import to_device
 
@@ -80,7 +83,7 @@ class ImageLoader(Loader):
         rows: (samples,) int64, where in `images` each sample lies; None: all, in order.
         pool: processes to read with, where `images` are mapped from a file; None: none.
         mixing: how samples are mixed with each other; None: not at all.
-        rank, ranks, least: see Loader.
+        rank, ranks, least: see Steps.
     """
 
     def __init__(
@@ -153,7 +156,7 @@ class ImageLoader(Loader):
             return (Packed(self._packed(*each)) for each in parts), inputs_at
         if self._pool is None:
             return (self._finish(self._gather(*each)) for each in parts), inputs_at
-        return self._pool.batches(self._reader, parts, self._finish_array), inputs_at
+        return self._pool.batches(self._reader, parts, self._finish), inputs_at
 
     @property
     def _can_defer(self) -> bool:
@@ -179,13 +182,9 @@ class ImageLoader(Loader):
             return self.augment.apply(self.images, plan, rows)
         return self.images.index_select(0, to_device(rows, self.images.device))
 
-    def _finish(self, images: Tensor) -> Tensor:
-        if images.device.type != self.device.type:
-            images = images.pin_memory().to(self.device, non_blocking=True)
-        return self.normalize(images)
-
-    def _finish_array(self, images: np.ndarray) -> Tensor:
-        return self._finish(torch.from_numpy(images))  # a new tensor: the array is used again
+    def _finish(self, images: Tensor | np.ndarray) -> Tensor:
+        """A new tensor: a worker's array is used again."""
+        return self.normalize(to_device(images, self.device))
 
 
 def _upload(images: np.ndarray, rows: np.ndarray | None, device: torch.device) -> Tensor:

@@ -6,14 +6,10 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from utils.data.loader import (
-    ORDER_STREAM,
-    Loader,
-    Mixing,
-    Piece,
-    random_generator,
-)
+from utils.data.draws import ORDER_STREAM, Mixing, random_generator
+from utils.data.loader import Loader
 from utils.data.micro_batches import micro_batch_sizes
+from utils.data.steps import Piece
 from utils.errors import UserError
 from utils.packed import PackedTokens, pack
 
@@ -47,7 +43,7 @@ class TextLoader(Loader):
             an epoch has four buckets.
         rows: (samples,) int64, which of the texts each sample is; None: all, in order.
         mixing: how samples are mixed with each other; None: not at all.
-        rank, ranks: see Loader.
+        rank, ranks: see Steps.
     """
 
     def __init__(
@@ -113,7 +109,7 @@ class TextLoader(Loader):
 
     @property
     def samples(self) -> int:
-        return super().samples if self.token_steps is None else len(self.labels)
+        return super().samples if self.token_steps is None else self.total
 
     @property
     def steps_per_epoch(self) -> int:
@@ -126,7 +122,7 @@ class TextLoader(Loader):
 
     def padding(self, epoch: int = 0) -> float:
         """Share of the padded layout of an epoch's micro-batches that is padding, 0 to 1."""
-        lengths, pieces = self.lengths[self.order(epoch)], list(self._pieces(epoch, 0))
+        lengths, pieces = self.lengths[self.order(epoch)], list(self.pieces(epoch, 0))
         longest = np.maximum.reduceat(lengths, [piece.place.start for piece in pieces])
         padded = longest @ [piece.place.stop - piece.place.start for piece in pieces]
         return 1 - lengths.sum() / padded
@@ -178,10 +174,10 @@ class TextLoader(Loader):
             return whole if whole[-1] == len(order) else np.append(whole, len(order))
         return even_borders(self.lengths[order], self.token_steps)
 
-    def _pieces(self, epoch: int, start_step: int):
+    def pieces(self, epoch: int, start_step: int):
         borders = self._steps(epoch)[1][start_step:].tolist()
         for first, end in pairwise(borders):
-            yield from self._pieces_of_step(first, end - first, self._micro_size(end - first))
+            yield from self.pieces_of_step(first, end - first, self._micro_size(end - first))
 
     def _micro_size(self, n: int) -> int:
         """Samples of a micro-batch of a step of n; no border of it cuts a block of the mixing."""
@@ -191,6 +187,10 @@ class TextLoader(Loader):
         return -(-n // (self.micro_batches * block)) * block
 
     # ---- other micro-batches of the same steps: with `batch_tokens` these are of so many tokens --
+
+    @property
+    def batch_flag(self) -> str:
+        return "--batch_size" if self.token_steps is None else "--batch_tokens"
 
     @property
     def micro_batch(self) -> int:
@@ -224,7 +224,7 @@ class TextLoader(Loader):
         if self.token_steps is None:
             return super().largest()
         ends = np.append(0, np.cumsum(self.lengths[self.order(0)]))
-        places = [piece.place for piece in self._pieces(0, 0) if not piece.filler]
+        places = [piece.place for piece in self.pieces(0, 0) if not piece.filler]
         most = max(ends[place.stop] - ends[place.start] for place in places)
         return int(np.searchsorted(np.cumsum(self.lengths[self._by_length]), most)) + 1
 

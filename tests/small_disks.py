@@ -1,6 +1,7 @@
 """A disk that is soon full, or cannot be written."""
 
 import contextlib
+import resource
 import subprocess
 
 import pytest
@@ -18,4 +19,16 @@ def small_disk(folder, size, options=""):
     try:
         yield folder
     finally:
-        subprocess.run(["umount", folder], check=True)
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+@contextlib.contextmanager
+def full_disk(size: int):
+    """The kernel writes files up to `size` bytes: the write that crosses it is cut short there,
+    the next one fails, as when a disk is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -113,7 +113,7 @@ def test_it_ends_with_its_parent(signum, tmp_path):
     """One that is left waiting, and its helper; Ctrl-C does not wait for them."""
     script, here = tmp_path / "parent.py", Path(__file__).parent
     script.write_text(PARENT)
-    paths = f"{here.parent}{os.pathsep}{here}"
+    paths = os.pathsep.join(map(str, (here.parents[1], here.parent, here)))
     parent = subprocess.Popen(
         [sys.executable, script], env=os.environ | {"PYTHONPATH": paths},
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,

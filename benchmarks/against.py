@@ -1,0 +1,93 @@
+#!/usr/bin/env python3
+"""Whether a change costs time: start-up, training loop and loader, against a revision of git.
+
+    python benchmarks/against.py REVISION
+    python benchmarks/against.py HEAD~3 --only startup loader
+
+Each benchmark runs as a process in a copy of the revision and in the working tree, in turn, A B B
+A, `--repetitions` times. A ratio below 1 is a loss of speed; a spread that includes 1 shows none.
+"""
+
+import io
+import json
+import statistics
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.common import machine, parser, ratio
+
+ROOT = Path(__file__).resolve().parents[1]
+COMMANDS = {
+    "startup": ["startup.py", "--repetitions", "3"],
+    "trainer": ["trainer.py", "--repetitions", "3"],
+    "loader": ["loader.py", "--only", "memory", "--repetitions", "3"],
+}
+
+
+def unpack(revision: str, folder: Path) -> None:
+    archive = subprocess.run(
+        ["git", "archive", revision], cwd=ROOT, check=True, stdout=subprocess.PIPE
+    )
+    with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
+        files.extractall(folder, filter="data")
+
+
+def speeds(tree: Path, name: str) -> dict[str, float]:
+    """{what: speed} of one process of the benchmark `name` with the code in `tree`."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "figures.json"
+        command, *flags = COMMANDS[name]
+        subprocess.run(
+            [sys.executable, tree / "benchmarks" / command, *flags, "--json", path],
+            cwd=folder,
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+        return dict(_figures(json.loads(path.read_text())))
+
+
+def _figures(found: dict) -> Iterator[tuple[str, float]]:
+    if "results" not in found:  # of startup.py: seconds
+        for what, seconds in found.items():
+            yield what, 1 / statistics.median(seconds)
+        return
+    for case, result in found["results"].items():
+        for what, values in result["samples_per_second"].items():
+            if what.startswith("ours"):
+                yield f"{case}: {what}", statistics.median(values)
+
+
+def main() -> None:
+    words = parser(__doc__.splitlines()[0])
+    words.set_defaults(repetitions=4)
+    words.add_argument("revision", help="of git")
+    words.add_argument("--only", nargs="+", choices=COMMANDS, default=list(COMMANDS))
+    options = words.parse_args()
+    results: dict[str, dict[str, list[float]]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        unpack(options.revision, Path(folder))
+        trees = {"now": ROOT, "before": Path(folder)}
+        for name in options.only:
+            for repetition in range(options.repetitions):
+                for side in sorted(trees, reverse=repetition % 2 == 1):
+                    for what, speed in speeds(trees[side], name).items():
+                        by_side = results.setdefault(what, {side: [] for side in trees})
+                        by_side[side].append(speed)
+    state = machine()
+    ratios = {what: ratio(found, "now", "before") for what, found in results.items()}
+    print(f"speed now against {options.revision}, {options.repetitions} pairs of processes")
+    print("  " + ", ".join(f"{key} {value}" for key, value in state.items() if value))
+    for what, value in ratios.items():
+        print(f"  {what:60} {value['median']:.3f} ({value['min']:.3f} to {value['max']:.3f})")
+    if options.json:
+        written = {"machine": state, "speeds": results, "ratios": ratios}
+        options.json.write_text(json.dumps(written, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""Which engine serves a run, and what is said of one that cannot."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from toy import CPU, facts_of, make_trainer, use_engine
+
+from utils.engines import cuda_graphs
+from utils.engines.choose import ENGINES, choose_engine
+from utils.engines.launch_bound import TimedSteps
+
+
+def chosen(trainer, wanted="auto", deterministic=False, **options):
+    """(name of the engine, what is said)."""
+    engine, refusals = choose_engine(
+        facts_of(trainer, **options), cuda_graphs=wanted, deterministic=deterministic
+    )
+    names = {path.rpartition(":")[2]: name for name, path in ENGINES.items()}
+    return names[type(engine).__name__], refusals
+
+
+def on_a_gpu(trainer):
+    """As if its device were one."""
+    trainer.precision = SimpleNamespace(device=torch.device("cuda"))
+    return trainer
+
+
+def test_the_reason_is_said(tmp_path, capsys):
+    trainer = make_trainer(tmp_path)
+    use_engine(trainer)
+    assert "--cuda_graphs: not used, because there is no GPU" in capsys.readouterr().out
+    for wanted in ("auto", "off"):
+        use_engine(trainer, wanted)
+    assert capsys.readouterr().out == ""
+    assert trainer.stepper is trainer
+
+
+@pytest.mark.parametrize(
+    ("wanted", "deterministic", "asked"),
+    [("on", False, True), ("on", True, True), ("auto", False, False), ("auto", True, None),
+     ("off", False, None)],
+)  # fmt: skip
+def test_who_gets_graphs(tmp_path, monkeypatch, wanted, deterministic, asked):
+    """asked: as GraphedStep is told; None: there is none."""
+    monkeypatch.setattr(cuda_graphs, "CudaRecorder", lambda device: device.type)
+    monkeypatch.setattr(cuda_graphs, "GraphedStep", lambda *args: args)
+    trainer = on_a_gpu(make_trainer(tmp_path))
+    use_engine(trainer, wanted, deterministic=deterministic)
+    none = isinstance(trainer.stepper, TimedSteps)
+    assert none if asked is None else trainer.stepper == (trainer, "cuda", asked)
+
+
+@pytest.mark.parametrize("wanted", ["on", "auto", "off"])
+@pytest.mark.parametrize("gpu", [False, True])
+def test_a_compiled_model_has_no_graphs(tmp_path, gpu, wanted):
+    """Its steps are the Trainer's own, as those of any other model."""
+    trainer = make_trainer(tmp_path)
+    trainer = on_a_gpu(trainer) if gpu else trainer
+    name, said = chosen(trainer, wanted, compiled=True)
+    reason = "--compile makes kernels of its own" if gpu else "there is no GPU"
+    assert name == "compile"
+    assert said == ([f"--cuda_graphs: not used, because {reason}"] if wanted == "on" else [])
+
+
+def test_the_model_is_called_as_it_is_unless_it_is_compiled(tmp_path):
+    trainer = make_trainer(tmp_path)
+    for wanted in ("on", "auto", "off"):
+        for made in (trainer, on_a_gpu(make_trainer(tmp_path))):
+            engine, _ = choose_engine(facts_of(made), cuda_graphs=wanted, deterministic=False)
+            assert engine.wrap(trainer.model) is trainer.model
+    engine, _ = choose_engine(
+        facts_of(trainer, compiled=True), cuda_graphs="off", deterministic=False
+    )
+    wrapped = engine.wrap(trainer.model)
+    assert wrapped is not trainer.model and wrapped._orig_mod is trainer.model
+    assert facts_of(trainer).device == CPU

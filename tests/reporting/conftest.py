@@ -1,0 +1,10 @@
+"""What the tests of trackers share."""
+
+import threading
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def hook(monkeypatch):
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)  # put back after the test

@@ -1,0 +1,51 @@
+"""What an engine is told of a run."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from toy import CPU, network
+
+from utils.runs.make_trainer import run_facts
+from utils.training.freeze import Freeze
+from utils.training.objective import Precision
+
+CUDA = torch.device("cuda", 0)
+PLAIN = {
+    "device": CPU, "compiled": False, "texts": False, "scales_loss": False, "processes": 1,
+    "accumulation": 1, "optimizer": "the optimizer", "learns_mixing": False, "unfreezes": False,
+}  # fmt: skip
+
+
+def facts(
+    device=CPU, precision="fp32", processes=1, accumulation=1, until=None, texts=False, **settings
+):
+    run = SimpleNamespace(
+        settings=SimpleNamespace(**{"compile": False, "mixup": "none"} | settings),
+        device=device,
+        precision=Precision(precision, device),
+        exchange=SimpleNamespace(size=processes),
+    )
+    freeze = None if until is None else Freeze(network(), "6", *until)
+    loader = SimpleNamespace(accumulation=accumulation)
+    return vars(run_facts(run, loader, "the optimizer", freeze, texts))
+
+
+@pytest.mark.parametrize(
+    ("run", "differs"),
+    [
+        ({}, {}),
+        ({"device": CUDA, "precision": "bf16"}, {"device": CUDA}),
+        ({"compile": True}, {"compiled": True}),
+        ({"texts": True}, {"texts": True}),
+        ({"precision": "fp16"}, {"scales_loss": True}),
+        ({"processes": 2}, {"processes": 2}),
+        ({"accumulation": 4}, {"accumulation": 4}),
+        ({"mixup": "meta"}, {"learns_mixing": True}),
+        ({"mixup": "fixed"}, {}),
+        ({"until": (1,)}, {"unfreezes": True}),
+        ({"until": ()}, {}),  # what is frozen stays so
+    ],
+)
+def test_facts(run, differs):
+    assert facts(**run) == PLAIN | differs

@@ -1,0 +1,34 @@
+"""Files of settings, and folders of runs that were started with some."""
+
+import pytest
+import yaml
+
+from resnet50_test import Settings
+from utils.settings.config import parse, to_yaml
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(content, name="settings.yaml"):
+        path = tmp_path / name
+        text = content if isinstance(content, str) else yaml.safe_dump(content)
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+@pytest.fixture
+def make_run(tmp_path, monkeypatch):
+    """make_run(flags) -> the folder of a run that was started with them."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(*argv):
+        folder = tmp_path / "runs" / "ä run"
+        folder.mkdir(parents=True)
+        settings, origin = parse(Settings, [*map(str, argv)], "")
+        text = f"# {Settings.entry}\n{to_yaml(settings, origin)}"
+        (folder / "config.yaml").write_text(text, encoding="utf-8")
+        return folder
+
+    return make

@@ -1,0 +1,69 @@
+"""The settings of resnet50_test.py: what is asked of each, and how they are parsed."""
+
+import pytest
+
+from resnet50_test import Settings
+from utils.errors import UserError
+from utils.optim.factory import NGD_SETTINGS
+from utils.settings.config import INVOCATION_ONLY, fields, parse
+
+FIELDS = fields(Settings)
+# They name files and runs: tested one by one.
+CHOOSE_RUN = {"config", "output", "resume", "eval_only", "predict", "predictions", "export"}
+OTHERS = sorted(FIELDS.keys() - CHOOSE_RUN)
+KEPT = [name for name in OTHERS if name not in INVOCATION_ONLY]
+# What a setting needs beside it to have an effect.
+NEEDS = {
+    name: ["--dataset", "imagefolder"]
+    for name in ("image_size", "test_fraction", "on_bad", "cache_dir", "workers")
+} | {
+    "gamma": ["--sched", "step"],
+    "step_epochs": ["--sched", "step"],
+    "milestones": ["--sched", "multistep"],
+    "plateau_patience": ["--sched", "plateau"],
+    "min_lr": ["--sched", "linear", "--lr", "1"],
+    "lookahead_alpha": ["--lookahead_k", "5"],
+    "freeze_backbone": ["--pretrained"],
+    "unfreeze_epoch": ["--pretrained", "--freeze_backbone"],
+    "wandb_project": ["--wandb", "offline"],
+    "wandb_tags": ["--wandb", "offline"],
+}
+NEEDS |= {name: ["--ngd"] for name in NGD_SETTINGS}
+NEEDS |= {name: ["--distributed"] for name in ("strategy", "sync_bn", "dist_timeout")}
+NEEDS |= {name: ["--mixup", "fixed"] for name in FIELDS if name.startswith("mixup_")}
+NEEDS |= {name: ["--mixup", "fixed"] for name in ("alpha", "log_clean_accuracy")}
+NEEDS |= {name: ["--mixup", "meta"] for name in FIELDS if name.startswith("meta_")}
+
+
+def settings_of(*argv) -> Settings:
+    return parse(Settings, [str(word) for word in argv], "")[0]
+
+
+def refused(*argv) -> str:
+    with pytest.raises(UserError) as caught:
+        settings_of(*argv)
+    text = str(caught.value)
+    assert text and "\n" not in text
+    return text
+
+
+def another_value(name: str):
+    """A valid value that is not the default."""
+    field = FIELDS[name]
+    meta, kind = field.metadata, field.type
+    if name in ("save_every", "milestones"):
+        return {"save_every": "7m", "milestones": "3,7.5"}[name]
+    if meta["choices"]:
+        choices = meta["choices"]() if callable(meta["choices"]) else meta["choices"]
+        return next(choice for choice in reversed([*choices]) if choice != field.default)
+    if kind is bool:
+        return not field.default
+    if kind in (str, str | None):
+        return "some where"
+    if kind in (float, float | None):
+        return 0.25
+    return (field.default or meta["low"] or 0) + 2
+
+
+def flags_for(name: str, value) -> list[str]:
+    return [f"--{name}", str(value).lower() if isinstance(value, bool) else str(value)]

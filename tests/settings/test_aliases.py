@@ -1,0 +1,70 @@
+"""Other names of flags, other spellings of values, and flags that stand for another."""
+
+import pytest
+from settings_of_pictures import FIELDS, NEEDS, another_value, flags_for, refused, settings_of
+
+from resnet50_test import Settings
+from utils.settings.config import ALIASES, DEFAULT, VALUE_ALIASES, parse, to_yaml
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+def test_alias(alias, write, make_run):
+    name = ALIASES[alias]
+    assert name in FIELDS and alias not in FIELDS
+    if name in ("resume", "eval_only"):  # these need a run
+        argv, value = ["--resume", make_run()], True
+        if name == "resume":
+            argv, value = [], str(argv[1])
+    else:
+        value, argv = another_value(name), NEEDS.get(name, [])
+    text = flags_for(alias, value)[1]
+    for flag in (
+        {f"-{alias}"} if len(alias) == 1 else {f"--{alias}", f"--{alias}".replace("_", "-")}
+    ):
+        assert getattr(settings_of(*argv, flag, text), name) == value
+    assert getattr(settings_of(*argv, "--config", write({alias: value})), name) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "alias", "value"),
+    [
+        (name, alias, value)
+        for name, table in VALUE_ALIASES.items()
+        for alias, value in table.items()
+    ],
+)
+def test_other_spellings_of_a_value(name, alias, value, write):
+    needs = NEEDS.get(name, [])
+    assert getattr(settings_of(*needs, f"--{name}", alias.upper()), name) == value
+    assert getattr(settings_of(*needs, "--config", write({name: alias})), name) == value
+
+
+def test_a_short_flag_stands_for_another(write):
+    for given in (
+        ["--ngd"],
+        ["--ngd", "--optimizer", "ngd"],
+        ["--config", write("ngd: true")],
+        ["--config", write("ngd: true\noptimizer: ngd", "both.yaml")],
+        ["--config", write("optimizer: sgd", "sgd.yaml"), "--ngd"],  # the command line wins
+    ):
+        settings, origin = parse(Settings, [*map(str, given)], "")
+        assert settings.optimizer == "ngd" and origin["optimizer"] != DEFAULT
+        assert "\noptimizer: ngd  # " in to_yaml(settings, origin)
+    assert settings_of("--config", write("ngd: true"), "--optimizer", "sgd").optimizer == "sgd"
+    assert settings_of("--config", write("ngd: false")).optimizer == "sgd"
+
+
+def test_a_short_flag_and_another_value_are_refused(write):
+    for argv in (["--ngd", "--optimizer", "sgd"], ["--opt", "adamw", "--ngd"]):
+        text = refused(*argv)
+        assert text.startswith("--ngd is short for --optimizer ngd") and argv[-1][-3:] in text
+    path = write("ngd: true\noptimizer: lamb")
+    assert f"{path}: ngd is short for --optimizer ngd" in refused("--config", path)
+    assert "ngd: 1 is not true or false" in refused("--config", write("ngd: 1"))
+    assert "did you mean --ngd?" in refused("--nggd")
+
+
+def test_a_resumed_run_keeps_its_optimizer_under_its_short_flag(make_run):
+    run = make_run("--ngd")
+    assert settings_of("--resume", run, "--ngd").optimizer == "ngd"
+    assert "--optimizer sgd" in refused("--resume", run, "--optimizer", "sgd")

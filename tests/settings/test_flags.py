@@ -1,0 +1,142 @@
+"""Flags: both spellings, booleans, ranges, defaults, and the way out of a mistake."""
+
+import pytest
+from settings_of_pictures import (
+    FIELDS,
+    NEEDS,
+    OTHERS,
+    another_value,
+    flags_for,
+    refused,
+    settings_of,
+)
+
+from utils.optim.factory import OPTIMIZERS
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_flag_in_both_spellings(name):
+    value, needs = another_value(name), NEEDS.get(name, [])
+    flag, text = flags_for(name, value)
+    hyphens = flag.replace("_", "-")
+    for argv in ([flag, text], [hyphens, text], [f"{flag}={text}"], [f"{hyphens}={text}"]):
+        result = getattr(settings_of(*needs, *argv), name)
+        assert result == value and type(result) is type(value)
+
+
+def test_one_letter_flags_take_their_value_attached():
+    assert settings_of("-b64").batch_size == 64
+
+
+@pytest.mark.parametrize("name", [n for n in OTHERS if FIELDS[n].type is bool])
+def test_booleans(name):
+    def value(*argv):
+        return getattr(settings_of(*NEEDS.get(name, []), *argv), name)
+
+    hyphens = name.replace("_", "-")
+    for on in ([f"--{name}"], [f"--{hyphens}"], *([f"--{name}", w] for w in ("true", "Yes", "on"))):
+        assert value(*on) is True
+    for off in ([f"--no_{name}"], [f"--no-{hyphens}"], [f"--{name}", "false"], [f"--{name}=no"]):
+        assert value(*off) is False
+    assert value(f"--no_{name}", f"--{name}") is True  # the last one counts
+    assert f"--{name}" in refused(*NEEDS.get(name, []), f"--{name}", "maybe")
+
+
+def test_a_switch_with_a_third_value(write):
+    """It takes what a bool takes, as it was one: recipes and the settings of runs say so."""
+
+    def value(*argv):
+        return settings_of(*argv).cuda_graphs
+
+    assert value() == value("--cuda_graphs", "auto") == "auto"
+    for on in (
+        ["--cuda_graphs"],
+        ["--cuda-graphs"],
+        ["--cuda_graphs", "true"],
+        ["--cuda_graphs=On"],
+    ):
+        assert value(*on) == "on"
+    for off in (["--no_cuda_graphs"], ["--no-cuda-graphs"], ["--cuda_graphs", "No"]):
+        assert value(*off) == "off"
+    assert value("--no_cuda_graphs", "--cuda_graphs") == "on"  # the last one counts
+    for text, meant in (("true", "on"), ("false", "off"), ("on", "on"), ("auto", "auto")):
+        assert value("--config", write(f"cuda_graphs: {text}\n")) == meant
+    said = refused("--cuda_graphs", "maybe")
+    assert "--cuda_graphs" in said and "auto, on, off" in said
+
+
+@pytest.mark.parametrize("flag", ["--epo", "--batch", "--optim", "--learning_rate", "--no_epochs"])
+def test_no_abbreviations(flag):
+    assert f"unknown flag {flag}" in refused(flag, "3")
+
+
+@pytest.mark.parametrize(
+    ("argv", "parts"),
+    [
+        (["--epocs", "3"], ["--epocs", "did you mean --epochs?"]),
+        (["--weight-decy", "0"], ["--weight-decy", "did you mean --weight_decay?"]),
+        (["--smoothin", "0"], ["did you mean --label_smoothing?"]),  # by way of an alias
+        (["--qqqq"], ["unknown flag --qqqq"]),
+        (["resnet18"], ["'resnet18' stands alone"]),
+        (["--epochs"], ["--epochs", "expected one argument"]),
+        (["--epochs", "many"], ["--epochs", "'many'", "a whole number"]),
+        (["--epochs", "1.5"], ["--epochs", "a whole number"]),
+        (["--epochs", "0"], ["--epochs", "1 or more"]),
+        (["--lr", "0"], ["--lr", "above 0"]),
+        (["--lr", "-1"], ["--lr", "above 0"]),
+        (["--lr", "nan"], ["--lr"]),
+        (["--lr", "inf"], ["--lr"]),
+        (["--hflip", "1.01"], ["--hflip", "up to 1"]),
+        (["--momentum", "1"], ["--momentum", "below 1"]),
+        (["--ngd", "--ngd_alpha", "0"], ["--ngd_alpha", "above 0"]),
+        (["--ngd", "--ngd_eta", "1.5"], ["--ngd_eta", "above 0 up to 1"]),
+        (["--ngd", "--ngd_axes", "rows"], ["--ngd_axes", "one of all, channels"]),
+        (["--lookahead_k", "0"], ["--lookahead_k", "1 or more"]),
+        (["--lookahead_alpha", "0.5"], ["--lookahead_alpha has no effect", "--lookahead_k"]),
+        (["--ngd", "--ngd_norm", "unit"], ["--ngd_norm", "one of fixed, gradient"]),
+        (["--ngd_norm", "fixed"], ["--ngd_norm has no effect", "--optimizer sgd"]),
+        (["--seed", 2**32], ["--seed", "up to"]),
+        (["--depth", "20"], ["--depth", "18, 34, 50, 101, 152"]),
+        (["--optimizer", "adam"], ["--optimizer", "did you mean adamw?"]),
+        (["--batch_size", "none"], ["--batch_size", "a whole number"]),
+        (["--subset", "1.5"], ["--subset 1.5", "whole number"]),
+        (["--save_every", "soon"], ["--save_every soon", "10m"]),
+        (["--save_every", "0"], ["--save_every 0"]),
+        (["--save_every", "-5m"], ["--save_every"]),
+        (["--warmup_epochs", "3", "--epochs", "2"], ["--warmup_epochs", "--epochs 2"]),
+        (["--eval_only"], ["--eval_only", "--resume"]),
+        (["--predict", "x"], ["--predict", "--resume RUN"]),
+        (["--export", "onnx"], ["--export", "--resume RUN"]),
+        (["--export", "onnx", "--eval_only"], ["--eval_only and --export", "one at a time"]),
+        (["--export", "tflite"], ["--export", "onnx, safetensors"]),
+        (["--sched", "multistep", "--milestones", "30,20"], ["--milestones 30,20", "30,60,80"]),
+        (["--sched", "multistep", "--milestones", "x"], ["--milestones x", "30,60,80"]),
+        (["--min_lr", "1"], ["--min_lr 1.0 is above --lr 0.1"]),
+        (["--freeze_backbone"], ["--freeze_backbone", "--pretrained"]),
+        (["--early_stop_patience", "3", "--eval_every", "0"], ["--eval_every 0"]),
+        (
+            ["--pretrained", "--freeze_backbone", "--unfreeze_epoch", "50"],
+            ["--unfreeze_epoch 50", "--epochs 50"],
+        ),
+        (["--config", "nowhere.yaml"], ["nowhere.yaml", "No such file"]),
+        (["--config", "."], ["--config", "Is a directory"]),
+    ],
+    ids=lambda value: " ".join(map(str, value)),
+)
+def test_wrong_flags_are_named_with_the_way_out(argv, parts):
+    text = refused(*argv)
+    assert [part for part in parts if part not in text] == []
+
+
+def test_defaults_that_depend_on_others():
+    assert (settings_of().lr, settings_of().weight_decay) == (0.1, 5e-4)
+    adamw = settings_of("--optimizer", "adamw")
+    assert (adamw.lr, adamw.weight_decay) == (1e-3, 0.05)
+    assert settings_of("--optimizer", "adamw", "--lr", "0.5").lr == 0.5
+    ngd = settings_of("--ngd", "--ngd_norm", "gradient")  # like sgd, where it steps like sgd
+    assert (ngd.lr, ngd.weight_decay, ngd.momentum) == (0.1, 5e-4, 0.9)
+    assert settings_of("--ngd").lr == OPTIMIZERS["ngd"].lr < 0.1
+    momenta = {name: settings_of("--optimizer", name).momentum for name in OPTIMIZERS}
+    assert momenta == {
+        "sgd": 0.9, "adamw": None, "lamb": None, "muon": 0.95, "madgrad": 0.9, "ngd": 0.9,
+    }  # fmt: skip

@@ -1,0 +1,59 @@
+"""Settings of mixup: by a number or a word, and what is refused."""
+
+import itertools
+
+import pytest
+from settings_of_pictures import refused, settings_of
+
+
+@pytest.mark.parametrize(
+    ("argv", "mixup", "alpha", "mixing"),
+    [
+        (["--mixup", "0.4"], "fixed", 0.4, "fixed"),
+        (["--mixup-alpha", "0.4"], "fixed", 0.4, "fixed"),
+        (["--mixup", "0"], "none", 0.2, "none"),
+        (["--mixup", "0", "--cutmix", "1.0"], "none", 0.2, "cutmix"),
+        (["--mixup", "0.4", "--alpha", "0.4"], "fixed", 0.4, "fixed"),
+        (["--meta_learning"], "meta", 0.2, "meta"),
+        (["--meta-learning", "--alpha", "0.5", "--cutmix-alpha", "1"], "meta", 0.5, "meta, cutmix"),
+    ],
+)
+def test_mixup_by_a_number_or_a_word(argv, mixup, alpha, mixing, write):
+    in_file, words = {}, [*argv, "end"]
+    for word, value in itertools.pairwise(words):
+        if word.startswith("--"):
+            in_file[word[2:]] = True if value.startswith("--") or value == "end" else float(value)
+    for settings in (settings_of(*argv), settings_of("--config", write(in_file))):
+        assert (settings.mixup, settings.alpha, settings.mixing) == (mixup, alpha, mixing)
+
+
+@pytest.mark.parametrize(
+    ("argv", "parts"),
+    [
+        (["--mixup", "0.4", "--alpha", "0.3"], ["--mixup 0.4 is short for --alpha", "0.3"]),
+        (["--mixup", "0.4", "--meta_learning"], ["--meta_learning is short for --mixup meta"]),
+        (["--mixup", "-1"], ["--mixup", "above 0"]),
+        (["--mixup", "nan"], ["--mixup"]),
+        (["--mixup", "1000"], ["--mixup", "up to 100"]),
+        (["--mixup", "some"], ["--mixup", "none, fixed, meta"]),
+        (["--mixup", "1", "--mixup_off_epoch", "5", "--epochs", "5"], ["--mixup_off_epoch 5"]),
+        (["--mixup", "1", "--mixup_block", "48"], ["--batch_size 128", "--mixup_block 48"]),
+    ],
+)
+def test_mixup_is_refused(argv, parts):
+    text = refused(*argv)
+    assert all(part in text for part in parts), text
+
+
+def test_mixup_of_a_run_is_kept(make_run):
+    run = make_run("--mixup", "0.4")
+    again = settings_of("--resume", run, "--mixup", "0.4")
+    assert (again.mixup, again.alpha, again.mixup_mode) == ("fixed", 0.4, "batch")
+    for flags in (["--mixup", "0.3"], ["--mixup", "meta"], ["--cutmix", "1"]):
+        assert "a resumed run must keep it" in refused("--resume", run, *flags)
+    assert settings_of("--resume", run, "--log_clean_accuracy").log_clean_accuracy
+
+
+def test_meta_exact_is_refused_with_batchnorm_over_all_processes():
+    text = refused("--distributed", "--sync_bn", "--meta_learning", "--meta_exact")
+    assert "--meta_exact" in text and "--sync_bn" in text

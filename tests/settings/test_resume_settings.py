@@ -1,0 +1,74 @@
+"""What a resumed run takes over, and what it may change."""
+
+import pytest
+from settings_of_pictures import (
+    FIELDS,
+    NEEDS,
+    OTHERS,
+    another_value,
+    flags_for,
+    refused,
+    settings_of,
+)
+
+from resnet50_test import Settings
+from utils.settings.config import COMMAND_LINE, parse
+
+
+def test_bare_resume_takes_the_newest_run_and_its_settings(make_run):
+    run = make_run("--epochs", 7, "--width", 16)
+    for argv in (["--resume"], ["-r"], ["--resume", run], ["--resume", "--output", run]):
+        settings, origin = parse(Settings, [*map(str, argv)], "")
+        assert (settings.epochs, settings.width) == (7, 16)
+        assert origin["epochs"] == COMMAND_LINE  # where the run itself had it from
+        assert (run.parent / settings.resume).resolve() == (run.parent / settings.output).resolve()
+
+
+def test_bare_resume_in_yaml(make_run, write):
+    run = make_run("--width", 16)
+    settings = settings_of("--config", write("resume: true"))
+    assert settings.width == 16 and settings.output == settings.resume
+    assert run.samefile(settings.resume)
+
+
+def test_resume_from_a_checkpoint_of_the_run(make_run):
+    run = make_run("--width", 16)
+    step = run / "checkpoints" / "step-00000003"
+    step.mkdir(parents=True)
+    settings = settings_of("--resume", step)
+    assert (settings.width, settings.resume, settings.output) == (16, str(step), str(run))
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_a_resumed_run_may_change(name, make_run, write):
+    run, value = make_run(*NEEDS.get(name, [])), another_value(name)
+    free = FIELDS[name].metadata["resume"] == "free"
+    again = [flag for flag in NEEDS.get(name, []) if flag == "--distributed"]  # of one start
+    for given in (flags_for(name, value), ["--config", write({name: value})]):
+        if free:
+            assert getattr(settings_of("--resume", run, *again, *given), name) == value
+        else:
+            text = refused("--resume", run, *given)
+            assert text.startswith(f"--{name} {value}: the run in {run} was started with")
+
+
+def test_what_must_never_change_is_fixed():
+    fixed = {name for name in FIELDS if FIELDS[name].metadata["resume"] != "free"}
+    assert fixed >= {
+        *("depth", "width", "stem", "dataset", "image_size", "subset", "val_fraction", "seed"),
+        *("batch_size", "accumulation_steps", "optimizer", "precision", "crop_padding", "hflip"),
+    }
+    assert not fixed & {"epochs", "save_every", "output", "workers", "checkpoint_hist", "data_dir"}
+
+
+def test_settings_of_the_run_may_be_repeated(make_run):
+    run = make_run("--optimizer", "adamw", "--width", 16)
+    assert settings_of("--resume", run, "--optimizer", "adamw", "--width", 16).width == 16
+
+
+def test_resume_of_what_is_no_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "no such folder" in refused("--resume", "nowhere")
+    assert "no config.yaml" in refused("--resume", tmp_path)
+    assert "no run of resnet50_test.py" in refused("--resume")
+    assert "holds no run" in refused("--resume", "--output", tmp_path)

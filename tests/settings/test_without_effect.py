@@ -1,0 +1,66 @@
+"""A setting without effect is refused, or gives way."""
+
+import pytest
+from settings_of_pictures import FIELDS, another_value, flags_for, refused, settings_of
+
+from utils.optim.factory import NGD_SETTINGS
+
+
+@pytest.mark.parametrize(
+    ("name", "argv"),
+    [
+        ("momentum", ["--optimizer", "adamw"]),
+        ("momentum", ["--optimizer", "lamb"]),
+        *((name, ["--optimizer", "muon"]) for name in NGD_SETTINGS),
+        ("warmup_epochs", ["--warmup_steps", "5"]),
+        ("decay_all", ["--weight_decay", "0"]),
+        ("deterministic", ["--device", "cpu"]),
+        ("image_size", ["--dataset", "cifar10"]),
+        ("test_fraction", ["--dataset", "shapes"]),
+        ("on_bad", ["--dataset", "shapes"]),
+        ("data_dir", ["--dataset", "shapes"]),
+        ("padding_mode", ["--crop_padding", "0"]),
+        ("workers", ["--dataset", "cifar10"]),
+        ("alpha", ["--mixup", "none"]),
+        ("alpha", ["--mixup", "none", "--cutmix_alpha", "1"]),
+        *((name, ["--mixup", "none"]) for name in FIELDS if name.startswith("mixup_")),
+        ("log_clean_accuracy", ["--mixup", "none"]),
+        *((name, ["--mixup", "fixed"]) for name in FIELDS if name.startswith("meta_")),
+        *(
+            (name, ["--meta_form", "sample", "--mixup", "meta"])
+            for name in ("meta_every", "meta_decay", "mixup_mode")
+        ),
+        ("gamma", ["--sched", "cosine"]),
+        ("step_epochs", ["--sched", "multistep"]),
+        ("milestones", ["--sched", "step"]),
+        ("min_lr", ["--sched", "constant"]),
+        ("plateau_patience", ["--sched", "linear"]),
+        ("epochs_for_sched", ["--sched", "constant"]),
+        ("warmup_epochs", ["--sched", "onecycle"]),
+        ("warmup_steps", ["--sched", "onecycle"]),
+        ("wandb_tags", ["--wandb", "disabled"]),
+    ],
+)
+def test_flag_without_effect_is_refused_with_the_reason(name, argv, write):
+    settings_of(*argv)
+    value = another_value(name)
+    in_file = dict(zip((flag.lstrip("-") for flag in argv[::2]), argv[1::2], strict=True))
+    for given in (
+        [*argv, *flags_for(name, value)],
+        ["--config", write(in_file | {name: value})],
+    ):
+        text = refused(*given)
+        assert text.startswith(f"--{name} has no effect: ")
+        assert argv[0] in text or argv[1] in text or "CPU" in text
+    # A recipe's setting gives way to the command line.
+    settings_of(*argv, "--config", write({name: value}))
+    default = FIELDS[name].default
+    # Off, these two change nothing.
+    if default is not None and name not in ("deterministic", "warmup_epochs"):
+        # Typed, even the default is a misunderstanding; a complete config.yaml holds all defaults.
+        assert "has no effect" in refused(*argv, *flags_for(name, default))
+        assert getattr(settings_of(*argv, "--config", write({name: default})), name) == default
+
+
+def test_nothing_to_unfreeze():
+    assert "without --freeze_backbone" in refused("--unfreeze_epoch", "3")

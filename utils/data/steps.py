@@ -1,0 +1,155 @@
+"""How an epoch is cut into optimizer steps, these into parts of the ranks, and those into
+micro-batches: numbers alone, before any sample is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+from utils.data.draws import Mixing
+from utils.data.micro_batches import micro_batch_sizes
+from utils.errors import UserError
+from utils.pieces import has_lone_last, piece_borders, piece_count
+
+
+class Piece(NamedTuple):
+    """A micro-batch in an epoch's order."""
+
+    place: slice  # of its samples
+    first: int  # place of the first sample of its optimizer step
+    step_samples: int  # samples of that step
+    ends_step: bool  # the last one of this rank
+    # Not to be counted, and empty unless a micro-batch must have some samples: all ranks go through
+    # equally many, which the samples of a short step may not suffice for.
+    filler: bool = False
+
+    @property
+    def in_step(self) -> slice:
+        """Its samples, counted from the step's first one."""
+        return slice(self.place.start - self.first, self.place.stop - self.first)
+
+
+class Steps:
+    """The optimizer steps of an epoch, and the micro-batches of one rank.
+
+    Args:
+        total: samples that there are.
+        batch_size: samples in a micro-batch.
+        step_size: samples in an optimizer step, of all ranks.
+        shuffle: for training: a new order every epoch.
+        mixing: how samples are mixed with each other; None: not at all.
+        rank, ranks: which part of every optimizer step is this process's, of how many.
+        least: samples that the part of a rank must have, 1 or 2: BatchNorm takes no single one.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        *,
+        batch_size: int,
+        step_size: int,
+        shuffle: bool,
+        mixing: Mixing | None,
+        rank: int = 0,
+        ranks: int = 1,
+        least: int = 2,
+    ):
+        self.total, self.batch_size, self.step_size = total, batch_size, step_size
+        self.rank, self.ranks, self.least = rank, ranks, least
+        self.shuffle, self.mixing = shuffle, mixing
+        if mixing is not None:
+            mixing.check(self.samples, min(self.step_size, self.samples))
+        self.block = block = getattr(mixing, "block", 1)  # the one that was asked for
+        if ranks > 1 and self.step_size < ranks * block:
+            what = f"blocks of --mixup_block {block}" if block > 1 else "samples"
+            raise UserError(
+                f"an optimizer step of {self.step_size} samples (--global_batch) has fewer {what} "
+                f"than there are processes ({ranks})"
+            )
+
+    @property
+    def samples(self) -> int:
+        """Samples in an epoch. In training a last step of one sample is left out of its epoch
+        (another sample every time)."""
+        return self.total - (self.shuffle and has_lone_last(self.total, self.step_size))
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-self.samples // self.step_size)
+
+    def pieces(self, epoch: int, start_step: int) -> Iterator[Piece]:
+        """The micro-batches of an epoch from a step on."""
+        for first in range(start_step * self.step_size, self.samples, self.step_size):
+            n = min(self.step_size, self.samples - first)
+            yield from self.pieces_of_step(first, n, self.batch_size)
+
+    def pieces_of_step(self, first: int, n: int, size: int) -> Iterator[Piece]:
+        """Those of the step of `n` samples from `first` on that are this rank's, of `size`
+        samples."""
+        block = max(getattr(self.mixing, "block", 1), self.least if n < 2 * self.ranks else 1)
+        borders = rank_borders(n, block, self.ranks)
+        parts = [
+            list(pairwise(piece_borders(end - start, size))) for start, end in pairwise(borders)
+        ]
+        own, start = parts[self.rank], first + borders[self.rank]
+        count = max(map(len, parts))
+        for number in range(count):
+            ends, filler = number == count - 1, number >= len(own)
+            place = slice(first, first + min(self.least, n) if self.least > 1 else first)
+            if not filler:
+                place = slice(start + own[number][0], start + own[number][1])
+            yield Piece(place, first, n, ends, filler)
+
+    # ---- other micro-batches of the same steps, for --auto_batch --------------------------------
+
+    batch_flag = "--batch_size"  # what sets `micro_batch`
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples of one."""
+        return self.batch_size
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches of an optimizer step, of each process."""
+        return -(-self.share // self.micro_batch)
+
+    @property
+    def share(self) -> int:
+        """Samples that a process has of an optimizer step at most."""
+        borders = rank_borders(self.step_size, self.block, self.ranks)
+        return max(end - start for start, end in pairwise(borders))
+
+    def cuts(self) -> list[int]:
+        """What `cut` can be given, the largest micro-batches first."""
+        least = min(2 if self.mixing is not None else self.least, self.share)
+        return [size for size in micro_batch_sizes(self.share, self.block) if size >= least]
+
+    def cut(self, size: int) -> None:
+        """Cuts the steps into micro-batches of `size` samples. Those that are mixed with each
+        other are as many as were asked for, or all of a micro-batch where it is smaller."""
+        self.batch_size = size
+        if self.mixing is not None:
+            self.mixing.block = min(self.block, size)
+
+    def resize(self, batch_size: int, step_size: int) -> None:
+        """Other micro-batches, and other steps."""
+        self.batch_size, self.step_size = batch_size, step_size
+
+    def largest(self) -> int:
+        """No micro-batch of this process needs more memory than `trial` of so many samples."""
+        start = (self.steps_per_epoch - 1) * self.step_size
+        sizes = min(self.step_size, self.samples), self.samples - start
+        pieces = [piece for n in sizes for piece in self.pieces_of_step(0, n, self.batch_size)]
+        return max(piece.place.stop - piece.place.start for piece in pieces)
+
+
+def rank_borders(n: int, block: int, ranks: int) -> list[int]:
+    """Where in a step of n samples the part of each rank begins, and where the last one ends.
+
+    Parts are as equal as they can be without cutting a block of samples that are mixed with each
+    other (see mixup/mixing.py). In a step of few samples a rank may have none.
+    """
+    blocks = piece_count(n, block)
+    return [block * (blocks * rank // ranks) for rank in range(ranks)] + [n]

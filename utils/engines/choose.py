@@ -1,0 +1,48 @@
+"""The table of engines, and which of them serves a run.
+
+This module imports PyTorch only when it makes an engine.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from utils.engines.engine import Engine, RunFacts
+
+ENGINES = {
+    "eager": "utils.engines.eager:Eager",
+    "compile": "utils.engines.compile:Compile",
+    "cuda_graphs": "utils.engines.cuda_graphs:CudaGraphs",
+}
+
+
+def choose_engine(
+    facts: RunFacts, *, cuda_graphs: str, deterministic: bool
+) -> tuple[Engine, list[str]]:
+    """The engine that serves a run, and a line for each one that was asked for and cannot.
+
+    Args:
+        cuda_graphs: "on": a line says why not; "auto": only where they gain time, else nothing is
+            said; "off".
+        deterministic: two runs must take the same steps by graphs.
+    """
+    refusals = []
+    for name, asked in _wanted(facts.compiled, cuda_graphs, deterministic):
+        engine = pkgutil.resolve_name(ENGINES[name])(asked)
+        reason = engine.why_not(facts)
+        if reason is None:
+            return engine, refusals
+        if asked:
+            refusals.append(f"--{name}: not used, because {reason}")
+    raise AssertionError("the last engine serves any run")
+
+
+def _wanted(compiled: bool, cuda_graphs: str, deterministic: bool) -> list[tuple[str, bool]]:
+    """(engine, whether the user has asked for it), in the order in which they are tried."""
+    wanted = []
+    if cuda_graphs == "on" or (cuda_graphs == "auto" and not deterministic):
+        wanted.append(("cuda_graphs", cuda_graphs == "on"))
+    wanted.append(("compile", True) if compiled else ("eager", False))
+    return wanted

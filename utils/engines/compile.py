@@ -1,0 +1,14 @@
+"""`--compile`: the model is compiled by torch.compile, and the Trainer takes its own steps."""
+
+from collections.abc import Callable
+
+import torch
+
+from utils.engines.eager import Eager
+
+
+class Compile(Eager):
+    """An Engine for any run."""
+
+    def wrap(self, model: Callable) -> Callable:
+        return torch.compile(model)
