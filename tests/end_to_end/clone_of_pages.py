@@ -1,0 +1,151 @@
+"""A folder that looks like a clone, in which the commands of the pages run.
+
+They run as they stand, with flags that shorten them and local data, of which the built-in sets have
+a part; ImageNet weights come from torchvision's cache, where the test has put some.
+"""
+
+import contextlib
+import io
+import json
+import re
+import shlex
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from pages import ENTRIES, ROOT, text
+from PIL import Image
+
+from utils.data.images import shapes
+from utils.data.texts import headlines
+
+SHORT = "--max_steps 2 --threads 1 --device cpu --bs 4 --subset 40"
+SMALL = {
+    "resnet50_test.py": "--depth 18 --width 4 --bs 20",
+    "transformer_test.py": "--layers 1 --dim 16 --heads 2 --ffn 16 --bs 20",
+}
+OWN_DATA = ("imagefolder", "--dataset csv")
+BUILT_IN = {"resnet50_test.py": "shapes", "transformer_test.py": "headlines"}
+SIDE = "96"  # of pictures, in place of 224: the smallest multiple of 32 with the same stem
+
+
+@dataclass
+class Result:
+    code: int
+    out: str
+    err: str
+
+
+def run(command: str) -> Result:
+    """`python resnet50_test.py --depth 18`, say, in this process."""
+    _, entry, *arguments = shlex.split(command)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    out, err = io.StringIO(), io.StringIO()
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = ENTRIES[entry].main(arguments)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    return Result(code, out.getvalue(), err.getvalue())
+
+
+@contextlib.contextmanager
+def clone(folder: Path):
+    """`folder` looks like a clone, with pictures and a run in it, and is the present one."""
+    for name in (*ENTRIES, "utils", "recipes", "tuning"):
+        (folder / name).symlink_to(ROOT / name)
+    url = torchvision.models.get_model_weights("resnet18").DEFAULT.url
+    cached = folder / "torch" / "hub" / "checkpoints" / url.rpartition("/")[2]
+    cached.parent.mkdir(parents=True)
+    torch.manual_seed(0)
+    torch.save(torchvision.models.resnet18().state_dict(), cached)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("TORCH_HOME", str(folder / "torch"))
+        for data, train, test in ((shapes, 20, 4), (headlines, 50, 10)):
+            patch.setattr(data, "TRAIN_PER_CLASS", train)
+            patch.setattr(data, "TEST_PER_CLASS", test)
+        for split, count in (("train", 30), ("test", 6)):
+            _pictures(Path("my_pictures", split), count)
+        _pictures(Path("one_folder"), 30)
+        (folder / "new_pictures").mkdir()
+        _picture(Path("new_pictures/1.jpg"), 0)
+        _picture(Path("new_pictures/2.png"), 1)
+        _texts()
+        recipe = Path("runs/tuning-resnet50-cifar10/best.yaml")
+        recipe.parent.mkdir(parents=True)
+        recipe.write_text("lr: 0.2\nepochs: 50\nlabel_smoothing: 0.05\n")
+        for page, name in (("pictures", "my_run"), ("text", "my_texts")):
+            lines = text(f"docs/{page}.md").splitlines()
+            command = next(line for line in lines if f"--output runs/{name}" in line)
+            result = run(f"{shortened(command, f'runs/{name}')}")
+            assert result.code == 0, result.err
+        yield
+
+
+def _pictures(folder: Path, count: int) -> None:
+    for label, name in enumerate(("cat", "dog")):
+        (folder / name).mkdir(parents=True)
+        for number in range(count):
+            _picture(folder / name / f"{number}.png", label)
+
+
+def _picture(path: Path, label: int) -> None:
+    rng = np.random.default_rng(len(str(path)))
+    Image.fromarray((rng.integers(0, 128, (40, 50, 3)) + 100 * label).astype(np.uint8)).save(path)
+
+
+def _texts() -> None:
+    """The files that docs/text.md names. One row of messy.tsv has a column too few."""
+    rng = np.random.default_rng(0)
+    words = {
+        "sport": ["match", "goal", "team", "coach", "final"],
+        "money": ["bank", "share", "price", "oil", "tax"],
+    }
+    rows = [
+        (topic, *(" ".join(rng.choice(own, length)) for length in (3, 8)))
+        for _ in range(30)
+        for topic, own in words.items()
+    ]
+    lines = [f'{topic},"{title}","{body}"' for topic, title, body in rows]
+    for name, part in (("my_texts", lines), ("train", lines[:40]), ("val", lines[40:50]),
+                       ("test", lines[50:])):  # fmt: skip
+        Path(f"{name}.csv").write_text("\n".join(["topic,title,body", *part]) + "\n")
+    lines = [json.dumps({"label": topic, "text": body}) for topic, _, body in rows]
+    Path("my_texts.jsonl").write_text("\n".join(lines))
+    lines = [f"{number}\t{body}\t{topic}" for number, (topic, _, body) in enumerate(rows)]
+    Path("messy.tsv").write_text("\n".join(["id\tbody\ttopic", *lines, "60\tno topic"]) + "\n")
+    Path("new_texts.csv").write_text('title,body\n"The match","a goal"\n"The bank","the price"\n')
+    Path("new_texts.txt").write_text("The coach of the team\nA tax on oil\n")
+
+
+def newest(run_folder: str) -> Path:
+    return sorted(Path(run_folder, "checkpoints").glob("step-*"))[-1]
+
+
+def shortened(command: str, output: str = "runs/mine") -> str:
+    """A command that takes a second or two, and leaves alone what others go on with."""
+    entry = command.split()[1]
+    if any(flag in command for flag in ("--eval_only", "--predict", "--export")):
+        return command
+    if "--resume" in command:  # one step more; its settings are those of the run
+        found = re.search(r"--resume (runs/\w+)", command)
+        if found is None or "--" not in command.partition("--resume")[2]:
+            return command
+        return f"{command} --max_steps {int(newest(found[1]).name[5:]) + 1}"
+    command = re.sub(r"--output runs/my_\w+", f"--output {output}", command)
+    command = command.replace("--image_size 224", f"--image_size {SIDE}")
+    short = SHORT.replace("steps 2", "steps 3") if "--profile" in command else SHORT
+    whole = entry == "resnet50_test.py" and ("my_run" in command or "--pretrained" in command)
+    if not whole and output != "runs/my_run":
+        short += f" {SMALL[entry]}"
+    own = any(data in command for data in OWN_DATA) or whole
+    local = "" if own else f"--dataset {BUILT_IN[entry]}"
+    if "--batch_tokens" in command:
+        short = re.sub(r"--bs \d+", "", short)
+    return f"{command} {local} {short}"

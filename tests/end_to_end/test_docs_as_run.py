@@ -1,0 +1,239 @@
+"""Every command and Python block of the README and docs/ runs, and leaves what the pages tell of.
+
+Curves are drawn of three runs only.
+"""
+
+import contextlib
+import csv
+import functools
+import importlib
+import importlib.util
+import io
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torchvision
+from clone_of_pages import SHORT, SIDE, SMALL, clone, newest, run, shortened
+from pages import ENTRIES, ROOT, blocks, coded, rows, text
+
+from tuning.flags import for_trials
+from tuning.search import Search
+from utils.launch import launcher as launch
+from utils.models.resnet import ResNet
+from utils.settings.config import parse
+from utils.training.progress import PHASES
+
+# What a command with this flag says; the others train, and say their accuracy.
+SAID = {
+    "--dry_run": "dry run: nothing was kept",
+    "--predict": "predictions: ",
+    "--export onnx": "export/model.onnx: graph valid",
+    "--export safetensors": "export/model.safetensors: read back",
+    "--eval_only": "test accuracy",
+}
+SAID_BESIDES = {
+    "--report": "worst classes",
+    "--profile": "trace.json.gz",
+    "--val_fraction": "best on the validation split",
+    "--pretrained imagenet": "head of 1000 classes replaced by one of 2",
+    "--pretrained runs/my_": "weights from runs/my_",
+    "--on_bad skip": "1 bad row left out",
+}
+# What training leaves in its folder, always or with this flag.
+LEFT = {
+    "": "summary.json",
+    "--report": "report/per_class.csv",
+    "--profile": "trace.json.gz",
+    "--wandb": "wandb/run_id",
+}
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("clone with spaces ä")
+    with clone(folder):
+        yield folder
+
+
+# Before the commands, some of which train these runs further: an export is made once only.
+@pytest.mark.parametrize("block", blocks("python"))
+def test_python_blocks(workplace, block, capsys):
+    if "onnx" in block:
+        run_folder = re.search(r"runs/\w+", block)[0]
+        entry, new = _USES[run_folder]
+        _run_entry(workplace, f"python {entry} --resume {run_folder} --export onnx")
+        assert run(f"python {entry} --resume {run_folder} --predict {new}").code == 0
+    exec(compile(block.replace("224", SIDE), "docs", "exec"), {})
+    said = capsys.readouterr().out
+    if "onnx" in block:  # the same answers as --predict's
+        lines = Path(run_folder, "predictions.csv").read_text(encoding="utf-8").splitlines()
+        answers = list(csv.DictReader(lines))
+        assert len(answers) == len(said.splitlines())
+        for answer, line in zip(answers, said.splitlines(), strict=True):
+            name, probability = line.split()
+            expected = answer.get("probability", answer.get(name))
+            assert answer["class"] == name
+            assert float(expected) == pytest.approx(float(probability), abs=0.01)
+    words = ("cat", "dog", "money", "sport", "% of 6", "100 of 100 right")
+    assert any(word in said for word in words)
+
+
+# Run -> its entry, and the file that the page's block on ONNX takes.
+_USES = {
+    "runs/my_run": ("resnet50_test.py", "new_pictures/1.jpg"),
+    "runs/my_texts": ("transformer_test.py", "new_texts.txt"),
+}
+
+
+@pytest.mark.parametrize("block", blocks("bash"))
+def test_commands(workplace, block):
+    for line in filter(None, map(str.strip, block.splitlines())):
+        # The pages name a checkpoint and a folder of their own.
+        command = re.sub(r"step-\d{8}", newest("runs/my_run").name, line)
+        if command.startswith("python ") and command.split()[1] in ENTRIES:
+            _run_entry(workplace, command)
+        elif "bash run_distributed.sh" in command:
+            _prepare_launch(command)
+        elif command.startswith("bash tuning/"):
+            _prepare_search(command)
+        elif command.startswith("cp "):
+            subprocess.run(shlex.split(command), check=True)
+        elif command.startswith("make "):
+            subprocess.run(["make", "-n", *command.split()[1:]], cwd=ROOT, check=True)
+        elif command.startswith("pip install "):
+            listed = text("requirements-dev.txt")
+            for package in command.split()[2:]:
+                assert re.search(rf"^{package}>=", listed, re.M), package
+        elif command.startswith("cd runs/"):
+            subprocess.run(["bash", "-c", command], check=True)
+        elif command.startswith("tensorboard "):
+            assert importlib.util.find_spec("tensorboard") and command.endswith("--logdir runs")
+            assert list(Path("runs/my_run/tensorboard").glob("events.*"))
+        else:
+            assert command == "source .venv/bin/activate"
+
+
+def _prepare_launch(command: str) -> None:
+    """All but the launch itself; what that does is tested in tests/distributed/."""
+    variables, _, arguments = command.partition("bash run_distributed.sh")
+    environ = dict(word.split("=") for word in variables.split())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.path", list(sys.path))
+        patch.setattr("sys.argv", list(sys.argv))
+        job, plan, _ = launch.prepare(shlex.split(arguments), environ)
+    assert job.folder is not None
+    assert plan.max_nodes == int(environ.get("NNODES", "1").rpartition(":")[2])
+
+
+def _prepare_search(command: str) -> None:
+    """All but the trials; what these do is tested in tests/tuning/."""
+    name = re.match(r"bash tuning/(\w+)\.sh ", command)[1]
+    program = importlib.import_module(f"tuning.{name}")
+    flags = for_trials(shlex.split(command)[2:])
+    settings, origin = parse(program.Settings, flags, "")
+    settings.output = f"studies/{len(list(Path('studies').glob('*')))}"
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        Search(program.TARGET, settings, origin, signals=None).console.close()
+    assert "tuning lr" in said.getvalue() or "--params" in command
+
+
+@functools.cache  # a command that stands on two pages runs once
+def _run_entry(workplace: Path, command: str) -> None:
+    if "--help" in command:
+        words = [sys.executable, *shlex.split(command)[1:]]
+        done = subprocess.run(words, cwd=workplace, capture_output=True, text=True, check=True)
+        assert "usage:" in done.stdout
+        return
+    shutil.rmtree(workplace / "runs" / "mine", ignore_errors=True)
+    before = set(Path("runs").iterdir())
+    with pytest.MonkeyPatch.context() as patch:  # half a second for each, the confusions as well
+        patch.setattr("utils.runs.summary.draw_curves", lambda *_: None)
+        patch.setattr("utils.reporting.classes._picture", lambda *_: b"")
+        result = run(shortened(command))
+    assert result.code == 0, f"{command}\n{result.err}"
+    assert "error" not in result.err and "Warning" not in result.err
+    said = [words for flag, words in SAID.items() if flag in command] or ["test accuracy"]
+    if "--resume" not in command and "--dry_run" not in command:
+        said += [words for flag, words in SAID_BESIDES.items() if flag in command]
+        (made,) = set(Path("runs").iterdir()) - before
+        for flag, name in LEFT.items():
+            assert flag not in command or (made / name).is_file(), name
+    for words in said:
+        assert words in result.out, f"{command}\n{result.out}"
+    written = re.search(r"--predictions (\S+)", command)
+    assert written is None or Path(written[1]).is_file()
+
+
+def test_cifar_stem_in_torchvision():
+    model = torchvision.models.resnet18(num_classes=3)
+    changes = re.findall(r"`(model\.\w+ = [^`]+)`", text("docs/run_folder.md"))
+    assert len(changes) == 2
+    exec("\n".join(changes), {"model": model, "torch": torch})
+    ours = ResNet(18, 3, 64, "cifar").eval()
+    model.load_state_dict(ours.state_dict())
+    pictures = torch.rand(2, 3, 32, 32)
+    with torch.inference_mode():
+        torch.testing.assert_close(model.eval()(pictures), ours(pictures))
+
+
+@pytest.fixture(scope="module")
+def full_run(workplace) -> Path:
+    """A run that leaves all it can but what wandb does."""
+    entry = "python resnet50_test.py"
+    flags = "--dataset shapes --val_fraction 0.1 --ema_decay 0.9 --report --profile"
+    flags += " --meta_learning --meta_every 1 --log_clean_accuracy --output runs/full"
+    assert run(f"{entry} {flags} {SHORT} {SMALL['resnet50_test.py']} --max_steps 3").code == 0
+    assert run(f"{entry} --resume runs/full --export safetensors").code == 0
+    assert run(f"{entry} --resume runs/full --predict new_pictures").code == 0
+    return Path("runs/full")
+
+
+def test_files(full_run):
+    told = {cells[0].strip("`").split("/")[0] for cells in rows("docs/run_folder.md")[2:]}
+    assert told == {path.name for path in full_run.iterdir()} | {"wandb", "tokenizer.json"}
+    checkpoint = rows("docs/run_folder.md", "## A checkpoint")[2:]
+    told = {cells[0].strip("`") for cells in checkpoint}
+    assert told == {path.name for path in newest("runs/full").iterdir()}
+    for name in ("per_class.csv", "confusion.csv", "confusion.png"):
+        assert (full_run / "report" / name).is_file() and name in text("docs/run_folder.md")
+
+
+def test_files_of_runs_on_texts(workplace):
+    command = "python transformer_test.py --resume runs/my_texts"
+    assert run(f"{command} --export safetensors").code == 0
+    assert run(f"{command} --predict new_texts.csv").code == 0
+    told = {cells[0].strip("`"): cells[1] for cells in rows("docs/run_folder.md")[2:]}
+    exported = {path.name for path in Path("runs/my_texts/export").iterdir()}
+    assert Path("runs/my_texts/tokenizer.json").is_file() and "tokenizer.json" in told
+    assert "tokenizer.json" in exported and exported <= coded(told["export/"])
+    with Path("runs/my_texts/predictions.csv").open(encoding="utf-8") as file:
+        columns = next(csv.reader(file))
+    assert ",".join(columns) in text("docs/text.md")
+    assert columns[:3] == re.search(r"`(line,text,class)`", told["predictions.csv"])[1].split(",")
+
+
+def test_keys_of_the_summary(full_run):
+    folders = (full_run, Path("runs/my_texts"))
+    summaries = [json.loads((f / "summary.json").read_text(encoding="utf-8")) for f in folders]
+    table = rows("docs/run_folder.md", "## summary.json")[2:]
+    assert set().union(*summaries) == {key for cells in table for key in coded(cells[0])}
+    assert coded(table[0][1]) >= {"finished", "stopped_early", "interrupted"}
+
+
+def test_keys_of_the_metrics(full_run):
+    lines = [json.loads(line) for line in (full_run / "metrics.jsonl").read_text().splitlines()]
+    part = text("docs/run_folder.md").split("## metrics.jsonl")[1].split("```")[0]
+    keys = {key for line in lines for key in line}
+    assert keys | {"event", "time_share"} <= coded(part)
+    assert {*PHASES, "other"} <= coded(part)
+    shares = [line["time_share"] for line in lines if "time_share" in line]
+    assert shares and all(set(share) == {*PHASES, "other"} for share in shares)
+    table = rows("docs/run_folder.md", "## metrics.jsonl")[2:]
+    assert {key for cells in table for key in coded(cells[1])} - keys <= {"model", "best", "steps"}

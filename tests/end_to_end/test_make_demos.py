@@ -1,0 +1,39 @@
+"""`make demo`, `make demo-text`, `make demo-tuning`, in the environment of these tests."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pages import ENTRIES, ROOT
+
+
+@pytest.mark.slow
+def test_make_demo_tuning(tmp_path):
+    """In a copy, as a study that is there already would be gone on with."""
+    for name in (*ENTRIES, "utils", "recipes", "tuning", "Makefile", "requirements.txt"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    environment = Path(sys.prefix)
+    (environment / ".installed").touch()
+    result = subprocess.run(
+        ["make", "demo-tuning", f"VENV={environment}"], cwd=tmp_path, capture_output=True,
+        text=True,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("recipe: runs/demo-tuning-") == 2
+    assert result.stdout.count("\nrank  trial") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["demo", "demo-text"])
+def test_make_demo(target):
+    """The whole demo, in the environment of these tests."""
+    environment = Path(sys.prefix)
+    (environment / ".installed").touch()
+    result = subprocess.run(
+        ["make", target, f"VENV={environment}"], cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    accuracy = float(re.search(r"test accuracy ([\d.]+) %", result.stdout).group(1))
+    assert accuracy >= 95
