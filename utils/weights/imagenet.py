@@ -19,6 +19,9 @@ TIMEOUT_S = 30  # of a download, without a single byte
 def torchvision_name(model: nn.Module, model_name: str) -> str:
     """What torchvision calls the architecture of `model`, in these settings called `model_name`.
 
+    A model of whose class torchvision has weights says so: `torchvision_name` is that name, or None
+    for an architecture without weights, and `PUBLISHED` names those with weights, as flags.
+
     Raises:
         UserError: torchvision has no weights for it.
     """

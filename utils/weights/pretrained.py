@@ -80,9 +80,7 @@ def load_pretrained(source: str | Path, say: Callable = print) -> Pretrained:
     )
 
 
-def fit_weights(
-    model: nn.Module, pretrained: Pretrained, head: str = "fc", say: Callable = print
-) -> None:
+def fit_weights(model: nn.Module, pretrained: Pretrained, say: Callable = print) -> None:
     """Copies `pretrained` into `model`, all of it or, where it does not fit, nothing.
 
     Two things may differ, and are said. A head of another shape, or none, leaves the model's as it
@@ -91,11 +89,14 @@ def fit_weights(
     timm/models/_manipulate.py). Numbers of another precision are converted.
 
     Args:
-        head: the module that turns features into logits.
+        model: `HEAD` names its module that turns features into logits. It may have
+            `flags_for(tensors)`, which says by which flags it would get their shapes: a list,
+            empty where that cannot be told, None where no model of its class has them.
 
     Raises:
         UserError: anything else is missing, left over or of another shape.
     """
+    head = model.HEAD
     state = model.state_dict()  # shares the memory of the model
     tensors = dict(pretrained.tensors)
     notes = []
