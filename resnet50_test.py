@@ -9,9 +9,8 @@ python resnet50_test.py --resume runs/my_run --predict new_pictures
 
 from dataclasses import dataclass
 
-from utils.entry import end_process, run_entry
+from utils.entry import end_process, run_model
 from utils.errors import UserError
-from utils.runs.run import Run
 from utils.setting import setting
 from utils.settings import ImageSettings
 
@@ -75,39 +74,13 @@ def build_model(settings: Settings, card):
     )
 
 
-def train(settings: Settings, origin: dict, signals) -> None:
-    model_name = f"resnet{settings.depth}"
-    model_name += f"w{settings.width}" if settings.width != 64 else ""
-    with Run(settings, origin, signals, model_name, settings.dataset) as run:
-        import torch  # takes seconds: --help and wrong flags have answered before
-
-        from utils.inference.use_model import model_card, predict_pictures, use_model
-        from utils.runs.train_classifier import train_classifier
-        from utils.tasks.pictures import load_image_task
-        from utils.weights.pretrained import load_pretrained
-
-        memory_format = torch.channels_last if settings.channels_last else torch.contiguous_format
-        checkpoint = run.load_checkpoint()
-        if settings.predict or settings.export:
-            card = model_card(checkpoint)
-            model = build_model(settings, card).to(run.device, memory_format=memory_format)
-            use_model(run, model, checkpoint, card, predict_pictures)
-            return
-
-        pretrained = None
-        if settings.pretrained and checkpoint is None:
-            pretrained = load_pretrained(settings.pretrained, model_name, run.console.say)
-            run.console.say(f"weights from {pretrained.source_text}")
-        source = model_card(checkpoint) if checkpoint else pretrained
-        task = run.closing(load_image_task(settings, run.device, run.console, source, run.exchange))
-        run.check_data(checkpoint, task.data.fingerprint)
-
-        model = build_model(settings, task.card).to(memory_format=memory_format)
-        train_classifier(run, model, task, checkpoint, pretrained)
+def model_name(settings: Settings) -> str:
+    width = f"w{settings.width}" if settings.width != 64 else ""
+    return f"resnet{settings.depth}{width}"
 
 
 def main(argv: list[str] | None = None) -> int:
-    return run_entry(Settings, train, __doc__.splitlines()[0], argv)
+    return run_model(Settings, build_model, model_name, __doc__.splitlines()[0], argv)
 
 
 if __name__ == "__main__":

@@ -7,15 +7,12 @@ python transformer_test.py --resume
 python transformer_test.py --resume runs/my_run --predict new_texts.csv
 """
 
-import os
 from dataclasses import dataclass
 
-from utils.entry import end_process, run_entry
+from utils.entry import end_process, run_model
 from utils.errors import UserError
-from utils.runs.run import Run
 from utils.setting import setting
 from utils.settings import TextSettings
-from utils.settings.config import DEFAULT
 
 MODEL = "model"  # heading in --help
 
@@ -85,63 +82,12 @@ def build_model(settings: Settings, card):
     )
 
 
-def check_belongs(settings: Settings, origin: dict, card) -> None:
-    """UserError for a setting that weights trained with `card` (a TextCard) do not fit."""
-    for name in ("tokenizer", "vocab_size", "lowercase"):
-        if origin[name] != DEFAULT:
-            raise UserError(
-                f"--{name} has no effect: the weights of {settings.pretrained} belong to "
-                "their own tokenizer"
-            )
-    for name in ("heads", "pooling"):
-        theirs = getattr(card, name)
-        if theirs not in (None, getattr(settings, name)):
-            raise UserError(
-                f"--pretrained {settings.pretrained}: its weights were trained with --{name} "
-                f"{theirs}; give that too"
-            )
-
-
-def train(settings: Settings, origin: dict, signals) -> None:
-    model_name = f"transformer{settings.layers}x{settings.dim}"
-    with Run(settings, origin, signals, model_name, settings.dataset) as run:
-        # oneDNN keeps what it compiles for each shape of a product in half precision, and batches
-        # of texts have thousands of shapes: gigabytes. It reads this at its first one.
-        os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
-        # PyTorch takes seconds: --help and wrong flags have answered before.
-        from utils.inference.use_model import predict_rows, text_card, use_model
-        from utils.runs.train_classifier import train_classifier
-        from utils.tasks.texts import load_text_task
-        from utils.weights.pretrained import load_pretrained
-
-        checkpoint = run.load_checkpoint()
-        card = text_card(checkpoint) if checkpoint else None
-        if settings.predict or settings.export:
-            model = build_model(settings, card).to(run.device)
-            use_model(run, model, checkpoint, card, predict_rows)
-            return
-
-        pretrained = None
-        if settings.pretrained and checkpoint is None:
-            pretrained = load_pretrained(settings.pretrained, model_name, run.console.say)
-            run.console.say(f"weights from {pretrained.source_text}")
-            card = pretrained.texts
-            if card is not None:
-                check_belongs(settings, origin, card)
-        tokenizer = None  # that of the settings; weights from elsewhere belong to their own
-        if settings.pretrained or not settings.tokenizer_is_trained:
-            tokenizer = card and card.tokenizer
-        task = load_text_task(
-            settings, run.device, run.console, tokenizer, run.exchange, run.micro_batches
-        )
-        run.check_data(checkpoint, task.data.fingerprint)
-
-        model = build_model(settings, task.card)
-        train_classifier(run, model, task, checkpoint, pretrained)
+def model_name(settings: Settings) -> str:
+    return f"transformer{settings.layers}x{settings.dim}"
 
 
 def main(argv: list[str] | None = None) -> int:
-    return run_entry(Settings, train, __doc__.splitlines()[0], argv)
+    return run_model(Settings, build_model, model_name, __doc__.splitlines()[0], argv)
 
 
 if __name__ == "__main__":

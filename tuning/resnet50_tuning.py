@@ -21,14 +21,10 @@ class Settings(TuningFlags, resnet50_test.Settings):
     """Those of the entry, and those of a search."""
 
 
-def model_name(settings) -> str:
-    return f"resnet{settings.depth}" + (f"w{settings.width}" if settings.width != 64 else "")
-
-
 TARGET = Target(
     config_class=resnet50_test.Settings,
     script=Path(resnet50_test.__file__).resolve(),
-    model=model_name,
+    model=resnet50_test.model_name,
     space=Path(__file__).with_name("resnet50_space.yaml"),
 )
 

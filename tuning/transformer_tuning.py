@@ -21,14 +21,10 @@ class Settings(TuningFlags, transformer_test.Settings):
     """Those of the entry, and those of a search."""
 
 
-def model_name(settings) -> str:
-    return f"transformer{settings.layers}x{settings.dim}"
-
-
 TARGET = Target(
     config_class=transformer_test.Settings,
     script=Path(transformer_test.__file__).resolve(),
-    model=model_name,
+    model=transformer_test.model_name,
     space=Path(__file__).with_name("transformer_space.yaml"),
 )
 

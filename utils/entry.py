@@ -20,6 +20,7 @@ from utils.launch.environment import (
     previous_exit_code,
 )
 from utils.launch.signals import Signals, Stopped
+from utils.runs.run import Run
 from utils.settings.config import parse
 
 # PyTorch is imported inside the functions that need it: --help and wrong flags answer at once.
@@ -71,6 +72,69 @@ def run_entry(config_class, train: Callable, description: str, argv: list[str] |
         time.sleep(LOST_PEER_SECONDS)
         os._exit(1)  # what hangs in the group is not waited for
     return 0
+
+
+def run_model(
+    config_class,
+    build_model: Callable,
+    model_name: Callable,
+    description: str,
+    argv: list[str] | None = None,
+) -> int:
+    """Runs the entry script of a model: does what its settings ask for; returns its exit code.
+
+    Args:
+        config_class: settings of the model; their base says which kind of task it is for.
+        build_model: (settings, card) -> the model, on the CPU.
+        model_name: (settings) -> its name, for messages, the run's folder and the summary.
+    """
+
+    def act(settings, origin: dict, signals: Signals) -> None:
+        name = model_name(settings)
+        with Run(settings, origin, signals, name, settings.dataset) as run:
+            from utils.tasks.kinds import kind_of
+
+            kind = kind_of(settings)(settings, build_model, name)
+            kind.set_environment()
+            checkpoint = run.load_checkpoint()
+            card = kind.card(checkpoint) if checkpoint else None
+            ACTS.get(settings.action.name, _train)(run, kind, checkpoint, card)
+
+    return run_entry(config_class, act, description, argv)
+
+
+def _use(run: Run, kind, checkpoint, card) -> None:
+    from utils.inference.use_model import use_model
+
+    use_model(run, kind.build_model(card).to(run.device), checkpoint, card)
+
+
+def _train(run: Run, kind, checkpoint, card) -> None:
+    """Also measures and rehearses, which need the data set and the prepared model as well."""
+    from utils.runs.train_classifier import train_classifier
+
+    pretrained = None
+    if run.settings.pretrained and checkpoint is None:
+        pretrained = _load_pretrained(run, kind)
+        run.console.say(f"weights from {pretrained.source_text}")
+    task = kind.load_task(run, card, pretrained)
+    run.check_data(checkpoint, task.data.fingerprint)
+    train_classifier(run, kind.build_model(task.card), task, checkpoint, pretrained)
+
+
+# Function of each action (utils/settings/actions.py) that does not need the data set; _train does
+# the others.
+ACTS = {"predict": _use, "export": _use}
+
+
+def _load_pretrained(run: Run, kind):
+    from utils.weights.imagenet import load_imagenet
+    from utils.weights.pretrained import load_pretrained
+
+    source = run.settings.pretrained
+    if source == "imagenet":
+        return load_imagenet(kind.imagenet_name())
+    return load_pretrained(source, run.console.say)
 
 
 def end_process(code: int) -> NoReturn:

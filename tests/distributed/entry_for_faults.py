@@ -135,15 +135,16 @@ def install() -> None:
         before(owner, function, lambda *_, phase=phase, **__: phase())
 
 
-def train(*args) -> None:
+def model_name(settings) -> str:
+    """Called once, before anything of a run is there."""
     note(pid=os.getpid())
     Phase("beginning")()
     install()
-    real_train(*args)
+    return real_model_name(settings)
 
 
-real_train = entry.train
+real_model_name = entry.model_name
 
 if __name__ == "__main__":
-    entry.train = train
+    entry.model_name = model_name
     end_process(entry.main())

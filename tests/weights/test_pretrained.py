@@ -15,6 +15,7 @@ from utils.checkpoints.checkpoint import Checkpoint, Checkpoints
 from utils.errors import UserError
 from utils.models.resnet import ResNet
 from utils.weights.card import ModelCard
+from utils.weights.imagenet import load_imagenet, torchvision_name
 from utils.weights.pretrained import Pretrained, fit_weights, load_pretrained
 
 CARD = {
@@ -40,13 +41,14 @@ def trained(**settings) -> dict:
 
 def fitted(model, source) -> list[str]:
     said = []
-    fit_weights(model, load_pretrained(source, "resnet18", said.append), say=said.append)
+    fit_weights(model, load_pretrained(source, said.append), say=said.append)
     return said
 
 
-def refused(source, *parts, model=None, architecture="resnet18") -> str:
+def refused(source, *parts, model=None) -> str:
     with pytest.raises(UserError) as error:
-        fit_weights(model or resnet(), load_pretrained(source, architecture))
+        loaded = load_imagenet("resnet18") if source == "imagenet" else load_pretrained(source)
+        fit_weights(model or resnet(), loaded)
     message = str(error.value)
     assert "\n" not in message and "\x1b" not in message, message
     for part in parts:
@@ -106,7 +108,7 @@ def test_nests_and_prefixes(tmp_path, how, said):
     model = resnet()
     fitted(model, path)
     assert_holds(model, trained())
-    assert load_pretrained(path, "resnet18").source_text == f"{path}{said}"
+    assert load_pretrained(path).source_text == f"{path}{said}"
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -232,13 +234,13 @@ def save_step(folder, step, value, best=None, average=None, data=CARD):
 
 
 def first_value(source) -> float:
-    return load_pretrained(source, "resnet18").tensors["conv1.weight"].flatten()[0].item()
+    return load_pretrained(source).tensors["conv1.weight"].flatten()[0].item()
 
 
 def test_run_gives_its_newest_checkpoint_and_its_normalisation(tmp_path):
     save_step(tmp_path, 1, 1)
     save_step(tmp_path, 2, 2)
-    loaded = load_pretrained(tmp_path, "resnet18")
+    loaded = load_pretrained(tmp_path)
     assert loaded.source_text.endswith("step 2")
     assert (loaded.mean, loaded.std) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
     assert first_value(tmp_path) == first_value(tmp_path / "checkpoints") == 2
@@ -251,12 +253,12 @@ def test_run_gives_its_best_checkpoint_and_the_average(tmp_path):
     best = save_step(tmp_path, 1, 1, best=1, average=5)
     save_step(tmp_path, 2, 2, best=1)
     assert first_value(tmp_path) == 5
-    assert load_pretrained(tmp_path, "resnet18").source_text.endswith("step 1, averaged")
+    assert load_pretrained(tmp_path).source_text.endswith("step 1, averaged")
     assert first_value(tmp_path / "checkpoints" / "step-00000002") == 2
     (best / "model.safetensors").write_bytes(b"")
     refused(best, best, "is damaged", "another checkpoint")
     said = []
-    loaded = load_pretrained(tmp_path, "resnet18", said.append)
+    loaded = load_pretrained(tmp_path, said.append)
     assert loaded.source_text.endswith("step 2") and "is damaged" in said[0]
 
 
@@ -264,7 +266,7 @@ def test_damaged_newest_checkpoint_is_passed_over_and_said(tmp_path):
     save_step(tmp_path, 1, 1, data=None)
     (save_step(tmp_path, 2, 2) / "state.json").write_bytes(b"{}")
     said = []
-    loaded = load_pretrained(tmp_path, "resnet18", said.append)
+    loaded = load_pretrained(tmp_path, said.append)
     assert loaded.source_text.endswith("step 1") and "step-00000002 is damaged" in said[0]
     assert loaded.mean is None and loaded.normalisation(3) is None
     refused(tmp_path / "checkpoints" / "step-00000002", "state.json", "another checkpoint")
@@ -286,7 +288,7 @@ def test_imagenet_from_the_cache(tmp_path, monkeypatch):
     cached = folder / "resnet18-f37072fd.pth"
     tensors = trained(classes=1000, width=64, stem="imagenet")
     torch.save(tensors, cached)
-    loaded = load_pretrained("imagenet", "resnet18")
+    loaded = load_imagenet("resnet18")
     assert loaded.mean == (0.485, 0.456, 0.406) and loaded.std == (0.229, 0.224, 0.225)
     model, said = resnet(classes=3, width=64, stem="imagenet"), []
     fit_weights(model, loaded, say=said.append)
@@ -308,7 +310,11 @@ def test_imagenet_without_a_network(tmp_path, monkeypatch):
 
 
 def test_imagenet_of_another_architecture():
-    refused("imagenet", "resnet50w32", "--width 64", "152", architecture="resnet50w32")
+    assert torchvision_name(resnet(50, width=64), "resnet50") == "resnet50"
+    with pytest.raises(UserError, match=r"resnet50w32; they are of --width 64 .* 50, 101, 152$"):
+        torchvision_name(resnet(50, width=32), "resnet50w32")
+    with pytest.raises(UserError, match="no ImageNet weights of mine; name a run or a file"):
+        torchvision_name(torch.nn.Linear(2, 2), "mine")
 
 
 # ---- what fits --------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ def export_safetensors(
         restored = copy.deepcopy(model)
         for tensor in restored.state_dict().values():
             tensor.zero_()
-        fit_weights(restored, load_pretrained(aside, architecture))
+        fit_weights(restored, load_pretrained(aside))
         kind = _kind(card)
         inputs = kind.prepared(kind.random())
         with torch.inference_mode():

@@ -1,11 +1,9 @@
 """What a trained model is used for: predictions for new files, and export."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 from utils.checkpoints.checkpoint import Checkpoint
 from utils.data.texts.rows import column_names
-from utils.errors import UserError
 from utils.files import replace_file
 from utils.inference.export import export_onnx, export_safetensors
 from utils.inference.predict_pictures import list_pictures, predict_images
@@ -16,34 +14,8 @@ from utils.runs.run import Run, another_is_best
 from utils.weights.card import ModelCard, TextCard
 
 
-def model_card(checkpoint: Checkpoint) -> ModelCard:
-    """Of the run on pictures that the checkpoint is from."""
-    return _card(checkpoint, ModelCard)
-
-
-def text_card(checkpoint: Checkpoint) -> TextCard:
-    """Of the run on texts that the checkpoint is from."""
-    return _card(checkpoint, TextCard)
-
-
-def _card(checkpoint: Checkpoint, kind):
-    try:
-        return kind.from_dict(checkpoint.state["settings"]["data"])
-    except (KeyError, ValueError) as error:
-        raise UserError(
-            f"the checkpoint of step {checkpoint.step} does not say what its model was trained "
-            f"on ({error}): train it with this version of the toolkit"
-        ) from None
-
-
-def use_model(
-    run: Run, model, checkpoint: Checkpoint, card: ModelCard | TextCard, predict: Callable
-) -> None:
-    """Does what --predict or --export asks for, with the weights of `checkpoint`.
-
-    Args:
-        predict: predict_pictures or predict_rows.
-    """
+def use_model(run: Run, model, checkpoint: Checkpoint, card: ModelCard | TextCard) -> None:
+    """Does what --predict or --export asks for, with the weights of `checkpoint`."""
     settings, say = run.settings, run.console.say
     model.load_state_dict(checkpoint.weights)
     folder = run.resumed_folder()
@@ -64,7 +36,7 @@ def use_model(
         return
     output = Path(settings.predictions or folder / "predictions.csv")
     run.signals.defer()
-    done = predict(run, model, card, output)
+    done = PREDICT[settings.task](run, model, card, output)
     if done is None:
         raise Stopped(run.signals.received, "stopped before the last one: no CSV was written")
     say(f"{done:,} predictions: {output}")
@@ -103,3 +75,7 @@ def predict_rows(run: Run, model, card: TextCard, output: Path) -> int | None:
         on_bad=settings.on_bad,
         interrupted=run.interrupted,
     )
+
+
+# For each kind of task, by the names of utils/tasks/kinds.py.
+PREDICT = {"pictures": predict_pictures, "texts": predict_rows}

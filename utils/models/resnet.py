@@ -5,6 +5,9 @@ bottleneck carries the stride, as in torchvision ("ResNet v1.5"). The CIFAR stem
 pooling) keeps 32x32 pictures from shrinking to one pixel.
 """
 
+import re
+from collections import Counter
+
 import torch
 from torch import Tensor, nn
 
@@ -162,6 +165,8 @@ class ResNet(nn.Module):
     """
 
     HEAD = "fc"  # the layer that depends on the classes: a transfer to others starts it anew
+    # Those of which torchvision has weights, as flags.
+    PUBLISHED = f"--width 64 and one of --depth {', '.join(map(str, STAGES))}"
     fused = "none"
 
     def __init__(
@@ -181,6 +186,7 @@ class ResNet(nn.Module):
             raise ValueError(f"stem is one of {STEMS}, not {stem!r}")
         if not 0 <= drop_path < 1:
             raise ValueError(f"drop_path lies between 0 and below 1, not {drop_path}")
+        self.depth, self.width = depth, width
         block = BasicBlock if depth < 50 else Bottleneck
         if stem == "imagenet":
             self.conv1 = nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False)
@@ -219,6 +225,42 @@ class ResNet(nn.Module):
         if chain is not None:
             chain.end()
         return self.fc(torch.flatten(self.avgpool(x), 1))
+
+    @property
+    def torchvision_name(self) -> str | None:
+        """torchvision's name for this architecture, None where it has no weights for it."""
+        return f"resnet{self.depth}" if self.width == 64 else None
+
+    def flags_for(self, tensors: dict[str, Tensor]) -> list[str] | None:
+        """What to change so that the model has the shapes of `tensors`, as flags where there are
+        any; empty where that cannot be told, None where no ResNet has them."""
+        theirs = tensors.get("conv1.weight")
+        if theirs is None or theirs.ndim != 4:
+            return []
+        ours, theirs = self.conv1.weight.shape, theirs.shape
+        depth = depth_of(tensors)
+        if depth is None:
+            return None
+        changes = []
+        if theirs[2:] != ours[2:]:
+            changes.append("--stem imagenet" if theirs[2] == 7 else "--stem cifar")
+        if theirs[0] != ours[0]:
+            changes.append(f"--width {theirs[0]}")
+        if depth != self.depth:
+            changes.append(f"--depth {depth}")
+        if theirs[1] != ours[1]:
+            changes.append(f"pictures of {theirs[1]} channels")
+        return changes
+
+
+def depth_of(tensors: dict[str, Tensor]) -> int | None:
+    """The depth of the ResNet that has these tensors, None where there is none."""
+    blocks = [re.match(r"layer(\d)\.\d+\.conv1\.weight$", name) for name in tensors]
+    counts = Counter(int(found[1]) for found in blocks if found)
+    bottleneck = "layer1.0.conv3.weight" in tensors
+    stages = tuple(counts[stage] for stage in (1, 2, 3, 4))
+    matches = [d for d, blocks in STAGES.items() if blocks == stages and (d >= 50) == bottleneck]
+    return matches[0] if matches else None
 
 
 def _stage(block, inputs: int, width: int, stride: int, rates: list[float]) -> Stage:

@@ -45,7 +45,7 @@ def train_classifier(run: Run, model, task, checkpoint: Checkpoint | None, pretr
 
     settings = run.settings
     if pretrained is not None:
-        fit_weights(model, pretrained, model.HEAD, run.console.say)
+        fit_weights(model, pretrained, run.console.say)
     model.to(run.device)
     freeze = None
     if settings.freeze_backbone:

@@ -1,6 +1,6 @@
 """What can be done with a run: the table of actions.
 
-utils/entry.py has the function of each.
+utils/entry.py has the functions.
 """
 
 from collections.abc import Iterator, Mapping

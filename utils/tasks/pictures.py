@@ -21,11 +21,15 @@ from utils.machine.host_memory import available_memory
 from utils.pieces import largest_piece
 from utils.reporting.console import Console
 from utils.settings import ImageSettings
+from utils.tasks.kinds import Kind
 from utils.tasks.mixing import build_mixing
 from utils.weights.card import ModelCard
+from utils.weights.imagenet import torchvision_name
 
 # Most processes that are started unasked: two read faster than a GPU trains a small network.
 AUTOMATIC_WORKERS = 4
+# Classes and size of ImageNet's pictures, for the model that its weights are of.
+IMAGENET = ModelCard(tuple(map(str, range(1000))), (0.5,) * 3, (0.5,) * 3, 224, 224, 3)
 
 
 @dataclass(frozen=True)
@@ -185,3 +189,31 @@ def largest_batch(batch_size: int, split: PictureSplit) -> int:
 def _cores() -> int:
     """CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+# ---- for the way from settings to a model -------------------------------------------------------
+
+
+class Pictures(Kind):
+    """Channels lie last in memory where that is faster; the normalisation comes with weights."""
+
+    card_class = ModelCard
+
+    def build_model(self, card: ModelCard):
+        last = self.settings.channels_last
+        memory_format = torch.channels_last if last else torch.contiguous_format
+        return super().build_model(card).to(memory_format=memory_format)
+
+    def imagenet_name(self) -> str:
+        # The weights are chosen before the data set is there, whose pictures get their
+        # normalisation. So a model without memory, for ImageNet's own pictures, is asked.
+        with torch.device("meta"):
+            model = self._build(self.settings, IMAGENET)
+        return torchvision_name(model, self.model_name)
+
+    def load_task(self, run, card, pretrained) -> ImageTask:
+        return run.closing(
+            load_image_task(
+                self.settings, run.device, run.console, card or pretrained, run.exchange
+            )
+        )

@@ -1,6 +1,7 @@
 """What the entry scripts for texts assemble alike: data set, tokens, loaders."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -8,10 +9,13 @@ from utils.data.texts.cache import load_tokenized
 from utils.data.texts.loader import TextLoader
 from utils.data.texts.rows import column_names
 from utils.data.texts.token_store import TokenizedData, TokenSplit
+from utils.errors import UserError
 from utils.exchange import Exchange
 from utils.reporting.console import Console
 from utils.settings import TextSettings
+from utils.settings.config import DEFAULT
 from utils.settings.texts import MOST_TOKENS
+from utils.tasks.kinds import Kind
 from utils.tasks.mixing import build_mixing
 from utils.weights.card import TextCard
 
@@ -124,3 +128,44 @@ def _loader(
         split.tokens, split.offsets, split.labels, batch_size=settings.batch_size, device=device,
         max_len=settings.max_len, rank=exchange.rank, ranks=exchange.size, **options,
     )  # fmt: skip
+
+
+# ---- for the way from settings to a model -------------------------------------------------------
+
+
+class Texts(Kind):
+    """Weights that are there already belong to their own tokenizer."""
+
+    card_class = TextCard
+    # oneDNN keeps what it compiles for each shape of a product in half precision, and batches of
+    # texts have thousands of shapes: gigabytes. It reads this at its first one.
+    environment: ClassVar[dict[str, str]] = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
+
+    def load_task(self, run, card, pretrained) -> TextTask:
+        settings = self.settings
+        if pretrained is not None and pretrained.texts is not None:
+            card = pretrained.texts
+            check_belongs(settings, run.origin, card)
+        tokenizer = None  # that of the settings
+        if settings.pretrained or not settings.tokenizer_is_trained:
+            tokenizer = card and card.tokenizer
+        return load_text_task(
+            settings, run.device, run.console, tokenizer, run.exchange, run.micro_batches
+        )
+
+
+def check_belongs(settings, origin: dict, card: TextCard) -> None:
+    """UserError for a setting that weights trained with `card` do not fit."""
+    for name in ("tokenizer", "vocab_size", "lowercase"):
+        if origin[name] != DEFAULT:
+            raise UserError(
+                f"--{name} has no effect: the weights of {settings.pretrained} belong to "
+                "their own tokenizer"
+            )
+    for name in ("heads", "pooling"):
+        theirs = getattr(card, name)
+        if theirs not in (None, getattr(settings, name)):
+            raise UserError(
+                f"--pretrained {settings.pretrained}: its weights were trained with --{name} "
+                f"{theirs}; give that too"
+            )

@@ -1,14 +1,8 @@
-"""Weights from elsewhere into a model: files, runs of ours, torchvision's ImageNet weights.
+"""Weights from elsewhere into a model: from files and from runs of ours (imagenet.py has others).
 
 `load_pretrained` reads them, `fit_weights` puts them into a model: all of them, or nothing.
 """
 
-import contextlib
-import re
-import socket
-import sys
-import warnings
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,12 +18,10 @@ from utils.checkpoints.checkpoint import (
     read_checkpoint,
 )
 from utils.errors import UserError
-from utils.models.resnet import STAGES
 from utils.weights.card import ModelCard, TextCard, card_of
-from utils.weights.files import canonical, read_pth, read_safetensors
+from utils.weights.files import read_pth, read_safetensors
 
 PICKLED = (".pth", ".pt", ".bin")
-TIMEOUT_S = 30  # of a download, without a single byte
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,24 +47,20 @@ class Pretrained:
         return (self.mean, self.std) if channels == len(self.mean) else None
 
 
-def load_pretrained(source: str | Path, architecture: str, say: Callable = print) -> Pretrained:
+def load_pretrained(source: str | Path, say: Callable = print) -> Pretrained:
     """Reads weights, from one of
 
-    - `imagenet`: torchvision's for `architecture`, downloaded once (`TORCH_HOME` says where to);
     - the folder of a run (its best checkpoint where it has a validation split, else its newest) or
       of one checkpoint, the averaged weights where there are any;
     - a `.safetensors` file, or a `.pth`, `.pt` or `.bin` file of PyTorch.
 
     Args:
-        source: the word, the folder or the file; a folder of that name is `./imagenet`.
-        architecture: such as "resnet50".
+        source: the folder or the file.
         say: told, in a line, what was passed over.
 
     Raises:
         UserError: there are no weights to be had from there.
     """
-    if str(source) == "imagenet":
-        return _imagenet(architecture)
     path = Path(source)
     if path.is_dir():
         return _from_folder(path, say)
@@ -92,9 +80,7 @@ def load_pretrained(source: str | Path, architecture: str, say: Callable = print
     )
 
 
-def fit_weights(
-    model: nn.Module, pretrained: Pretrained, head: str = "fc", say: Callable = print
-) -> None:
+def fit_weights(model: nn.Module, pretrained: Pretrained, say: Callable = print) -> None:
     """Copies `pretrained` into `model`, all of it or, where it does not fit, nothing.
 
     Two things may differ, and are said. A head of another shape, or none, leaves the model's as it
@@ -103,11 +89,14 @@ def fit_weights(
     timm/models/_manipulate.py). Numbers of another precision are converted.
 
     Args:
-        head: the module that turns features into logits.
+        model: `HEAD` names its module that turns features into logits. It may have
+            `flags_for(tensors)`, which says by which flags it would get their shapes: a list,
+            empty where that cannot be told, None where no model of its class has them.
 
     Raises:
         UserError: anything else is missing, left over or of another shape.
     """
+    head = model.HEAD
     state = model.state_dict()  # shares the memory of the model
     tensors = dict(pretrained.tensors)
     notes = []
@@ -128,7 +117,7 @@ def fit_weights(
         if weight.ndim == 4 and weight.shape[1] == 3 and wanted[1] == 1:
             tensors[first] = weight.float().sum(1, keepdim=True)
             notes.append(f"{first} summed over its 3 colours, for gray pictures")
-    _check_fit(state, tensors, pretrained.source_text)
+    _check_fit(model, state, tensors, pretrained.source_text)
     with torch.no_grad():
         for name, tensor in tensors.items():
             state[name].copy_(tensor)  # keeps its dtype, device and memory format
@@ -136,8 +125,14 @@ def fit_weights(
         say(f"{pretrained.source_text}: {note}")
 
 
-def _check_fit(state: dict[str, Tensor], tensors: dict[str, Tensor], source: str) -> None:
-    """UserError unless `tensors` has the names and shapes of `state`, and finite numbers."""
+def _check_fit(
+    model: nn.Module, state: dict[str, Tensor], tensors: dict[str, Tensor], source: str
+) -> None:
+    """UserError unless `tensors` has the names and shapes of `state`, and finite numbers.
+
+    Args:
+        state: the part of the model's that is to be copied into.
+    """
     wrong = []
     for name in sorted(state.keys() | tensors.keys()):
         if name not in tensors:
@@ -154,7 +149,7 @@ def _check_fit(state: dict[str, Tensor], tensors: dict[str, Tensor], source: str
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise UserError(
             f"{source} does not fit the model: {'; '.join(wrong[:3])}{more}: "
-            f"{_advice(state, tensors)}"
+            f"{_advice(model, tensors)}"
         )
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not torch.isfinite(tensor.float()).all():
@@ -164,35 +159,14 @@ def _check_fit(state: dict[str, Tensor], tensors: dict[str, Tensor], source: str
             )
 
 
-def _advice(state: dict[str, Tensor], tensors: dict[str, Tensor]) -> str:
-    """Which flags would make a ResNet of the shapes of `tensors`."""
-    name = "conv1.weight"
-    if not (name in tensors and tensors[name].ndim == 4 and name in state):
-        return "take weights of the same architecture"
-    theirs, ours = tensors[name].shape, state[name].shape
-    flags = []
-    if theirs[2:] != ours[2:]:
-        flags.append("--stem imagenet" if theirs[2] == 7 else "--stem cifar")
-    if theirs[0] != ours[0]:
-        flags.append(f"--width {theirs[0]}")
-    depth = _depth(tensors)
-    if depth is None and _depth(state) is not None:
+def _advice(model: nn.Module, tensors: dict[str, Tensor]) -> str:
+    """What to do about weights of another architecture; the model knows its own relatives."""
+    changes = model.flags_for(tensors) if hasattr(model, "flags_for") else []
+    if changes is None:
         return "its architecture is none that there is here; take other weights"
-    if depth != _depth(state):
-        flags.append(f"--depth {depth}")
-    if theirs[1] != ours[1]:
-        flags.append(f"pictures of {theirs[1]} channels")
-    return f"train with {' '.join(flags)}" if flags else "take weights of the same architecture"
-
-
-def _depth(tensors: dict[str, Tensor]) -> int | None:
-    """The depth of the ResNet that has these tensors, None where there is none."""
-    blocks = [re.match(r"layer(\d)\.\d+\.conv1\.weight$", name) for name in tensors]
-    counts = Counter(int(found[1]) for found in blocks if found)
-    bottleneck = "layer1.0.conv3.weight" in tensors
-    stages = tuple(counts[stage] for stage in (1, 2, 3, 4))
-    matches = [d for d, blocks in STAGES.items() if blocks == stages and (d >= 50) == bottleneck]
-    return matches[0] if matches else None
+    if not changes:
+        return "take weights of the same architecture"
+    return f"train with {' '.join(changes)}"
 
 
 def _first_convolution(model: nn.Module) -> str | None:
@@ -207,53 +181,6 @@ def _shape(tensor: Tensor) -> str:
 
 
 # ---- sources ----------------------------------------------------------------------------------
-
-
-def _imagenet(architecture: str) -> Pretrained:
-    if not architecture.startswith("resnet"):
-        raise UserError(
-            f"--pretrained imagenet: those weights are of pictures, and {architecture} is not: "
-            "name a run or a file"
-        )
-    if architecture not in {f"resnet{depth}" for depth in STAGES}:
-        depths = ", ".join(map(str, STAGES))
-        raise UserError(
-            f"--pretrained imagenet: there are no ImageNet weights of {architecture}; they are of "
-            f"--width 64 and one of --depth {depths}"
-        )
-    from torchvision.models import get_model_weights  # takes a second
-
-    weights = get_model_weights(architecture).DEFAULT
-    cached = Path(torch.hub.get_dir(), "checkpoints", weights.url.rpartition("/")[2])
-    waited = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(TIMEOUT_S)  # PyTorch would wait for a silent server for ever
-    try:
-        # PyTorch announces the download on stdout, which is for results.
-        with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            tensors = torch.hub.load_state_dict_from_url(
-                weights.url,
-                map_location="cpu",
-                progress=sys.stderr.isatty(),
-                check_hash=True,
-                weights_only=True,
-            )
-    except Exception as error:  # of the network, the disk, the sum or the unpickler
-        if cached.exists():
-            raise UserError(f"{cached} is damaged: remove it, it is downloaded anew") from error
-        cause = getattr(error, "reason", error)
-        text = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
-        raise UserError(
-            f"--pretrained imagenet: cannot get {weights.url}: {' '.join(text.split())}; download "
-            f"it elsewhere and give the file, or put it at {cached}"
-        ) from error
-    finally:
-        socket.setdefaulttimeout(waited)
-    transforms = weights.transforms()
-    source = f"ImageNet weights of {architecture} ({weights.name})"
-    return Pretrained(
-        canonical(tensors, source), source, tuple(transforms.mean), tuple(transforms.std)
-    )
 
 
 def _from_folder(path: Path, say: Callable) -> Pretrained:

@@ -1,0 +1,48 @@
+"""Everything that can be done with a run is there for an entry that is three things of its own."""
+
+import json
+
+import pytest
+from PIL import Image
+
+from tests import third_entry
+from tests.quick_runs import handlers_put_back, quick
+
+FLAGS = "--dataset shapes -b 50 --device cpu --log_every 4 --fused none --lr 0.01"
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    quick(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+
+    def run(*flags) -> int:
+        with handlers_put_back():
+            return third_entry.main([str(flag) for flag in flags])
+
+    return run
+
+
+def test_third_entry(run, tmp_path, capsys):
+    flags = [*FLAGS.split(), "--output", "first"]
+    assert run(*flags, "--epochs", 1) == 0
+    assert run("--resume", "first", "--epochs", 2) == 0
+    summary = json.loads((tmp_path / "first" / "summary.json").read_text())
+    assert (summary["model"], summary["entry"]) == ("perceptron8", "third_entry.py")
+    assert (summary["epochs"], summary["steps"]) == (2, 24)
+    assert run("--resume", "first", "--eval_only") == 0
+
+    Image.new("RGB", (32, 32)).save(tmp_path / "black.png")
+    assert run("--resume", "first", "--predict", "black.png") == 0
+    assert len((tmp_path / "first" / "predictions.csv").read_text().splitlines()) == 2
+    assert run("--resume", "first", "--export", "safetensors") == 0
+    assert (tmp_path / "first" / "export" / "model.safetensors").stat().st_size
+
+    capsys.readouterr()
+    more = ["--epochs", 1, "--pretrained", "first", "--freeze_backbone"]
+    assert run(*FLAGS.split(), "--output", "second", *more) == 0
+    assert "weights from first, step 24" in capsys.readouterr().out
+    assert run(*flags[:-1], "third", "--hidden", 4, *more) == 2
+    assert "take weights of the same architecture" in capsys.readouterr().err
+    assert run(*flags[:-1], "fourth", "--pretrained", "imagenet") == 2
+    assert "no ImageNet weights of perceptron8; name a run or a file" in capsys.readouterr().err
