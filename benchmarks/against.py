@@ -4,8 +4,8 @@
     python benchmarks/against.py REVISION
     python benchmarks/against.py HEAD~3 --only startup loader
 
-Each benchmark runs as a process in a copy of the revision and in the working tree, in turn, A B B
-A, `--repetitions` times. A ratio below 1 is a loss of speed; a spread that includes 1 shows none.
+Each benchmark runs as a process in a copy of the revision and in the working tree, in turn,
+`--repetitions` times. A ratio below 1 is a loss of speed; a range that includes 1 shows none.
 """
 
 import io
@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.common import machine, parser, ratio
+from benchmarks.common import in_turn, in_words, machine, parser, ratio, spread, write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMANDS = {
@@ -63,30 +63,26 @@ def _figures(found: dict) -> Iterator[tuple[str, float]]:
 
 
 def main() -> None:
-    words = parser(__doc__.splitlines()[0])
-    words.set_defaults(repetitions=4)
-    words.add_argument("revision", help="of git")
-    words.add_argument("--only", nargs="+", choices=COMMANDS, default=list(COMMANDS))
-    options = words.parse_args()
+    flags = parser(__doc__, repetitions=4, threads=None)
+    flags.add_argument("revision", help="of git")
+    flags.add_argument("--only", nargs="+", choices=COMMANDS, default=list(COMMANDS))
+    options = flags.parse_args()
     results: dict[str, dict[str, list[float]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         unpack(options.revision, Path(folder))
-        trees = {"now": ROOT, "before": Path(folder)}
+        trees = {"before": Path(folder), "now": ROOT}
         for name in options.only:
-            for repetition in range(options.repetitions):
-                for side in sorted(trees, reverse=repetition % 2 == 1):
-                    for what, speed in speeds(trees[side], name).items():
-                        by_side = results.setdefault(what, {side: [] for side in trees})
-                        by_side[side].append(speed)
+            for side in in_turn(trees, options.repetitions):
+                for what, speed in speeds(trees[side], name).items():
+                    results.setdefault(what, {side: [] for side in trees})[side].append(speed)
     state = machine()
     ratios = {what: ratio(found, "now", "before") for what, found in results.items()}
     print(f"speed now against {options.revision}, {options.repetitions} pairs of processes")
-    print("  " + ", ".join(f"{key} {value}" for key, value in state.items() if value))
+    print(f"  {in_words(state)}")
     for what, value in ratios.items():
-        print(f"  {what:60} {value['median']:.3f} ({value['min']:.3f} to {value['max']:.3f})")
+        print(f"  {what:60} {spread(value, 3)}")
     if options.json:
-        written = {"machine": state, "speeds": results, "ratios": ratios}
-        options.json.write_text(json.dumps(written, indent=1) + "\n")
+        write_json(options.json, {"machine": state, "speeds": results, "ratios": ratios})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Time for a benchmark; what does not fit, or fails, is left out and the rest goes on."""
+"""A time limit for a benchmark: parts that fail or take too long are left out, the rest goes on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.common import silent
 
 
 class Budget:
-    """Of time, from now on."""
+    """A time limit that starts now."""
 
     def __init__(self, seconds: float):
         self.end = time.monotonic() + seconds
@@ -29,7 +29,7 @@ class OutOfTime(BaseException):  # torch.compile would hand an Exception on as a
 
 @contextlib.contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """Raises OutOfTime in what is done within, in the main thread, after so many seconds."""
+    """Raises OutOfTime in the main thread if the block takes longer than `seconds`."""
 
     def stop(signum, frame):
         raise OutOfTime
@@ -45,26 +45,26 @@ def at_most(seconds: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def attempt(name: str, seconds: float, left_out: dict[str, str]) -> Iterator[None]:
-    """What is done within says nothing. Where it fails, or takes longer, `left_out` gets the reason
-    under `name`, and the program goes on."""
+    """Runs the block without output. If it fails or takes longer than `seconds`, the reason goes to
+    `left_out[name]`, and the program goes on."""
     try:
         with silent(), at_most(seconds):
             yield
         return
     except OutOfTime:
         left_out[name] = f"not done after {seconds:.0f} s" if seconds > 0 else "no time was left"
-    except Exception as error:  # a compiler that is not there, no memory, a GPU that has given up
+    except Exception as error:  # a missing compiler, no memory, an error of the GPU
         left_out[name] = in_a_line(error)
-    gc.collect()  # a contender is a circle of objects, and holds memory of the GPU
+    gc.collect()  # a contender has reference cycles, and holds GPU memory
     print(f"  {name}: left out, {left_out[name]}", flush=True)
 
 
 class ChildError(Exception):
-    """What went wrong in another process, in a line."""
+    """An error in another process, on one line."""
 
 
 def in_a_line(error: BaseException) -> str:
-    """Its type and the first line of its text, for a cell of a table."""
+    """The type and the first line of the message, for a table cell."""
     if isinstance(error, ChildError):
         return str(error)
     text = str(error).strip()

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Training on a CPU beside a program that is always busy: with all threads, with those left free.
+"""Training on a CPU beside a busy program: with all threads, and with as many as are left free.
 
     python benchmarks/busy_machine.py
-    python benchmarks/busy_machine.py --precision fp32 --repetitions 5
+    python benchmarks/busy_machine.py --quiet --repetitions 7
 
-Whole runs of resnet50_test.py (ResNet-18 of width 16, built-in pictures), in turn, with --threads
-and without, on the machine as it is and beside the program. Nothing else should be running.
+Whole runs of resnet50_test.py (ResNet-18 of width 16, built-in pictures, bf16), in turn, with and
+without --threads, on the machine as it is and beside a process that never stops computing. Nothing
+else should be running.
 """
 
 import contextlib
@@ -14,70 +15,61 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.common import parser, ratio, report, side_by_side
+from benchmarks.common import parser, ratios, report, side_by_side
 
-ROOT = Path(__file__).parents[1]
-MODEL = ["--dataset", "shapes", "--depth", "18", "--width", "16", "--bs", "128", "--device", "cpu"]
+ENTRY = Path(__file__).parents[1] / "resnet50_test.py"
+RUN = [
+    "--dataset", "shapes", "--depth", "18", "--width", "16", "--bs", "128", "--device", "cpu",
+    "--precision", "bf16", "--eval_every", "0",
+]  # fmt: skip
 
 
 @contextlib.contextmanager
-def busy_program(wanted: bool):
-    """Beside it, a process that computes all the time."""
-    process = subprocess.Popen([sys.executable, "-c", "while True: pass"]) if wanted else None
+def busy_program() -> Iterator[None]:
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         yield
     finally:
-        if process is not None:
-            process.kill()
-            process.wait()
+        process.kill()
+        process.wait()
 
 
-def speed(threads: list[str], busy: bool, precision: str, steps: int) -> float:
+def speed(flags: list[str], busy: bool) -> float:
     """Samples per second of one run, without its first step."""
     environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
-    with tempfile.TemporaryDirectory() as folder, busy_program(busy):
+    beside = busy_program() if busy else contextlib.nullcontext()
+    with tempfile.TemporaryDirectory() as folder, beside:
         output = Path(folder) / "run"
         subprocess.run(
-            [sys.executable, str(ROOT / "resnet50_test.py"), *MODEL, "--precision", precision,
-             "--max_steps", str(steps), "--eval_every", "0", *threads, "--output", str(output)],
+            [sys.executable, ENTRY, *RUN, *flags, "--output", output],
             check=True, stdout=subprocess.DEVNULL, env=environment,
         )  # fmt: skip
         return json.loads((output / "summary.json").read_text())["samples_per_second"]
 
 
 def main() -> None:
-    words = parser(__doc__.splitlines()[0])
-    words.add_argument("--precision", choices=("bf16", "fp32"), default="bf16")
-    words.add_argument("--steps", type=int, default=150, help="of each run (default: 150)")
-    words.add_argument("--quiet", action="store_true", help="without that program alone")
-    words.set_defaults(repetitions=3)
-    given = words.parse_args()
-    fixed = ["--threads", str(given.threads)]
-    cases = {
-        "quiet, --threads": (fixed, False),
-        "quiet": ([], False),
-        "busy, --threads": (fixed, True),
-        "busy": ([], True),
+    flags = parser(__doc__, repetitions=3)
+    flags.add_argument("--steps", type=int, default=150, help="of each run (default: 150)")
+    flags.add_argument("--quiet", action="store_true", help="leave the busy program out")
+    options = flags.parse_args()
+    free = ["--max_steps", str(options.steps)]
+    fixed = [*free, "--threads", str(options.threads)]
+    runs = {
+        "quiet, --threads": partial(speed, fixed, False),
+        "quiet": partial(speed, free, False),
     }
-    if given.quiet:
-        cases = {name: how for name, how in cases.items() if not how[1]}
-    figures = side_by_side(
-        {
-            name: lambda how=how: speed(*how, given.precision, given.steps)
-            for name, how in cases.items()
-        },
-        given.repetitions,
-    )
-    pairs = [("quiet", "quiet, --threads"), ("busy, --threads", "quiet, --threads"),
-             ("busy", "quiet, --threads")]  # fmt: skip
-    ratios = {
-        f"{one} / {other}": ratio(figures, one, other) for one, other in pairs if one in figures
-    }
-    results = {given.precision: {"samples_per_second": figures, "ratios": ratios}}
-    report("Beside a program that is always busy", results, given.json)
+    if not options.quiet:
+        runs |= {"busy, --threads": partial(speed, fixed, True), "busy": partial(speed, free, True)}
+    figures = side_by_side(runs, options.repetitions)
+    baseline, *others = runs
+    found = ratios(figures, *((name, baseline) for name in others))
+    results = {"bf16": {"samples_per_second": figures, "ratios": found}}
+    report("Beside a program that is always busy", results, options.json)
 
 
 if __name__ == "__main__":

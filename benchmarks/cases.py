@@ -11,8 +11,15 @@ import torch
 from torch import nn
 
 from benchmarks.contenders import Rule, Texts, pad, usual_loader, usual_pictures, without_end
-from benchmarks.loader import MEAN, STD
-from benchmarks.text_step import lengths_like_news, texts
+from benchmarks.made_up import (
+    MEAN,
+    STD,
+    TOPICS,
+    lengths_like_news,
+    pictures,
+    random_batch,
+    texts,
+)
 from benchmarks.time_to_accuracy import Race
 from utils.augment.crop_flip import CropFlip
 from utils.data.images.loader import ImageLoader
@@ -20,21 +27,21 @@ from utils.data.texts.loader import TextLoader
 from utils.models.resnet import ResNet
 from utils.models.transformer import Transformer
 
-CLASSES, TOPICS, VOCABULARY, MAX_LEN = 10, 4, 30_000, 256
+CLASSES, VOCABULARY, MAX_LEN = 10, 30_000, 256
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a benchmark's cases.
+    """Sizes of the cases of cpu.py or gpu.py.
 
     Attributes:
         depth, picture_batch, layers, dim, ffn, text_batch: of the models and their batches.
         pictures, texts: in the made-up data sets, multiples of the batches.
-        turn_seconds: about how long a turn is.
-        compile_seconds: without so many left torch.compile is not begun; it is stopped when what
-            is left would be missing for the turns.
+        turn_seconds: approximate length of a turn.
+        compile_seconds: with less time left, torch.compile is not started; it is stopped when it
+            would take the time of the turns.
         precision: of autocast and of ours.
-        race: of the way to an accuracy.
+        race: the training to a target accuracy.
     """
 
     depth: int
@@ -56,10 +63,10 @@ class Case:
 
     Args:
         model: on the CPU.
-        usual: () -> batches of `batch` samples on the host, without end.
+        usual: () -> endless batches of `batch` samples on the host.
         loader: () -> ours.
         inputs: (samples) -> random ones, on the CPU.
-        rebuild: () -> the same case, in another process.
+        rebuild: () -> the same case; for another process.
     """
 
     def __init__(
@@ -70,9 +77,7 @@ class Case:
 
 
 def picture_case(sizes: Sizes, device: torch.device, workers: int) -> Case:
-    rng = np.random.default_rng(0)
-    images = rng.integers(0, 256, (sizes.pictures, 32, 32, 3), dtype=np.uint8)
-    labels = rng.integers(0, CLASSES, sizes.pictures)
+    images, labels = pictures(sizes.pictures, np.random.default_rng(0))
     batch = sizes.picture_batch
 
     def usual():
@@ -84,14 +89,11 @@ def picture_case(sizes: Sizes, device: torch.device, workers: int) -> Case:
             augment=CropFlip(32, 32), shuffle=True,
         )  # fmt: skip
 
-    def inputs(n: int) -> torch.Tensor:
-        return torch.randn(n, 3, 32, 32).to(memory_format=torch.channels_last)
-
     torch.manual_seed(0)
     name = f"ResNet-{sizes.depth}, CIFAR stem, pictures of 32x32, batch {batch}"
     rule = Rule("sgd", lr=0.01, weight_decay=5e-4)
     rebuild = partial(picture_case, sizes, device, workers)
-    return Case(name, ResNet(sizes.depth, CLASSES), batch, rule, usual, ours, inputs, rebuild)
+    return Case(name, ResNet(sizes.depth, CLASSES), batch, rule, usual, ours, random_batch, rebuild)
 
 
 def text_case(sizes: Sizes, device: torch.device, workers: int) -> Case:
@@ -102,7 +104,7 @@ def text_case(sizes: Sizes, device: torch.device, workers: int) -> Case:
     def usual():
         return without_end(usual_loader(Texts(*data), batch, workers, device, pad))
 
-    def ours():  # steps of equal work, so that a turn of few is like any other
+    def ours():  # steps of equal work, so that all turns are alike
         return TextLoader(
             *data, batch_size=batch, device=device, max_len=MAX_LEN, shuffle=True,
             batch_tokens=math.ceil(batch * lengths.mean()),

@@ -1,16 +1,13 @@
 #!/usr/bin/env python3
-"""What a checkpoint costs the training beside which it is written.
+"""What writing a checkpoint costs the training that goes on beside it.
 
     python benchmarks/checkpoint.py
 
-Blocks of steps of a ResNet-50 (188 MB of weights and momentum) with a checkpoint after the first
-step of the block and without one, in turn. A block is longer than the writing, so that all of it
-is inside. The share is that of one checkpoint a minute: seconds lost / 60. For comparison the
-same with the writing waited for, as a plain loop does it.
+Blocks of steps of a ResNet-50 (188 MB of weights and momentum), in turn: without a checkpoint, with
+one written in the background, with one that training waits for. A block is longer than the writing,
+so all of it falls inside. Per cents are for one checkpoint a minute: seconds lost / 60.
 """
 
-import json
-import statistics
 import sys
 import tempfile
 import time
@@ -19,7 +16,16 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.common import arguments, machine, silent
+from benchmarks.common import (
+    in_words,
+    machine,
+    median_and_range,
+    parser,
+    side_by_side,
+    silent,
+    spread,
+    write_json,
+)
 from benchmarks.loop import make_trainer, take_steps
 from utils.launch.signals import Signals
 from utils.models.resnet import ResNet
@@ -28,17 +34,13 @@ STEPS = 8  # of a block
 
 
 def main() -> None:
-    options = arguments(__doc__.splitlines()[0])
+    options = parser(__doc__).parse_args()
     torch.set_num_threads(options.threads)
     model = ResNet(50, 10).to(memory_format=torch.channels_last)
-    kinds = ("none", "beside", "waited for")
-    seconds = {kind: [] for kind in kinds}
-    copies = []
+    copying = []
     with tempfile.TemporaryDirectory() as folder, silent():
-        trainer = make_trainer(
-            model, Path(folder), Signals(), batch=64, precision="bf16", checkpoints=True
-        )
-        trainer.save_at_the_end = trainer.save
+        trainer = make_trainer(model, Path(folder), Signals(), precision="bf16", checkpoints=True)
+        save = trainer.save
         trainer.save = lambda final=False: None  # not at the end of each block
 
         def block(kind: str) -> float:
@@ -46,35 +48,26 @@ def main() -> None:
             take_steps(trainer, 1)
             if kind != "none":
                 before = time.perf_counter()
-                trainer.save_at_the_end(final=kind == "waited for")
-                if kind == "beside":
-                    copies.append(time.perf_counter() - before)
-            # One `fit` for the rest: it waits for the writing at its end, which is long over.
+                save(final=kind == "waited for")
+                if kind == "background":
+                    copying.append(time.perf_counter() - before)
+            # A single `fit` for the rest: it waits at its end for the writing, long done by then.
             take_steps(trainer, STEPS - 1)
             return time.perf_counter() - started
 
-        for kind in kinds:
-            block(kind)
-        copies.clear()
-        for repetition in range(options.repetitions):
-            for kind in kinds if repetition % 2 == 0 else reversed(kinds):
-                seconds[kind].append(block(kind))
-    print("checkpoint: ResNet-50, batch 64, bf16")
-    state = machine()
-    print("  " + ", ".join(f"{key} {value}" for key, value in state.items() if value))
-    print(f"  a block of {STEPS} steps   {statistics.median(seconds['none']):.2f} s")
-    print(f"  taking the copy       {statistics.median(copies):.3f} s")
+        kinds = ("none", "background", "waited for")
+        runs = {kind: lambda kind=kind: block(kind) for kind in kinds}
+        seconds = side_by_side(runs, options.repetitions)
+    copying = copying[1:]  # without that of the warm-up
+    print(f"checkpoint: ResNet-50, batch 64, bf16\n  {in_words(machine())}")
+    print(f"  a block of {STEPS} steps: {spread(median_and_range(seconds['none']))} s")
+    print(f"  copying stops the training for {spread(median_and_range(copying), 3)} s")
     for kind in kinds[1:]:
-        lost = [a - b for a, b in zip(seconds[kind], seconds["none"], strict=True)]
-        median = statistics.median(lost)
-        print(
-            f"  {kind:22}{median:.2f} s lost ({min(lost):.2f} to {max(lost):.2f} over "
-            f"{len(lost)} pairs), {median / 60:.1%} at one a minute"
-        )
+        pairs = zip(seconds[kind], seconds["none"], strict=True)
+        lost = median_and_range(one - other for one, other in pairs)
+        print(f"  {kind}: {spread(lost)} s lost, {lost['median'] / 60:.1%} at one a minute")
     if options.json:
-        options.json.write_text(
-            json.dumps({"machine": state, "seconds": seconds, "copies": copies}, indent=1) + "\n"
-        )
+        write_json(options.json, {"machine": machine(), "seconds": seconds, "copying": copying})
 
 
 if __name__ == "__main__":

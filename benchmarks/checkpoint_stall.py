@@ -4,17 +4,15 @@
     python benchmarks/checkpoint_stall.py
 
 A ResNet-50 and its momentum (188 MB), on CPU processes with one thread each. The stall is the time
-that `snapshot` and `Saver.save` take on the slowest rank, which is that of the copy; the rest goes
-on in threads, and its speed is that until all is on disk. Between two checkpoints every rank takes
-a training step, which uses memory as well. At one checkpoint a minute 600 ms are 1 %.
+that `snapshot` and `Saver.save` take on the slowest rank, in which they copy; threads write the
+copy, at the speed that is shown. Between two checkpoints every rank takes a training step, which
+uses memory as well.
 """
 
-import json
-import multiprocessing
 import statistics
 import sys
-import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,7 +20,8 @@ import torch
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.common import arguments, machine
+from benchmarks.common import in_words, machine, median_and_range, parser, spread, write_json
+from benchmarks.ranks import Ranks
 from utils.checkpoints.checkpoint import Checkpoints
 from utils.checkpoints.saver import Saver
 from utils.models.resnet import ResNet
@@ -36,7 +35,7 @@ SIZES = (1, 2)
 
 
 def divide(exchange, model: nn.Module) -> None:
-    """Leaves this rank its rows of every parameter, as FSDP cuts them."""
+    """Leaves this rank its rows of every parameter, as FSDP divides them."""
     from utils.exchange import Rows
 
     for module in model.modules():
@@ -48,20 +47,17 @@ def divide(exchange, model: nn.Module) -> None:
             exchange.divide(part, Rows(whole.shape, start, end))
 
 
-def measure(rank: int, size: int, folder: str, repetitions: int, results) -> None:
-    """Puts [[seconds of the stall, seconds until it is on disk], ...] and the bytes."""
+def build_saving(exchange, folder: str) -> Callable:
+    """() -> [seconds of the stall, seconds until all ranks have written, bytes] of a checkpoint."""
     import torch.distributed as dist
 
     from utils.distributed.exchange import ProcessExchange
     from utils.distributed.strategies.base import Strategy
 
-    torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
-    exchange, of_the_saver = ProcessExchange(), ProcessExchange(dist.new_group())
-    trained = ResNet(50, 10)
-    model = ResNet(50, 10)
-    divide(exchange, model)
+    trained, model, of_the_saver = ResNet(50, 10), ResNet(50, 10), None
+    if exchange.size > 1:
+        divide(exchange, model)
+        of_the_saver = ProcessExchange(dist.new_group())
     strategy = Strategy(exchange)
     strategy.wrap(model)
     trainer = SimpleNamespace(
@@ -75,11 +71,11 @@ def measure(rank: int, size: int, folder: str, repetitions: int, results) -> Non
         meta=None,
         saved_settings={},
     )
-    metrics = MetricsLog(Path(folder, f"metrics-{rank}.jsonl"))
-    console = Console()
-    saver = Saver(Checkpoints(Path(folder, "run")), metrics, console, exchange=of_the_saver)
-    seconds = []
-    for repetition in range(-1, repetitions):
+    store = Checkpoints(Path(folder, "run"))
+    metrics = MetricsLog(Path(folder, f"metrics-{exchange.rank}.jsonl"))
+    saver = Saver(store, metrics, Console(), exchange=of_the_saver)
+
+    def save() -> list[float]:
         trained(torch.randn(8, 3, 32, 32)).sum().backward()
         trained.zero_grad()
         trainer.progress.step += 1
@@ -89,60 +85,39 @@ def measure(rank: int, size: int, folder: str, repetitions: int, results) -> Non
         stall = time.perf_counter() - started
         saver.wait()
         exchange.barrier()
-        figures = exchange.gather_json([stall, time.perf_counter() - started])
-        if repetition >= 0:  # the first one finds no memory yet
-            seconds.append([max(column) for column in zip(*figures, strict=True)])
-    if rank == 0:
+        seconds = time.perf_counter() - started
         newest = max(Path(folder, "run").glob("step-*"))
-        results.put((seconds, sum(path.stat().st_size for path in newest.iterdir())))
-    dist.destroy_process_group()
+        return [stall, seconds, sum(path.stat().st_size for path in newest.iterdir())]
+
+    return save
 
 
-def run(size: int, repetitions: int) -> tuple[list, int]:
-    context = multiprocessing.get_context("spawn")
-    results = context.SimpleQueue()
-    with tempfile.TemporaryDirectory() as folder:
-        processes = [
-            context.Process(target=measure, args=(rank, size, folder, repetitions, results))
-            for rank in range(size)
-        ]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join()
-        if any(process.exitcode for process in processes):
-            sys.exit("a process has failed")
-        return results.get()
-
-
-def measured(options) -> dict:
-    """Prints and gives the figures; of `options` only `repetitions` counts."""
-    figures = {}
-    print("  checkpoints of a ResNet-50 and its momentum")
-    for size in SIZES:
-        seconds, length = run(size, options.repetitions)
-        figures[size] = {"bytes": length, "seconds": seconds}
-        stalls, totals = zip(*seconds, strict=True)
-        stall, speed = statistics.median(stalls), length / statistics.median(totals) / 1e6
-        print(
-            f"  {size} {'processes' if size > 1 else 'process'}: stall {1000 * stall:.0f} ms "
-            f"({1000 * min(stalls):.0f} to {1000 * max(stalls):.0f} over {len(stalls)}), "
-            f"{stall / 60:.2%} at one a minute; {length / 1e6:.0f} MB written, {speed:.0f} MB/s",
-            flush=True,
-        )
-    return figures
+def measure(size: int, repetitions: int) -> dict:
+    """Of the slowest rank each time."""
+    with Ranks(size, build_saving) as ranks:
+        ranks()  # finds no memory yet
+        rows = [list(map(max, zip(*ranks(), strict=True))) for _ in range(repetitions)]
+    stalls, totals, lengths = zip(*rows, strict=True)
+    return {"bytes": lengths[-1], "stall": stalls, "seconds": totals}
 
 
 def main() -> None:
-    options = arguments(__doc__.splitlines()[0])
+    options = parser(__doc__, threads=None).parse_args()
     torch.set_num_threads(1)
-    state = machine()
-    print(
-        "checkpoint_stall: " + ", ".join(f"{key} {value}" for key, value in state.items() if value)
-    )
-    figures = measured(options)
+    print(f"checkpoint_stall: a ResNet-50 and its momentum\n  {in_words(machine())}")
+    results = {}
+    for size in SIZES:
+        results[size] = found = measure(size, options.repetitions)
+        stall = median_and_range(1000 * seconds for seconds in found["stall"])
+        megabytes = found["bytes"] / 1e6
+        print(
+            f"  processes: {size}; stall {spread(stall, 0)} ms, {stall['median'] / 60_000:.2%} at "
+            f"one a minute; {megabytes:.0f} MB at "
+            f"{megabytes / statistics.median(found['seconds']):.0f} MB/s",
+            flush=True,
+        )
     if options.json:
-        options.json.write_text(json.dumps({"machine": state, "sizes": figures}, indent=1) + "\n")
+        write_json(options.json, {"machine": machine(), "sizes": results})
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""An object in a process of its own, which waits while others take their turns.
+"""An object in a process of its own, whose methods are called from here.
 
-On a CPU malloc is one for the whole process: what one contender frees another one finds there, and
-how it is told to treat freed memory holds for all. On a GPU an error in one kernel ends all work of
-the process. People run one at a time.
+Contenders in one process would share its heap and its malloc settings, and on a GPU an error in one
+kernel would end the work of all.
 """
 
 from __future__ import annotations
@@ -21,27 +20,27 @@ from benchmarks.common import silent
 from utils.machine.host_memory import peak_rss
 
 SECONDS_TO_END = 10
-PEAK, END = "peak_rss", "end"  # asked for as if they were methods of the object
+PEAK, END = "peak_rss", "end"  # called as if they were methods of the object
 
 
 class Child:
-    """A process with an object. It is the first of a group of processes, which end with it, and it
-    ends with the process that has started it.
+    """A process with an object. It leads a process group, which ends with it, and it ends with the
+    process that started it.
 
     Args:
         make: () -> the object, called there; picklable.
-        environment: variables that this process has besides.
+        environment: additional variables of the process.
 
     Raises:
-        ChildError: it fails there, or the process is gone. Whatever is raised here, be it that time
-            is up, kills the group.
+        ChildError: an error there, or the process is gone. Any exception here, OutOfTime too,
+            kills the group.
     """
 
     def __init__(self, make: Callable[[], object], environment: dict[str, str] | None = None):
         context = get_context("spawn")
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, make))
-        # Also when nobody has it any more, and when Python ends, which would wait for it else.
+        # Also when this object is collected, and at exit, where Python would wait for the process.
         self.kill = weakref.finalize(self, _kill, self.process)
         try:
             with theirs, _also(environment or {}):
@@ -52,7 +51,7 @@ class Child:
             raise
 
     def call(self, name: str, *arguments):
-        """What that method of the object returns."""
+        """Calls a method of the object; returns its result."""
         try:
             self.pipe.send((name, arguments))
             return self._answer()
@@ -64,8 +63,8 @@ class Child:
             raise
 
     def peak_rss(self) -> int:
-        """Bytes of resident memory that the process has had at most since the object was made,
-        beyond those that it had then; without its own children."""
+        """Bytes: the peak of the process's resident memory since the object was made, beyond what
+        it had then; without its own children."""
         return self.call(PEAK)
 
     def close(self) -> None:
@@ -89,7 +88,7 @@ class Child:
 
 
 def _serve(pipe, make: Callable[[], object]) -> None:
-    """Answers (error or None, what was asked for), until it is to end."""
+    """Answers (error or None, result) until it is told to end."""
     os.setsid()  # Ctrl-C reaches the parent alone
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with silent():
@@ -111,7 +110,7 @@ def _kill(process) -> None:
     """And its group."""
     if process.pid is not None:
         _kill_group(process.pid)
-        process.kill()  # in case that it has no group yet
+        process.kill()  # if it leads no group yet
         process.join()
 
 
@@ -127,7 +126,7 @@ def _kill_group(pid: int) -> None:
 
 @contextlib.contextmanager
 def _also(environment: dict[str, str]):
-    """os.environ with these, for what is started within."""
+    """Adds to os.environ for processes started within."""
     before = dict(os.environ)
     os.environ.update(environment)
     try:
@@ -138,8 +137,7 @@ def _also(environment: dict[str, str]):
 
 
 def new_peak() -> int:
-    """Bytes of resident memory that the process has, from which on its peak is counted. Where the
-    system cannot forget the peak so far, it is that one."""
+    """Resets the peak of resident memory, if the system can, and returns it in bytes."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
     return peak_rss()

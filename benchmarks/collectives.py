@@ -1,4 +1,4 @@
-"""Counts what the ranks of a training tell each other."""
+"""Counts the collective calls of a training, and the bytes that they send."""
 
 import contextlib
 import math
@@ -8,8 +8,8 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 BUCKET = "all_reduce, a bucket of the gradient"
-# Function of torch.distributed -> (its name here, place of the tensor that a rank gives). Releases
-# of PyTorch differ in what they call two of them.
+# Function of torch.distributed -> (its name here, position of the input tensor). Two of them have
+# other names in other releases of PyTorch.
 KINDS = {
     "all_reduce": ("all_reduce", 0),
     "broadcast": ("broadcast", 0),
@@ -22,15 +22,15 @@ KINDS = {
 
 
 class Collectives:
-    """Within it the calls of this process are counted.
+    """A context in which the calls of this process are counted.
 
     Attributes:
-        calls: (name, bytes of the tensor that this rank gives) -> how many there were.
+        calls: (name, bytes of this rank's input) -> number of calls.
     """
 
     def __init__(self):
         self.calls: Counter[tuple[str, int]] = Counter()
-        self._inside = False  # one function of torch.distributed may call another one
+        self._inside = False  # a function of torch.distributed may call another
 
     def __enter__(self) -> "Collectives":
         self._before = {name: getattr(dist, name) for name in KINDS if hasattr(dist, name)}
@@ -43,7 +43,7 @@ class Collectives:
             setattr(dist, name, function)
 
     def hook(self, strategy) -> None:
-        """DDP's own reductions do not pass through Python, unless it is asked to."""
+        """Counts DDP's own reductions, which do not pass through Python otherwise."""
         if hasattr(strategy, "wrapped"):
             strategy.wrapped.register_comm_hook(strategy.exchange.group, self._reduce)
 
@@ -74,7 +74,7 @@ class Collectives:
 
 
 def sent(kind: str, length: int, ranks: int) -> float:
-    """Bytes that a rank sends, by the ring algorithm, when each of `ranks` gives `length` bytes."""
+    """Bytes that a rank sends by the ring algorithm, when the input of each is `length` bytes."""
     share = (ranks - 1) / ranks
     if kind.startswith("all_reduce"):
         return 2 * share * length
@@ -84,8 +84,8 @@ def sent(kind: str, length: int, ranks: int) -> float:
 
 
 def per_step(few: Counter, many: Counter, steps: int) -> dict[tuple[str, int], float]:
-    """Calls of a step, from those of two runs of which one has so many steps more: what a run has
-    at its start and end drops out."""
+    """Calls of a step, from two runs that differ by `steps` steps: calls at the start and the end
+    of a run cancel."""
     calls = {key: (many[key] - few[key]) / steps for key in many}
     return {key: calls[key] for key in sorted(calls, key=lambda k: (k[0], -k[1])) if calls[key]}
 

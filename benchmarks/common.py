@@ -1,4 +1,4 @@
-"""What every benchmark states: the machine, the versions, ratios of runs taken in turn."""
+"""What the benchmarks share: flags, runs taken in turn, ratios, the machine, printed figures."""
 
 import argparse
 import contextlib
@@ -6,24 +6,29 @@ import json
 import os
 import platform
 import statistics
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 UNITS = {"samples_per_second": ("samples/s", 0), "steps_per_second": ("steps/s", 2)}
 
 
-def parser(description: str) -> argparse.ArgumentParser:
-    """What all benchmarks take."""
-    words = argparse.ArgumentParser(description=description)
-    words.add_argument("--repetitions", type=int, default=7, help="pairs of runs (default: 7)")
-    words.add_argument("--threads", type=int, default=2, help="CPU threads (default: 2)")
-    words.add_argument("--json", type=Path, help="also write the figures to this file")
-    return words
-
-
-def arguments(description: str) -> argparse.Namespace:
-    return parser(description).parse_args()
+def parser(
+    description: str, repetitions: int = 7, threads: int | None = 2
+) -> argparse.ArgumentParser:
+    """The flags of every benchmark, with these defaults; `threads` None: there is no such flag."""
+    flags = argparse.ArgumentParser(description=description.splitlines()[0])
+    flags.add_argument(
+        "--repetitions",
+        type=int,
+        default=repetitions,
+        help=f"runs of each (default: {repetitions})",
+    )
+    if threads is not None:
+        flags.add_argument(
+            "--threads", type=int, default=threads, help=f"CPU threads (default: {threads})"
+        )
+    flags.add_argument("--json", type=Path, help="also write the figures to this file")
+    return flags
 
 
 def machine() -> dict:
@@ -45,54 +50,87 @@ def machine() -> dict:
     }
 
 
-def side_by_side(runs: dict[str, Callable[[], float]], repetitions: int) -> dict[str, list]:
-    """Calls the runs in turn, A B B A A B ..., and keeps what each returns (a speed: see UNITS).
+def in_words(state: dict) -> str:
+    """The machine, on one line."""
+    return ", ".join(f"{key} {value}" for key, value in state.items() if value)
 
-    The machine's speed drifts; the ratio of two neighbours hardly does. The order changes from
-    pair to pair, so that neither always follows the other.
-    """
-    figures = {name: [] for name in runs}
-    for run in runs.values():
-        run()  # not counted: memory, caches, worker processes
+
+def in_turn(names: Iterable[str], repetitions: int) -> Iterator[str]:
+    """A B, B A, A B, ...: the machine's speed drifts; the ratio of two neighbours hardly does. The
+    order alternates, so that neither always follows the other."""
+    names = list(names)
     for repetition in range(repetitions):
-        order = list(runs) if repetition % 2 == 0 else list(reversed(runs))
-        for name in order:
-            figures[name].append(runs[name]())
+        yield from names if repetition % 2 == 0 else reversed(names)
+
+
+def side_by_side(
+    runs: dict[str, Callable[[], float]], repetitions: int, warm_up: bool = True
+) -> dict[str, list]:
+    """What each run returned, the runs called in turn.
+
+    Args:
+        warm_up: call each once before, uncounted: it allocates memory and starts workers.
+    """
+    for run in runs.values() if warm_up else ():
+        run()
+    figures = {name: [] for name in runs}
+    for name in in_turn(runs, repetitions):
+        figures[name].append(runs[name]())
     return figures
 
 
-def ratio(figures: dict[str, list], name: str, baseline: str) -> dict:
-    pairs = [a / b for a, b in zip(figures[name], figures[baseline], strict=True)]
-    return {"median": statistics.median(pairs), "min": min(pairs), "max": max(pairs)}
+def median_and_range(values: Iterable[float]) -> dict[str, float]:
+    values = list(values)
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
-def report(title: str, results: dict, path: Path | None) -> None:
-    """Prints medians and ratios; writes everything as JSON where that is asked for."""
-    state = machine()
-    print(title)
-    print("  " + ", ".join(f"{key} {value}" for key, value in state.items() if value))
+def ratio(figures: dict[str, list], name: str, baseline: str) -> dict[str, float]:
+    """Of the pairs that stood side by side."""
+    pairs = zip(figures[name], figures[baseline], strict=True)
+    return median_and_range(one / other for one, other in pairs)
+
+
+def ratios(figures: dict[str, list], *pairs: tuple[str, str]) -> dict[str, dict[str, float]]:
+    """{"name / baseline": ratio}."""
+    return {f"{one} / {other}": ratio(figures, one, other) for one, other in pairs}
+
+
+def spread(found: dict[str, float], digits: int = 2) -> str:
+    """A median with its range."""
+    return f"{found['median']:.{digits}f} ({found['min']:.{digits}f} to {found['max']:.{digits}f})"
+
+
+def report(title: str, results: dict, path: Path | None, **state) -> None:
+    """Prints medians and ratios; writes everything as JSON if a path is given.
+
+    Args:
+        results: {case: {a key of UNITS: {name: values}, "ratios": ...}}.
+        state: what to state of the machine besides.
+    """
+    conditions = machine() | state
+    print(f"{title}\n  {in_words(conditions)}")
     for case, result in results.items():
         print(f"  {case}")
-        unit = next(unit for unit in UNITS if unit in result)
-        for name, values in result[unit].items():
-            print(
-                f"    {name:24} {statistics.median(values):12,.{UNITS[unit][1]}f} {UNITS[unit][0]}"
-            )
-        for name, value in result["ratios"].items():
-            print(
-                f"    {name:24} {value['median']:12.3f} times ({value['min']:.3f} to "
-                f"{value['max']:.3f} over {len(values)} pairs)"
-            )
+        key = next(key for key in UNITS if key in result)
+        unit, digits = UNITS[key]
+        for name, values in result[key].items():
+            print(f"    {name:28} {statistics.median(values):12,.{digits}f} {unit}")
+        for name, found in result["ratios"].items():
+            print(f"    {name:36} {spread(found, 3)}")
     if path is not None:
-        path.write_text(json.dumps({"machine": state, "results": results}, indent=1) + "\n")
+        write_json(path, {"machine": conditions, "results": results})
+
+
+def write_json(path: Path, value: dict) -> None:
+    path.write_text(json.dumps(value, indent=1) + "\n")
 
 
 @contextlib.contextmanager
 def silent() -> Iterator[None]:
-    """What the runs say goes nowhere."""
-    with open(os.devnull, "w") as nowhere:
-        shown, sys.stdout, sys.stderr = (sys.stdout, sys.stderr), nowhere, nowhere
-        try:
-            yield
-        finally:
-            sys.stdout, sys.stderr = shown
+    """Discards what is printed within."""
+    with (
+        open(os.devnull, "w") as nowhere,
+        contextlib.redirect_stdout(nowhere),
+        contextlib.redirect_stderr(nowhere),
+    ):
+        yield

@@ -1,9 +1,8 @@
 """The contenders of a case, made ready one by one and timed in turn.
 
-Each is a process of its own, as people run them: one that fails, even by an error that ends all
-work of its process on the GPU, leaves the others their time and the case its figures. Between its
-turns it holds model, optimizer and graphs on the GPU; the memory of a step it takes when its turn
-comes.
+Each runs in a process of its own: if one fails, even by an error that ends all GPU work of its
+process, the others keep their time and their figures. Between turns it holds model, optimizer and
+graphs on the GPU; it allocates the memory of a step when its turn comes.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ from utils.launch.signals import Signals
 from utils.machine.host_memory import available_memory, keep_freed_memory
 from utils.training.objective import Precision
 
-# Without so many left nothing is begun.
+# With less time left nothing is started,
 LEAST_SECONDS = 30
-# And on a CPU no process without so many bytes left: one that takes too much might not end alone.
+# and on a CPU no process with less memory left: the kernel might kill another one instead.
 LEAST_MEMORY = 4e9
 PLAIN, BEST = "plain loop", "best torch.compile"
 
@@ -45,8 +44,8 @@ class Alone:
         self.steps, self.shares = contender.steps, contender.shares
 
     def turn(self, count: int) -> tuple[float, int | None]:
-        """Seconds of so many steps; on a GPU the bytes of their peak, beyond what lies there
-        before. There a step that is not timed comes first: it takes memory anew."""
+        """Seconds of `count` steps; on a GPU also their peak memory in bytes, beyond what was
+        allocated before. There an untimed step comes first, which allocates."""
         if self.device.type != "cuda":
             return self.steps(count), None
         self.steps(1)
@@ -56,7 +55,7 @@ class Alone:
         return seconds, torch.cuda.max_memory_allocated(self.device) - before
 
     def rest(self) -> None:
-        """What is free in this process is free for the others."""
+        """Returns this process's cached GPU memory, for the others."""
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -68,8 +67,7 @@ class InAChild(Child):
         return self.call("steps", count)
 
     def turn(self, count: int) -> tuple[float, int]:
-        """On a CPU the peak is that of the process until now, beyond what it had with model and
-        data before its first step."""
+        """On a CPU the peak is the process's so far, beyond what it had before its first step."""
         seconds, peak = self.call("turn", count)
         return seconds, self.peak_rss() if peak is None else peak
 
@@ -115,7 +113,7 @@ def compare(
         "best_compile": best,
         "seconds_of_the_first_step": first,
         "shares": shares,
-        # A replayed graph allocates nothing: what it needs is there between the steps, too.
+        # A replayed graph allocates nothing: it holds its memory between steps too.
         "peak_bytes": {name: None if ways[name].graphs else peaks[name] for name in speeds},
         "bytes_kept_per_sample": kept(
             case, {name: ways[name] for name in speeds}, options.torch_device, left_out
@@ -133,8 +131,8 @@ def make_ready(
     left_out: dict[str, str],
     closing: ExitStack,
 ) -> tuple[dict[str, Runner], dict[str, float]]:
-    """The contenders for which there is time, and the seconds of their first steps. What they leave
-    open, `closing` closes."""
+    """The contenders for which there is time, and the seconds of their first steps. `closing` ends
+    them."""
     ready, first = {}, {}
     for name, way in ways.items():
         turns = 1.2 * sizes.turn_seconds * options.repetitions * (len(ready) + 1)
@@ -148,7 +146,7 @@ def make_ready(
             first[name] = one.steps(1)
             one.steps(settling(way, options.torch_device))
             seconds = one.steps(2) / 2
-            one.shares()  # of the steps so far; those of the turns are to count
+            one.shares()  # resets them: only those of the turns count
             one.rest()
             steps = max(1, round(sizes.turn_seconds / seconds))
             ready[name] = Runner(one, steps, steps * seconds)
@@ -185,21 +183,21 @@ def in_this_process(case: Case, way: Way, options, folder: Path) -> Ours | Usual
 
 @cache
 def signals() -> Signals:
-    """One for all in a process."""
+    """One for the whole process."""
     return Signals()
 
 
 def settling(way: Way, device: torch.device) -> int:
-    """Steps between the first one and those that are timed. A graph is captured in the fourth step,
-    and the first batches of other lengths are compiled anew."""
+    """Steps between the first one and the timed ones. A graph is captured in the fourth step, and
+    the first batches of other lengths are compiled anew."""
     return 8 if way.compiled or device.type == "cuda" else 1
 
 
 def take_turns(
     case: Case, ready: dict[str, Runner], turns: int, budget: Budget, left_out: dict[str, str]
 ) -> tuple[dict[str, list[float]], dict[str, int | None]]:
-    """Samples per second in each turn, and the bytes of the last peak. Who fails takes no
-    further turns; those until then count."""
+    """Samples per second in each turn, and the last peak in bytes. A contender that fails takes no
+    further turns; its turns so far count."""
     speeds, peaks = {name: [] for name in ready}, dict.fromkeys(ready)
     for repetition in range(turns):
         if repetition and budget.left < LEAST_SECONDS:
@@ -222,8 +220,8 @@ def best_compiled(speeds: dict[str, list[float]], ways: dict[str, Way]) -> str |
 
 
 def ratios(speeds: dict[str, list[float]], ways: dict[str, Way], best: str | None) -> dict:
-    """Of all over the plain loop, and of ours over the best torch.compile, where there are these;
-    of the turns that both have taken."""
+    """Of all over the plain loop, and of ours over the best torch.compile, if these have figures;
+    over the turns that both took."""
 
     def over(name: str, baseline: str) -> dict:
         turns = min(len(speeds[name]), len(speeds[baseline]))
@@ -239,7 +237,7 @@ def ratios(speeds: dict[str, list[float]], ways: dict[str, Way], best: str | Non
 
 
 def of_a_step(shares: dict[str, float]) -> dict[str, float]:
-    """Without what lies between the turns."""
+    """Fractions of a step, without the time between turns."""
     step = {name: shares.get(name, 0.0) for name in ("data", "forward_backward", "optimizer")}
     total = sum(step.values())
     return {name: round(share / total, 3) for name, share in step.items()} if total else step
@@ -248,7 +246,7 @@ def of_a_step(shares: dict[str, float]) -> dict[str, float]:
 def kept(
     case: Case, ways: dict[str, Way], device: torch.device, left_out: dict[str, str]
 ) -> dict[str, float]:
-    """Bytes that autograd keeps for one sample's backward pass, of what is not compiled."""
+    """Bytes that autograd keeps for one sample's backward pass, in loops that are not compiled."""
     found = {}
     for name, way in ways.items():
         if way.compiled or name in left_out:

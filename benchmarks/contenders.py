@@ -1,11 +1,10 @@
 """What cpu.py and gpu.py time against each other: a training loop as people write it, and ours.
 
-The usual loop over pictures has torchvision's transforms in a DataLoader with workers; that over
+The usual loop over pictures has torchvision's transforms in a DataLoader with workers; the one over
 texts pads random batches to their longest text. Both read the loss in every step, as torchvision's
-reference scripts do, and train the same network as ours, by the same optimizer with the same weight
-decay; theirs is made with PyTorch's defaults, ours with `fused=True`, as the toolkit makes it.
-cuDNN is used alike: plans of convolutions are searched, and its attention, which would make a plan
-for every new length of the texts, is left out.
+reference scripts do. All train the same network by the same optimizer with the same weight decay;
+the usual loops' has PyTorch's defaults, ours `fused=True`, as always in the toolkit. All let cuDNN
+benchmark its convolutions, and none uses its attention, which makes a plan for every new length.
 """
 
 from __future__ import annotations
@@ -24,8 +23,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
-from benchmarks.loader import MEAN, STD, Pictures, torchvision_transform
+from benchmarks.loader import Pictures, torchvision_transform
 from benchmarks.loop import make_trainer, take_steps
+from benchmarks.made_up import MEAN, STD
 from utils.engines.cuda_graphs import CudaGraphs
 from utils.engines.engine import RunFacts
 from utils.fused import MODES
@@ -42,11 +42,11 @@ class Way:
     """One way to train.
 
     Attributes:
-        ours: by the toolkit's own loop and loader; else the usual one.
-        what: for the table, what it is made of.
-        fused: the mode of --fused; of ours alone.
+        ours: the toolkit's own loop and loader; else the usual ones.
+        what: the description in the table.
+        fused: the mode of --fused; only ours has it.
         graphs: CUDA graphs: --cuda_graphs of ours, the mode "reduce-overhead" of torch.compile.
-        keeps: what is freed, in the heap of the process (see utils/machine/host_memory.py).
+        keeps: freed memory stays in the process (see utils/machine/host_memory.py).
     """
 
     ours: bool
@@ -60,12 +60,12 @@ class Way:
 
 
 def usual_ways(precision: str, layout: tuple[str, str], cuda: bool) -> dict[str, Way]:
-    """The loop that people write, and what they switch on next.
+    """The loop that people write, plain and under autocast.
 
     Args:
         precision: of autocast.
-        layout: of the inputs, in words: of the plain loop, and of the others.
-        cuda: a GPU; on a CPU there is also what the toolkit tells malloc.
+        layout: descriptions of the inputs: in the plain loop, and in the others.
+        cuda: False adds a loop that keeps freed memory, as the toolkit does on a CPU.
     """
     what = f"{precision}, {layout[1]}"
     ways = {
@@ -79,11 +79,11 @@ def usual_ways(precision: str, layout: tuple[str, str], cuda: bool) -> dict[str,
 
 
 def our_ways(precision: str, cuda: bool, graphs: bool) -> dict[str, Way]:
-    """The toolkit's, with each of its switches but --compile.
+    """The toolkit's loop with each of its flags for speed but --compile.
 
     Args:
-        graphs: whether --cuda_graphs is among them, with --fused speed: each graph holds the memory
-            of a step between its turns, too.
+        graphs: add one with --fused speed --cuda_graphs. A graph holds the memory of a step between
+            its turns too.
     """
     ways = {"ours": Way(True, precision, precision, True, keeps=not cuda)}
     for mode in MODES[1:]:
@@ -98,11 +98,11 @@ def our_ways(precision: str, cuda: bool, graphs: bool) -> dict[str, Way]:
 def compiled_ways(
     precision: str, layout: tuple[str, str], ours: bool, graphs: bool
 ) -> dict[str, Way]:
-    """Autocast through torch.compile as it comes, so that shapes become dynamic when they change.
+    """Autocast and torch.compile with its defaults: shapes become dynamic when they change.
 
     Args:
-        ours: whether --compile is among them.
-        graphs: whether the mode "reduce-overhead" is.
+        ours: add ours with --compile.
+        graphs: add the mode "reduce-overhead".
     """
     what = f"{precision}, {layout[1]}, torch.compile"
     ways = {"compile": Way(False, what, precision, True, True)}
@@ -127,7 +127,7 @@ class Rule:
     weight_decay: float
 
     def usual(self, model: nn.Module) -> torch.optim.Optimizer:
-        """As people make it."""
+        """With PyTorch's defaults."""
         parameters, both = model.parameters(), {"lr": self.lr, "weight_decay": self.weight_decay}
         if self.name == "adamw":
             return torch.optim.AdamW(parameters, **both)
@@ -146,8 +146,8 @@ class Usual:
 
     Args:
         model: on the CPU; trained as a copy.
-        batches: (inputs, targets) of `batch` samples on the host, without end.
-        ahead: so many of them may have been made before they are asked for.
+        batches: endless (inputs, targets) of `batch` samples on the host.
+        ahead: how many of them workers may have prefetched.
     """
 
     def __init__(
@@ -172,8 +172,8 @@ class Usual:
         self.times, self.loss, self.way = PhaseTimes(device), 0.0, way
 
     def steps(self, count: int) -> float:
-        """So many more; seconds. What was made since the last ones would be a gift: it is thrown
-        away first."""
+        """Takes `count` steps; seconds. Batches prefetched since the last call are dropped first:
+        they cost nothing now."""
         for _ in itertools.islice(self.batches, self.ahead):
             pass
         times, started = self.times, time.perf_counter()
@@ -200,7 +200,7 @@ class Usual:
         self.times.mark("optimizer")
 
     def shares(self) -> dict[str, float]:
-        """Of the time since the last call, by phase."""
+        """Fraction of the time since the last call, by phase."""
         return self.times.shares()
 
 
@@ -252,20 +252,19 @@ class Ours:
         engine.take_steps(trainer)
 
     def steps(self, count: int) -> float:
-        """So many more; seconds. Raises RuntimeError when they are not taken by graphs though they
-        should be."""
+        """Takes `count` steps; seconds. Raises RuntimeError if graphs are wanted and refused."""
         speed = take_steps(self.trainer, count)
         if self.way.graphs and self.trainer.stepper.refused:
             raise RuntimeError(f"no graph: {self.trainer.stepper.refused}")
         return count * self.trainer.loader.batch_size / speed
 
     def shares(self) -> dict[str, float]:
-        """Of the time of the last steps, by phase."""
+        """Fraction of the time of the last steps, by phase."""
         records = [r for r in read_metrics(self.folder / "metrics.jsonl") if "time_share" in r]
         return records[-1]["time_share"]
 
 
-# ---- what the usual loops read ------------------------------------------------------------------
+# ---- data of the usual loops --------------------------------------------------------------------
 
 
 def usual_pictures(images: np.ndarray, labels: np.ndarray, mean=MEAN, std=STD) -> Pictures:
@@ -289,7 +288,7 @@ class Texts(Dataset):
 
 
 def pad(samples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
-    """(n, longest) int64, filled up with 0, and the labels (n,)."""
+    """(n, longest) int64, padded with 0, and the labels (n,)."""
     ids, labels = zip(*samples, strict=True)
     return nn.utils.rnn.pad_sequence(ids, batch_first=True), torch.tensor(labels)
 

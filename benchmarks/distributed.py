@@ -4,41 +4,34 @@
     python benchmarks/distributed.py
     python benchmarks/distributed.py --only scaling --repetitions 15
 
-Processes on the CPU, with one thread each, that talk by gloo over loopback; the training loop is
-the one of the entries, over random pictures of 32x32.
+Processes on the CPU, with one thread each, that communicate by gloo over loopback; the training
+loop is the entries' own, over random pictures of 32x32.
 
-`scaling`: samples per second of two processes over those of one, in turn, while the others wait;
-every process has batches of the same size. `copies` are two processes that train without knowing
-of each other: what the machine gives to two at once, the limit of the other figures.
+`scaling`: samples per second of two processes over those of one, in turn; every process has batches
+of the same size. `copies` are two processes that train independently: the most that the machine
+gives to two at once, and the limit of the other figures.
 
-`bytes`: calls of each collective in a step, and bytes that a process sends (counted; the sum by
-the ring algorithm). A log line comes every 20 steps; NGD updates its matrices every 4.
-
-`ngd`: the share of NGD's step at one and two processes (see optim/ngd/shares.py).
-
-`checkpoint`: the stall of the training, and the time until all is on disk (see
-checkpoint_stall.py).
+`bytes`: calls of each collective in a step, and the bytes that a process sends by the ring
+algorithm. A log line comes every 20 steps; NGD updates its matrices every 4.
 """
 
 import contextlib
-import json
-import statistics
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks import checkpoint_stall, ngd_shares
 from benchmarks.collectives import Collectives, per_step, sent, total_sent
-from benchmarks.common import machine, parser, ratio, side_by_side, silent
+from benchmarks.common import machine, parser, ratios, report, side_by_side, silent, write_json
 from benchmarks.loop import make_trainer, take_steps
 from benchmarks.ranks import Ranks
 from utils.exchange import Exchange
 from utils.launch.signals import Signals
 from utils.models.resnet import ResNet
 
-PARTS = ("scaling", "bytes", "ngd", "checkpoint")
+BATCH = 64  # samples of a process
 CASES = {  # of what is counted: strategy, optimizer, accumulation
     "ddp, sgd": ("ddp", "sgd", 1),
     "ddp, sgd, accumulation of 4": ("ddp", "sgd", 4),
@@ -46,27 +39,22 @@ CASES = {  # of what is counted: strategy, optimizer, accumulation
     "fsdp, sgd": ("fsdp", "sgd", 1),
     "fsdp, ngd": ("fsdp", "ngd", 1),
 }
-# Steps of three runs of a training: NGD's first ten have an update each; between the other two lie
-# 20 steps more, and one more log line.
+# Steps of three runs of one training: NGD updates in each of its first ten; the third run has 20
+# steps and one log line more than the second.
 RUNS = (20, 4, 24)
 
 
-def network(depth: int, width: int) -> torch.nn.Module:
+def network() -> torch.nn.Module:
     torch.manual_seed(0)
-    return ResNet(depth, 10, width).to(memory_format=torch.channels_last)
+    return ResNet(18, 10, 16).to(memory_format=torch.channels_last)
 
 
-def build_training(exchange, folder: str, options, strategy: str, alone: bool = False):
+def build_training(exchange, folder: str, strategy: str, alone: bool = False) -> Callable:
     """work(steps) -> samples per second of this process; `alone`: it knows of no other."""
-    rank = exchange.rank
     trainer = make_trainer(
-        network(options.depth, options.width),
-        Path(folder, str(rank)),
-        Signals(),
-        batch=options.batch,
-        exchange=Exchange() if alone else exchange,
-        strategy=strategy,
-    )
+        network(), Path(folder, str(exchange.rank)), Signals(), batch=BATCH,
+        exchange=Exchange() if alone else exchange, strategy=strategy,
+    )  # fmt: skip
 
     def work(steps: int) -> float:
         exchange.barrier()
@@ -76,21 +64,15 @@ def build_training(exchange, folder: str, options, strategy: str, alone: bool = 
     return work
 
 
-def build_counting(exchange, folder: str, options):
+def build_counting(exchange, folder: str) -> Callable:
     """work(case) -> calls of a step on this rank."""
 
     def work(name: str) -> dict:
         strategy, optimizer, accumulation = CASES[name]
         trainer = make_trainer(
-            network(options.depth, options.width),
-            Path(folder, f"{name}-{exchange.rank}"),
-            Signals(),
-            batch=2,
-            exchange=exchange,
-            strategy=strategy,
-            optimizer=optimizer,
-            accumulation=accumulation,
-        )
+            network(), Path(folder, f"{name}-{exchange.rank}"), Signals(), batch=2,
+            exchange=exchange, strategy=strategy, optimizer=optimizer, accumulation=accumulation,
+        )  # fmt: skip
         runs, hooked = [], Collectives()
         hooked.hook(trainer.strategy)
         with hooked, silent():
@@ -103,7 +85,7 @@ def build_counting(exchange, folder: str, options):
     return work
 
 
-def scaling(options) -> dict:
+def scaling(steps: int, repetitions: int) -> dict:
     kinds = {
         "one process": (1, "ddp"),
         "ddp": (2, "ddp"),
@@ -112,71 +94,51 @@ def scaling(options) -> dict:
     }
     with contextlib.ExitStack() as stack:
         groups = {
-            name: stack.enter_context(Ranks(size, build_training, options, *rest))
+            name: stack.enter_context(Ranks(size, build_training, *rest))
             for name, (size, *rest) in kinds.items()
         }
         # The slowest of a group counts for all of them.
         runs = {
-            name: lambda group=group: group.size * min(group(options.steps))
+            name: lambda group=group: group.size * min(group(steps))
             for name, group in groups.items()
         }
-        figures = side_by_side(runs, options.repetitions)
-    ratios = {f"{name} / one process": ratio(figures, name, "one process")
-              for name in ("ddp", "fsdp", "copies")}  # fmt: skip
-    ratios |= {f"{name} / copies": ratio(figures, name, "copies") for name in ("ddp", "fsdp")}
-    print(f"  scaling: batches of {options.batch}, runs of {options.steps} steps, samples/s")
-    for name, values in figures.items():
-        print(f"    {name:24}{statistics.median(values):10.0f}")
-    for name, value in ratios.items():
-        print(
-            f"    {name:24}{value['median']:10.2f} times ({value['min']:.2f} to "
-            f"{value['max']:.2f} over {options.repetitions} pairs)"
-        )
-    return {"samples_per_second": figures, "ratios": ratios}
+        figures = side_by_side(runs, repetitions)
+    pairs = [(name, "one process") for name in ("ddp", "fsdp", "copies")]
+    pairs += [(name, "copies") for name in ("ddp", "fsdp")]
+    return {"samples_per_second": figures, "ratios": ratios(figures, *pairs)}
 
 
-def count_bytes(options) -> dict:
-    model = network(options.depth, options.width)
-    elements = sum(parameter.numel() for parameter in model.parameters())
-    print(f"  bytes: {elements:,} parameters, two processes; a step")
+def count_bytes() -> dict:
+    elements = sum(parameter.numel() for parameter in network().parameters())
+    print(f"bytes: {elements:,} parameters, two processes; a step")
     results = {"parameters": elements}
-    with Ranks(2, build_counting, options) as ranks:
+    with Ranks(2, build_counting) as ranks:
         for name in CASES:
             calls = max(ranks(name), key=lambda each: total_sent(each, 2))
-            print(f"    {name}: {total_sent(calls, 2) / 1e6:.3f} MB sent")
-            print(f"      {'calls':>8}{'bytes given':>14}{'bytes sent':>14}")
+            print(f"  {name}: {total_sent(calls, 2) / 1e6:.3f} MB sent")
+            print(f"    {'calls':>8}{'bytes given':>14}{'bytes sent':>14}")
             for (kind, length), number in calls.items():
                 total = number * sent(kind, length, 2)
-                print(f"      {number:8.2f}{length:14,}{total:14,.0f}  {kind}")
+                print(f"    {number:8.2f}{length:14,}{total:14,.0f}  {kind}", flush=True)
             results[name] = [[*key, number] for key, number in calls.items()]
     return results
 
 
 def main() -> None:
-    words = parser(__doc__.splitlines()[0])
-    words.add_argument("--only", choices=PARTS)
-    words.add_argument("--depth", type=int, default=18)
-    words.add_argument("--width", type=int, default=16)
-    words.add_argument("--batch", type=int, default=64, help="samples of a process (default: 64)")
-    words.add_argument("--steps", type=int, default=10, help="of a run (default: 10)")
-    words.set_defaults(threads=1)
-    options = words.parse_args()
+    flags = parser(__doc__, threads=None)
+    flags.add_argument("--only", choices=("scaling", "bytes"), help="(default: both)")
+    flags.add_argument("--steps", type=int, default=10, help="of a run (default: 10)")
+    options = flags.parse_args()
     torch.set_num_threads(1)
-    parts = {
-        "scaling": scaling,
-        "bytes": count_bytes,
-        "ngd": ngd_shares.measured,
-        "checkpoint": checkpoint_stall.measured,
-    }
-    state = machine() | {"threads": 1}
-    print(f"distributed: ResNet-{options.depth} of width {options.width}, gloo over loopback")
-    print("  " + ", ".join(f"{key} {value}" for key, value in state.items() if value), flush=True)
-    results = {}
-    for name in [options.only] if options.only else PARTS:
-        results[name] = parts[name](options)
-        sys.stdout.flush()
+    counted, results = None, {}
+    if options.only != "bytes":
+        case = f"scaling: batches of {BATCH}, runs of {options.steps} steps"
+        results[case] = scaling(options.steps, options.repetitions)
+    if options.only != "scaling":
+        counted = count_bytes()
+    report("distributed: ResNet-18 of width 16, gloo over loopback", results, None)
     if options.json:
-        options.json.write_text(json.dumps({"machine": state, "results": results}, indent=1) + "\n")
+        write_json(options.json, {"machine": machine(), "results": results, "bytes": counted})
 
 
 if __name__ == "__main__":

@@ -6,10 +6,9 @@
 
 The plain model and those with --fused memory and speed have the same weights and take turns; a turn
 is a forward and a backward pass of random pictures of 32x32 (CIFAR stem, channels_last) or texts of
-64 tokens. `step time, memory / plain` is the time with the first over the time with the second.
-Bytes are those that autograd keeps from the forward to the backward pass for one sample, without
-weights: each memory once, the difference of two batches over that of their samples. The losses are
-checked to be equal.
+64 tokens. `step time, memory / plain` is a ratio of times. Bytes are those that autograd keeps from
+the forward to the backward pass for one more sample, without weights; each storage counts once. The
+losses are checked to be equal.
 """
 
 import copy
@@ -23,7 +22,8 @@ import torch.nn.functional as F
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.common import parser, ratio, report, side_by_side
+from benchmarks.common import median_and_range, parser, ratio, report, side_by_side
+from benchmarks.made_up import CPU, random_batch
 from utils.fused import fuse
 from utils.machine.host_memory import keep_freed_memory
 from utils.models.resnet import ResNet
@@ -33,17 +33,13 @@ from utils.training.objective import Precision
 CLASSES = 10
 
 
-def pictures(n: int) -> torch.Tensor:
-    return torch.randn(n, 3, 32, 32).to(memory_format=torch.channels_last)
-
-
 def texts(n: int) -> torch.Tensor:
     return torch.randint(1, 1000, (n, 64))
 
 
 CASES = {  # name -> (model, inputs)
-    "ResNet-50": (lambda: ResNet(50, CLASSES), pictures),
-    "ResNet-18 of width 16": (lambda: ResNet(18, CLASSES, 16), pictures),
+    "ResNet-50": (lambda: ResNet(50, CLASSES), random_batch),
+    "ResNet-18 of width 16": (lambda: ResNet(18, CLASSES, 16), random_batch),
     "Transformer 6x512": (lambda: Transformer(1000, CLASSES, attention_dropout=0.0), texts),
 }
 FUSED = ("memory", "speed")
@@ -51,13 +47,13 @@ PRECISIONS = ("fp32", "bf16")
 
 
 def bytes_kept(model: nn.Module, call) -> int:
-    """What autograd keeps for the backward pass of call(model), without the model's own tensors:
-    each memory once."""
+    """What autograd keeps for the backward pass of call(model), without the model's own tensors;
+    each storage counts once."""
     own = {t.untyped_storage().data_ptr() for t in model.state_dict().values()}
     kept, alive = {}, []
 
     def pack(tensor):
-        alive.append(tensor)  # so that no other tensor gets its memory
+        alive.append(tensor)  # so that its storage is not used again
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
             kept[storage.data_ptr()] = storage.nbytes()
@@ -79,7 +75,7 @@ def measure(case: str, precision: str, options) -> dict:
     torch.manual_seed(0)
     plain = build().to(memory_format=torch.channels_last)
     models = {"plain": plain} | {name: fuse(copy.deepcopy(plain), name) for name in FUSED}
-    arithmetic = Precision(precision, torch.device("cpu"))
+    arithmetic = Precision(precision, CPU)
     x, targets = inputs(options.batch), torch.arange(options.batch) % CLASSES
 
     def forward(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -115,31 +111,28 @@ def measure(case: str, precision: str, options) -> dict:
         "samples_per_second": figures,
         "bytes_kept_per_sample": kept,
         "ratios": {f"step time, {name} / plain": ratio(figures, "plain", name) for name in FUSED}
-        | {f"bytes kept, {name} / plain": counted(kept[name] / kept["plain"]) for name in FUSED},
+        | {
+            f"bytes kept, {name} / plain": median_and_range([kept[name] / kept["plain"]])
+            for name in FUSED
+        },
     }
 
 
-def counted(value: float) -> dict:
-    """As `ratio` has it, of what does not vary."""
-    return dict.fromkeys(("median", "min", "max"), value)
-
-
 def main() -> None:
-    words = parser(__doc__.splitlines()[0])
-    words.add_argument("--batch", type=int, default=128, help="samples (default: 128)")
-    words.add_argument("--only", choices=CASES, help="one of the models (default: all)")
-    words.add_argument("--precision", choices=PRECISIONS, help="(default: both)")
-    options = words.parse_args()
+    flags = parser(__doc__)
+    flags.add_argument("--batch", type=int, default=128, help="samples (default: 128)")
+    flags.add_argument("--only", choices=CASES, help="one of the models (default: all)")
+    options = flags.parse_args()
     torch.set_num_threads(options.threads)
     keep_freed_memory()  # as the entry scripts do
     results = {}
     for case in [options.only] if options.only else CASES:
-        for precision in [options.precision] if options.precision else PRECISIONS:
+        for precision in PRECISIONS:
             name = f"{case}, {precision}, batch {options.batch}"
             results[name] = measure(case, precision, options)
             kept = results[name]["bytes_kept_per_sample"]
-            said = ", ".join(f"{mode} {value / 1e6:.2f}" for mode, value in kept.items())
-            print(f"{name}: MB kept of a sample: {said}")
+            megabytes = ", ".join(f"{mode} {value / 1e6:.2f}" for mode, value in kept.items())
+            print(f"{name}: MB kept for a sample: {megabytes}")
     report("Fused modules: training steps", results, options.json)
 
 

@@ -1,43 +1,47 @@
 #!/usr/bin/env python3
-"""What the C library does with freed memory on a CPU: the time of a step, and what it takes.
+"""Time and memory of a training step by what the C library does with freed memory, on a CPU.
 
     python benchmarks/host_memory.py
     python benchmarks/host_memory.py --case resnet18 --repetitions 5
 
-A process for each setting of glibc's malloc and each mode of --fused, in turn; it trains on random
-inputs, forward and backward passes alone. Gigabytes are what the process has taken at most beyond
-what it had before the first step: after two steps, and after all.
+Forward and backward passes over random inputs, in a process for each setting of glibc's malloc and
+each mode of --fused, in turn. Gigabytes are the process's peak beyond what it had before the first
+step: after two steps, and after all.
 
-    as it is      tensors of 32 MB and more go back to the system when they are freed, smaller ones
-                  from the heap's end, and come anew, page by page
+    default       freed tensors of 32 MB and more go back to the system, and so does the heap's end;
+                  they are mapped anew, page by page
     kept          nothing goes back: what the toolkit's entry scripts do on a CPU
     kept, large   the same, in pages of 2 MB
     given back    all of 2 MB and more goes back
 """
 
-import argparse
-import json
-import os
+import contextlib
 import statistics
-import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+import torch.nn.functional as F
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.common import parser, ratio, report
-from utils.machine.host_memory import peak_rss
+from benchmarks.child import Child
+from benchmarks.common import in_turn, parser, ratio, ratios, report
+from utils.fused import fuse
+from utils.models.resnet import ResNet
+from utils.models.transformer import Transformer
+from utils.training.objective import Precision
 
 KEPT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 SETTINGS = {
-    "as it is": {},
+    "default": {},
     "kept": KEPT,
     "kept, large": KEPT | {"THP_MEM_ALLOC_ENABLE": "1"},
     "given back": {"MALLOC_MMAP_THRESHOLD_": str(2 << 20), "MALLOC_MMAP_MAX_": str(1 << 30)},
 }
-USUAL = ("as it is", "kept")
-WARM_UP = 2
+WARM_UP = 2  # steps
 
 
 class Case(NamedTuple):
@@ -52,7 +56,7 @@ class Case(NamedTuple):
     width: int
     precision: str
     batch: int
-    settings: tuple[str, ...] = USUAL
+    settings: tuple[str, ...] = ("default", "kept")
     modes: tuple[str, ...] = ("none",)
 
 
@@ -64,88 +68,78 @@ CASES = {
 }
 
 
-def train(case: Case, mode: str, steps: int, threads: int) -> dict:
-    """In this process: seconds of each step after the warm-up, and gigabytes."""
-    import torch
-    import torch.nn.functional as F
+class Passes:
+    """Forward and backward passes of a case with a mode of --fused."""
 
-    from utils.fused import fuse
-    from utils.models.resnet import ResNet
-    from utils.models.transformer import Transformer
-    from utils.training.objective import Precision
+    def __init__(self, case: Case, mode: str, threads: int):
+        torch.set_num_threads(threads)
+        torch.manual_seed(0)
+        if case.depth:
+            self.model = ResNet(case.depth, 10, case.width).to(memory_format=torch.channels_last)
+            inputs = torch.randn(case.batch, 3, 32, 32)
+            self.inputs = inputs.to(memory_format=torch.channels_last)
+        else:
+            heads, ffn = case.width // 64, 2 * case.width
+            self.model = Transformer(30_000, 10, 4, case.width, heads, ffn, 256, dropout=0.1)
+            self.inputs = torch.randint(1, 30_000, (case.batch, 44))
+        fuse(self.model.train(), mode)
+        self.targets = torch.arange(case.batch) % 10
+        self.precision = Precision(case.precision, torch.device("cpu"))
 
-    torch.set_num_threads(threads)
-    torch.manual_seed(0)
-    if case.depth:
-        model = ResNet(case.depth, 10, case.width).to(memory_format=torch.channels_last)
-        inputs = torch.randn(case.batch, 3, 32, 32).to(memory_format=torch.channels_last)
-    else:
-        heads, ffn = case.width // 64, 2 * case.width
-        model = Transformer(30_000, 10, 4, case.width, heads, ffn, 256, dropout=0.1)
-        inputs = torch.randint(1, 30_000, (case.batch, 44))
-    fuse(model.train(), mode)
-    targets, precision = torch.arange(case.batch) % 10, Precision(case.precision, inputs.device)
-    before, seconds, most = peak_rss(), [], []
-    for _ in range(WARM_UP + steps):
+    def take(self, steps: int) -> list[float]:
+        """Seconds of each."""
+        return [self.step() for _ in range(steps)]
+
+    def step(self) -> float:
         started = time.perf_counter()
-        model.zero_grad(set_to_none=True)
-        with precision.autocast():
-            logits = model(inputs)
-        F.cross_entropy(logits.float(), targets).backward()
-        seconds.append(time.perf_counter() - started)
-        most.append((peak_rss() - before) / 1e9)
-    return {
-        "seconds": seconds[WARM_UP:], "gb_after_two": most[WARM_UP - 1], "gb_after_all": most[-1]
-    }  # fmt: skip
+        self.model.zero_grad(set_to_none=True)
+        with self.precision.autocast():
+            logits = self.model(self.inputs)
+        F.cross_entropy(logits.float(), self.targets).backward()
+        return time.perf_counter() - started
 
 
-def in_a_process(key: str, mode: str, setting: str, options: argparse.Namespace) -> dict:
-    words = [sys.executable, __file__, "--case", key, "--child", mode]
-    words += ["--steps", str(options.steps), "--threads", str(options.threads)]
-    done = subprocess.run(
-        words, env=os.environ | SETTINGS[setting], capture_output=True, text=True, check=True
-    )
-    return json.loads(done.stdout.splitlines()[-1])
+def in_a_process(case: Case, mode: str, setting: str, steps: int, threads: int) -> dict:
+    """Samples per second after the warm-up, and gigabytes."""
+    child = Child(partial(Passes, case, mode, threads), SETTINGS[setting])
+    with contextlib.closing(child):
+        child.call("take", WARM_UP)
+        after_two = child.peak_rss()
+        speed = case.batch / statistics.median(child.call("take", steps))
+        return {"speed": speed, "after_two": after_two / 1e9, "after_all": child.peak_rss() / 1e9}
 
 
-def measure(key: str, options: argparse.Namespace) -> dict:
-    case = CASES[key]
-    pairs = {f"{mode}, {one}": (mode, one) for mode in case.modes for one in case.settings}
-    found = {name: [] for name in pairs}
-    for repetition in range(options.repetitions):
-        for name in list(pairs) if repetition % 2 == 0 else reversed(pairs):
-            found[name].append(in_a_process(key, *pairs[name], options))
-    speeds = {
-        name: [case.batch / statistics.median(one["seconds"]) for one in turns]
-        for name, turns in found.items()
-    }
-    for name, turns in found.items():
-        two, last = (max(one[key] for one in turns) for key in ("gb_after_two", "gb_after_all"))
-        print(f"{case.name}, {name}: {two:.2f} GB after {WARM_UP} steps, {last:.2f} GB after all")
-    plain = f"none, {case.settings[0]}"
-    ratios = {f"{name} / {plain}": ratio(speeds, name, plain) for name in pairs if name != plain}
+def measure(case: Case, options) -> dict:
+    kinds = {f"{mode}, {one}": (mode, one) for mode in case.modes for one in case.settings}
+    turns = {name: [] for name in kinds}
+    for name in in_turn(kinds, options.repetitions):
+        turn = in_a_process(case, *kinds[name], options.steps, options.threads)
+        turns[name].append(turn)
+    speeds = {name: [turn["speed"] for turn in found] for name, found in turns.items()}
+    gigabytes = {name: [turn["after_all"] for turn in found] for name, found in turns.items()}
+    for name, found in turns.items():
+        two = max(turn["after_two"] for turn in found)
+        print(f"{case.name}, {name}: {two:.2f} GB after {WARM_UP} steps, "
+              f"{max(gigabytes[name]):.2f} GB after all", flush=True)  # fmt: skip
+    plain, *others = kinds
+    compared = ratios(speeds, *((name, plain) for name in others))
     for mode in case.modes[1:]:
         for one in case.settings:
-            both = f"none, {one}", f"{mode}, {one}"
-            ratios[f"step time, {mode} / none, {one}"] = ratio(speeds, *both)
-    taken = {name: [one["gb_after_all"] for one in turns] for name, turns in found.items()}
-    return {"samples_per_second": speeds, "gb": taken, "ratios": ratios}
+            slower = ratio(speeds, f"none, {one}", f"{mode}, {one}")
+            compared[f"step time, {mode} / none, {one}"] = slower
+    return {"samples_per_second": speeds, "gb": gigabytes, "ratios": compared}
 
 
 def main() -> None:
-    words = parser(__doc__.splitlines()[0])
-    words.add_argument("--case", choices=CASES, help="(default: all)")
-    words.add_argument("--steps", type=int, default=8, help="of each process (default: 8)")
-    words.add_argument("--child", help=argparse.SUPPRESS)
-    options = words.parse_args()
-    if options.child:
-        case = CASES[options.case]
-        print(json.dumps(train(case, options.child, options.steps, options.threads)))
-        return
-    results = {}
-    for key in [options.case] if options.case else CASES:
-        case = CASES[key]
-        results[f"{case.name}, {case.precision}, batch {case.batch}"] = measure(key, options)
+    flags = parser(__doc__)
+    flags.add_argument("--case", choices=CASES, help="(default: all)")
+    flags.add_argument("--steps", type=int, default=8, help="of each process (default: 8)")
+    options = flags.parse_args()
+    cases = [CASES[options.case]] if options.case else CASES.values()
+    results = {
+        f"{case.name}, {case.precision}, batch {case.batch}": measure(case, options)
+        for case in cases
+    }
     report("Freed memory on a CPU", results, options.json)
 
 

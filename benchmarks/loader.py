@@ -7,18 +7,17 @@
 Both crop with 4 pixels of padding, flip, and hand over batches of 256 pictures. Worker processes
 are started before the clock.
 
-In memory: 20,000 pictures of 32x32, as PIL images for torchvision and as one array for ours. In
-one case they are normalised to float32, in the other kept in uint8.
+In memory: 20,000 pictures of 32x32, as PIL images for torchvision and as one array for ours; once
+normalised to float32, once kept in uint8.
 
 From files: 100,000 pictures of 64x64 in ten class folders, as JPEG files of quality 90. They are
-hard links to 2,000 different files of smooth noise, so that writing them does not take longer than
-the measurement; each link is read and decoded like a file of its own. torchvision reads them by
-`ImageFolder` in two workers. Ours has decoded them into its cache once, which is not counted but
-stated, and reads that by two workers of its own. Ours is measured over an epoch, torchvision over
-a quarter of one, since an epoch of it takes a minute or two; all files are in the page cache.
+hard links to 2,000 different files of smooth noise, which are quicker to write; each link is read
+and decoded like a file of its own. torchvision reads them by `ImageFolder` in two workers. Ours
+decodes them once into its cache (timed apart) and reads that by two workers of its own. Ours is
+measured over an epoch, torchvision over a quarter of one, since an epoch takes it a minute or two.
+All files are in the page cache.
 """
 
-import argparse
 import os
 import sys
 import tempfile
@@ -33,16 +32,16 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.common import arguments, ratio, report, side_by_side
+from benchmarks.common import parser, ratios, report, side_by_side
+from benchmarks.made_up import CPU, MEAN, STD, pictures
 from utils.augment.crop_flip import CropFlip
 from utils.data.images.loader import ImageLoader
 from utils.data.images.sources import load_image_data
 from utils.data.workers import WorkerPool
 
 SAMPLES, BATCH, WORKERS = 20_000, 256, 2
-MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 SIDE, CLASSES, DISTINCT = 64, 10, 2000  # of the pictures in files
-PART = 0.25  # of an epoch, that torchvision is measured over where the pictures lie in files
+PART = 0.25  # of an epoch of files: what torchvision is measured over
 
 
 class Pictures(Dataset):
@@ -85,7 +84,7 @@ def torchvision_epoch(images, labels, to_tensor: list):
 def our_epoch(images, labels, keep_uint8=False, pool=None):
     height, width = images.shape[1:3]
     loader = ImageLoader(
-        images, labels, mean=MEAN, std=STD, batch_size=BATCH, device=torch.device("cpu"),
+        images, labels, mean=MEAN, std=STD, batch_size=BATCH, device=CPU,
         augment=CropFlip(height, width), shuffle=True, pool=pool,
     )  # fmt: skip
     if keep_uint8:
@@ -103,9 +102,7 @@ def _speed(batches) -> float:
 
 
 def from_memory(repetitions: int) -> dict:
-    rng = np.random.default_rng(0)
-    images = rng.integers(0, 256, (SAMPLES, 32, 32, 3), dtype=np.uint8)
-    labels = rng.integers(0, 10, SAMPLES)
+    images, labels = pictures(SAMPLES, np.random.default_rng(0))
     normalised = [transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
     cases = {
         "in memory: crop, flip, normalise to float32": {
@@ -120,21 +117,21 @@ def from_memory(repetitions: int) -> dict:
     return {case: _compare(runs, repetitions) for case, runs in cases.items()}
 
 
-def from_files(pictures: int, repetitions: int) -> dict:
+def from_files(count: int, repetitions: int) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "pictures"
-        _write_tree(tree, pictures)
+        _write_tree(tree, count)
         started = time.perf_counter()
         data = load_image_data(
             "imagefolder", data_dir=tree, cache_dir=Path(folder) / "cache", image_size=SIDE
         )
         decoding = time.perf_counter() - started
-        assert len(data.train) == pictures and isinstance(data.train.images, np.memmap)
+        assert len(data.train) == count and isinstance(data.train.images, np.memmap)
         normalised = [transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
         dataset = ImageFolder(str(tree / "train"), torchvision_transform(SIDE, normalised))
-        # A sampler of a part, not an epoch that is broken off: workers that were to read on would
-        # still be at it while ours are measured.
-        theirs = torchvision_loader(dataset, int(PART * pictures))
+        # A sampler of a part, not an interrupted epoch: the workers of that would still be reading
+        # while ours are measured.
+        theirs = torchvision_loader(dataset, int(PART * count))
         pool = WorkerPool(WORKERS, (BATCH + 1) * 3 * SIDE**2, warn=print)
         try:
             runs = {
@@ -145,12 +142,12 @@ def from_files(pictures: int, repetitions: int) -> dict:
         finally:
             pool.close()
     result["seconds_decoding_once"] = decoding
-    case = f"memory map, {pictures:,} pictures of {SIDE}x{SIDE}, {WORKERS} workers"
+    case = f"memory map, {count:,} pictures of {SIDE}x{SIDE}, {WORKERS} workers"
     return {f"{case} (decoded once in {decoding:.0f} s)": result}
 
 
-def _write_tree(root: Path, pictures: int) -> None:
-    """`pictures` files below train/, and a small test/, which the data set must have."""
+def _write_tree(root: Path, training: int) -> None:
+    """`training` files below train/, and a small test/, which the data set must have."""
     rng = np.random.default_rng(0)
     originals = root.parent / "originals"
     originals.mkdir()
@@ -159,7 +156,7 @@ def _write_tree(root: Path, pictures: int) -> None:
         noise.resize((SIDE, SIDE), Image.Resampling.BICUBIC).save(
             originals / f"{index}.jpg", quality=90
         )
-    for split, count in (("train", pictures), ("test", CLASSES)):
+    for split, count in (("train", training), ("test", CLASSES)):
         for label in range(CLASSES):
             (root / split / f"class{label}").mkdir(parents=True)
         for index in range(count):
@@ -171,24 +168,21 @@ def _compare(runs: dict, repetitions: int) -> dict:
     figures = side_by_side(runs, repetitions)
     return {
         "samples_per_second": figures,
-        "ratios": {"ours / torchvision": ratio(figures, "ours", "torchvision")},
+        "ratios": ratios(figures, ("ours", "torchvision")),
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--only", choices=("memory", "files"))
-    parser.add_argument("--pictures", type=int, default=100_000)
-    own, sys.argv[1:] = parser.parse_known_args()  # the others are common to all benchmarks
-    options = arguments(
-        f"{__doc__.splitlines()[0]} Also: --only memory or files, --pictures N (in files)"
-    )
+    flags = parser(__doc__)
+    flags.add_argument("--only", choices=("memory", "files"), help="(default: both)")
+    flags.add_argument("--pictures", type=int, default=100_000, help="files (default: 100,000)")
+    options = flags.parse_args()
     torch.set_num_threads(options.threads)
     results = {}
-    if own.only != "files":
+    if options.only != "files":
         results |= from_memory(options.repetitions)
-    if own.only != "memory":
-        results |= from_files(own.pictures, options.repetitions)
+    if options.only != "memory":
+        results |= from_files(options.pictures, options.repetitions)
     report(f"loader: batch {BATCH}", results, options.json)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from benchmarks.made_up import CPU, pictures
 from utils.augment.crop_flip import CropFlip
 from utils.checkpoints.checkpoint import Checkpoints
 from utils.checkpoints.saver import Saver
@@ -25,7 +26,6 @@ from utils.training.objective import Classification, Precision
 from utils.training.trainer import Trainer
 
 EPOCH = 400  # steps
-CPU = torch.device("cpu")
 
 
 class NoCheckpoints(Checkpoints):
@@ -60,15 +60,15 @@ def make_trainer(
     weight_decay: float = 5e-4,
     decay_all: bool = False,
 ) -> Trainer:
-    """A trainer as the entries build it, over pictures of 32x32 or a loader of other things; see
-    `take_steps`. With an `exchange` it is one rank of several, and `batch` is that of each. The
-    model is on its device, and so is what a loader gives."""
+    """A trainer as the entries build it, over random pictures of 32x32 unless a `loader` is given;
+    see `take_steps`. With an `exchange` it is one rank of several, each with `batch` samples.
+    The model and the loader's batches are on `device` already."""
     folder.mkdir(parents=True, exist_ok=True)
     exchange = exchange or Exchange()
     fuse(model, fused)
     loader = loader or make_loader(batch, accumulation, exchange)
     console = Console()
-    console.live = True  # with its bar, wherever that goes
+    console.live = True  # the bar is part of what is timed
     arithmetic = Precision(precision, device)
     metrics = MetricsLog(folder / "metrics.jsonl")
     kind = Checkpoints if checkpoints else NoCheckpoints
@@ -114,26 +114,16 @@ def make_trainer(
 
 def make_loader(batch: int, accumulation: int, exchange: Exchange) -> ImageLoader:
     """Random pictures."""
-    pictures = EPOCH * batch * exchange.size
-    rng = np.random.default_rng(0)
     return ImageLoader(
-        rng.integers(0, 256, (pictures, 32, 32, 3), dtype=np.uint8),
-        rng.integers(0, 10, pictures),
-        mean=(0.5,) * 3,
-        std=(0.25,) * 3,
-        batch_size=batch,
-        device=CPU,
-        augment=CropFlip(32, 32),
-        shuffle=True,
-        accumulation=accumulation,
-        rank=exchange.rank,
-        ranks=exchange.size,
-    )
+        *pictures(EPOCH * batch * exchange.size, np.random.default_rng(0)),
+        mean=(0.5,) * 3, std=(0.25,) * 3, batch_size=batch, device=CPU, augment=CropFlip(32, 32),
+        shuffle=True, accumulation=accumulation, rank=exchange.rank, ranks=exchange.size,
+    )  # fmt: skip
 
 
 def take_steps(trainer: Trainer, steps: int) -> float:
-    """So many more steps of the same run; samples per second, without what comes at its end. Each
-    counts as a whole batch: the loader's samples are a multiple of it."""
+    """Samples per second of `steps` more steps of the same run, without what happens at its end.
+    Each counts as a whole batch: the loader's samples are a multiple of it."""
     before = trainer.progress.seconds_training
     trainer.total_steps += steps
     trainer.fit()

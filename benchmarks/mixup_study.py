@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
-"""An honest comparison of no mixing, mixup, CutMix and meta-mixup at equal epochs.
+"""No mixing, mixup, CutMix and meta-mixup compared at equal epochs.
 
     python -m benchmarks.mixup_study --data_dir FOLDER --output runs/mixup_study --jobs 2
     python -m benchmarks.mixup_study --data_dir FOLDER --output runs/full --device cuda \\
         --train_samples 45000 --width 64 --epochs 100
 
 FOLDER has train/<class>/ and test/<class>/; without it the pictures are the built-in synthetic
-shapes. Every run is one of resnet50_test.py, with the same flags but for how it mixes and its seed,
-which also cuts the pictures: one for training, another for validation.
+shapes. Every run is one of resnet50_test.py, with the same flags except those for mixing and the
+seed, which also divides the pictures into training and validation.
 
 1. Tuning: the methods with an {alpha} are trained with each of --alphas, with --tuning_seeds seeds.
    The alpha with the highest mean accuracy on the validation pictures is taken.
-2. Final: every method with --seeds other seeds, on the test pictures, which nothing was chosen by.
+2. Final: every method with --seeds other seeds, on the test pictures, which had no part in any
+   choice.
    Seed by seed, each is compared with none and with the first tuned method (fixed mixup).
 
 The output has results.jsonl, summary.json, table.md, accuracy.png, alphas.png and the runs' own
@@ -36,10 +37,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks import studies
 from benchmarks.common import machine
 from utils.errors import UserError
-from utils.files import reason, replace_file
 from utils.reporting.console import duration
+from utils.reporting.metrics import read_metrics
 
 ENTRY = Path(__file__).resolve().parents[1] / "resnet50_test.py"
 METHODS = {
@@ -57,7 +59,7 @@ T95 = {
 
 @dataclass(frozen=True)
 class Run:
-    """One run: what it is called, how it mixes, its seed."""
+    """One run: its name, its flags for mixing, its seed."""
 
     label: str
     flags: str
@@ -74,11 +76,7 @@ class Result:
 
 
 def options_of(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        "benchmarks.mixup_study",
-        description=__doc__,
-        formatter_class=argparse.RawTextHelpFormatter,
-    )
+    parser = studies.parser("benchmarks.mixup_study", __doc__)
     add = parser.add_argument
     add("--methods", default=",".join(METHODS), help="of " + ", ".join(METHODS))
     add(
@@ -86,9 +84,6 @@ def options_of(argv: list[str] | None) -> argparse.Namespace:
         help="one more method, as in 'meta-decay=--mixup meta --alpha {alpha} --meta_decay 1';\n"
         "may be repeated",
     )  # fmt: skip
-    add("--output", type=Path, required=True, help="folder of the results")
-    add("--data_dir", type=Path, help="train/<class>/, test/<class>/ (default: synthetic shapes)")
-    add("--cache_dir", type=Path, default=Path(".cache"), help="decoded pictures")
     add("--train_samples", type=int, default=5000)
     add("--val_fraction", type=float, default=0.1, help="of all training pictures (default: 0.1)")
     add("--epochs", type=int, default=30)
@@ -98,14 +93,9 @@ def options_of(argv: list[str] | None) -> argparse.Namespace:
     add("--tuning_seeds", type=int, default=2, help="for each alpha (default: 2)")
     add("--seeds", type=int, default=5, help="of each method (default: 5)")
     add("--precision", choices=("fp32", "bf16"), default="bf16")
-    add("--device", choices=("cpu", "cuda"), default="cpu")
-    add("--jobs", type=int, default=1, help="runs at once (default: 1)")
-    add("--threads", type=int, default=1, help="CPU threads of each (default: 1)")
     add("--flags", default="", help="further flags of all runs, as one word: '--lr 0.05'")
     options = parser.parse_args(argv)
-    for name in ("epochs", "width", "batch", "tuning_seeds", "jobs", "threads", "train_samples"):
-        if getattr(options, name) < 1:
-            raise UserError(f"--{name} must be 1 or more")
+    studies.require_one(options, "epochs", "width", "batch", "tuning_seeds", "train_samples")
     if options.seeds < 2:
         raise UserError("--seeds: an interval takes 2 or more")
     return options
@@ -128,17 +118,14 @@ def methods_of(options) -> dict[str, str]:
 
 def common_flags(options) -> list[str]:
     """Of every run."""
-    data = ["--dataset", "shapes"]
-    if options.data_dir is not None:
-        data = ["--dataset", "imagefolder", "--data_dir", str(options.data_dir.resolve())]
-        data += ["--cache_dir", str(options.cache_dir.resolve())]
     return [
-        *data, "--subset", str(options.train_samples), "--val_fraction", str(options.val_fraction),
-        "--depth", "18", "--width", str(options.width), "--batch_size", str(options.batch),
-        "--epochs", str(options.epochs), "--eval_every", str(options.epochs), "--warmup_epochs",
-        str(round(0.05 * options.epochs, 3)), "--precision", options.precision,
-        "--device", options.device, "--threads", str(options.threads),
-        *shlex.split(options.flags),
+        *studies.data_flags(options), "--subset", str(options.train_samples),
+        "--val_fraction", str(options.val_fraction), "--depth", "18",
+        "--width", str(options.width), "--batch_size", str(options.batch),
+        "--epochs", str(options.epochs), "--eval_every", str(options.epochs),
+        "--warmup_epochs", str(round(0.05 * options.epochs, 3)),
+        "--precision", options.precision, "--device", options.device,
+        "--threads", str(options.threads), *shlex.split(options.flags),
     ]  # fmt: skip
 
 
@@ -156,21 +143,19 @@ class Runner:
         self.results: dict[Run, Result] = {}
         self._processes: set[subprocess.Popen] = set()
         self._lock, self._stopping = threading.Lock(), False
-        try:
+        with studies.writing(folder):
             (folder / "runs").mkdir(parents=True, exist_ok=True)
             text = self.path.read_text() if self.path.exists() else ""
-        except OSError as error:
-            raise UserError(f"--output {folder}: {reason(error)}") from None
         for line in text.splitlines():
             try:
                 record = json.loads(line)
-            except ValueError:  # a kill cut it off
+            except ValueError:  # cut off by a kill
                 continue
             if record["common"] == common:
                 self.results[Run(**record["run"])] = Result(**record["result"])
 
     def train(self, runs: list[Run], jobs: int) -> None:
-        """All that have no result yet; says each one. Raises UserError."""
+        """Trains those without a result, with a line for each. Raises UserError."""
         left = [run for run in runs if run not in self.results]
         with ThreadPoolExecutor(jobs) as pool:
             started = {pool.submit(self._train, run): run for run in left}
@@ -215,11 +200,11 @@ class Runner:
             error = process.communicate()[1]
             self._processes.discard(process)
             if process.returncode:
-                last = (error.strip().splitlines() or ["no word"])[-1]
+                last = studies.last_line(error)
                 raise UserError(f"{run.label}, seed {run.seed}: {last} ({folder})")
         found = json.loads(summary.read_text())
-        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        val = [line["accuracy"] for line in lines if line["split"] == "val"][-1]
+        records = read_metrics(folder / "metrics.jsonl")
+        val = [record["accuracy"] for record in records if record["split"] == "val"][-1]
         return Result(val, found["test_accuracy"], time.monotonic() - started)
 
     def _stop(self) -> None:
@@ -230,12 +215,8 @@ class Runner:
 
     def _keep(self, run: Run, result: Result) -> None:
         record = {"run": dataclasses.asdict(run), "result": dataclasses.asdict(result)}
-        text = json.dumps(record | {"common": self.common}) + "\n"
-        try:
-            with open(self.path, "a") as file:
-                file.write(text)
-        except OSError as error:
-            raise UserError(f"{self.path}: {reason(error)}") from None
+        with studies.writing(self.path), open(self.path, "a") as file:
+            file.write(json.dumps(record | {"common": self.common}) + "\n")
 
 
 # ---- the study --------------------------------------------------------------------------------
@@ -295,7 +276,10 @@ def study(options) -> None:
             for (label, alpha), values in found.items()
         ],
     }
-    write(summary, options.output)
+    plots = {"accuracy.png": draw_accuracy}
+    if summary["tuning"]:
+        plots["alphas.png"] = draw_alphas
+    studies.write_results(options.output, summary, table(summary), plots)
 
 
 def paired(one: list[float], other: list[float]) -> dict:
@@ -311,25 +295,21 @@ def table(summary: dict) -> str:
     """Markdown."""
     methods = summary["methods"]
     bases = list(dict.fromkeys(base for one in methods.values() for base in one["minus"]))
-    lines = [
-        "| method | flags | test accuracy, % (lowest to highest seed) | "
-        + " | ".join(f"minus {base} (95 %)" for base in bases)
-        + " |",
-        "| --- | --- | ---: |" + " ---: |" * len(bases),
-    ]
+    head = ["method", "flags", "test accuracy, % (lowest to highest seed)"]
+    head += [f"minus {base} (95 %)" for base in bases]
+    rows = []
     for label, one in methods.items():
         values = one["test_accuracy"]
         cells = [f"{one['mean']:.2f} ({min(values):.2f} to {max(values):.2f})"]
         for base in bases:
             found = one["minus"].get(base)
             cells.append(f"{found['mean']:+.2f} ± {found['half']:.2f}" if found else "")
-        flags = f"`{one['flags']}`" if one["flags"] else ""
-        lines.append(f"| {label} | {flags} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        rows.append([label, f"`{one['flags']}`" if one["flags"] else "", *cells])
+    return studies.markdown(head, rows, left=2)
 
 
 def draw_accuracy(summary: dict, path: Path) -> None:
-    """Every seed a line across the methods: what is paired, and the means."""
+    """A line across the methods for each seed, and the means."""
     from matplotlib.figure import Figure
 
     methods = summary["methods"]
@@ -348,7 +328,7 @@ def draw_accuracy(summary: dict, path: Path) -> None:
 
 
 def draw_alphas(summary: dict, path: Path) -> None:
-    """What the alphas were chosen by."""
+    """Validation accuracy by alpha."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 4), layout="constrained")
@@ -370,30 +350,8 @@ def draw_alphas(summary: dict, path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def write(summary: dict, folder: Path) -> None:
-    """The summary, the table, also on the screen, and the plots."""
-    text = table(summary)
-    try:
-        replace_file(folder / "summary.json", f"{json.dumps(summary, indent=1)}\n".encode())
-        replace_file(folder / "table.md", text.encode())
-        draw_accuracy(summary, folder / "accuracy.png")
-        if summary["tuning"]:
-            draw_alphas(summary, folder / "alphas.png")
-    except OSError as error:
-        raise UserError(f"--output: {folder}: {reason(error)}") from None
-    print(f"\n{text}\nwritten to {folder}")
-
-
 def main(argv: list[str] | None = None) -> int:
-    try:
-        study(options_of(argv))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("stopped: the same command goes on from where it was", file=sys.stderr)
-        return 130
-    return 0
+    return studies.exit_code(lambda: study(options_of(argv)), "where it was")
 
 
 if __name__ == "__main__":

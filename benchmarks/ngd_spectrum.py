@@ -47,10 +47,10 @@ def natural(gradient: Tensor, state: dict, alpha: float) -> Tensor:
 
 
 def main() -> None:
-    words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    words.add_argument("--output", type=Path, default=Path("spectrum.png"))
-    words.add_argument("--steps", type=int, default=200)
-    options = words.parse_args()
+    flags = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    flags.add_argument("--output", type=Path, default=Path("spectrum.png"))
+    flags.add_argument("--steps", type=int, default=200, help="of training (default: 200)")
+    options = flags.parse_args()
     torch.manual_seed(0)
     data = load_shapes()
     loader = ImageLoader(

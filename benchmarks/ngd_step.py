@@ -21,6 +21,7 @@ import copy
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -28,7 +29,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.common import parser, ratio, report, side_by_side
+from benchmarks.common import parser, ratios, report, side_by_side
+from benchmarks.made_up import random_batch
 from utils.models.resnet import ResNet
 from utils.optim.ngd.batch import EARLY_UPDATES
 from utils.optim.ngd.fisher import DELTA, default_rank, first_basis
@@ -119,24 +121,16 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 
 def optimizers(lr: float) -> dict[str, Callable]:
+    sgd = partial(torch.optim.SGD, lr=lr, weight_decay=DECAY, **MOMENTUM)
+    ngd = partial(NGD, lr=lr, weight_decay=DECAY, update_period=PERIOD, **MOMENTUM)
     return {
-        "NGD": lambda p: NGD(p, lr=lr, weight_decay=DECAY, update_period=PERIOD, **MOMENTUM),
-        "NGD, fast": lambda p: NGD(
-            p, lr=lr, weight_decay=DECAY, update_period=PERIOD, products="fast", **MOMENTUM
-        ),
-        "NGD, channels": lambda p: NGD(
-            p, lr=lr, weight_decay=DECAY, update_period=PERIOD, axes="channels", **MOMENTUM
-        ),
-        "fused SGD": lambda p: torch.optim.SGD(
-            p, lr=lr, weight_decay=DECAY, fused=True, **MOMENTUM
-        ),
-        "foreach SGD": lambda p: torch.optim.SGD(
-            p, lr=lr, weight_decay=DECAY, foreach=True, **MOMENTUM
-        ),
-        "usual NGD": lambda p: Usual(p, lr=lr),
-        "NGD's definition": lambda p: NGD(
-            p, lr=lr, weight_decay=DECAY, update_period=PERIOD, foreach=False, **MOMENTUM
-        ),
+        "NGD": ngd,
+        "NGD, fast": partial(ngd, products="fast"),
+        "NGD, channels": partial(ngd, axes="channels"),
+        "fused SGD": partial(sgd, fused=True),
+        "foreach SGD": partial(sgd, foreach=True),
+        "usual NGD": partial(Usual, lr=lr),
+        "NGD's definition": partial(ngd, foreach=False),
     }
 
 
@@ -192,7 +186,7 @@ def check_same(model: nn.Module, device: torch.device) -> float:
 
 def state_bytes(optimizer, key: Callable[[str], bool]) -> int:
     return sum(
-        value.numel() * value.element_size()
+        value.nbytes
         for state in optimizer.state.values()
         for name, value in state.items()
         if key(name) and isinstance(value, Tensor)
@@ -211,20 +205,14 @@ def measure_steps(device: torch.device, repetitions: int) -> dict:
             for name, make in optimizers(1e-6).items()
         }
         ngd = runs["NGD"].optimizer
-        weights = sum(p.numel() * p.element_size() for p in model.parameters()) / 1e6
+        weights = sum(p.nbytes for p in model.parameters()) / 1e6
         fisher = state_bytes(ngd, lambda name: name.startswith(("basis", "spectrum", "rest"))) / 1e6
-        multipliers = sum(
-            axis.multiplier.numel() * axis.multiplier.element_size()
-            for batch in ngd._batches
-            for axis in batch.axes
-        )
-        working = sum(
-            m.numel() * m.element_size() for pair in ngd._workspaces.values() for m in pair
-        )
+        multipliers = sum(axis.multiplier.nbytes for b in ngd._batches for axis in b.axes) / 1e6
+        working = sum(each.nbytes for pair in ngd._workspaces.values() for each in pair) / 1e6
         print(
             f"{case}: weights {weights:.0f} MB, momentum the same, Fisher matrices {fisher:.0f} MB "
-            f"(in checkpoints) and {multipliers / 1e6:.0f} MB (for multiplying), working memory "
-            f"{working / 1e6:.0f} MB; after 14 steps the usual version differs by {difference:.1e}"
+            f"(in checkpoints) and {multipliers:.0f} MB (for multiplying), working memory "
+            f"{working:.0f} MB; after 14 steps the usual version differs by {difference:.1e}"
         )
         figures = side_by_side(runs, repetitions)
         pairs = [("NGD", name) for name in runs if name != "NGD"]
@@ -232,17 +220,17 @@ def measure_steps(device: torch.device, repetitions: int) -> dict:
         results[case] = {
             "steps_per_second": figures,
             "megabytes": {
-                "weights": weights, "fisher": fisher, "multipliers": multipliers / 1e6,
-                "working": working / 1e6,
+                "weights": weights, "fisher": fisher, "multipliers": multipliers,
+                "working": working,
             },
-            "ratios": {f"{a} / {b}": ratio(figures, a, b) for a, b in pairs},
+            "ratios": ratios(figures, *pairs),
         }  # fmt: skip
     return results
 
 
 def measure_training(device: torch.device, repetitions: int, batch: int, precision: str) -> dict:
     torch.manual_seed(0)
-    inputs = torch.randn(batch, 3, 32, 32, device=device).to(memory_format=torch.channels_last)
+    inputs = random_batch(batch).to(device)
     targets = torch.randint(0, 10, (batch,), device=device)
     autocast = contextlib.nullcontext()
     if precision == "bf16":
@@ -293,18 +281,18 @@ def measure_training(device: torch.device, repetitions: int, batch: int, precisi
     return {
         f"ResNet-50, batch {batch}, {precision}": {
             "samples_per_second": figures,
-            "ratios": {f"fused SGD / {ours}": ratio(figures, "fused SGD", ours)},
+            "ratios": ratios(figures, ("fused SGD", ours)),
         }
     }
 
 
 def main() -> None:
-    words = parser(__doc__.splitlines()[0])
-    words.add_argument("--only", choices=("step", "training"), help="one part (default: both)")
-    words.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
-    words.add_argument("--batch", type=int, default=128, help="of `training` (default: 128)")
-    words.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
-    options = words.parse_args()
+    flags = parser(__doc__)
+    flags.add_argument("--only", choices=("step", "training"), help="one part (default: both)")
+    flags.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
+    flags.add_argument("--batch", type=int, default=128, help="of `training` (default: 128)")
+    flags.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
+    options = flags.parse_args()
     torch.set_num_threads(options.threads)
     device, results = torch.device(options.device), {}
     if options.only != "training":

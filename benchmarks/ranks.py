@@ -1,4 +1,4 @@
-"""Processes for the benchmarks, each with one thread, of which one group after another works."""
+"""Groups of processes with one thread each; while one group works, the others wait."""
 
 import datetime
 import multiprocessing
@@ -9,7 +9,7 @@ import tempfile
 
 class Ranks:
     """`size` processes. Each makes `work = build(exchange, folder, *args)` and then waits;
-    `ranks(...)` has all of them call `work(...)`, and gives what they return, in their order.
+    `ranks(...)` calls `work(...)` in all of them and returns the results by rank.
 
     Args:
         build: a function of a module; what it and `work` take and return is pickled.
@@ -27,7 +27,7 @@ class Ranks:
                 daemon=True,
             )
             process.start()
-            theirs.close()  # so that the end of a process is the end of its pipe
+            theirs.close()  # so that the pipe ends with the process
             self._pipes.append(ours)
             self._processes.append(process)
 

@@ -4,8 +4,8 @@
     python benchmarks/scaling_on_paper.py
     python benchmarks/scaling_on_paper.py --plot benchmarks/results/distributed/scaling.png
 
-A step is the computing of one GPU, which does not change with their number, and what of the
-communication and of NGD does not hide behind it:
+A step is the computation of one GPU, which does not depend on their number, plus the part of the
+communication and of NGD that does not overlap with it:
 
     step = compute + exposed gradient (or weights) + statistics + NGD
     all-reduce of S bytes by N GPUs on M nodes, the faster of
@@ -176,35 +176,19 @@ MODELS = (
     # 2,470 pictures/s of 224x224 in mixed precision on one A100 80GB: NVIDIA/DeepLearningExamples,
     # PyTorch/Classification/ConvNets/resnet50v1.5/README.md.
     Model(
-        "ResNet-50",
-        25_557_032,
-        17,
-        256,
-        2470.0,
-        53_120,
-        8_141_652_160,
-        28_161_605_744,
-        664_567_808,
-        4_659_888,
-        170_241,
+        "ResNet-50", 25_557_032, units=17, batch=256, samples_per_second=2470.0, statistics=53_120,
+        precondition=8_141_652_160, update=28_161_605_744, largest_update=664_567_808,
+        fisher=4_659_888, largest_fisher=170_241,
     ),
     # ViT-g/14: 693 pictures/s on eight A100 (NeMo's user guide, Vision Transformer, Performance) of
     # 3 x 533.1 GFLOP each (Zhai et al. 2022, arXiv:2106.04560, table 2): 44 % of 312 TFLOP/s.
     # ViT-B/16 of 35.1 GFLOP forward at the same speed; small models may reach less.
     Model(
-        "ViT-B/16",
-        86_567_656,
-        13,
-        128,
-        693 / 8 * 533.1 / 35.1,
-        0,
-        27_588_280_320,
-        55_921_303_600,
-        822_902_784,
-        12_723_458,
-        252_161,
+        "ViT-B/16", 86_567_656, units=13, batch=128, samples_per_second=693 / 8 * 533.1 / 35.1,
+        statistics=0, precondition=27_588_280_320, update=55_921_303_600,
+        largest_update=822_902_784, fisher=12_723_458, largest_fisher=252_161,
     ),
-)
+)  # fmt: skip
 
 
 def table(model: Model) -> list[str]:
@@ -244,9 +228,9 @@ def draw(path: Path) -> None:
 
 
 def main() -> None:
-    words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    words.add_argument("--plot", type=Path, help="draws the shares of ideal scaling")
-    options = words.parse_args()
+    flags = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    flags.add_argument("--plot", type=Path, help="draws the shares of ideal scaling")
+    options = flags.parse_args()
     for model in MODELS:
         print(
             f"{model.name}: batches of {model.batch} per GPU, computing alone "

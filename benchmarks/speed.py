@@ -1,4 +1,4 @@
-"""What cpu.py and gpu.py have in common: the whole toolkit against the loops that people write."""
+"""What cpu.py and gpu.py share: the whole toolkit against the loops that people write."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.budget import Budget, in_a_line
 from benchmarks.cases import Sizes, picture_case, text_case
-from benchmarks.common import machine
+from benchmarks.common import in_words, machine
 from benchmarks.compare import compare
 from benchmarks.contenders import Way, compiled_ways, our_ways, usual_ways
 from benchmarks.speed_page import draw, tables
@@ -55,7 +55,7 @@ def default_workers(device: torch.device) -> int:
 
 
 def ways_of(kind: str, precision: str, cuda: bool, compiled: bool) -> dict[str, Way]:
-    """In the order in which they are made ready: what is compiled comes last, for it takes long."""
+    """In the order in which they are started: compiled ones last, since they take long."""
     layout, graphs = LAYOUTS[kind], cuda and kind == "pictures"
     ways = usual_ways(precision, layout, cuda) | our_ways(precision, cuda, graphs)
     if compiled:
@@ -70,12 +70,12 @@ def run(options, sizes: Sizes) -> dict:
     state = machine() | {
         "system": platform.platform(), "device": device.type, "workers": options.workers,
     }  # fmt: skip
-    print(", ".join(f"{key} {value}" for key, value in state.items() if value), flush=True)
+    print(in_words(state), flush=True)
     result = {"machine": state, "cases": {}, "race": None}
     options.json.parent.mkdir(parents=True, exist_ok=True)
 
     def write() -> None:
-        """What there is so far: a run that is stopped leaves that."""
+        """The figures so far, for a run that is stopped."""
         result["minutes"] = round((time.monotonic() - started) / 60, 1)
         replace_file(options.json, f"{json.dumps(result, indent=1)}\n".encode())
 
@@ -108,15 +108,15 @@ def raced(options, sizes: Sizes, seconds: float, folder: Path) -> dict:
 
 
 def measured(options, sizes: Sizes, budget: Budget, folder: Path) -> Iterator[tuple[str, dict]]:
-    """(name, figures) of each case, or of one that fails the reason. Each has its share of the
-    time, by the number of its contenders."""
+    """(name, figures, or the reason of a failure) of each case. Time is divided by their numbers
+    of contenders."""
     device, kinds = options.torch_device, [options.only] if options.only else CASES
     cuda, compiled = device.type == "cuda", not options.no_compile
     ways = {kind: ways_of(kind, sizes.precision, cuda, compiled) for kind in kinds}
     while ways:
         kind, share = next(iter(ways)), budget.left / sum(map(len, ways.values()))
         name, contenders = kind, ways.pop(kind)
-        gc.collect()  # what the case before has left on the GPU
+        gc.collect()  # GPU memory of the case before
         try:
             case = CASES[kind](sizes, device, options.workers)
             name = case.name

@@ -14,13 +14,16 @@ import statistics
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.common import in_words, spread
+
 PAGE = Path(__file__).resolve().parent / "results" / "speed.md"
 
 
 def tables(result: dict) -> str:
     """Markdown: the machine, a table for each case, and the time to an accuracy."""
     state = result["machine"]
-    lines = [", ".join(f"{key} {value}" for key, value in state.items() if value) + ".", ""]
+    lines = [f"{in_words(state)}.", ""]
     for name, case in result["cases"].items():
         body = [f"It failed: {case['failed']}"] if "failed" in case else table(case)
         lines += [f"**{name}**", "", *body, ""]
@@ -44,7 +47,7 @@ def table(case: dict) -> list[str]:
     if best is not None:
         over = {name.split(" / ")[0]: times for name, times in case["ratios"].items()
                 if name.endswith(" / best torch.compile")}  # fmt: skip
-        said = "; ".join(f"{name}: {in_brackets(times)}" for name, times in over.items())
+        said = "; ".join(f"{name}: {spread(times)}" for name, times in over.items())
         lines += ["", f'Over the best torch.compile, which is "{best}": {said}.'] if over else []
     return lines
 
@@ -53,7 +56,7 @@ def row(case: dict, name: str, what: str) -> str:
     """Of a contender that has taken turns; a figure that is missing leaves its cell empty."""
     speed = statistics.median(case["samples_per_second"][name])
     against = case["ratios"].get(f"{name} / plain loop")
-    times = in_brackets(against) if against else "1" if name == "plain loop" else ""
+    times = spread(against) if against else "1" if name == "plain loop" else ""
     kept, peak = case["bytes_kept_per_sample"].get(name), case["peak_bytes"][name]
     cells = [name, what, f"{speed:,.0f}", times]
     cells.append(f"{case['seconds_of_the_first_step'][name]:.1f} s")
@@ -65,10 +68,6 @@ def row(case: dict, name: str, what: str) -> str:
         for phase in ("data", "forward_backward", "optimizer")
     ]
     return "| " + " | ".join(cells) + " |"
-
-
-def in_brackets(times: dict) -> str:
-    return f"{times['median']:.2f} ({times['min']:.2f} to {times['max']:.2f})"
 
 
 def race_table(race: dict) -> list[str]:

@@ -4,18 +4,18 @@
     python benchmarks/startup.py
     python benchmarks/startup.py --dataset imagefolder --data_dir my_pictures --image_size 32
 
-Flags that it does not know go to the run; without any it trains on the built-in pictures. The
-first run decodes and is not counted.
+Unknown flags are passed to the run; without any it trains on the built-in pictures. The first run
+decodes them and is not counted.
 """
 
-import argparse
-import json
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.common import median_and_range, parser, spread, write_json
 
 ENTRY = Path(__file__).parents[1] / "resnet50_test.py"
 
@@ -43,10 +43,7 @@ def seconds_to_first_step(flags: list[str]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    options, flags = parser.parse_known_args()
+    options, flags = parser(__doc__, repetitions=5, threads=None).parse_known_args()
     flags = flags or ["--dataset", "shapes"]
     flags += ["--depth", "18", "--width", "16"]
     seconds_to_first_step(flags)
@@ -55,12 +52,9 @@ def main() -> None:
         "first step": [seconds_to_first_step(flags) for _ in range(options.repetitions)],
     }
     for name, values in figures.items():
-        print(
-            f"{name:12} {statistics.median(values):6.2f} s "
-            f"({min(values):.2f} to {max(values):.2f} over {len(values)} runs)"
-        )
+        print(f"{name:12} {spread(median_and_range(values))} s")
     if options.json:
-        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+        write_json(options.json, figures)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The same network on the same real pictures, by the usual loop and by ours: accuracy over time."""
+"""Accuracy over time, same network and real pictures, by the usual loop and by ours."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Race:
 
     Attributes:
         pictures: of the training set.
-        target: accuracy on the test pictures that is waited for, in per cent.
+        target: accuracy on the test pictures to reach, in per cent.
     """
 
     depth: int
@@ -51,7 +51,7 @@ class Race:
 
 @dataclass(frozen=True)
 class Course:
-    """What all run.
+    """What all contenders train.
 
     Attributes:
         images, labels: (n, 32, 32, 3) uint8 and (n,) int64, to train on; whole batches.
@@ -91,9 +91,9 @@ def race(
 ) -> dict:
     """{name: [(seconds of training, test accuracy) after each epoch]}, and what was trained.
 
-    Evaluations are outside the clock; compiling and the first step are in it. What fails, or is
-    not done after so many `seconds` in all, is in `left_out` with the reason. Each contender
-    trains in a process of its own, to which `load` is pickled.
+    Evaluations are not timed; compilation and the first step are. `left_out` has the reason for
+    each contender that fails or is not done after `seconds` in all. Each trains in a process of its
+    own, to which `load` is pickled.
     """
     budget, curves, left_out, course = Budget(seconds), {}, {}, None
     what = f"ResNet-{plan.depth} of width {plan.width}"
@@ -125,7 +125,8 @@ def race(
 
 
 def make_course(data: ImageData, plan: Race, device: torch.device) -> Course:
-    """Of fewer pictures, where there are fewer. Raises ValueError without a whole batch."""
+    """With fewer pictures than planned if the data has fewer. Raises ValueError without a whole
+    batch."""
     pictures = min(plan.pictures, len(data.train)) // plan.batch * plan.batch
     if not pictures:
         raise ValueError(f"{len(data.train)} pictures are less than a batch of {plan.batch}")
@@ -141,7 +142,7 @@ def make_course(data: ImageData, plan: Race, device: torch.device) -> Course:
 
 
 class Racer:
-    """One of them, from its data on. Args: as those of `race`."""
+    """A contender with its data. Args: those of `race`."""
 
     def __init__(
         self, way: Way, load, plan: Race, device: torch.device, workers: int, folder: Path

@@ -4,10 +4,10 @@
     python benchmarks/trainer.py
 
 The bare loop steps over ready-made batches with the same fused optimizer and does nothing else.
-Ours loads and augments, guards against numbers that are not finite, schedules, counts, logs at the
-end of every run and draws its bar; once more with a moving average of the weights. They take turns
-every step (ResNet-50) or every 20 steps. All are float32, the ResNets with channels_last, the
-Transformer on texts of equal length; evaluations and checkpoints are outside the clock.
+Ours also loads and augments, guards against numbers that are not finite, schedules, counts, logs at
+the end of every run and draws its bar; a second one keeps a moving average of the weights. They
+take turns every step (ResNet-50) or every 20 steps. All are float32, the ResNets with
+channels_last, the Transformer on texts of equal length; evaluations and checkpoints are not timed.
 """
 
 import copy
@@ -15,6 +15,8 @@ import itertools
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +24,9 @@ import torch
 import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.common import arguments, ratio, report, side_by_side, silent
-from benchmarks.loop import CPU, EPOCH, make_trainer, take_steps
+from benchmarks.common import parser, ratios, report, side_by_side, silent
+from benchmarks.loop import EPOCH, make_trainer, take_steps
+from benchmarks.made_up import CPU, random_batch
 from utils.data.texts.loader import TextLoader
 from utils.launch.signals import Signals
 from utils.models.resnet import ResNet
@@ -57,16 +60,8 @@ def bare_loop(model, optimizer: str, batches: list, steps: int):
 
 
 def picture_batches() -> list:
-    generator = torch.Generator().manual_seed(0)
-    return [
-        (
-            torch.randn(BATCH, 3, 32, 32, generator=generator).to(
-                memory_format=torch.channels_last
-            ),
-            torch.randint(0, 10, (BATCH,), generator=generator),
-        )
-        for _ in range(4)
-    ]
+    torch.manual_seed(0)
+    return [(random_batch(BATCH), torch.randint(0, 10, (BATCH,))) for _ in range(4)]
 
 
 def text_loader() -> TextLoader:
@@ -88,27 +83,26 @@ def compare(model, batches: list, steps: int, optimizer: str, repetitions: int, 
     signals = Signals()
     common = {"batch": BATCH, "optimizer": optimizer, "loader": loader}
     with tempfile.TemporaryDirectory() as folder, silent():
-        ours = make_trainer(copy.deepcopy(model), Path(folder, "ours"), signals, **common)
-        averaged = make_trainer(
-            copy.deepcopy(model), Path(folder, "ema"), signals, ema_decay=0.999, **common
-        )
+
+        def ours(name: str, **more) -> Callable[[], float]:
+            own = copy.deepcopy(model)
+            trainer = make_trainer(own, Path(folder, name), signals, **common, **more)
+            return partial(take_steps, trainer, steps)
+
         runs = {
-            "ours": lambda: take_steps(ours, steps),
+            "ours": ours("ours"),
             "bare loop": bare_loop(model, optimizer, batches, steps),
-            "ours with an average": lambda: take_steps(averaged, steps),
+            "ours with an average": ours("ema", ema_decay=0.999),
         }
         figures = side_by_side(runs, repetitions)
     return {
         "samples_per_second": figures,
-        "ratios": {
-            "ours / bare loop": ratio(figures, "ours", "bare loop"),
-            "with an average / ours": ratio(figures, "ours with an average", "ours"),
-        },
+        "ratios": ratios(figures, ("ours", "bare loop"), ("ours with an average", "ours")),
     }
 
 
 def main() -> None:
-    options = arguments(__doc__.splitlines()[0])
+    options = parser(__doc__).parse_args()
     torch.set_num_threads(options.threads)
     results = {}
     for case, (depth, width, steps) in RESNETS.items():

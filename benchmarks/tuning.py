@@ -9,9 +9,9 @@ with it, with the same validation split and the same flags, but for `--sampler r
 --confirm 0` of random search. What each costs: samples trained, of all trials, stages and
 confirmations, and seconds.
 
-The best of many trials looks better than it is. So the setting that each search hands over is
-trained again with --again further seeds, the same for both, which also cut the validation split
-anew; the verdict is by these, which are not counted as cost.
+The best of many trials looks better than it is, so the setting that each search hands over is
+trained again with --again further seeds, the same for both, which also draw new validation splits.
+These runs decide the comparison; they do not count as cost.
 
 The output has benchmark.json, benchmark.png and the studies. Started again with the same flags, it
 goes on where it was stopped.
@@ -30,9 +30,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from benchmarks.common import machine
+from benchmarks import studies
+from benchmarks.common import in_words, machine
 from utils.errors import UserError
-from utils.files import reason, replace_file
+from utils.files import replace_file
 from utils.reporting.metrics import read_metrics
 
 ENTRY = Path(__file__).resolve().parents[1] / "tuning" / "resnet50_tuning.py"
@@ -46,13 +47,8 @@ FIRST_SEED = 1000  # of those with which settings are trained again
 
 
 def options_of(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        "benchmarks.tuning", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = studies.parser("benchmarks.tuning", __doc__)
     add = parser.add_argument
-    add("--output", type=Path, required=True, help="folder of the results")
-    add("--data_dir", type=Path, help="train/<class>/, test/<class>/ (default: synthetic shapes)")
-    add("--cache_dir", type=Path, default=Path(".cache"), help="decoded pictures")
     add("--seeds", type=int, default=3, help="searches of each kind (default: 3)")
     add("--trials", type=int, default=30, help="of random search (default: 30)")
     add("--pruned_trials", type=int, default=24, help="of the other (default: 24)")
@@ -65,26 +61,20 @@ def options_of(argv: list[str] | None) -> argparse.Namespace:
     add("--reduction", type=int, default=3)
     add("--again", type=int, default=5, help="further seeds of what is found (default: 5)")
     add("--precision", choices=("fp32", "bf16"), default="bf16")
-    add("--device", choices=("cpu", "cuda"), default="cpu")
-    add("--jobs", type=int, default=1, help="trials at once (default: 1)")
-    add("--threads", type=int, default=1, help="CPU threads of each (default: 1)")
     add("--flags", default="", help="further flags of all searches, as one word: '--mixup 0.2'")
     options = parser.parse_args(argv)
-    for name in (
-        *("seeds", "trials", "pruned_trials", "epochs", "train_samples", "width", "batch"),
-        *("again", "jobs", "threads"),
-    ):
-        if getattr(options, name) < 1:
-            raise UserError(f"--{name} must be 1 or more")
+    studies.require_one(
+        options, "seeds", "trials", "pruned_trials", "epochs", "train_samples", "width", "batch",
+        "again",
+    )  # fmt: skip
     return options
 
 
 def flags_of(options, method: str, seed: int) -> list[str]:
     """Of one search."""
-    data = ["--dataset", "shapes"]
+    data = studies.data_flags(options)
     if options.data_dir is not None:
-        data = ["--dataset", "imagefolder", "--data_dir", str(options.data_dir.resolve())]
-        data += ["--image_size", "32", "--cache_dir", str(options.cache_dir.resolve())]
+        data += ["--image_size", "32"]
     trials = options.pruned_trials if method == "pruned" else options.trials
     stages = ["--rungs", str(options.rungs), "--reduction", str(options.reduction)]
     return [
@@ -104,8 +94,8 @@ def search(folder: Path, flags: list[str]) -> dict:
 
 
 def run_quietly(words: list[str], show: bool = False) -> None:
-    """A program to its end; its last word is a folder. `show`: what it says; Ctrl-C reaches it
-    otherwise. Raises UserError, KeyboardInterrupt."""
+    """Runs a program whose last argument is a folder to its end. `show`: with its output, and
+    out of reach of Ctrl-C, which then stops it by SIGTERM. Raises UserError, KeyboardInterrupt."""
     said = None if show else subprocess.DEVNULL
     process = subprocess.Popen(
         words, stdout=said, stderr=subprocess.PIPE, text=True, start_new_session=show
@@ -113,12 +103,11 @@ def run_quietly(words: list[str], show: bool = False) -> None:
     try:
         error = process.communicate()[1]
     except BaseException:
-        process.send_signal(signal.SIGTERM)  # it stops what it has started, which saves
+        process.send_signal(signal.SIGTERM)  # it stops its own processes, which save
         process.communicate()
         raise
     if process.returncode:
-        last = (error.strip().splitlines() or ["no word"])[-1]
-        raise UserError(f"{Path(words[-1])}: {last.removeprefix('error: ')}")
+        raise UserError(f"{Path(words[-1])}: {studies.last_line(error)}")
 
 
 def figures(report: dict) -> dict:
@@ -195,28 +184,27 @@ def summarize(found: dict[int, dict[str, dict]]) -> dict:
 
 def table(found: dict[int, dict[str, dict]], summary: dict) -> str:
     """Markdown."""
-    lines = [
-        "| seed | random, in the search | pruned, in the search | random, again | pruned, again | "
-        "difference | share of the samples | of the seconds |",
-        "| --- |" + " ---: |" * 7,
-    ]
+    head = ["seed", "random, in the search", "pruned, in the search", "random, again"]
+    head += ["pruned, again", "difference", "share of the samples", "of the seconds"]
+    rows = []
     for index, (seed, one) in enumerate(found.items()):
         cells = [f"{one[method]['score']:.2f}" for method in ("random", "pruned")]
         cells += [f"{statistics.mean(one[method]['again']):.2f}" for method in ("random", "pruned")]
         cells.append(f"{summary['differences'][index]:+.2f}")
         cells += [f"{summary[name][index]:.2f}" for name in ("sample_shares", "second_shares")]
-        lines.append(f"| {seed} | " + " | ".join(cells) + " |")
+        rows.append([f"{seed}", *cells])
     error = summary["standard_error"]
     sure = f" ± {error:.2f}" if error is not None else ""
-    lines.append(
-        f"| mean | | | | | {summary['mean_difference']:+.2f}{sure} | "
-        f"{summary['mean_sample_share']:.2f} | {statistics.mean(summary['second_shares']):.2f} |"
+    means = [summary["mean_sample_share"], statistics.mean(summary["second_shares"])]
+    rows.append(
+        ["mean", "", "", "", "", f"{summary['mean_difference']:+.2f}{sure}"]
+        + [f"{mean:.2f}" for mean in means]
     )
-    return "\n".join(lines) + "\n"
+    return studies.markdown(head, rows)
 
 
 def draw(found: dict[int, dict[str, dict]], path: Path) -> None:
-    """The best score so far over the samples trained, of each search, and what it is worth."""
+    """Each search's best score over the samples trained, and its accuracy when trained again."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(3.6 * len(found) + 1.8, 3.6), layout="constrained")
@@ -259,15 +247,12 @@ def benchmark(options) -> None:
     state["threads"] = options.threads
     flags = [word for word in flags_of(options, "pruned", 0) if "/" not in word]
     result = {"machine": state, "flags": flags, "summary": summary, "searches": found}
-    try:
+    with studies.writing(options.output):
         replace_file(
             options.output / "benchmark.json", f"{json.dumps(result, indent=1)}\n".encode()
         )
         draw(found, options.output / "benchmark.png")
-    except OSError as error:
-        raise UserError(f"--output {options.output}: {reason(error)}") from None
-    print("\n" + ", ".join(f"{key} {value}" for key, value in state.items() if value))
-    print(f"\n{table(found, summary)}")
+    print(f"\n{in_words(state)}\n\n{table(found, summary)}")
     verdicts = {True: "yes", False: "no"}
     print(f"within {MARGIN:g} points of random's best, in the mean: {verdicts[summary['as_good']]}")
     print(f"at most {SHARE:.0%} of its samples, in the mean: {verdicts[summary['at_most_half']]}")
@@ -275,15 +260,7 @@ def benchmark(options) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    try:
-        benchmark(options_of(argv))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("stopped: the same command goes on from where it was", file=sys.stderr)
-        return 130
-    return 0
+    return studies.exit_code(lambda: benchmark(options_of(argv)), "where it was")
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from utils.entry import end_process, run_model
+from utils.setting import setting
 from utils.settings import ImageSettings
-from utils.settings.config import setting
 
 
 @dataclass

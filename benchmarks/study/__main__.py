@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""An honest comparison of optimizers on real pictures: each tuned with the same budget.
+"""Optimizers compared on real pictures, each tuned with the same budget.
 
     python -m benchmarks.study --data_dir FOLDER --output runs/study --jobs 2 --precision bf16
     python -m benchmarks.study --data_dir FOLDER --output runs/full --device cuda \\
@@ -8,12 +8,12 @@
 FOLDER has train/<class>/ and test/<class>/; without it the pictures are the built-in synthetic
 shapes. A ResNet-18 with crop-and-flip, a cosine schedule and a warm-up of 5 % of the steps:
 
-1. Timing: the optimizers take turns, some steps at a time, at each batch size.
+1. Timing: the optimizers in turn, a few steps at a time, at each batch size.
 2. Tuning: each gets --trials runs of half of --epochs at each batch size, first over learning
    rates, then over weight decays. Chosen by accuracy on pictures held out of training; one seed.
 3. Final: as tuned, at several lengths of training (--fractions), each with other seeds, on the
-   test pictures, which nothing was chosen by. The target is the first optimizer's mean accuracy at
-   the full length.
+   test pictures, which had no part in any choice. The target is the first optimizer's mean
+   accuracy at the full length.
 
 The output has results.jsonl, summary.json, table.md, accuracy.png and learning_rates.png. Started
 again with the same flags, a study goes on where it was stopped.
@@ -26,23 +26,21 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from benchmarks.common import machine
-from benchmarks.study.plan import Case, Optimizer, Plan, Run, finished_runs, next_runs
+from benchmarks import studies
+from benchmarks.common import in_words, machine
+from benchmarks.study.plan import Case, Optimizer, Plan, Result, Run, finished_runs, next_runs
 from benchmarks.study.plots import draw_accuracy, draw_learning_rates
 from benchmarks.study.pool import train_all
-from benchmarks.study.progress import Progress
 from benchmarks.study.store import Store
 from benchmarks.study.summary import summarize, table
 from benchmarks.study.train import DEPTH, Bench, Setting
 from utils.errors import UserError
-from utils.files import reason, replace_file
 from utils.optim.table import OPTIMIZERS
+from utils.reporting.console import duration
 
 
 def flags(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        "benchmarks.study", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = studies.parser("benchmarks.study", __doc__)
     add = parser.add_argument
     add("--optimizers", default="sgd,adamw,muon,ngd", help="the first one is the baseline")
     add(
@@ -53,9 +51,6 @@ def flags(argv: list[str] | None) -> argparse.Namespace:
         help="one more optimizer with own settings, say ngd-channels=ngd:ngd_axes=channels;\n"
         "lr and weight_decay are where its search begins; may be repeated",
     )
-    add("--output", type=Path, required=True, help="folder of the results")
-    add("--data_dir", type=Path, help="train/<class>/, test/<class>/ (default: synthetic shapes)")
-    add("--cache_dir", type=Path, default=Path(".cache"), help="decoded pictures")
     add("--train_samples", type=int, help="default: 10,000, or two thirds of a smaller set")
     add("--val_samples", type=int, help="held out for the tuning; default: half as many")
     add("--test_samples", type=int, default=5000)
@@ -66,9 +61,6 @@ def flags(argv: list[str] | None) -> argparse.Namespace:
     add("--trials", type=int, default=Plan.trials, help="tuning runs of each (default: 6)")
     add("--seeds", type=int, default=Plan.seeds, help="final runs of each length (default: 3)")
     add("--precision", choices=("fp32", "bf16"), default="fp32")
-    add("--device", choices=("cpu", "cuda"), default="cpu")
-    add("--jobs", type=int, default=1, help="processes that train at once (default: 1)")
-    add("--threads", type=int, default=1, help="CPU threads of each (default: 1)")
     add(
         "--timing_steps",
         type=int,
@@ -133,15 +125,7 @@ def parse_value(text: str):
 
 
 def main(argv: list[str] | None = None) -> int:
-    try:
-        study(flags(argv))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("stopped: the same command goes on from the finished runs", file=sys.stderr)
-        return 130
-    return 0
+    return studies.exit_code(lambda: study(flags(argv)), "the finished runs")
 
 
 def study(options: argparse.Namespace) -> None:
@@ -168,15 +152,13 @@ def study(options: argparse.Namespace) -> None:
         batch: timing([case for case in cases if case.batch == batch], bench, store, options)
         for batch in options.batches
     }
-    progress = Progress(cases, plan, speeds, bench, options.jobs)
-    for run in finished_runs(cases, plan, results):
-        progress.skip(run)
-    done = f"{progress.runs} runs, {progress.done} of them done"
-    print(f"{done}; about {progress.estimate()} left", flush=True)
+    total, done = len(cases) * plan.runs, len(finished_runs(cases, plan, results))
+    print(f"{total} runs, {done} of them done", flush=True)
     for run, result in train_all(bench, options.jobs, lambda: next_runs(cases, plan, results)):
         results[run] = result
         store.add_run(run, setting_of(run), result)
-        print(progress.line(run, result), flush=True)
+        done += 1
+        print(f"[{done}/{total}] {in_one_line(run, result)}", flush=True)
     summary = {
         "title": title(bench),
         "conditions": conditions,
@@ -185,7 +167,16 @@ def study(options: argparse.Namespace) -> None:
         "setting": bench.identity("train", "val", "test"),
         "batches": summarize(cases, plan, results, speeds, len(bench.splits["train"])),
     }
-    write(summary, options.output)
+    plots = {"accuracy.png": draw_accuracy, "learning_rates.png": draw_learning_rates}
+    studies.write_results(options.output, summary, table(summary), plots)
+
+
+def in_one_line(run: Run, result: Result) -> str:
+    accuracy = "diverged" if result.accuracy is None else f"{run.split} {result.accuracy:.2f} %"
+    return (
+        f"{run.label}, batch {run.batch}, lr {run.lr:g}, weight decay {run.weight_decay:g}, "
+        f"{run.epochs:g} epochs, seed {run.seed}: {accuracy} in {duration(result.seconds)}"
+    )
 
 
 def timing(cases: list[Case], bench: Bench, store: Store, options) -> dict[str, list[float]]:
@@ -214,25 +205,11 @@ def describe(bench: Bench, options) -> str:
     """The data and the machine, one sentence each."""
     data, sizes = bench.data, {name: len(split) for name, split in bench.splits.items()}
     source = data.source if data.synthetic else f"{bench.setting.data_dir}"
-    state = ", ".join(f"{key} {value}" for key, value in machine().items() if value)
     return (
         f"{sizes['train']:,} training, {sizes['val']:,} validation and {sizes['test']:,} test "
-        f"pictures of {len(data.classes)} classes ({source}), {options.precision}. {state}; "
-        f"jobs {options.jobs}."
+        f"pictures of {len(data.classes)} classes ({source}), {options.precision}. "
+        f"{in_words(machine())}; jobs {options.jobs}."
     )
-
-
-def write(summary: dict, folder: Path) -> None:
-    """The summary, the table, also on the screen, and the plots."""
-    text = table(summary)
-    try:
-        replace_file(folder / "summary.json", f"{json.dumps(summary, indent=1)}\n".encode())
-        replace_file(folder / "table.md", text.encode())
-        draw_accuracy(summary, folder / "accuracy.png")
-        draw_learning_rates(summary, folder / "learning_rates.png")
-    except OSError as error:
-        raise UserError(f"--output: {folder}: {reason(error)}") from None
-    print(f"\n{text}\nwritten to {folder}")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ processes it trains the same runs. PyTorch is not needed here.
 import math
 from dataclasses import dataclass
 
-# Positions on a grid of quarter decades around a centre: 2 of them are a factor of 3.2.
+# In quarter decades: a coarse step is a factor of 3.2.
 COARSE, FINE = 2, 1
 TUNING_SEED = 0  # the final runs have the seeds 1, 2, 3, ...
 WEIGHT_DECAY_SHARE = 3 / 8  # of the trials
@@ -26,7 +26,7 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class Run:
-    """All that tells one run of a study from its others."""
+    """What identifies a run of a study."""
 
     label: str
     name: str
@@ -48,7 +48,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is trained, for each optimizer and batch size alike."""
+    """How much is trained: the same for each optimizer and batch size."""
 
     epochs: float = 10
     fractions: tuple[float, ...] = (0.5, 0.75, 1.0)  # of the epochs: lengths of the final runs
@@ -68,11 +68,6 @@ class Plan:
     def runs(self) -> int:
         """Of one optimizer at one batch size."""
         return self.trials + self.seeds * len(self.fractions)
-
-    @property
-    def total_epochs(self) -> float:
-        """Of all these runs together."""
-        return self.trials * self.tuning_epochs + self.seeds * sum(self.lengths)
 
 
 Results = dict[Run, Result]

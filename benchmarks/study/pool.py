@@ -1,4 +1,4 @@
-"""Trains the runs, in this process or in several, and leaves none behind."""
+"""Trains the runs, in this process or in several, all of which end with the study."""
 
 import contextlib
 import multiprocessing
@@ -45,7 +45,7 @@ class Processes:
                 ours, theirs = context.Pipe()
                 process = context.Process(target=_work, args=(setting, theirs), daemon=True)
                 process.start()
-                theirs.close()  # so that its end shows as the end of the connection
+                theirs.close()  # so that the connection ends with the process
                 self._processes[ours], self._runs[ours] = process, None
 
     def __enter__(self):
@@ -96,8 +96,8 @@ class Processes:
 
 @contextlib.contextmanager
 def _interrupt_held():
-    """Holds back a Ctrl-C until its end: a process that has been started and not yet been sent its
-    work would print a traceback. Those started within it ignore Ctrl-C; their parent ends them."""
+    """Delays a Ctrl-C to the end of the block: a process that is still starting would print a
+    traceback. Processes started within ignore Ctrl-C; their parent ends them."""
     came = []
     handler = signal.signal(signal.SIGINT, lambda *_: came.append(True))
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # they inherit it

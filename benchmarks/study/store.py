@@ -4,9 +4,9 @@ import dataclasses
 import json
 from pathlib import Path
 
+from benchmarks.studies import writing
 from benchmarks.study.plan import Result, Results, Run
 from utils.errors import UserError
-from utils.files import reason
 
 
 class Store:
@@ -20,14 +20,12 @@ class Store:
 
     def __init__(self, path: Path):
         self.path = path
-        try:
+        with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             text = path.read_text() if path.exists() else ""
             if text and not text.endswith("\n"):  # a kill cut the last line off
                 text = text[: text.rfind("\n") + 1]
                 path.write_text(text)
-        except OSError as error:
-            raise UserError(f"--output: {path}: {reason(error)}") from None
         self._records = []
         for number, line in enumerate(text.splitlines(), 1):
             try:
@@ -68,8 +66,5 @@ class Store:
 
     def _add(self, kind: str, of: dict, setting: dict, result: dict) -> None:
         record = {"kind": kind, "of": of, "setting": setting, "result": result}
-        try:
-            with open(self.path, "a") as file:
-                file.write(json.dumps(record) + "\n")
-        except OSError as error:
-            raise UserError(f"--output: {self.path}: {reason(error)}") from None
+        with writing(self.path), open(self.path, "a") as file:
+            file.write(json.dumps(record) + "\n")

@@ -2,6 +2,7 @@
 
 import statistics
 
+from benchmarks.studies import markdown
 from benchmarks.study.plan import Case, Plan, Results, epochs_to_target, final_runs, search
 from utils.optim.table import OPTIMIZERS
 
@@ -112,7 +113,7 @@ def _batch_table(batch: dict) -> str:
     goal = "no target" if target is None else f"{target:.2f} %"
     head = ["optimizer", "lr", "weight decay", *(f"{epochs:g} epochs" for epochs in lengths)]
     head += [f"epochs to {goal}", "s per epoch", f"time per epoch / {baseline}", f"s to {goal}"]
-    rows = [head, ["---"] + ["---:"] * (len(head) - 1)]
+    rows = []
     for label, figures in optimizers.items():
         edge = "*" if figures["lr_at_edge"] else ""
         row = [label, f"{figures['lr']:g}{edge}", f"{figures['weight_decay']:g}"]
@@ -120,15 +121,13 @@ def _batch_table(batch: dict) -> str:
         row += [_amount(figures, "epochs_to_target"), f"{figures['seconds_per_epoch']:.3g}"]
         row += [f"{figures['time_per_epoch_relative']:.2f}"]
         rows.append([*row, _amount(figures, "seconds_to_target")])
-    lines = [f"## Batch {batch['batch']}\n", *("| " + " | ".join(row) + " |" for row in rows)]
+    text = f"## Batch {batch['batch']}\n\n{markdown(head, rows)}"
     if any(figures["lr_at_edge"] for figures in optimizers.values()):
-        lines.append(
-            "\n\\* the highest or lowest learning rate tried: a better one may lie beyond."
-        )
+        text += "\n\\* the highest or lowest learning rate tried: a better one may lie beyond.\n"
     for name in dict.fromkeys(figures["optimizer"] for figures in optimizers.values()):
         if OPTIMIZERS[name].first_steps:
-            lines.append(f"\nNot in the seconds: {OPTIMIZERS[name].first_steps}.")
-    return "\n".join(lines) + "\n"
+            text += f"\nNot in the seconds: {OPTIMIZERS[name].first_steps}.\n"
+    return text
 
 
 def _accuracy(length: dict) -> str:
