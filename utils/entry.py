@@ -1,4 +1,4 @@
-"""What every entry script is: its exit codes, its signals, and how its process ends."""
+"""From a command line to an exit code: what all entry scripts do alike."""
 
 import atexit
 import contextlib
@@ -98,7 +98,7 @@ def run_model(
             kind.set_environment()
             checkpoint = run.load_checkpoint()
             card = kind.card(checkpoint) if checkpoint else None
-            ACTS.get(settings.action.name, _train)(run, kind, checkpoint, card)
+            WITHOUT_DATA.get(settings.action.name, _train)(run, kind, checkpoint, card)
 
     return run_entry(config_class, act, description, argv)
 
@@ -110,7 +110,7 @@ def _use(run: Run, kind, checkpoint, card) -> None:
 
 
 def _train(run: Run, kind, checkpoint, card) -> None:
-    """Also measures and rehearses, which need the data set and the prepared model as well."""
+    """Trains, or does what else needs the data set: --eval_only and --dry_run."""
     from utils.runs.train_classifier import train_classifier
 
     pretrained = None
@@ -122,9 +122,8 @@ def _train(run: Run, kind, checkpoint, card) -> None:
     train_classifier(run, kind.build_model(task.card), task, checkpoint, pretrained)
 
 
-# Function of each action (utils/settings/actions.py) that does not need the data set; _train does
-# the others.
-ACTS = {"predict": _use, "export": _use}
+# Functions of the actions (utils/settings/actions.py) that need no data set; _train does the others.
+WITHOUT_DATA = {"predict": _use, "export": _use}
 
 
 def _load_pretrained(run: Run, kind):
