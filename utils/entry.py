@@ -122,7 +122,7 @@ def _train(run: Run, kind, checkpoint, card) -> None:
     train_classifier(run, kind.build_model(task.card), task, checkpoint, pretrained)
 
 
-# Functions of the actions (utils/settings/actions.py) that need no data set; _train does the others.
+# Functions of the actions (utils/settings/actions.py) that need no data set; _train does the rest.
 WITHOUT_DATA = {"predict": _use, "export": _use}
 
 

@@ -11,7 +11,7 @@ from utils.augment.chain import Chain
 from utils.augment.crop_flip import CropFlip
 from utils.augment.random_erasing import RandomErasing
 from utils.data.images.loader import Augmentation
-from utils.data.images.sources import ImageData, PictureSplit, load_image_data
+from utils.data.images.sources import PictureSplit, load_image_data
 from utils.data.loader import Loader
 from utils.data.splits import stratified_split, stratified_subset
 from utils.data.workers import WorkerPool
@@ -23,6 +23,7 @@ from utils.reporting.console import Console
 from utils.settings import ImageSettings
 from utils.tasks.kinds import Kind
 from utils.tasks.mixing import build_mixing
+from utils.tasks.task import Task
 from utils.weights.card import ModelCard
 from utils.weights.imagenet import torchvision_name
 
@@ -33,14 +34,11 @@ IMAGENET = ModelCard(tuple(map(str, range(1000))), (0.5,) * 3, (0.5,) * 3, 224, 
 
 
 @dataclass(frozen=True)
-class ImageTask:
-    """A data set with its splits made, and a loader for each of them. To be closed."""
+class ImageTask(Task):
+    """Of pictures. To be closed."""
 
-    data: ImageData
-    card: ModelCard  # what a model needs to know of the pictures
-    train: Loader
-    test: Loader
-    val: Loader | None
+    SKIPPED = "skipped_files"
+
     pool: WorkerPool | None = None
 
     def close(self) -> None:
@@ -49,23 +47,9 @@ class ImageTask:
             self.pool.close()
 
     def follow(self, batch_size: int, ranks: int) -> None:
-        """The training has batches of another size from here on: so have the others."""
-        for loader in filter(None, (self.test, self.val)):
-            loader.resize(batch_size, batch_size * ranks)
+        super().follow(batch_size, ranks)
         if self.pool is not None:
             self.pool.slot_bytes = largest_batch(batch_size, self.data.train)
-
-    @property
-    def sizes(self) -> dict:
-        """For the summary."""
-        sizes = {
-            "classes": len(self.data.classes),
-            "skipped_files": self.data.skipped,
-            "synthetic": self.data.synthetic,
-        }
-        if self.val is not None:
-            sizes["val_samples"] = self.val.samples
-        return sizes
 
 
 def load_image_task(

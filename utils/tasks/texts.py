@@ -8,7 +8,7 @@ import torch
 from utils.data.texts.cache import load_tokenized
 from utils.data.texts.loader import TextLoader
 from utils.data.texts.rows import column_names
-from utils.data.texts.token_store import TokenizedData, TokenSplit
+from utils.data.texts.token_store import TokenSplit
 from utils.errors import UserError
 from utils.exchange import Exchange
 from utils.reporting.console import Console
@@ -17,36 +17,18 @@ from utils.settings.config import DEFAULT
 from utils.settings.texts import MOST_TOKENS
 from utils.tasks.kinds import Kind
 from utils.tasks.mixing import build_mixing
+from utils.tasks.task import Task
 from utils.weights.card import TextCard
 
 
 @dataclass(frozen=True)
-class TextTask:
-    """A data set with its splits made, and a loader for each of them."""
+class TextTask(Task):
+    """Of texts."""
 
-    data: TokenizedData
-    card: TextCard  # what a model needs to know of the texts
-    train: TextLoader
-    test: TextLoader
-    val: TextLoader | None
+    SKIPPED = "skipped_rows"
 
-    def follow(self, batch_size: int, ranks: int) -> None:
-        """The training has batches of another size from here on: so have the others."""
-        for loader in filter(None, (self.test, self.val)):
-            loader.resize(batch_size, batch_size * ranks)
-
-    @property
-    def sizes(self) -> dict:
-        """For the summary."""
-        sizes = {
-            "classes": len(self.data.classes),
-            "skipped_rows": self.data.skipped,
-            "synthetic": self.data.synthetic,
-            "vocabulary": self.data.vocab_size,
-        }
-        if self.val is not None:
-            sizes["val_samples"] = self.val.samples
-        return sizes
+    def further_sizes(self) -> dict:
+        return {"vocabulary": self.data.vocab_size}
 
 
 def load_text_task(

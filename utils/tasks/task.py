@@ -1,0 +1,47 @@
+"""What a kind of task makes of the settings: a data set with its splits and loaders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from utils.data.loader import Loader
+
+
+@dataclass(frozen=True)
+class Task:
+    """A data set with its splits made, and a loader for each of them.
+
+    Attributes:
+        data: the data set: `classes`, `skipped`, `synthetic`, `fingerprint`, ...
+        card: what a model needs to know of it.
+        val: None: there is no validation split.
+    """
+
+    SKIPPED: ClassVar[str]  # what the summary calls the samples left out by --on_bad skip
+
+    data: Any
+    card: Any
+    train: Loader
+    test: Loader
+    val: Loader | None
+
+    def follow(self, batch_size: int, ranks: int) -> None:
+        """The training has batches of another size from here on: so have the others."""
+        for loader in filter(None, (self.test, self.val)):
+            loader.resize(batch_size, batch_size * ranks)
+
+    @property
+    def sizes(self) -> dict:
+        """For the summary."""
+        sizes = {
+            "classes": len(self.data.classes),
+            self.SKIPPED: self.data.skipped,
+            "synthetic": self.data.synthetic,
+        }
+        sizes |= self.further_sizes()
+        return sizes | ({} if self.val is None else {"val_samples": self.val.samples})
+
+    def further_sizes(self) -> dict:
+        return {}
