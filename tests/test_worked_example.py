@@ -135,6 +135,7 @@ def test_a_search_ends_with_a_recipe(house, tmp_path):
     assert "\noptimizer: lion\n" in recipe and "\nlr: " in recipe
 
 
+@pytest.mark.slow
 def test_the_tests_of_every_optimizer_pass(house):
     """Steps that must leave no trace, checkpoints, frozen parameters, what its entry says."""
     done = run_pytest(
@@ -144,6 +145,7 @@ def test_the_tests_of_every_optimizer_pass(house):
     assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 40
 
 
+@pytest.mark.slow
 def test_the_page_of_flags_lacks_a_row_that_its_test_shows(house):
     words = "tests/end_to_end/test_docs.py", "lion or every_flag or flags_that_are_named"
     done = run_pytest(house, *words)
