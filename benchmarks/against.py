@@ -47,6 +47,7 @@ def speeds(tree: Path, name: str) -> dict[str, float]:
             cwd=folder,
             check=True,
             stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
         )
         return dict(_figures(json.loads(path.read_text())))
 
@@ -68,19 +69,21 @@ def main() -> None:
     flags.add_argument("--only", nargs="+", choices=COMMANDS, default=list(COMMANDS))
     options = flags.parse_args()
     results: dict[str, dict[str, list[float]]] = {}
+    ratios, state = {}, machine()
+    print(f"speed now against {options.revision}, {options.repetitions} pairs of processes")
+    print(f"  {in_words(state)}")
     with tempfile.TemporaryDirectory() as folder:
         unpack(options.revision, Path(folder))
         trees = {"before": Path(folder), "now": ROOT}
         for name in options.only:
+            found: dict[str, dict[str, list[float]]] = {}
             for side in in_turn(trees, options.repetitions):
                 for what, speed in speeds(trees[side], name).items():
-                    results.setdefault(what, {side: [] for side in trees})[side].append(speed)
-    state = machine()
-    ratios = {what: ratio(found, "now", "before") for what, found in results.items()}
-    print(f"speed now against {options.revision}, {options.repetitions} pairs of processes")
-    print(f"  {in_words(state)}")
-    for what, value in ratios.items():
-        print(f"  {what:60} {spread(value, 3)}")
+                    found.setdefault(what, {side: [] for side in trees})[side].append(speed)
+            for what, sides in found.items():
+                ratios[what] = ratio(sides, "now", "before")
+                print(f"  {what:60} {spread(ratios[what], 3)}", flush=True)
+            results |= found
     if options.json:
         write_json(options.json, {"machine": state, "speeds": results, "ratios": ratios})
 

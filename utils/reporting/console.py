@@ -7,8 +7,6 @@ import sys
 import time
 from pathlib import Path
 
-from tqdm import tqdm
-
 # Without a terminal a progress line at most this often, in seconds.
 PLAIN_LINE_SECONDS = 10.0
 # Fits into 80 columns; the postfix is loss and accuracy.
@@ -26,7 +24,7 @@ class Console:
         self.silent = silent
         self._log = None
         self._early: list[str] = []  # said before the run's folder was there
-        self._bar: tqdm | None = None
+        self._bar = None  # a tqdm bar
         self._last_plain = -math.inf
         self.live = not silent and _columns(sys.stderr) > 0
 
@@ -65,6 +63,8 @@ class Console:
     def start_bar(self, total: int, done: int, unit: str = " samples") -> None:
         """A bar over the whole run, in samples."""
         if self.live:
+            from tqdm import tqdm  # not needed for --help
+
             self._bar = tqdm(
                 total=total, initial=done, unit=unit, unit_scale=unit == " samples",
                 dynamic_ncols=True, smoothing=0.05,

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from utils.data.images.loader import AUGMENT_STREAM, Normalize
-from utils.data.loader import Loader, random_generator
+from utils.data.draws import AUGMENT_STREAM, random_generator
+from utils.data.images.loader import Normalize
+from utils.data.loader import Loader
 
 
 @dataclass(frozen=True, eq=False)

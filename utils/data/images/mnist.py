@@ -100,9 +100,8 @@ class IdxFiles(Published):
         size = len(header) + math.prod(shape)
         try:
             with gzip.GzipFile(fileobj=io.BytesIO(packed)) as file:
-                content = file.read(
-                    size + 1
-                )  # the one byte more is the end, where gzip has its sum
+                # One byte more than there is: gzip checks its sum at the end of the file.
+                content = file.read(size + 1)
         except (OSError, EOFError, zlib.error) as error:
             raise self.broken(path, str(error)) from error
         if content[:4] != header[:4]:

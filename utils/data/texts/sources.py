@@ -13,10 +13,12 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from utils.errors import UserError
+
+if TYPE_CHECKING:  # --help reads the table below, and needs no NumPy
+    import numpy as np
 
 # Settings that only `--dataset csv` has.
 FILE_FLAGS = ("train_file", "test_file", "val_file", "test_fraction")
@@ -37,7 +39,7 @@ class Texts:
     labels: np.ndarray
 
     def __post_init__(self) -> None:
-        assert self.labels.shape == (len(self.texts),) and self.labels.dtype == np.int64
+        assert self.labels.shape == (len(self.texts),) and self.labels.dtype == "int64"
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -171,7 +173,7 @@ def text_fingerprint(classes: Sequence[str], splits: dict[str, Texts | None]) ->
         if split is None:
             continue
         digest.update(json.dumps([name, len(split)]).encode())
-        digest.update(np.ascontiguousarray(split.labels, dtype="<i8"))
+        digest.update(split.labels.astype("<i8").tobytes())
         for text in split.texts:
             data = text.encode()
             digest.update(len(data).to_bytes(8, "little"))
