@@ -1,4 +1,4 @@
-"""Checkpoints: folders that are whole or not there, and never applied unverified.
+"""Checkpoints: folders that are complete or absent, and verified before they are used.
 
     checkpoints/step-00001234/
         model.safetensors      weights and buffers under canonical names
@@ -8,9 +8,9 @@
         state.json             everything else
         SHA256SUMS             of the files above; `sha256sum -c SHA256SUMS` checks it
 
-Of a model that is divided among the ranks, weights, average and optimizer are in a file for each
-rank (see shards.py). A checkpoint is written under a temporary name, flushed to disk and renamed.
-Nothing in it is a pickle.
+If the model is sharded, each rank has its own files for weights, average and optimizer (see
+shards.py). A checkpoint is written under a temporary name, flushed to disk and renamed. Nothing in
+it is a pickle.
 """
 
 import contextlib
@@ -46,9 +46,9 @@ MODEL, OPTIMIZER, STATE, SUMS = (
     "state.json",
     "SHA256SUMS",
 )
-PARTS = ("model", "optimizer", "average", "mixup")  # of tensors: attributes, and names of files
-# What the steps themselves leave in a parameter group: the rate of the last one (the schedule sets
-# the next), and how many there were.
+PARTS = ("model", "optimizer", "average", "mixup")  # names of attributes and of files
+# Keys of a parameter group that change with the steps: the last learning rate (the schedule sets
+# the next), and counts of steps.
 OF_THE_STEPS = (
     *("lr", "lookahead_step"),
     *(key for entry in OPTIMIZERS.values() for key in entry.group_state),
@@ -56,37 +56,37 @@ OF_THE_STEPS = (
 
 
 class DamagedCheckpoint(Exception):
-    """A checkpoint that is not what was written; its text names the file and what is wrong."""
+    """A checkpoint differs from what was written; the text names the file and the problem."""
 
 
 @dataclass
 class Checkpoint:
-    """What one step left: tensors (once read or copied, on the CPU) and a JSON object.
+    """The state after a step: tensors (on the CPU once copied or read) and a JSON object.
 
-    Where the model is divided among the ranks, it is what this rank is to write, and `rows` says
-    which tensors of which part are rows of larger ones. One that is read is always whole.
+    If the model is sharded, it holds what this rank has to write, and `rows` says which tensors are
+    rows of larger ones. A checkpoint that was read always has whole tensors.
     """
 
     step: int
     model: dict[str, Tensor]
     optimizer: dict[str, Tensor]
     state: dict
-    average: dict[str, Tensor] | None = None  # of the weights, where the run keeps one
-    mixup: dict[str, Tensor] | None = None  # what was learned about mixing, likewise
-    rows: dict[str, dict[str, Rows]] | None = None  # by part and tensor; None: nothing is divided
+    average: dict[str, Tensor] | None = None  # of the weights, with --ema_decay
+    mixup: dict[str, Tensor] | None = None  # the learned policy, with --mixup meta
+    rows: dict[str, dict[str, Rows]] | None = None  # by part and tensor; None: nothing is sharded
 
     @property
     def weights(self) -> dict[str, Tensor]:
-        """What is evaluated and used: the average where there is one."""
+        """The weights to evaluate and use: the average if there is one."""
         return self.model if self.average is None else self.average
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """The parts that there are."""
+        """The parts that are present."""
         parts = {part: getattr(self, part) for part in PARTS}
         return {part: tensors for part, tensors in parts.items() if tensors is not None}
 
     def copy(self) -> "Checkpoint":
-        """Of the tensors, on the CPU: the run can go on while the copy is written."""
+        """Copies the tensors to the CPU, so that training can continue while they are written."""
         copies = {part: _plain(tensors) for part, tensors in self.tensors().items()}
         return replace(self, **copies)
 
@@ -95,24 +95,24 @@ class Checkpoints:
     """The checkpoints of a run.
 
     Args:
-        folder: made when the first one is written.
-        keep: how many of the newest ones stay; the best one stays besides.
-        warn: told, in a line, what was damaged or could not be done.
+        folder: created with the first checkpoint.
+        keep: how many of the newest are kept, in addition to the best one.
+        warn: called with a line about what was damaged or could not be done.
     """
 
     def __init__(self, folder: Path, *, keep: int = 3, warn=print):
         self.folder, self.keep, self.warn = Path(folder), keep, warn
 
     def steps(self) -> list[int]:
-        """Steps that have a checkpoint, oldest first, whole or not."""
+        """Steps that have a checkpoint, damaged or not, the oldest first."""
         found = {_step(path) for path in self.folder.glob("step-*") if path.is_dir()}
         return sorted(found - {-1})  # -1: a name that is not ours
 
     def save(self, checkpoint: Checkpoint, best_step: int | None = None) -> Path:
-        """Writes one (a copy: see `Checkpoint.copy`) durably, then drops the oldest beyond `keep`.
-        Raises OSError.
+        """Writes a checkpoint (a copy: see `Checkpoint.copy`) durably, then deletes the oldest ones
+        beyond `keep`. Raises OSError.
 
-        Whatever fails, and whenever the process is killed, the checkpoints before are intact.
+        Whatever fails, and whenever the process is killed, earlier checkpoints stay intact.
         """
         aside = self._begin(checkpoint.step)
         try:
@@ -131,14 +131,14 @@ class Checkpoints:
         exchange: Exchange,
         ready: Callable[[], None] = lambda: None,
     ) -> None:
-        """Likewise, of a divided model: collective. All ranks see the same folder.
+        """The same for a sharded model; collective. All ranks see the same folder.
 
         Args:
             ready: called on rank 0 before anything is written; may raise OSError.
 
         Raises:
-            OSError: on every rank, the same, when writing fails on any; nothing is left behind.
-            RuntimeError: another rank has died; what is left behind is removed by the next `save`.
+            OSError: on every rank, if writing fails on any; nothing is left behind.
+            RuntimeError: another rank has died; the next `save` removes what is left behind.
         """
         first, step = exchange.rank == 0, checkpoint.step
         names = {part: shard_name(part, exchange.rank, exchange.size) for part in PARTS}
@@ -182,15 +182,15 @@ class Checkpoints:
         return aside
 
     def _seal(self, aside: Path, state: dict, sums: dict[str, str]) -> None:
-        """The last two files, and everything is on disk; `sums`: of the others."""
+        """Writes the last two files and flushes all to disk; `sums`: of the other files."""
         sums = sums | write_files(aside, [(STATE, to_json(state, indent=1).encode())])
         write_synced(aside / SUMS, sums_text(sums))
         sync_folder(aside)
 
     def _finish(self, aside: Path, step: int, best_step: int | None) -> Path:
-        """Gives a checkpoint its name, and drops the oldest beyond `keep`."""
+        """Renames a checkpoint to its final name, and deletes the oldest ones beyond `keep`."""
         final = self._path(step)
-        if final.exists():  # the same step again, after an evaluation: never without either
+        if final.exists():  # the same step again, after an evaluation: one of them always exists
             old = self._old(step)
             shutil.rmtree(old, ignore_errors=True)
             os.rename(final, old)
@@ -200,8 +200,8 @@ class Checkpoints:
         return final
 
     def adopt(self, other: Path, step: int) -> None:
-        """Copies the checkpoint of `step` from another run's folder, if it is there. A damaged
-        one is copied as it is: it is verified before it is used. Raises OSError."""
+        """Copies the checkpoint of `step` from another run's folder, if there is one. It is copied
+        unverified: that is done before it is used. Raises OSError."""
         final = self._path(step)
         if final.exists() or not (other / final.name).is_dir():
             return
@@ -213,13 +213,13 @@ class Checkpoints:
         sync_folder(self.folder)
 
     def load(self) -> Checkpoint | None:
-        """The newest checkpoint that is whole; says which damaged ones it passed over.
+        """The newest checkpoint that is not damaged; a line names the damaged ones after it.
 
-        Returns None where there is none at all. Raises UserError where all are damaged.
+        Returns None if there are no checkpoints. Raises UserError if all are damaged.
         """
         steps = self.steps()
         for step in reversed(steps):
-            # A kill between two renames can leave the same step under its other name only.
+            # A kill between two renames can leave the step under its other name only.
             for path in (self._path(step), self._old(step)):
                 if not path.is_dir():
                     continue
@@ -234,8 +234,8 @@ class Checkpoints:
         return None
 
     def _prune(self, newest: int, best_step: int | None) -> None:
-        """Drops what is neither among the newest nor the best. Steps after `newest` are damaged
-        ones that the run fell back behind; a folder that cannot be dropped is left for later."""
+        """Deletes all but the newest and the best. Steps after `newest` are damaged ones, before
+        which the run was resumed. A folder that cannot be deleted is tried again next time."""
         steps = self.steps()
         kept = [step for step in steps if step <= newest][-self.keep :]
         for step in steps:
@@ -246,7 +246,7 @@ class Checkpoints:
             for path in doomed:
                 aside = self.folder / f".dropping-{path.name}"
                 with contextlib.suppress(OSError):
-                    os.rename(path, aside)  # half deleted, it must not look like a damaged one
+                    os.rename(path, aside)  # half deleted, it would look like a damaged checkpoint
                 shutil.rmtree(aside, ignore_errors=True)
 
     def _path(self, step: int) -> Path:
@@ -256,17 +256,17 @@ class Checkpoints:
         return self.folder / f".writing-{self._path(step).name}"
 
     def _old(self, step: int) -> Path:
-        """Where a checkpoint waits while it is replaced by another one of the same step."""
+        """Where a checkpoint is kept while another one of the same step replaces it."""
         return self.folder / f"step-{step:08}.old"
 
     def _clean(self) -> None:
-        """Removes what a killed process left half written or half deleted."""
+        """Removes what a killed process left incomplete."""
         for path in [*self.folder.glob(".writing-*"), *self.folder.glob(".dropping-*")]:
             shutil.rmtree(path, ignore_errors=True)
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Verifies every byte of a checkpoint, then reads it. Raises DamagedCheckpoint."""
+    """Verifies and reads a checkpoint. Raises DamagedCheckpoint."""
     path = Path(path)
     try:
         written = (path / SUMS).read_bytes()
@@ -292,14 +292,14 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def optimizer_tensors(optimizer, names: dict[Tensor, str]) -> tuple[dict[str, Tensor], dict]:
-    """Optimizer state as tensors under canonical names, and the rest as JSON.
+    """The optimizer's state: tensors under canonical names, and all else as JSON.
 
     Args:
-        names: the canonical name of each parameter.
+        names: {parameter: its canonical name}.
     Returns:
         ({"<parameter>/<key>": tensor}, {"groups": [...], "values": {"<parameter>/<key>": number}})
     """
-    saved = optimizer.state_dict()  # parameters are numbers there
+    saved = optimizer.state_dict()  # refers to parameters by number
     numbers = [number for group in saved["param_groups"] for number in group["params"]]
     own = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
     name_of = dict(zip(numbers, own, strict=True))
@@ -324,15 +324,15 @@ def restore_optimizer(
     rest: dict,
     exchange: Exchange | None = None,
 ) -> None:
-    """The inverse of `optimizer_tensors`, into an optimizer made with the same settings, by its
-    own `load_state_dict`. Of the groups' settings, the present ones count.
+    """The inverse of `optimizer_tensors`: loads the state into an optimizer that was made with the
+    same settings. The settings of its groups stay as they are.
 
-    State of the shape of its parameter takes that parameter's memory format, as the optimizer
-    would have made it; of a divided parameter's (see shards.py) it is the rows that this rank has.
+    State of its parameter's shape gets the parameter's memory format, as the optimizer would have
+    created it; for a sharded parameter (see shards.py) this rank takes its rows.
 
     Args:
-        tensors: whole.
-        exchange: of the ranks, if parameters are divided among them.
+        tensors: whole ones.
+        exchange: with the other ranks, if parameters are sharded.
 
     Raises:
         UserError: the groups or the parameters are not those of the checkpoint.
@@ -358,7 +358,7 @@ def restore_optimizer(
                 part = exchange.part(parameter, value)
                 value = torch.empty_like(parameter, dtype=value.dtype).copy_(part)
             else:
-                value = value.clone()  # the checkpoint's own is not to change
+                value = value.clone()  # the checkpoint's must not change
         state.setdefault(number_of[name], {})[entry] = value
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
@@ -372,7 +372,7 @@ def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _contents(checkpoint: Checkpoint, names: dict[str, str]) -> Iterator[tuple[str, bytes]]:
-    """(name, content) of the files of tensors, one at a time in memory."""
+    """(name, content) of each file of tensors, one at a time in memory."""
     for part, tensors in checkpoint.tensors().items():
         yield names[part], to_bytes(tensors)
 

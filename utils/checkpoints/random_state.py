@@ -1,7 +1,7 @@
 """The random states of a process, as JSON.
 
-Order and augmentation need none (they follow from seed, epoch and step); dropout draws from
-PyTorch's own generators.
+Only dropout draws from PyTorch's generators; order and augmentation follow from seed, epoch and
+step.
 """
 
 import base64
@@ -20,12 +20,12 @@ def random_states() -> dict[str, str]:
 
 
 def restore_random_states(states: list[dict] | dict, rank: int = 0, step: int = 0) -> None:
-    """Takes this rank's entry. A rank that was not there when they were saved starts from the seed
-    that the process was given last (torch.manual_seed), the step and its rank.
+    """Restores this rank's entry. A rank without one gets a seed made from that of the last
+    torch.manual_seed, the step and its rank.
 
     Args:
-        states: what `random_states` gave on each rank; a dict: of a process alone (written before
-            there were several).
+        states: what `random_states` returned on each rank; a dict: of a single process (from older
+            checkpoints).
         step: at which they were saved.
     """
     if isinstance(states, dict):

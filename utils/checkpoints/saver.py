@@ -1,10 +1,10 @@
-"""When a checkpoint is due, and its writing beside the training.
+"""Decides when a checkpoint is due, and writes it in the background.
 
-The copy is taken between two steps; serialising, hashing and writing it to disk then go on in a
-thread, one checkpoint at a time. Only the last one, before the process ends, is waited for.
+The tensors are copied between two steps; a thread then serialises, hashes and writes them, one
+checkpoint at a time. Training waits only for the last one, before the process ends.
 
-With many processes the first one writes; where the model is divided among them, each writes its
-rows, and their threads tell each other how it goes.
+With many processes rank 0 writes; if the model is sharded, each rank writes its rows, and their
+threads tell each other whether that succeeded.
 """
 
 import time
@@ -21,11 +21,11 @@ from utils.reporting.metrics import MetricsLog
 class Saver:
     """Args:
     store: where checkpoints go.
-    metrics: flushed to disk before a checkpoint that counts on its lines; of rank 0 alone.
-    console: told what could not be written, on rank 0.
-    every_steps, every_seconds: how often; either.
-    exchange: of the ranks, used by nobody else: its collectives run in the thread, beside the
-        training's. None: one process.
+    metrics: flushed to disk before a checkpoint that refers to its lines; used on rank 0 only.
+    console: prints what could not be written, on rank 0.
+    every_steps, every_seconds: the interval; one of the two.
+    exchange: with the other ranks, for this object alone: its collectives run in the thread, at the
+        same time as those of the training. None: one process.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Saver:
         self.start(0)
 
     def start(self, step: int) -> None:
-        """The intervals count from here."""
+        """The interval begins here."""
         self.saved_step, self._saved_time = step, time.monotonic()
 
     def is_due(self, step: int) -> bool:
@@ -54,9 +54,9 @@ class Saver:
         return time.monotonic() - self._saved_time >= (self.every_seconds or float("inf"))
 
     def save(self, checkpoint: Checkpoint, best_step: int | None, final: bool) -> None:
-        """Takes a copy and has it written; every rank calls it for the same steps. A disk that is
-        full is said, and tried again when the next one is due; only the last checkpoint (`final`)
-        must succeed, else UserError, on all ranks."""
+        """Copies the checkpoint and starts to write it; every rank calls this at the same steps. If
+        the disk is full, a line says so and the next checkpoint tries again; only the last one
+        (`final`) must succeed: otherwise every rank raises UserError."""
         self.wait()
         self.start(checkpoint.step)
         first, divided = self.exchange.rank == 0, checkpoint.rows is not None
@@ -72,7 +72,7 @@ class Saver:
         self._say(line)
 
     def _note_position(self, checkpoint: Checkpoint) -> OSError | None:
-        """Where the metrics are cut on resume; the error, if their disk is full."""
+        """Records where a resumed run cuts off the metrics; returns an error of the disk."""
         try:
             checkpoint.state["metrics_bytes"] = self.metrics.position()
         except OSError as error:
@@ -82,7 +82,7 @@ class Saver:
     def _write(
         self, checkpoint: Checkpoint, best_step: int | None, failure: OSError | None
     ) -> None:
-        """In the thread. `failure`: of rank 0, before anything was written; told to the others."""
+        """Runs in the thread. `failure`: of rank 0 before writing; passed to all ranks."""
 
         def ready() -> None:
             if failure is not None:
@@ -96,16 +96,16 @@ class Saver:
             self.store.save_shards(checkpoint, best_step, self.exchange, ready)
 
     def poll(self) -> None:
-        """Says what went wrong with the one being written, if that is known already."""
+        """Prints why the checkpoint in progress has failed, if it has."""
         if self._writing is not None and self._writing[1].done():
             self.wait()
 
     def wait(self) -> None:
-        """Until the one being written is on disk, or has failed, which is said."""
+        """Waits until the checkpoint in progress is on disk; prints why if it has failed."""
         self._say(self._result())
 
     def _result(self) -> str | None:
-        """Waits for the one being written; what went wrong."""
+        """Waits for the checkpoint in progress; returns what went wrong."""
         if self._writing is None:
             return None
         (step, future), self._writing = self._writing, None
@@ -121,5 +121,5 @@ class Saver:
         return f"no checkpoint of step {step}: {reason(error)}; {last}"
 
     def _say(self, line: str | None) -> None:
-        if line is not None and self.exchange.rank == 0:  # the others know it too
+        if line is not None and self.exchange.rank == 0:
             self.console.say(f"{line}; the run goes on and tries again")

@@ -1,12 +1,12 @@
-"""Checkpoints of a model whose parameters are divided among the ranks (FSDP).
+"""Checkpoints of a model whose parameters are sharded among the ranks (FSDP).
 
-Every rank writes the rows that it has, and the first one besides what is not divided:
+Every rank writes the rows that it holds; rank 0 also writes what is not sharded:
 
     model.rank-00001-of-00004.safetensors, ...   likewise average and optimizer
-    state.json      also has where the rows belong, with zeros for the other dimensions:
+    state.json      also says where the rows belong, with zeros for the other dimensions:
         "shards": {file: {tensor: {"shape": [of the whole], "offset": [first row, 0, ...]}}}
 
-Whatever the number of files, whole tensors are read from them, and each rank takes its rows.
+Whole tensors are read back from any number of files, and each rank takes its rows.
 """
 
 import re
@@ -26,15 +26,15 @@ DIVIDED_PARTS = ("model", "average", "optimizer")
 FILE = re.compile(
     r"state\.json|((model|average|optimizer)(\.rank-\d{5}-of-\d{5})?|mixup)\.safetensors"
 )
-# Entries of optimizers' state, of any shape, that belong to the whole parameter, on every rank.
+# How keys of optimizer state begin that belong to a whole parameter and are equal on all ranks.
 OF_THE_WHOLE = tuple(key for entry in OPTIMIZERS.values() for key in entry.whole_state)
 
 
 def divided_rows(exchange: Exchange, parameters: dict[str, Tensor]) -> dict[str, Rows]:
-    """Of the parameters of which this rank has a part; empty where nothing is divided.
+    """{name: rows} of the parameters of which this rank holds a part; empty if nothing is sharded.
 
-    The first rank, which has rows of everything, may have all of a parameter of few rows; that is
-    not in here, and no row of it is on another rank.
+    Rank 0 holds rows of every parameter, and all rows of one with few rows. That one is left out,
+    as the other ranks have no row of it.
     """
     rows = {name: exchange.rows(parameter) for name, parameter in parameters.items()}
     return {
@@ -45,18 +45,18 @@ def divided_rows(exchange: Exchange, parameters: dict[str, Tensor]) -> dict[str,
 
 
 def is_by_element(entry: str, value: Tensor, shape: torch.Size) -> bool:
-    """Whether an entry of the optimizer's state has one value for each of its parameter's, and is
-    divided like that. Others (Fisher matrices, counters) are the same on all ranks.
+    """Whether an entry of the optimizer's state has a value for each element of its parameter, and
+    so is sharded with it. Other entries (Fisher matrices, counters) are equal on all ranks.
 
     Args:
         entry: its key, such as "exp_avg".
-        shape: of the parameter: the part that lies beside `value`, or the whole with a whole one.
+        shape: of the parameter: of this rank's part if `value` is a part, else of the whole.
     """
     return value.ndim > 0 and value.shape == shape and not entry.startswith(OF_THE_WHOLE)
 
 
 def own_tensors(tensors: dict[str, Tensor], rows: dict[str, Rows], rank: int) -> dict[str, Tensor]:
-    """What this rank is to write: rows that it has, and on the first rank what is not divided."""
+    """What this rank has to write: its rows, and on rank 0 also what is not sharded."""
     return {
         name: tensor
         for name, tensor in tensors.items()
@@ -65,14 +65,14 @@ def own_tensors(tensors: dict[str, Tensor], rows: dict[str, Rows], rank: int) ->
 
 
 def shard_name(part: str, rank: int, size: int) -> str:
-    """Of the file with rank's rows; "mixup" is never divided."""
+    """Name of the file with the rows of `rank`; "mixup" is never sharded."""
     if part not in DIVIDED_PARTS:
         return f"{part}.safetensors"
     return f"{part}.rank-{rank + 1:05}-of-{size:05}.safetensors"
 
 
 def file_names(folder: Path, listed: bytes) -> set[str]:
-    """Files of a checkpoint that are there, or of which there is a sum."""
+    """Files of a checkpoint that exist or are listed in SHA256SUMS."""
     there = {path.name for path in folder.iterdir()}
     words = listed.decode(errors="replace").split()
     return {name for name in there.union(words) if FILE.fullmatch(name)}
@@ -81,15 +81,15 @@ def file_names(folder: Path, listed: bytes) -> set[str]:
 def read_part(
     folder: Path, part: str, names: Iterable[str], shards: dict[str, dict]
 ) -> dict[str, Tensor]:
-    """The whole tensors of one part, such as "model", sorted by name. Of the rows of other ranks
-    no more than one tensor's lies in memory besides.
+    """The whole tensors of one part, such as "model", sorted by name. Needs memory for them and for
+    one more tensor.
 
     Args:
         names: of the checkpoint's files.
-        shards: what state.json says of them.
+        shards: the entry "shards" of state.json.
 
     Raises:
-        ValueError: rows are missing, or are there twice.
+        ValueError: rows are missing or duplicated.
     """
     tensors: dict[str, Tensor] = {}
     found: dict[str, list[tuple[int, int]]] = {}  # the rows that were read, [first, end)
@@ -113,10 +113,10 @@ def read_part(
 
 
 def together(exchange: Exchange, action: Callable[[], Any]) -> list:
-    """What `action`, of each rank, returns (values of JSON), on all ranks, in their order.
+    """Runs `action` on each rank; returns the results (JSON values) of all ranks, in order.
 
     Raises:
-        OSError: on every rank, if any raised one: the first of these.
+        OSError: on every rank, if any rank raised one; the first of them.
         RuntimeError: a rank has died.
     """
     result, failure = None, None

@@ -1,5 +1,5 @@
-"""Runs torchrun's agent in this process: its exit code, what it says, and its end when the
-rendezvous does not answer any more."""
+"""Runs torchrun's agent in this process: determines the exit code, condenses what torchrun prints,
+and ends the process when the rendezvous stops answering."""
 
 import contextlib
 import logging
@@ -14,22 +14,22 @@ from pathlib import Path
 
 from utils.launch.environment import LAUNCH_FOLDER, previous_exit_code
 
-# Seconds without an answer of the rendezvous after which the workers are killed, and then for the
-# agent to end by itself. With PROBE and the time for a connection: below a minute.
+# In seconds: SILENCE without an answer from the rendezvous kills the workers; the agent then has
+# GRACE to end by itself; PROBE lies between two attempts to connect. Together below a minute.
 SILENCE, GRACE, PROBE = 25, 15, 3
 
 
 def run_agent(arguments: list[str], restarts: int, remote: tuple[str, int] | None, go_on: str):
     """Runs torchrun with these arguments until its workers end; returns the exit code.
 
-    0: all workers have ended well. 128 + n: stopped by signal n, which the workers got, too.
-    Otherwise that of the worker that failed first (128 + n: killed by signal n), or 1 where the
-    other nodes are lost; one line on stderr says so.
+    0: all workers have finished. 128 + n: stopped by signal n, which the workers got, too.
+    Otherwise the exit code of the worker that failed first (128 + n: killed by signal n), or 1 if
+    the other nodes are lost; one line on stderr says which.
 
     Args:
-        restarts: how many failures are followed by another start.
-        remote: (host, port) of the rendezvous where other nodes take part in it.
-        go_on: what to do after a failure, in words.
+        restarts: how many failures lead to a restart.
+        remote: (host, port) of the rendezvous; None on a single node.
+        go_on: tells the user how to continue after a failure.
     """
     from torch.distributed import DistError
     from torch.distributed import run as torchrun
@@ -46,7 +46,8 @@ def run_agent(arguments: list[str], restarts: int, remote: tuple[str, int] | Non
 
     events = _Events(restarts)
     _quiet_torchrun(events)
-    for signum in (signal.SIGINT, signal.SIGTERM):  # torchrun's own come with the workers
+    # torchrun installs its own handlers only when it starts the workers.
+    for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, stop)
     if remote is not None:
         threading.Thread(target=_watch, args=(remote, go_on), daemon=True).start()
@@ -74,8 +75,8 @@ def run_agent(arguments: list[str], restarts: int, remote: tuple[str, int] | Non
 
 
 def _signal_behind(error: BaseException | None):
-    """The SignalException that came first: where it meets torchrun's own cleaning up, that may fail
-    for it with an error of another kind (a `finally` without its variable)."""
+    """The SignalException in the chain of exceptions, if any. Where it interrupts torchrun's
+    cleanup, that may fail with another error (a `finally` whose variable is not yet assigned)."""
     from torch.distributed.elastic.multiprocessing import SignalException
 
     while error is not None and not isinstance(error, SignalException):
@@ -88,7 +89,7 @@ def say(text: str) -> None:
 
 
 def ended_how(code: int) -> str:
-    """Of a code as subprocess gives it: "ended with exit code 1", "was killed by SIGKILL"."""
+    """For a return code as subprocess has it: "ended with exit code 1", "was killed by SIGKILL"."""
     if code >= 0:
         return f"ended with exit code {code}"
     with contextlib.suppress(ValueError):
@@ -97,13 +98,14 @@ def ended_how(code: int) -> str:
 
 
 def _first_failure(failures: dict, killed: set[int], go_on: str) -> int:
-    """Says which worker has failed, unless it has said so itself; its exit code.
+    """The exit code of the worker that failed first. Prints which one it was, unless that worker
+    has printed its error itself.
 
-    Those that wait for a dead one may fail within the same second, and are not the cause.
+    Workers that wait for a dead one may fail within the same second; they are not the cause.
 
     Args:
-        failures: {rank: failure} as torchrun tells them.
-        killed: process ids of the workers that this agent has ended itself.
+        failures: {rank: failure} as torchrun reports them.
+        killed: process ids of the workers that this agent killed.
     """
     noted = previous_exit_code()
     if noted is not None:
@@ -126,19 +128,19 @@ def _first_failure(failures: dict, killed: set[int], go_on: str) -> int:
     return code if code > 0 else 128 - code
 
 
-# ---- what torchrun says -------------------------------------------------------------------------
+# ---- torchrun's log ----------------------------------------------------------------------------
 
 
 class _Events(logging.Handler):
-    """Takes torchrun's log for what happens: says a line for each new start in its place, and kills
-    the workers that it ends because another one has failed. Its SIGTERM may not reach them: Python
-    runs the handler when a wait in C is over, and the wait for a peer that is gone may be long; one
-    that is stopped handles none. They would be given 30 seconds."""
+    """Reads torchrun's log: prints one line for each restart, and kills the workers that torchrun
+    ends because another one has failed. torchrun sends them SIGTERM and waits for 30 seconds, which
+    may be in vain: Python runs a handler only after a blocking call in C returns, and waiting for a
+    lost peer may take long; a stopped process runs no handler at all."""
 
     def __init__(self, restarts: int):
         super().__init__()
         self.restarts, self.started = restarts, 0
-        self.gently = False  # the workers are asked to stop, and may save
+        self.gently = False  # the workers were asked to stop, and may save a checkpoint
         self.killed: set[int] = set()  # process ids
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -168,7 +170,7 @@ class _Events(logging.Handler):
 
 
 def _quiet_torchrun(events: _Events) -> None:
-    """Its warnings and tables repeat what the launcher says; LOGLEVEL=INFO shows them."""
+    """Hides warnings and tables that repeat what the launcher prints; LOGLEVEL=INFO shows them."""
     from torch.distributed.elastic.agent.server import api
 
     logger = logging.getLogger("torch.distributed")
@@ -179,13 +181,13 @@ def _quiet_torchrun(events: _Events) -> None:
     logger.addHandler(events)
 
 
-# ---- when the rendezvous does not answer --------------------------------------------------------
+# ---- a lost rendezvous --------------------------------------------------------------------------
 
 
 def _watch(remote: tuple[str, int], go_on: str) -> None:
-    """Ends this process, its workers killed, when the rendezvous has answered and then not for
-    SILENCE seconds. The agent itself sees a connection that is closed; one to a machine without
-    power or cable it would wait for longer."""
+    """Kills the workers and ends this process when the rendezvous, once it has answered, does not
+    answer for SILENCE seconds. The agent itself notices a closed connection, but would wait much
+    longer for a machine that lost power or network."""
     answered = None
     while True:
         time.sleep(PROBE)
@@ -203,7 +205,7 @@ def _watch(remote: tuple[str, int], go_on: str) -> None:
 
 
 def _children() -> list[int]:
-    """Process ids of this process's children (Linux; elsewhere none is found)."""
+    """Process ids of this process's children (empty except on Linux)."""
     found = []
     for path in Path("/proc/self/task").glob("*/children"):
         with contextlib.suppress(OSError):
@@ -212,7 +214,7 @@ def _children() -> list[int]:
 
 
 def _kill(processes: list[int]) -> None:
-    """Each with its group: torchrun makes every worker the head of one."""
+    """Each with its process group: torchrun makes every worker the leader of one."""
     for process in processes:
         with contextlib.suppress(OSError):
             os.killpg(process, signal.SIGKILL)

@@ -1,7 +1,7 @@
-"""What a worker knows of the launch that it belongs to: torchrun's environment variables, and the
-folder that the launcher shares with the workers of its machine (LAUNCH_FOLDER).
+"""What a worker knows of its launch: torchrun's environment variables, and the folder that the
+launcher shares with the workers on its machine (LAUNCH_FOLDER).
 
-Nothing here imports PyTorch: a worker asks before it does anything else.
+Nothing here imports PyTorch: a worker needs this before anything else.
 """
 
 import ctypes
@@ -11,18 +11,18 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-LAUNCH_FOLDER = "LAUNCH_FOLDER"  # set by the launcher; a fresh temporary folder of each launch
+LAUNCH_FOLDER = "LAUNCH_FOLDER"  # set by the launcher to a new temporary folder
 PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
 
 @dataclass(frozen=True)
 class LaunchedAs:
-    """This process among those that train together.
+    """The place of this process among those that train together.
 
     Attributes:
-        rank, world_size: among all of them.
-        local_rank, local_world_size: among those of this machine.
-        restarts: how often the launcher has started them again after a failure.
+        rank, world_size: among all processes.
+        local_rank, local_world_size: among those on this machine.
+        restarts: how often the launcher has restarted them after a failure.
     """
 
     rank: int
@@ -33,9 +33,10 @@ class LaunchedAs:
 
     @property
     def start(self) -> str:
-        """Name of this start of all processes, the same on each. On one machine torchrun's store
-        lives on from one start to the next, with all that the dead processes have left in it; on
-        several, whose numbers of restarts may differ, every start has a new one."""
+        """Name of the current start of all processes, the same on each. On one machine torchrun's
+        store survives a restart, with the keys that dead processes left in it, so the name has the
+        number of restarts. On several machines, where these numbers may differ, every start has a
+        new store."""
         one_machine = self.local_world_size == self.world_size
         return f"start-{self.restarts}" if one_machine else "start"
 
@@ -49,8 +50,8 @@ def launched() -> LaunchedAs | None:
 
 
 def previous_exit_code() -> int | None:
-    """The code with which a worker of this launch has ended for good; the others, and those that
-    are started again, end with it too."""
+    """The exit code with which a worker has ended this launch for good, if one has; all other
+    workers, restarted ones too, then end with it."""
     path = _exit_code_file()
     if path is None:
         return None
@@ -61,22 +62,22 @@ def previous_exit_code() -> int | None:
 
 
 def note_exit_code(code: int) -> bool:
-    """Ends the launch for good with this code instead of a restart. Whether this process is the
-    first to do so, which is the one that tells the user why; True outside of a launch."""
+    """Makes the launch end with this code, without a restart. Returns whether this process is the
+    first to do so, and so the one that tells the user why; True outside of a launch."""
     path = _exit_code_file()
     if path is None:
         return True
     try:
         with path.open("x") as file:
             file.write(str(code))
-    except OSError:  # another one was first, or the launcher is gone
+    except OSError:  # another process was first, or the launcher is gone
         return False
     return True
 
 
 def die_with_launcher() -> None:
-    """From now on this process is killed when the launcher dies without a word, as by SIGKILL:
-    nobody else would end it. Linux only; does nothing outside of a launch."""
+    """From now on the kernel kills this process when the launcher dies (of SIGKILL, say), since
+    nobody else would. Linux only; does nothing outside of a launch."""
     if LAUNCH_FOLDER in os.environ and sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 

@@ -1,7 +1,7 @@
-"""Starts an entry script as many processes on this node: what run_distributed.sh runs.
+"""Starts the processes of an entry script on this node; run_distributed.sh runs this module.
 
-The work is torchrun's; this reads the environment (plan.py), checks the entry's settings
-once, fixes the run's folder, and says in one line each what is run and why it ended.
+torchrun does the work. This module reads the environment (plan.py), checks the entry's settings
+once, chooses the run's folder, and prints in one line each what is run and why it ended.
 """
 
 import fcntl
@@ -43,10 +43,10 @@ class Job:
     """What every process runs: `script` with `flags`.
 
     Attributes:
-        folder: of the run; None where nothing is trained.
-        named: whether the user has named it.
-        resumed: whether the run in it is to be gone on with.
-        device: as in --device.
+        folder: of the run; None if nothing is trained.
+        named: the user has chosen the folder.
+        resumed: the run in the folder is resumed.
+        device: the value of --device.
     """
 
     script: Path
@@ -58,8 +58,8 @@ class Job:
 
 
 def main(argv: list[str]) -> int:
-    # PyTorch reads this variable when it is imported. Its C++ warnings about closed connections
-    # fill a screen each; the launcher and the workers say in a line what has happened.
+    # PyTorch reads this variable when it is imported. Each of its C++ warnings about a closed
+    # connection fills a screen; the launcher and the workers say in one line what has happened.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     signal.signal(signal.SIGTERM, _stopped_early)
     signal.signal(signal.SIGINT, _stopped_early)
@@ -75,7 +75,7 @@ def main(argv: list[str]) -> int:
 
 
 def prepare(argv: list[str], environ: Mapping[str, str]) -> tuple[Job, Plan, bool]:
-    """(what is run, on how many, whether it is the demo without a GPU).
+    """(what is run, by how many processes, whether it is the demo for machines without a GPU).
 
     Raises:
         UserError: a flag or a variable is wrong.
@@ -103,7 +103,7 @@ def launch(job: Job, plan: Plan, argv: list[str]) -> int:
     """Runs the job by the plan; returns the exit code (agent.py).
 
     Args:
-        argv: of the command that goes on after a failure.
+        argv: to print the command that continues the run after a failure.
     """
     address = local_address(plan.host, plan.port)
     arguments = plan.torchrun(address, str(job.script), job.flags)
@@ -122,8 +122,8 @@ def launch(job: Job, plan: Plan, argv: list[str]) -> int:
         interface = _interface_of(address)
         if interface:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-        # The store that agents share with their workers names its keys by the agent's number of
-        # failures, which differs between nodes; without it rank 0 opens a new one every time.
+        # The store that agents share with their workers has keys with the agent's number of
+        # failures, which differs between nodes. Unshared, rank 0 opens a new store each time.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     try:
         return run_agent(arguments, plan.restarts, remote, go_on)
@@ -132,7 +132,7 @@ def launch(job: Job, plan: Plan, argv: list[str]) -> int:
 
 
 def how_to_go_on(job: Job, plan: Plan, argv: list[str]) -> str:
-    """After a failure, in words: the command."""
+    """Tells the user how to continue after a failure: by which command."""
     command = [f"{name}={os.environ[name]}" for name in VARIABLES if os.environ.get(name)]
     command += ["bash", "run_distributed.sh"]
     if plan.max_nodes > 1:
@@ -147,7 +147,7 @@ def how_to_go_on(job: Job, plan: Plan, argv: list[str]) -> str:
 
 
 def _what(argv: list[str]) -> tuple[str, list[str], bool]:
-    """(entry, its flags, whether it is the demo without a GPU) of a command line."""
+    """(entry, its flags, whether it is the demo for machines without a GPU) of a command line."""
     if not argv:
         demo = _gpus("auto") == 0
         return ENTRY, DEMO if demo else ON_GPUS, demo
@@ -157,7 +157,7 @@ def _what(argv: list[str]) -> tuple[str, list[str], bool]:
 
 
 def find_entry(name: str) -> Path:
-    """The script of this name here, or beside run_distributed.sh."""
+    """The script of this name in the current folder, or beside run_distributed.sh."""
     for path in (Path(name), ROOT / name):
         if path.is_file():
             return path.absolute()
@@ -166,8 +166,8 @@ def find_entry(name: str) -> Path:
 
 
 def check(script: Path, flags: list[str]) -> Job:
-    """Checks the flags as the entry would, and adds what its processes need: --distributed, and
-    the folder of the run, which a process that is started again must find.
+    """Checks the flags as the entry would, and adds what its processes need: --distributed, and the
+    run's folder, which a restarted process must find.
 
     Raises:
         UserError: a flag is wrong, or the script is not an entry.
@@ -180,7 +180,7 @@ def check(script: Path, flags: list[str]) -> Job:
         flags.append("--distributed")
     description = (module.__doc__ or script.name).splitlines()[0]
     settings, origin = parse(module.Settings, flags, description)
-    folder = named = settings.output  # that of the run which is resumed, too
+    folder = named = settings.output  # set also when a run is resumed
     if not settings.action.trains:
         folder = None
     elif origin["output"] == DEFAULT:
@@ -191,7 +191,7 @@ def check(script: Path, flags: list[str]) -> Job:
 
 
 def _load(script: Path):
-    """The module of the script, with its folder in the path as when Python runs it."""
+    """The script as a module, with its folder in sys.path, as when Python runs it."""
     sys.path.insert(0, str(script.parent))
     sys.argv[0] = str(script)  # --help names it
     spec = importlib.util.spec_from_file_location("launched_entry", script)
@@ -215,19 +215,19 @@ def _gpus(device: str) -> int:
 
 
 def _cores() -> int:
-    """Those that this process may use."""
+    """CPU cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def local_address(host: str, port: int) -> str:
-    """At which the node of the rendezvous, and so the others, reach this one. On that node itself
-    its own name may stand for an address that only it knows: then `host`."""
+    """The address at which the node of the rendezvous, and so every node, reaches this one. On that
+    node itself, whose name may resolve to loopback: `host`."""
     try:
         family, kind, _, _, target = socket.getaddrinfo(host, port or 1, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
-            probe.connect(target)  # sends nothing: the kernel looks the way up
+            probe.connect(target)  # sends nothing: the kernel looks up the route
             address = probe.getsockname()[0]
     except OSError:
         return socket.gethostname()
@@ -235,8 +235,8 @@ def local_address(host: str, port: int) -> str:
 
 
 def _interface_of(address: str) -> str | None:
-    """Name of the network interface with this IPv4 address; gloo would otherwise take the one
-    that the machine's own name leads to, often loopback."""
+    """Name of the network interface with this IPv4 address. By default gloo takes the one that the
+    machine's own name resolves to, often loopback."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             try:

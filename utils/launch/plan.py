@@ -1,4 +1,4 @@
-"""How many processes are started, and how the nodes find each other: read from the environment."""
+"""Reads from the environment how many processes to start, and how the nodes find each other."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from utils.errors import UserError
 
-# Seconds. A node that dies is noticed after KEEP_ALIVE * MISSED; those that remain, where NNODES
-# allows it, wait LAST_CALL more for others. Together well below a minute.
+# In seconds. The loss of a node is noticed after KEEP_ALIVE * MISSED; where NNODES allows fewer
+# nodes, the rest then wait LAST_CALL for others to join. Together well below a minute.
 KEEP_ALIVE, MISSED, LAST_CALL = 5, 3, 10
-READ = 20  # for an answer of the rendezvous
-JOIN = 600  # of a node for the others
-# Below the ports that Linux gives to outgoing connections (from 32768).
+READ = 20  # timeout for an answer from the rendezvous
+JOIN = 600  # how long a node waits for the others
+# Below the ports that Linux uses for outgoing connections (from 32768).
 FIRST_PORT, PORTS = 20000, 12000
-# Environment variables of the user; those that are set belong to the command that goes on.
+# The user's environment variables. Those that are set are part of the command that continues a run.
 VARIABLES = (
     *("NPROC", "NNODES", "NODE_RANK", "RDZV_ENDPOINT", "RDZV_ID", "JOIN_TIMEOUT"),
     *("MAX_RESTARTS", "OMP_NUM_THREADS"),
@@ -26,12 +26,12 @@ class Plan:
 
     Attributes:
         processes: on this node.
-        threads: for arithmetic on the CPU, of each process.
-        min_nodes, max_nodes: between these many train together.
-        restarts: after so many failures of a process the launch ends.
+        threads: CPU threads of each process.
+        min_nodes, max_nodes: how many nodes may train together.
+        restarts: failures of a process that lead to a restart; the next one ends the launch.
         run_id: the same on all nodes.
         endpoint: host:port of the rendezvous; None on a single node.
-        is_host: whether this node holds it; None: PyTorch compares the host with its own name.
+        is_host: whether this node hosts the rendezvous; None: PyTorch compares host names.
         join: seconds for which a node waits for the others.
     """
 
@@ -47,7 +47,7 @@ class Plan:
 
     @property
     def host(self) -> str:
-        """Name or address of the machine with the rendezvous."""
+        """Name or address of the machine that hosts the rendezvous."""
         return self.endpoint.rpartition(":")[0].strip("[]") if self.endpoint else "127.0.0.1"
 
     @property
@@ -56,7 +56,7 @@ class Plan:
 
     @property
     def nodes(self) -> str:
-        """As torchrun's --nnodes."""
+        """As torchrun's --nnodes takes it."""
         fixed = self.min_nodes == self.max_nodes
         return str(self.min_nodes) if fixed else f"{self.min_nodes}:{self.max_nodes}"
 
@@ -64,7 +64,7 @@ class Plan:
         """The arguments of torchrun.
 
         Args:
-            local_address: at which the other nodes reach this one.
+            local_address: the address at which other nodes reach this one.
             script, flags: what each process runs.
         """
         settings = {
@@ -101,13 +101,13 @@ class Plan:
 def read_plan(
     environ: Mapping[str, str], gpus: Callable[[], int], cores: int, without_gpu: int = 1
 ) -> Plan:
-    """The plan that the environment asks for: NPROC, NNODES, ... (docs/distributed.md), and in an
-    allocation of Slurm what Slurm says.
+    """The plan given by NPROC, NNODES, ... (docs/distributed.md); within a Slurm allocation Slurm's
+    variables are the defaults.
 
     Args:
-        gpus: counts those of this machine; called only where nothing else says how many.
-        cores: of this machine that may be used.
-        without_gpu: processes where there is no GPU.
+        gpus: counts this machine's GPUs; called only if no variable says how many processes.
+        cores: CPU cores that may be used.
+        without_gpu: processes on a machine without a GPU.
 
     Raises:
         UserError: a value makes no sense, or a needed one is missing.
@@ -139,7 +139,7 @@ def read_plan(
 
 
 def _from_slurm(environ: Mapping[str, str]) -> dict[str, str]:
-    """The user's variables as Slurm's say them."""
+    """Defaults of the user's variables, from Slurm's."""
     nodes = environ.get("SLURM_STEP_NUM_NODES") or environ.get("SLURM_NNODES", "1")
     found = {"NNODES": nodes}
     if "SLURM_GPUS_ON_NODE" in environ:
@@ -170,7 +170,7 @@ def _from_slurm(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def first_node(names: str) -> str:
-    """The first one of a list as Slurm writes it: "gpu[07-09,12],login1" -> "gpu07"."""
+    """The first node of a list in Slurm's notation: "gpu[07-09,12],login1" -> "gpu07"."""
     first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", names).group()
     return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first)
 

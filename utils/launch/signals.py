@@ -8,14 +8,14 @@ import time
 
 from utils.launch.environment import LAUNCH_FOLDER
 
-# Of a process that was launched: a second signal so soon is the first one once more.
+# In a launched process a second signal this soon counts as a repetition of the first.
 REPEATED_SECONDS = 3.0
-# How soon `Stopped` is raised again where Python ignored it.
+# After this time `Stopped` is raised again if Python ignored it.
 AGAIN_SECONDS = 0.01
 
 
 class Stopped(BaseException):
-    """A signal ended the run. `line` says what was saved and how to go on."""
+    """A signal has ended the run. `line` says what was saved and how to resume."""
 
     def __init__(self, signum: int, line: str):
         super().__init__(line)
@@ -23,15 +23,15 @@ class Stopped(BaseException):
 
 
 class Stopping:
-    """Whether a signal stops the run, and whether a checkpoint is due, as all ranks know it.
+    """Whether a signal stops the run and whether a checkpoint is due: the same answer on all ranks.
 
     Args:
         signals: of this process.
-        agree: (numbers) -> the largest of each over the ranks, at once or those of the call
-            before; None: a process alone.
+        agree: (numbers) -> the maximum of each over the ranks, of this call or of the previous one;
+            None: a single process.
 
     Attributes:
-        signum: of the signal that stops the run; None: none so far.
+        signum: the signal that stops the run; None: none so far.
     """
 
     def __init__(self, signals, agree=None):
@@ -39,24 +39,24 @@ class Stopping:
         self.signum: int | None = None
 
     def ask(self, due: bool = False) -> bool:
-        """Whether a checkpoint is due. With many ranks to be called by all of them alike."""
+        """Whether a checkpoint is due on any rank. Collective."""
         numbers = self.signals.received or 0, int(due)
         signum, due = self.agree(*numbers) if self.agree else numbers
         self.signum = self.signum or signum or None
         return bool(due)
 
     def asked(self) -> bool:
-        """Whether the run is to stop."""
+        """Whether the run is to stop. Collective."""
         self.ask()
         return self.signum is not None
 
 
 class Signals:
-    """Catches the two signals from the moment it is made.
+    """Catches both signals from its construction on.
 
-    Until `defer` is called a signal raises `Stopped` at once: nothing is trained yet. From then on
-    it is only noted in `received`, which the loop reads after every step. A second signal ends
-    the process on the spot.
+    Until `defer` is called a signal raises `Stopped` at once, as nothing is trained yet. From then
+    on it only sets `received`, which the loop reads after every step. A second signal ends the
+    process immediately.
     """
 
     def __init__(self):
@@ -69,7 +69,7 @@ class Signals:
     def _handle(self, signum, frame):
         launched = self.received is not None and LAUNCH_FOLDER in os.environ
         if launched and time.monotonic() - self._first < REPEATED_SECONDS:
-            return  # a scheduler may tell the processes and their launcher, which passes it on
+            return  # a scheduler may signal the processes and the launcher, which forwards it
         if self.received is not None:
             os.write(2, b"stopped at once by a second signal\n")
             os._exit(128 + signum)
@@ -82,8 +82,8 @@ class Signals:
             raise Stopped(self.received, "stopped before the first step: nothing to save")
 
     def _raise_again(self, unraisable) -> None:
-        """A signal may come within the callback of a weak reference or a `__del__`, where Python
-        ignores what is raised: a timer raises it again in the code that follows."""
+        """A signal may arrive in the callback of a weak reference or in `__del__`, where Python
+        ignores exceptions: a timer raises `Stopped` again in the code that follows."""
         if not isinstance(unraisable.exc_value, Stopped):
             self._unraisable(unraisable)
             return
@@ -91,14 +91,14 @@ class Signals:
         signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)
 
     def defer(self) -> None:
-        """From now on a signal is only noted."""
+        """From now on a signal only sets `received`."""
         self._stop_unless_deferred()  # it came while an exception could not be raised
         self._deferred = True
 
     @contextlib.contextmanager
     def held(self):
-        """A signal within it raises `Stopped` at its end: for what ends the process where an
-        exception is raised in its midst."""
+        """Delays `Stopped` to the end of the block, for code in which an exception would abort the
+        process."""
         before, self._deferred = self._deferred, True
         yield
         self._deferred = before

@@ -1,9 +1,9 @@
-"""Says which process keeps the others waiting.
+"""Names the process that keeps the others waiting.
 
-A collective that one rank does not come to leaves the others waiting, and the error at the end of
-their patience names nobody. So a thread of each rank tells the launcher's store, twice a second,
-that it lives and which step the rank has done; when its own rank has not gone on for too long, it
-looks who has not told, or is behind.
+When one rank does not join a collective, the others wait until a timeout whose error names nobody.
+So a thread of each rank writes to the launcher's store, twice a second, that it is alive and which
+step its rank has finished. When its own rank makes no progress for too long, it looks up which
+ranks are silent or behind.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ import torch.distributed as dist
 from utils.launch.environment import launched
 
 BEAT_SECONDS = 0.5
-SILENT_SECONDS = 5.0  # a rank that has not told for so long does not answer
+SILENT_SECONDS = 5.0  # a rank that has written nothing for this long counts as silent
 
 
 class Watch:
@@ -28,10 +28,10 @@ class Watch:
 
     Args:
         rank, size: of this process.
-        timeout: seconds without a `beat` after which the process ends.
-        step: () -> optimizer steps done.
-        store: where ranks tell; None: a new connection to torchrun's own.
-        end: what ends the process.
+        timeout: seconds without a `beat` after which the process is ended.
+        step: () -> optimizer steps finished.
+        store: where ranks write; None: a new connection to torchrun's store.
+        end: called with an exit code to end the process.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Watch:
         end: Callable[[int], None] = os._exit,
     ):
         self.rank, self.size, self.timeout, self.step, self.end = rank, size, timeout, step, end
-        # The main thread may sit in a wait of the other connection.
+        # A connection of its own: the main thread may be blocked in the other one.
         self._store = store or dist.TCPStore(
             os.environ["MASTER_ADDR"],
             int(os.environ["MASTER_PORT"]),
@@ -60,7 +60,7 @@ class Watch:
         self._thread.start()
 
     def beat(self) -> None:
-        """This rank goes on: after every step and every batch of an evaluation."""
+        """Called after every step and every batch of an evaluation: this rank makes progress."""
         self._last = time.monotonic()
 
     def close(self) -> None:
@@ -69,7 +69,7 @@ class Watch:
 
     def _watch(self) -> None:
         while not self._closed.wait(BEAT_SECONDS):
-            self._tell()
+            self._write()
             last = self._last
             if last is not None and time.monotonic() - last > self.timeout:
                 self._report()
@@ -77,28 +77,28 @@ class Watch:
                 return
 
     def _report(self) -> None:
-        """Says who is missing; of the ranks that know, the first one does."""
+        """Prints which ranks are silent or behind, on the lowest rank that is not silent."""
         before = self._beats()
         until = time.monotonic() + SILENT_SECONDS
         while time.monotonic() < until:
-            self._tell()
+            self._write()
             time.sleep(BEAT_SECONDS)
         now = self._beats()
         steps = {rank: step for rank, (_, step) in now.items()}
         silent = [r for r in range(self.size) if r != self.rank and now.get(r) == before.get(r)]
         if self.rank != min(set(range(self.size)) - set(silent)):
-            time.sleep(BEAT_SECONDS)  # let it speak before the launcher ends all
+            time.sleep(BEAT_SECONDS)  # lets that rank print before the launcher ends all of them
             return
         print(f"error: {report(self.timeout, self.size, silent, steps)}", file=sys.stderr)
         sys.stderr.flush()
 
-    def _tell(self) -> None:
+    def _write(self) -> None:
         self._count += 1
-        with contextlib.suppress(dist.DistError, RuntimeError):  # the launcher is ending
+        with contextlib.suppress(dist.DistError, RuntimeError):  # the launcher is shutting down
             self._store.set(f"{self._name}/{self.rank}", json.dumps([self._count, self.step()]))
 
     def _beats(self) -> dict[int, tuple[int, int]]:
-        """What each rank has told last: how often, and its step."""
+        """{rank: (how often it has written, its step)}, as last written."""
         beats = {self.rank: (0, self.step())}
         with contextlib.suppress(dist.DistError, RuntimeError):
             for rank in set(range(self.size)) - {self.rank}:
@@ -109,11 +109,11 @@ class Watch:
 
 
 def report(timeout: float, size: int, silent: list[int], steps: dict[int, int]) -> str:
-    """One line on a run that does not go on.
+    """One line about a run that makes no progress.
 
     Args:
         silent: ranks that do not answer.
-        steps: the last step of each rank that is known.
+        steps: {rank: its last step}, where known.
     """
     line = f"no step for {timeout:g} s (--dist_timeout): "
     known = {rank: f"rank {rank} (last step {steps[rank]})" for rank in steps}
