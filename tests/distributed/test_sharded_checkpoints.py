@@ -87,7 +87,7 @@ def trainer_of(
         model[1].running_mean += torch.randn(6)
         model[1].num_batches_tracked += 1
         optimizer.step()
-        average.update(average.share(step), torch.tensor(False))
+        average.update(average.ema_weight(step), torch.tensor(False))
     return SimpleNamespace(
         model=model,
         strategy=strategy,

@@ -297,11 +297,11 @@ def test_the_last_warm_up_step_is_watched(tmp_path, machine, capsys):
     ours.delegate_steps(GraphedStep(ours, CudaRecorder(GPU)))
     update = ours.update_device
 
-    def waits(step, share):
+    def waits(step, ema_weight):
         watched.append(machine.mode)
         if machine.mode:
             wait_for_the_device()
-        update(step, share)
+        update(step, ema_weight)
 
     ours.update_device = waits
     ours.fit()

@@ -269,9 +269,9 @@ def test_rates_are_rounded_alike_in_ordinary_steps(tmp_path):
     ours.stepper._rate_dtype = torch.float32
     update, read = ours.update_device, []
 
-    def watched(step, share):
+    def watched(step, ema_weight):
         read.append([group["lr"] for group in ours.optimizer.param_groups])
-        update(step, share)
+        update(step, ema_weight)
 
     ours.update_device = watched
     ours.prepare(0)
@@ -357,7 +357,7 @@ def test_a_dry_run_times_no_step_of_the_choice(tmp_path):
 
 
 def test_what_is_captured_reads_nothing_on_the_host(tmp_path):
-    """The step's number, rate and share are in tensors: other ones at a replay count."""
+    """The step's number, rate and EMA weight are in tensors: other ones at a replay count."""
     ours, recorder = graphed(tmp_path, ema_decay=0.9, clip=1.0)
     held = {}
 

@@ -121,8 +121,8 @@ def test_an_average_is_that_of_the_cpu():
             ours.live[name].data.copy_(tensor)
         left_out = step == 7
         before = {name: mean.clone() for name, mean in ours.mean.items()}
-        ours.update(ours.share(step), torch.tensor(left_out, device=CUDA))
-        expected.update(expected.share(step), torch.tensor(left_out))
+        ours.update(ours.ema_weight(step), torch.tensor(left_out, device=CUDA))
+        expected.update(expected.ema_weight(step), torch.tensor(left_out))
         for name, mean in ours.mean.items():
             assert torch.equal(mean, before[name]) == left_out, name
             torch.testing.assert_close(mean.cpu(), expected.mean[name], rtol=1e-5, atol=1e-6)

@@ -19,7 +19,7 @@ def test_formula_in_float64():
         with torch.no_grad():
             for tensor in average.live.values():
                 tensor.add_(torch.randn(tensor.shape))
-        average.update(average.share(step), good)
+        average.update(average.ema_weight(step), good)
         decay = min(0.9, (1 + step) / (10 + step))
         for name, tensor in average.live.items():
             expected[name] = decay * expected[name] + (1 - decay) * tensor.double()
@@ -35,7 +35,7 @@ def test_a_step_that_is_left_out_changes_nothing():
     before = {name: tensor.clone() for name, tensor in average.mean.items()}
     for tensor in average.live.values():
         tensor.data.add_(1.0)
-    average.update(average.share(7), torch.tensor(True))
+    average.update(average.ema_weight(7), torch.tensor(True))
     assert all(torch.equal(average.mean[name], before[name]) for name in before)
 
 
@@ -63,7 +63,7 @@ def test_decay_0_would_be_the_weights_and_a_constant_model_its_own_average():
     average = Average(model, 1e-9)
     for tensor in average.live.values():
         tensor.data.add_(1.0)
-    average.update(average.share(10**9), torch.tensor(False))
+    average.update(average.ema_weight(10**9), torch.tensor(False))
     for name, tensor in average.live.items():
         torch.testing.assert_close(average.mean[name], tensor)
 

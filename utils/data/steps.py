@@ -107,28 +107,28 @@ class Steps:
 
     @property
     def micro_batch(self) -> int:
-        """Samples of one."""
+        """Samples in a micro-batch."""
         return self.batch_size
 
     @property
     def accumulation(self) -> int:
-        """Micro-batches of an optimizer step, of each process."""
-        return -(-self.share // self.micro_batch)
+        """Micro-batches in an optimizer step, of each rank."""
+        return -(-self.rank_batch // self.micro_batch)
 
     @property
-    def share(self) -> int:
-        """Samples that a process has of an optimizer step at most."""
+    def rank_batch(self) -> int:
+        """The most samples of an optimizer step that one rank has."""
         borders = rank_borders(self.step_size, self.block, self.ranks)
         return max(end - start for start, end in pairwise(borders))
 
     def cuts(self) -> list[int]:
-        """What `cut` can be given, the largest micro-batches first."""
-        least = min(2 if self.mixing is not None else self.least, self.share)
-        return [size for size in micro_batch_sizes(self.share, self.block) if size >= least]
+        """Sizes that `cut` takes, the largest first."""
+        least = min(2 if self.mixing is not None else self.least, self.rank_batch)
+        return [size for size in micro_batch_sizes(self.rank_batch, self.block) if size >= least]
 
     def cut(self, size: int) -> None:
-        """Cuts the steps into micro-batches of `size` samples. Those that are mixed with each
-        other are as many as were asked for, or all of a micro-batch where it is smaller."""
+        """Cuts the steps into micro-batches of `size` samples. Samples are mixed within blocks of
+        --mixup_block, or within a micro-batch where that is smaller."""
         self.batch_size = size
         if self.mixing is not None:
             self.mixing.block = min(self.block, size)

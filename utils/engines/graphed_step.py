@@ -56,7 +56,7 @@ class GraphedStep:
         groups = trainer.optimizer.param_groups
         self._rates = [torch.zeros((), dtype=self._rate_dtype, device=device) for _ in groups]
         self._step = torch.zeros((), dtype=torch.int64, device=device)
-        self._share = torch.zeros((), device=device)
+        self._ema_weight = torch.zeros((), device=device)
         # By the signature of their batches, which are mixed in one way or another:
         self._graphs: dict[tuple, tuple] = {}  # the batch that is copied into, and the replay
         self._seen = Counter()
@@ -158,7 +158,7 @@ class GraphedStep:
         def whole_step() -> None:
             with self._rates_as_tensors():
                 trainer.forward_backward_device(trainer.loader.made(static))
-                trainer.update_device(self._step, self._share)
+                trainer.update_device(self._step, self._ema_weight)
 
         try:
             self._graphs[key] = static, self.recorder.capture(whole_step)
@@ -228,7 +228,7 @@ class GraphedStep:
             rate.fill_(group["lr"])
         self._step.fill_(step)
         if trainer.average is not None:
-            self._share.fill_(trainer.average.share(step))
+            self._ema_weight.fill_(trainer.average.ema_weight(step))
         self._replayed = True
         trainer.begin_update()
         replay()

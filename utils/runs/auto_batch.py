@@ -45,7 +45,9 @@ def choose_micro_batch(run, model, objective: Classification, freeze: Freeze | N
         )
     if found.size is None:
         raise UserError(_nothing_fits(settings, run.device, found))
-    if min(asked, found.size) >= loader.share:  # a short step, which was one micro-batch already
+    if (
+        min(asked, found.size) >= loader.rank_batch
+    ):  # a short step, which was one micro-batch already
         loader.cut(asked)
     _set(run, loader)
     task.follow(settings.batch_size, run.exchange.size)
@@ -111,10 +113,10 @@ def _set(run, loader) -> None:
 
 def _say(run, loader, found: Found, before: tuple, model) -> None:
     ranks, count = run.exchange.size, loader.accumulation
-    size, asked = (min(each, loader.share) for each in (loader.micro_batch, before[0]))
+    size, asked = (min(each, loader.rank_batch) for each in (loader.micro_batch, before[0]))
     step, unit = loader.step_size, "samples"
     if not _by_samples(run.settings):
-        step, unit = loader.share * ranks, "tokens"
+        step, unit = loader.rank_batch * ranks, "tokens"
     each = " in each process" if ranks > 1 else ""
     line = (
         f"auto_batch: {step:,} {unit} a step as {count} micro-batch{'es' * (count > 1)} of "

@@ -15,12 +15,12 @@ from utils.distributed.strategies.base import Strategy
 class Average:
     """mean <- mean + (1 - d) * (weights - mean), d = min(decay, (1 + t) / (10 + t)) at step t.
 
-    BatchNorm's statistics are averaged alike; counters are not, they stay those of the model.
+    BatchNorm's statistics are averaged likewise; counters stay those of the model.
 
     Args:
-        model: on its device, with the buffers it will keep (see Guard, which moves them).
+        model: on its device, after Guard has moved its buffers.
         decay: 0 to 1, exclusive.
-        strategy: the model's parameters; None: its own.
+        strategy: holds the model's parameters; None: a single process.
     """
 
     def __init__(self, model: nn.Module, decay: float, strategy: Strategy | None = None):
@@ -29,15 +29,19 @@ class Average:
         self.live = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
         self.mean = {name: tensor.detach().clone() for name, tensor in self.live.items()}
 
-    def share(self, step: int) -> float:
-        """1 - d: of the weights after optimizer step `step` (from 0) in the new average."""
+    def ema_weight(self, step: int) -> float:
+        """1 - d: how much the weights after optimizer step `step` (from 0) count in the average."""
         return 1.0 - min(self.decay, (1 + step) / (10 + step))
 
     @torch.no_grad()
-    def update(self, share: float | Tensor, bad: Tensor) -> None:
-        """After an optimizer step of this share, a number or () float32 on the device; one that is
-        left out (`bad`, () bool on the device) leaves the average as it was."""
-        weight = torch.where(bad, 0.0, share)
+    def update(self, ema_weight: float | Tensor, bad: Tensor) -> None:
+        """To be called after each optimizer step.
+
+        Args:
+            ema_weight: of this step; a number, or () float32 on the device.
+            bad: () bool on the device: the step was not applied, so the average stays as it is.
+        """
+        weight = torch.where(bad, 0.0, ema_weight)
         mean, live = list(self.mean.values()), list(self.live.values())
         if bad.device.type == "cpu":  # one pass over memory
             weights = {tensor.dtype: weight.to(tensor.dtype) for tensor in live}
@@ -49,8 +53,8 @@ class Average:
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """The model holds the average; afterwards its own weights again. Nothing is copied, but
-        where the model is divided: FSDP keeps the memory that it has."""
+        """Within it the model holds the average. Memory is swapped, not copied, except for a
+        sharded model, as FSDP keeps its own memory."""
         self._swap()
         try:
             yield
@@ -70,7 +74,7 @@ class Average:
         self.strategy.weights_changed()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Under the names of the model's own, counters included: it loads into a plain model."""
+        """Named as the model's tensors, with its counters: it loads into a plain model."""
         return self.strategy.tensors() | self.mean
 
     @torch.no_grad()

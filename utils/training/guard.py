@@ -1,8 +1,8 @@
-"""A step whose loss or gradient is not finite leaves no trace, and costs no wait.
+"""Steps whose loss or gradient is not finite have no effect, without a wait for the device.
 
-The verdict stays on the device as a flag: the optimizer's kernels read it there (`found_inf`),
-BatchNorm's statistics are taken back by selection, and the sums of the metrics leave the step out.
-The host reads how many there were, and when, where it reads the metrics anyway.
+The verdict stays on the device as a flag: the optimizer's kernels read it (`found_inf`),
+BatchNorm's statistics are restored by selection, and the sums for the metrics leave the step out.
+The host reads how many such steps there were, and the first of them, when it reads the metrics.
 """
 
 import torch
@@ -14,18 +14,18 @@ from utils.errors import UserError
 from utils.reporting.console import Console
 from utils.training.progress import LeftOut
 
-# --on_nonfinite skip: after so many steps on end that could not be applied, the run is stopped.
+# --on_nonfinite skip: this many consecutive steps that were not applied stop the run.
 BARREN_STEPS = 100
-# fp16: a loss scale below this means that no scale makes the gradients finite.
+# fp16: with a loss scale below this, no scale makes the gradients finite.
 SMALLEST_SCALE = 1e-3
-ALIGNMENT = 64  # elements; vectorised kernels want memory that starts on a round address
+ALIGNMENT = 64  # elements; vectorised kernels need aligned memory
 
 
 class Guard:
     """Args:
-    model: whose buffers are put back; they are moved into one piece of memory for each dtype,
-        so that copying and selecting them takes two calls, not two for each layer.
-    strategy: the parameters, and the other ranks, which must come to the same verdict.
+    model: its buffers are restored after a bad step. They are moved into one tensor per dtype, so
+        that copying and selecting them takes two calls, not two per layer.
+    strategy: of the model; brings all ranks to the same verdict.
     """
 
     def __init__(self, model: nn.Module, strategy: Strategy | None = None):
@@ -37,24 +37,27 @@ class Guard:
         self.left_out = torch.tensor(LeftOut(), dtype=torch.int64, device=device)
 
     def remember(self) -> None:
-        """Before the first step, and after each."""
+        """Copies the buffers; to be called before the first step and after each one."""
         for before, flat in zip(self.before, self.flat, strict=True):
             before.copy_(flat)
 
     def gradient_norm(self) -> Tensor:
-        """Global L2 norm of the gradient, (); infinite or NaN where any of it is."""
+        """Global L2 norm of the gradient, (); infinite or NaN if any element is."""
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         return self.strategy.norm(torch.nn.utils.get_total_norm(gradients))
 
     def agree(self, loss: Tensor) -> Tensor:
-        """The loss of a step over all ranks, (), from that of this one; the model's buffers become
-        what the strategy makes of those of all ranks."""
+        """`Strategy.agree` on this rank's loss of the step, (), and on the model's buffers."""
         return self.strategy.agree(loss, [flat for flat in self.flat if flat.is_floating_point()])
 
     def judge(self, loss: Tensor, norm: Tensor, step: int | Tensor, scaled: bool) -> Tensor:
-        """() bool: leave this step out. With a loss scaler (`scaled`) an infinite gradient of a
-        finite loss is its ordinary way to find the scale, and is counted apart. `step` may be
-        () int64 on the device."""
+        """() bool: this step is bad, and is not to be applied. Counts it.
+
+        Args:
+            step: its number; may be () int64 on the device.
+            scaled: there is a loss scaler. In its search for the scale infinite gradients of a
+                finite loss are normal, and are counted separately.
+        """
         loss_bad = ~torch.isfinite(loss)
         bad = loss_bad | ~torch.isfinite(norm)
         fault = loss_bad if scaled else bad
@@ -65,17 +68,18 @@ class Guard:
         return bad
 
     def take_back(self, bad: Tensor) -> None:
-        """Puts the buffers back where `bad`."""
+        """Restores the buffers if `bad`."""
         for before, flat in zip(self.before, self.flat, strict=True):
             torch.where(bad, before, flat, out=flat)
 
 
 class OnNonFinite:
-    """What is done about steps that were left out: the run is stopped, or goes on without them.
+    """Reacts to steps that were not applied: stops the run, or reports them.
 
     Args:
         policy: "stop" or "skip".
-        console, saver: where it is said; whose last checkpoint is named.
+        console: where they are reported.
+        saver: the error names its last checkpoint.
     """
 
     def __init__(self, policy: str, console: Console, saver: Saver):
@@ -83,7 +87,7 @@ class OnNonFinite:
         self._barren_steps = 0
 
     def check_scale(self, scaler: torch.amp.GradScaler, step: int) -> None:
-        """Raises UserError where fp16 has come to its end."""
+        """Raises UserError if no loss scale works any more."""
         if scaler.is_enabled() and scaler.get_scale() < SMALLEST_SCALE:
             raise UserError(
                 f"step {step}: no loss scale keeps the fp16 gradients finite; use "
@@ -91,8 +95,16 @@ class OnNonFinite:
             )
 
     def judge(self, new: int, first: int, others: bool, optimizer) -> None:
-        """Told where the host reads the metrics that `new` steps were left out since the last
-        time, the `first` ever, and whether `others` were applied. Raises UserError."""
+        """Called when the host reads the metrics.
+
+        Args:
+            new: steps that were not applied since the last call.
+            first: the number of the first such step of the run.
+            others: some steps were applied since the last call.
+
+        Raises:
+            UserError: the run is to stop.
+        """
         self._barren_steps = 0 if others else self._barren_steps + new
         if self.policy == "skip" and self._barren_steps < BARREN_STEPS:
             self.console.say(f"{new} step(s) with a loss or gradient that is not finite: skipped")
@@ -111,14 +123,14 @@ class OnNonFinite:
 
 @torch.no_grad()
 def _flatten_buffers(model: nn.Module) -> list[Tensor]:
-    """Moves the buffers into one tensor for each dtype, of which they become views."""
+    """Moves the buffers into one tensor per dtype, of which they become views."""
     groups: dict[torch.dtype, list[tuple[nn.Module, str, Tensor]]] = {}
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             groups.setdefault(buffer.dtype, []).append((module, name, buffer))
     flats = []
     for members in groups.values():
-        starts = [0]  # each piece on a border of ALIGNMENT elements, as it was by itself
+        starts = [0]  # multiples of ALIGNMENT
         for _, _, buffer in members:
             starts.append(starts[-1] + -(-buffer.numel() // ALIGNMENT) * ALIGNMENT)
         flat = members[0][2].new_zeros(starts[-1])

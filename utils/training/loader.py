@@ -9,11 +9,11 @@ from utils.data.draws import Mixing
 
 @runtime_checkable
 class TrainingLoader(Protocol):
-    """Batches of a training split, in an order that (seed, epoch) decides; see utils/data/loader.py
-    for the one that there is. Evaluation asks for `epoch()` and `samples` alone.
+    """Batches of a training split, in an order that (seed, epoch) decides; implemented in
+    utils/data/loader.py. Evaluation uses `epoch()` and `samples` alone.
 
-    An epoch is cut into optimizer steps, which are the same for all ranks, and a rank's part of a
-    step into micro-batches, which it can be cut into anew without changing the steps.
+    An epoch is cut into optimizer steps, which are the same for all ranks; a rank's part of a step
+    is cut into micro-batches, whose size can be changed without changing the steps.
     """
 
     # ---- an epoch -------------------------------------------------------------------------------
@@ -34,31 +34,31 @@ class TrainingLoader(Protocol):
 
     @property
     def workers(self) -> int:
-        """Processes that read for it; 0: this one does."""
+        """Processes that read ahead; 0: this process reads."""
 
     # ---- CUDA graphs ----------------------------------------------------------------------------
 
     def defer(self) -> None:
-        """From the next `epoch` on inputs come unmade, where the device alone can make them."""
+        """From the next `epoch` on, leaves inputs to `made`, if the device alone can make them."""
 
     def made(self, batch: Batch) -> Batch:
-        """With its inputs, where they were deferred; else as it is."""
+        """The batch with its inputs, if they were deferred."""
 
     # ---- micro-batches --------------------------------------------------------------------------
 
-    batch_size: int  # samples in a micro-batch, where these are not counted in tokens
+    batch_size: int  # samples in a micro-batch, without --batch_tokens
 
     @property
     def batch_flag(self) -> str:
-        """By which the user sets `micro_batch`: --batch_size, or --batch_tokens."""
+        """The flag that sets `micro_batch`: --batch_size or --batch_tokens."""
 
     @property
     def micro_batch(self) -> int:
         """Size of a micro-batch, in samples or, with --batch_tokens, in tokens."""
 
     @property
-    def share(self) -> int:
-        """Most of an optimizer step that one rank has, in the unit of `micro_batch`."""
+    def rank_batch(self) -> int:
+        """The most of an optimizer step that one rank has, in the unit of `micro_batch`."""
 
     @property
     def accumulation(self) -> int:
@@ -68,13 +68,13 @@ class TrainingLoader(Protocol):
         """Sizes that `cut` takes, in the unit of `micro_batch`, the largest first."""
 
     def cut(self, size: int) -> None:
-        """From the next `epoch` on the same steps have micro-batches of this size."""
+        """From the next `epoch` on, the same steps are cut into micro-batches of this size."""
 
     def resize(self, batch_size: int, step_size: int) -> None:
-        """From the next `epoch` on there are other steps, too; both in samples."""
+        """From the next `epoch` on, micro-batches and steps have these sizes, in samples."""
 
     def largest(self) -> int:
-        """Samples n such that no micro-batch of this rank takes more memory than `trial(n)`."""
+        """The n for which no micro-batch of this rank takes more memory than `trial(n)`."""
 
     def trial(self, n: int) -> Batch:
-        """A whole step of one micro-batch: the n samples that take the most memory."""
+        """A step of a single micro-batch, of the n samples that take the most memory."""

@@ -157,9 +157,9 @@ def _instead(loader: TrainingLoader, most: int) -> str:
     size = next((size for size in loader.cuts() if size <= most), None)
     if size is None:
         return "and there is none smaller; take a smaller model or smaller inputs"
-    count = -(-loader.share // size)
+    count = -(-loader.rank_batch // size)
     keep, note = f"--accumulation_steps {count}", " (which a --global_batch keeps by itself)"
-    if name == "--batch_size" and size * count != loader.share:
+    if name == "--batch_size" and size * count != loader.rank_batch:
         keep, note = f"--global_batch {loader.step_size}", ""
     return (
         f"{name} {size} is likely to, with {keep} for the same optimizer step{note}; --auto_batch "

@@ -1,4 +1,4 @@
-"""Where a run is: what a checkpoint remembers of it, and the time it took."""
+"""How far a run has come: what a checkpoint stores of it, and the time that it took."""
 
 import time
 from collections.abc import Mapping
@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import torch
 
-# What an optimizer step and an epoch are made of, for the shares of time.
+# The phases of an epoch that are timed.
 PHASES = ("data", "forward_backward", "optimizer", "checkpoint", "evaluation")
-# The share of an epoch from which on a phase is worth a word.
+# Fractions of an epoch's time from which on a phase is worth a line of advice.
 NOTABLE = {
     "data": 0.2,
     "forward_backward": 0.7,
@@ -29,10 +29,10 @@ class LeftOut(NamedTuple):
 
 @dataclass
 class Progress:
-    """Where a run is; saved with every checkpoint. Epoch and position follow from the step."""
+    """Saved with every checkpoint. Epoch and position in it follow from the step."""
 
-    step: int = 0  # optimizer steps done
-    ended_step: int = 0  # the last step at which an epoch's end was carried out
+    step: int = 0  # optimizer steps finished
+    ended_step: int = 0  # at which the end of an epoch was last carried out
     # The objective's sums of this epoch, and since the last log line; empty: nothing yet.
     epoch_sums: list[float] = field(default_factory=list)
     window_sums: list[float] = field(default_factory=list)
@@ -42,7 +42,7 @@ class Progress:
     best_step: int | None = None
     best_epoch: float | None = None
     best_val_accuracy: float | None = None
-    since_best: int = 0  # evaluations on the validation split that were not better
+    since_best: int = 0  # evaluations on the validation split since the best one
     stopped_early: bool = False
     seconds_training: float = 0.0  # without evaluations and checkpoints
     seconds_total: float = 0.0  # of all processes of the run, to the last checkpoint
@@ -52,7 +52,7 @@ class Progress:
 
 
 class Clock:
-    """Time spent training, told apart from evaluations and checkpoints."""
+    """Measures the time spent training, without evaluations and checkpoints."""
 
     def __init__(self, progress: Progress, device: torch.device):
         self.progress, self.device = progress, device
@@ -64,7 +64,7 @@ class Clock:
         self._since = time.monotonic()
 
     def pause(self) -> None:
-        """Waits for the device first: what it still has to do is training, not what comes next."""
+        """Waits for the device first: its pending work is training."""
         wait_for(self.device)
         now = time.monotonic()
         self.progress.seconds_training += now - self._since
@@ -79,16 +79,16 @@ class Clock:
         return speed
 
     def first_step(self) -> float:
-        """Seconds since the start; waits for the device, once in a run."""
+        """Seconds since the start. Waits for the device, once in a run."""
         wait_for(self.device)
         return time.monotonic() - self._since
 
 
 class PhaseTimes:
-    """Seconds spent in each phase: `mark(phase)` at its end, all the time since the mark before.
+    """Seconds spent in each phase: `mark(phase)` at its end counts all time since the last mark.
 
-    On a GPU the marks are events on its stream, so that the time is the device's, with what it
-    waited for the host or the data; they are read where the host waits anyway.
+    On a GPU the marks are events on its stream: they measure the device's time, including its waits
+    for the host or the data, and are read when the host waits anyway.
     """
 
     def __init__(self, device: torch.device):
@@ -105,14 +105,14 @@ class PhaseTimes:
         self._marks.append((phase, now))
 
     def read(self) -> None:
-        """Adds up the marks so far; on a GPU to be called after it has been waited for."""
+        """Adds up the marks so far. On a GPU call it after a synchronisation."""
         for (_, before), (phase, now) in zip(self._marks, self._marks[1:], strict=False):
             cuda = self.device.type == "cuda"
             self.seconds[phase] += before.elapsed_time(now) / 1000 if cuda else now - before
         del self._marks[:-1]
 
     def shares(self) -> dict[str, float]:
-        """The share of each phase in the time since the last call, with 3 digits. Waits for the
+        """{phase: its fraction of the time since the last call}, to 3 digits. Waits for the
         device."""
         wait_for(self.device)
         self.read()
@@ -123,7 +123,7 @@ class PhaseTimes:
 
 
 def wait_for(device: torch.device) -> None:
-    """Until the device has done what it was given."""
+    """Returns when the device has finished its pending work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -150,7 +150,7 @@ def figures(sums: Mapping[str, float]) -> dict:
 
 
 def accuracy_text(mean: dict, digits: int = 2) -> str:
-    """Of `figures`, for people."""
+    """The accuracy in `figures`, as text."""
     weighted = "accuracy_weighted" in mean
     value = mean["accuracy_weighted" if weighted else "accuracy"]
     text = f"accuracy {'weighted by lambda ' if weighted else ''}{value:.{digits}f} %"

@@ -1,21 +1,21 @@
-"""Who takes the optimizer steps of a training."""
+"""The interface of what takes the optimizer steps of a training."""
 
 from typing import Protocol
 
 
 class Stepper(Protocol):
-    """Takes the steps of a Trainer: the Trainer itself, or what an engine puts in its place."""
+    """Takes the steps of a Trainer: the Trainer itself, or what an engine installs in its place."""
 
     @property
     def settling(self) -> bool:
-        """The last step was not like those to come, so its time says nothing about theirs."""
+        """The last step was unlike those to come (graphs warm up, say): its time says nothing."""
 
     def forward_backward(self, batch) -> None:
-        """Begins a step, or goes on with it, by a micro-batch."""
+        """Forward and backward pass of a micro-batch, the first or a further one of a step."""
 
     def update(self) -> None:
-        """Ends the step, after its last micro-batch."""
+        """The optimizer's update, after the last micro-batch of a step."""
 
     def free_memory(self) -> str:
-        """Gives back what its steps hold in addition to the memory of the Trainer's own. Returns
-        what the user can do to spare it; "" where it holds nothing."""
+        """Frees what it holds beyond the memory of ordinary steps. Returns what the user can do to
+        save that memory; "" if there is none."""

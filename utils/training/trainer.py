@@ -1,7 +1,7 @@
-"""The loop: every entry trains with this one.
+"""The training loop of all entries.
 
-The host runs ahead of the device. It reads from it at a log line, before a checkpoint and at the
-end of an epoch, and nowhere else (`_read_sums`).
+The host runs ahead of the device. It reads from the device at a log line, before a checkpoint and
+at the end of an epoch, and nowhere else (`_read_sums`).
 """
 
 import contextlib
@@ -41,38 +41,41 @@ from utils.training.stepper import Stepper
 
 
 class Trainer:
-    """Trains a model, and can be stopped and resumed at any step.
+    """Trains a model; can be stopped and resumed at any step.
 
     Args:
         model: on its device; never a compiled wrapper (the objective may hold one).
         objective: (inputs, targets, mixing) -> summed loss, sums; its attribute `sums` names them
-            where they are not SUMS (see training/objective.py).
+            if they are not SUMS (see training/objective.py).
         optimizer: honours `found_inf` (see optim/factory.py).
-        schedule: `apply(optimizer, step)` sets the learning rate of a step when it begins,
-            `observe(loss)` is told the loss on the validation split.
+        schedule: `apply(optimizer, step)` sets the learning rate at the beginning of a step,
+            `observe(loss)` receives the loss on the validation split.
         loader: of the training split.
-        precision: its scaler is used around backward.
+        precision: its loss scaler is used around the backward pass.
         total_steps: optimizer steps of the whole run.
-        evaluate: () -> Evaluation or None when interrupted; called at the end of epochs.
-        eval_split: what `evaluate` measures: "val", by which the best step is kept, or "test".
-        eval_every: epochs between evaluations; 0 for none.
+        evaluate: () -> Evaluation, or None when interrupted; called at the end of epochs.
+        eval_split: the split that `evaluate` measures: "val", which decides the best step, or
+            "test".
+        eval_every: epochs between evaluations; 0: none.
         saver: where and how often checkpoints are saved.
-        clip: largest global L2 norm of the gradient; None for any.
+        clip: maximal global L2 norm of the gradient; None: unlimited.
         on_nonfinite: "stop" or "skip", when a loss or gradient is not finite.
         log_every: steps between log lines.
-        average: of the weights, evaluated in their place; None: the weights themselves.
-        freeze: which part trains in which epoch; None: all of it.
-        early_stop_patience: evaluations on "val" without a better accuracy; None: any number.
-        advice: {phase: what to do}, said once where that phase takes much of an epoch's time.
+        average: moving average of the weights, which is evaluated in their place; None: none.
+        freeze: which part of the model trains in which epoch; None: all of it.
+        early_stop_patience: evaluations on "val" without a better accuracy after which training
+            stops; None: never.
+        advice: {phase: what to do}, printed once if that phase takes much of an epoch's time.
         profiler: `step()` is called after every optimizer step.
-        meta: learns how samples are mixed: `choose(batch, lr)` gives a micro-batch its plan,
-            `update(bad, lr)` is told the gradient is there, in the weights' `grad` (see
-            mixup/meta.py); None: lambda is drawn.
-        saved_settings: goes into every checkpoint.
+        meta: learns how samples are mixed: `choose(batch, lr)` returns the mixing plan of a
+            micro-batch; `update(bad, lr)` is called when the weights' `grad` holds the gradient of
+            the step (see mixup/meta.py). None: lambda is drawn.
+        saved_settings: stored in every checkpoint.
         console, metrics, signals: of the run.
-        strategy: how the model is spread over processes; None: it is in this one alone.
-        stopping: whether to stop, as all ranks know it; None: by `signals` alone.
-        free_cores: `look()` sets the number of threads after every optimizer step; None: it stays.
+        strategy: how the model is spread over processes; None: a single process.
+        stopping: whether to stop, agreed by all ranks; None: by `signals` alone.
+        free_cores: `look()` adjusts the number of threads after every optimizer step; None: it
+            stays.
     """
 
     def __init__(
@@ -133,45 +136,45 @@ class Trainer:
         self.step_sums = torch.tensor(self._no_sums(), dtype=torch.float64, device=device)
         self.window = torch.zeros_like(self.step_sums)
         self.stepper: Stepper = self
-        self.settling = False  # as a Stepper, whose steps are all alike
+        self.settling = False  # see Stepper; these steps are all alike
         self.updating = False
-        self.started_step = 0  # of this process
-        self.seconds_first_step = 0.0  # of this process; compiling is in it
+        self.started_step = 0  # at which this process began
+        self.seconds_first_step = 0.0  # in this process, with compilation
         self.started = time.monotonic()
-        self._seconds_before = 0.0  # of the processes before this one
+        self._seconds_before = 0.0  # in earlier processes of the run
 
     # ---- one step ---------------------------------------------------------------------------
 
     def forward_backward(self, batch: Batch) -> None:
-        # Before anything reads the rate. A step is resumed at its start, so that every micro-batch
-        # of it may set the same one.
+        # Before anything reads the learning rate. All micro-batches of a step set the same one.
         self.schedule.apply(self.optimizer, self.progress.step)
         self.forward_backward_device(batch)
 
     def forward_backward_device(self, batch: Batch) -> None:
-        """Device part of a micro-batch, at the learning rate that its step has been given."""
+        """Device part of `forward_backward`; the learning rate is set already."""
         self._search_plans(batch)
         mixing = batch.mixing
         if self.meta is not None:
             mixing = self.meta.choose(batch, self.learning_rate)
         with self.strategy.micro_batch(batch.ends_step):
             loss, sums = self.objective(batch.inputs, batch.targets, mixing)
-            # The ranks' gradients are averaged: their sum is the mean over the step's samples.
+            # Gradients are averaged over the ranks. Scaled by their number, the result is the
+            # gradient of the mean loss over the samples of the step.
             mean = loss / (batch.step_samples / self.exchange.size)
             self.scaler.scale(mean * 0 if batch.filler else mean).backward()
         if not batch.filler:
             self.step_sums += sums
 
     def _search_plans(self, batch: Batch) -> None:
-        """Lets convolutions search for the fastest plan in whole micro-batches, and in no others
-        (see machine/cudnn.py)."""
+        """Lets cuDNN search for the fastest plans in whole micro-batches only (see
+        machine/cudnn.py)."""
         if self.searched_samples is not None:
             search_plans(len(batch.targets) == self.searched_samples)
 
     def update(self) -> None:
         self.begin_update()
         step = self.progress.step
-        self.update_device(step, self.average.share(step) if self.average else 0.0)
+        self.update_device(step, self.average.ema_weight(step) if self.average else 0.0)
         self.end_update()
 
     def begin_update(self) -> None:
@@ -182,8 +185,8 @@ class Trainer:
         self.progress.step += 1
         self.updating = False
 
-    def update_device(self, step: int | torch.Tensor, share: float | torch.Tensor) -> None:
-        """What the device does of it; the host tells the step's number, the average's share."""
+    def update_device(self, step: int | torch.Tensor, ema_weight: float | torch.Tensor) -> None:
+        """Device part of `update`; `step` and `ema_weight` come from the host."""
         self.strategy.collect_gradients()
         self.scaler.unscale_(self.optimizer)
         norm, loss = self.guard.gradient_norm(), self.guard.agree(self.step_sums[0])
@@ -199,17 +202,17 @@ class Trainer:
         self.guard.take_back(bad)
         self.strategy.after_step(self.learning_rate, bad)
         if self.average is not None:
-            self.average.update(share, bad)
+            self.average.update(ema_weight, bad)
         self.window += torch.where(bad, 0.0, self.step_sums)
         self.step_sums.zero_()
         self.guard.remember()
 
     def free_memory(self) -> str:
-        """As a Stepper: it holds nothing but what its steps need."""
+        """See Stepper; ordinary steps hold nothing extra."""
         return ""
 
     def delegate_steps(self, stepper: Stepper) -> None:
-        """Steps are taken by `stepper` from here on: an engine's, or the Trainer itself again."""
+        """From now on `stepper` takes the steps: that of an engine, or the Trainer itself again."""
         self.stepper = stepper
 
     # ---- the loop ---------------------------------------------------------------------------
@@ -246,7 +249,8 @@ class Trainer:
         return progress
 
     def _settle(self) -> None:
-        """One pass that counts for nothing, for a strategy whose sums take their order from it."""
+        """A forward and backward pass without effect, which settles the order in which DDP adds
+        gradients (see `Strategy.adds_in_order`)."""
         device = self.precision.device
         self.prepare(0)
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -258,7 +262,7 @@ class Trainer:
         self.guard.take_back(torch.ones((), dtype=torch.bool, device=device))
 
     def prepare(self, epoch: int) -> None:
-        """Training mode, for as much of the model as trains in `epoch`."""
+        """Sets training mode for the part of the model that trains in `epoch`."""
         self.model.train()
         if self.freeze is not None:
             self.freeze.apply(epoch)
@@ -286,7 +290,7 @@ class Trainer:
                 self._show(self._read_sums())
             if self.profiler is not None:
                 self.profiler.step()
-                times.mark("other")  # it may write its trace
+                times.mark("other")  # the profiler may have written its trace
             if self.free_cores is not None:
                 self.free_cores.look()
             if progress.step % self.log_every == 0:
@@ -305,24 +309,25 @@ class Trainer:
         clock.pause()
 
     def _save_is_due(self) -> bool:
-        """Whether a checkpoint is due, as all ranks know it; and asks whether to stop. By steps
-        all know; the time is that of rank 0, which arrives a step later."""
+        """Whether a checkpoint is due, agreed by all ranks; also updates `stopping`. An interval in
+        steps is known to all; one in seconds is measured by rank 0, whose answer arrives a step
+        later."""
         saver, step = self.saver, self.progress.step
         by_steps = saver.every_steps is not None
         due = self.stopping.ask(not by_steps and self.exchange.rank == 0 and saver.is_due(step))
         if by_steps:
             return saver.is_due(step)
-        return due and step > saver.saved_step + 1  # else it was said before that one was saved
+        return due and step > saver.saved_step + 1  # otherwise the answer is older than the save
 
     def _end_is_due(self) -> bool:
-        """An epoch is over, or the run, and its end has not been carried out yet."""
+        """An epoch or the run has ended, and `_end_epoch` has not been carried out for it."""
         step = self.progress.step
         at_end = step % self.loader.steps_per_epoch == 0 or step >= self.total_steps
         return 0 < step != self.progress.ended_step and at_end
 
     def _end_epoch(self) -> None:
-        """Figures of the epoch, evaluation, best step, checkpoint. Repeated after an interruption
-        from its start, so it changes `progress` only once nothing can interrupt it."""
+        """Figures of the epoch, evaluation, best step, checkpoint. Done again from its start after
+        an interruption, so it changes `progress` only when nothing can interrupt it any more."""
         progress = self.progress
         finished = progress.step >= self.total_steps
         epochs_done = progress.step / self.loader.steps_per_epoch
@@ -363,7 +368,7 @@ class Trainer:
             self.save(final=finished or progress.stopped_early)
 
     def _judge(self, evaluation: Evaluation, epochs_done: float) -> tuple[bool, str]:
-        """What follows from a figure on the validation split: (it is the best so far, a note)."""
+        """(whether the accuracy is the best so far, a note for the log line)."""
         progress, note = self.progress, ""
         best = (
             progress.best_val_accuracy is None or evaluation.accuracy > progress.best_val_accuracy
@@ -385,10 +390,10 @@ class Trainer:
         return patience is not None and self.progress.since_best >= patience
 
     def evaluated_weights(self) -> contextlib.AbstractContextManager:
-        """Within it the model holds the weights that are evaluated."""
+        """Within it the model holds the weights to evaluate: the average if there is one."""
         return contextlib.nullcontext() if self.average is None else self.average.applied()
 
-    # ---- what the host reads, and says --------------------------------------------------------
+    # ---- what the host reads and prints ---------------------------------------------------------
 
     def _no_sums(self) -> list[float]:
         return [0.0] * len(self.sum_names)
@@ -444,7 +449,7 @@ class Trainer:
 
     @property
     def samples_per_second(self) -> float | None:
-        """Of this process, without its first step, in which memory is set up and code compiled."""
+        """In this process, without its first step, which sets up memory and compiles."""
         if self.progress.step == self.started_step:  # nothing was left to do
             seconds = self.progress.seconds_training
             return self.samples_until(self.progress.step) / seconds if seconds else None
@@ -455,23 +460,23 @@ class Trainer:
 
     @property
     def seconds_total(self) -> float:
-        """Of all processes of this run."""
+        """Of the run, over all its processes so far."""
         return self._seconds_before + time.monotonic() - self.started
 
     @property
     def learning_rate(self) -> float:
-        """Of the step that goes on, else of the last one."""
+        """Of the current step, or of the last one."""
         return self.optimizer.param_groups[0]["lr"]
 
     def samples_until(self, step: int) -> int:
-        """Samples that the first `step` steps train on."""
+        """Samples in the first `step` steps."""
         epochs, rest = divmod(step, self.loader.steps_per_epoch)
         return epochs * self.loader.samples + min(rest * self.loader.step_size, self.loader.samples)
 
     # ---- saving and resuming ------------------------------------------------------------------
 
     def save(self, final: bool = False) -> None:
-        """A checkpoint of the present step; `final`: it is on disk on return (see Saver)."""
+        """Saves a checkpoint of this step; `final`: waits until it is on disk (see Saver)."""
         self.times.mark("other")
         self.strategy.make_equal()
         self.progress.window_sums = list(self._read_sums().values())
@@ -480,12 +485,12 @@ class Trainer:
         self.times.mark("checkpoint")
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Puts model, optimizer, random states and position back to where they were saved."""
+        """Restores model, optimizer, random states and position."""
         self.progress = restore(self, checkpoint)
         self.progress.stopped_early = self._patience_is_over()
         self._seconds_before = self.progress.seconds_total
         device = self.precision.device
-        if self.exchange.rank == 0:  # they are of all ranks
+        if self.exchange.rank == 0:  # they are sums over all ranks
             self.window.copy_(torch.tensor(self.progress.window_sums, dtype=torch.float64))
         self.guard.left_out = torch.tensor(self.progress.left_out, device=device)
 

@@ -197,18 +197,18 @@ class TextLoader(Loader):
         return self.batch_size if self.token_steps is None else self.batch_tokens
 
     @property
-    def share(self) -> int:
+    def rank_batch(self) -> int:
         tokens, micro_batches = self._asked
-        return super().share if tokens is None else tokens * micro_batches // self.ranks
+        return super().rank_batch if tokens is None else tokens * micro_batches // self.ranks
 
     def cuts(self) -> list[int]:
-        return super().cuts() if self.token_steps is None else micro_batch_sizes(self.share)
+        return super().cuts() if self.token_steps is None else micro_batch_sizes(self.rank_batch)
 
     def cut(self, size: int) -> None:
         if self.token_steps is None:
             super().cut(size)
             return
-        self.batch_tokens, self.micro_batches = size, -(-self.share // size) * self.ranks
+        self.batch_tokens, self.micro_batches = size, -(-self.rank_batch // size) * self.ranks
         self.token_steps = self._count_steps(size)
         self.step_size, self._made = round(len(self.labels) / self.token_steps), None
         if self.mixing is not None:
