@@ -1,8 +1,8 @@
-"""What processes that train together tell each other, as seen by code that knows of no processes.
+"""Communication between the ranks, as an interface for code that knows nothing of processes.
 
-Whoever needs the other ranks (NGD's shared updates, BatchNorm over all of them, the policy of
-meta-mixup, a cache that one rank builds) is handed an `Exchange`. This one is of a process alone,
-and returns what it is given; the real one is in `utils/distributed/exchange.py`.
+Code that needs the other ranks (NGD's shared updates, SyncBatchNorm, the policy of meta-mixup, a
+cache that one rank builds) is handed an `Exchange`. The one here is for a single process and
+returns what it is given; the real one is in `utils/distributed/exchange.py`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rows:
-    """Which rows of a whole tensor a rank holds, [start, end)."""
+    """The rows of a whole tensor that a rank holds: [start, end)."""
 
-    shape: torch.Size  # of the whole
+    shape: torch.Size  # of the whole tensor
     start: int
     end: int
 
@@ -30,55 +30,55 @@ class Rows:
 
 
 class Exchange:
-    """Of one process alone.
+    """Of a single process.
 
     All methods but `rows`, `shape`, `is_divided` and `part` are collective: every rank calls them,
     in the same order, with tensors of the same shape and dtype, on the device that it computes on
     or on the CPU. None changes what it is given, unless its name ends in `_`.
 
     Attributes:
-        rank, size: which of how many processes this is, from 0.
+        rank, size: the number of this process, from 0, and how many there are.
     """
 
     rank, size = 0, 1
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Over the ranks, elementwise; the same bits on all of them."""
+        """Elementwise sum over the ranks, with the same bits on all of them."""
         return tensor
 
     def mean(self, tensor: Tensor) -> Tensor:
-        """Likewise, of floating-point tensors."""
+        """Elementwise mean over the ranks, of floating-point tensors; the same bits on all."""
         return tensor
 
     def broadcast_(self, tensor: Tensor, source: int) -> None:
-        """All ranks get what rank `source` has."""
+        """Overwrites the tensor with that of rank `source`."""
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """Those of all ranks, in their order, on all ranks."""
+        """The tensors of all ranks, in order of rank."""
         return [tensor]
 
     def gather_json(self, value: Any) -> list:
-        """Values of JSON of all ranks, in their order, on all ranks; never by pickle. The ranks may
-        give values of any length. Tuples become lists, and keys of dicts strings. The host waits.
+        """The JSON values of all ranks, in order of rank, of any length; nothing is pickled. Tuples
+        become lists, and keys of dicts strings. The host waits.
 
         Raises:
-            TypeError: JSON cannot hold the value; on this rank, before it asks the others.
+            TypeError: JSON cannot represent the value; raised before this rank communicates.
         """
         return [value]
 
     def barrier(self) -> None:
-        """All ranks have come here. The host waits."""
+        """Returns when all ranks have called it. The host waits."""
 
     @contextlib.contextmanager
     def in_turn(self) -> Iterator[None]:
-        """Rank 0 goes through its body first, then the first rank of every other machine, then
-        the rest: for what one builds and the others find. However long it takes."""
+        """Rank 0 runs the body first, then the first rank of every other machine, then the rest:
+        one builds what the others then find. There is no timeout."""
         yield
 
-    # ---- parameters that are divided among the ranks (FSDP) ---------------------------------
+    # ---- parameters that are sharded among the ranks (FSDP) -----------------------------------
 
     def rows(self, parameter: Tensor) -> Rows | None:
-        """Which rows of the whole parameter this rank holds; None: it is not divided."""
+        """The rows of the whole parameter that this rank holds; None: it is not sharded."""
         return None
 
     def shape(self, parameter: Tensor) -> torch.Size:
@@ -87,15 +87,15 @@ class Exchange:
         return parameter.shape if rows is None else rows.shape
 
     def is_divided(self, parameter: Tensor) -> bool:
-        """The same on all ranks, also where one of them has all rows and others none."""
+        """Equal on all ranks, even if one of them has all rows and the others none."""
         return self.rows(parameter) is not None
 
     def whole(self, parameter: Tensor, tensor: Tensor) -> Tensor:
-        """The rows of all ranks of `tensor`, whose first dimension is divided as that of
-        `parameter` is; the others may be any."""
+        """Gathers the rows of all ranks of `tensor`, whose first dimension is sharded like that of
+        `parameter`; its other dimensions may differ."""
         return tensor
 
     def part(self, parameter: Tensor, whole: Tensor) -> Tensor:
-        """The rows of this rank; a view."""
+        """This rank's rows of `whole`, a view."""
         rows = self.rows(parameter)
         return whole if rows is None else whole[rows.start : rows.end]

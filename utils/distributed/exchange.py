@@ -13,26 +13,26 @@ from torch import Tensor
 
 from utils.exchange import Exchange, Rows
 
-# However long a cache takes to be built, the ranks that wait for it do not give up.
+# Ranks that wait for a cache wait for as long as building it takes.
 FOREVER = datetime.timedelta(days=30)
-TURNS = itertools.count()  # of this process: the names of `in_turn` in the store, which all share
+TURNS = itertools.count()  # calls of `in_turn` in this process; names their keys in the store
 
 
 class ProcessExchange(Exchange):
-    """Of one rank of the process group.
+    """One rank's exchange with the others of a process group.
 
     Args:
         group: a process group; None: the default one.
-        local_rank: among the ranks of this machine.
+        local_rank: among the ranks on this machine.
     """
 
     def __init__(self, group=None, local_rank: int = 0):
         self.group, self.local_rank = group, local_rank
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        self._rows: dict[int, Rows] = {}  # by id of the parameter, of those that are divided
+        self._rows: dict[int, Rows] = {}  # by id of the parameter; sharded ones only
 
     def __deepcopy__(self, memo) -> "ProcessExchange":
-        return self  # of a copied module: there is one group
+        return self  # a copied module uses the same group
 
     def sum(self, tensor: Tensor) -> Tensor:
         total = tensor.clone()
@@ -51,8 +51,8 @@ class ProcessExchange(Exchange):
         return tensors
 
     def gather_json(self, value: Any) -> list:
-        text = json.dumps(value).encode()  # a TypeError comes before any rank waits in here
-        # Always on the CPU, by gloo: with NCCL, too, nothing waits for the GPU.
+        text = json.dumps(value).encode()  # raises TypeError before any rank waits
+        # On the CPU, by gloo: so nothing waits for the GPU.
         lengths = [int(length) for length in self.gather(torch.tensor([len(text)]))]
         padded = torch.zeros(max(lengths), dtype=torch.uint8)
         padded[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
@@ -64,7 +64,7 @@ class ProcessExchange(Exchange):
 
     @contextlib.contextmanager
     def in_turn(self) -> Iterator[None]:
-        # By the store, whose waits have a time-out of their own.
+        # By the store, whose waits have their own timeout.
         store, name = dist.distributed_c10d._get_default_store(), f"turn/{next(TURNS)}"
         turn = 0 if self.rank == 0 else 1 if self.local_rank == 0 else 2
         firsts = [local == 0 for local in self.gather_json(self.local_rank)]
@@ -73,18 +73,18 @@ class ProcessExchange(Exchange):
             if members[before]:
                 store.wait([f"{name}/{before}/{members[before]}"], FOREVER)
         yield
-        # The last one of a turn opens the next.
+        # The last rank of a turn opens the next one.
         done = store.add(f"{name}/{turn}", 1)
         store.set(f"{name}/{turn}/{done}", "")
-        for other in range(turn, 3):  # nobody goes on before all are through
+        for other in range(turn, 3):  # nobody continues before all are done
             if members[other]:
                 store.wait([f"{name}/{other}/{members[other]}"], FOREVER)
 
-    # ---- parameters that are divided ----------------------------------------------------------
+    # ---- sharded parameters -------------------------------------------------------------------
 
     def divide(self, parameter: Tensor, rows: Rows) -> None:
-        """Makes it known that `parameter` is these rows of a larger one. Every rank but the last
-        ones has as many rows as the first, as torch.chunk cuts them."""
+        """Registers `parameter` as these rows of a larger one. All ranks but the last have equally
+        many rows, as torch.chunk cuts them."""
         self._rows[id(parameter)] = rows
 
     def rows(self, parameter: Tensor) -> Rows | None:

@@ -1,4 +1,4 @@
-"""The processes of a run as one group: formed, asked what all agree on, and ended."""
+"""The process group of a run: joined, agreed with, left."""
 
 import contextlib
 import datetime
@@ -10,17 +10,17 @@ from utils.distributed.exchange import ProcessExchange
 from utils.launch.environment import LaunchedAs
 from utils.launch.watch import Watch
 
-# What a rank hears when another one has gone: the other's own error is the one to read.
+# Parts of the errors of a rank whose peer is gone. The peer's own error is the one to read.
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "timed out",
         "Timed out", "Socket Timeout", "NCCL", "gloo", "Gloo")  # fmt: skip
 
 
 def join(place: LaunchedAs, device: torch.device, timeout: float) -> ProcessExchange:
-    """Waits for all ranks, and gives what they talk by.
+    """Waits for all ranks; returns the exchange with them.
 
     Args:
-        device: of this rank. Tensors on the CPU are exchanged by gloo, those of a GPU by NCCL.
-        timeout: seconds that a rank waits for another one.
+        device: of this rank. Gloo exchanges tensors on the CPU, NCCL those on a GPU.
+        timeout: seconds for which a rank waits for another one.
     """
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     patience = datetime.timedelta(seconds=timeout)
@@ -28,7 +28,7 @@ def join(place: LaunchedAs, device: torch.device, timeout: float) -> ProcessExch
     store.set_timeout(patience)
     dist.init_process_group(
         backend,
-        store=dist.PrefixStore(place.start, store),  # else old addresses would be found in it
+        store=dist.PrefixStore(place.start, store),  # without addresses of earlier starts
         rank=rank,
         world_size=world_size,
         timeout=patience,
@@ -37,36 +37,35 @@ def join(place: LaunchedAs, device: torch.device, timeout: float) -> ProcessExch
 
 
 def another(exchange: ProcessExchange, timeout: float) -> ProcessExchange:
-    """The same ranks a second time, for a thread that must not get into the first one's way. On
-    the CPU alone."""
+    """A second exchange between the same ranks, for a thread whose collectives must not mix with
+    the others; for tensors on the CPU only."""
     group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=timeout))
     return ProcessExchange(group, exchange.local_rank)
 
 
 def leave() -> None:
-    """Ends the group; what still hangs in it is given up."""
+    """Destroys the group; collectives that still hang are abandoned."""
     if dist.is_initialized():
         with contextlib.suppress(RuntimeError):
             dist.destroy_process_group()
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Whether a collective failed because another rank is gone or does not answer."""
+    """Whether a collective failed because another rank is gone or silent."""
     if isinstance(error, (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in LOST)
 
 
 class Agreement:
-    """What each rank has to say after a step, as all of them know it: the largest of each number.
+    """The maximum over the ranks of each of a few numbers, after every step.
 
-    Nobody waits for it: a call sends the numbers of this step off and returns those that were
-    sent in the call before, which have arrived meanwhile. So all ranks get the same answer in the
-    same call.
+    Nobody waits: a call starts this step's all-reduce and returns the previous one's result, which
+    has arrived meanwhile. So all ranks get the same answer in the same call.
 
     Args:
         count: how many numbers.
-        watch: told that this rank goes on.
+        watch: notified that this rank makes progress.
     """
 
     def __init__(self, exchange: ProcessExchange, count: int, watch: Watch | None = None):

@@ -35,7 +35,7 @@ def launch_advice(settings) -> dict[str, str]:
 
 def memory_advice(settings, device) -> dict[str, str]:
     """{"memory": what else may help where it has run out}."""
-    if device.type == "cpu":  # where what is not kept leaves holes in the heap of the process
+    if device.type == "cpu":  # the heap fragments, so dropping activations saves little
         return {}
     if settings.fused == "memory" or settings.compile or settings.freeze_backbone:
         return {}

@@ -1,12 +1,12 @@
 """The largest micro-batch whose forward and backward pass fit into memory.
 
-On a GPU it is tried, beside what training holds besides: gradients, the optimizer's state, the
-average. On a CPU the system ends a process that takes too much before it can say so; there the
-bytes that autograd keeps for the backward pass are counted for two small micro-batches, and those
-of others follow on a straight line.
+On a GPU each size is tried with everything else that training needs allocated: gradients, the
+optimizer's state, the average. On a CPU the system kills a process that takes too much, without a
+warning; so the bytes that autograd keeps for the backward pass are counted for two small
+micro-batches and extrapolated linearly.
 
-Nothing is exchanged until each rank has its answer, so the model is the plain one, before it is
-spread over the ranks. With FSDP, which divides it, less is needed than is found here.
+Ranks communicate only after each has its answer, so the model is the plain one, before a strategy
+wraps it. FSDP, which shards the model, needs less than is found here.
 """
 
 import contextlib
@@ -20,22 +20,22 @@ from utils.exchange import Exchange
 from utils.training.loader import TrainingLoader
 from utils.training.memory import succeeds
 
-# Shares of the memory that are left free: a GPU's gets fragmented in a long run, on a CPU others
-# take some, too.
+# Fractions of the memory that are left free: a GPU's gets fragmented in a long run, a CPU's is
+# shared with other programs.
 GPU_RESERVE, CPU_RESERVE = 0.05, 0.1
-# On a CPU a process grew by 1.0 to 1.4 times what autograd keeps, with what is computed with and a
-# fragmented heap, and by up to 0.4 GB besides, of the libraries (ResNet-18 and 50, Transformer of
-# 6 layers of 512; fp32 and bf16; batches of 16 to 256, freed memory kept). With --fused memory it
-# was up to 3.2 times: what is made again is not counted, and the heap is as fragmented.
+# On a CPU a process grew by 1.0 to 1.4 times what autograd keeps, because of temporaries and a
+# fragmented heap, plus up to 0.4 GB of libraries (ResNet-18 and 50, Transformer of 6 layers of 512;
+# fp32 and bf16; batches of 16 to 256; freed memory kept). With --fused memory it was up to 3.2
+# times: what is recomputed is not counted, and the heap is as fragmented.
 CPU_FACTOR, CPU_FACTOR_RECOMPUTED, CPU_ONCE = 1.5, 3.5, 4e8
-SMALL, FURTHER = 2, 4  # samples of the smaller micro-batch, and of the other one besides
+SMALL, FURTHER = 2, 4  # samples of the smaller micro-batch; how many more the other one has
 
 
 class Found(NamedTuple):
-    """What was agreed on, of the rank with the least room."""
+    """The result for all ranks, which is that of the rank with the least memory."""
 
-    size: int | None  # the cut of the loader; None: not even the smallest fits
-    needed: float  # bytes, of that or of the smallest
+    size: int | None  # of a micro-batch, one of the loader's cuts; None: not even the smallest fits
+    needed: float  # bytes, for that size or the smallest
     available: float  # bytes, with the reserve
 
 
@@ -51,18 +51,17 @@ def largest_that_fits(
 ) -> Found:
     """Cuts the steps of the loader into the largest micro-batches that fit on all ranks.
 
-    The first that is tried is the whole step of a rank: mostly it fits. Weights, buffers and random
-    states are the same afterwards, and there are no gradients.
+    A rank's whole step is tried first, as it usually fits. Weights, buffers and random states are
+    unchanged afterwards, and there are no gradients.
 
     Args:
         model: on its device, in the mode in which it trains the most.
-        passes: (batch) -> iterator of the passes of a step, each of which frees what it kept:
-            forward and backward, and what learns to mix besides. Gradients are left in the
-            parameters of the model.
-        build_optimizer: of the model, for its state; asks no other rank.
-        averaged: whether an average of the weights is kept.
-        available: bytes of the device that this process may take, its reserve included.
-        exchange: with the other ranks, which have the same cuts; None: a process alone.
+        passes: (batch) -> iterator over the passes of a step, each of which frees its memory:
+            forward and backward, and those of meta-mixup. Gradients are left in the parameters.
+        build_optimizer: makes the run's optimizer, for its state; must not communicate.
+        averaged: a moving average of the weights is kept.
+        available: bytes of the device that this process may use, including the reserve.
+        exchange: with the other ranks, which have the same cuts; None: a single process.
     """
     exchange = exchange or Exchange()
     cuts, found = loader.cuts(), []

@@ -1,7 +1,7 @@
-"""A backbone that stays as it is while the head trains.
+"""Freezes the backbone while the head trains.
 
 Its parameters require no gradient, so autograd keeps nothing of its forward pass and computes
-nothing below the head; its BatchNorms use their running statistics and leave them alone.
+nothing below the head; its BatchNorms use their running statistics and do not update them.
 """
 
 from torch import nn
@@ -9,7 +9,7 @@ from torch import nn
 
 class Freeze:
     """Args:
-    model: its layer `head` is what trains.
+    model: of which the layer `head` always trains.
     until: the epoch (from 0) from which on everything trains; None: never.
     """
 

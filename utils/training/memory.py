@@ -1,4 +1,4 @@
-"""Memory: how much a run took, and which batch would have fitted."""
+"""How much memory a run took, and which batch would have fitted."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from utils.machine.host_memory import peak_rss
 from utils.training.loader import TrainingLoader
 from utils.training.objective import first_samples
 
-# What libraries below PyTorch say, which come out as plain RuntimeErrors.
+# Messages of libraries below PyTorch, which surface as plain RuntimeErrors.
 OUT_OF_MEMORY = (
     "can't allocate memory",
     "CUDA error: out of memory",
@@ -38,7 +38,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def succeeds(attempt: Callable[[], None]) -> bool:
-    """False where it runs out of memory, which is free again afterwards."""
+    """False if it runs out of memory, which is freed afterwards."""
     try:
         with trial_plans():
             attempt()
@@ -56,8 +56,8 @@ def succeeds(attempt: Callable[[], None]) -> bool:
 def largest_batch(attempt: Callable[[int], None], failed: int) -> int:
     """The largest batch below `failed` that is likely to fit; 0 if not even one sample does.
 
-    Halves until `attempt(n)` (a forward and backward pass over n samples) succeeds, then tries
-    half-way up twice; a tenth is kept free, as memory gets fragmented in a long run.
+    Halves n until `attempt(n)` (a forward and backward pass over n samples) succeeds, then bisects
+    upwards twice. A tenth is kept free, as memory gets fragmented in a long run.
     """
 
     def fits(n: int) -> bool:
@@ -75,10 +75,10 @@ def largest_batch(attempt: Callable[[int], None], failed: int) -> int:
 
 
 def within_memory(trainer, work: Callable, save: bool = True):
-    """work(), where running out of memory is a UserError that names a batch that fits.
+    """Calls work(); if it runs out of memory, raises UserError with a batch that fits.
 
     Args:
-        save: keep the last whole step of the Trainer before that.
+        save: first save a checkpoint of the last complete step.
     """
     try:
         return work()
@@ -86,18 +86,18 @@ def within_memory(trainer, work: Callable, save: bool = True):
         if not is_out_of_memory(error):
             raise
         reason = " ".join(str(error).split())
-    if trainer.exchange.size > 1:  # the others wait elsewhere: nothing can be tried or saved
+    if trainer.exchange.size > 1:  # the other ranks wait: nothing can be tried or saved
         half = trainer.loader.micro_batch // 2
         raise UserError(
             f"out of memory in process {trainer.exchange.rank} of {trainer.exchange.size}: "
             f"{_flag(trainer.loader)} does not fit, {_instead(trainer.loader, half)} ({reason})"
         )
-    # Outside the handler, which holds the tensors of the failed step.
+    # Outside the exception handler, which keeps the tensors of the failed step alive.
     remedy = trainer.stepper.free_memory()
     saved = _save_last_step(trainer) if save else ""
     trainer.optimizer.zero_grad(set_to_none=True)
     fits = _batch_that_fits(trainer.objective, trainer.optimizer, trainer.loader)
-    if trainer.meta is not None:  # what it needs besides was not tried
+    if trainer.meta is not None:  # its own memory was not tried
         fits += "; or a smaller --meta_batch"
     if remedy:
         fits += f"; or {remedy}"
@@ -107,7 +107,7 @@ def within_memory(trainer, work: Callable, save: bool = True):
 
 
 def _save_last_step(trainer) -> str:
-    """Takes back what the failed step has left behind, and saves the one before, if it can."""
+    """Undoes the failed step and saves the one before it, if possible; returns a note on it."""
     step = trainer.progress.step
     if step == 0:
         return ""
@@ -128,7 +128,7 @@ def _save_last_step(trainer) -> str:
 
 
 def _batch_that_fits(objective, optimizer, loader: TrainingLoader) -> str:
-    """What to do, by trying smaller batches."""
+    """Tries smaller batches; returns what the user can do."""
     try:
         batch = loader.made(next(iter(loader.epoch(0, 0))))
     except Exception as error:
@@ -151,7 +151,7 @@ def _batch_that_fits(objective, optimizer, loader: TrainingLoader) -> str:
 
 
 def _instead(loader: TrainingLoader, most: int) -> str:
-    """The flags of the same optimizer step by micro-batches of at most so many samples, or
+    """Flags that keep the optimizer step with micro-batches of at most `most` samples, or
     tokens."""
     name = loader.batch_flag
     size = next((size for size in loader.cuts() if size <= most), None)
@@ -168,5 +168,5 @@ def _instead(loader: TrainingLoader, most: int) -> str:
 
 
 def _flag(loader: TrainingLoader) -> str:
-    """What its micro-batches are made by."""
+    """The flag that sets the size of its micro-batches, with its value."""
     return f"{loader.batch_flag} {loader.micro_batch}"
