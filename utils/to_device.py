@@ -1,4 +1,4 @@
-"""What was made on the host, on its way to a device."""
+"""Copies data from the host to a device without a wait."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:  # reading processes do without PyTorch
+if TYPE_CHECKING:  # reading processes do not import PyTorch
     import torch
 
 
 def to_device(data: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tensor:
-    """`data` there; the host does not wait for it. What is there already, as everything is for
-    a CPU, shares the memory of `data`."""
+    """`data` as a tensor on the device; the host does not wait. Data that is there already (always,
+    for a CPU) is not copied."""
     import torch
 
     tensor = torch.from_numpy(data) if isinstance(data, np.ndarray) else data

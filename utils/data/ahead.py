@@ -1,4 +1,4 @@
-"""The next batch is made while the GPU trains on the one before."""
+"""Makes the next batch while the GPU trains on the current one."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
@@ -10,7 +10,7 @@ from utils.data.batch import Batch
 
 
 def one_ahead(makers: Iterable[Callable[[], Batch]], device: torch.device) -> Iterator[Batch]:
-    """Makes each batch on a side stream while the one before it is being used."""
+    """Makes each batch on a side stream while the previous one is in use."""
     side = _side_stream(device)
     side.wait_stream(torch.cuda.current_stream(device))  # the resident images were copied there
     ahead = None
@@ -30,5 +30,5 @@ def one_ahead(makers: Iterable[Callable[[], Batch]], device: torch.device) -> It
 
 @functools.cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all epochs: the allocator keeps the free memory of each stream for that stream."""
+    """The same for all epochs: the allocator reuses memory within a stream only."""
     return torch.cuda.Stream(device)

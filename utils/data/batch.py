@@ -9,20 +9,20 @@ from torch import Tensor
 class Batch(NamedTuple):
     """One micro-batch on the device."""
 
-    # (n, channels, height, width) float32, normalised; of texts PackedTokens (see utils/packed.py);
-    # deferred ones: what `Loader.made` makes them of
+    # (n, channels, height, width) float32, normalised; for texts PackedTokens (utils/packed.py); if
+    # deferred, what `Loader.made` makes the inputs from
     inputs: Tensor | tuple
     targets: Tensor  # (n,) int64
-    step_samples: int  # samples in the whole optimizer step that this micro-batch belongs to
+    step_samples: int  # samples in the whole optimizer step, of all ranks
     ends_step: bool  # the last micro-batch of that step
-    mixing: object | None = None  # what `Draws.plan` made for it; None: it is not mixed
-    # Inputs and targets of samples apart from this step, where the mixing learns from such: with
-    # the last micro-batch of a step, or with every one (see `Draws`).
+    mixing: object | None = None  # the plan by `Draws.plan`; None: it is not mixed
+    # Inputs and targets of samples outside this step, for mixing that learns: in the last
+    # micro-batch of a step, or in every one (see `Draws`).
     clean: tuple[Tensor | tuple, Tensor] | None = None
     filler: bool = False  # see Piece
 
     def tensors(self) -> Iterator[Tensor]:
-        """All that lies on the device."""
+        """All tensors on the device."""
         return _tensors(self)
 
 

@@ -1,4 +1,4 @@
-"""Folders that are there whole or not at all, whoever dies or builds the same one meanwhile.
+"""Folders that exist completely or not at all, even if processes die or build them at once.
 
 A cache is built in a temporary folder beside its place, flushed to disk and renamed.
 """
@@ -27,7 +27,7 @@ def temporary_folder(parent: Path) -> Iterator[Path]:
             with open(folder / LOCK, "wb") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if not (folder / LOCK).exists():
-                    continue  # another process took it for an abandoned one before it was locked
+                    continue  # before it was locked, another process removed it as abandoned
                 yield folder
                 return
         finally:
@@ -35,7 +35,7 @@ def temporary_folder(parent: Path) -> Iterator[Path]:
 
 
 def remove_abandoned(parent: Path) -> None:
-    """Remove what killed processes have left: temporary folders with a lock that nobody holds."""
+    """Remove temporary folders of killed processes: those whose lock nobody holds."""
     for folder in parent.glob(_TEMPORARY + "*"):
         with contextlib.suppress(OSError), open(folder / LOCK, "rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -43,9 +43,10 @@ def remove_abandoned(parent: Path) -> None:
 
 
 def put_in_place(temporary: Path, folder: Path, is_whole: Callable[[], bool]) -> None:
-    """Rename; where another process was faster, keep its cache, and replace a damaged one.
+    """Rename `temporary` to `folder`. An intact cache that another process has put there is kept, a
+    damaged one replaced.
 
-    `is_whole` says whether the cache that lies at `folder` is in order. Raises OSError.
+    `is_whole` tells whether the cache at `folder` is intact. Raises OSError.
     """
     for _ in range(3):
         try:
@@ -56,7 +57,7 @@ def put_in_place(temporary: Path, folder: Path, is_whole: Callable[[], bool]) ->
                 raise
         if is_whole():
             return
-        # Out of the way under a name of its own first: nobody sees half of it removed.
+        # Moved away before it is removed, so that nobody sees half of it.
         damaged = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=folder.parent))
         with contextlib.suppress(FileNotFoundError):
             os.rename(folder, damaged / "damaged")

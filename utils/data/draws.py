@@ -1,4 +1,4 @@
-"""What is random in a batch: drawn on the host, from a generator of its own for every position."""
+"""Random draws for batches: made on the host, from a separate generator for every position."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 if TYPE_CHECKING:
     from torch import Tensor
 
-# One stream of random numbers each, so that none depends on how much another one draws.
+# Separate streams of random numbers, so that none depends on how much another draws.
 ORDER_STREAM, AUGMENT_STREAM, MIX_STREAM = 0, 1, 2
-TRIAL_DRAWS = 32  # some of them mix, however rarely that is
+TRIAL_DRAWS = 32  # enough for some that mix, even if mixing is rare
 
 
 def random_generator(seed: int, stream: int, *position: int) -> np.random.Generator:
@@ -20,14 +20,14 @@ def random_generator(seed: int, stream: int, *position: int) -> np.random.Genera
 
 
 class Draws(Protocol):
-    """What was drawn for the samples of a step (see utils/mixup/mixing.py)."""
+    """The random numbers for the samples of a step (see utils/mixup/mixing.py)."""
 
-    clean: int  # samples of the clean batch that goes with the step; 0: none
-    clean_each: bool  # with every micro-batch, not with the last one alone
+    clean: int  # samples in the clean batch of the step; 0: none
+    clean_each: bool  # every micro-batch has a clean batch, not only the last one
 
-    def slice(self, piece: slice) -> Draws: ...  # of a micro-batch, from the step's first sample on
+    def slice(self, piece: slice) -> Draws: ...  # for a micro-batch at this place in the step
 
-    def filler(self, n: int) -> Draws: ...  # of n samples that do not count
+    def filler(self, n: int) -> Draws: ...  # for n samples that do not count
 
     def plan(self, targets: Tensor): ...  # on the device
 
@@ -45,8 +45,8 @@ class Mixing(Protocol):
 
 
 def trial_draws(mixing: Mixing | None, n: int) -> Draws | None:
-    """For a step of n samples, by which memory is measured: the first draws that mix, and by what
-    is learned where anything is, which needs the most."""
+    """Draws for a step of n samples that measures memory: the first that mix samples; if mixing is
+    learned, the first that also learn, which need the most."""
     drawn = None
     for seed in range(TRIAL_DRAWS if mixing is not None else 0):
         found = mixing.draw(n, 0, 0, np.random.default_rng(seed))

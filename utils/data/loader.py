@@ -1,4 +1,4 @@
-"""Batches for training and evaluation: what the loaders of pictures and of texts share.
+"""The common part of the loaders of pictures and of texts.
 
 What a batch holds depends on (seed, epoch, step) alone: the order of an epoch and the choices of
 the augmentation are drawn for the whole epoch at its start, and each micro-batch takes its slice.
@@ -31,8 +31,8 @@ from utils.to_device import to_device
 class Loader(Steps, ABC):
     """Iterates over samples and labels in batches that are ready on the device.
 
-    On a GPU the next batch is made on a side stream while the current one trains. On a CPU a batch
-    is made when it is asked for: that costs a fraction of a per cent of a step.
+    On a GPU the next batch is made on a side stream during training on the current one. On a CPU a
+    batch is made on request, which costs a fraction of a per cent of a step.
 
     Args:
         labels: (samples,) int64.
@@ -41,7 +41,7 @@ class Loader(Steps, ABC):
         options: see Steps.
     """
 
-    workers = 0  # processes that read for it
+    workers = 0  # processes that read ahead
 
     def __init__(self, labels: np.ndarray, *, device: torch.device, seed: int, **options):
         super().__init__(len(labels), **options)
@@ -53,8 +53,8 @@ class Loader(Steps, ABC):
     def _inputs(
         self, epoch: int, order: np.ndarray, pieces: list[Piece]
     ) -> tuple[Generator, Callable[[np.ndarray], Tensor | tuple]]:
-        """The inputs of the pieces, in turn, and a function that makes those at any places in the
-        order."""
+        """A generator of the inputs of these micro-batches, and a function that makes the inputs at
+        given positions in the order."""
 
     def order(self, epoch: int) -> np.ndarray:
         """(samples,) int64: the samples of an epoch in the order in which they are visited."""
@@ -71,8 +71,8 @@ class Loader(Steps, ABC):
         return (make() for make in makers)
 
     def defer(self) -> None:
-        """From here on the inputs of an `epoch` come as what `made` makes them of by work of the
-        device alone, where that can be: for a CUDA graph, which then holds the augmentation too."""
+        """From the next `epoch` on, leaves inputs to `made`, if the device alone can make them. A
+        CUDA graph then includes the augmentation."""
         self._deferred = self._can_defer
 
     @property
@@ -80,7 +80,7 @@ class Loader(Steps, ABC):
         return False
 
     def made(self, batch: Batch) -> Batch:
-        """With its inputs, where they were deferred."""
+        """The batch with its inputs, if they were deferred."""
         return batch
 
     def _makers(self, epoch: int, start_step: int) -> Iterator[Callable[[], Batch]]:
@@ -98,7 +98,7 @@ class Loader(Steps, ABC):
                         after = self._after(piece, len(order), drawn.clean)
                         if not drawn.clean_each:
                             after = np.array_split(after, self.ranks)[self.rank]
-                        # Made here by hand: they are few, and not every step has any.
+                        # Not read ahead: they are few, and not every step has any.
                         clean = inputs_at(after), self._targets(order[after])
                     mixing = drawn and drawn.plan(targets)
                     n, ends = piece.step_samples, piece.ends_step
@@ -107,7 +107,7 @@ class Loader(Steps, ABC):
                 yield make
 
     def _draws(self, epoch: int, pieces: list[Piece], start_step: int) -> Iterator[Draws | None]:
-        """How each of the pieces is mixed."""
+        """The draws for mixing of each micro-batch."""
         step, drawn, drawn_for = start_step, None, -1
         for piece in pieces:
             if self.mixing is not None and step != drawn_for:
@@ -122,9 +122,9 @@ class Loader(Steps, ABC):
             step += piece.ends_step
 
     def _after(self, piece: Piece, samples: int, count: int) -> np.ndarray:
-        """Places in the order of `count` samples apart from the step that the micro-batch `piece`
-        belongs to: those that come next, and then those of the epoch's start. They were trained on
-        longest ago. Fewer where there are not as many."""
+        """Positions in the order of `count` samples outside the step of `piece`, or of all there
+        are: those that come next, then those at the start of the epoch. They were trained on
+        longest ago."""
         n = piece.step_samples
         return (piece.first + n + np.arange(min(count, samples - n))) % samples
 
@@ -135,8 +135,8 @@ class Loader(Steps, ABC):
     # ---- how much memory a micro-batch needs ----------------------------------------------------
 
     def trial(self, n: int) -> Batch:
-        """A step of one micro-batch of the n samples that need the most memory, augmented and mixed
-        as training batches are."""
+        """A step of a single micro-batch, of the n samples that need the most memory, augmented and
+        mixed like training batches."""
         targets, clean = self._targets(self._heaviest(n)), None
         drawn = trial_draws(self.mixing, n)
         if drawn and drawn.clean:
@@ -151,5 +151,5 @@ class Loader(Steps, ABC):
         return inputs_at(np.arange(n))
 
     def _heaviest(self, n: int) -> np.ndarray:
-        """(n,) int64: samples, some more than once where there are fewer."""
+        """(n,) int64: samples, repeated if there are fewer than n."""
         return np.arange(n) % len(self.labels)

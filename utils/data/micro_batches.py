@@ -2,15 +2,15 @@
 
 
 def micro_batch_sizes(n: int, block: int = 1) -> list[int]:
-    """Sizes, the largest first, for the n samples that one process has of an optimizer step.
+    """Sizes, the largest first, for the n samples that one rank has of an optimizer step.
 
-    Each divides n evenly, so that all micro-batches are alike. Where these lie more than a factor
-    of two apart (n may be a prime number), others stand between them, of which the last
-    micro-batch of a step is a little smaller.
+    Each divides n evenly, so that all micro-batches are alike. Where divisors lie more than a
+    factor of two apart (n may be prime), other sizes fill the gap; the last micro-batch is then
+    smaller.
 
     Args:
-        block: samples that are mixed with each other: sizes above it are multiples of it, those
-            below cut it evenly, where they can.
+        block: samples that are mixed with each other. Sizes above it are multiples of it; those
+            below divide it if possible.
     """
     blocks = [block * count for count in _even(-(-n // block))]
     return blocks + _even(block)[1:]

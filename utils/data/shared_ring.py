@@ -1,4 +1,4 @@
-"""Memory that processes share: a ring of slots, one for each batch on its way."""
+"""Shared memory between processes: a ring of slots, each for one batch."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import numpy as np
 
 from utils.errors import UserError
 
-# Where Linux keeps shared memory. In a container it is 64 MB unless somebody asked for more.
+# Where Linux keeps shared memory. Containers limit it to 64 MB by default.
 FOLDER = "/dev/shm"
-PAGE = 4096  # bytes; a slot starts at a border of pages
+PAGE = 4096  # bytes; slots are aligned to pages
 
 
 class Ring:
-    """`slots` pieces of `slot_bytes` bytes each, in a block of memory with a name.
+    """`slots` slots of `slot_bytes` bytes each, in a named block of shared memory.
 
     Attributes:
         array: (slots, bytes) uint8, shared; None after `close`.
-        name: what other processes open it by.
+        name: by which other processes open it.
     """
 
     def __init__(self, memory: SharedMemory, slots: int, slot_bytes: int):
@@ -31,7 +31,7 @@ class Ring:
 
     @classmethod
     def create(cls, slots: int, slot_bytes: int, warn: Callable[[str], None]) -> Ring:
-        """A new ring; of fewer slots, said by `warn`, where there is no room for as many.
+        """A new ring; with fewer slots, and a line by `warn`, if there is no room for all.
 
         Raises:
             UserError: there is no room for two slots.
@@ -62,25 +62,25 @@ class Ring:
 
     @classmethod
     def attach(cls, name: str, slots: int, slot_bytes: int) -> Ring:
-        """The ring that another process has made."""
+        """Opens the ring of another process."""
         return cls(SharedMemory(name), slots, slot_bytes)
 
     def pictures(self, slot: int, n: int, shape: tuple[int, ...]) -> np.ndarray:
-        """The first n pictures in a slot, (n, *shape[1:]) uint8; not a copy."""
+        """The first n pictures in a slot, (n, *shape[1:]) uint8; a view."""
         shape = (n, *shape[1:])
         return self.array[slot, : math.prod(shape)].reshape(shape)
 
     def close(self) -> None:
-        """Gives the memory back; by the process that made it, when no other needs it any more."""
+        """Frees the memory. For the process that created it, when no other uses it any more."""
         self.array = None
-        with contextlib.suppress(BufferError):  # somebody holds a slot: freed when he lets go
+        with contextlib.suppress(BufferError):  # a view is still in use: freed with it
             self._memory.close()
         with contextlib.suppress(FileNotFoundError):
             self._memory.unlink()
 
 
 def free_bytes() -> int | None:
-    """Free shared memory; None where the system does not tell."""
+    """Free shared memory; None if it is not known."""
     try:
         found = os.statvfs(FOLDER)
     except OSError:
@@ -89,7 +89,7 @@ def free_bytes() -> int | None:
 
 
 def _reserve(memory: SharedMemory) -> None:
-    """Takes the memory now: to find none left at the first write would be a SIGBUS."""
+    """Allocates the memory now: running out of it at the first write would be a SIGBUS."""
     path = os.path.join(FOLDER, memory.name)
     if not hasattr(os, "posix_fallocate") or not os.path.exists(path):
         return

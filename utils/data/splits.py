@@ -1,4 +1,4 @@
-"""How samples are divided: the same share of every class on both sides of a cut."""
+"""Stratified splits and subsets of samples."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import numpy as np
 
 from utils.errors import UserError
 
-# Of what --test_fraction holds out: the same samples whatever --seed is, so that runs of several
-# seeds, and one that goes on with the weights of another, are measured on what none has seen.
+# For --test_fraction: the same samples are held out whatever --seed is, so that runs with other
+# seeds, or with the weights of another run, are measured on samples that none of them has seen.
 TEST_SEED = 0
 
 
 def stratified_split(
     labels: np.ndarray, fraction: float, seed: int, classes: Sequence[str] | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Hold out `fraction` (between 0 and 1) of the samples, the same share of every class.
+    """Hold out `fraction` (between 0 and 1) of the samples of every class.
 
     Returns `(kept, held_out)`, sorted int64 indices into `labels` (samples,). The number held out
-    is `fraction * samples`, rounded, and moved only as far as it takes for every class to have a
-    sample on both sides. `classes` gives names to the labels in messages.
+    is `fraction * samples`, rounded, and adjusted only if a class would have no sample on one side.
+    `classes` has the names of the labels, for messages.
 
     Raises:
         UserError: a class has a single sample, or the fraction is out of range.
@@ -44,7 +44,7 @@ def stratified_split(
 
 
 def stratified_subset(labels: np.ndarray, amount: float | int, seed: int) -> np.ndarray:
-    """Sorted int64 indices of a part of the samples, the same share of every class.
+    """Sorted int64 indices of a subset with the same fraction of every class.
 
     `amount` is a fraction up to 1 (1: everything) or, above 1, a whole number of samples; the
     total is exact. With the same seed a larger subset contains every smaller one.

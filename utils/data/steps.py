@@ -1,5 +1,5 @@
-"""How an epoch is cut into optimizer steps, these into parts of the ranks, and those into
-micro-batches: numbers alone, before any sample is read."""
+"""Cuts an epoch into optimizer steps, these into the parts of the ranks, and those into
+micro-batches. Works on positions only; no sample is read here."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from utils.pieces import has_lone_last, piece_borders, piece_count
 
 
 class Piece(NamedTuple):
-    """A micro-batch in an epoch's order."""
+    """A micro-batch, as positions in the order of an epoch."""
 
     place: slice  # of its samples
-    first: int  # place of the first sample of its optimizer step
-    step_samples: int  # samples of that step
-    ends_step: bool  # the last one of this rank
-    # Not to be counted, and empty unless a micro-batch must have some samples: all ranks go through
-    # equally many, which the samples of a short step may not suffice for.
+    first: int  # position of the first sample of its optimizer step
+    step_samples: int  # samples in that step
+    ends_step: bool  # the last micro-batch of the step on this rank
+    # Does not count. All ranks run equally many micro-batches, for which a short step may have too
+    # few samples; a filler is empty, or has the fewest samples that a micro-batch can have.
     filler: bool = False
 
     @property
     def in_step(self) -> slice:
-        """Its samples, counted from the step's first one."""
+        """Positions of its samples within the step."""
         return slice(self.place.start - self.first, self.place.stop - self.first)
 
 
@@ -34,13 +34,13 @@ class Steps:
     """The optimizer steps of an epoch, and the micro-batches of one rank.
 
     Args:
-        total: samples that there are.
+        total: number of samples.
         batch_size: samples in a micro-batch.
         step_size: samples in an optimizer step, of all ranks.
-        shuffle: for training: a new order every epoch.
+        shuffle: training: a new order every epoch.
         mixing: how samples are mixed with each other; None: not at all.
-        rank, ranks: which part of every optimizer step is this process's, of how many.
-        least: samples that the part of a rank must have, 1 or 2: BatchNorm takes no single one.
+        rank, ranks: number of this process, and how many share every optimizer step.
+        least: samples that a rank's part must have: 2 where BatchNorm needs several, else 1.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Steps:
         self.shuffle, self.mixing = shuffle, mixing
         if mixing is not None:
             mixing.check(self.samples, min(self.step_size, self.samples))
-        self.block = block = getattr(mixing, "block", 1)  # the one that was asked for
+        self.block = block = getattr(mixing, "block", 1)  # as set by the user
         if ranks > 1 and self.step_size < ranks * block:
             what = f"blocks of --mixup_block {block}" if block > 1 else "samples"
             raise UserError(
@@ -70,8 +70,8 @@ class Steps:
 
     @property
     def samples(self) -> int:
-        """Samples in an epoch. In training a last step of one sample is left out of its epoch
-        (another sample every time)."""
+        """Samples in an epoch. Training leaves out a last step of a single sample, which is another
+        sample in every epoch."""
         return self.total - (self.shuffle and has_lone_last(self.total, self.step_size))
 
     @property
@@ -79,14 +79,14 @@ class Steps:
         return -(-self.samples // self.step_size)
 
     def pieces(self, epoch: int, start_step: int) -> Iterator[Piece]:
-        """The micro-batches of an epoch from a step on."""
+        """This rank's micro-batches of an epoch, from optimizer step `start_step` on."""
         for first in range(start_step * self.step_size, self.samples, self.step_size):
             n = min(self.step_size, self.samples - first)
             yield from self.pieces_of_step(first, n, self.batch_size)
 
     def pieces_of_step(self, first: int, n: int, size: int) -> Iterator[Piece]:
-        """Those of the step of `n` samples from `first` on that are this rank's, of `size`
-        samples."""
+        """This rank's micro-batches, of `size` samples, of the step with `n` samples that begins at
+        `first`."""
         block = max(getattr(self.mixing, "block", 1), self.least if n < 2 * self.ranks else 1)
         borders = rank_borders(n, block, self.ranks)
         parts = [
@@ -134,11 +134,11 @@ class Steps:
             self.mixing.block = min(self.block, size)
 
     def resize(self, batch_size: int, step_size: int) -> None:
-        """Other micro-batches, and other steps."""
+        """Changes the size of micro-batches and of steps."""
         self.batch_size, self.step_size = batch_size, step_size
 
     def largest(self) -> int:
-        """No micro-batch of this process needs more memory than `trial` of so many samples."""
+        """The n for which no micro-batch of this rank needs more memory than `trial(n)`."""
         start = (self.steps_per_epoch - 1) * self.step_size
         sizes = min(self.step_size, self.samples), self.samples - start
         pieces = [piece for n in sizes for piece in self.pieces_of_step(0, n, self.batch_size)]
@@ -146,10 +146,10 @@ class Steps:
 
 
 def rank_borders(n: int, block: int, ranks: int) -> list[int]:
-    """Where in a step of n samples the part of each rank begins, and where the last one ends.
+    """Positions in a step of n samples at which each rank's part begins, and the end of the last.
 
-    Parts are as equal as they can be without cutting a block of samples that are mixed with each
-    other (see mixup/mixing.py). In a step of few samples a rank may have none.
+    Parts are as equal as possible without cutting a block of samples that are mixed with each other
+    (see mixup/mixing.py). In a step of few samples a rank may have none.
     """
     blocks = piece_count(n, block)
     return [block * (blocks * rank // ranks) for rank in range(ranks)] + [n]

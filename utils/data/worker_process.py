@@ -1,7 +1,6 @@
-"""What happens in a worker: batches are read, augmented and put into shared memory.
+"""A worker process: reads batches, augments them and puts them into shared memory.
 
-This module, and all that it needs, does without PyTorch: a worker starts at once and takes little
-memory.
+Nothing here imports PyTorch, so that a worker starts at once and takes little memory.
 """
 
 from __future__ import annotations
@@ -18,25 +17,25 @@ import numpy as np
 from utils.data.shared_ring import Ring
 from utils.errors import UserError
 
-# A terminal sends Ctrl-C, and a scheduler SIGTERM, to the workers too; the training process still
-# needs them to finish its step. They end when it does.
+# Ignored by workers, which receive them too from a terminal or a scheduler: the training process
+# needs its workers to finish the step. They end when it does.
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def is_map(images: np.ndarray) -> bool:
-    """Whether `images` are all of what a file is mapped to, which a worker can open again."""
+    """Whether `images` is a whole memory map of a file, which a worker can open again."""
     return isinstance(images, np.memmap) and isinstance(images.base, mmap)
 
 
 @dataclass(frozen=True)
 class Reader:
-    """What a worker must know of a set of pictures; it is sent to each of them once."""
+    """How a worker reads one set of pictures; sent to each worker once."""
 
     number: int
     file: str
     offset: int  # bytes
     shape: tuple[int, ...]  # (pictures, height, width, channels), uint8
-    identity: tuple[int, int]  # of the file: another one may have come in its place
+    identity: tuple[int, int]  # of the file, which may be replaced during the run
     augment: Any
 
     def open(self) -> np.ndarray:
@@ -58,7 +57,7 @@ def file_identity(found: os.stat_result) -> tuple[int, int]:
 
 
 def work(connection, name: str, slots: int, slot_bytes: int) -> None:
-    """A worker's life: until the pipe is closed, by whatever end of the training process."""
+    """The main loop of a worker. Ends when the training process closes the pipe or dies."""
     for signum in SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
     ring = Ring.attach(name, slots, slot_bytes)
@@ -87,4 +86,4 @@ def work(connection, name: str, slots: int, slot_bytes: int) -> None:
                 failure = False, traceback.format_exc()
             connection.send(failure)
     except (EOFError, OSError):
-        os._exit(0)  # the memory is not ours to clean up
+        os._exit(0)  # without cleanup: the shared memory belongs to the training process

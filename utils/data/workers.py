@@ -1,9 +1,9 @@
-"""Processes that read a memory map and augment, for sets that do not fit in memory.
+"""Worker processes that read a memory map and augment, for data sets that do not fit in memory.
 
-In such a set a picture may have to come from the disk, and the step must not wait for it. The
-training process draws which samples a batch holds and what happens to each, as it does without
-workers (see loader.py); a worker carries that out and puts the batch into shared memory. So the
-batches are the same bits with any number of workers, and after any of them has died.
+There a picture may have to be read from the disk, and the training step must not wait for it. The
+training process draws which samples a batch has and how each is augmented, as it does without
+workers (see loader.py); a worker carries that out and puts the batch into shared memory. So batches
+are the same to the bit with any number of workers, even if workers die.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ from utils.data.shared_ring import Ring
 from utils.data.worker_process import SIGNALS, Reader, file_identity, is_map, work
 from utils.errors import UserError
 
-AHEAD = 2  # batches on their way for each worker
-# So many deaths for each worker, with no batch finished in between, and the run gives up.
-DEATHS = 3
+AHEAD = 2  # batches in preparation per worker
+DEATHS = 3  # per worker, without a finished batch in between, after which the run gives up
 
 
 class _Job:
-    """One batch on its way. `slot`: where it goes to, None as long as it has not been sent."""
+    """A batch in preparation. `slot`: for its result; None until it is sent to a worker."""
 
     def __init__(self, reader: Reader, rows: np.ndarray, plan):
         self.reader, self.rows, self.plan = reader, rows, plan
@@ -38,7 +37,7 @@ class _Job:
 
 
 class _Worker:
-    """A process, our end of the pipe to it, and the jobs that it was sent, oldest first."""
+    """A process, our end of the pipe to it, and the jobs sent to it, the oldest first."""
 
     def __init__(self, process, connection):
         self.process, self.connection = process, connection
@@ -47,15 +46,15 @@ class _Worker:
 
 
 class WorkerPool:
-    """Workers that all loaders of a task share. They are started when the first batch is needed.
+    """The workers of all loaders of a task, started when the first batch is needed.
 
-    Of several iterators the one asked last has the workers: what was read ahead for another one
-    is dropped, and read again when that one goes on.
+    The iterator that was used last has the workers: batches read ahead for another one are dropped,
+    and read again when that one continues.
 
     Args:
         workers: number of processes.
         slot_bytes: size of the largest batch.
-        warn: is handed a line about what was wrong and has been mended.
+        warn: called with a line about a problem that was solved.
     """
 
     def __init__(self, workers: int, slot_bytes: int, warn: Callable[[str], None]):
@@ -64,21 +63,21 @@ class WorkerPool:
         self._ring: Ring | None = None
         self._free: list[int] = []  # slots
         self._members: list[_Worker] = []
-        self._active: deque[_Job] | None = None  # what is read ahead, of the last iterator
+        self._active: deque[_Job] | None = None  # the jobs of the last iterator
         self._readers = 0
-        self._deaths = 0  # since a batch was finished
+        self._deaths = 0  # since the last finished batch
         self._end: Finalize | None = None
         self._closed = False
 
     def reader(self, images: np.ndarray, augment) -> Reader:
-        """For `batches`. `images` are a map (see `is_map`); `augment` as in loader.py, or None."""
+        """For `batches`. `images` is a map (see `is_map`); `augment` as in loader.py, or None."""
         assert is_map(images)
         self._readers += 1
         file = str(images.filename)
         try:
             identity = file_identity(os.stat(file))
         except OSError:
-            identity = (0, 0)  # gone already: the first worker will say so
+            identity = (0, 0)  # gone already: the first worker reports it
         return Reader(self._readers, file, images.offset, images.shape, identity, augment)
 
     def batches(self, reader: Reader, pieces: Iterator[tuple], finish: Callable) -> Iterator:
@@ -86,7 +85,7 @@ class WorkerPool:
 
         Args:
             pieces: rows (n,) int64 of the set; the plan of `reader.augment` for them, or None.
-            finish: called with (n, height, width, channels) uint8, which it must not keep.
+            finish: called with (n, height, width, channels) uint8; must not keep that array.
 
         Raises:
             UserError: the file is gone, there is no room for two batches, or workers keep dying.
@@ -99,7 +98,7 @@ class WorkerPool:
                     raise job.failure
                 result = finish(self._ring.pictures(job.slot, len(job.rows), reader.shape))
                 self._let_go(ahead.popleft())
-                self._send_ahead(ahead, reader, pieces)  # the workers go on while we train
+                self._send_ahead(ahead, reader, pieces)  # workers continue during training
                 yield result
         finally:
             for job in ahead:
@@ -124,7 +123,7 @@ class WorkerPool:
             self._collect(timeout=None)
 
     def _send_ahead(self, ahead: deque[_Job], reader: Reader, pieces: Iterator) -> None:
-        """Sends jobs as long as there are slots for them."""
+        """Sends jobs while there are free slots."""
         if self._ring is None:
             self._start()
         if self._active is not ahead:
@@ -133,7 +132,7 @@ class WorkerPool:
         self._collect(timeout=0)
         waiting = deque(job for job in ahead if job.slot is None)  # those taken back before
         while True:
-            if not waiting:  # even without a slot for it: only the end leaves `ahead` empty
+            if not waiting:  # even without a free slot: `ahead` is empty only at the end
                 piece = next(pieces, None)
                 if piece is None:
                     return
@@ -146,13 +145,13 @@ class WorkerPool:
             self._send(min(self._members, key=lambda worker: len(worker.jobs)), job)
 
     def _take_back(self, jobs: deque[_Job] | None) -> None:
-        """Makes room for another iterator: the owner of these will send them again."""
+        """Frees the slots of these jobs for another iterator; their owner will send them again."""
         for place, job in enumerate(jobs or ()):
             self._let_go(job)
             jobs[place] = _Job(job.reader, job.rows, job.plan)
 
     def _let_go(self, job: _Job) -> None:
-        """The job is used or not wanted. A slot that a worker may write to comes back later."""
+        """Frees the job's slot: now if it is done, else when its worker has finished writing."""
         job.stale = True
         if job.done:
             self._free.append(job.slot)
@@ -165,10 +164,10 @@ class WorkerPool:
                 worker.knows.add(job.reader.number)
             worker.connection.send((job.reader.number, job.slot, job.rows, job.plan))
         except OSError:
-            pass  # it has died: `_collect` will notice, and send the job to another one
+            pass  # the worker has died: `_collect` will send the job to another one
 
     def _collect(self, timeout: float | None) -> None:
-        """Notes what workers have finished, and replaces those that have died."""
+        """Records finished jobs, and replaces workers that have died."""
         if timeout == 0 and not any(worker.jobs for worker in self._members):
             return
         members = {worker.connection: worker for worker in self._members}
@@ -192,7 +191,7 @@ class WorkerPool:
             raise RuntimeError("the workers are closed")
         self._ring = Ring.create(AHEAD * self.workers, self.slot_bytes, self._warn)
         self._free = list(range(len(self._ring.array)))
-        # Before multiprocessing waits for its children at exit, and also when nobody closes us.
+        # Runs before multiprocessing waits for its children at exit, even without `close`.
         self._end = Finalize(self, _end, (self._members, self._ring), exitpriority=20)
         for _ in range(self.workers):
             self._members.append(self._hire())
@@ -203,7 +202,7 @@ class WorkerPool:
         process = context.Process(
             target=work, args=(theirs, self._ring.name, *self._ring.array.shape), daemon=True
         )
-        # Blocked signals stay blocked in the child, which ignores them as soon as it runs.
+        # The child inherits the blocked signals, and ignores them once it runs.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             process.start()
@@ -219,7 +218,7 @@ class WorkerPool:
         return _Worker(process, ours)
 
     def _replace(self, dead: _Worker) -> None:
-        """Another worker does the jobs of one that has died."""
+        """Starts another worker for the jobs of one that has died."""
         _bury(dead)
         self._deaths += 1
         cause = _cause(dead.process.exitcode)
@@ -243,7 +242,7 @@ class WorkerPool:
 
 
 def _end(members: list[_Worker], ring: Ring) -> None:
-    for worker in members:  # nothing of theirs needs to be saved
+    for worker in members:  # they have nothing to save
         worker.process.kill()
     for worker in members:
         _bury(worker)
@@ -254,7 +253,7 @@ def _end(members: list[_Worker], ring: Ring) -> None:
 def _bury(worker: _Worker) -> None:
     worker.connection.close()
     worker.process.join(1)
-    if worker.process.is_alive():  # its pipe was closed all the same
+    if worker.process.is_alive():  # although its pipe is closed
         worker.process.kill()
         worker.process.join()
 
