@@ -1,28 +1,27 @@
-"""Takes a whole optimizer step as one CUDA graph, captured once and replayed.
+"""Runs a whole optimizer step as one CUDA graph, captured once and replayed.
 
-What the host launches kernel by kernel, augmentation, forward, backward, clipping, optimizer,
-guard and average, is launched at once. After the rules of PyTorch's notes on CUDA graphs: the steps
-before the capture run on a side stream; a batch is copied into tensors that stay where they are;
-gradients are made anew within the graph; its memory is a pool of its own. What the host decides
-from step to step (the learning rate, the step's number, the weight of the average) is written into
-tensors before a replay. Dropout draws from PyTorch's own generator, which `torch.cuda.graph`
-registers with the graph. Of pictures that live on the device a batch is which they are and what
-happens to each; where they come from the host the loader has augmented them.
+Augmentation, forward, backward, clipping, optimizer, guard and average are launched at once instead
+of kernel by kernel. As PyTorch's notes on CUDA graphs require, steps before the capture run on a
+side stream, batches are copied into static tensors, gradients are allocated within the graph, and
+the graph has its own memory pool. What the host decides for each step (learning rate, step number,
+weight of the average) is written into tensors before a replay. Dropout draws from PyTorch's
+generator, which `torch.cuda.graph` registers with the graph. If the pictures are on the device, a
+batch holds their indices and the augmentation's choices; otherwise the loader has augmented them.
 
-A batch of another size, the last one of an epoch, takes an ordinary step. Nobody else may have the
-memory of a graph, so that of a step is there twice; where it cannot be, there are no graphs.
+A batch of another size, such as the last one of an epoch, takes an ordinary step. The graph's
+memory cannot be used by anything else, so the memory of a step is needed twice; without that there
+are no graphs.
 
-By default the first few steps are ordinary ones, and timed, and graphs are captured only where
-steps are launch-bound (see launch_bound.py). Where the GPU is slower than the host anyway, they
-would take memory and gain nothing. The choice rests on times and so may differ between two runs of
-the same settings. A replay does the arithmetic of an ordinary step, at the learning rate rounded to
-float32, which the ordinary steps of a GraphedStep therefore read too; but that the bits are equal
-has not been tested on a GPU. So under --deterministic nothing is chosen by time: there are graphs
-only if they are asked for.
+By default the first few steps are ordinary ones that are timed, and graphs are captured only if
+steps are launch-bound (see launch_bound.py): on a GPU that is slower than the host they would cost
+memory and gain nothing. As this choice depends on time, it may differ between two runs with the
+same settings. A replay does the arithmetic of an ordinary step with the learning rate rounded to
+float32, which the ordinary steps of a GraphedStep read too; that both give the same bits has not
+been tested on a GPU. So under --deterministic graphs are used only if they are asked for.
 
-What would break a capture, the host waiting for the device, is looked for in the last ordinary step
-before it. Where a capture fails nevertheless, the process is cleaned up and the run goes on by
-ordinary steps; only where even that fails, it ends with a line (see capture.py).
+Waits of the host, which would break a capture, are looked for in the last ordinary step before it.
+If a capture fails nevertheless, the process is cleaned up and the run continues with ordinary
+steps; only if that fails, too, the run ends with a line (see capture.py).
 """
 
 import contextlib
@@ -36,35 +35,35 @@ from utils.engines.capture import Recorder
 from utils.engines.engine import EngineTrainer
 from utils.engines.launch_bound import LaunchBound
 
-WARM_UP = 3  # ordinary steps before a capture: memory, kernels and optimizer states are set up
+WARM_UP = 3  # ordinary steps before a capture, to set up memory, kernels and optimizer state
 
 
 class GraphedStep:
-    """A Stepper: takes a Trainer's steps in its place.
+    """A Stepper that replays the steps of a Trainer.
 
     Args:
-        trainer: of a run that CUDA graphs can serve (see cuda_graphs.py); the tests' have no GPU.
-        recorder: of the work of its device.
-        asked: the user has asked for graphs; else they are made only where steps are launch-bound.
+        trainer: of a run that CUDA graphs can serve (see cuda_graphs.py); in tests without a GPU.
+        recorder: captures the work of its device.
+        asked: the user has asked for graphs; otherwise they are used if steps are launch-bound.
     """
 
     def __init__(self, trainer: EngineTrainer, recorder: Recorder, asked: bool = True):
         self.trainer, self.recorder, self.asked = trainer, recorder, asked
         device = trainer.precision.device
-        # A GPU's kernels read the rate as float32; a CPU's, which the tests capture, as float64.
+        # Kernels read the learning rate as float32 on a GPU, as float64 on a CPU (in tests).
         self._rate_dtype = torch.float32 if device.type == "cuda" else torch.float64
         groups = trainer.optimizer.param_groups
         self._rates = [torch.zeros((), dtype=self._rate_dtype, device=device) for _ in groups]
         self._step = torch.zeros((), dtype=torch.int64, device=device)
         self._ema_weight = torch.zeros((), device=device)
-        # By the signature of their batches, which are mixed in one way or another:
-        self._graphs: dict[tuple, tuple] = {}  # the batch that is copied into, and the replay
+        # By the signature of a batch, since batches may be mixed in different ways:
+        self._graphs: dict[tuple, tuple] = {}  # (static batch, replay function)
         self._seen = Counter()
-        self.refused: str | None = None  # why no graph is made any more
+        self.refused: str | None = None  # why no graphs are used any more
         self._warms_up = self._watches = self._replayed = False
         self._waits: list[str] = []  # where the host waited in a watched step
-        self.settling = False  # the last step was not like those to come
-        # Until it is known whether steps are launch-bound:
+        self.settling = False  # see Stepper
+        # Until it is known whether steps are launch-bound.
         self._launches = None if asked else LaunchBound(recorder.mark)
         self._timed = Counter()  # whole steps, by their signature
         if asked:
@@ -72,11 +71,11 @@ class GraphedStep:
 
     @property
     def holds_memory(self) -> bool:
-        """There are graphs, which keep the memory of a step."""
+        """Whether there are graphs, which keep the memory of a step."""
         return bool(self._graphs)
 
     def forward_backward(self, batch) -> None:
-        """All of the step, where there is a graph for it."""
+        """Replays the whole step if there is a graph for it."""
         found = self._graph_for(batch)
         if found is not None:
             self._replay(*found, batch)
@@ -85,7 +84,7 @@ class GraphedStep:
             self.trainer.forward_backward(self.trainer.loader.made(batch))
 
     def update(self) -> None:
-        """The rest of it."""
+        """The update of an ordinary step; after a replay, only its bookkeeping."""
         if not self._replayed:
             with self._ordinary(), self._rounded_rates():
                 self.trainer.update()
@@ -100,7 +99,7 @@ class GraphedStep:
 
     @contextlib.contextmanager
     def _ordinary(self) -> Iterator[None]:
-        """Around each part of an ordinary step."""
+        """The context of each part of an ordinary step."""
         with contextlib.ExitStack() as stack:
             if self._warms_up:
                 stack.enter_context(self.recorder.warm_up())
@@ -130,10 +129,10 @@ class GraphedStep:
         return self._graphs.get(key)
 
     def _is_launch_bound(self, key: tuple | None) -> bool:
-        """Whether steps are known to be; while nothing is known the step that comes may be timed.
+        """Whether steps are known to be launch-bound; until then the next step may be timed.
 
         Args:
-            key: the signature of its batch; None if that is not a whole one.
+            key: the signature of its batch; None if the batch is smaller than the others.
         """
         launches = self._launches
         verdict = launches.verdict()
@@ -148,7 +147,7 @@ class GraphedStep:
             return False
         console = self.trainer.console
         console.say(f"CUDA graphs: used, because {launches}; --no_cuda_graphs does without")
-        # From the next epoch on; the batches of this one have been augmented by the loader.
+        # From the next epoch on; the loader augments the batches of this one.
         self.trainer.loader.defer()
         return True
 
@@ -181,14 +180,14 @@ class GraphedStep:
         return "add --no_cuda_graphs: graphs keep the memory of a step besides"
 
     def _drop(self, why: str) -> None:
-        """No graphs any more; their memory is free again."""
+        """Gives up graphs and frees their memory."""
         self.refused, self._launches = why, None
         self._graphs.clear()
         self.trainer.strategy.drop_gradients()
 
     @contextlib.contextmanager
     def _rounded_rates(self) -> Iterator[None]:
-        """Within it an ordinary step reads the rates as a replay does."""
+        """Rounds the learning rates of an ordinary step as a replay does."""
         groups = self.trainer.optimizer.param_groups
         kept = [group["lr"] for group in groups]
         for group, lr in zip(groups, kept, strict=True):
@@ -201,7 +200,7 @@ class GraphedStep:
 
     @contextlib.contextmanager
     def _rates_as_tensors(self) -> Iterator[None]:
-        """Within it the optimizer reads its rates from the device."""
+        """Makes the optimizer read its learning rates from the device."""
         groups = self.trainer.optimizer.param_groups
         cuda = self._step.is_cuda
         kept = [
@@ -236,14 +235,14 @@ class GraphedStep:
 
 
 def _signature(part) -> tuple:
-    """Alike for batches that one graph can take."""
+    """Equal for batches that the same graph can take."""
     if isinstance(part, Tensor):
         return tuple(part.shape), part.stride(), part.dtype
     return tuple(map(_signature, part)) if isinstance(part, tuple) else (part,)
 
 
 def _cloned(part):
-    """A batch with tensors of its own."""
+    """A copy of the batch, with its own tensors."""
     if isinstance(part, Tensor):
         return part.clone()
     return type(part)(*map(_cloned, part)) if isinstance(part, tuple) else part

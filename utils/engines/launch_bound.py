@@ -1,17 +1,17 @@
-"""Whether an optimizer step is bound by its launches: then a CUDA graph makes it faster, and where
-there can be none, a larger batch takes hardly longer.
+"""Finds out whether optimizer steps are launch-bound. A CUDA graph then makes them faster; without
+one, a larger batch takes hardly longer.
 
-A GPU that is faster than the host waits for each launch, so that a step takes it hardly longer than
-the launches take the host. A step is called launch-bound where
+A GPU that is faster than the host waits for each launch, so that a step takes hardly longer than
+its launches. A step is called launch-bound if
 
     GPU time <= SLACK * host time.
 
-The host time is from the first launch of a step to the last, the GPU time from an event before the
-step to one after it. Neither is waited for: events are read once the GPU has passed them. Only
-steps that begin with the GPU idle are timed, since with some 1,024 launches pending the host has to
-wait before it can launch more, and its time would be the GPU's. The step after a log line begins
-so, as the host waits there, and nearly every one that is launch-bound. Of TIMED measurements the
-shortest counts, of either side: whatever disturbs one makes it longer.
+The host time is measured from the first launch of a step to the last, the GPU time by events before
+and after the step, which are read once the GPU has passed them; nothing waits. Only steps that
+begin with the GPU idle are timed: with about 1,024 launches pending the host must wait before it
+can launch more, and its time would be the GPU's. The step after a log line begins with the GPU
+idle, as the host waits there, and so does nearly every launch-bound step. The minimum of TIMED
+measurements counts, for the host and for the GPU, as any disturbance only makes them longer.
 """
 
 import time
@@ -23,24 +23,24 @@ import torch
 from utils.engines.engine import EngineTrainer
 
 TIMED = 3  # steps
-SLACK = 1.2  # the GPU still has to finish the last kernels when the last launch is done
+SLACK = 1.2  # after the last launch the GPU still has to finish the last kernels
 
 
 class Mark(Protocol):
-    """A place in the device's work: a `torch.cuda.Event` with timing."""
+    """A point in the device's work: a `torch.cuda.Event` with timing."""
 
     def query(self) -> bool:
-        """Whether the device has come to it."""
+        """Whether the device has passed it."""
 
     def elapsed_time(self, end) -> float:
-        """Milliseconds from here to a later mark; the device has come to both."""
+        """Milliseconds to a later mark; the device must have passed both."""
 
 
 class LaunchBound:
     """Times steps and tells whether they are launch-bound.
 
     Args:
-        mark: marks where the device's work ends at present.
+        mark: returns a mark at the end of the work submitted so far.
         clock: of the host, in seconds.
     """
 
@@ -48,26 +48,26 @@ class LaunchBound:
         self.mark, self.clock = mark, clock
         self.host_ms: list[float] = []
         self.device_ms: list[float] = []
-        self._last: Mark | None = None  # behind the last step
-        self._begun: tuple[Mark, float] | None = None  # of a step that is timed
+        self._last: Mark | None = None  # after the last step
+        self._begun: tuple[Mark, float] | None = None  # start of a step that is being timed
         self._unread: tuple[Mark, Mark, float] | None = None
 
     def begin(self, usual: bool) -> None:
-        """Before a step. `usual`: it is like those to come, not smaller, and not the first one of
-        its kind, in which memory is set up and kernels are compiled."""
+        """To be called before a step. `usual`: it is like those to come: not smaller, and not the
+        first of its kind, which sets up memory and compiles kernels."""
         self._read()
         idle = self._last is not None and self._last.query()
         self._begun = (self.mark(), self.clock()) if usual and idle else None
 
     def end(self) -> None:
-        """Behind every step that `begin` was called for."""
+        """To be called after every step for which `begin` was called."""
         self._last = self.mark()
         if self._begun is not None:
             start, began = self._begun
             self._unread = start, self._last, 1000 * (self.clock() - began)
 
     def verdict(self) -> bool | None:
-        """None: not known yet."""
+        """Whether steps are launch-bound; None: not known yet."""
         self._read()
         if len(self.host_ms) < TIMED:
             return None
@@ -75,7 +75,7 @@ class LaunchBound:
 
     @property
     def all_bound(self) -> bool:
-        """Every step that was timed."""
+        """Whether every timed step was launch-bound."""
         pairs = zip(self.device_ms, self.host_ms, strict=True)
         return all(device <= SLACK * host for device, host in pairs)
 
@@ -91,20 +91,19 @@ class LaunchBound:
 
 
 def mark_on(device: torch.device) -> Mark:
-    """Where the work of a GPU's current stream ends at present."""
+    """A mark at the end of the work submitted to a GPU's current stream so far."""
     event = torch.cuda.Event(enable_timing=True)
     event.record(torch.cuda.current_stream(device))
     return event
 
 
 class TimedSteps:
-    """A Stepper: takes a Trainer's ordinary steps in its place until some have been timed. If all
-    of these were launch-bound, a line then says what helps. (All, because steps of texts differ in
-    size.)
+    """A Stepper that takes a Trainer's ordinary steps until a few have been timed. If all of these
+    were launch-bound, it prints what helps. (All, because steps of texts differ in size.)
 
     Args:
-        trainer: its `advice` has what helps under "launches".
-        launches: that times the steps.
+        trainer: `advice["launches"]` is what helps.
+        launches: times the steps.
     """
 
     settling = False

@@ -1,4 +1,4 @@
-"""`--auto_batch`: the largest micro-batch that fits, and the optimizer step that was asked for."""
+"""`--auto_batch`: the largest micro-batches that fit, with the optimizer step unchanged."""
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -15,18 +15,18 @@ from utils.training.objective import Classification
 
 
 def choose_micro_batch(run, model, objective: Classification, freeze: Freeze | None, task) -> None:
-    """Cuts the optimizer step that the settings ask for into the largest micro-batches that fit,
-    sets the settings to them, and says so.
+    """Cuts the optimizer step of the settings into the largest micro-batches that fit, changes the
+    settings accordingly, and prints a line.
 
     Args:
         run: a `utils.runs.run.Run`.
-        model: on its device, fused, not yet spread over processes.
+        model: on its device, fused, not yet wrapped by a strategy.
         objective: of that model.
         freeze: which part of it trains in which epoch.
-        task: its loaders are changed (see tasks/pictures.py, tasks/texts.py).
+        task: whose loaders are changed (see tasks/task.py).
 
     Raises:
-        UserError: nothing fits. All ranks raise it.
+        UserError: nothing fits; on all ranks.
     """
     settings, loader = run.settings, task.train
     model.train()
@@ -45,9 +45,7 @@ def choose_micro_batch(run, model, objective: Classification, freeze: Freeze | N
         )
     if found.size is None:
         raise UserError(_nothing_fits(settings, run.device, found))
-    if (
-        min(asked, found.size) >= loader.rank_batch
-    ):  # a short step, which was one micro-batch already
+    if min(asked, found.size) >= loader.rank_batch:  # the step was a single micro-batch already
         loader.cut(asked)
     _set(run, loader)
     task.follow(settings.batch_size, run.exchange.size)
@@ -55,13 +53,15 @@ def choose_micro_batch(run, model, objective: Classification, freeze: Freeze | N
 
 
 def _passes(run, model, objective: Classification, classes: int):
-    """Those of a step of the trainer, one after the other, for `largest_that_fits`."""
+    """The passes of the trainer's step, one after the other, for `largest_that_fits`."""
     strategy = Strategy()
     strategy.wrap(model)
     lr = run.settings.lr
 
     def passes(batch):
-        meta = build_meta(run, classes, strategy)  # anew: a pass that fails leaves it half-way
+        meta = build_meta(
+            run, classes, strategy
+        )  # a new one, as a failed pass leaves it incomplete
         mixing = batch.mixing if meta is None else meta.choose(batch, lr)
         yield
         loss, _ = objective(batch.inputs, batch.targets, mixing)
@@ -75,15 +75,15 @@ def _passes(run, model, objective: Classification, classes: int):
 
 
 def _available(run) -> float:
-    """Bytes that this process may take of its device: on a GPU all that it has or is free, half of
-    it where graphs are asked for, which keep a step's memory besides; on a CPU its part of what the
-    machine can give."""
+    """Bytes that this process may use on its device. GPU: what is free or reserved by PyTorch; half
+    of that if CUDA graphs were asked for, which keep the memory of a step. CPU: this process's part
+    of the available memory."""
     if run.device.type == "cuda":
         torch.cuda.empty_cache()
         free, _ = torch.cuda.mem_get_info(run.device)
         whole = float(free + torch.cuda.memory_reserved(run.device))
         return whole / 2 if run.settings.cuda_graphs == "on" else whole
-    hand_back_freed_memory()  # of what has loaded the data, which would not count as available
+    hand_back_freed_memory()  # freed after loading the data; else it counts as used
     return available_memory() / (run.place.local_world_size if run.place else 1)
 
 
@@ -92,7 +92,7 @@ def _by_samples(settings) -> bool:
 
 
 def _set(run, loader) -> None:
-    """The settings say what was found: a resumed run takes the same without probing."""
+    """Writes the result into the settings, from which a resumed run takes it without probing."""
     settings, changed = run.settings, {}
     size, count = loader.micro_batch, loader.accumulation
     changed["batch_size" if _by_samples(settings) else "batch_tokens"] = size

@@ -1,4 +1,4 @@
-"""`--dry_run`: everything is built, a few steps are trained, and what a run would take is said."""
+"""`--dry_run`: builds everything, trains a few steps, and prints what the run would take."""
 
 import importlib.util
 import shutil
@@ -12,8 +12,8 @@ from utils.training.memory import peak_memory, within_memory
 from utils.training.progress import wait_for
 from utils.training.trainer import Trainer
 
-WARM_STEPS, TIMED_STEPS, TIMED_SECONDS = 2, 20, 15.0  # the last from the first timed step on
-# What some flags need besides requirements.txt: package -> flags.
+WARM_STEPS, TIMED_STEPS, TIMED_SECONDS = 2, 20, 15.0  # whichever limit comes first
+# Optional packages -> the flags that need them.
 OPTIONAL = {
     "wandb": "--wandb online or offline",
     "onnx": "--export onnx",
@@ -23,7 +23,7 @@ OPTIONAL = {
 
 
 def rehearse(run: Run, trainer: Trainer, evaluated: int) -> None:
-    """Trains up to TIMED_STEPS steps after WARM_STEPS and says what a run takes.
+    """Trains up to TIMED_STEPS steps after WARM_STEPS, and prints what the run would take.
 
     Args:
         evaluated: samples in one evaluation.
@@ -58,9 +58,9 @@ def rehearse(run: Run, trainer: Trainer, evaluated: int) -> None:
 
 
 def time_steps(trainer: Trainer) -> tuple[float, float, int, int, int]:
-    """(seconds of the first step; of the timed steps, their number, their samples; steps before
-    them or between them that are unlike those of a run)."""
-    # As in the last epoch: what thaws on the way takes the most time and memory.
+    """(seconds of the first step; seconds, number and samples of the timed steps; number of steps
+    before or between them that are unlike those of the run)."""
+    # As in the last epoch, when all that is ever unfrozen trains: it takes most time and memory.
     trainer.prepare((trainer.total_steps - 1) // trainer.loader.steps_per_epoch)
     trainer.guard.remember()
     first, taken, samples, unlike = 0.0, [], 0, 0
@@ -84,7 +84,7 @@ def time_steps(trainer: Trainer) -> tuple[float, float, int, int, int]:
 
 
 def _batches(trainer: Trainer):
-    """Of one epoch after another, as short as it may be."""
+    """Batches of one epoch after another, without end."""
     epoch = 0
     while True:
         yield from trainer.loader.epoch(epoch)
@@ -100,7 +100,7 @@ def _of_gpu(run: Run) -> str:
 
 
 def _disk(run: Run, trainer: Trainer) -> tuple[int, int, Path]:
-    """Bytes that the checkpoints need, bytes that are free, and where."""
+    """(bytes that the checkpoints need, bytes that are free, the folder in question)."""
     trainer.save(final=True)  # into the temporary folder of the dry run
     size = sum(file.stat().st_size for file in run.folder.checkpoints.rglob("*") if file.is_file())
     place = Path(run.settings.output or RUNS)

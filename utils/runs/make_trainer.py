@@ -1,4 +1,4 @@
-"""The trainer that the settings ask for, with the run's folder ready for it."""
+"""Builds the trainer from the settings, and prepares the run's folder."""
 
 import contextlib
 import functools
@@ -48,18 +48,18 @@ def build_trainer(
     fingerprint: str,
     checkpoint: Checkpoint | None,
 ) -> Trainer | None:
-    """A Trainer with everything that the settings say, put back to `checkpoint`.
+    """A Trainer as the settings ask for, restored from `checkpoint`.
 
     Args:
-        model: on its device, with the weights to start from, and spread by `run.strategy`.
+        model: on its device, with its initial weights, wrapped by `run.strategy`.
         freeze: which part of it trains in which epoch.
-        build_objective: of the engine, which wraps the model for it.
+        build_objective: (engine) -> the objective, for which the engine wraps the model.
         loader: of the training split.
         measure: () -> Evaluation on the split `eval_split`, "val" or "test".
-        card: what it takes to use the model; goes into every checkpoint.
-        fingerprint: of the data, likewise.
+        card: what it takes to use the model; stored in every checkpoint.
+        fingerprint: of the data; likewise.
 
-    Returns None, and says so, where the run is finished already.
+    Returns None, and prints a line, if the run is finished already.
     """
     settings, folder, strategy = run.settings, run.folder, run.strategy
     if eval_split != "val":
@@ -81,7 +81,7 @@ def build_trainer(
     lr = _learning_rate(run, loader.step_size)
     schedule = _schedule(run, lr, span, loader.steps_per_epoch, checkpoint)
     guard = Guard(model, strategy)
-    with run.signals.held():  # PyTorch's compiler is imported with it, and C++ calls Python there
+    with run.signals.held():  # imports PyTorch's compiler, where C++ calls Python
         optimizer = build_optimizer_of(run, model, lr, strategy.own, strategy.optimizer_exchange)
     engine, refusals = choose_engine(
         run_facts(run, loader, freeze, texts=isinstance(card, TextCard)),
@@ -145,7 +145,7 @@ def build_trainer(
 
 
 def run_facts(run: Run, loader, freeze: Freeze | None, texts: bool) -> RunFacts:
-    """What decides which engine serves the run."""
+    """The facts that decide which engine serves the run."""
     return RunFacts(
         device=run.device,
         compiled=run.settings.compile,
@@ -185,7 +185,7 @@ def build_optimizer_of(run: Run, model, lr: float, own=lambda parameter: paramet
 
 
 def _learning_rate(run: Run, global_batch: int) -> float:
-    """The peak rate: --lr, or with --lr_base_size what it is for this global batch."""
+    """The peak learning rate: --lr, scaled to this global batch with --lr_base_size."""
     settings = run.settings
     if settings.lr_base_size is None:
         return settings.lr
@@ -198,7 +198,8 @@ def _learning_rate(run: Run, global_batch: int) -> float:
 
 
 def _say_foreign_rates(run: Run) -> None:
-    """Says where another optimizer than the recipe's goes on with the recipe's rates."""
+    """Prints a note if an optimizer from the command line uses the recipe's rates for another
+    one."""
     settings, origin = run.settings, run.origin
     entry = OPTIMIZERS[settings.optimizer]
     own = entry.defaults(**entry.values_of(settings))
@@ -214,17 +215,17 @@ def _say_foreign_rates(run: Run) -> None:
 def build_meta(
     run: Run, classes: int, strategy: Strategy, exchange: Exchange | None = None
 ) -> PolicyMixup | SampleMixup | None:
-    """With --mixup meta, what learns how to mix.
+    """With --mixup meta, the object that learns how to mix.
 
     Args:
-        strategy: has the model's tensors.
-        exchange: with the other ranks; None: it asks none.
+        strategy: holds the model's tensors.
+        exchange: with the other ranks; None: no communication.
     """
     settings = run.settings
     if settings.mixup != "meta":
         return None
     losses = functools.partial(mixed_cross_entropy, label_smoothing=settings.label_smoothing)
-    # Without a loss scaler fp16 would lose small gradients: the virtual step is then in fp32.
+    # In fp16 small gradients would be lost without a loss scaler: the virtual step is then in fp32.
     half = run.precision.name == "bf16"
     autocast = run.precision.autocast if half else contextlib.nullcontext
     virtual = VirtualStep(
@@ -243,7 +244,8 @@ def _needs_validation(settings) -> list[str]:
 
 
 def _schedule(run: Run, lr: float, span: int, steps_per_epoch: int, checkpoint: Checkpoint | None):
-    """The schedule over `span` optimizer steps; says where a resumed run leaves its old plan."""
+    """The schedule over `span` optimizer steps; notes if a resumed run departs from its old
+    plan."""
     settings = run.settings
     warmup_steps = settings.warmup_steps
     if warmup_steps is None:
@@ -282,14 +284,14 @@ def _schedule(run: Run, lr: float, span: int, steps_per_epoch: int, checkpoint: 
 def _open_metrics(
     run: Run, checkpoint: Checkpoint | None, card: ModelCard | TextCard
 ) -> MetricsLog | NoMetrics:
-    """The run's settings written down, and its metrics and trackers ready to go on."""
+    """Writes the run's settings, and opens its metrics and trackers."""
     settings, folder = run.settings, run.folder
     source = run.resumed_folder()
     if not run.leads:
         return NoMetrics()
     try:
         if checkpoint is not None and not same(source, folder.path):
-            # A branch has what it starts from before it counts as a run.
+            # A branch gets the checkpoints that it starts from before it counts as a run.
             store = Checkpoints(folder.checkpoints)
             for step in {checkpoint.step, checkpoint.state["progress"]["best_step"]} - {None}:
                 store.adopt(source / "checkpoints", step)
@@ -313,7 +315,7 @@ def _open_metrics(
 
 def _trackers(run: Run, checkpoint: Checkpoint | None) -> list:
     settings, folder = run.settings, run.folder
-    # What the checkpoint's own step has in metrics.jsonl is told again (see MetricsLog.cut).
+    # The records of the checkpoint's own step are logged again (see MetricsLog.cut).
     purge_step = checkpoint.step if checkpoint else None
     trackers = [TensorBoard(folder.tensorboard, purge_step=purge_step, warn=run.console.say)]
     if settings.wandb != "disabled":
@@ -333,7 +335,7 @@ def _trackers(run: Run, checkpoint: Checkpoint | None) -> list:
 
 
 def _is_finished(run: Run, checkpoint: Checkpoint, total_steps: int, limit: str) -> bool:
-    """Whether the run that is resumed has nothing left to do; says so."""
+    """Whether the resumed run has nothing left to do; prints a line if so."""
     step, path = checkpoint.step, run.folder.path
     if step > total_steps:
         raise UserError(

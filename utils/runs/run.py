@@ -1,4 +1,4 @@
-"""A run: its processes, folder and machine, and the checkpoint that it goes on from."""
+"""A run: its processes, its folder, its device, and the checkpoint that it resumes from."""
 
 import contextlib
 import os
@@ -19,10 +19,10 @@ from utils.settings import TrainSettings
 
 
 class Run:
-    """One run: its folder, console, device and arithmetic.
+    """Sets up a run: processes, device, precision, console and folder.
 
     Args:
-        settings, origin: as `utils.settings.config.parse` gives them.
+        settings, origin: as returned by `utils.settings.config.parse`.
         signals: from `run_entry`.
         model, data: names, for the folder and the summary.
     """
@@ -40,10 +40,10 @@ class Run:
         self.console = Console(silent=self.place is not None and self.place.rank > 0)
         self._set_up_engine()
         self._closing = contextlib.ExitStack()
-        self.folder = self.trainer = self.strategy = (
-            None  # see make_trainer.py, train_classifier.py
-        )
-        self.micro_batches: int | None = None  # of a step with --batch_tokens, all processes'
+        # Set by make_trainer.py and train_classifier.py.
+        self.folder = self.trainer = self.strategy = None
+        # Micro-batches of a step with --batch_tokens, of all processes.
+        self.micro_batches: int | None = None
         self._join()
         if settings.action.trains:
             path = Path(settings.output) if settings.output else default_path(model, data)
@@ -70,7 +70,7 @@ class Run:
             raise UserError(f"{self.folder.log}: {reason(error)}") from None
 
     def _join(self) -> None:
-        """Forms the group with the other processes of the run, if there are any."""
+        """Joins the process group, if there are other processes."""
         self.exchange: Exchange = Exchange()
         self.stopping = Stopping(self.signals)
         if self.place is None or self.place.world_size == 1:
@@ -79,7 +79,7 @@ class Run:
         from utils.launch.watch import Watch
 
         seconds = 60 * self.settings.dist_timeout
-        # The watch speaks before the collectives give up, which name nobody.
+        # The watch, which names the missing process, reports before the collectives time out.
         self.exchange = join(self.place, self.device, seconds + 60)
         watch = Watch(
             self.place.rank,
@@ -92,7 +92,7 @@ class Run:
         self._leave = leave
 
     def another_exchange(self) -> Exchange:
-        """With the same processes, for a thread beside the training."""
+        """A second exchange with the same processes, for a background thread."""
         if self.exchange.size == 1:
             return self.exchange
         from utils.distributed.group import another
@@ -101,11 +101,11 @@ class Run:
 
     @property
     def leads(self) -> bool:
-        """Whether this process speaks and writes for all of the run."""
+        """Whether this process prints and writes for the whole run."""
         return self.exchange.rank == 0
 
     def _set_up_engine(self) -> None:
-        # C++ calls Python in this import: an exception there would abort the process.
+        # In this import C++ calls Python: an exception raised there would abort the process.
         with self.signals.held():
             import torch
 
@@ -132,7 +132,7 @@ class Run:
             keep_freed_memory()
         if settings.threads:
             torch.set_num_threads(settings.threads)
-        self.threads = torch.get_num_threads()  # at most
+        self.threads = torch.get_num_threads()  # the most that are used
         chosen = settings.threads or "OMP_NUM_THREADS" in os.environ
         self.free_cores = None
         if not (cuda or chosen or settings.deterministic or settings.compile):
@@ -159,11 +159,11 @@ class Run:
             self._leave()
 
     def closing(self, thing):
-        """`thing`, which is closed when the run ends."""
+        """Returns `thing`, and closes it when the run ends."""
         return self._closing.enter_context(contextlib.closing(thing))
 
     def interrupted(self) -> bool:
-        """Whether the run is to stop; with many processes to be asked by all of them alike."""
+        """Whether the run is to stop. Collective."""
         return self.stopping.asked()
 
     # ---- resuming -----------------------------------------------------------------------------
@@ -175,7 +175,7 @@ class Run:
         return path.parent.parent if path.parent.name == "checkpoints" else path
 
     def load_checkpoint(self):
-        """The checkpoint to go on from, verified, or None at the start of a run."""
+        """The verified checkpoint to resume from, or None at the start of a run."""
         from utils.checkpoints.checkpoint import Checkpoints, DamagedCheckpoint, read_checkpoint
 
         source, settings = self.resumed_folder(), self.settings
@@ -219,8 +219,7 @@ class Run:
         return loaded
 
     def _keep_step(self, saved: dict) -> None:
-        """Another number of processes changes who computes what of an optimizer step, not its
-        samples."""
+        """Keeps the samples of an optimizer step when the number of processes has changed."""
         settings, before = self.settings, saved.get("micro_batches")
         now = settings.accumulation_steps * self.exchange.size
         if before in (None, now):
@@ -235,7 +234,7 @@ class Run:
             )
 
     def check_data(self, checkpoint, fingerprint: str) -> None:
-        """Refuses to go on with other data than the checkpoint's."""
+        """Raises UserError if the data are not those of the checkpoint."""
         if (
             checkpoint is not None
             and checkpoint.state["settings"]["data_fingerprint"] != fingerprint
@@ -247,7 +246,7 @@ class Run:
             )
 
     def engine(self) -> dict:
-        """What a resumed run must share with the one before to end with the same bits."""
+        """What a resumed run must have in common with the earlier one to end with the same bits."""
         engine = {"device": self.device.type, "precision": self.precision.name}
         engine["processes"] = self.exchange.size
         return engine | ({"threads": self.threads} if self.device.type == "cpu" else {})
@@ -258,7 +257,7 @@ def same(one: Path | None, other: Path) -> bool:
 
 
 def another_is_best(checkpoint, folder: Path) -> str:
-    """A note where another checkpoint of the run in `folder` was better on its validation split."""
+    """A note if another checkpoint of the run in `folder` was better on the validation split."""
     best = checkpoint.state["progress"]["best_step"]
     if best in (None, checkpoint.step):
         return ""

@@ -1,4 +1,4 @@
-"""The report that a run leaves: summary.json, curves.png, and what mixup has learned."""
+"""The report of a run: summary.json, curves.png, and the policy that meta-mixup has learned."""
 
 import platform
 
@@ -12,13 +12,13 @@ from utils.training.memory import peak_memory
 
 
 def write_report(run, trainer, status: str, test: dict | None, sizes: dict) -> None:
-    """Writes them. A full disk costs these, never the run.
+    """Writes the report. A full disk costs the report, not the run.
 
     Args:
         run, trainer: a `utils.runs.run.Run` and its `Trainer`.
         status: "finished", "stopped_early" or "interrupted".
-        test: loss, accuracy and samples on the test set; None where it was not measured.
-        sizes: what the summary says about the data besides.
+        test: loss, accuracy and samples on the test set; None: not measured.
+        sizes: entries of the summary about the data.
     """
     if not run.leads:
         return
@@ -69,7 +69,7 @@ def write_report(run, trainer, status: str, test: dict | None, sizes: dict) -> N
             summary["best_checkpoint"] = best
     note = " (synthetic)" if sizes.get("synthetic") else ""
     title = f"{run.model_name} on {run.data_name}{note}, {settings.optimizer}"
-    # The summary comes last: with it a killed run counts as finished, and nothing is made up for.
+    # The summary comes last: a run that has one counts as finished.
     text = to_json(summary, indent=2) + "\n"
     mean_lambda = trainer.meta and trainer.meta.mean_lambda()
     for write in (

@@ -1,4 +1,4 @@
-"""A training from its first step to the report: run to its end, measured, written down."""
+"""Prepares the model, trains it to the end, measures it on the test set, and writes the report."""
 
 import contextlib
 import math
@@ -26,18 +26,17 @@ from utils.training.objective import Classification
 from utils.training.trainer import Trainer
 from utils.weights.pretrained import fit_weights
 
-# --profile: steps left out, to warm up, and written.
+# --profile: steps to skip, to warm up, and to record.
 PROFILE_WAIT, PROFILE_WARMUP, PROFILE_STEPS = 3, 2, 5
 
 
 def train_classifier(run: Run, model, task, checkpoint: Checkpoint | None, pretrained=None) -> None:
-    """Trains a classifier as the settings say, or with --eval_only measures a trained one.
+    """Trains a classifier, or with --eval_only measures a trained one.
 
     Args:
-        model: on the CPU; `HEAD` names its last layer, `mixes_inside` (where it has that) says
-            that its forward takes the plan of mixing.
-        task: `card`, `data` (classes, fingerprint), loaders `train`, `test` and `val` (or None),
-            and `sizes` for the summary (see tasks/pictures.py, tasks/texts.py).
+        model: on the CPU; `HEAD` names its last layer; with a true `mixes_inside` its forward takes
+            the mixing plan as second argument.
+        task: see tasks/task.py.
         pretrained: weights to start from (see weights/pretrained.py).
     """
     import torch
@@ -51,7 +50,7 @@ def train_classifier(run: Run, model, task, checkpoint: Checkpoint | None, pretr
     if settings.freeze_backbone:
         freeze = Freeze(model, model.HEAD, settings.unfreeze_epoch)
         if settings.unfreeze_epoch is None:
-            freeze.apply(0)  # what never trains needs no optimizer state, and is not exchanged
+            freeze.apply(0)  # what never trains needs no optimizer state, nor communication
     fuse(model, settings.fused)
     if settings.fused != "none" and run.device.type == "cuda" and kernels.unusable():
         run.console.say(f"--fused {settings.fused} without its kernels: {kernels.unusable()}")
@@ -72,7 +71,7 @@ def train_classifier(run: Run, model, task, checkpoint: Checkpoint | None, pretr
             fused=settings.fused != "none",
         )
 
-    if settings.auto_batch and settings.resume is None:  # a run is resumed with what it found
+    if settings.auto_batch and settings.resume is None:  # a resumed run keeps what was found
         choose_micro_batch(run, model, objective_of(model), freeze, task)
     if settings.sync_bn:
         if not any(isinstance(module, _BatchNorm) for module in model.modules()):
@@ -80,7 +79,7 @@ def train_classifier(run: Run, model, task, checkpoint: Checkpoint | None, pretr
         model = fuse(sync_batch_norms(model, run.exchange), settings.fused)
     run.strategy = build_strategy(settings.strategy, run.exchange)
     wrapped = run.strategy.wrap(model, unfreezes=settings.unfreeze_epoch is not None)
-    if run.exchange.rank > 0:  # the weights are equal on all ranks, dropout is not to be
+    if run.exchange.rank > 0:  # dropout differs between the ranks; the weights are equal by now
         torch.manual_seed(settings.seed + run.exchange.rank)
 
     def measure(loader, **options):
@@ -117,13 +116,13 @@ def train_classifier(run: Run, model, task, checkpoint: Checkpoint | None, pretr
 def run_training(
     run: Run, trainer: Trainer, test: Callable, classes: list[str], sizes: dict
 ) -> None:
-    """Trains to the end, measures on the test set, and reports.
+    """Trains to the end, measures on the test set, and writes the report.
 
     Args:
-        test: (classes=None) -> Evaluation, on the whole test set; with the number of classes
-            also the confusion matrix.
-        classes: names.
-        sizes: what the summary says about the data besides.
+        test: (classes=None) -> Evaluation on the whole test set; given the number of classes, with
+            the confusion matrix.
+        classes: their names.
+        sizes: entries of the summary about the data.
     """
     settings, console, folder = run.settings, run.console, run.folder
     _introduce(run, trainer)
@@ -196,7 +195,7 @@ def _introduce(run: Run, trainer: Trainer) -> None:
 
 
 def _measure_best(run: Run, trainer: Trainer, last: dict, measured: Callable) -> dict:
-    """The weights that were best on the validation split, on the test set, for the summary.
+    """Measures the weights that were best on the validation split; entries of the summary.
 
     Args:
         last: the figures of the last weights.
@@ -211,7 +210,7 @@ def _measure_best(run: Run, trainer: Trainer, last: dict, measured: Callable) ->
         except DamagedCheckpoint as error:
             run.console.say(f"the best checkpoint, {path}, cannot be measured: {error}")
             return {}
-        trainer.average = None  # all is saved: the model may hold other weights from here on
+        trainer.average = None  # all is saved, so the model may now hold other weights
         trainer.strategy.load(weights)
         result = measured().figures
         epoch = progress.step / trainer.loader.steps_per_epoch
@@ -238,7 +237,7 @@ def _report_classes(run: Run, evaluation: Evaluation, classes: list[str], folder
 
 @contextlib.contextmanager
 def _profiler(run: Run, trainer: Trainer):
-    """With --profile a few steps are traced into the run's folder."""
+    """With --profile, traces a few steps into the run's folder."""
     if not run.settings.profile or not run.leads:
         yield
         return
@@ -272,7 +271,7 @@ def _profiler(run: Run, trainer: Trainer):
 
 
 def evaluate_only(run: Run, model, checkpoint: Checkpoint, test: Callable, classes) -> None:
-    """Measures the weights of a checkpoint on the test set; the run goes on being what it is."""
+    """Measures the weights of a checkpoint on the test set; changes nothing in the run's folder."""
     folder = run.resumed_folder()
     run.strategy.load(checkpoint.weights)
     result = test(classes=len(classes) if run.settings.report else None)

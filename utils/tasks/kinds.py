@@ -1,4 +1,4 @@
-"""What runs ask of a kind of task, and the table of kinds. PyTorch is imported with a kind."""
+"""The interface of a kind of task, and the table of kinds. Resolving a kind imports PyTorch."""
 
 import os
 import pkgutil
@@ -7,12 +7,12 @@ from typing import ClassVar
 
 from utils.errors import UserError
 
-# Name of a kind, as its settings give it in `task` -> where it is.
+# Name of a kind (attribute `task` of its settings) -> "module:class".
 KINDS = {"pictures": "utils.tasks.pictures:Pictures", "texts": "utils.tasks.texts:Texts"}
 
 
 class Kind:
-    """One kind of task with the model that an entry builds for it: base of those in KINDS.
+    """A kind of task, with the model that an entry builds for it. Base of the classes in KINDS.
 
     Args:
         settings: of the entry.
@@ -20,20 +20,20 @@ class Kind:
         model_name: for messages.
     """
 
-    card_class: type  # what a model of this kind needs to know of its data
-    # Variables that a process of this kind needs, where the user has not set them.
+    card_class: type  # of the card: what a model needs to know of its data
+    # Environment variables to set unless the user has set them.
     environment: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, settings, build: Callable, model_name: str):
         self.settings, self._build, self.model_name = settings, build, model_name
 
     def set_environment(self) -> None:
-        """For this process, before it computes anything."""
+        """Sets them. To be called before PyTorch computes anything."""
         for name, value in self.environment.items():
             os.environ.setdefault(name, value)
 
     def card(self, checkpoint):
-        """Of the run that the checkpoint is from."""
+        """The card in a checkpoint."""
         try:
             return self.card_class.from_dict(checkpoint.state["settings"]["data"])
         except (KeyError, ValueError) as error:
@@ -43,27 +43,27 @@ class Kind:
             ) from None
 
     def build_model(self, card):
-        """On the CPU, in the memory format that suits it."""
+        """The entry's model, on the CPU, in the memory format of this kind."""
         return self._build(self.settings, card)
 
     def imagenet_name(self) -> str:
-        """torchvision's name of the ImageNet weights that fit the model; UserError: none do."""
+        """torchvision's name for the ImageNet weights that fit the model; UserError if none do."""
         raise UserError(
             f"--pretrained imagenet: those weights are of pictures, and {self.model_name} is not: "
             "name a run or a file"
         )
 
     def load_task(self, run, card, pretrained):
-        """The data set with its splits and loaders, as weights that are there already need it.
+        """A Task: the data set with its splits and loaders.
 
         Args:
-            run: a `utils.runs.run.Run`; it closes what has to be closed.
-            card: of the run that goes on; None at its start.
-            pretrained: weights from elsewhere, or None.
+            run: a `utils.runs.run.Run`, which closes what must be closed.
+            card: of the resumed run, whose normalisation or tokenizer is kept; None at its start.
+            pretrained: weights from elsewhere, likewise; or None.
         """
         raise NotImplementedError
 
 
 def kind_of(settings) -> type[Kind]:
-    """The kind of task that the settings are of."""
+    """The kind of task of these settings."""
     return pkgutil.resolve_name(KINDS[settings.task])
