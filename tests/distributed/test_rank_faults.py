@@ -41,6 +41,7 @@ def reference(runs):
     return "reference"
 
 
+@pytest.mark.slow
 def test_a_run_loses_nothing(runs):
     """One process is killed, the next start is stopped, and one process goes on alone."""
     stop = fault("forward", 7, start=1, do="end the launch")

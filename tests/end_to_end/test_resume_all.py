@@ -226,6 +226,7 @@ def start_disturbed(*arguments) -> subprocess.Popen:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc")
 def test_stopped_and_killed_and_robbed(launch, place):
     """SIGTERM in a random step; SIGKILL while a checkpoint is being written; a worker killed. Each

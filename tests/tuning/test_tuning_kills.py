@@ -79,6 +79,7 @@ def test_killed_with_two_jobs(start, tmp_path):
     assert set(ends(tmp_path).values()) == {1}
 
 
+@pytest.mark.slow
 def test_two_processes_share_a_study(start, tmp_path):
     words = ["--trials", "4", "--confirm", "1"]
     both = [start(*words, env={"FAKE_SECONDS": "0.1"}) for _ in range(2)]

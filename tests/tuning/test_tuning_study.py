@@ -94,9 +94,8 @@ def test_a_trial_that_is_finished_is_read(reference):
     assert outcome.failure is None and outcome.score > 0
 
 
-@pytest.mark.parametrize(
-    "signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_killed_and_then_stopped_by_a_signal(start, tmp_path, reference, signum):
     """Nothing is lost or repeated: every run ends once, and the study is the undisturbed one."""
     process = start(*SHORT, env={"FAKE_HOLD": "0001/rung0"})
