@@ -24,11 +24,13 @@ class Settings(ImageSettings):
     entry = "resnet50_test.py"
 
     depth: int = setting(
-        50, "Layers: 18 and 34 are of basic blocks, the others of bottlenecks", group=MODEL,
+        50,
+        "Layers: 18 and 34 have basic blocks, the others bottlenecks", group=MODEL,
         choices=(18, 34, 50, 101, 152),
     )  # fmt: skip
     width: int = setting(
-        64, "Channels of the first stage; the later ones have 2, 4 and 8 times as many",
+        64,
+        "Channels of the first stage; later stages have 2, 4 and 8 times as many",
         group=MODEL, low=1, unit="channels",
     )  # fmt: skip
     stem: str | None = setting(
@@ -38,11 +40,14 @@ class Settings(ImageSettings):
     )  # fmt: skip
 
     zero_init_residual: bool = setting(
-        False, "The last BatchNorm of each block starts at 0, so that blocks start as shortcuts",
+        False,
+        "Start the last BatchNorm of each block at 0, so that blocks start as identities",
         group=MODEL,
     )  # fmt: skip
     drop_path: float = setting(
-        0.0, "Stochastic depth: probability that the last block is skipped, less for earlier ones",
+        0.0,
+        "Stochastic depth: probability of skipping the last block, decreasing towards the "
+        "first",
         group=MODEL, low=0, below=1,
     )  # fmt: skip
 

@@ -25,24 +25,26 @@ class Settings(TextSettings):
 
     layers: int = setting(6, "Layers of the encoder", group=MODEL, low=1)
     dim: int = setting(
-        512, "Width of a token's representation, a multiple of --heads", group=MODEL, low=1
+        512, "Width of a token's representation; a multiple of --heads", group=MODEL, low=1
     )
-    heads: int = setting(8, "Heads of attention", group=MODEL, low=1)
-    ffn: int = setting(1024, "Width of the hidden layer after attention", group=MODEL, low=1)
+    heads: int = setting(8, "Attention heads", group=MODEL, low=1)
+    ffn: int = setting(1024, "Width of the feed-forward layer", group=MODEL, low=1)
     dropout: float = setting(
         0.1,
-        "Dropout of embeddings, of the output of attention and of the layer after it, of what is "
-        "hidden in that and of what the classifier reads",
+        "Dropout on embeddings, attention output, both feed-forward layers, classifier input",
         group=MODEL,
         low=0,
         below=1,
     )
     attention_dropout: float = setting(
-        0.0, "Dropout of the weights of attention; above 0 it is slower", group=MODEL, low=0,
+        0.0,
+        "Dropout on attention weights; above 0 it is slower", group=MODEL, low=0,
         below=1,
     )  # fmt: skip
     token_dropout: float = setting(
-        0.0, "Share of the tokens that a text is trained without, others in every epoch",
+        0.0,
+        "Fraction of the tokens of a text that are left out in training, others in every "
+        "epoch",
         group=MODEL, low=0, below=1,
     )  # fmt: skip
     pooling: str = setting(

@@ -32,19 +32,20 @@ UNITS = {"s": 1, "m": 60, "h": 3600}
 @dataclass
 class TuningFlags(Config):
     trials: int | None = setting(
-        None, "Trials in the whole study, the default recipe among them", group=GROUP, low=1,
+        None,
+        "Trials of the whole study, including the default recipe", group=GROUP, low=1,
         unit="trials", default_text="30; with --sampler grid all of its points",
     )  # fmt: skip
     timeout: str | None = setting(
         None,
-        "Time for this start of the search, its last confirmations included: 90s, 30m, 2h, or a "
-        "number of seconds",
+        "Time for this start of the search, including its last confirmations: 90s, 30m, 2h, "
+        "or a number of seconds",
         group=GROUP,
         default_text="until all trials are done",
     )
     jobs: int | None = setting(
         None,
-        "Trials at once, each with an equal part of the CPU cores, or a GPU of its own",
+        "Trials at once, each with an equal part of the CPU cores or a GPU of its own",
         group=GROUP,
         low=1,
         unit="trials",
@@ -57,16 +58,18 @@ class TuningFlags(Config):
         choices=("tpe", "random", "grid"),
     )
     space: str | None = setting(
-        None, "YAML file of what is tuned, and in which range", group=GROUP,
+        None,
+        "YAML file of what is tuned, and in which ranges", group=GROUP,
         default_text="the one beside this program",
     )  # fmt: skip
     params: str | None = setting(
-        None, "Tune these parameters of the space alone, separated by commas", group=GROUP,
+        None,
+        "Tune only these parameters of the space, separated by commas", group=GROUP,
         default_text="all that have an effect and no flag of their own here",
     )  # fmt: skip
     prune: bool | None = setting(
         None,
-        "Stop trials early that are no better than most at a smaller part of the data and epochs",
+        "Stop trials early that are no better than most on a smaller part of the data and epochs",
         group=GROUP,
         default_text="on; off with --sampler grid",
     )
@@ -76,14 +79,16 @@ class TuningFlags(Config):
     )  # fmt: skip
     reduction: int = setting(
         3,
-        "A stage takes so many times the samples of the one before; the best 1 in so many reach it",
+        "Each stage takes this many times the samples of the one before, and the best 1 in "
+        "this many trials reach it",
         group=GROUP,
         low=2,
         high=100,
     )
     confirm: int = setting(
         2,
-        "Further seeds with which the best two trials and the default recipe are compared at last",
+        "Further seeds with which the best two trials and the default recipe are compared at "
+        "the end",
         group=GROUP,
         low=0,
         high=100,
@@ -91,8 +96,8 @@ class TuningFlags(Config):
     )
     trial_epochs: int | None = setting(
         None,
-        "Epochs of a trial's last stage; --epochs is short for it here, and --recipe_epochs is the "
-        "recipe's own",
+        "Epochs of a trial's last stage; --epochs is short for it here, and --recipe_epochs "
+        "sets the recipe's",
         group=GROUP,
         low=1,
         unit="epochs",
@@ -108,7 +113,7 @@ class TuningFlags(Config):
     )
     trial_val_fraction: float | None = setting(
         None,
-        "Share of the training data that trials are scored on, the same in all of them; "
+        "Fraction of the training data on which trials are scored, the same for all; "
         "--val_fraction is short for it here",
         group=GROUP,
         above=0,
@@ -117,7 +122,7 @@ class TuningFlags(Config):
     )
     recipe_batch_size: int | None = setting(
         None,
-        "Batch that the recipe is handed over for; the learning rate goes with it by a stated rule",
+        "Batch size of the resulting recipe, with the learning rate scaled by a stated rule",
         group=GROUP,
         low=1,
         unit="samples",

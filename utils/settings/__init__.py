@@ -48,23 +48,23 @@ class TextSettings(TextFlags, TrainSettings):
     pretrained: str | None = changed(
         TrainSettings,
         "pretrained",
-        help="Start from these weights: the folder of a run, whose tokenizer is then taken too, or "
-        "a .safetensors or .pth file; a head for other classes is replaced",
+        help="Start from these weights: the folder of a run, with its tokenizer, or a .safetensors "
+        "or .pth file; a head for other classes is replaced",
         bare=None,
     )
     predict: str | None = changed(
         TrainSettings,
         "predict",
-        help="Classify the texts of a .csv, .tsv or .jsonl file, or the lines of a .txt file, by "
-        "the model that --resume names",
+        help="Classify the texts of a .csv, .tsv or .jsonl file, or the lines of a .txt file, with "
+        "the model named by --resume",
     )
     predictions: str | None = changed(
         TrainSettings,
         "predictions",
-        help="CSV file for them: line, text, class, and the probability of each class",
+        help="CSV file for the predictions: line, text, class, and the probability of each class",
     )
     export: str | None = changed(
         TrainSettings,
         "export",
-        help="Write the model that --resume names for use elsewhere, its tokenizer beside it",
+        help="Write the model named by --resume for use elsewhere, with its tokenizer",
     )

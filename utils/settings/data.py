@@ -13,26 +13,29 @@ GROUP = "data"
 class DataSettings(Config):
     data_dir: str = setting("data", "Folder of the data", group=GROUP, resume="free")
     cache_dir: str = setting(
-        "data/cache", "Folder of what is decoded once and reused", group=GROUP, resume="free"
+        "data/cache",
+        "Folder for decoded pictures and encoded texts, which later runs reuse",
+        group=GROUP,
+        resume="free",
     )
     subset: float | None = setting(
         None,
-        "Train on a part of the training data, the same share of each class: a fraction up "
-        "to 1, or a number of samples",
+        "Train on a part of the training data, stratified by class: a fraction up to 1, or a "
+        "number of samples",
         group=GROUP,
         above=0,
     )
     val_fraction: float = setting(
         0.0,
-        "Share of the training data held out for validation, the same of each class",
+        "Fraction of the training data that is held out for validation, stratified by class",
         group=GROUP,
         low=0,
         below=1,
     )
     workers: int | None = setting(
         None,
-        "Processes that read a data set too large for memory; 0: none. Also the threads that "
-        "decode files",
+        "Processes that read a data set too large for memory, and threads that decode files; "
+        "0: read without further processes",
         group=GROUP,
         low=0,
         unit="processes",

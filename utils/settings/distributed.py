@@ -16,7 +16,8 @@ GROUP = "distributed"
 class DistributedSettings(Config):
     distributed: bool = setting(
         False,
-        "One of the processes that run_distributed.sh or torchrun starts, which train together",
+        "This process is one of several that train together; run_distributed.sh and torchrun "
+        "set this",
         group=GROUP,
         resume="free",
     )
@@ -28,12 +29,13 @@ class DistributedSettings(Config):
         resume="free",
     )
     sync_bn: bool = setting(
-        False, "BatchNorm over the batches of all processes, instead of each one's own",
+        False,
+        "BatchNorm statistics of the batches of all processes, instead of each process's own",
         group=GROUP,
     )  # fmt: skip
     global_batch: int | None = setting(
         None,
-        "Samples in an optimizer step, of all processes: as many batches as that takes",
+        "Samples in an optimizer step of all processes together; sets the accumulation accordingly",
         group=GROUP,
         low=1,
         unit="samples",
@@ -41,14 +43,16 @@ class DistributedSettings(Config):
     )
     lr_base_size: int | None = setting(
         None,
-        "The global batch that --lr is meant for: it is multiplied by the real one over this",
+        "The global batch that --lr is meant for; the learning rate is multiplied by the "
+        "actual global batch over this",
         group=GROUP,
         low=1,
         unit="samples",
         default_text="--lr as it is",
     )
     dist_timeout: float = setting(
-        10.0, "How long a process may go without a step before the run is given up", group=GROUP,
+        10.0,
+        "How long a process may make no step before the run is given up", group=GROUP,
         above=0, unit="minutes", resume="free",
     )  # fmt: skip
 

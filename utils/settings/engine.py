@@ -12,29 +12,29 @@ GROUP = "engine"
 class EngineSettings(Config):
     device: str = setting(
         "auto",
-        "Where to compute; auto takes a GPU where there is one",
+        "Where to compute; auto: on a GPU if there is one",
         group=GROUP,
         choices=("auto", "cpu", "cuda"),
         resume="free",
     )
     precision: str = setting(
         "auto",
-        "Arithmetic of the forward pass; auto: bf16 where the GPU has it, "
-        "fp16 with a loss scaler on older ones, fp32 on a CPU",
+        "Arithmetic of the forward pass; auto: bf16 if the GPU has it, fp16 with a loss "
+        "scaler on older GPUs, fp32 on a CPU",
         group=GROUP,
         choices=("auto", "fp32", "bf16", "fp16"),
         resume="evaluation",
     )
     compile: bool = setting(
         False,
-        "Compile the model with torch.compile; takes minutes at the start on a CPU",
+        "Compile the model with torch.compile; on a CPU that takes minutes at the start",
         group=GROUP,
         resume="free",
     )
     fused: str = setting(
         "none",
-        "memory: keep about half of the activations and make the rest again in the backward pass, "
-        "which takes a little longer, for a GPU; speed: only go over them less often; the same "
+        "memory: keep about half of the activations and recompute the rest in the backward "
+        "pass, for GPUs; speed: read and write activations less often. Both give the same "
         "results",
         group=GROUP,
         choices=("none", "memory", "speed"),
@@ -42,22 +42,22 @@ class EngineSettings(Config):
     )
     cuda_graphs: str = setting(
         "auto",
-        "Capture the whole optimizer step on a GPU once and replay it, so that the host launches "
-        "it at once. auto: where launching a step takes nearly all of its time, as with small "
-        "models and batches, never with --deterministic; on, also the flag alone: wherever it can "
-        "be, and where not, a line says why; off, also --no_cuda_graphs: never",
+        "Capture the whole optimizer step on a GPU and replay it with a single launch. auto: "
+        "if launching takes nearly all of a step's time, as with small models and batches, "
+        "but never with --deterministic; on (also the flag alone): whenever possible, with a "
+        "line if it is not; off (also --no_cuda_graphs): never",
         group=GROUP,
         choices=("auto", "on", "off"),
         bare="on",
         resume="free",
     )
     deterministic: bool = setting(
-        False, "The same bits on every run on a GPU too, at the price of speed", group=GROUP
+        False, "The same bits in every run, also on a GPU, at the price of speed", group=GROUP
     )
     threads: int | None = setting(
         None,
-        "CPU threads for arithmetic. Without this flag they are fewer while other programs keep "
-        "cores busy, and results then differ in the last bits",
+        "CPU threads for arithmetic. Without this flag fewer are used while other programs "
+        "keep cores busy, and results then differ in the last bits",
         group=GROUP,
         low=1,
         unit="threads",
@@ -66,8 +66,8 @@ class EngineSettings(Config):
     )
     keep_freed_memory: bool = setting(
         True,
-        "On a CPU with glibc: what is freed stays with the process for its next step, instead of "
-        "going back to the system and coming anew; faster, for up to a fifth more memory",
+        "On a CPU with glibc, keep freed memory for the next step instead of returning it to "
+        "the system: faster, for up to a fifth more memory",
         group=GROUP,
         resume="free",
     )

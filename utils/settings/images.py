@@ -21,7 +21,7 @@ class PictureSettings(Config):
     )
     image_size: int | None = setting(
         None,
-        "Side of the pictures of an imagefolder, resized and centre-cropped",
+        "Side of the pictures of an imagefolder, which are resized and centre-cropped",
         group=GROUP,
         low=8,
         unit="pixels",
@@ -29,15 +29,15 @@ class PictureSettings(Config):
     )
     test_fraction: float | None = setting(
         None,
-        "Share of an imagefolder without a test/ or val/ folder that becomes the test set, the "
-        "same pictures whatever --seed is",
+        "Fraction of an imagefolder without test/ and val/ that becomes the test set; the "
+        "same pictures for any --seed",
         group=GROUP,
         above=0,
         below=1,
     )
     on_bad: str = setting(
         "error",
-        "A file that is no image: stop, or skip and count it",
+        "What to do with a file that is no picture: stop, or skip it and count it",
         group=GROUP,
         choices=("error", "skip"),
         resume="evaluation",
@@ -51,13 +51,13 @@ class PictureSettings(Config):
     )
     padding_mode: str = setting(
         "zeros",
-        "What the padding holds: black, or the image's mirror",
+        "Content of the padding: black, or the mirrored picture",
         group=GROUP,
         choices=("zeros", "reflect"),
     )
     hflip: float | None = setting(
         None,
-        "Probability of the mirror image",
+        "Probability of mirroring a picture horizontally",
         group=GROUP,
         low=0,
         high=1,
@@ -65,14 +65,14 @@ class PictureSettings(Config):
     )
     cutout: int = setting(
         0,
-        "Side of a blank square on every training picture; 0: none",
+        "Side of a blank square in every training picture; 0: none",
         group=GROUP,
         low=0,
         unit="pixels",
     )
     random_erasing: float = setting(
         0.0,
-        "Probability of a rectangle of 2 to 33 % of the picture in the mean colour",
+        "Probability of filling a rectangle of 2 to 33 % of the picture with the mean colour",
         group=GROUP,
         low=0,
         high=1,

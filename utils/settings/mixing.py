@@ -16,50 +16,54 @@ META_LR = {"policy": 0.05, "sample": 0.1}
 class MixingSettings(Config):
     mixup: str = setting(
         "none",
-        "Train on weighted means of two samples: with weights of a fixed distribution, or of one "
-        "that is learned (meta); a number is fixed with that --alpha",
+        "Train on weighted means of two samples. The weights are drawn from a fixed "
+        "distribution, or from one that is learned (meta); a number means fixed with this "
+        "--alpha",
         group=GROUP,
         choices=("none", "fixed", "meta"),
     )
     alpha: float = setting(
         0.2,
-        "Weights are drawn from Beta(alpha, alpha): near 0 hardly anything is mixed, 1 is uniform; "
-        "with meta it is where the learning starts",
+        "Weights are drawn from Beta(alpha, alpha): near 0 hardly anything is mixed, 1 is "
+        "uniform; with meta the learning starts there",
         group=GROUP,
         above=0,
         high=100,
     )
     cutmix_alpha: float = setting(
         0.0,
-        "Paste a box of another picture, of an area from Beta(alpha, alpha); 1 is usual, 0: never. "
-        "With --mixup too, each step takes one of the two",
+        "Paste a box of another picture, with an area from Beta(alpha, alpha); 1 is usual, 0:"
+        " never. Together with --mixup each step takes one of the two",
         group=GROUP,
         low=0,
         high=100,
     )
     mixup_mode: str | None = setting(
         None,
-        "One draw for all samples of an optimizer step, or one for each sample",
+        "Draw one weight for all samples of an optimizer step, or one for each sample",
         group=GROUP,
         choices=("batch", "sample"),
         default_text="batch; sample with --meta_form sample",
     )
     mixup_prob: float = setting(
-        1.0, "Probability of a step (of a sample, with a weight for each) to be mixed",
+        1.0,
+        "Probability that a step is mixed (with --mixup_mode sample: that a sample is)",
         group=GROUP, above=0, high=1,
     )  # fmt: skip
     mixup_off_epoch: int = setting(
-        0, "Mix nothing from this epoch on, counted from 0; 0: always mix", group=GROUP, low=0,
+        0,
+        "Stop mixing at this epoch, counted from 0; 0: never", group=GROUP, low=0,
         unit="epoch",
     )  # fmt: skip
     mixup_inter: bool = setting(
-        False, "Mix only pairs of different classes; pairs of one class stay as they are",
+        False,
+        "Mix only pairs of different classes",
         group=GROUP,
     )  # fmt: skip
     mixup_block: int | None = setting(
         None,
-        "Partners lie within blocks of so many samples, of which --batch_size is a multiple: the "
-        "same block, the same pairs at any --accumulation_steps",
+        "Samples are mixed within blocks of this size, which divides --batch_size. With the "
+        "same block the pairs are the same for any --accumulation_steps",
         group=GROUP,
         low=2,
         unit="samples",
@@ -67,15 +71,15 @@ class MixingSettings(Config):
     )
     log_clean_accuracy: bool = setting(
         False,
-        "Measure the training accuracy on an eighth of each batch without mixing, too; about 4 % "
-        "of a step",
+        "Also measure the training accuracy on an eighth of each batch without mixing; takes "
+        "about 4 % of a step",
         group=GROUP,
         resume="free",
     )
     meta_form: str = setting(
         "policy",
-        "What meta learns: a distribution of weights for each pair of classes, or the weight of "
-        "every single pair of samples in every step, at several times the cost",
+        "What meta learns: a distribution of weights for each pair of classes, or the weight "
+        "of every single pair of samples, at several times the cost",
         group=GROUP,
         choices=("policy", "sample"),
     )
@@ -84,14 +88,15 @@ class MixingSettings(Config):
     )
     meta_batch: int = setting(
         64,
-        "Samples of the clean batch that meta learns from, and of the mixed one it follows",
+        "Samples of the clean batch that meta learns from, and pairs of the mixed batch that "
+        "it looks at",
         group=GROUP,
         low=2,
         unit="samples",
     )
     meta_lr: float | None = setting(
         None,
-        "Learning rate of meta: of the policy's Adam, or the step that a single weight takes",
+        "Learning rate of meta: of the policy's Adam, or the step size of a single weight",
         group=GROUP,
         above=0,
         high=10,
@@ -99,8 +104,8 @@ class MixingSettings(Config):
     )
     meta_decay: float = setting(
         2.0,
-        "Share of its way from the start that meta's policy goes back in each update, times the "
-        "learning rate",
+        "Pull of meta's policy back to its start: each update takes back this times --meta_lr "
+        "of the distance",
         group=GROUP,
         low=0,
         high=10,

@@ -60,7 +60,7 @@ class RateSettings(Config):
         None, "Weight decay", group=GROUP, low=0, default_text=_by_optimizer("weight_decay")
     )
     decay_all: bool = setting(
-        False, "Weight decay on biases, norms and embeddings too", group=GROUP
+        False, "Weight decay on biases, norms and embeddings, too", group=GROUP
     )
 
 
@@ -68,41 +68,49 @@ class RateSettings(Config):
 class OptimizationSettings(*OWN_FLAGS, RateSettings):
     lookahead_k: int | None = setting(
         None,
-        "Lookahead around the optimizer: slow weights follow after every so many steps; 5 is usual",
+        "Lookahead around the optimizer: steps between two updates of its slow weights; 5 is usual",
         group=GROUP,
         low=1,
         unit="steps",
     )
     lookahead_alpha: float = setting(
         0.5,
-        "Share of the way to the fast weights that Lookahead's slow ones go",
+        "Fraction of the way to the fast weights that Lookahead's slow weights take",
         group=GROUP,
         above=0,
         high=1,
     )
     label_smoothing: float = setting(
-        0.0, "Share of the target spread over all classes", group=GROUP, low=0, below=1
+        0.0,
+        "Fraction of the target that is spread evenly over all classes",
+        group=GROUP,
+        low=0,
+        below=1,
     )
     clip: float | None = setting(
         None,
-        "Scale the gradient down to this global L2 norm",
+        "Scale the gradient down to this global L2 norm if it is larger",
         group=GROUP,
         above=0,
         resume="free",
     )
     accumulation_steps: int = setting(
-        1, "Batches whose gradients make one optimizer step", group=GROUP, low=1, unit="batches"
+        1,
+        "Batches whose gradients are accumulated for one optimizer step",
+        group=GROUP,
+        low=1,
+        unit="batches",
     )
     auto_batch: bool = setting(
         False,
-        "Keep the optimizer step that the flags ask for, and make it of the largest batches that "
-        "fit into memory, found at the start",
+        "Find the largest batches that fit into memory, and keep the samples of an optimizer "
+        "step by accumulation",
         group=GROUP,
     )
     sched: str = setting(
         "cosine",
-        "Learning-rate schedule after the warm-up, counted in optimizer steps; onecycle has its "
-        "own warm-up, plateau follows the loss on the validation split",
+        "Learning-rate schedule after the warm-up, in optimizer steps; onecycle has its own "
+        "warm-up, plateau follows the loss on the validation split",
         group=GROUP,
         choices=SCHEDULES,
     )
@@ -110,18 +118,25 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):
         0.0, "Linear warm-up of the learning rate", group=GROUP, low=0, unit="epochs"
     )
     warmup_steps: int | None = setting(
-        None, "The same in optimizer steps", group=GROUP, low=0, unit="steps"
+        None,
+        "The warm-up in optimizer steps, instead of --warmup_epochs",
+        group=GROUP,
+        low=0,
+        unit="steps",
     )
     min_lr: float = setting(
-        0.0, "Learning rate at which cosine, linear and plateau end", group=GROUP, low=0
+        0.0, "Final learning rate of cosine, linear and plateau", group=GROUP, low=0
     )
     gamma: float = setting(
-        0.1, "Factor of the learning rate in step, multistep and plateau", group=GROUP, above=0,
+        0.1,
+        "Factor by which step, multistep and plateau reduce the learning rate",
+        group=GROUP,
+        above=0,
         high=1,
-    )  # fmt: skip
+    )
     step_epochs: float | None = setting(
         None,
-        "Epochs between two falls of step",
+        "Epochs between two reductions by step",
         group=GROUP,
         above=0,
         unit="epochs",
@@ -129,19 +144,22 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):
     )
     milestones: str | None = setting(
         None,
-        "Epochs at which multistep falls, as in 30,60,80",
+        "Epochs at which multistep reduces the learning rate, as in 30,60,80",
         group=GROUP,
         unit="epochs",
         default_text="a half and three quarters of the run",
     )
     plateau_patience: int = setting(
-        5, "Evaluations without a lower loss before plateau falls", group=GROUP, low=0,
+        5,
+        "Evaluations without a lower loss after which plateau reduces the learning rate",
+        group=GROUP,
+        low=0,
         unit="evaluations",
-    )  # fmt: skip
+    )
     epochs_for_sched: int | None = setting(
         None,
-        "Epochs that the schedule spans: more than --epochs for a part of a longer plan, fewer "
-        "to end at the lowest rate",
+        "Epochs that the schedule spans: more than --epochs to train a part of a longer plan,"
+        " fewer to end at the lowest rate",
         group=GROUP,
         low=1,
         unit="epochs",
@@ -150,7 +168,7 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):
     )
     max_steps: int | None = setting(
         None,
-        "Stop after so many optimizer steps, whatever --epochs says; the schedule ends there",
+        "Stop after this many optimizer steps, whatever --epochs says; the schedule ends there",
         group=GROUP,
         low=1,
         unit="steps",
@@ -158,15 +176,15 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):
     )
     ema_decay: float | None = setting(
         None,
-        "Keep an exponential moving average of the weights with this decay a step, and evaluate "
-        "it; the last weights are saved besides",
+        "Keep an exponential moving average of the weights, with this decay per step, and "
+        "evaluate it; the last weights are saved, too",
         group=GROUP,
         above=0,
         below=1,
     )
     early_stop_patience: int | None = setting(
         None,
-        "Stop after so many evaluations without a better accuracy on the validation split",
+        "Stop after this many evaluations without a better accuracy on the validation split",
         group=GROUP,
         low=1,
         unit="evaluations",
@@ -174,8 +192,8 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):
     )
     on_nonfinite: str = setting(
         "stop",
-        "A step whose loss or gradient is not finite is never applied: stop the run there, "
-        "or skip it and count it",
+        "What to do at a step whose loss or gradient is not finite, which is never applied: "
+        "stop the run, or skip the step and count it",
         group=GROUP,
         choices=("stop", "skip"),
         resume="free",

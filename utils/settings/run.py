@@ -13,7 +13,7 @@ GROUP, USE = "run and report", "use a trained model"
 @dataclass
 class RunSettings(Config):
     config: str | None = setting(
-        None, "YAML file of settings; the command line wins over it", group=GROUP, resume="free"
+        None, "YAML file of settings; the command line takes precedence", group=GROUP, resume="free"
     )
     output: str | None = setting(
         None,
@@ -24,28 +24,28 @@ class RunSettings(Config):
     )
     resume: str | None = setting(
         None,
-        "Go on from the newest checkpoint of a run: its folder, or one checkpoint's; "
-        "without a value the newest run",
+        "Resume from the newest checkpoint of a run, given its folder, or from a checkpoint, "
+        "given its folder; without a value, the newest run",
         group=GROUP,
         bare="auto",
         resume="free",
     )
     dry_run: bool = setting(
         False,
-        "Build everything, train a few steps, say what the run will take, and stop",
+        "Build everything, train a few steps, print what the run will take, and stop",
         group=GROUP,
         resume="free",
     )
     save_every: str = setting(
         "10m",
-        "Time between checkpoints: a number of steps, or minutes with an m",
+        "Interval between checkpoints: a number of steps, or of minutes as in 10m",
         group=GROUP,
         unit="steps or minutes",
         resume="free",
     )
     checkpoint_hist: int = setting(
         3,
-        "Checkpoints kept, the newest ones; the best is kept besides",
+        "Newest checkpoints to keep, in addition to the best one",
         group=GROUP,
         low=1,
         unit="checkpoints",
@@ -53,8 +53,8 @@ class RunSettings(Config):
     )
     eval_every: int = setting(
         1,
-        "Epochs between evaluations, on the validation split where there is one, else on the "
-        "test set; 0: the test set at the end only",
+        "Epochs between evaluations, on the validation split if there is one, else on the "
+        "test set; 0: only at the end, on the test set",
         group=GROUP,
         low=0,
         unit="epochs",
@@ -62,7 +62,7 @@ class RunSettings(Config):
     )
     log_every: int = setting(
         20,
-        "Steps between log lines; only there does the host wait for the device",
+        "Steps between log lines, at which the host waits for the device",
         group=GROUP,
         low=1,
         unit="steps",
@@ -70,56 +70,58 @@ class RunSettings(Config):
     )
     report: bool = setting(
         False,
-        "At the end the accuracy of each class and the confusion matrix, on the test set",
+        "At the end, write the accuracy of each class and the confusion matrix on the test set",
         group=GROUP,
         resume="free",
     )
     final_test: bool = setting(
         True,
-        "Measure on the test set at the end; without it, on the validation split alone",
+        "Measure on the test set at the end; without it only on the validation split",
         group=GROUP,
         resume="free",
     )
     profile: bool = setting(
         False,
-        "Write a trace of a few steps, for a browser's trace viewer",
+        "Write a trace of a few steps, to be opened in a browser",
         group=GROUP,
         resume="free",
     )
     wandb: str = setting(
         "disabled",
-        "Log to Weights & Biases: figures and settings, never code or environment",
+        "Log to Weights & Biases: metrics and settings, never code or environment",
         group=GROUP,
         choices=("online", "offline", "disabled"),
         resume="free",
     )
-    wandb_project: str = setting("training-toolkit", "Project there", group=GROUP, resume="free")
+    wandb_project: str = setting(
+        "training-toolkit", "Project at Weights & Biases", group=GROUP, resume="free"
+    )
     wandb_tags: str | None = setting(
-        None, "Tags there, separated by commas", group=GROUP, resume="free"
+        None, "Tags at Weights & Biases, separated by commas", group=GROUP, resume="free"
     )
 
     eval_only: bool = setting(
         False,
-        "Evaluate the checkpoint that --resume names on the test set, and stop",
+        "Evaluate the checkpoint named by --resume on the test set, and stop",
         group=USE,
         resume="free",
     )
     predict: str | None = setting(
         None,
-        "Classify new files, a file or a folder of them, by the model that --resume names",
+        "Classify new files, given a file or a folder, with the model named by --resume",
         group=USE,
         resume="free",
     )
     predictions: str | None = setting(
         None,
-        "CSV file for them: file, class, probability",
+        "CSV file for the predictions: file, class, probability",
         group=USE,
         default_text="predictions.csv in the run's folder",
         resume="free",
     )
     export: str | None = setting(
         None,
-        "Write the model that --resume names for use elsewhere, with classes and normalisation",
+        "Write the model named by --resume for use elsewhere, with classes and normalisation",
         group=USE,
         choices=("onnx", "safetensors"),
         resume="free",

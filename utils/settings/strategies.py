@@ -27,7 +27,7 @@ STRATEGIES = {
     ),
     "fsdp": StrategyFacts(
         "utils.distributed.strategies.fsdp:FSDP",
-        "each holds a part of every weight and of its optimizer state",
+        "each process holds a part of every weight and of its optimizer state",
         divides=True,
         unfreezes=False,
     ),

@@ -28,15 +28,18 @@ class TextFlags(Config):
         group=GROUP, resume="free",
     )  # fmt: skip
     test_file: str | None = setting(
-        None, "File to measure on, likewise", group=GROUP, resume="free",
+        None,
+        "File of test texts, like --train_file", group=GROUP, resume="free",
         default_text="a part of the training file, see --test_fraction",
     )  # fmt: skip
     val_file: str | None = setting(
-        None, "File of a validation split of your own, instead of --val_fraction", group=GROUP,
+        None,
+        "File of a validation split, instead of --val_fraction", group=GROUP,
         resume="free",
     )  # fmt: skip
     text_columns: str | None = setting(
-        None, "Columns with text, by name or number from 1, joined by a space: 'title,body'",
+        None,
+        "Columns with text, by name or number from 1, to be joined by a space: 'title,body'",
         group=GROUP, default_text="guessed for each file, and said", resume="evaluation",
     )  # fmt: skip
     label_column: str | None = setting(
@@ -45,14 +48,15 @@ class TextFlags(Config):
     )  # fmt: skip
     test_fraction: float | None = setting(
         None,
-        "Share of --train_file that becomes the test set where there is no --test_file, the same "
-        "texts whatever --seed is",
+        "Fraction of --train_file that becomes the test set if there is no --test_file; the "
+        "same texts for any --seed",
         group=GROUP,
         above=0,
         below=1,
     )
     on_bad: str = setting(
-        "error", "A row that cannot be used: stop, or skip and count it", group=GROUP,
+        "error",
+        "What to do with a row that cannot be used: stop, or skip it and count it", group=GROUP,
         choices=("error", "skip"), resume="evaluation",
     )  # fmt: skip
     clean_text: bool = setting(
@@ -61,30 +65,32 @@ class TextFlags(Config):
     )  # fmt: skip
     tokenizer: str = setting(
         "wordpiece",
-        "wordpiece, bpe or unigram, trained on the training texts; or a tokenizer.json that is "
-        "there already",
+        "wordpiece, bpe or unigram, to be trained on the training texts; or the path of a "
+        "tokenizer.json",
         group=GROUP,
     )
     vocab_size: int | None = setting(
-        None, "Vocabulary of a tokenizer that is trained", group=GROUP, low=300, high=1_000_000,
+        None,
+        "Vocabulary size of a trained tokenizer", group=GROUP, low=300, high=1_000_000,
         unit="tokens", default_text="30000",
     )  # fmt: skip
-    lowercase: bool = setting(True, "Upper and lower case are the same", group=GROUP)
+    lowercase: bool = setting(True, "Treat upper and lower case alike", group=GROUP)
     max_len: int = setting(
-        256, "Tokens of a text that are read, its first ones", group=GROUP, low=2,
+        256,
+        "Tokens of a text that are read, from its beginning", group=GROUP, low=2,
         high=MOST_TOKENS, unit="tokens",
     )  # fmt: skip
     batch_tokens: int | None = setting(
         None,
-        "Batches of about so many tokens, of long texts fewer and of short ones more, instead of "
-        "--batch_size samples",
+        "Batches of about this many tokens, with fewer long or more short texts, instead of "
+        "--batch_size texts",
         group=OPTIMIZATION,
         low=1,
         unit="tokens",
     )
     mixup_at: str = setting(
         "sentence",
-        "What is mixed: the representation of each text that the classifier reads, or the "
+        "What is mixed: the representation of a text that the classifier reads, or the "
         "embeddings of its tokens",
         group=MIXUP,
         choices=("sentence", "embeddings"),

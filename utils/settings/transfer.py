@@ -20,7 +20,7 @@ class TransferSettings(Config):
     )
     freeze_backbone: bool = setting(
         False,
-        "Train the head alone; the rest, BatchNorm's statistics too, stays as it is",
+        "Train the head alone; everything else stays unchanged, BatchNorm's statistics too",
         group=GROUP,
     )
     unfreeze_epoch: int | None = setting(

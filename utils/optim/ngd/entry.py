@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class NgdFlags:
     ngd_alpha: float = setting(
         4.0,
-        "Smoothing of ngd's Fisher matrices, in multiples of their mean diagonal; larger is "
-        "nearer to the plain gradient",
+        "Damping of ngd's Fisher matrices, in multiples of their mean diagonal; larger is "
+        "closer to the plain gradient",
         group=GROUP,
         above=0,
     )
@@ -42,19 +42,24 @@ class NgdFlags:
         resume="free",
     )
     ngd_eta: float = setting(
-        0.1, "Weight of the newest gradient in ngd's Fisher matrices", group=GROUP, above=0, high=1
+        0.1,
+        "Weight of the newest gradient in the running mean of ngd's Fisher matrices",
+        group=GROUP,
+        above=0,
+        high=1,
     )
     ngd_axes: str = setting(
         "all",
-        "Axes of a weight that have a Fisher matrix: channels leaves out the short axes of "
+        "Axes of a weight with a Fisher matrix: channels leaves out the short axes of "
         "kernels, such as 3x3",
         group=GROUP,
         choices=("all", "channels"),
     )
     ngd_norm: str = setting(
         "fixed",
-        "Size of ngd's steps: fixed, so that --lr and --weight_decay mean what they do with adamw "
-        "and muon, or that of the gradient, as with sgd (and its defaults)",
+        "Length of ngd's steps: fixed, where --lr and --weight_decay mean what they do with "
+        "adamw and muon; or that of the gradient, where they mean what they do with sgd, "
+        "whose defaults then hold",
         group=GROUP,
         choices=("fixed", "gradient"),
     )
