@@ -1,4 +1,4 @@
-"""Files that survive a kill: written aside, flushed to disk, renamed."""
+"""Files that are complete even after a kill: written aside, flushed to disk, renamed."""
 
 import contextlib
 import hashlib
@@ -10,7 +10,7 @@ from utils.errors import UserError
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes renames and new names inside `folder` survive a power cut."""
+    """Flushes renames and new names inside `folder` to disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -27,7 +27,7 @@ def write_synced(path: Path, content: bytes) -> None:
 
 
 def write_files(folder: Path, files: Iterable[tuple[str, bytes]]) -> dict[str, str]:
-    """Writes new files, of which it is given name and content, likewise; their SHA-256 sums."""
+    """Writes (name, content) pairs as new files, likewise; returns their SHA-256 sums by name."""
     sums = {}
     for name, content in files:
         sums[name] = hashlib.sha256(content).hexdigest()
@@ -36,18 +36,18 @@ def write_files(folder: Path, files: Iterable[tuple[str, bytes]]) -> dict[str, s
 
 
 def file_sum(path: Path) -> str:
-    """SHA-256, as hexadecimal digits."""
+    """SHA-256 of a file, as hexadecimal digits."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sums_text(sums: dict[str, str]) -> bytes:
-    """Of files by name, as `sha256sum -c` reads it."""
+    """{name: sum} in the format of `sha256sum -c`."""
     return "".join(f"{digest}  {name}\n" for name, digest in sorted(sums.items())).encode()
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replaces a file in one moment: a reader, or the next start, sees the old one or the new."""
+    """Replaces a file atomically: readers see the old content or the new one."""
     aside = path.with_name(f".{path.name}.tmp")
     try:
         write_synced(aside, content)
@@ -60,12 +60,12 @@ def replace_file(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def written_aside(path: str | Path) -> Iterator[Path]:
-    """A temporary path beside `path`, which takes its name when the block ends without an error.
+    """A temporary path beside `path`, renamed to it when the block ends without an error.
 
-    Raises UserError where the file cannot be written; nothing is left behind then.
+    Raises UserError if the file cannot be written; nothing is left behind then.
     """
-    path = Path(os.path.realpath(path))  # what a link points to is replaced, not the link
-    # Two processes may write it at once. The ending tells readers the format.
+    path = Path(os.path.realpath(path))  # replaces the target of a link, not the link
+    # Unique, as two processes may write at once. Libraries need the ending to tell the format.
     aside = path.with_name(f".writing-{os.getpid()}-{path.name}")
     try:
         if path.exists() and not path.is_file():  # a folder, a device, a pipe
@@ -84,5 +84,5 @@ def written_aside(path: str | Path) -> Iterator[Path]:
 
 
 def reason(error: OSError) -> str:
-    """What went wrong, in words: "No space left on device"."""
+    """The error in words, such as "No space left on device"."""
     return error.strerror or str(error)

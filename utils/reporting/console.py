@@ -1,4 +1,4 @@
-"""What a run says: lines for people, on the console and in log.txt, and one live bar."""
+"""Output for people: lines on the console and in log.txt, and one progress bar."""
 
 import contextlib
 import math
@@ -7,61 +7,61 @@ import sys
 import time
 from pathlib import Path
 
-# Without a terminal a progress line at most this often, in seconds.
+# Without a terminal, the shortest interval between progress lines, in seconds.
 PLAIN_LINE_SECONDS = 10.0
-# Fits into 80 columns; the postfix is loss and accuracy.
+# Fits into 80 columns, with loss and accuracy as postfix.
 BAR = "{percentage:3.0f}%|{bar:10}| {n_fmt}/{total_fmt}, {remaining} left, {rate_fmt}{postfix}"
 
 
 class Console:
-    """Lines go to stdout and into a log file; the bar goes to stderr where that is a terminal.
+    """Lines go to stdout and into a log file, the bar to stderr if that is a terminal.
 
     Args:
-        silent: nothing goes anywhere: of a process beside the one that speaks for all.
+        silent: print and log nothing; for all processes of a run but the first.
     """
 
     def __init__(self, silent: bool = False):
         self.silent = silent
         self._log = None
-        self._early: list[str] = []  # said before the run's folder was there
+        self._early: list[str] = []  # lines for the log before it is open
         self._bar = None  # a tqdm bar
         self._last_plain = -math.inf
         self.live = not silent and _columns(sys.stderr) > 0
 
     def open_log(self, path: Path) -> None:
         """Raises OSError."""
-        # Names of undecodable bytes hold what UTF-8 cannot.
+        # File names may contain surrogates, which UTF-8 cannot encode.
         self._log = open(path, "a", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
         for line in self._early:
             self.log(line)
         self._early.clear()
 
     def say(self, line: str) -> None:
-        """One line on the console and, with the time, in the log."""
+        """Prints a line, and adds it to the log with the time."""
         if self.silent:
             return
         if self._bar is not None:
             self._bar.clear()
-        with contextlib.suppress(OSError):  # `| head` has gone: training goes on
+        with contextlib.suppress(OSError):  # a closed pipe, as by `| head`: training continues
             print(_printable(line, sys.stdout), flush=True)
         if self._bar is not None:
             self._bar.refresh()
         self.log(line)
 
     def log(self, line: str) -> None:
-        """One line in the log alone."""
+        """Adds a line to the log only."""
         if self.silent:
             return
         if self._log is None:
             self._early.append(line)
             return
-        # A full disk: the console has the line, and the checkpoint says what is wrong.
+        # On a full disk: the console has the line, and the next checkpoint reports the problem.
         with contextlib.suppress(OSError):
             self._log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
             self._log.flush()
 
     def start_bar(self, total: int, done: int, unit: str = " samples") -> None:
-        """A bar over the whole run, in samples."""
+        """Starts the bar of the whole run, in samples."""
         if self.live:
             from tqdm import tqdm  # not needed for --help
 
@@ -76,7 +76,7 @@ class Console:
             self._bar.update(samples)
 
     def progress(self, text: str) -> None:
-        """The latest figures: beside the bar, or as a plain line now and then."""
+        """Shows the latest figures: beside the bar, or as a line now and then."""
         if self._bar is not None:
             self._bar.set_postfix_str(text, refresh=False)
         elif time.monotonic() - self._last_plain >= PLAIN_LINE_SECONDS:
@@ -97,7 +97,7 @@ class Console:
 
 
 def _columns(stream) -> int:
-    """Width of the terminal behind a stream; 0 where there is none, or one of no size."""
+    """Width of the terminal of a stream; 0 if it has none, or one without a size."""
     try:
         return os.get_terminal_size(stream.fileno()).columns
     except (OSError, ValueError, AttributeError):
@@ -112,6 +112,6 @@ def duration(seconds: float) -> str:
 
 
 def _printable(line: str, stream) -> str:
-    """The line with what the stream cannot show (under LC_ALL=C, say) replaced."""
+    """The line without characters that the stream cannot encode (under LC_ALL=C, say)."""
     encoding = stream.encoding or "ascii"
     return line.encode(encoding, "backslashreplace").decode(encoding)

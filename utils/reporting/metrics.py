@@ -1,4 +1,4 @@
-"""metrics.jsonl: one JSON object a line, never half a line."""
+"""metrics.jsonl: one JSON object per line, and never a partial line."""
 
 import json
 import math
@@ -9,7 +9,7 @@ from utils.files import reason
 
 
 def to_json(value, **options) -> str:
-    """JSON; numbers that are not finite become null, as JSON has no others."""
+    """JSON, with null for numbers that are not finite, which JSON lacks."""
     return json.dumps(_finite(value), allow_nan=False, **options)
 
 
@@ -22,12 +22,12 @@ def _finite(value):
 
 
 class MetricsLog:
-    """Appends records to a file; a full disk delays lines and loses none.
+    """Appends records to a file. A full disk delays lines, but none is lost.
 
     Args:
-        path: the file; made where it is missing.
-        warn: told once, in a line, when a record cannot be written for now.
-        trackers: are told every record too (see trackers.py).
+        path: the file; created if missing.
+        warn: called with a line, once, when a record cannot be written for now.
+        trackers: receive every record, too (see trackers.py).
     """
 
     def __init__(self, path: Path, warn=print, trackers=()):
@@ -38,7 +38,7 @@ class MetricsLog:
         self._path, self._warn = path, warn
 
     def write(self, **record) -> None:
-        """One record, one line."""
+        """Writes one record as a line."""
         for tracker in self.trackers:
             tracker.log(record)
         warned = bool(self._waiting)
@@ -60,12 +60,12 @@ class MetricsLog:
                 written = os.pwrite(self._file, content, position)
                 content, position = content[written:], position + written
         except OSError:
-            os.ftruncate(self._file, self._end)  # no half line stays behind
+            os.ftruncate(self._file, self._end)  # removes a partial line
             raise
         self._end, self._waiting = position, b""
 
     def position(self) -> int:
-        """Bytes in the file: what `cut` takes on resume. Raises OSError if the disk is full."""
+        """Size of the file in bytes, for `cut` on resume. Raises OSError if the disk is full."""
         if self._waiting:
             self._append()
         return self._end
@@ -75,8 +75,9 @@ class MetricsLog:
         os.fsync(self._file)
 
     def cut(self, position: int, step: int = 0) -> None:
-        """Drops what was written after `position`, which the checkpoint of `step` remembers.
-        Trackers drop what they know from that step on, so they are told again what is left of it.
+        """Removes what was written after `position`, which the checkpoint of `step` has stored.
+        Trackers drop their records from that step on, so they receive the remaining ones of that
+        step again.
         """
         self._end = min(position, self._end)
         os.ftruncate(self._file, self._end)
@@ -96,7 +97,7 @@ class MetricsLog:
 
 
 class NoMetrics:
-    """In place of a MetricsLog, for processes beside the one that keeps the metrics."""
+    """Replaces a MetricsLog in all processes of a run but the first."""
 
     trackers = ()
 

@@ -1,4 +1,4 @@
-"""The folder of a run: found, made, and held against a second run."""
+"""The folder of a run: found, created, and locked against a second run."""
 
 import contextlib
 import fcntl
@@ -12,16 +12,16 @@ from utils.files import reason
 
 RUNS = Path("runs")
 TOKENIZER = "tokenizer.json"
-REPORT = "report"  # folder of --report in that of a run
+REPORT = "report"  # subfolder for --report
 
 
 def find_run(resume: str, output: str | None, entry: str) -> Path:
-    """The folder of the run that `--resume` means.
+    """The folder of the run that `--resume` refers to.
 
     Args:
         resume: "auto", a run's folder, or the folder of one of its checkpoints.
-        output: `--output`, where "auto" looks first.
-        entry: name of the entry script; "auto" takes the newest run of that one below runs/.
+        output: the value of `--output`, where "auto" looks first.
+        entry: name of the entry script; "auto" takes its newest run below runs/.
     """
     if resume != "auto":
         path = Path(resume)
@@ -46,15 +46,15 @@ def find_run(resume: str, output: str | None, entry: str) -> Path:
 
 
 class RunFolder:
-    """A folder that one process holds, by a kernel lock that dies with its holder.
+    """A folder locked by one process, with a kernel lock that ends with the process.
 
     Args:
-        path: the folder; made with its parents where it is missing.
-        resume: whether it may hold a run already.
+        path: the folder; created with its parents if missing.
+        resume: it may contain a run already.
 
     Raises:
-        UserError: it cannot be written, another process holds it, or it holds a run and `resume`
-            is false.
+        UserError: it cannot be written, another process has locked it, or it contains a run and
+            `resume` is false.
     """
 
     def __init__(self, path: Path, *, resume: bool = False):
@@ -130,28 +130,28 @@ class RunFolder:
         return self.path / "checkpoints"
 
     def discard(self) -> None:
-        """After a failure before the first step: without a checkpoint, of another start of the
-        run, the folder no longer counts as a run."""
+        """After a failure before the first step: unless an earlier start of the run has left a
+        checkpoint, the folder no longer counts as a run."""
         if not any(self.checkpoints.glob("step-*")):
             self.config.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Lets the folder go; removes it again where it was made for nothing."""
+        """Unlocks the folder; removes it if it was created in vain."""
         if self.made and not self.config.exists():
             for path in (self.log, self.metrics, self.tokenizer, self.path / ".lock"):
                 path.unlink(missing_ok=True)
             for path in (self.tensorboard, self.path / "wandb"):
                 shutil.rmtree(path, ignore_errors=True)
-            with contextlib.suppress(OSError):  # what else is in it is not ours
+            with contextlib.suppress(OSError):  # other files in it are not ours
                 self.path.rmdir()
         os.close(self._lock)
 
 
 class SharedFolder(RunFolder):
-    """The same folder for another process of the run than the one that holds it.
+    """The same folder for the other processes of the run, which do not lock it.
 
     Raises:
-        UserError: this process does not see it.
+        UserError: this process does not see the folder.
     """
 
     def _hold(self, resume: bool) -> None:
@@ -169,7 +169,7 @@ class SharedFolder(RunFolder):
 
 
 def refuse_run(path: Path) -> None:
-    """UserError where the folder holds a run."""
+    """Raises UserError if the folder contains a run."""
     if (Path(path) / "config.yaml").exists():
         raise UserError(
             f"--output {path} already holds a run: go on with it by --resume {path}, or choose "
@@ -178,7 +178,7 @@ def refuse_run(path: Path) -> None:
 
 
 def default_path(model: str, data: str) -> Path:
-    """runs/<model>-<data>-<time>, with a number behind it where that is taken."""
+    """runs/<model>-<data>-<time>, with a number appended if that exists."""
     name = f"{model}-{data}-{time.strftime('%Y%m%d-%H%M%S')}"
     path, number = RUNS / name, 1
     while path.exists():
