@@ -374,7 +374,7 @@ def test_what_is_captured_reads_nothing_on_the_host(tmp_path):
     before = everything(ours)
     ours.stepper._rates[0].zero_()
     ours.stepper._rates[1].zero_()
-    ours.stepper._share.zero_()
+    ours.stepper._ema_weight.zero_()
     held["function"]()
     after = everything(ours)
     for name, tensor in after.items():
