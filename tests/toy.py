@@ -212,6 +212,17 @@ def meta(strategy, mixing, exact=False, device=CPU):
     return SampleMixup(virtual, 0.1) if mixing.learned else None
 
 
+def take_steps(gpu, trainer, steps=3, epoch=0):
+    """On a fake GPU (fake_cuda.py), as the trainer's loop takes them. The first step, which sets up
+    memory and states, may wait."""
+    taken = steps_of(trainer, epoch)
+    for step in range(steps):
+        with gpu.watched() if step else contextlib.nullcontext():
+            next(taken)
+        gpu.steps += 1
+    taken.close()
+
+
 def steps_of(trainer, epoch: int):
     """The loop of the trainer without log lines; yields after each optimizer step of the epoch."""
     trainer.prepare(epoch)
