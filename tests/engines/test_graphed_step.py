@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from toy import assert_same, everything, history, loader, make_trainer
+from toy import assert_same, everything, history, loader, make_trainer, use_graphs
 
 from utils.data.images.loader import Packed
-from utils.engines.graphed_step import WARM_UP, GraphedStep
+from utils.engines.graphed_step import WARM_UP
 from utils.engines.launch_bound import TIMED
 from utils.mixup.mixing import Mixing
 from utils.optim.schedules import Schedule
@@ -62,7 +62,7 @@ class StandIn:
 
 def graphed(folder, failure="", asked=True, step_ms=0.0, **options):
     trainer = make_trainer(folder, **options)
-    trainer.delegate_steps(GraphedStep(trainer, StandIn(failure, step_ms=step_ms), asked))
+    use_graphs(trainer, StandIn(failure, step_ms=step_ms), asked)
     return trainer, trainer.stepper.recorder
 
 
@@ -102,8 +102,8 @@ def test_a_run_is_the_ordinary_one(tmp_path, case):
     ours, recorder = graphed(tmp_path / "ours", **made(CASES[case]))
     ours.fit()
     assert recorder.captured and recorder.replayed > recorder.captured
-    short = ours.total_steps // 6
-    assert recorder.replayed + recorder.warm // 2 == ours.total_steps - short
+    short = ours.plan.total_steps // 6
+    assert recorder.replayed + recorder.warm // 2 == ours.plan.total_steps - short
     assert_same(everything(ours), everything(plain))
     assert history(tmp_path / "ours") == history(tmp_path / "plain")
 
@@ -119,19 +119,23 @@ def test_augmentation_is_in_the_graph(tmp_path):
 
     ours.loader.made = watched
     ours.fit()
-    assert set(kinds) == {Packed} and len(kinds) == ours.total_steps
+    assert set(kinds) == {Packed} and len(kinds) == ours.plan.total_steps
     ((static, _),) = ours.stepper._graphs.values()
     assert isinstance(static.inputs, Packed) and static.inputs.choices.dtype == torch.int64
 
 
 def places(trainer) -> dict:
     """Where the tensors lie that a step reads and writes."""
-    guard, tensors = trainer.guard, {}
-    tensors |= {f"weight {name}": t for name, t in trainer.model.state_dict().items()}
-    tensors |= {f"average {name}": t for name, t in trainer.average.mean.items()}
-    tensors |= {"window": trainer.window, "sums": trainer.step_sums, "left out": guard.left_out}
+    guard, tensors = trainer.train_step.guard, {}
+    tensors |= {f"weight {name}": t for name, t in trainer.train_step.model.state_dict().items()}
+    tensors |= {f"average {name}": t for name, t in trainer.train_step.average.mean.items()}
+    tensors |= {
+        "window": trainer.train_step.window,
+        "sums": trainer.train_step.step_sums,
+        "left out": guard.left_out,
+    }
     tensors |= {f"buffers {n}": t for n, t in enumerate([*guard.flat, *guard.before])}
-    for number, state in enumerate(trainer.optimizer.state.values()):
+    for number, state in enumerate(trainer.train_step.optimizer.state.values()):
         tensors |= {f"{name} {number}": t for name, t in state.items()}
     return {name: tensor.data_ptr() for name, tensor in tensors.items()}
 
@@ -163,7 +167,7 @@ def test_resumed_in_the_middle(tmp_path, stop):
     options = {"optimizer": "adamw", "ema_decay": 0.9, "epochs": 3}
     plain = make_trainer(tmp_path / "plain", **options)
     plain.fit()
-    schedule = {"schedule": lambda: Schedule("cosine", plain.total_steps, 2)}
+    schedule = {"schedule": lambda: Schedule("cosine", plain.plan.total_steps, 2)}
     first, _ = graphed(tmp_path / "ours", max_steps=stop, **options, **schedule)
     first.fit()
     ours, recorder = graphed(tmp_path / "ours", **options)
@@ -176,9 +180,9 @@ def test_resumed_in_the_middle(tmp_path, stop):
 def test_saved_rates_are_numbers(tmp_path):
     ours, _ = graphed(tmp_path, optimizer="adamw", epochs=2)
     ours.fit()
-    for group in ours.optimizer.param_groups:
+    for group in ours.train_step.optimizer.param_groups:
         assert isinstance(group["lr"], float) and group["capturable"] is False
-    assert isinstance(ours.learning_rate, float)
+    assert isinstance(ours.train_step.learning_rate, float)
 
 
 def test_a_step_that_is_not_finite_is_left_out(tmp_path):
@@ -187,7 +191,7 @@ def test_a_step_that_is_not_finite_is_left_out(tmp_path):
     for name in ("plain", "ours"):
         trainer = make_trainer(tmp_path / name, on_nonfinite="skip", ema_decay=0.9)
         if name == "ours":
-            trainer.delegate_steps(GraphedStep(trainer, StandIn()))
+            use_graphs(trainer, StandIn())
         whole, shift = trainer.loader.epoch, trainer.loader.normalize.shift
         good = shift.clone()
 
@@ -267,20 +271,20 @@ def test_rates_are_rounded_alike_in_ordinary_steps(tmp_path):
     """To what a replay reads; what is logged and saved is the number itself."""
     ours, _ = graphed(tmp_path, lr=0.1)
     ours.stepper._rate_dtype = torch.float32
-    update, read = ours.update_device, []
+    update, read = ours.train_step.update_device, []
 
     def watched(step, ema_weight):
-        read.append([group["lr"] for group in ours.optimizer.param_groups])
+        read.append([group["lr"] for group in ours.train_step.optimizer.param_groups])
         update(step, ema_weight)
 
-    ours.update_device = watched
+    ours.train_step.update_device = watched
     ours.prepare(0)
-    ours.guard.remember()
+    ours.train_step.guard.remember()
     ours.stepper.forward_backward(next(iter(ours.loader.epoch(0))))
-    told = [group["lr"] for group in ours.optimizer.param_groups]
+    told = [group["lr"] for group in ours.train_step.optimizer.param_groups]
     ours.stepper.update()
     assert read[0] == [torch.tensor(lr).item() for lr in told] != told
-    assert [group["lr"] for group in ours.optimizer.param_groups] == told
+    assert [group["lr"] for group in ours.train_step.optimizer.param_groups] == told
 
 
 def test_memory_that_runs_out_is_that_of_graphs_too(tmp_path):
@@ -329,7 +333,7 @@ def test_no_graphs_by_themselves_where_the_device_is_slower(tmp_path, capsys):
     capsys.readouterr()
     ours, recorder = graphed(tmp_path / "ours", asked=False, step_ms=1e9, epochs=2)
     logged = []
-    ours.console.log = logged.append
+    ours.log.console.log = logged.append
     ours.fit()
     assert "graphs" not in capsys.readouterr().out
     assert sum("CUDA graphs: not used, because launching" in line for line in logged) == 1
@@ -340,9 +344,9 @@ def test_no_graphs_by_themselves_where_the_device_is_slower(tmp_path, capsys):
 @pytest.mark.parametrize("trouble", [{"failure": "no luck"}, {"waits": ("guard.py:57",)}])
 def test_what_fails_unasked_is_only_logged(tmp_path, capsys, trouble):
     ours = make_trainer(tmp_path)
-    ours.delegate_steps(GraphedStep(ours, StandIn(**trouble), asked=False))
+    use_graphs(ours, StandIn(**trouble), asked=False)
     logged = []
-    ours.console.log = logged.append
+    ours.log.console.log = logged.append
     ours.fit()
     assert "not used" not in capsys.readouterr().out
     (line,) = [line for line in logged if "CUDA graphs: not used" in line]
@@ -367,7 +371,7 @@ def test_what_is_captured_reads_nothing_on_the_host(tmp_path):
 
     recorder.capture = capture
     ours.prepare(0)
-    ours.guard.remember()
+    ours.train_step.guard.remember()
     for batch in list(ours.loader.epoch(0))[:4]:
         ours.stepper.forward_backward(batch)
         ours.stepper.update()
@@ -381,4 +385,4 @@ def test_what_is_captured_reads_nothing_on_the_host(tmp_path):
         still = name.startswith("average/") or (name.startswith("model/") and "1." not in name)
         if still:
             assert torch.equal(tensor, before[name]), name
-    assert ours.progress.step == 4 and not ours.updating
+    assert ours.progress.step == 4 and not ours.train_step.updating
