@@ -28,7 +28,7 @@ from tuning.search import Search
 from utils.launch import launcher as launch
 from utils.models.resnet import ResNet
 from utils.settings.config import parse
-from utils.training.progress import PHASES
+from utils.training.times import PHASES
 
 # What a command with this flag says; the others train, and say their accuracy.
 SAID = {
