@@ -1,6 +1,7 @@
 """What the entry scripts for texts assemble alike: data set, tokens, loaders."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -8,7 +9,9 @@ import torch
 from utils.data.texts.cache import load_tokenized
 from utils.data.texts.loader import TextLoader
 from utils.data.texts.rows import column_names
+from utils.data.texts.sources import TextRequest
 from utils.data.texts.token_store import TokenSplit
+from utils.data.texts.tokenizer_request import TokenizerRequest
 from utils.errors import UserError
 from utils.exchange import Exchange
 from utils.reporting.console import Console
@@ -50,24 +53,15 @@ def load_text_task(
     with exchange.in_turn():  # one downloads and encodes, the others map it in
         data = load_tokenized(
             settings.dataset,
-            data_dir=settings.data_dir,
+            text_request(settings),
+            TokenizerRequest(
+                settings.tokenizer, settings.vocab_size, settings.lowercase, tokenizer
+            ),
             cache_dir=settings.cache_dir,
-            train_file=settings.train_file,
-            test_file=settings.test_file,
-            val_file=settings.val_file,
-            text_columns=column_names(settings.text_columns),
-            label_column=settings.label_column,
-            on_bad=settings.on_bad,
-            clean=settings.clean_text,
-            test_fraction=settings.test_fraction,
             val_fraction=settings.val_fraction,
             subset=settings.subset,
             seed=settings.seed,
-            tokenizer=settings.tokenizer,
-            vocab_size=settings.vocab_size,
-            lowercase=settings.lowercase,
             max_tokens=MOST_TOKENS,
-            tokenizer_json=tokenizer,
         )
     for note in data.notes:
         console.say(note)
@@ -101,6 +95,25 @@ def load_text_task(
         f"{data.train.lengths.mean():.0f} tokens each in the mean, vocabulary {data.vocab_size:,})"
     )
     return TextTask(data, card, train, test, val)
+
+
+def text_request(settings: TextSettings) -> TextRequest:
+    """The part of the settings that says which files, columns and rows are wanted."""
+
+    def path(name: str | None) -> Path | None:
+        return None if name is None else Path(name)
+
+    return TextRequest(
+        data_dir=Path(settings.data_dir),
+        train_file=path(settings.train_file),
+        test_file=path(settings.test_file),
+        val_file=path(settings.val_file),
+        text_columns=tuple(column_names(settings.text_columns) or ()),
+        label_column=settings.label_column,
+        on_bad=settings.on_bad,
+        clean=settings.clean_text,
+        test_fraction=settings.test_fraction,
+    )
 
 
 def _loader(

@@ -2,18 +2,21 @@
 
 from collections import Counter
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from utils.data.texts.headlines import CLASSES, POOLS, write_split
-from utils.data.texts.sources import load_text_data
+from utils.data.texts.sources import TextRequest, open_text_data
 from utils.errors import UserError
+
+NOWHERE = Path("nowhere")
 
 
 @pytest.fixture(scope="module")
 def headlines():
-    return load_text_data("headlines", data_dir="nowhere")
+    return open_text_data("headlines", TextRequest(NOWHERE)).load()
 
 
 def test_form(headlines):
@@ -75,4 +78,4 @@ def test_the_generator_decides():
 def test_settings_without_effect_are_refused(flag):
     value = 0.1 if flag == "test_fraction" else "x.csv"
     with pytest.raises(UserError, match=f"--{flag} has no effect on --dataset headlines"):
-        load_text_data("headlines", data_dir="nowhere", **{flag: value})
+        open_text_data("headlines", TextRequest(NOWHERE, **{flag: value}))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from utils.data.texts.files import read_table
 from utils.data.texts.rows import read_samples, read_texts
-from utils.data.texts.sources import load_text_data
+from utils.data.texts.sources import TextRequest, open_text_data
 from utils.errors import UserError
 
 
@@ -212,15 +212,17 @@ PIECES = [
     st.one_of(st.binary(max_size=60), st.lists(st.sampled_from(PIECES), max_size=25).map(b"".join)),
     st.sampled_from(["x.csv", "x.tsv", "x.jsonl", "x.txt", "x.csv.gz"]),
     st.sampled_from(["error", "skip"]),
-    st.sampled_from([None, ["text"], ["2"], ["1", "3"]]),
+    st.sampled_from([(), ("text",), ("2",), ("1", "3")]),
     st.booleans(),
 )
 def test_any_bytes(tmp_path_factory, content, name, on_bad, columns, packed):
     path = tmp_path_factory.getbasetemp() / name
     path.write_bytes(gzip.compress(content) if packed and name.endswith("gz") else content)
-    given = {"text_columns": columns, "on_bad": on_bad}
     try:
-        data = load_text_data("csv", data_dir=".", train_file=path, test_fraction=0.5, **given)
+        request = TextRequest(
+            path.parent, train_file=path, test_fraction=0.5, text_columns=columns, on_bad=on_bad
+        )
+        data = open_text_data("csv", request).load()
         assert len(data.classes) >= 2 and len(data.train) and len(data.test)
         assert all(text and text.encode() for text in data.train.texts)
         assert set(np.unique(data.train.labels)) == set(range(len(data.classes)))
@@ -230,7 +232,7 @@ def test_any_bytes(tmp_path_factory, content, name, on_bad, columns, packed):
     except UserError as error:
         assert "\n" not in str(error) and "\r" not in str(error)
     try:
-        for line, text in read_texts(path, columns or (), on_bad):
+        for line, text in read_texts(path, columns, on_bad):
             assert line >= 1 and text.encode()
     except UserError as error:
         assert "\n" not in str(error)

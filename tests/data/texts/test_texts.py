@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from utils.data.texts import ag_news
-from utils.data.texts.sources import TEXT_DATASETS, load_text_data
+from utils.data.texts.sources import TEXT_DATASETS, TextRequest, open_text_data
 from utils.errors import UserError
 
 WORDS = ["alpha", "beta", "gamma", "delta"]
@@ -26,7 +26,7 @@ def write(path, labels, header=None):
 
 
 def load(folder, name="csv", **settings):
-    return load_text_data(name, data_dir=folder, **settings)
+    return open_text_data(name, TextRequest(folder, **settings)).load()
 
 
 def refused(folder, *parts, **settings):

@@ -30,20 +30,20 @@ INSTEAD = (
 )
 
 
-def open_ag_news(settings: TextRequest) -> TextSource:
+def open_ag_news(request: TextRequest) -> TextSource:
     """Looks for each file in `data_dir`/ag_news_csv, then in `data_dir`; one that is in neither
     is downloaded to the former, and checked. One that is there is used as it is.
 
     Raises:
         UserError: a download failed, or a setting has no effect.
     """
-    settings.refuse("ag_news", "has its own files", *FILE_FLAGS)
+    request.refuse("ag_news", "has its own files", *FILE_FLAGS)
     files = {
-        name.partition(".")[0]: _find(settings.data_dir, name, checksum)
+        name.partition(".")[0]: _find(request.data_dir, name, checksum)
         for name, checksum in PUBLISHED.items()
     }
     folders = dict.fromkeys(str(path.parent) for path in files.values())
-    return TextSource("ag_news", files, VERSION, ", ".join(folders), lambda: _load(settings, files))
+    return TextSource("ag_news", files, VERSION, ", ".join(folders), lambda: _load(request, files))
 
 
 def _find(data_dir: Path, name: str, checksum: str) -> Path:
@@ -55,9 +55,9 @@ def _find(data_dir: Path, name: str, checksum: str) -> Path:
     return home
 
 
-def _load(settings: TextRequest, files: dict[str, Path]) -> TextData:
+def _load(request: TextRequest, files: dict[str, Path]) -> TextData:
     numbers = tuple(str(number) for number in range(1, len(CLASSES) + 1))
-    samples = read_files(settings, files, numbers)
+    samples = read_files(request, files, numbers)
     texts = {role: to_texts(part, list(numbers)) for role, part in samples.items()}
     other = [
         path.name

@@ -19,30 +19,30 @@ _MOST_CLASSES_OF_FEW = 20  # more than this, and more than half of the texts: no
 VERSION = 2  # of how files are read and cleaned; part of a cache's key
 
 
-def open_csv(settings: TextRequest) -> TextSource:
+def open_csv(request: TextRequest) -> TextSource:
     """Finds `train_file`, `test_file` and `val_file`.
 
     Raises:
         UserError: one is missing, or is no kind of file that can be read.
     """
-    if settings.train_file is None:
+    if request.train_file is None:
         raise UserError(
             "--dataset csv needs --train_file (.csv, .tsv or .jsonl), and --test_file or "
             "--test_fraction"
         )
-    if settings.test_file is None and settings.test_fraction is None:
+    if request.test_file is None and request.test_fraction is None:
         raise UserError(
             "--dataset csv needs a test set: --test_file, or --test_fraction to hold out a share "
             "of the training file"
         )
-    if settings.test_file is not None and settings.test_fraction is not None:
+    if request.test_file is not None and request.test_fraction is not None:
         raise UserError("--test_fraction has no effect with --test_file: leave one of them out")
     files = {
         role: path
         for role, path in (
-            ("train", settings.train_file),
-            ("test", settings.test_file),
-            ("val", settings.val_file),
+            ("train", request.train_file),
+            ("test", request.test_file),
+            ("val", request.val_file),
         )
         if path is not None
     }
@@ -55,9 +55,9 @@ def open_csv(settings: TextRequest) -> TextSource:
                 f"--{role}_fraction to hold out a share of it"
             )
     description = ", ".join(str(path) for path in files.values())
-    names = settings.train_file.parent / CLASS_NAMES
+    names = request.train_file.parent / CLASS_NAMES
     every = files | ({"classes": names} if names.is_file() else {})
-    return TextSource("csv", every, VERSION, description, lambda: _load(settings, files))
+    return TextSource("csv", every, VERSION, description, lambda: _load(request, files))
 
 
 def _is_same(one: Path, other: Path) -> bool:
@@ -67,8 +67,8 @@ def _is_same(one: Path, other: Path) -> bool:
         return False
 
 
-def _load(settings: TextRequest, files: dict[str, Path]) -> TextData:
-    samples = read_files(settings, files)
+def _load(request: TextRequest, files: dict[str, Path]) -> TextData:
+    samples = read_files(request, files)
     classes = sort_classes(samples["train"].labels)
     if len(classes) < 2:
         raise UserError(
@@ -86,9 +86,9 @@ def _load(settings: TextRequest, files: dict[str, Path]) -> TextData:
     if named is not None:
         classes = named
         notes.append(f"names of the classes from {CLASS_NAMES} beside {files['train'].name}")
-    if settings.test_fraction is not None:
+    if request.test_fraction is not None:
         kept, held_out = stratified_split(
-            texts["train"].labels, settings.test_fraction, TEST_SEED, classes
+            texts["train"].labels, request.test_fraction, TEST_SEED, classes
         )
         whole = texts["train"]
         texts["train"], texts["test"] = whole.part(kept), whole.part(held_out)
@@ -124,17 +124,17 @@ def _class_names(path: Path, classes: list[str]) -> list[str] | None:
 
 
 def read_files(
-    settings: TextRequest, files: dict[str, Path], classes: tuple[str, ...] = ()
+    request: TextRequest, files: dict[str, Path], classes: tuple[str, ...] = ()
 ) -> dict[str, Samples]:
     """Role -> samples. The classes are those of the training file, unless they are given."""
     samples: dict[str, Samples] = {}
     for role, path in files.items():
         samples[role] = read_samples(
             path,
-            text_columns=settings.text_columns,
-            label_column=settings.label_column,
-            on_bad=settings.on_bad,
-            clean=settings.clean,
+            text_columns=request.text_columns,
+            label_column=request.label_column,
+            on_bad=request.on_bad,
+            clean=request.clean,
             classes=classes,
         )
         classes = classes or tuple(set(samples[role].labels))

@@ -83,9 +83,9 @@ _CLAUSES = [
 _STRAY = "unlike the {x} of last year, this one {verb} the {w}"
 
 
-def open_headlines(settings: TextRequest) -> TextSource:
+def open_headlines(request: TextRequest) -> TextSource:
     """4,000 training and 1,000 test texts, balanced. Same result in every run."""
-    settings.refuse("headlines", "is built in", *FILE_FLAGS, "text_columns", "label_column")
+    request.refuse("headlines", "is built in", *FILE_FLAGS, "text_columns", "label_column")
     return TextSource(
         name="headlines",
         files={},
