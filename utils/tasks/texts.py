@@ -1,4 +1,4 @@
-"""What the entry scripts for texts assemble alike: data set, tokens, loaders."""
+"""The task of texts: from settings to tokens and loaders."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from utils.weights.card import TextCard
 
 @dataclass(frozen=True)
 class TextTask(Task):
-    """Of texts."""
+    """A data set of texts, with its loaders."""
 
     SKIPPED = "skipped_rows"
 
@@ -42,15 +42,16 @@ def load_text_task(
     exchange: Exchange | None = None,
     micro_batches: int | None = None,
 ) -> TextTask:
-    """Loads the texts that the settings name, cut and encoded as they say.
+    """Loads, splits and encodes the texts that the settings name.
 
     Args:
-        tokenizer: the JSON of the one that the weights belong to; None: that of the settings.
-        exchange: of this process with the others of the run; None: it is alone.
-        micro_batches: of an optimizer step, where the settings do not say it.
+        tokenizer: JSON of the tokenizer that the weights were trained with; None: that of the
+            settings.
+        exchange: with the other ranks; None: there are none.
+        micro_batches: of all ranks in an optimizer step; None: as the settings say.
     """
     exchange = exchange or Exchange()
-    with exchange.in_turn():  # one downloads and encodes, the others map it in
+    with exchange.in_turn():  # one rank downloads and encodes, the others map in its files
         data = load_tokenized(
             settings.dataset,
             text_request(settings),
@@ -125,15 +126,12 @@ def _loader(
     )  # fmt: skip
 
 
-# ---- for the way from settings to a model -------------------------------------------------------
-
-
 class Texts(Kind):
-    """Weights that are there already belong to their own tokenizer."""
+    """Texts, as a kind of task. Weights are used with the tokenizer that they were trained with."""
 
     card_class = TextCard
-    # oneDNN keeps what it compiles for each shape of a product in half precision, and batches of
-    # texts have thousands of shapes: gigabytes. It reads this at its first one.
+    # oneDNN caches compiled code for each shape of a matrix product in half precision, and batches
+    # of texts have thousands of shapes: gigabytes. It reads this variable at its first product.
     environment: ClassVar[dict[str, str]] = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
 
     def load_task(self, run, card, pretrained) -> TextTask:
@@ -150,7 +148,7 @@ class Texts(Kind):
 
 
 def check_belongs(settings, origin: dict, card: TextCard) -> None:
-    """UserError for a setting that weights trained with `card` do not fit."""
+    """UserError if a setting contradicts `card`, with which the weights were trained."""
     for name in ("tokenizer", "vocab_size", "lowercase"):
         if origin[name] != DEFAULT:
             raise UserError(

@@ -107,7 +107,7 @@ def test_a_bad_row_is_named_or_skipped(write, row, problem):
     row = row if isinstance(row, bytes) else row.encode()
     content = b'1,one text\n\n2,"two\nlines"\n' + row + b"\n1,the last\n2,very last\n"
     path = write(content)
-    refused(path, f"line 5 {problem}", "or --on_bad skip", classes=["1", "2"])
+    refused(path, f"line 5 {problem}", "or use --on_bad skip", classes=["1", "2"])
     found = read_samples(path, on_bad="skip", classes=["1", "2"])
     assert found.lines == [1, 3, 6, 7] and [line for line, _ in found.problems] == [5]
 
@@ -149,11 +149,11 @@ def test_many_quotes_that_are_never_closed(write):
         ("1,a b\n", "x.xlsx", "must end in .csv"),
         ("1,a b\n", "x", "must end in .csv"),
         ("1,a b\n", "x.txt", "must be .csv, .tsv or .jsonl"),
-        (bytes(range(256)) * 10, "x.csv", "is no UTF-8 text"),
-        (b"PK\x03\x04 and so on", "x.csv", "is no UTF-8 text"),
+        (bytes(range(256)) * 10, "x.csv", "is not UTF-8 text"),
+        (b"PK\x03\x04 and so on", "x.csv", "is not UTF-8 text"),
         ("привет мир\n".encode("cp1251") * 9, "x.csv", "iconv"),
-        (b"no gzip", "x.csv.gz", "no whole gzip file"),
-        (gzip.compress(b"1,a b\n" * 100, mtime=0)[:-9], "x.csv.gz", "no whole gzip file"),
+        (b"no gzip", "x.csv.gz", "not a whole gzip file"),
+        (gzip.compress(b"1,a b\n" * 100, mtime=0)[:-9], "x.csv.gz", "not a whole gzip file"),
         ("alone\nand again\n", "x.csv", "1 column(s)"),
         ("text,label\n", "x.csv", "no row that can be used"),
         ('"\n', "x.csv", "no row can be used"),

@@ -109,15 +109,6 @@ def test_batches_hold_the_texts_cut_to_max_len(tmp_path):
             check_texts(batch, data[0], offsets, 12)
 
 
-def test_rows_are_visited_as_a_copy_of_them_would_be():
-    (tokens, offsets), rows = texts(40), np.random.default_rng(0).permutation(40)[:21]
-    parts = [tokens[offsets[row] : offsets[row + 1]] for row in rows]
-    copied = np.concatenate(parts), np.append(0, np.cumsum([len(part) for part in parts]))
-    of_rows = make_loader(21, data=(tokens, offsets), rows=rows)
-    for ours, expected in zip(of_rows.epoch(2), make_loader(21, data=copied).epoch(2), strict=True):
-        assert same(ours, expected)
-
-
 @pytest.mark.parametrize("batch_size", [1, 4, 9, 100])
 @pytest.mark.parametrize("batch_tokens", [None, 25])
 def test_evaluation_counts_each_once_and_goes_from_long_to_short(batch_size, batch_tokens):

@@ -98,7 +98,7 @@ def test_what_is_refused(tmp_path):
     refused(tmp_path, "--test_fraction has no", train_file=train, test_file=one, test_fraction=0.1)
     refused(tmp_path, "--test_file is the training file", train_file=train, test_file=train)
     refused(tmp_path, "gone.csv is not there", train_file=train, test_file=tmp_path / "gone.csv")
-    refused(tmp_path, "one class only, 'a'", train_file=one, test_fraction=0.5)
+    refused(tmp_path, "only one class, 'a'", train_file=one, test_fraction=0.5)
     many = write(tmp_path / "many.csv", [f"class{i}" for i in range(30)])
     refused(tmp_path, "30 classes for 30", train_file=many, test_fraction=0.5, label_column="1")
     refused(tmp_path, "between 0 and 1", train_file=train, test_fraction=1.0)

@@ -189,7 +189,7 @@ def refused(path, *parts):
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"\xff\xfe", b"text", b"[" * 10_000])
 def test_files_that_are_no_tokenizer(tmp_path, content):
     (tmp_path / "x.json").write_bytes(content)
-    refused(tmp_path / "x.json", "is no tokenizer", "--tokenizer")
+    refused(tmp_path / "x.json", "is not a tokenizer", "--tokenizer")
     refused(tmp_path / "gone.json", "is not there")
     refused(tmp_path, "is not there")
 
