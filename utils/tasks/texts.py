@@ -10,7 +10,7 @@ from utils.data.texts.cache import load_tokenized
 from utils.data.texts.loader import TextLoader
 from utils.data.texts.rows import column_names
 from utils.data.texts.sources import TextRequest
-from utils.data.texts.token_store import TokenSplit
+from utils.data.texts.token_store import TokenizedData, TokenSplit
 from utils.data.texts.tokenizer_request import TokenizerRequest
 from utils.errors import UserError
 from utils.exchange import Exchange
@@ -52,18 +52,7 @@ def load_text_task(
     """
     exchange = exchange or Exchange()
     with exchange.in_turn():  # one rank downloads and encodes, the others map in its files
-        data = load_tokenized(
-            settings.dataset,
-            text_request(settings),
-            TokenizerRequest(
-                settings.tokenizer, settings.vocab_size, settings.lowercase, tokenizer
-            ),
-            cache_dir=settings.cache_dir,
-            val_fraction=settings.val_fraction,
-            subset=settings.subset,
-            seed=settings.seed,
-            max_tokens=MOST_TOKENS,
-        )
+        data = _load_data(settings, tokenizer)
     for note in data.notes:
         console.say(note)
     card = TextCard(
@@ -98,9 +87,20 @@ def load_text_task(
     return TextTask(data, card, train, test, val)
 
 
-def text_request(settings: TextSettings) -> TextRequest:
-    """The part of the settings that says which files, columns and rows are wanted."""
+def _load_data(settings: TextSettings, tokenizer: str | None) -> TokenizedData:
+    return load_tokenized(
+        settings.dataset,
+        _text_request(settings),
+        TokenizerRequest(settings.tokenizer, settings.vocab_size, settings.lowercase, tokenizer),
+        cache_dir=settings.cache_dir,
+        val_fraction=settings.val_fraction,
+        subset=settings.subset,
+        seed=settings.seed,
+        max_tokens=MOST_TOKENS,
+    )
 
+
+def _text_request(settings: TextSettings) -> TextRequest:
     def path(name: str | None) -> Path | None:
         return None if name is None else Path(name)
 

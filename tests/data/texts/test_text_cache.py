@@ -1,11 +1,11 @@
-"""Token ids on disk: found again, rebuilt, whole whatever happens, and of the right texts."""
+"""The cache of token ids: found again, rebuilt, never half written, and of the right texts."""
 
 import contextlib
 import os
 import signal
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -64,7 +64,7 @@ def request(folder, **settings):
 
 
 def cached(folder):
-    return sorted(path for path in (folder / "cache").iterdir())
+    return sorted((folder / "cache").iterdir())
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def no_parsing(monkeypatch):
     return refuse
 
 
-def same(one, two):
+def assert_same(one, two):
     for name in (
         "name", "classes", "tokenizer_json", "pad_id", "cls_id", "vocab_size", "fingerprint",
         "synthetic", "skipped", "notes",
@@ -107,7 +107,7 @@ def test_second_load_parses_nothing(files, no_parsing):
     first = load(files, val_fraction=0.2)
     no_parsing()
     second = load(files, val_fraction=0.2)
-    same(first, second)
+    assert_same(first, second)
     for split in second.splits.values():
         assert isinstance(split.tokens, np.memmap) and not split.tokens.flags.writeable
     assert "mapped in" in second.source and "encoded into" in first.source
@@ -156,7 +156,7 @@ def test_each_setting_has_a_cache_of_its_own(files, settings):
         settings = {"val_file": files / "test.csv"}
     second = load(files, **settings)
     assert "encoded into" in second.source and len(cached(files)) == 2
-    same(second, load(files, **settings))
+    assert_same(second, load(files, **settings))
 
 
 @pytest.mark.parametrize("file", ["train.csv", "test.csv", "classes.txt"])
@@ -174,7 +174,7 @@ def test_the_seed_counts_only_where_something_is_drawn(files):
     assert "mapped in" in load(files, seed=2).source
     one, two = (load(files, seed=seed, val_fraction=0.25) for seed in (1, 2))
     assert one.fingerprint != two.fingerprint
-    load(files, seed=1, test_fraction=0.25)  # the test set is of no seed
+    load(files, seed=1, test_fraction=0.25)  # no seed changes the test set
     assert "mapped in" in load(files, seed=2, test_fraction=0.25).source
 
 
@@ -195,7 +195,7 @@ def test_built_in_texts(tmp_path):
     assert "mapped in" in load(tmp_path, "headlines", TokenizerRequest(vocab_size=1000)).source
 
 
-def test_long_texts_are_said(files):
+def test_texts_that_are_cut_off_are_noted(files):
     data = load(files, max_tokens=16)
     assert data.train.lengths.max() == 16 and "cut off at 16 tokens" in data.notes[-1]
 
@@ -228,27 +228,15 @@ def test_damaged_cache_is_built_again(files, damage):
         (folder / "tokenizer.json").write_bytes(b"\xff")
     second = load(files)
     assert "encoded into" in second.source
-    same(second, load(files, cache_dir=files / "elsewhere"))
+    assert_same(second, load(files, cache_dir=files / "elsewhere"))
     assert second.fingerprint == first.fingerprint
     assert cached(files) == [folder] and "mapped in" in load(files).source
 
 
-def test_two_builders_at_once(files):
-    sets, errors = [], []
-
-    def build():
-        try:
-            sets.append(load(files))
-        except Exception as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=build) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors and len({data.fingerprint for data in sets}) == 1
-    assert len(cached(files)) == 1
+def test_builders_at_once(files):
+    with ThreadPoolExecutor(4) as pool:
+        sets = list(pool.map(load, [files] * 4))
+    assert len({data.fingerprint for data in sets}) == 1 and len(cached(files)) == 1
 
 
 KILLED = """
@@ -324,7 +312,7 @@ def test_real_texts(real_texts, tmp_path, no_parsing):
     first = load(real_texts, "ag_news", TokenizerRequest(vocab_size=8000), **settings)
     no_parsing()
     data = load(real_texts, "ag_news", TokenizerRequest(vocab_size=8000), **settings)
-    same(first, data)
+    assert_same(first, data)
     assert data.vocab_size == 8000 and len(data.test) == 7600
     unknown = np.mean(np.asarray(data.test.tokens) == 1)
     assert unknown < 1e-3 and 20 < data.test.lengths.mean() < 80

@@ -1,5 +1,6 @@
-"""Files of rows: what is read, what is refused, and that no bytes whatever end in a traceback."""
+"""Files of rows: what is read, what is refused; no bytes may lead to a traceback."""
 
+import csv
 import gzip
 import json
 
@@ -69,7 +70,7 @@ def test_tsv_and_json_lines(write):
     assert samples(write(packed, "x.csv.gz")) == GOOD
 
 
-def test_quotes_and_line_ends_within(write):
+def test_quotes_and_line_ends_within_a_cell(write):
     content = '1,"say ""yes"", or\r\nno"\n\n2,"a\nb\nc"\n1,ünï 中文 🙂\n'
     found = samples(write(content), clean=False)
     assert found == [(1, "1", 'say "yes", or\r\nno'), (4, "2", "a\nb\nc"), (7, "1", "ünï 中文 🙂")]
@@ -134,7 +135,7 @@ def test_bad_json_lines(write, line, problem):
 
 
 def test_many_quotes_that_are_never_closed(write):
-    """Each one could make a row of all the rest."""
+    """Each could turn the rest of the file into one row."""
     content = "1,a b\n" + '1,"x ""y\n' * 3000 + "2,c d\n"
     found = read_samples(write(content), on_bad="skip")
     assert found.texts[0] == "a b" and found.problems
@@ -165,7 +166,7 @@ def test_files_that_cannot_be_used(write, content, name, part):
         refused(write(content, name), part, on_bad=on_bad)
 
 
-def test_what_is_no_file(tmp_path):
+def test_paths_that_are_no_files(tmp_path):
     (tmp_path / "folder.csv").mkdir()
     refused(tmp_path / "folder.csv", "is a folder")
     refused(tmp_path / "gone.csv", "is not there")
@@ -249,8 +250,6 @@ def test_any_bytes(tmp_path_factory, content, name, on_bad, columns, packed):
     )
 )
 def test_what_a_csv_writer_writes_comes_back(tmp_path_factory, rows):
-    import csv
-
     path = tmp_path_factory.getbasetemp() / "written.csv"
     with open(path, "w", encoding="utf-8", newline="") as file:
         csv.writer(file, quoting=csv.QUOTE_ALL).writerows([("label", "text"), *rows])

@@ -40,7 +40,7 @@ MAX_TOKENS = 2048
 MAX_FILE_BYTES = 256 << 20
 # Training time grows with the square of a word's length: longer ones (binary data, say) are cut.
 _LONG_WORD = re.compile(r"\S{256}(?=\S)")
-_CHUNK = 2048  # texts encoded between two updates of the bar
+CHUNK = 2048  # texts encoded between two updates of the bar
 _PAD_NAMES = (PAD, "<pad>", "<|pad|>", "<PAD>")
 _CLS_NAMES = (CLS, "<s>", "<cls>", "<CLS>", "<bos>", "<|startoftext|>")
 
@@ -168,8 +168,8 @@ def encode(
         desc=f"encoding {description}", total=len(texts), unit=" texts",
         disable=not (progress and terminal), leave=False,
     ) as bar:  # fmt: skip
-        for first in range(0, len(texts), _CHUNK):
-            chunk = list(texts[first : first + _CHUNK])
+        for first in range(0, len(texts), CHUNK):
+            chunk = list(texts[first : first + CHUNK])
             encodings = tokenizer.encode_batch_fast(chunk, add_special_tokens=False)
             ids = [start + encoding.ids[: max_tokens - 1] for encoding in encodings]
             lengths = [len(sample) for sample in ids]

@@ -1,4 +1,4 @@
-"""The tokenizer that the user asks for: one to be trained, a published one, or that of weights."""
+"""Which tokenizer encodes a data set: one to be trained, a published one, or that of weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from utils.errors import UserError
 
 @dataclass(frozen=True)
 class TokenizerRequest:
-    """
+    """How the tokenizer of a data set is made or found.
+
     Args:
         name: "wordpiece", "bpe" or "unigram", to be trained; or the path of a tokenizer.json, or
             of a folder that holds one.
