@@ -55,8 +55,8 @@ def load_tokenized(
         cache_dir: where tokens are kept.
         val_fraction: fraction of the training texts that is held out for validation, below 1; 0:
             none.
-        subset: how many of the other training texts to train on: a fraction up to 1, or a number;
-            None: all.
+        subset: how many of the others to train on: a fraction up to 1, or a number of texts; None:
+            all.
         seed: decides which texts are held out for validation, and which make up the subset.
         max_tokens: longest sample, with its class token; longer ones are cut off.
         progress: show a bar on a terminal, or a plain line otherwise.
@@ -71,7 +71,7 @@ def load_tokenized(
         raise UserError(f"a sample needs room for 2 tokens at least, not {max_tokens}")
     if val_fraction and request.val_file is not None:
         raise UserError("--val_fraction has no effect with --val_file: leave one of them out")
-    identity = tokenizer.identity()  # before a download, so that a missing file costs none
+    identity = tokenizer.identity()  # refuses a missing file before anything is downloaded
     source = open_text_data(name, request)
     drawn = bool(val_fraction or subset is not None)
     settings = {
@@ -82,9 +82,9 @@ def load_tokenized(
         "max_tokens": max_tokens,
     }
     folder = Path(cache_dir) / f"text-{_key(source, settings)}"
-    kept = open_cache(folder)
-    if kept is not None:
-        return replace(kept, source=f"{source.description}, mapped in from {folder}")
+    cached = open_cache(folder)
+    if cached is not None:
+        return replace(cached, source=f"{source.description}, mapped in from {folder}")
     texts = source.load()
     splits = _divide(texts, val_fraction, subset, seed)
     made = tokenizer.make(splits["train"].texts, progress)

@@ -1,6 +1,6 @@
 """Cleans text that was scraped from the web: entities, markup, links, stray backslashes.
 
-AG News has all of them, and most of its entities have a space in place of their ampersand:
+AG News has all of them, and many of its entities have a space in place of their ampersand:
 `Bush #39;s`, `said  quot;yes quot;`, `AT amp;T`. What only looks like markup (`5 < 6 and 7 > 3`,
 `<AAPL.O>`, `R&D`) stays.
 """

@@ -141,7 +141,7 @@ def _has_header(table: Table, text_columns: Sequence[str], label_column: str | N
     lower = [cell.lower() for cell in first]
     if any(column.strip().lower() in lower and not column.isdecimal() for column in asked):
         return True
-    # The name of the first column may be missing: pandas writes its index so.
+    # The first column may lack a name: pandas writes its index that way.
     if any(len(cell) > _LONGEST_NAME for cell in first) or not all(first[1:]):
         return False
     if len(set(first)) < len(first):
@@ -190,7 +190,7 @@ def _guess_label(
     length = {j: sum(map(len, cells[j])) / len(sample) for j in columns}
     repeated = [j for j in columns if 2 <= values[j] <= max(2, len(sample) / 2)]
     if not needs_label:
-        # Texts to be classified need no class: only a column of few, short values can be one.
+        # Texts to be classified may have no class: only few, short values are taken for one.
         repeated = [j for j in repeated if length[j] <= _LONGEST_NAME and len(sample) >= 10]
         return min(repeated, key=lambda j: (values[j], length[j]), default=None)
     if repeated:

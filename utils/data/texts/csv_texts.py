@@ -16,7 +16,7 @@ from utils.errors import UserError
 
 CLASS_NAMES = "classes.txt"
 _PLAUSIBLE_CLASSES = 20  # more than these must be at most half as many as the texts
-VERSION = 2  # of reading and cleaning; part of every cache's key
+VERSION = 2  # of reading and cleaning; part of the cache's key
 
 
 def open_csv(request: TextRequest) -> TextSource:
@@ -127,8 +127,8 @@ def _class_names(path: Path, classes: list[str]) -> list[str] | None:
 def read_files(
     request: TextRequest, files: dict[str, Path], classes: tuple[str, ...] = ()
 ) -> dict[str, Samples]:
-    """The samples of each file, by role. Rows of other classes than `classes` are bad; empty: than
-    those of the training file."""
+    """The samples of each file, by role. `classes` are those that a row may have; empty: those of
+    the training file."""
     samples: dict[str, Samples] = {}
     for role, path in files.items():
         samples[role] = read_samples(

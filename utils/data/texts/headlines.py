@@ -24,7 +24,7 @@ from utils.data.texts.sources import (
 
 CLASSES = ["business", "science", "sports", "world"]
 TRAIN_PER_CLASS, TEST_PER_CLASS = 1000, 250
-VERSION = 1  # of the texts; part of every cache's key
+VERSION = 1  # of the texts; part of the cache's key
 _SEED = 20240301
 _STRAY_CLAUSES = 0.15  # fraction of clauses that quote a word from any pool
 
