@@ -1,4 +1,4 @@
-"""What a trained model says of texts that nobody has labelled: a CSV file with a row for each."""
+"""Writes what a trained model predicts for texts without a class, as a CSV file."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ from utils.inference.predict_pictures import quoted, safe_text
 from utils.training.objective import Precision
 from utils.weights.card import TextCard
 
-CHUNK = 8192  # texts that are encoded at a time, and sorted by length
+CHUNK = 8192  # texts that are encoded, and sorted by length, at a time
 
 
 def predict_texts(
@@ -32,21 +32,22 @@ def predict_texts(
     on_bad: str = "error",
     interrupted: Callable[[], bool] = lambda: False,
 ) -> int | None:
-    """Writes a row for each text of a file, in its order: the number of its line, the text as the
-    model reads it, the most probable class and the probability of every class (0 to 1).
+    """Writes `output_csv`, in UTF-8, with a row for each text of the file `path`, in its order: the
+    number of its line, the text as the model reads it, the most probable class, and the probability
+    of every class (0 to 1).
 
-    UTF-8; what a spreadsheet would take for a formula has an apostrophe before it. The file is
-    there when all is done, or not at all.
+    A cell that a spreadsheet would take for a formula gets an apostrophe before it. The output
+    appears only when it is complete.
 
     Args:
         model: on `device`; PackedTokens -> logits (n, classes).
-        path: .csv, .tsv, .jsonl, or .txt with a text a line (utils/data/texts/rows.py).
-        text_columns: None: guessed.
+        path: .csv, .tsv, .jsonl, or .txt with one text a line (utils/data/texts/rows.py).
+        text_columns: names or numbers (from 1); None: guessed.
         on_bad: "error" or "skip", for rows without a text.
-        interrupted: asked before every batch.
+        interrupted: called before every batch.
 
     Returns:
-        the number of texts; None when `interrupted()` turned true: no file is written then.
+        the number of texts; None if `interrupted()` became true, in which case no file is written.
 
     Raises:
         UserError: the file or a row of it cannot be used, or an answer is not a number.
@@ -71,11 +72,7 @@ def predict_texts(
                     tokens, offsets, np.zeros(len(chunk), np.int64), batch_size=batch_size,
                     device=device, max_len=card.max_len,
                 )  # fmt: skip
-                probabilities = np.empty((len(chunk), len(card.classes)), np.float32)
-                answers = _answers(model, loader, precision, interrupted)
-                if answers is None:
-                    raise _Interrupted
-                probabilities[loader.order(0)] = answers
+                probabilities = _probabilities(model, loader, precision, interrupted)
                 for (line, text), p in zip(chunk, probabilities, strict=True):
                     if np.isnan(p).any():
                         raise UserError(
@@ -92,17 +89,20 @@ def predict_texts(
 
 
 class _Interrupted(Exception):
-    """Leaves the blocks in which a file is being written."""
+    """Abandons the file that is being written."""
 
 
-def _answers(model, loader, precision: Precision, interrupted) -> np.ndarray | None:
-    """(texts, classes), probabilities in the loader's order."""
+def _probabilities(model, loader: TextLoader, precision: Precision, interrupted) -> np.ndarray:
+    """(texts, classes) float32, in the order of the texts, not of the loader."""
     parts = []
     with torch.inference_mode():
         for batch in loader.epoch():
             if interrupted():
-                return None
+                raise _Interrupted
             with precision.autocast():
                 logits = model(batch.inputs)
             parts.append(logits.float().softmax(1))
-    return torch.cat(parts).cpu().numpy()
+    found = torch.cat(parts).cpu().numpy()
+    probabilities = np.empty_like(found)
+    probabilities[loader.order(0)] = found
+    return probabilities

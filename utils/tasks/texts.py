@@ -1,6 +1,7 @@
-"""What the entry scripts for texts assemble alike: data set, tokens, loaders."""
+"""The task of texts: from settings to tokens and loaders."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -8,7 +9,9 @@ import torch
 from utils.data.texts.cache import load_tokenized
 from utils.data.texts.loader import TextLoader
 from utils.data.texts.rows import column_names
-from utils.data.texts.token_store import TokenSplit
+from utils.data.texts.sources import TextRequest
+from utils.data.texts.token_store import TokenizedData, TokenSplit
+from utils.data.texts.tokenizer_request import TokenizerRequest
 from utils.errors import UserError
 from utils.exchange import Exchange
 from utils.reporting.console import Console
@@ -23,7 +26,7 @@ from utils.weights.card import TextCard
 
 @dataclass(frozen=True)
 class TextTask(Task):
-    """Of texts."""
+    """A data set of texts, with its loaders."""
 
     SKIPPED = "skipped_rows"
 
@@ -39,36 +42,17 @@ def load_text_task(
     exchange: Exchange | None = None,
     micro_batches: int | None = None,
 ) -> TextTask:
-    """Loads the texts that the settings name, cut and encoded as they say.
+    """Loads, splits and encodes the texts that the settings name.
 
     Args:
-        tokenizer: the JSON of the one that the weights belong to; None: that of the settings.
-        exchange: of this process with the others of the run; None: it is alone.
-        micro_batches: of an optimizer step, where the settings do not say it.
+        tokenizer: JSON of the tokenizer that the weights were trained with; None: that of the
+            settings.
+        exchange: with the other ranks; None: there are none.
+        micro_batches: of all ranks in an optimizer step; None: as the settings say.
     """
     exchange = exchange or Exchange()
-    with exchange.in_turn():  # one downloads and encodes, the others map it in
-        data = load_tokenized(
-            settings.dataset,
-            data_dir=settings.data_dir,
-            cache_dir=settings.cache_dir,
-            train_file=settings.train_file,
-            test_file=settings.test_file,
-            val_file=settings.val_file,
-            text_columns=column_names(settings.text_columns),
-            label_column=settings.label_column,
-            on_bad=settings.on_bad,
-            clean=settings.clean_text,
-            test_fraction=settings.test_fraction,
-            val_fraction=settings.val_fraction,
-            subset=settings.subset,
-            seed=settings.seed,
-            tokenizer=settings.tokenizer,
-            vocab_size=settings.vocab_size,
-            lowercase=settings.lowercase,
-            max_tokens=MOST_TOKENS,
-            tokenizer_json=tokenizer,
-        )
+    with exchange.in_turn():  # one rank downloads and encodes, the others map in its files
+        data = _load_data(settings, tokenizer)
     for note in data.notes:
         console.say(note)
     card = TextCard(
@@ -103,6 +87,36 @@ def load_text_task(
     return TextTask(data, card, train, test, val)
 
 
+def _load_data(settings: TextSettings, tokenizer: str | None) -> TokenizedData:
+    return load_tokenized(
+        settings.dataset,
+        _text_request(settings),
+        TokenizerRequest(settings.tokenizer, settings.vocab_size, settings.lowercase, tokenizer),
+        cache_dir=settings.cache_dir,
+        val_fraction=settings.val_fraction,
+        subset=settings.subset,
+        seed=settings.seed,
+        max_tokens=MOST_TOKENS,
+    )
+
+
+def _text_request(settings: TextSettings) -> TextRequest:
+    def path(name: str | None) -> Path | None:
+        return None if name is None else Path(name)
+
+    return TextRequest(
+        data_dir=Path(settings.data_dir),
+        train_file=path(settings.train_file),
+        test_file=path(settings.test_file),
+        val_file=path(settings.val_file),
+        text_columns=tuple(column_names(settings.text_columns) or ()),
+        label_column=settings.label_column,
+        on_bad=settings.on_bad,
+        clean=settings.clean_text,
+        test_fraction=settings.test_fraction,
+    )
+
+
 def _loader(
     split: TokenSplit, settings: TextSettings, device: torch.device, exchange: Exchange, **options
 ):
@@ -112,15 +126,12 @@ def _loader(
     )  # fmt: skip
 
 
-# ---- for the way from settings to a model -------------------------------------------------------
-
-
 class Texts(Kind):
-    """Weights that are there already belong to their own tokenizer."""
+    """Texts, as a kind of task. Weights are used with the tokenizer that they were trained with."""
 
     card_class = TextCard
-    # oneDNN keeps what it compiles for each shape of a product in half precision, and batches of
-    # texts have thousands of shapes: gigabytes. It reads this at its first one.
+    # oneDNN caches compiled code for each shape of a matrix product in half precision, and batches
+    # of texts have thousands of shapes: gigabytes. It reads this variable at its first product.
     environment: ClassVar[dict[str, str]] = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
 
     def load_task(self, run, card, pretrained) -> TextTask:
@@ -137,7 +148,7 @@ class Texts(Kind):
 
 
 def check_belongs(settings, origin: dict, card: TextCard) -> None:
-    """UserError for a setting that weights trained with `card` do not fit."""
+    """UserError if a setting contradicts `card`, with which the weights were trained."""
     for name in ("tokenizer", "vocab_size", "lowercase"):
         if origin[name] != DEFAULT:
             raise UserError(

@@ -1,4 +1,4 @@
-"""What AG News carries is cleaned, and words stay."""
+"""Markup, links and broken entities, as AG News has them, are removed; words stay."""
 
 import csv
 import re
@@ -63,7 +63,7 @@ def test_examples(raw, clean):
         "grüße 中文 العربية 🙂",
     ],
 )
-def test_what_only_looks_like_it_stays(text):
+def test_what_only_looks_like_markup_stays(text):
     assert clean_text(text) == text
 
 
@@ -75,7 +75,7 @@ PIECES = [
 
 @settings(max_examples=400, deadline=None)
 @given(st.lists(st.sampled_from(PIECES), max_size=14).map("".join))
-def test_a_second_time_changes_nothing(text):
+def test_cleaning_a_second_time_changes_nothing(text):
     once = clean_text(text)
     assert clean_text(once) == once
     assert once == " ".join(once.split())
@@ -102,7 +102,7 @@ def test_no_word_is_lost(parts):
 
 @pytest.mark.parametrize("piece", ["<!--", "&amp;", "<a x=", "http://", "&#", "www.", " ", "<b "])
 def test_a_hostile_text_takes_no_longer_than_others(piece):
-    start = time.process_time()  # whatever else the machine does
+    start = time.process_time()  # CPU time: the machine may be busy
     clean_text(piece * 40_000)
     assert time.process_time() - start < 5  # some 0.05 s, and minutes if it were quadratic
 

@@ -1,19 +1,22 @@
-"""The built-in texts: the same everywhere, and worth learning."""
+"""The built-in texts: the same on every machine, and learnable."""
 
 from collections import Counter
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from utils.data.texts.headlines import CLASSES, POOLS, write_split
-from utils.data.texts.sources import load_text_data
+from utils.data.texts.sources import TextRequest, open_text_data
 from utils.errors import UserError
+
+NOWHERE = Path("nowhere")
 
 
 @pytest.fixture(scope="module")
 def headlines():
-    return load_text_data("headlines", data_dir="nowhere")
+    return open_text_data("headlines", TextRequest(NOWHERE)).load()
 
 
 def test_form(headlines):
@@ -27,7 +30,7 @@ def test_form(headlines):
 
 
 def test_the_same_texts_on_every_machine(headlines):
-    """Pinned: whoever changes the texts changes what a resumed run was trained on."""
+    """Pinned: other texts would change what a resumed run is trained on."""
     assert (
         headlines.fingerprint == "bd64b68d1376de810eb53e45c2da031a1b9af2be161326ed368970f266e46f11"
     )
@@ -55,7 +58,7 @@ def test_no_single_word_tells_the_class_but_a_few_do(headlines):
     often = table[table.sum(1) >= 20]
     assert (often.max(1) / often.sum(1)).max() < 0.7
 
-    # Naive Bayes: a good model needs no more than the words.
+    # Naive Bayes: the words are all that a good model needs.
     weights = np.log((table + 0.1) / (table.sum(0) + 0.1 * len(table)))
     place = {word: index for index, word in enumerate(vocabulary)}
     predicted = [
@@ -65,7 +68,7 @@ def test_no_single_word_tells_the_class_but_a_few_do(headlines):
     assert (np.array(predicted) == headlines.test.labels).mean() > 0.95
 
 
-def test_the_generator_decides():
+def test_the_generator_determines_the_texts():
     one, two = (write_split(3, np.random.default_rng(7)) for _ in range(2))
     assert one.texts == two.texts and one.labels.tolist() == two.labels.tolist()
     assert one.texts != write_split(3, np.random.default_rng(8)).texts
@@ -75,4 +78,4 @@ def test_the_generator_decides():
 def test_settings_without_effect_are_refused(flag):
     value = 0.1 if flag == "test_fraction" else "x.csv"
     with pytest.raises(UserError, match=f"--{flag} has no effect on --dataset headlines"):
-        load_text_data("headlines", data_dir="nowhere", **{flag: value})
+        open_text_data("headlines", TextRequest(NOWHERE, **{flag: value}))

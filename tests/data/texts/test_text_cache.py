@@ -1,11 +1,12 @@
-"""Token ids on disk: found again, rebuilt, whole whatever happens, and of the right texts."""
+"""The cache of token ids: found again, rebuilt, never half written, and of the right texts."""
 
 import contextlib
 import os
 import signal
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +15,16 @@ from small_disks import small_disk
 
 from utils.data.splits import stratified_split, stratified_subset
 from utils.data.texts import cache as text_cache
-from utils.data.texts import sources as texts
+from utils.data.texts import csv_texts, tokenizer_request
 from utils.data.texts.cache import load_tokenized
 from utils.data.texts.headlines import CLASSES, write_split
+from utils.data.texts.sources import TextRequest, open_text_data
 from utils.data.texts.tokenizer import encode, tokenizer_from_json, train_tokenizer
+from utils.data.texts.tokenizer_request import TokenizerRequest
 from utils.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[3]
+SMALL = TokenizerRequest(vocab_size=400)
 
 
 @pytest.fixture
@@ -36,30 +40,44 @@ def files(tmp_path):
     return tmp_path
 
 
-def load(folder, name="csv", **settings):
-    if name == "csv":
-        settings = {"train_file": folder / "train.csv", **settings}
-        if "test_fraction" not in settings:
-            settings = {"test_file": folder / "test.csv", **settings}
-    settings = {"cache_dir": folder / "cache", "vocab_size": 400, "progress": False, **settings}
-    return load_tokenized(name, data_dir=folder, **settings)
+OF_REQUEST = {field.name for field in fields(TextRequest)}
+
+
+def load(folder, dataset="csv", tokenizer=None, cache_dir=None, **settings):
+    """`settings` are those of a TextRequest and of `load_tokenized`."""
+    asked = {name: settings.pop(name) for name in OF_REQUEST & settings.keys()}
+    return load_tokenized(
+        dataset,
+        request(folder, **asked) if dataset == "csv" else TextRequest(folder),
+        tokenizer or SMALL,
+        cache_dir=cache_dir or folder / "cache",
+        progress=False,
+        **settings,
+    )
+
+
+def request(folder, **settings):
+    files = {"train_file": folder / "train.csv"}
+    if "test_fraction" not in settings:
+        files["test_file"] = folder / "test.csv"
+    return TextRequest(folder, **files | settings)
 
 
 def cached(folder):
-    return sorted(path for path in (folder / "cache").iterdir())
+    return sorted((folder / "cache").iterdir())
 
 
 @pytest.fixture
 def no_parsing(monkeypatch):
     def refuse():
-        monkeypatch.setattr(texts.TextSource, "load", None, raising=False)
-        for name in ("encode", "train_tokenizer"):
-            monkeypatch.setattr(text_cache, name, None)
+        monkeypatch.setattr(csv_texts, "read_samples", None)
+        monkeypatch.setattr(text_cache, "encode", None)
+        monkeypatch.setattr(tokenizer_request, "train_tokenizer", None)
 
     return refuse
 
 
-def same(one, two):
+def assert_same(one, two):
     for name in (
         "name", "classes", "tokenizer_json", "pad_id", "cls_id", "vocab_size", "fingerprint",
         "synthetic", "skipped", "notes",
@@ -73,9 +91,7 @@ def same(one, two):
 
 def test_the_ids_are_those_of_the_texts(files):
     data = load(files)
-    source = texts.load_text_data(
-        "csv", data_dir=files, train_file=files / "train.csv", test_file=files / "test.csv"
-    )
+    source = open_text_data("csv", request(files)).load()
     tokenizer = train_tokenizer(source.train.texts, vocab_size=400)
     assert data.tokenizer_json == tokenizer.to_str()
     for split, expected in ((data.train, source.train), (data.test, source.test)):
@@ -91,7 +107,7 @@ def test_second_load_parses_nothing(files, no_parsing):
     first = load(files, val_fraction=0.2)
     no_parsing()
     second = load(files, val_fraction=0.2)
-    same(first, second)
+    assert_same(first, second)
     for split in second.splits.values():
         assert isinstance(split.tokens, np.memmap) and not split.tokens.flags.writeable
     assert "mapped in" in second.source and "encoded into" in first.source
@@ -106,11 +122,9 @@ def test_the_tokenizer_sees_the_chosen_training_texts_alone(files, monkeypatch):
         seen.extend(texts)
         return train_tokenizer(texts, **settings)
 
-    monkeypatch.setattr(text_cache, "train_tokenizer", watch)
+    monkeypatch.setattr(tokenizer_request, "train_tokenizer", watch)
     data = load(files, val_fraction=0.25, subset=0.5, seed=3)
-    whole = texts.load_text_data(
-        "csv", data_dir=files, train_file=files / "train.csv", test_file=files / "test.csv"
-    ).train
+    whole = open_text_data("csv", request(files)).load().train
     chosen, held_out = stratified_split(whole.labels, 0.25, 3)
     chosen = chosen[stratified_subset(whole.labels[chosen], 0.5, 3)]
     assert seen == [whole.texts[i] for i in chosen] and len(seen) == 30
@@ -122,15 +136,15 @@ def test_the_tokenizer_sees_the_chosen_training_texts_alone(files, monkeypatch):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"tokenizer": "bpe"},
-        {"vocab_size": 350},
-        {"lowercase": False},
+        {"tokenizer": replace(SMALL, name="bpe")},
+        {"tokenizer": replace(SMALL, vocab_size=350)},
+        {"tokenizer": replace(SMALL, lowercase=False)},
         {"max_tokens": 16},
         {"clean": False},
         {"on_bad": "skip"},
         {"subset": 40},
         {"val_fraction": 0.1},
-        {"text_columns": ["2"]},
+        {"text_columns": ("2",)},
         {"label_column": "1"},
         {"test_fraction": 0.2},
         {"val_file": "test.csv"},
@@ -142,7 +156,7 @@ def test_each_setting_has_a_cache_of_its_own(files, settings):
         settings = {"val_file": files / "test.csv"}
     second = load(files, **settings)
     assert "encoded into" in second.source and len(cached(files)) == 2
-    same(second, load(files, **settings))
+    assert_same(second, load(files, **settings))
 
 
 @pytest.mark.parametrize("file", ["train.csv", "test.csv", "classes.txt"])
@@ -160,7 +174,7 @@ def test_the_seed_counts_only_where_something_is_drawn(files):
     assert "mapped in" in load(files, seed=2).source
     one, two = (load(files, seed=seed, val_fraction=0.25) for seed in (1, 2))
     assert one.fingerprint != two.fingerprint
-    load(files, seed=1, test_fraction=0.25)  # the test set is of no seed
+    load(files, seed=1, test_fraction=0.25)  # no seed changes the test set
     assert "mapped in" in load(files, seed=2, test_fraction=0.25).source
 
 
@@ -168,20 +182,20 @@ def test_a_published_tokenizer(files):
     (files / "mine").mkdir()
     path = files / "mine" / "tokenizer.json"
     path.write_text(train_tokenizer(["other texts altogether"], kind="bpe").to_str())
-    data = load(files, tokenizer=str(path))
-    assert "mapped in" in load(files, tokenizer=str(files / "mine")).source
+    data = load(files, tokenizer=TokenizerRequest(str(path)))
+    assert "mapped in" in load(files, tokenizer=TokenizerRequest(str(files / "mine"))).source
     assert data.tokenizer_json == path.read_text()
     path.write_text(train_tokenizer(["yet other texts"], kind="bpe").to_str())
-    assert "encoded into" in load(files, tokenizer=str(path)).source
+    assert "encoded into" in load(files, tokenizer=TokenizerRequest(str(path))).source
 
 
 def test_built_in_texts(tmp_path):
-    data = load(tmp_path, "headlines", vocab_size=1000)
+    data = load(tmp_path, "headlines", TokenizerRequest(vocab_size=1000))
     assert data.synthetic and len(data.train) == 4000 and len(data.test) == 1000
-    assert "mapped in" in load(tmp_path, "headlines", vocab_size=1000).source
+    assert "mapped in" in load(tmp_path, "headlines", TokenizerRequest(vocab_size=1000)).source
 
 
-def test_long_texts_are_said(files):
+def test_texts_that_are_cut_off_are_noted(files):
     data = load(files, max_tokens=16)
     assert data.train.lengths.max() == 16 and "cut off at 16 tokens" in data.notes[-1]
 
@@ -214,42 +228,31 @@ def test_damaged_cache_is_built_again(files, damage):
         (folder / "tokenizer.json").write_bytes(b"\xff")
     second = load(files)
     assert "encoded into" in second.source
-    same(second, load(files, cache_dir=files / "elsewhere"))
+    assert_same(second, load(files, cache_dir=files / "elsewhere"))
     assert second.fingerprint == first.fingerprint
     assert cached(files) == [folder] and "mapped in" in load(files).source
 
 
-def test_two_builders_at_once(files):
-    sets, errors = [], []
-
-    def build():
-        try:
-            sets.append(load(files))
-        except Exception as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=build) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors and len({data.fingerprint for data in sets}) == 1
-    assert len(cached(files)) == 1
+def test_builders_at_once(files):
+    with ThreadPoolExecutor(4) as pool:
+        sets = list(pool.map(load, [files] * 4))
+    assert len({data.fingerprint for data in sets}) == 1 and len(cached(files)) == 1
 
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from utils.data.texts import cache as text_cache
 from utils.data.texts import token_store
+from utils.data.texts.cache import load_tokenized
+from utils.data.texts.sources import TextRequest
+from utils.data.texts.tokenizer_request import TokenizerRequest
 def kill(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 setattr(token_store, sys.argv[1], kill)
 folder = Path(sys.argv[2])
-text_cache.load_tokenized(
-    "csv", data_dir=folder, cache_dir=folder / "cache", train_file=folder / "train.csv",
-    test_file=folder / "test.csv", vocab_size=400, progress=False,
-)
+files = TextRequest(folder, train_file=folder / "train.csv", test_file=folder / "test.csv")
+tokenizer = TokenizerRequest(vocab_size=400)
+load_tokenized("csv", files, tokenizer, cache_dir=folder / "cache", progress=False)
 """
 
 
@@ -284,15 +287,15 @@ def test_a_disk_that_is_full_or_read_only(files, disk):
 @pytest.mark.parametrize(
     ("settings", "part"),
     [
-        ({"tokenizer": "words"}, "wordpiece, bpe, unigram, or the path"),
-        ({"tokenizer": "gone.json"}, "gone.json is not there"),
-        ({"vocab_size": 5}, "--vocab_size"),
+        ({"tokenizer": TokenizerRequest("words")}, "wordpiece, bpe, unigram, or the path"),
+        ({"tokenizer": TokenizerRequest("gone.json")}, "gone.json is not there"),
+        ({"tokenizer": TokenizerRequest(vocab_size=5)}, "--vocab_size"),
         ({"val_fraction": 1.0}, "--val_fraction"),
-        ({"val_fraction": 0.1, "val_file": "train2.csv"}, "--val_fraction has no effect"),
+        ({"val_fraction": 0.1, "val_file": Path("train2.csv")}, "--val_fraction has no effect"),
         ({"subset": 0.001}, "--subset"),
         ({"subset": 10.5}, "whole number"),
         ({"max_tokens": 1}, "room for 2 tokens"),
-        ({"test_file": "gone.csv"}, "gone.csv is not there"),
+        ({"test_file": Path("gone.csv")}, "gone.csv is not there"),
     ],
 )
 def test_settings_that_are_refused(files, settings, part):
@@ -305,11 +308,11 @@ def test_settings_that_are_refused(files, settings, part):
 
 @pytest.mark.real_data
 def test_real_texts(real_texts, tmp_path, no_parsing):
-    settings = {"cache_dir": tmp_path, "vocab_size": 8000, "val_fraction": 0.1}
-    first = load(real_texts, "ag_news", **settings)
+    settings = {"cache_dir": tmp_path, "val_fraction": 0.1}
+    first = load(real_texts, "ag_news", TokenizerRequest(vocab_size=8000), **settings)
     no_parsing()
-    data = load(real_texts, "ag_news", **settings)
-    same(first, data)
+    data = load(real_texts, "ag_news", TokenizerRequest(vocab_size=8000), **settings)
+    assert_same(first, data)
     assert data.vocab_size == 8000 and len(data.test) == 7600
     unknown = np.mean(np.asarray(data.test.tokens) == 1)
     assert unknown < 1e-3 and 20 < data.test.lengths.mean() < 80

@@ -1,4 +1,4 @@
-"""Which columns are text and class, and whether there is a header: asked, and guessed."""
+"""Which columns are text and class, and whether there is a header: as named, and as guessed."""
 
 import csv
 import json
@@ -31,7 +31,7 @@ def columns(table, texts=(), label=None, **given):
 
 
 def rows(form, n=20, seed=0):
-    """`n` rows from a form such as "class title text id": columns of that kind."""
+    """`n` rows with columns of the kinds in `form`, such as "class title text id"."""
     rng = np.random.default_rng(seed)
     kinds = {
         "class": lambda i: str(1 + i % 4),
@@ -79,7 +79,7 @@ def test_guesses_by_content(table, form, expected, header):
     ],
 )
 def test_guesses_by_name(table, header, expected):
-    """Two rows whose content says nothing."""
+    """The content of the rows tells nothing."""
     data = [header, ["a b"] * len(header), ["c d"] * len(header)]
     assert columns(table(data)) == (*expected, True)
 
@@ -94,12 +94,12 @@ def test_names_of_json_lines(table):
 def test_a_file_without_header_keeps_its_first_row(table):
     for form in ("class text", "name text", "text name"):
         assert not choose_columns(table(rows(form)), [], None).header
-    # The class of the first row stands there once, as others do.
+    # The class of the first row occurs once, but it is not the only one that does.
     data = [["rare", "only once here"], *rows("name text"), ["scarce", "once as well"]]
     assert not choose_columns(table(data), [], None).header
 
 
-def test_what_is_asked_for(table):
+def test_columns_that_the_user_names(table):
     named = table([["a", "Title", "b"], *rows("class title text")])
     assert columns(named, ["b", "Title"], "a") == (0, [2, 1], True)
     assert columns(named, ["title"], "1") == (0, [1], True)

@@ -1,5 +1,6 @@
-"""Files of rows: what is read, what is refused, and that no bytes whatever end in a traceback."""
+"""Files of rows: what is read, what is refused; no bytes may lead to a traceback."""
 
+import csv
 import gzip
 import json
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from utils.data.texts.files import read_table
 from utils.data.texts.rows import read_samples, read_texts
-from utils.data.texts.sources import load_text_data
+from utils.data.texts.sources import TextRequest, open_text_data
 from utils.errors import UserError
 
 
@@ -69,7 +70,7 @@ def test_tsv_and_json_lines(write):
     assert samples(write(packed, "x.csv.gz")) == GOOD
 
 
-def test_quotes_and_line_ends_within(write):
+def test_quotes_and_line_ends_within_a_cell(write):
     content = '1,"say ""yes"", or\r\nno"\n\n2,"a\nb\nc"\n1,ünï 中文 🙂\n'
     found = samples(write(content), clean=False)
     assert found == [(1, "1", 'say "yes", or\r\nno'), (4, "2", "a\nb\nc"), (7, "1", "ünï 中文 🙂")]
@@ -107,7 +108,7 @@ def test_a_bad_row_is_named_or_skipped(write, row, problem):
     row = row if isinstance(row, bytes) else row.encode()
     content = b'1,one text\n\n2,"two\nlines"\n' + row + b"\n1,the last\n2,very last\n"
     path = write(content)
-    refused(path, f"line 5 {problem}", "or --on_bad skip", classes=["1", "2"])
+    refused(path, f"line 5 {problem}", "or use --on_bad skip", classes=["1", "2"])
     found = read_samples(path, on_bad="skip", classes=["1", "2"])
     assert found.lines == [1, 3, 6, 7] and [line for line, _ in found.problems] == [5]
 
@@ -134,7 +135,7 @@ def test_bad_json_lines(write, line, problem):
 
 
 def test_many_quotes_that_are_never_closed(write):
-    """Each one could make a row of all the rest."""
+    """Each could turn the rest of the file into one row."""
     content = "1,a b\n" + '1,"x ""y\n' * 3000 + "2,c d\n"
     found = read_samples(write(content), on_bad="skip")
     assert found.texts[0] == "a b" and found.problems
@@ -149,11 +150,11 @@ def test_many_quotes_that_are_never_closed(write):
         ("1,a b\n", "x.xlsx", "must end in .csv"),
         ("1,a b\n", "x", "must end in .csv"),
         ("1,a b\n", "x.txt", "must be .csv, .tsv or .jsonl"),
-        (bytes(range(256)) * 10, "x.csv", "is no UTF-8 text"),
-        (b"PK\x03\x04 and so on", "x.csv", "is no UTF-8 text"),
+        (bytes(range(256)) * 10, "x.csv", "is not UTF-8 text"),
+        (b"PK\x03\x04 and so on", "x.csv", "is not UTF-8 text"),
         ("привет мир\n".encode("cp1251") * 9, "x.csv", "iconv"),
-        (b"no gzip", "x.csv.gz", "no whole gzip file"),
-        (gzip.compress(b"1,a b\n" * 100, mtime=0)[:-9], "x.csv.gz", "no whole gzip file"),
+        (b"no gzip", "x.csv.gz", "not a whole gzip file"),
+        (gzip.compress(b"1,a b\n" * 100, mtime=0)[:-9], "x.csv.gz", "not a whole gzip file"),
         ("alone\nand again\n", "x.csv", "1 column(s)"),
         ("text,label\n", "x.csv", "no row that can be used"),
         ('"\n', "x.csv", "no row can be used"),
@@ -165,7 +166,7 @@ def test_files_that_cannot_be_used(write, content, name, part):
         refused(write(content, name), part, on_bad=on_bad)
 
 
-def test_what_is_no_file(tmp_path):
+def test_paths_that_are_no_files(tmp_path):
     (tmp_path / "folder.csv").mkdir()
     refused(tmp_path / "folder.csv", "is a folder")
     refused(tmp_path / "gone.csv", "is not there")
@@ -212,15 +213,17 @@ PIECES = [
     st.one_of(st.binary(max_size=60), st.lists(st.sampled_from(PIECES), max_size=25).map(b"".join)),
     st.sampled_from(["x.csv", "x.tsv", "x.jsonl", "x.txt", "x.csv.gz"]),
     st.sampled_from(["error", "skip"]),
-    st.sampled_from([None, ["text"], ["2"], ["1", "3"]]),
+    st.sampled_from([(), ("text",), ("2",), ("1", "3")]),
     st.booleans(),
 )
 def test_any_bytes(tmp_path_factory, content, name, on_bad, columns, packed):
     path = tmp_path_factory.getbasetemp() / name
     path.write_bytes(gzip.compress(content) if packed and name.endswith("gz") else content)
-    given = {"text_columns": columns, "on_bad": on_bad}
     try:
-        data = load_text_data("csv", data_dir=".", train_file=path, test_fraction=0.5, **given)
+        request = TextRequest(
+            path.parent, train_file=path, test_fraction=0.5, text_columns=columns, on_bad=on_bad
+        )
+        data = open_text_data("csv", request).load()
         assert len(data.classes) >= 2 and len(data.train) and len(data.test)
         assert all(text and text.encode() for text in data.train.texts)
         assert set(np.unique(data.train.labels)) == set(range(len(data.classes)))
@@ -230,7 +233,7 @@ def test_any_bytes(tmp_path_factory, content, name, on_bad, columns, packed):
     except UserError as error:
         assert "\n" not in str(error) and "\r" not in str(error)
     try:
-        for line, text in read_texts(path, columns or (), on_bad):
+        for line, text in read_texts(path, columns, on_bad):
             assert line >= 1 and text.encode()
     except UserError as error:
         assert "\n" not in str(error)
@@ -247,8 +250,6 @@ def test_any_bytes(tmp_path_factory, content, name, on_bad, columns, packed):
     )
 )
 def test_what_a_csv_writer_writes_comes_back(tmp_path_factory, rows):
-    import csv
-
     path = tmp_path_factory.getbasetemp() / "written.csv"
     with open(path, "w", encoding="utf-8", newline="") as file:
         csv.writer(file, quoting=csv.QUOTE_ALL).writerows([("label", "text"), *rows])

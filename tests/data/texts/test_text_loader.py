@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 
 def texts(n, longest=30, seed=0):
-    """(tokens, offsets): the first token of a text is its number, the second (if any) its own."""
+    """(tokens, offsets) of n texts: the first token of a text is its number, the rest is random."""
     rng = np.random.default_rng(seed)
     lengths = np.minimum(rng.lognormal(1.5, 0.8, n).astype(np.int64) + 1, longest)
     offsets = np.append(0, np.cumsum(lengths))
@@ -26,7 +26,7 @@ def texts(n, longest=30, seed=0):
 
 
 def make_loader(n, batch_size=4, accumulation=1, *, data=None, **settings):
-    """Labels are positions, so that the targets of a batch tell its samples."""
+    """Labels are the numbers of the texts, so that the targets of a batch tell which it holds."""
     tokens, offsets = data or texts(n)
     settings = {"shuffle": True, "seed": 3, "max_len": 12, "bucket_batches": 10} | settings
     return TextLoader(
@@ -51,7 +51,7 @@ def steps_of(batches) -> list[list]:
 
 
 def check_texts(batch, tokens, offsets, max_len):
-    """Its inputs are the texts that its targets name."""
+    """The inputs of a batch are the texts that its targets name."""
     inputs = batch.inputs
     assert inputs.samples == len(batch.targets)
     assert inputs.borders.tolist() == inputs.offsets.tolist()
@@ -70,7 +70,7 @@ def check_texts(batch, tokens, offsets, max_len):
 
 
 def same(one, other) -> bool:
-    """Two batches of the same texts, mixed alike."""
+    """Whether two batches are of the same texts, mixed alike."""
     pairs = list(zip(one.tensors(), other.tensors(), strict=True))
     alike = one.inputs.longest == other.inputs.longest and one[2:4] == other[2:4]
     return alike and all(torch.equal(a, b) for a, b in pairs)
@@ -107,15 +107,6 @@ def test_batches_hold_the_texts_cut_to_max_len(tmp_path):
             assert batch.inputs.ids.dtype == batch.inputs.place.dtype == torch.int64
             assert batch.inputs.offsets.dtype == torch.int32
             check_texts(batch, data[0], offsets, 12)
-
-
-def test_rows_are_visited_as_a_copy_of_them_would_be():
-    (tokens, offsets), rows = texts(40), np.random.default_rng(0).permutation(40)[:21]
-    parts = [tokens[offsets[row] : offsets[row + 1]] for row in rows]
-    copied = np.concatenate(parts), np.append(0, np.cumsum([len(part) for part in parts]))
-    of_rows = make_loader(21, data=(tokens, offsets), rows=rows)
-    for ours, expected in zip(of_rows.epoch(2), make_loader(21, data=copied).epoch(2), strict=True):
-        assert same(ours, expected)
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 9, 100])
@@ -177,16 +168,16 @@ def test_accumulation_trains_on_what_the_large_batch_has(n, batch_size, accumula
 
 
 def test_the_texts_of_a_step_are_of_similar_lengths():
-    """Little padding, and yet other texts meet, in another order, every epoch."""
+    """There would be little padding, and yet every epoch has other steps, in another order."""
     data = texts(8000, longest=200)
-    plain = make_loader(8000, 32, data=data, max_len=200, bucket_batches=1)  # steps at random
+    plain = make_loader(8000, 32, data=data, max_len=200, bucket_batches=1)  # steps of random texts
     loader = make_loader(8000, 32, data=data, max_len=200, bucket_batches=60)
     assert plain.padding() > 0.7 and loader.padding() < 0.12
     measured = [loader.lengths[batch.targets.numpy()] for batch in loader.epoch(0)]
     total = sum(len(lengths) * lengths.max() for lengths in measured)
     assert loader.padding() == pytest.approx(1 - loader.lengths.sum() / total)
     means = np.array([lengths.mean() for lengths in measured])
-    assert abs(np.corrcoef(means[:-1], means[1:])[0, 1]) < 0.3  # steps come in no order
+    assert abs(np.corrcoef(means[:-1], means[1:])[0, 1]) < 0.3  # the steps are shuffled
     for lengths in (each for each in measured if np.ptp(each) > 1):
         assert not (np.diff(lengths) >= 0).all() and not (np.diff(lengths) <= 0).all()
     first = {frozenset(visited([batch])) for batch in loader.epoch(0)}
@@ -195,13 +186,13 @@ def test_the_texts_of_a_step_are_of_similar_lengths():
 
 
 def test_the_texts_that_are_left_over_are_of_all_lengths():
-    """The last, smaller step of an epoch."""
+    """They make up the last, smaller step of an epoch."""
     loader = make_loader(407, 10)
     lengths = [loader.lengths[loader.order(epoch)[400:]] for epoch in range(100)]
     assert np.mean(lengths) == pytest.approx(loader.lengths.mean(), rel=0.1)
 
 
-# ---- steps of so many tokens ----------------------------------------------------------------
+# ---- steps of equally many tokens -----------------------------------------------------------
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
@@ -238,7 +229,7 @@ def test_micro_batches_of_tokens_hold_whole_blocks_of_the_mixing():
             assert sorted(batch.mixing.partner.tolist()) == list(range(n))
 
 
-def test_tokens_that_no_text_fits_in_are_refused():
+def test_fewer_batch_tokens_than_a_text_has_are_refused():
     with pytest.raises(UserError, match="--batch_tokens 2 is less than a text has"):
         make_loader(50, batch_tokens=2)
 
@@ -254,7 +245,7 @@ def test_borders_leave_no_step_empty(lengths, steps):
     assert np.diff(borders).min() >= (2 if 2 * steps <= len(lengths) else 1)
 
 
-# ---- what goes with them --------------------------------------------------------------------
+# ---- mixing, and what a batch is made of ----------------------------------------------------
 
 
 @pytest.mark.parametrize("batch_tokens", [None, 60])
@@ -311,7 +302,7 @@ def test_the_first_texts_of_a_batch():
         assert torch.equal(part.place, whole.place[:tokens])
 
 
-def test_a_batch_is_made_without_a_loop():
+def test_a_batch_is_made_without_a_loop_over_texts():
     """As many lines of Python for 256 texts as for 16."""
 
     def lines_of(texts: int) -> int:

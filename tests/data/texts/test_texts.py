@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from utils.data.texts import ag_news
-from utils.data.texts.sources import TEXT_DATASETS, load_text_data
+from utils.data.texts.sources import TEXT_DATASETS, TextRequest, open_text_data
 from utils.errors import UserError
 
 WORDS = ["alpha", "beta", "gamma", "delta"]
@@ -26,7 +26,7 @@ def write(path, labels, header=None):
 
 
 def load(folder, name="csv", **settings):
-    return load_text_data(name, data_dir=folder, **settings)
+    return open_text_data(name, TextRequest(folder, **settings)).load()
 
 
 def refused(folder, *parts, **settings):
@@ -70,7 +70,7 @@ def test_numbers_are_sorted_as_numbers_and_take_the_names_beside_them(tmp_path):
     assert load(tmp_path, train_file=zero, test_fraction=0.5).classes == ["too", "few"]
 
 
-def test_a_share_becomes_the_test_set(tmp_path):
+def test_a_fraction_becomes_the_test_set(tmp_path):
     train = write(tmp_path / "train.csv", ["a"] * 60 + ["b"] * 20)
     data = load(tmp_path, train_file=train, test_fraction=0.25)
     assert np.bincount(data.train.labels).tolist() == [45, 15]
@@ -98,7 +98,7 @@ def test_what_is_refused(tmp_path):
     refused(tmp_path, "--test_fraction has no", train_file=train, test_file=one, test_fraction=0.1)
     refused(tmp_path, "--test_file is the training file", train_file=train, test_file=train)
     refused(tmp_path, "gone.csv is not there", train_file=train, test_file=tmp_path / "gone.csv")
-    refused(tmp_path, "one class only, 'a'", train_file=one, test_fraction=0.5)
+    refused(tmp_path, "only one class, 'a'", train_file=one, test_fraction=0.5)
     many = write(tmp_path / "many.csv", [f"class{i}" for i in range(30)])
     refused(tmp_path, "30 classes for 30", train_file=many, test_fraction=0.5, label_column="1")
     refused(tmp_path, "between 0 and 1", train_file=train, test_fraction=1.0)
@@ -123,7 +123,7 @@ def test_joined_files_and_texts_in_both(tmp_path):
 
 @pytest.fixture
 def published(tmp_path, monkeypatch):
-    """A small AG News, as if it were the published one."""
+    """A small AG News that passes for the published one."""
     folder = tmp_path / "published"
     write(folder / "train.csv", "12341234")
     with open(folder / "test.csv", "w", encoding="utf-8") as file:
@@ -134,7 +134,7 @@ def published(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("below", [".", "ag_news_csv"])
-def test_ag_news_where_it_lies(published, tmp_path, no_network, below):
+def test_ag_news_is_found_in_either_folder(published, tmp_path, no_network, below):
     folder = tmp_path / "data"
     (folder / below).mkdir(parents=True)
     for path in published.iterdir():
@@ -169,7 +169,7 @@ def test_ag_news_without_network(tmp_path, no_network):
     refused(tmp_path, "--test_file has no effect", name="ag_news", test_file="x.csv")
 
 
-def test_ag_news_of_a_fifth_class(published, no_network):
+def test_ag_news_with_a_fifth_class(published, no_network):
     write(published / "train.csv", "12345")
     refused(published, "train.csv: line 5 has the class '5'", name="ag_news")
 
@@ -180,5 +180,5 @@ def test_real_ag_news(real_texts, no_network):
     assert data.classes == ["World", "Sports", "Business", "Sci/Tech"] and data.skipped == 0
     assert len(data.test) == 7600 and np.bincount(data.test.labels).tolist() == [1900] * 4
     assert len(data.train) > 10_000 and all(data.train.texts)
-    # The class is in column 1 of each, and the columns of text differ.
+    # The class is in column 1 of each file; the columns of text may differ.
     assert all("class in column 1" in note for note in data.notes[:2])

@@ -1,4 +1,4 @@
-"""Tokenizers: the same from the same texts, in every process; published ones; ids of texts."""
+"""Tokenizers: trained alike in every process, or published; the ids that they give texts."""
 
 import hashlib
 import subprocess
@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from utils.data.texts import tokenizer as module
+from utils.data.texts import tokenizer as tokenizer_module
 from utils.data.texts.headlines import write_split
 from utils.data.texts.tokenizer import (
     KINDS,
@@ -56,7 +56,7 @@ def test_form(trained, texts, kind):
     assert (tokens[offsets[:-1]] == 2).all() and tokens.max() < vocabulary_size(tokenizer)
     inner = np.delete(tokens, offsets[:-1])
     assert not np.isin(inner, [0, 1, 2, 3]).any()
-    # Other programs that read the JSON make the same ids of it.
+    # Other programs that read the JSON get the same ids.
     again = Tokenizer.from_str(tokenizer.to_str())
     assert again.encode(texts[3]).ids == samples(tokens, offsets)[3]
     assert again.decode(again.encode("The new chip").ids).strip().lower() == "the new chip"
@@ -76,7 +76,7 @@ for kind in KINDS:
 
 @pytest.mark.parametrize("threads", ["true", "false"])
 def test_every_process_trains_the_same(trained, threads):
-    """The library's hash tables have another order in each."""
+    """Although the order of the library's hash tables differs from process to process."""
     result = subprocess.run(
         [sys.executable, "-c", TRAIN],
         cwd=ROOT,
@@ -129,7 +129,7 @@ def test_long_texts_are_cut(trained, texts):
 
 def test_chunks_make_no_difference(trained, texts, monkeypatch):
     whole = encode(trained["bpe"], texts)
-    monkeypatch.setattr(module, "_CHUNK", 7)
+    monkeypatch.setattr(tokenizer_module, "CHUNK", 7)
     for one, two in zip(whole, encode(trained["bpe"], texts), strict=True):
         assert np.array_equal(one, two)
     tokens, offsets = encode(trained["bpe"], [])
@@ -153,7 +153,7 @@ def test_a_large_vocabulary_takes_more_bits():
 
 
 def test_a_published_tokenizer(tmp_path):
-    """As RoBERTa's: other names, a template, truncation and padding of its own."""
+    """Like RoBERTa's: other special tokens, and its own template, truncation and padding."""
     vocabulary = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "good": 4, "news": 5}
     published = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     published.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -189,7 +189,7 @@ def refused(path, *parts):
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"\xff\xfe", b"text", b"[" * 10_000])
 def test_files_that_are_no_tokenizer(tmp_path, content):
     (tmp_path / "x.json").write_bytes(content)
-    refused(tmp_path / "x.json", "is no tokenizer", "--tokenizer")
+    refused(tmp_path / "x.json", "is not a tokenizer", "--tokenizer")
     refused(tmp_path / "gone.json", "is not there")
     refused(tmp_path, "is not there")
 

@@ -1,8 +1,8 @@
 """Cleans text that was scraped from the web: entities, markup, links, stray backslashes.
 
-AG News carries all of them, and its entities have lost their ampersand, a space standing in its
-place: `Bush #39;s`, `said  quot;yes quot;`, `AT amp;T`. What looks like markup but is none
-(`5 < 6 and 7 > 3`, `<AAPL.O>`, `R&D`) stays.
+AG News has all of them, and many of its entities have a space in place of their ampersand:
+`Bush #39;s`, `said  quot;yes quot;`, `AT amp;T`. What only looks like markup (`5 < 6 and 7 > 3`,
+`<AAPL.O>`, `R&D`) stays.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ import html
 import re
 from html.entities import html5
 
-# One pass can bring the next thing to light (`&amp;lt;b&amp;gt;` -> `&lt;b&gt;` -> `<b>`). Each
-# pass that changes anything shortens the text or leaves fewer backslashes, so this is the most
-# that a hostile text can cost.
+# One pass can uncover what the next has to clean (`&amp;lt;b&amp;gt;` -> `&lt;b&gt;` -> `<b>`).
+# The limit is for hostile texts, which could ask for thousands.
 _PASSES = 20
 
-# Names that are known without their ampersand: no English word among them.
+# Entities that are recognised without their ampersand; none is a common English word.
 _BROKEN = "quot|amp|lt|gt|nbsp|apos|hellip|mdash|ndash|lsquo|rsquo|ldquo|rdquo"
 _ENTITY = re.compile(
     r"&(#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[a-zA-Z][a-zA-Z0-9]{1,31});"
@@ -29,7 +28,7 @@ _TAGS = (
     "link|map|meta|nobr|object|ol|option|p|param|pre|script|section|small|span|strike|strong|"
     "style|sub|sup|table|tbody|td|th|thead|tr|tt|u|ul|wbr"
 )
-# A tag has attributes that begin `name=`: `<b and c>` is none.
+# Attributes of a tag must begin with `name=`, so that `<b and c>` is not taken for one.
 _MARKUP = re.compile(
     rf"</?(?:{_TAGS})\s*/?>|<(?:{_TAGS})\s+[\w:-]{{1,40}}\s*=[^<>]*>|<!--[^<>]*-->",
     re.IGNORECASE,
@@ -42,10 +41,11 @@ _QUOTES = '"\N{RIGHT DOUBLE QUOTATION MARK}'
 
 
 def clean_text(text: str) -> str:
-    """The text without markup and links, entities written out, on one line.
+    """The text without markup and links, with entities decoded, on one line.
 
-    Backslashes (AG News has them for line ends) and control characters become spaces, and runs
-    of white space one space. Cleaning a second time changes nothing. The result may be empty.
+    Backslashes (AG News has them in place of line ends) and control characters become spaces, and
+    each run of white space becomes one space. Cleaning a second time changes nothing. The result
+    may be empty.
     """
     for _ in range(_PASSES):
         before = text
@@ -63,10 +63,10 @@ def clean_text(text: str) -> str:
 
 
 def _character(match: re.Match) -> str:
-    """What an entity stands for; one that nobody knows stays as it is.
+    """What an entity stands for; an unknown entity stays as it is.
 
-    One space before an entity without its ampersand may be the ampersand's place: it goes where
-    the character belongs to the word before it.
+    A space before an entity that lacks its ampersand may stand in for the ampersand. Of two spaces
+    one is dropped; a single one is dropped if the character belongs to the word before it.
     """
     whole, spaces, broken, follower = match.groups()
     if whole is not None:

@@ -1,7 +1,7 @@
-"""Which columns of a table hold the text and the class, and whether it begins with a header.
+"""Finds which columns of a table hold the text and the class, and whether it begins with a header.
 
-What the user does not say is guessed, for each file by itself, first by the columns' names and
-then by what is in them; `Columns.note` says the guess in one line.
+What the user does not specify is guessed, for each file by itself, first from the columns' names
+and then from their content; `Columns.note` states the guess in one line.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from utils.data.texts.files import Row, Table
 from utils.errors import UserError
 
-# The first that a header has is the class; all of the second kind that it has are the text.
+# The first of LABEL_NAMES that a header has is the class; all of TEXT_NAMES in it are text.
 LABEL_NAMES = (
     "label", "labels", "class", "class index", "category", "target", "sentiment", "topic",
     "polarity", "intent", "stars", "rating", "class name", "label text", "gold label", "y",
@@ -24,13 +24,13 @@ TEXT_NAMES = (
     "document", "article", "abstract", "news", "subject", "short description", "utterance",
     "sentence1", "sentence2", "premise", "hypothesis",
 )  # fmt: skip
-_SAMPLE_ROWS = 2000
+_SAMPLE_ROWS = 2000  # that guesses look at
 _LONGEST_NAME = 40  # characters of a column's name
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns are counted from 0. `label` is None where the table has no class."""
+    """Columns are counted from 0. `label` is None if the table has no class."""
 
     texts: list[int]
     label: int | None
@@ -51,11 +51,11 @@ def choose_columns(
     Args:
         text_columns: names of columns, or their numbers from 1; empty: guessed.
         label_column: likewise; None: guessed.
-        classes: those of the training data, where they are known.
-        needs_label: a table without class is an error.
+        classes: names of the classes in the training data, if they are known.
+        needs_label: whether a table without a class is an error.
 
     Raises:
-        UserError: a column is not there, or the table has too few.
+        UserError: a column is missing, or the table has too few.
     """
     header = _has_header(table, text_columns, label_column)
     names = table.names
@@ -76,27 +76,34 @@ def choose_columns(
         label = _guess_label(sample, rest, plain, classes, needs_label)
     if label is None and needs_label:
         raise UserError(
-            f"{table.path} has {table.columns} column(s), where a text and its class are needed: "
-            "add the missing one, or name them with --text_columns and --label_column"
+            f"{table.path} has {table.columns} column(s), but a text and its class are needed: "
+            "add the missing one, or name both with --text_columns and --label_column"
         )
     if not texts:
         texts = _guess_texts(sample, [column for column in rest if column != label], plain)
     if not texts:
         raise UserError(f"{table.path} has no column with text: name it with --text_columns")
 
-    note = None
-    if table.names is None or not text_columns or label_column is None:
-        plural = "s" if len(texts) > 1 else ""
-        where = f"text in column{plural} {_say(texts, names)}"
-        if label is not None:
-            where = f"class in column {_say([label], names)}, {where}"
-        first = ""
-        if table.names is None:
-            first = ", below a header row" if header else ", no header row"
-        note = f"{table.path.name}: {where}{first}"
-        if table.delimiter not in ",\t":
-            note += f", columns divided by {table.delimiter!r}"
+    guessed = table.names is None or not text_columns or label_column is None
+    note = _note(table, names, texts, label, header) if guessed else None
     return Columns(texts, label, header, note)
+
+
+def _note(
+    table: Table, names: list[str] | None, texts: list[int], label: int | None, header: bool
+) -> str:
+    """What the columns are taken for, in one line."""
+    plural = "s" if len(texts) > 1 else ""
+    where = f"text in column{plural} {_say(texts, names)}"
+    if label is not None:
+        where = f"class in column {_say([label], names)}, {where}"
+    first = ""
+    if table.names is None:
+        first = ", below a header row" if header else ", no header row"
+    note = f"{table.path.name}: {where}{first}"
+    if table.delimiter not in ",\t":
+        note += f", columns divided by {table.delimiter!r}"
+    return note
 
 
 def _say(columns: list[int], names: list[str] | None) -> str:
@@ -106,7 +113,7 @@ def _say(columns: list[int], names: list[str] | None) -> str:
 
 
 def _find(table: Table, names: list[str] | None, column: str, flag: str) -> int:
-    """By exact name, by name in any case, by number from 1."""
+    """The index of `column`, given by exact name, by name in any case, or by number from 1."""
     names = names or []
     lower = [name.lower() for name in names]
     if column in names:
@@ -134,13 +141,13 @@ def _has_header(table: Table, text_columns: Sequence[str], label_column: str | N
     lower = [cell.lower() for cell in first]
     if any(column.strip().lower() in lower and not column.isdecimal() for column in asked):
         return True
-    # A first column without a name is the index that pandas writes.
+    # The first column may lack a name: pandas writes its index that way.
     if any(len(cell) > _LONGEST_NAME for cell in first) or not all(first[1:]):
         return False
     if len(set(first)) < len(first):
         return False
     others = [row.cells for row in rows[1 : _SAMPLE_ROWS + 1] if row.problem is None]
-    others = [cells for cells in others if cells != rows[0].cells]  # the header of joined files
+    others = [cells for cells in others if cells != rows[0].cells]  # joined files repeat the header
     values = [Counter(cells[j].strip() for cells in others) for j in range(len(first))]
     new = [name not in below for name, below in zip(first, values, strict=True)]
     for name, below, is_new in zip(first, values, new, strict=True):
@@ -148,7 +155,7 @@ def _has_header(table: Table, text_columns: Sequence[str], label_column: str | N
             return True
         if is_new and others and not _is_number(name) and all(map(_is_number, below)):
             return True
-        # A class that stands there once, where all others come again and again.
+        # A column of few values, all of which repeat but that of the first row.
         if all(new) and len(others) >= 10 and len(below) <= len(others) / 5:
             return min(below.values()) > 1
     return False
@@ -165,7 +172,7 @@ def _guess_label(
     classes: Collection[str],
     needs_label: bool,
 ) -> int | None:
-    """By name; else the column that holds known classes; else the one of the fewest values."""
+    """The class, by name; else the column that holds known classes; else that of fewest values."""
     for name in LABEL_NAMES:
         for column in columns:
             if names and names[column] == name:
@@ -183,7 +190,7 @@ def _guess_label(
     length = {j: sum(map(len, cells[j])) / len(sample) for j in columns}
     repeated = [j for j in columns if 2 <= values[j] <= max(2, len(sample) / 2)]
     if not needs_label:
-        # Texts to be classified: few and short values, or there is no class.
+        # Texts to be classified may have no class: only few, short values are taken for one.
         repeated = [j for j in repeated if length[j] <= _LONGEST_NAME and len(sample) >= 10]
         return min(repeated, key=lambda j: (values[j], length[j]), default=None)
     if repeated:
@@ -192,7 +199,7 @@ def _guess_label(
 
 
 def _guess_texts(sample: list[Row], columns: list[int], names: list[str] | None) -> list[int]:
-    """By name; else all columns that hold several words; else the one of the longest cells."""
+    """The text, by name; else all columns with several words; else that of the longest cells."""
     named = [column for column in columns if names and names[column] in TEXT_NAMES]
     if named or not columns:
         return named

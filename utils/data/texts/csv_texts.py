@@ -1,5 +1,5 @@
-"""The user's own texts, in files of rows: a training file, perhaps with a test and a validation
-file beside it, or a share of it held out for the test."""
+"""The user's own texts: a training file, a test set (a file, or a part of the training file that is
+held out), and perhaps a validation file."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from utils.data.texts.sources import TextData, TextRequest, Texts, TextSource, t
 from utils.errors import UserError
 
 CLASS_NAMES = "classes.txt"
-_MOST_CLASSES_OF_FEW = 20  # more than this, and more than half of the texts: not classes at all
-VERSION = 2  # of how files are read and cleaned; part of a cache's key
+_PLAUSIBLE_CLASSES = 20  # more than these must be at most half as many as the texts
+VERSION = 2  # of reading and cleaning; part of the cache's key
 
 
-def open_csv(settings: TextRequest) -> TextSource:
-    """Finds `train_file`, `test_file` and `val_file`.
+def open_csv(request: TextRequest) -> TextSource:
+    """Checks that `train_file`, `test_file` and `val_file` can be used together.
 
     Raises:
-        UserError: one is missing, or is no kind of file that can be read.
+        UserError: one is needed and not given, is of an unknown kind, or is the training file.
     """
-    if settings.train_file is None:
+    if request.train_file is None:
         raise UserError(
             "--dataset csv needs --train_file (.csv, .tsv or .jsonl), and --test_file or "
             "--test_fraction"
         )
-    if settings.test_file is None and settings.test_fraction is None:
+    if request.test_file is None and request.test_fraction is None:
         raise UserError(
-            "--dataset csv needs a test set: --test_file, or --test_fraction to hold out a share "
-            "of the training file"
+            "--dataset csv needs a test set: --test_file, or --test_fraction to hold out a part of "
+            "the training file"
         )
-    if settings.test_file is not None and settings.test_fraction is not None:
+    if request.test_file is not None and request.test_fraction is not None:
         raise UserError("--test_fraction has no effect with --test_file: leave one of them out")
     files = {
         role: path
         for role, path in (
-            ("train", settings.train_file),
-            ("test", settings.test_file),
-            ("val", settings.val_file),
+            ("train", request.train_file),
+            ("test", request.test_file),
+            ("val", request.val_file),
         )
         if path is not None
     }
@@ -51,13 +51,13 @@ def open_csv(settings: TextRequest) -> TextSource:
     for role in ("test", "val"):
         if role in files and _is_same(files[role], files["train"]):
             raise UserError(
-                f"--{role}_file is the training file: what was trained on tests nothing; use "
-                f"--{role}_fraction to hold out a share of it"
+                f"--{role}_file is the training file, which says nothing about new texts: use "
+                f"--{role}_fraction to hold out a part of it"
             )
     description = ", ".join(str(path) for path in files.values())
-    names = settings.train_file.parent / CLASS_NAMES
+    names = request.train_file.parent / CLASS_NAMES
     every = files | ({"classes": names} if names.is_file() else {})
-    return TextSource("csv", every, VERSION, description, lambda: _load(settings, files))
+    return TextSource("csv", every, VERSION, description, lambda: _load(request, files))
 
 
 def _is_same(one: Path, other: Path) -> bool:
@@ -67,15 +67,15 @@ def _is_same(one: Path, other: Path) -> bool:
         return False
 
 
-def _load(settings: TextRequest, files: dict[str, Path]) -> TextData:
-    samples = read_files(settings, files)
+def _load(request: TextRequest, files: dict[str, Path]) -> TextData:
+    samples = read_files(request, files)
     classes = sort_classes(samples["train"].labels)
     if len(classes) < 2:
         raise UserError(
-            f"{files['train']} has one class only, {classes[0][:40]!r}: two or more are needed; is "
-            "it the right column (--label_column)?"
+            f"{files['train']} has only one class, {classes[0][:40]!r}, and at least two are "
+            "needed: is it the right column (--label_column)?"
         )
-    if len(classes) > max(_MOST_CLASSES_OF_FEW, len(samples["train"].texts) / 2):
+    if len(classes) > max(_PLAUSIBLE_CLASSES, len(samples["train"].texts) / 2):
         raise UserError(
             f"{files['train']} has {len(classes):,} classes for {len(samples['train'].texts):,} "
             "texts: is it the right column (--label_column)?"
@@ -86,9 +86,9 @@ def _load(settings: TextRequest, files: dict[str, Path]) -> TextData:
     if named is not None:
         classes = named
         notes.append(f"names of the classes from {CLASS_NAMES} beside {files['train'].name}")
-    if settings.test_fraction is not None:
+    if request.test_fraction is not None:
         kept, held_out = stratified_split(
-            texts["train"].labels, settings.test_fraction, TEST_SEED, classes
+            texts["train"].labels, request.test_fraction, TEST_SEED, classes
         )
         whole = texts["train"]
         texts["train"], texts["test"] = whole.part(kept), whole.part(held_out)
@@ -106,9 +106,10 @@ def _load(settings: TextRequest, files: dict[str, Path]) -> TextData:
 
 
 def _class_names(path: Path, classes: list[str]) -> list[str] | None:
-    """Names for classes that are numbers, from the lines of a file that lies beside the texts.
+    """Names for classes that are numbers, from the lines of a file beside the texts.
 
-    The first line names class 1, or class 0 where there is one. None where the file does not fit.
+    The first line names class 1, or class 0 if there is one. None if the file is missing or does
+    not fit.
     """
     if not path.is_file() or not all(name.isascii() and name.isdecimal() for name in classes):
         return None
@@ -124,17 +125,18 @@ def _class_names(path: Path, classes: list[str]) -> list[str] | None:
 
 
 def read_files(
-    settings: TextRequest, files: dict[str, Path], classes: tuple[str, ...] = ()
+    request: TextRequest, files: dict[str, Path], classes: tuple[str, ...] = ()
 ) -> dict[str, Samples]:
-    """Role -> samples. The classes are those of the training file, unless they are given."""
+    """The samples of each file, by role. `classes` are those that a row may have; empty: those of
+    the training file."""
     samples: dict[str, Samples] = {}
     for role, path in files.items():
         samples[role] = read_samples(
             path,
-            text_columns=settings.text_columns,
-            label_column=settings.label_column,
-            on_bad=settings.on_bad,
-            clean=settings.clean,
+            text_columns=request.text_columns,
+            label_column=request.label_column,
+            on_bad=request.on_bad,
+            clean=request.clean,
             classes=classes,
         )
         classes = classes or tuple(set(samples[role].labels))
@@ -142,7 +144,7 @@ def read_files(
 
 
 def notes_of(samples: dict[str, Samples]) -> list[str]:
-    """What was guessed, the first bad row of each file, and texts that are in two of them."""
+    """Lines on what was guessed, on bad rows, and on texts that are also in the training file."""
     notes = []
     for part in samples.values():
         if part.note:
@@ -165,7 +167,7 @@ def notes_of(samples: dict[str, Samples]) -> list[str]:
 
 
 def sort_classes(labels: list[str]) -> list[str]:
-    """The different labels: numbers by value, names by their letters."""
+    """The distinct labels, by value if all are numbers, else in alphabetical order."""
     names = set(labels)
     try:
         return sorted(names, key=lambda name: (int(name), name))
@@ -180,7 +182,7 @@ def to_texts(samples: Samples, classes: list[str]) -> Texts:
 
 
 def file_sum(path: Path, algorithm: str = "sha256") -> str:
-    """The checksum of a file, hexadecimal. Raises UserError where it cannot be read."""
+    """The checksum of a file, hexadecimal. Raises UserError if it cannot be read."""
     try:
         if path.is_dir():
             raise UserError(f"{path} is a folder: name a file in it")

@@ -1,7 +1,7 @@
 """Reads CSV, TSV and JSON Lines files, plain or gzip-compressed, into rows of text cells.
 
-Nothing of a file is believed: whatever its bytes are, the answer is a table in which each row has
-cells or the reason why it has none, or a `UserError`.
+Whatever the bytes of a file are, the result is a table in which each row has either cells or the
+reason why it has none, or else a `UserError`.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ KINDS = {
     ".txt": "txt",
 }
 MAX_UNPACKED_BYTES = 8 << 30  # of a .gz, which may unpack to a thousand times its size
-_LOOKED_AT = 1 << 16  # bytes of a file that tell text from binary
+_HEAD_BYTES = 1 << 16  # enough to tell text from binary
 _SAMPLE_LINES = 100
 _SAMPLE_OBJECTS = 1000
 _DELIMITERS = ",;\t|"
-# A quote that is never closed makes a row of all the rest, which is read again from its second
-# line: this often at most.
+# A quote that is never closed turns the rest of the file into one row. All of it but the first line
+# is then read again: this often at most.
 _MAX_UNCLOSED = 20
 _STRANGE = re.compile("[\x00-\x08\x0e-\x1f\udc80-\udcff]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -44,7 +44,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 @dataclass(frozen=True)
 class Row:
     """`line` is the number, from 1, of the row's first line. A bad row has a `problem` instead
-    of cells; None as a cell stands for a value that is missing."""
+    of cells. A cell is None if its value is missing."""
 
     line: int
     cells: list[str | None]
@@ -70,8 +70,8 @@ def file_kind(path: Path) -> str:
         suffixes.pop()
     if not suffixes or suffixes[-1] not in KINDS:
         raise UserError(
-            f"{path}: cannot tell the kind of file by its name: it must end in "
-            f"{', '.join(KINDS)}, perhaps with .gz behind"
+            f"{path}: cannot tell the kind of file from its name: it must end in "
+            f"{', '.join(KINDS)}, or one of these followed by .gz"
         )
     return KINDS[suffixes[-1]]
 
@@ -80,7 +80,7 @@ def read_table(path: Path) -> Table:
     """All rows of a CSV, TSV or JSON Lines file but the blank ones.
 
     Raises:
-        UserError: it cannot be read, is empty, or is no text.
+        UserError: it cannot be read, is empty, or is not text.
     """
     kind = file_kind(path)
     if kind == "txt":
@@ -100,7 +100,7 @@ def read_text_file(path: Path) -> str:
     """The text of a file, without byte order mark. Bytes that are not UTF-8 become surrogates.
 
     Raises:
-        UserError: it cannot be read, or is no text.
+        UserError: it cannot be read, or is not text.
     """
     try:
         if path.is_dir():
@@ -114,12 +114,12 @@ def read_text_file(path: Path) -> str:
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):  # what spreadsheets call "Unicode text"
         return data.decode("utf-16", "replace").replace("\0", " ")
     data = data.removeprefix(b"\xef\xbb\xbf")
-    _refuse_binary(path, data[:_LOOKED_AT])
+    _refuse_binary(path, data[:_HEAD_BYTES])
     return data.decode("utf-8", "surrogateescape").replace("\0", " ")
 
 
 def broken_text(text: str) -> str | None:
-    """What is wrong with the characters of a text, in words; None where nothing is."""
+    """What is wrong with the characters of a text, in words; None if nothing is."""
     if text.isascii():
         return None
     found = _SURROGATE.search(text)
@@ -135,19 +135,20 @@ def _unpack(path: Path) -> bytes:
         with gzip.open(path) as file:
             data = file.read(MAX_UNPACKED_BYTES + 1)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UserError(f"{path} is no whole gzip file ({error}): pack it again") from error
+        raise UserError(f"{path} is not a whole gzip file ({error}): compress it again") from error
     if len(data) > MAX_UNPACKED_BYTES:
-        raise UserError(f"{path} unpacks to more than {MAX_UNPACKED_BYTES >> 30} GiB: divide it")
+        raise UserError(f"{path} unpacks to more than {MAX_UNPACKED_BYTES >> 30} GiB: split it")
     return data
 
 
 def _refuse_binary(path: Path, head: bytes) -> None:
-    """Much that is neither UTF-8 nor a printable character is no text."""
+    """UserError if more than a fifth of the characters are neither UTF-8 nor printable, or the file
+    begins as a binary format does."""
     text = head.decode("utf-8", "surrogateescape")
     strange = len(_STRANGE.findall(text))
     if strange > 0.2 * len(text) or head.startswith((b"PK\x03\x04", b"\x1f\x8b", b"PAR1", b"%PDF")):
         raise UserError(
-            f"{path} is no UTF-8 text (a binary file, or another encoding): give a text file, "
+            f"{path} is not UTF-8 text (a binary file, or another encoding): give a text file, "
             "converted for example with iconv -t UTF-8"
         )
 
@@ -161,7 +162,7 @@ def _read_delimited(path: Path, lines: list[str], delimiter: str | None) -> Tabl
         delimiter = _choose_delimiter(lines[:_SAMPLE_LINES])
     rows = list(_parse(lines, delimiter, csv.QUOTE_MINIMAL))
     columns = _columns(rows)
-    if delimiter == "\t" and _bad(rows, columns):  # many programs write quotes as they are
+    if delimiter == "\t" and _bad(rows, columns):  # many programs do not escape quotes
         plain = list(_parse(lines, delimiter, csv.QUOTE_NONE))
         if _bad(plain, _columns(plain)) < _bad(rows, columns):
             rows, columns = plain, _columns(plain)
@@ -181,7 +182,7 @@ def _check_row(row: Row, columns: int) -> Row:
 
 
 def _columns(rows: list[Row]) -> int:
-    """What most rows have."""
+    """The number of columns that most rows have."""
     counts = Counter(len(row.cells) for row in rows if row.problem is None)
     return counts.most_common(1)[0][0] if counts else 0
 
@@ -191,7 +192,7 @@ def _bad(rows: list[Row], columns: int) -> int:
 
 
 def _choose_delimiter(lines: list[str]) -> str:
-    """The one that most rows agree on, in two columns or more; a comma where none does."""
+    """The delimiter that gives most rows the same number of columns, two or more; or a comma."""
 
     def agreement(delimiter: str) -> int:
         rows = list(_parse(lines, delimiter, csv.QUOTE_MINIMAL))
@@ -202,7 +203,7 @@ def _choose_delimiter(lines: list[str]) -> str:
 
 
 def _parse(lines: list[str], delimiter: str, quoting: int) -> Iterator[Row]:
-    """A row that cannot be parsed ends with its first line: the next one begins on the second."""
+    """If a row cannot be parsed, only its first line is given up: the next row begins after it."""
     start, unclosed = 0, 0  # `start`: lines before the row
     with _any_field_size():
         while start < len(lines):
@@ -239,7 +240,7 @@ def _explain(error: csv.Error) -> str:
 
 @contextlib.contextmanager
 def _any_field_size() -> Iterator[None]:
-    """The module's own limit is 128 KiB, and global."""
+    """Lifts the csv module's limit on a field, which is global, and 128 KiB by default."""
     before = csv.field_size_limit(1 << 40)
     try:
         yield
@@ -271,7 +272,7 @@ def _parse_json(text: str) -> tuple[dict | None, str]:
         return None, problem
     try:
         record = json.loads(text)
-    except (ValueError, RecursionError) as error:  # ValueError: also a number of 5,000 digits
+    except (ValueError, RecursionError) as error:  # ValueError: a number of 5,000 digits, too
         return None, f"is no valid JSON ({getattr(error, 'msg', None) or error})"
     if not isinstance(record, dict):
         return None, "is no JSON object: expected one {...} a line"

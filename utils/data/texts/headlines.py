@@ -1,9 +1,8 @@
 """Built-in synthetic texts: news-like reports of four classes, from a small grammar.
 
-No file and no network is needed, and the texts are always the same ones. Every topic word is at
-home in two of the four classes, so that no single word tells the class; two words from different
-pools do, and each text has two or more. Some texts also quote a word that has nothing to do with
-their class.
+They need neither files nor a network, and are the same in every run. Every topic word belongs to
+two of the four classes, so that no single word tells the class; two words from different pools do,
+and each text has at least two. Some texts also quote a topic word of any class.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from utils.data.texts.sources import (
 
 CLASSES = ["business", "science", "sports", "world"]
 TRAIN_PER_CLASS, TEST_PER_CLASS = 1000, 250
-VERSION = 1  # of the texts; part of a cache's key
+VERSION = 1  # of the texts; part of the cache's key
 _SEED = 20240301
-_STRAY_CLAUSES = 0.15  # share of clauses that quote a word from any pool
+_STRAY_CLAUSES = 0.15  # fraction of clauses that quote a word from any pool
 
 # The topic words of each pair of classes, in the order of `combinations(range(4), 2)`.
 POOLS = [
@@ -50,7 +49,7 @@ POOLS = [
     "flag rival campaign victory defeat captain boycott delegation host capital torch veteran "
     "crowd rally stadium ceremony squad security",
 ]
-# What else the templates below are filled with, divided by bars.
+# What else fills the templates below, separated by bars.
 _SLOTS = {
     "who": "officials|a spokesman|experts|analysts|people close to the matter|reporters|"
     "two insiders|the chairman|a witness|critics|supporters|the director|observers|a newspaper",
@@ -66,7 +65,7 @@ _SLOTS = {
     "it is too early to draw conclusions|the story has been corrected|"
     "both sides have agreed to talk|few had seen it coming|a decision is due within days",
 }
-# {w}: a topic word of the class, {x}: a word of any pool.
+# {w}: a topic word of the class; {x}: a topic word of any class.
 _OPENINGS = [
     "the {how} {w} {verb} the {w}",
     "{w} {verb} {how} {w} {when}",
@@ -83,9 +82,9 @@ _CLAUSES = [
 _STRAY = "unlike the {x} of last year, this one {verb} the {w}"
 
 
-def open_headlines(settings: TextRequest) -> TextSource:
-    """4,000 training and 1,000 test texts, balanced. Same result in every run."""
-    settings.refuse("headlines", "is built in", *FILE_FLAGS, "text_columns", "label_column")
+def open_headlines(request: TextRequest) -> TextSource:
+    """4,000 training and 1,000 test texts, equally many of each class."""
+    request.refuse("headlines", "is built in", *FILE_FLAGS, "text_columns", "label_column")
     return TextSource(
         name="headlines",
         files={},
@@ -132,7 +131,7 @@ def write(label: int, draw: Callable[[], float]) -> str:
         return _pick(_SLOTS[slot[1]].split("|"), draw)
 
     templates = [_pick(_OPENINGS, draw)]
-    for _ in range(int(draw() ** 2 * 5)):  # 0 to 4 more, most often few
+    for _ in range(int(draw() ** 2 * 5)):  # 0 to 4 more, mostly few
         templates.append(_STRAY if draw() < _STRAY_CLAUSES else _pick(_CLAUSES, draw))
     sentences = [re.sub(r"{(\w+)}", fill, template) for template in templates]
     return ". ".join(sentence[0].upper() + sentence[1:] for sentence in sentences) + "."
@@ -143,6 +142,6 @@ def _pick(choices: list[str], draw: Callable[[], float]) -> str:
 
 
 def _draws(rng: np.random.Generator) -> Iterator[float]:
-    """Uniform numbers without end; one call of the generator for each is the slower way."""
+    """Endless uniform numbers, drawn in blocks: a call of the generator for each would be slow."""
     while True:
         yield from rng.random(1 << 14).tolist()

@@ -1,4 +1,4 @@
-"""Batches of texts of similar lengths, so that next to nothing is computed for padding."""
+"""Batches of texts of similar lengths, so that hardly anything is computed for padding."""
 
 import functools
 from itertools import pairwise
@@ -17,31 +17,30 @@ from utils.packed import PackedTokens, pack
 class TextLoader(Loader):
     """Batches of texts, packed without padding (see utils/packed.py).
 
-    In training an epoch's random order is cut into buckets, each is sorted by length, the sorted
-    texts are cut into optimizer steps, and the steps are shuffled, and the texts within each. So
-    the texts of a step are about equally long, and which of them meet differs from epoch to epoch.
-    Evaluation goes from the longest text to the shortest: what memory there has to be is needed at
-    once. `order` tells which text is where.
+    In training the random order of an epoch is cut into buckets, and each bucket is sorted by
+    length. The result is cut into optimizer steps; the steps are shuffled, and the texts within
+    each. So the texts of a step are about equally long, and in every epoch other texts share a
+    step. Evaluation goes from the longest text to the shortest: if memory runs out, it does so at
+    the start.
 
     Args:
         tokens: (all,) of any integer type, in memory or mapped from a file.
-        offsets: (texts + 1,) int64, where each text begins in `tokens`; none is empty.
+        offsets: (samples + 1,) int64, where each text begins in `tokens`; none is empty.
         labels: (samples,) int64.
         batch_size: samples in a micro-batch.
         device: where the batches are needed.
-        accumulation: micro-batches in an optimizer step, of each rank.
-        step_size: samples in an optimizer step instead, of all ranks; without `batch_tokens`.
-        micro_batches: micro-batches in an optimizer step instead, of all ranks.
-        max_len: tokens of a text that are kept, its first ones.
-        shuffle: a new order every epoch, else by length.
+        accumulation: micro-batches of each rank in an optimizer step.
+        micro_batches: instead of `accumulation`: micro-batches of all ranks in an optimizer step.
+        step_size: instead of both: samples in an optimizer step; not used with `batch_tokens`.
+        max_len: the most tokens that are kept of a text, from its beginning.
+        shuffle: a new order every epoch, for training; else by length.
         seed: of the order.
-        batch_tokens: tokens in a micro-batch, about, in place of `batch_size` samples: all steps
-            of an epoch have about equally many. A micro-batch then has a multiple of the block of
-            `mixing` samples. None: batches of `batch_size`.
-        bucket_batches: optimizer steps in a bucket, about: the more, the more alike in length are
-            the texts of a step, and the less random. In a small set fewer, down to ten, so that
-            an epoch has four buckets.
-        rows: (samples,) int64, which of the texts each sample is; None: all, in order.
+        batch_tokens: about how many tokens a micro-batch has, instead of `batch_size` samples; all
+            steps of an epoch then have about equally many. The samples of a micro-batch are
+            then a multiple of the block of `mixing`. None: batches of `batch_size`.
+        bucket_batches: about how many optimizer steps make up a bucket: with more of them the texts
+            of a step are more alike in length and less random. A small set has smaller buckets, of
+            ten steps at least, so that there are four of them.
         mixing: how samples are mixed with each other; None: not at all.
         rank, ranks: see Steps.
     """
@@ -62,27 +61,24 @@ class TextLoader(Loader):
         seed: int = 0,
         batch_tokens: int | None = None,
         bucket_batches: int = 50,
-        rows: np.ndarray | None = None,
         mixing: Mixing | None = None,
         rank: int = 0,
         ranks: int = 1,
     ):
         starts, lengths = offsets[:-1], np.diff(offsets)
-        if rows is not None:
-            starts, lengths = starts[rows], lengths[rows]
         if len(starts) != len(labels):
             raise ValueError(f"{len(labels)} labels, but {len(starts)} texts")
         if lengths.min(initial=1) < 1:
-            raise ValueError("a text without tokens: each begins with one of its own, at least")
+            raise ValueError("a text without tokens: each must have one at least")
         self.tokens, self.max_len = tokens.view(np.ndarray), max_len
         self.starts, self.lengths = np.ascontiguousarray(starts), np.minimum(lengths, max_len)
         self.bucket_batches, self.batch_tokens = bucket_batches, batch_tokens
         self.micro_batches = micro_batches or accumulation * ranks
-        self._asked = batch_tokens, self.micro_batches
+        self._asked = batch_tokens, self.micro_batches  # as set by the user
         self.token_steps, step_size = None, step_size or batch_size * self.micro_batches
         if batch_tokens is not None:
             self.token_steps = self._count_steps(batch_tokens)
-            step_size = round(len(labels) / self.token_steps)  # the mean: speeds are told by it
+            step_size = round(len(labels) / self.token_steps)  # the mean, for reporting speeds
         self._made: tuple[int, np.ndarray, np.ndarray] | None = None
         super().__init__(
             labels,
@@ -103,7 +99,7 @@ class TextLoader(Loader):
         if steps > len(self.lengths):
             raise UserError(
                 f"--batch_tokens {batch_tokens} is less than a text has, "
-                f"{total / len(self.lengths):.0f} in the mean: take more"
+                f"{total / len(self.lengths):.0f} in the mean: set a larger number"
             )
         return steps
 
@@ -116,12 +112,12 @@ class TextLoader(Loader):
         return super().steps_per_epoch if self.token_steps is None else self.token_steps
 
     def order(self, epoch: int) -> np.ndarray:
-        """(samples,) int64: the samples of an epoch in the order in which they are visited. What
-        is predicted in this order, put in its place: result[loader.order(0)] = predicted."""
+        """(samples,) int64: the samples of an epoch in the order in which they are visited.
+        `result[loader.order(0)] = predicted` puts predictions back into the order of the texts."""
         return self._steps(epoch)[0]
 
     def padding(self, epoch: int = 0) -> float:
-        """Share of the padded layout of an epoch's micro-batches that is padding, 0 to 1."""
+        """The fraction of padding, 0 to 1, that an epoch's micro-batches would have if padded."""
         lengths, pieces = self.lengths[self.order(epoch)], list(self.pieces(epoch, 0))
         longest = np.maximum.reduceat(lengths, [piece.place.start for piece in pieces])
         padded = longest @ [piece.place.stop - piece.place.start for piece in pieces]
@@ -136,27 +132,27 @@ class TextLoader(Loader):
         return self._made[1:]
 
     def _shuffled(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """`_steps`, made anew."""
+        """`_steps`, computed."""
         if not self.shuffle:
             return self._by_length, self._borders(self._by_length, 0)
         generator = random_generator(self.seed, ORDER_STREAM, epoch)
         order = generator.permutation(len(self.labels))[: self.samples]
-        # The last step is smaller where the samples do not come out even: texts at random, since
-        # those that a bucket leaves over would always be its longest.
+        # The last step is smaller if the samples do not fill it. Its texts are random: those at the
+        # end of a sorted bucket would always be the longest or the shortest.
         rest = 0 if self.token_steps is not None else self.samples % self.step_size
         body = len(order) - rest
         order[:body] = self._by_buckets(order[:body])
         borders = self._borders(order, rest)
         sizes = np.diff(borders)
-        turn = np.arange(len(sizes))  # which step comes when
+        turn = np.arange(len(sizes))  # turn[i]: the step that is visited as number i
         whole = len(sizes) - bool(rest)
         turn[:whole] = generator.permutation(whole)
         keys = generator.random(len(order)), np.repeat(np.argsort(turn), sizes)
         return order[np.lexsort(keys)], np.append(0, np.cumsum(sizes[turn]))
 
     def _by_buckets(self, order: np.ndarray) -> np.ndarray:
-        """Each bucket of the order sorted by length, up and down by turns, so that a step that
-        lies across a border of two has texts of similar lengths too."""
+        """The order with each bucket sorted by length, alternately up and down, so that a step
+        across the border of two buckets has texts of similar lengths, too."""
         if not len(order):
             return order
         steps = self.token_steps or len(order) // self.step_size
@@ -180,13 +176,13 @@ class TextLoader(Loader):
             yield from self.pieces_of_step(first, end - first, self._micro_size(end - first))
 
     def _micro_size(self, n: int) -> int:
-        """Samples of a micro-batch of a step of n; no border of it cuts a block of the mixing."""
+        """Samples of a micro-batch in a step of n; with `batch_tokens` a multiple of the block."""
         if self.token_steps is None:
             return self.batch_size
         block = getattr(self.mixing, "block", 1)
         return -(-n // (self.micro_batches * block)) * block
 
-    # ---- other micro-batches of the same steps: with `batch_tokens` these are of so many tokens --
+    # ---- the same steps in other micro-batches, whose size is in tokens with `batch_tokens` ------
 
     @property
     def batch_flag(self) -> str:
@@ -233,7 +229,7 @@ class TextLoader(Loader):
 
     @functools.cached_property
     def _by_length(self) -> np.ndarray:
-        """(samples,) int64: the longest first."""
+        """(samples,) int64: all samples, the longest first."""
         return np.argsort(-self.lengths, kind="stable")
 
     def _inputs(self, epoch: int, order: np.ndarray, pieces: list[Piece]):
@@ -251,12 +247,12 @@ def even_borders(lengths: np.ndarray, steps: int) -> np.ndarray:
         lengths: (n,), tokens of each text.
         steps: 1 to n.
     Returns:
-        (steps + 1,) int64, from 0 to n; each step has a text, and two where there are as many.
+        (steps + 1,) int64, from 0 to n; each step has one text at least, or two if n allows it.
     """
     n, least = len(lengths), 2 if 2 * steps <= len(lengths) else 1
     ends = np.cumsum(lengths)
     wanted = ends[-1] / steps * np.arange(steps + 1)
-    # A text belongs to the step that its middle lies in.
+    # A text belongs to the step in which its middle lies.
     borders = np.searchsorted(ends - lengths / 2, wanted)
     room = least * np.arange(steps + 1)
     borders = np.maximum.accumulate(borders - room) + room

@@ -1,4 +1,4 @@
-"""From the rows of a file to texts, with a class or without; bad rows are refused or counted."""
+"""Turns rows of a file into texts, with or without classes; bad rows are refused or left out."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from utils.errors import UserError
 
 @dataclass
 class Samples:
-    """Texts of one file, their classes as they are written there, and the line of each.
+    """The texts of a file, each with its class (as it is written there) and its line.
 
-    `problems` are the bad rows, which are left out: (line, what is wrong with it).
+    `problems` are the bad rows, which are left out: (line, what is wrong with it). `note` says
+    which columns were guessed.
     """
 
     path: Path
@@ -31,7 +32,7 @@ class Samples:
         """UserError for the first bad row."""
         if self.problems:
             line, problem = min(self.problems)
-            raise UserError(f"{self.path}: line {line} {problem}: correct it, or --on_bad skip")
+            raise UserError(f"{self.path}: line {line} {problem}: correct it, or use --on_bad skip")
 
 
 def read_samples(
@@ -45,7 +46,7 @@ def read_samples(
 ) -> Samples:
     """Texts and classes of a CSV, TSV or JSON Lines file.
 
-    `classes`: those of the training data; empty: any. A row of another class is a bad one.
+    `classes` are those of the training data; a row of another class is bad. Empty: any will do.
 
     Raises:
         UserError: the file cannot be used, no row of it can, or, unless `on_bad` is "skip", one
@@ -55,14 +56,14 @@ def read_samples(
     samples = Samples(path)
     if not any(row.problem is None for row in table.rows):
         line, problem = table.rows[0].line, table.rows[0].problem
-        raise UserError(f"{path}: no row can be used, and line {line} {problem}: correct the file")
+        raise UserError(f"{path}: no row can be used; line {line} {problem}: correct the file")
     columns = choose_columns(table, text_columns, label_column, classes=classes)
     samples.note = columns.note
     known = set(classes)
     header = table.rows[0].cells if columns.header else None
     for row in table.rows[columns.header :]:
         problem, text, label = row.problem, "", ""
-        if row.cells == header:  # files that were joined
+        if row.cells == header:  # as in files that were joined
             problem = "is the header row once more"
         if problem is None:
             cells = row.cells
@@ -97,9 +98,9 @@ def read_texts(
 ) -> list[tuple[int, str]]:
     """Texts to be classified, each with the number of its line, from 1.
 
-    A CSV, TSV or JSON Lines file, whose column with a class, if it has one, is passed over; or a
-    .txt file with a text a line. Blank lines are passed over. `classes` helps to tell a column
-    with classes from one with text.
+    Read from a CSV, TSV or JSON Lines file, in which a column with classes is ignored, or from a
+    .txt file with one text a line. Blank lines are ignored. `classes` helps to tell a column with
+    classes from one with text.
 
     Raises:
         UserError: the file cannot be used, it has no text, or, unless `on_bad` is "skip", one of
@@ -123,14 +124,14 @@ def read_texts(
         if problem is None:
             texts.append((line, text))
         elif on_bad == "error":
-            raise UserError(f"{path}: line {line} {problem}: correct it, or --on_bad skip")
+            raise UserError(f"{path}: line {line} {problem}: correct it, or use --on_bad skip")
     if not texts:
         raise UserError(f"{path} has no text to classify")
     return texts
 
 
 def column_names(text: str | None) -> list[str] | None:
-    """As --text_columns has them: "title, body" -> ["title", "body"]."""
+    """The names in the value of --text_columns: "title, body" -> ["title", "body"]."""
     return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
 
 

@@ -1,8 +1,8 @@
-"""Text classification data as cleaned strings: the table of data sets, and what each one gives.
+"""Sources of texts: the table of data sets, and what each of them gives.
 
-A data set is one module in this folder and one line in `TEXT_DATASETS`. Its function takes
-`TextRequest` and returns a `TextSource`: which files it reads, found without reading them (a
-cache of tokens is keyed by their content), and how to load them.
+A data set is one module in this folder and one line in `TEXT_DATASETS`. Its function takes a
+`TextRequest` and returns a `TextSource`: the files to read, which are found but not parsed (the
+cache of tokens is keyed by their content), and a function that loads them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from utils.errors import UserError
 if TYPE_CHECKING:  # --help reads the table below, and needs no NumPy
     import numpy as np
 
-# Settings that only `--dataset csv` has.
+# Settings that apply to `--dataset csv` alone.
 FILE_FLAGS = ("train_file", "test_file", "val_file", "test_fraction")
 
 # Name -> "module:function", imported on use.
@@ -33,7 +33,7 @@ TEXT_DATASETS = {
 
 @dataclass(frozen=True, eq=False)
 class Texts:
-    """Texts and their classes: `labels` is (samples,) int64."""
+    """Texts and their classes; `labels` is (samples,) int64."""
 
     texts: list[str]
     labels: np.ndarray
@@ -53,9 +53,10 @@ class Texts:
 class TextData:
     """A whole data set.
 
-    `fingerprint` is a SHA-256 (hexadecimal) of texts (after cleaning), labels and class names.
-    `val` is there only where the data set brings its own validation split. `skipped` counts the
-    rows left out by `on_bad="skip"`; `notes` are lines for the console: what was guessed.
+    `fingerprint` is a SHA-256 (hexadecimal) of the cleaned texts, labels and class names. `val` is
+    there only where the data set brings its own validation split. `skipped` counts the rows left
+    out by `on_bad="skip"`. For the console, `source` says where the texts came from, and `notes`
+    are lines on what was guessed or looks wrong.
     """
 
     name: str
@@ -72,7 +73,22 @@ class TextData:
 
 @dataclass(frozen=True)
 class TextRequest:
-    """The arguments of `load_text_data` but for the name."""
+    """Which files, columns and rows the user asks for.
+
+    Args:
+        data_dir: where the files of a published data set are, or are downloaded to.
+        train_file, test_file, val_file: the user's own files (csv only).
+        text_columns: names or numbers (from 1) of the columns with text, which are joined with a
+            space; empty: guessed for each file by itself.
+        label_column: name or number of the column with the class; None: guessed likewise.
+        on_bad: "error" or "skip", for rows that cannot be used.
+        clean: remove markup, links and broken entities (`clean_text`).
+        test_fraction: fraction, in (0, 1), of the training file that becomes the test set, always
+            the same rows (csv without a test file only).
+
+    Raises:
+        UserError: `on_bad` or `test_fraction` is out of range.
+    """
 
     data_dir: Path
     train_file: Path | None = None
@@ -84,8 +100,14 @@ class TextRequest:
     clean: bool = True
     test_fraction: float | None = None
 
+    def __post_init__(self) -> None:
+        if self.on_bad not in ("error", "skip"):
+            raise UserError(f"--on_bad takes error or skip, not {self.on_bad!r}")
+        if self.test_fraction is not None and not 0 < self.test_fraction < 1:
+            raise UserError(f"--test_fraction must lie between 0 and 1, not {self.test_fraction}")
+
     def refuse(self, name: str, why: str, *flags: str) -> None:
-        """UserError for the first of the settings `flags` that is given and has no effect."""
+        """UserError if one of the settings `flags`, which have no effect on `name`, is given."""
         for flag in flags:
             if getattr(self, flag) not in (None, ()):
                 raise UserError(
@@ -96,10 +118,10 @@ class TextRequest:
 
 @dataclass(frozen=True)
 class TextSource:
-    """A data set that is found but not read yet.
+    """A data set whose files are found but not parsed yet.
 
-    `files` are what it will read, by role ("train", "test", ...). `version` is that of its own
-    content and of the code that reads it.
+    `files` are those that `load` will read, by role ("train", "test", ...). `version` is to be
+    raised when built-in content, or the code that reads the files, changes.
     """
 
     name: str
@@ -109,61 +131,17 @@ class TextSource:
     load: Callable[[], TextData]
 
 
-def open_text_data(
-    name: str,
-    *,
-    data_dir: str | Path,
-    train_file: str | Path | None = None,
-    test_file: str | Path | None = None,
-    val_file: str | Path | None = None,
-    text_columns: Sequence[str] | None = None,
-    label_column: str | None = None,
-    on_bad: str = "error",
-    clean: bool = True,
-    test_fraction: float | None = None,
-) -> TextSource:
-    """Find the data set `name` of `TEXT_DATASETS`, downloading what is missing; see
-    `load_text_data` for arguments and errors."""
+def open_text_data(name: str, request: TextRequest) -> TextSource:
+    """Finds the data set `name` of `TEXT_DATASETS`, and downloads what is missing.
+
+    Raises:
+        UserError: the data is missing, or a setting has no effect on this data set.
+    """
     if name not in TEXT_DATASETS:
         known = ", ".join(sorted(TEXT_DATASETS))
         raise UserError(f"unknown data set {name!r}: --dataset takes one of {known}")
-    if on_bad not in ("error", "skip"):
-        raise UserError(f"--on_bad takes error or skip, not {on_bad!r}")
-    if test_fraction is not None and not 0 < test_fraction < 1:
-        raise UserError(f"--test_fraction must lie between 0 and 1, not {test_fraction}")
     module, function = TEXT_DATASETS[name].split(":")
-    settings = TextRequest(
-        data_dir=Path(data_dir),
-        train_file=None if train_file is None else Path(train_file),
-        test_file=None if test_file is None else Path(test_file),
-        val_file=None if val_file is None else Path(val_file),
-        text_columns=tuple(map(str, text_columns or ())),  # YAML may give numbers
-        label_column=None if label_column is None else str(label_column),
-        on_bad=on_bad,
-        clean=clean,
-        test_fraction=test_fraction,
-    )
-    return getattr(importlib.import_module(module), function)(settings)
-
-
-def load_text_data(name: str, **settings) -> TextData:
-    """Load the data set `name` of `TEXT_DATASETS`. All other arguments are given by name:
-
-    Args:
-        data_dir: where the files lie (ag_news: also where they are downloaded to).
-        train_file, test_file, val_file: the user's own files (csv only), see `text_files`.
-        text_columns: names or numbers (from 1) of the columns with text, joined with a space;
-            None: guessed for each file by itself.
-        label_column: name or number of the column with the class; None: guessed likewise.
-        on_bad: "error" or "skip", for rows that cannot be used.
-        clean: remove markup, links and broken entities (`clean_text`).
-        test_fraction: share in (0, 1) of the training file that becomes the test set (csv
-            without a test file only), always the same rows.
-
-    Raises:
-        UserError: the data is missing, broken or unsuitable, or a setting does not apply to it.
-    """
-    return open_text_data(name, **settings).load()
+    return getattr(importlib.import_module(module), function)(request)
 
 
 def text_fingerprint(classes: Sequence[str], splits: dict[str, Texts | None]) -> str:

@@ -1,8 +1,8 @@
 """Data sets as token ids, and the folders in which they are kept.
 
 A folder holds `<split>_tokens.npy`, `<split>_offsets.npy` and `<split>_labels.npy` for each split,
-`tokenizer.json`, and `index.json` with the checksums of all others and of itself: damage of any
-kind is seen when it is opened.
+`tokenizer.json`, and `index.json` with the checksums of all other files and of itself, so that
+damage of any kind is noticed when the folder is opened.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _ARRAYS = ("tokens", "offsets", "labels")
 
 @dataclass(frozen=True, eq=False)
 class TokenSplit:
-    """Samples of token ids, one behind the other: sample i is
+    """Samples of token ids, one after the other: sample i is
     `tokens[offsets[i]:offsets[i + 1]]`, and begins with the class token."""
 
-    tokens: np.ndarray  # (all,) uint16 or int32; perhaps a read-only memory map
+    tokens: np.ndarray  # (all,) uint16 or int32; may be a read-only memory map
     offsets: np.ndarray  # (samples + 1,) int64
     labels: np.ndarray  # (samples,) int64
 
@@ -78,7 +78,7 @@ class TokenizedData:
 
 @dataclass(frozen=True)
 class Index:
-    """What `index.json` holds beside its own checksum. `sums` are those of the other files'
+    """What `index.json` holds besides its own checksum. `sums` are checksums of the other files'
     content: `<split>_<array>` or "tokenizer" -> SHA-256, hexadecimal."""
 
     version: int
@@ -116,7 +116,7 @@ def _combine(classes: list[str], sums: dict[str, str]) -> str:
 
 
 def open_cache(folder: Path) -> TokenizedData | None:
-    """Map in the cache at `folder`; None where there is none or it is not whole."""
+    """Maps in the cache at `folder`; None if there is none or it is damaged."""
     try:
         raw = json.loads((folder / "index.json").read_text(encoding="utf-8"))
         if raw["sum"] != _index_sum(raw["index"]):
@@ -156,7 +156,7 @@ def open_cache(folder: Path) -> TokenizedData | None:
 
 
 def keep(folder: Path, data: TokenizedData) -> None:
-    """Write the cache `folder`, unless another process was faster. Raises OSError."""
+    """Writes the cache `folder`, unless another process has written it. Raises OSError."""
     index = Index(
         version=VERSION,
         name=data.name,

@@ -1,8 +1,9 @@
 """Tokenizers: trained on the training texts, or read from a published file.
 
-Both are those of the `tokenizers` library (https://github.com/huggingface/tokenizers), and its
-JSON is what is kept. The library trains in the order of a hash table that differs from process to
-process; what is done here against that makes the same JSON of the same texts.
+Both are tokenizers of the `tokenizers` library (https://github.com/huggingface/tokenizers), and are
+kept as its JSON. What the library trains depends on the order of a hash table, which differs from
+process to process. The training functions here remove that dependence, so that the same texts give
+the same JSON.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ SPECIAL = [PAD, UNK, CLS, MASK]  # their ids are 0 to 3
 SMALLEST_VOCABULARY = 300  # 256 bytes, the special tokens and a few more
 MAX_TOKENS = 2048
 MAX_FILE_BYTES = 256 << 20
-# Training takes the square of a word's length: of longer ones (binary data, say) it sees pieces.
+# Training time grows with the square of a word's length: longer ones (binary data, say) are cut.
 _LONG_WORD = re.compile(r"\S{256}(?=\S)")
-_CHUNK = 2048  # texts between two steps of the bar
+CHUNK = 2048  # texts encoded between two updates of the bar
 _PAD_NAMES = (PAD, "<pad>", "<|pad|>", "<PAD>")
 _CLS_NAMES = (CLS, "<s>", "<cls>", "<CLS>", "<bos>", "<|startoftext|>")
 
@@ -56,8 +57,8 @@ def train_tokenizer(
     Args:
         kind: "wordpiece" (BERT's), "bpe" (GPT-2's, of bytes: nothing is unknown) or "unigram"
             (SentencePiece's).
-        vocab_size: number of tokens at most, with the special ones; at least 300.
-        lowercase: capitals and (wordpiece) accents make no difference.
+        vocab_size: the most tokens that it may have, special ones included; at least 300.
+        lowercase: ignore case and, in wordpiece, accents.
 
     Raises:
         UserError: an unknown kind, or too small a vocabulary.
@@ -78,10 +79,11 @@ def train_tokenizer(
 def load_tokenizer(path: str | Path) -> Tokenizer:
     """Any published tokenizer: a tokenizer.json, or a folder that holds one.
 
-    Padding and class token are [PAD] or <pad> and [CLS] or <s>; those that it lacks are added.
+    It may have a padding token ([PAD], <pad>) and a class token ([CLS], <s>); a missing one is
+    added.
 
     Raises:
-        UserError: there is no such file, or it is no tokenizer.
+        UserError: there is no such file, or it is not a tokenizer.
     """
     path = Path(path)
     if path.is_dir():
@@ -98,7 +100,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         return tokenizer_from_json(content.decode())
     except ValueError as error:
         raise UserError(
-            f"{path} is no tokenizer ({error}): --tokenizer takes a tokenizer.json as the "
+            f"{path} is not a tokenizer ({error}): --tokenizer takes a tokenizer.json as the "
             "tokenizers library writes it"
         ) from error
 
@@ -114,7 +116,7 @@ def tokenizer_from_json(text: str) -> Tokenizer:
                 tokenizer.add_special_tokens([names[0]])
         tokenizer.encode("a b")
     except BaseException as error:
-        # Where the library's Rust code panics, what arrives is no Exception.
+        # A panic in the library's Rust code arrives as a BaseException.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise ValueError(" ".join(str(error).split())[:200]) from error
@@ -144,15 +146,15 @@ def encode(
     progress: bool = False,
     description: str = "texts",
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The ids of all texts, one behind the other, by the library's threads.
+    """The ids of all texts, one after the other, computed by the library's threads.
 
     Returns `(tokens, offsets)`: text i is `tokens[offsets[i]:offsets[i + 1]]`. It begins with the
-    class token and has `max_tokens` at most; names of special tokens that occur in it are text
-    like any other. tokens are uint16, or int32 where the vocabulary needs it; offsets are
+    class token and has `max_tokens` at most; a special token's name in a text is ordinary text.
+    `tokens` are uint16, or int32 if the vocabulary is too large for that; `offsets` are
     (texts + 1,) int64.
     """
     assert max_tokens >= 1
-    # Named, it keeps the library from warning at every fork that follows.
+    # Unless this is set, the library warns at every later fork.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     dtype = np.uint16 if vocabulary_size(tokenizer) <= 1 << 16 else np.int32
     start = [cls_id(tokenizer)]
@@ -166,8 +168,8 @@ def encode(
         desc=f"encoding {description}", total=len(texts), unit=" texts",
         disable=not (progress and terminal), leave=False,
     ) as bar:  # fmt: skip
-        for first in range(0, len(texts), _CHUNK):
-            chunk = list(texts[first : first + _CHUNK])
+        for first in range(0, len(texts), CHUNK):
+            chunk = list(texts[first : first + CHUNK])
             encodings = tokenizer.encode_batch_fast(chunk, add_special_tokens=False)
             ids = [start + encoding.ids[: max_tokens - 1] for encoding in encodings]
             lengths = [len(sample) for sample in ids]
@@ -184,10 +186,10 @@ def _find(tokenizer: Tokenizer, names: Sequence[str]) -> int | None:
 
 
 def _train_wordpiece(texts: Sequence[str], vocab_size: int, lowercase: bool) -> Tokenizer:
-    """Ties between pieces are broken by the ids of their characters. The library numbers those of
-    characters inside of words (##a) as it meets them, in the order of its hash table; here they
-    are given beforehand, as if they were special tokens, and the vocabulary is put into a
-    tokenizer where they are not.
+    """The library breaks ties between pieces by the ids of their characters, and numbers those
+    inside words (##a) in the order of its hash table. So that their ids are fixed beforehand, they
+    are passed as special tokens; the trained vocabulary is then put into a tokenizer in which they
+    are not special.
     """
     tokenizer = Tokenizer(models.WordPiece(unk_token=UNK))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
@@ -213,7 +215,7 @@ def _train_wordpiece(texts: Sequence[str], vocab_size: int, lowercase: bool) -> 
 
 
 def _train_bpe(texts: Sequence[str], vocab_size: int, lowercase: bool) -> Tokenizer:
-    """Of bytes: all of them are in the vocabulary beforehand, so that every id is settled."""
+    """Byte-level BPE: all bytes are in the vocabulary from the start, which fixes every id."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = _normalizer(normalizers.NFC(), lowercase)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
@@ -229,10 +231,11 @@ def _train_bpe(texts: Sequence[str], vocab_size: int, lowercase: bool) -> Tokeni
 
 
 def _train_unigram(texts: Sequence[str], vocab_size: int, lowercase: bool) -> Tokenizer:
-    """The library's scores differ from process to process in their last digits, and those of
-    characters that it adds to be able to spell every word are dealt out in the order of its hash
-    table: the former are rounded, the latter dealt out in the order of the characters. Rare
-    characters beyond a third of the vocabulary are left out, where the library would give up.
+    """The library's scores differ from process to process in their last digits: they are rounded.
+    It also adds single characters, so that it can spell every word, and gives them scores in the
+    order of its hash table: these are given again, in the order of the characters. The library
+    fails if there are too many characters: the rarest, beyond a third of the vocabulary, are left
+    out.
     """
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.normalizer = _normalizer(normalizers.NFKC(), lowercase)
@@ -245,7 +248,7 @@ def _train_unigram(texts: Sequence[str], vocab_size: int, lowercase: bool) -> To
     pieces = json.loads(tokenizer.to_str())["model"]["vocab"]
     scores = {piece: round(score, 6) for piece, score in pieces if piece not in SPECIAL}
     single = sorted(piece for piece in scores if len(piece) == 1)
-    added = min(scores.values(), default=0.0) + 1e-4 * len(single)  # one step of 1e-4 for each
+    added = min(scores.values(), default=0.0) + 1e-4 * len(single)  # theirs are 1e-4 apart
     lowest = [piece for piece in single if scores[piece] <= added]
     scores |= zip(lowest, sorted(scores[piece] for piece in lowest), strict=True)
     ranked = sorted(scores.items(), key=lambda item: (-item[1], item[0]))
@@ -258,7 +261,7 @@ def _normalizer(form: normalizers.Normalizer, lowercase: bool) -> normalizers.No
 
 
 def _spelled(texts: Sequence[str], normalizer: normalizers.Normalizer, most: int) -> Iterator[str]:
-    """The normalised texts with their `most` most frequent characters, and spaces for others."""
+    """The normalised texts, in which all but the `most` most frequent characters are spaces."""
     allowed = {*_characters(texts, normalizer, most), " "}
     for text in texts:
         text = normalizer.normalize_str(text)
@@ -268,7 +271,7 @@ def _spelled(texts: Sequence[str], normalizer: normalizers.Normalizer, most: int
 
 
 def _characters(texts: Sequence[str], normalizer: normalizers.Normalizer, most: int) -> list[str]:
-    """The characters of the normalised texts, sorted; of more than `most` the most frequent."""
+    """The `most` most frequent characters of the normalised texts, sorted."""
     raw: Counter[str] = Counter()
     for text in texts:
         raw.update(text)

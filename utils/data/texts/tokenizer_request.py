@@ -1,0 +1,82 @@
+"""Which tokenizer encodes a data set: one to be trained, a published one, or that of weights."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from utils.data.texts.csv_texts import file_sum
+from utils.data.texts.tokenizer import (
+    KINDS,
+    load_tokenizer,
+    tokenizer_from_json,
+    train_tokenizer,
+)
+from utils.errors import UserError
+
+
+@dataclass(frozen=True)
+class TokenizerRequest:
+    """How the tokenizer of a data set is made or found.
+
+    Args:
+        name: "wordpiece", "bpe" or "unigram", to be trained; or the path of a tokenizer.json, or
+            of a folder that holds one.
+        vocab_size, lowercase: for a tokenizer that is trained.
+        json: content of a tokenizer.json, which replaces all of these: the tokenizer that weights
+            were trained with.
+    """
+
+    name: str = "wordpiece"
+    vocab_size: int = 8000
+    lowercase: bool = True
+    json: str | None = None
+
+    def identity(self) -> list | str:
+        """What decides how texts are encoded: part of a cache's key.
+
+        Raises:
+            UserError: `name` is neither a kind of tokenizer nor a file that can be read.
+        """
+        if self.json is not None:
+            return ["json", hashlib.sha256(self.json.encode()).hexdigest()]
+        file = self._file()
+        return [self.name, self.vocab_size, self.lowercase] if file is None else file_sum(file)
+
+    def make(self, texts: Sequence[str], progress: bool) -> Tokenizer:
+        """The tokenizer, trained on `texts` if it is to be trained.
+
+        Raises:
+            UserError: the vocabulary is too small, or the file is no tokenizer.
+        """
+        if self.json is not None:
+            return tokenizer_from_json(self.json)
+        file = self._file()
+        if file is not None:
+            return load_tokenizer(file)
+        if progress:
+            print(
+                f"training a {self.name} tokenizer on {len(texts):,} texts, once", file=sys.stderr
+            )
+        return train_tokenizer(
+            texts, kind=self.name, vocab_size=self.vocab_size, lowercase=self.lowercase
+        )
+
+    def _file(self) -> Path | None:
+        """The file that `name` is the path of; None if it is a kind. UserError if it is neither."""
+        if self.name in KINDS:
+            return None
+        path = Path(self.name)
+        if path.is_dir():
+            path = path / "tokenizer.json"
+        if not path.is_file():
+            raise UserError(
+                f"{path} is not there: --tokenizer takes one of {', '.join(KINDS)}, or the path of "
+                "a tokenizer.json"
+            )
+        return path
