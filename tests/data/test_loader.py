@@ -10,7 +10,7 @@ import torch
 from utils.augment.chain import Chain
 from utils.augment.crop_flip import CropFlip
 from utils.augment.random_erasing import RandomErasing
-from utils.data.images.loader import ImageLoader, Normalize, Packed, _upload
+from utils.data.images.loader import ImageLoader, Normalize, Packed, upload
 from utils.data.workers import WorkerPool
 
 CPU = torch.device("cpu")
@@ -176,7 +176,7 @@ def test_only_the_rows_of_a_split_go_to_a_device(rows):
     """On a GPU; the same copy here, in pieces of five pictures."""
     images = pictures(10, height=1024, width=1024)  # 3 MiB each, 16 MiB at a time
     rows = None if rows is None else np.array(rows)
-    resident = _upload(images, rows, CPU)
+    resident = upload(images, rows, CPU)
     assert np.array_equal(resident, images if rows is None else images[rows])
 
 

@@ -155,7 +155,7 @@ def _run_entry(workplace: Path, command: str) -> None:
     before = set(Path("runs").iterdir())
     with pytest.MonkeyPatch.context() as patch:  # half a second for each, the confusions as well
         patch.setattr("utils.runs.summary.draw_curves", lambda *_: None)
-        patch.setattr("utils.reporting.classes._picture", lambda *_: b"")
+        patch.setattr("utils.reporting.classes.draw_confusions", lambda *_: b"")
         result = run(shortened(command))
     assert result.code == 0, f"{command}\n{result.err}"
     assert "error" not in result.err and "Warning" not in result.err

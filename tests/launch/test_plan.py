@@ -160,10 +160,10 @@ def test_a_worker_is_killed_with_its_group():
         for _ in range(2)
     ]
     helpers = [int(worker.stdout.readline()) for worker in workers]
-    assert {worker.pid for worker in workers} <= {*agent._children()}
+    assert {worker.pid for worker in workers} <= {*agent.children()}
     gone = subprocess.Popen(["true"], start_new_session=True)
     gone.wait()
-    agent._kill([gone.pid, *(worker.pid for worker in workers)])
+    agent.kill_groups([gone.pid, *(worker.pid for worker in workers)])
     assert [worker.wait(PATIENCE) for worker in workers] == [-9, -9]
     for worker, helper in zip(workers, helpers, strict=True):
         assert worker.stdout.read() == "", f"{helper} holds the pipe"  # ends when all have ended

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from utils.mixup.meta import PolicyMixup, SampleMixup, VirtualStep, _pairs, descend
+from utils.mixup.meta import PolicyMixup, SampleMixup, VirtualStep, descend, pairs_of
 from utils.mixup.mixing import MixPlan, mix
 from utils.mixup.policy import MixupPolicy
 from utils.training.objective import mixed_cross_entropy
@@ -149,7 +149,7 @@ def test_dropout_is_the_same_at_both_ends():
     model, batch = network().double(), real_batch()
     batch.inputs = batch.inputs.double()
     clean = batch.clean[0].double(), batch.clean[1]
-    pairs, lam = _pairs(batch), batch.mixing.lam.double()
+    pairs, lam = pairs_of(batch), batch.mixing.lam.double()
     exact, fast = (
         VirtualStep(model, mixed_cross_entropy, exact=exact).batch_hypergradient(
             pairs, lam, clean, 0.1
@@ -170,9 +170,9 @@ def test_an_update_steps_along_the_real_gradient(exact):
     mixed_cross_entropy(model(mixed), batch.targets, partners, lam).mean().backward()
     batch.inputs = inputs
     virtual = VirtualStep(model, mixed_cross_entropy, exact=exact)
-    (known,) = virtual.step_hypergradients([_pairs(batch)], [lam], 9, clean, 0.1)
+    (known,) = virtual.step_hypergradients([pairs_of(batch)], [lam], 9, clean, 0.1)
     virtual.exact = True
-    expected = virtual.batch_hypergradient(_pairs(batch), lam, clean, 0.1)
+    expected = virtual.batch_hypergradient(pairs_of(batch), lam, clean, 0.1)
     torch.testing.assert_close(known, expected, rtol=1e-9 if exact else 1e-4, atol=1e-9)
 
 

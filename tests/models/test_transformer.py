@@ -203,12 +203,12 @@ def test_the_exact_hypergradient_equals_finite_differences(mixup_at):
 def test_a_dropped_token_keeps_its_position():
     """A dropped token leaves no information, and the others are scaled by 1 / (1 - rate)."""
     ours, inputs = model(token_dropout=0.5).train(), packed(texts([40, 7]))
-    seen = ours._embed_tokens(inputs.ids)
+    seen = ours.embed_tokens(inputs.ids)
     dropped = (seen == 0).all(1)
     assert 8 < dropped.sum() < 40
     expected = torch.where(dropped[:, None], 0.0, 2 * ours.tokens(inputs.ids))
     torch.testing.assert_close(seen, expected)
-    assert torch.equal(ours.eval()._embed_tokens(inputs.ids), ours.tokens(inputs.ids))
+    assert torch.equal(ours.eval().embed_tokens(inputs.ids), ours.tokens(inputs.ids))
 
 
 def test_dropout_only_in_training():

@@ -10,7 +10,14 @@ from utils.data.texts.loader import TextLoader
 from utils.models.transformer import Transformer
 from utils.optim.factory import build_optimizer
 from utils.training import batch_probe
-from utils.training.batch_probe import CPU_FACTOR, CPU_ONCE, KeptBytes, largest_that_fits
+from utils.training.batch_probe import (
+    CPU_FACTOR,
+    CPU_ONCE,
+    KeptBytes,
+    first_that_fits,
+    kept_by,
+    largest_that_fits,
+)
 from utils.training.objective import Classification, Precision
 
 
@@ -56,7 +63,7 @@ def test_each_memory_is_counted_once_and_let_go(n):
         assert kept.most == 4 * n * (10 + 3 * 100)
         out.sum().backward()
         del out
-        assert kept._now == 0 and kept._users == {}
+        assert kept.now == 0
 
 
 def test_parameters_do_not_count():
@@ -73,7 +80,7 @@ def test_gradients_are_those_without_the_count():
         model = network()
         batch = loader(6).trial(6)
         if count:
-            batch_probe._kept_by(model, passes_of(model), batch)
+            kept_by(model, passes_of(model), batch)
         else:
             list(passes_of(model)(batch))
         results.append([p.grad for p in model.parameters()])
@@ -101,7 +108,7 @@ def test_the_largest_that_fits_by_any_limit():
 
 def test_the_line_meets_what_a_large_batch_keeps():
     model = network(dropout=0.0)
-    (kept,) = batch_probe._kept_by(model, passes_of(model), loader(64, n=64).trial(64))
+    (kept,) = kept_by(model, passes_of(model), loader(64, n=64).trial(64))
     beside = needed(model, 64) * (1 - batch_probe.CPU_RESERVE) - CPU_ONCE - CPU_FACTOR * kept
     weights = sum(4 * p.numel() for p in model.parameters())
     assert 3 * weights <= beside <= 3 * weights + 4096  # gradients and the moments of adamw
@@ -126,13 +133,13 @@ def test_few_short_texts_tell_what_many_keep():
     room = batch_probe.OnCPU(model, data, passes, [], 1e9)
     assert model.rounds_rows
     line = max(at_least + (64 - room.least) * each for at_least, each in room.lines)
-    assert line == pytest.approx(max(batch_probe._kept_by(model, passes, data.trial(64))), rel=0.05)
+    assert line == pytest.approx(max(kept_by(model, passes, data.trial(64))), rel=0.05)
 
 
 def test_what_is_made_again_needs_room_too():
     model = network(dropout=0.0)
     plain, model.fused = needed(model, 64), "memory"
-    (kept,) = batch_probe._kept_by(model, passes_of(model), loader(64, n=64).trial(64))
+    (kept,) = kept_by(model, passes_of(model), loader(64, n=64).trial(64))
     more = (needed(model, 64) - plain) * (1 - batch_probe.CPU_RESERVE)
     assert more == pytest.approx((batch_probe.CPU_FACTOR_RECOMPUTED - CPU_FACTOR) * kept)
 
@@ -174,7 +181,7 @@ def test_the_first_that_fits_is_found(count):
             asked.append(index)
             return index >= first
 
-        assert batch_probe._first(fits, count) == first
+        assert first_that_fits(fits, count) == first
         assert min(first, count - 1) in asked and len(asked) == len(set(asked)) <= 4 + (count > 7)
 
 
