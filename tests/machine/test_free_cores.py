@@ -7,6 +7,7 @@ import torch
 from toy import make_trainer
 
 from utils.machine import free_cores
+from utils.machine.cores import usable_cores
 from utils.machine.free_cores import SECONDS, FreeCores, cpu_seconds_of_others
 
 
@@ -64,6 +65,15 @@ def test_cpu_seconds_of_others(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "times", lambda: (0.1, 0.2, 0.3, 0.4, 99.0))
     ticks = 100 + 20 + 30 + 5 + 6 + 7 + 10  # neither idle time nor I/O wait
     assert cpu_seconds_of_others(tmp_path) == pytest.approx(ticks / os.sysconf("SC_CLK_TCK") - 1.0)
+
+
+def test_usable_cores(monkeypatch):
+    """Those that this process may run on; on a system that does not say which, all."""
+    assert 1 <= usable_cores() <= os.cpu_count()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 2, 5})
+    assert usable_cores() == 3
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert usable_cores() == os.cpu_count()
 
 
 def test_none_without_a_choice_or_without_statistics(monkeypatch):
