@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing import active_children
 from pathlib import Path
 
 import numpy as np
@@ -45,12 +46,11 @@ def make_pool():
         return pools[-1]
 
     yield make
+    memory = shared_memory_of(os.getpid())
     for pool in pools:
-        members, ring = list(pool._members), pool._ring
         pool.close()
         pool.close()  # once more does nothing
-        assert not any(worker.process.is_alive() for worker in members)
-        assert ring is None or not (SHM / ring.name).exists()
+    assert not active_children() and not any(file.exists() for file in memory)
 
 
 def augmentation():
@@ -72,6 +72,31 @@ def assert_same(batches, expected):
     for one, other in zip(batches, expected, strict=True):
         assert torch.equal(one.inputs, other.inputs) and torch.equal(one.targets, other.targets)
         assert one[2:] == other[2:]
+
+
+def read_ahead(pool, images) -> int:
+    """How many batches the pool has in preparation at most, in an epoch of batches of 4."""
+    drawn = most = 0
+
+    def pieces():
+        nonlocal drawn
+        for rows in np.array_split(np.arange(N), N // 4):
+            drawn += 1
+            yield rows, None
+
+    batches = pool.batches(pool.reader(images, None), pieces(), np.array)
+    for given, _ in enumerate(batches, 1):
+        most = max(most, drawn - given)
+    return most - 1  # the last one drawn waits for a free slot
+
+
+def shared_memory_of(pid: int) -> set[Path]:
+    """The files of multiprocessing's shared memory that a process has open."""
+    if not SHM.is_dir():
+        return set()
+    maps = (line.split() for line in Path(f"/proc/{pid}/maps").read_text().splitlines())
+    names = {words[5] for words in maps if len(words) == 6}  # more words: the file was deleted
+    return {Path(name) for name in names if name.startswith(f"{SHM}/psm_")}
 
 
 def is_gone(pid: int) -> bool:
@@ -99,7 +124,7 @@ def test_batches_are_those_without_workers(images, make_pool, workers):
         loader, plain = make_loader(images, pool, **case), make_loader(images, None, **case)
         for epoch, start_step in ((0, 0), (1, 0), (1, 2)):
             assert_same(loader.epoch(epoch, start_step), plain.epoch(epoch, start_step))
-    assert pool.said == [] and len(pool._free) == len(pool._ring.array) == 2 * workers
+    assert pool.said == [] and read_ahead(pool, images) == 2 * workers
 
 
 def test_rows_are_the_samples_with_and_without_workers(images, make_pool):
@@ -135,20 +160,19 @@ def test_iterators_that_are_left_and_that_take_turns(images, make_pool):
         assert torch.equal(ours.inputs, theirs.inputs)
         assert torch.equal(ours_val.inputs, theirs_val.inputs)
     assert_same(train.epoch(8), plain.epoch(8))
-    while any(worker.jobs for worker in pool._members):  # what was dropped is still on its way
-        pool._collect(timeout=1)
-    assert len(pool._free) == 4 and pool.said == []
+    wait_until(lambda: read_ahead(pool, images) == 4)  # what was dropped may still be on its way
+    assert pool.said == []
 
 
 def test_workers_start_with_the_first_batch_and_end_with_the_pool(images, make_pool):
     pool = make_pool()
     loader = make_loader(images, pool)
     batches = loader.epoch()
-    assert pool._members == [] and pool._ring is None
+    assert active_children() == [] and not shared_memory_of(os.getpid())
     next(batches)
-    assert len(pool._members) == 2
+    assert len(active_children()) == 2
     pool.close()
-    assert pool._members == []
+    assert active_children() == []
     with pytest.raises(RuntimeError, match="closed"):
         next(batches)
 
@@ -166,13 +190,13 @@ def test_killed_workers_are_replaced_and_no_batch_is_lost(images, make_pool, vic
     for step, batch in enumerate(loader.epoch()):
         batches.append(batch)
         if step in (0, 3, 9):
-            for worker in pool._members[:victims]:
-                os.kill(worker.process.pid, signal.SIGKILL)
+            for worker in active_children()[:victims]:
+                worker.kill()
     assert_same(batches, plain.epoch())
     assert_same(loader.epoch(1), plain.epoch(1))
     # A worker is missed when there is work for it.
     assert 2 <= len(pool.said) <= 3 * victims and all("SIGKILL" in line for line in pool.said)
-    assert len(pool._free) == 4
+    assert read_ahead(pool, images) == 4
 
 
 def test_workers_that_keep_dying_end_the_run_in_one_line(images, make_pool):
@@ -185,7 +209,7 @@ def test_workers_that_keep_dying_end_the_run_in_one_line(images, make_pool):
     with pytest.raises(UserError, match=r"SIGKILL.*memory.*--workers") as error:
         next(batches)
     assert "\n" not in str(error.value)
-    assert pool._members == []
+    assert active_children() == []
 
 
 def test_an_exception_in_a_worker_comes_out_in_its_turn(images, make_pool):
@@ -228,7 +252,7 @@ def test_little_shared_memory_means_fewer_slots(images, make_pool, monkeypatch):
     pool = make_pool(3)
     loader, plain = make_loader(images, pool), make_loader(images, None)
     assert_same(loader.epoch(), plain.epoch())
-    assert len(pool._ring.array) == 3
+    assert read_ahead(pool, images) == 3
     (line,) = pool.said
     assert "3 batches" in line and "--shm-size" in line and "\n" not in line
 
@@ -275,8 +299,9 @@ def start_program(images, tmp_path, mode):
         text=True,
         start_new_session=True,
     )
-    name, *pids = process.stdout.readline().split()
-    return process, SHM / name, [int(pid) for pid in pids]
+    pids = [int(pid) for pid in process.stdout.readline().split()]
+    (memory,) = shared_memory_of(process.pid)
+    return process, memory, pids
 
 
 @needs_shm
