@@ -232,7 +232,7 @@ def test_a_run_goes_on_after_a_failed_capture(tmp_path, machine, capsys):
     plain = make_trainer(tmp_path / "plain", ema_decay=0.9)
     plain.fit()
     ours = make_trainer(tmp_path / "ours", ema_decay=0.9)
-    ours.delegate_steps(GraphedStep(ours, CudaRecorder(GPU)))
+    ours.delegate_steps(GraphedStep(ours, CudaRecorder(GPU), rate_dtype=torch.float64))
     made = ours.loader.made
 
     def fails_in_a_capture(batch):
@@ -294,7 +294,7 @@ def test_the_last_warm_up_step_is_watched(tmp_path, machine, capsys):
     plain.fit()
     capsys.readouterr()
     ours, watched = make_trainer(tmp_path / "ours"), []
-    ours.delegate_steps(GraphedStep(ours, CudaRecorder(GPU)))
+    ours.delegate_steps(GraphedStep(ours, CudaRecorder(GPU), rate_dtype=torch.float64))
     update = ours.update_device
 
     def waits(step, ema_weight):

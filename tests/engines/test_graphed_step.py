@@ -60,10 +60,14 @@ class StandIn:
         return SimpleNamespace(query=lambda: True, elapsed_time=lambda end: self.step_ms)
 
 
-def graphed(folder, failure="", asked=True, step_ms=0.0, **options):
-    trainer = make_trainer(folder, **options)
-    trainer.delegate_steps(GraphedStep(trainer, StandIn(failure, step_ms=step_ms), asked))
-    return trainer, trainer.stepper.recorder
+def take_steps(trainer, recorder, asked=True, rate_dtype=torch.float64) -> None:
+    trainer.delegate_steps(GraphedStep(trainer, recorder, asked, rate_dtype))
+
+
+def graphed(folder, failure="", asked=True, step_ms=0.0, rate_dtype=torch.float64, **options):
+    trainer, recorder = make_trainer(folder, **options), StandIn(failure, step_ms=step_ms)
+    take_steps(trainer, recorder, asked, rate_dtype)
+    return trainer, recorder
 
 
 def mixing(**options):
@@ -109,19 +113,20 @@ def test_a_run_is_the_ordinary_one(tmp_path, case):
 
 
 def test_augmentation_is_in_the_graph(tmp_path):
-    """A batch that is copied for it is choices; pictures are made of them at every replay."""
-    ours, _ = graphed(tmp_path, epochs=2)
-    made, kinds = ours.loader.made, []
+    """Of a batch its choices are copied for the graph, which makes pictures of them at every
+    replay."""
+    ours, recorder = graphed(tmp_path, epochs=2)
+    made, given = ours.loader.made, []
 
     def watched(batch):
-        kinds.append(type(batch.inputs))
+        given.append(batch.inputs)
         return made(batch)
 
     ours.loader.made = watched
     ours.fit()
-    assert set(kinds) == {Packed} and len(kinds) == ours.total_steps
-    ((static, _),) = ours.stepper._graphs.values()
-    assert isinstance(static.inputs, Packed) and static.inputs.choices.dtype == torch.int64
+    assert recorder.replayed and len(given) == ours.total_steps
+    assert all(isinstance(inputs, Packed) for inputs in given)
+    assert {inputs.choices.dtype for inputs in given} == {torch.int64}
 
 
 def places(trainer) -> dict:
@@ -187,7 +192,7 @@ def test_a_step_that_is_not_finite_is_left_out(tmp_path):
     for name in ("plain", "ours"):
         trainer = make_trainer(tmp_path / name, on_nonfinite="skip", ema_decay=0.9)
         if name == "ours":
-            trainer.delegate_steps(GraphedStep(trainer, StandIn()))
+            take_steps(trainer, StandIn())
         whole, shift = trainer.loader.epoch, trainer.loader.normalize.shift
         good = shift.clone()
 
@@ -235,7 +240,7 @@ def test_a_later_capture_that_fails_lets_the_others_go(tmp_path):
 
     recorder.capture = only_once
     ours.fit()
-    assert recorder.captured == 1 and ours.stepper._graphs == {}
+    assert recorder.captured == 1 and not ours.stepper.holds_memory
     assert_same(everything(ours), everything(plain))
 
 
@@ -265,8 +270,7 @@ def test_the_host_keeps_pace_at_every_replay(tmp_path):
 
 def test_rates_are_rounded_alike_in_ordinary_steps(tmp_path):
     """To what a replay reads; what is logged and saved is the number itself."""
-    ours, _ = graphed(tmp_path, lr=0.1)
-    ours.stepper._rate_dtype = torch.float32
+    ours, _ = graphed(tmp_path, lr=0.1, rate_dtype=torch.float32)
     update, read = ours.update_device, []
 
     def watched(step, ema_weight):
@@ -305,19 +309,28 @@ def test_graphs_by_themselves_where_launches_bind(tmp_path, capsys):
     ours, recorder = graphed(
         tmp_path / "ours", asked=False, optimizer="adamw", ema_decay=0.9, epochs=4, log_every=1
     )
-    replays = []
-    replay = ours.stepper._replay
+    replays, augments = [], []
+    capture, made = recorder.capture, ours.loader.made
 
-    def watched(static, again, batch):
-        replays.append((ours.progress.step, isinstance(static.inputs, Packed)))
-        replay(static, again, batch)
+    def watched(function):
+        replay = capture(function)
 
-    ours.stepper._replay = watched
+        def noted():
+            replays.append(ours.progress.step)
+            replay()
+
+        return noted
+
+    def watched_made(batch):
+        if isinstance(batch.inputs, Packed) and ours.progress.step in replays:
+            augments.append(ours.progress.step)
+        return made(batch)
+
+    recorder.capture, ours.loader.made = watched, watched_made
     ours.fit()
     said = capsys.readouterr().out
     assert TIMED == WARM_UP == 3 and recorder.captured == 1
-    steps = [9, 10, 12, 13, 14, 15, 16, 18, 19, 20, 21, 22]
-    assert replays == [(step, True) for step in steps]
+    assert replays == augments == [9, 10, 12, 13, 14, 15, 16, 18, 19, 20, 21, 22]
     assert said.count("CUDA graphs: used, because launching a step takes ") == 1
     assert said.count("--no_cuda_graphs does without") == 1 and "not used" not in said
     assert_same(everything(ours), everything(plain))
@@ -340,7 +353,7 @@ def test_no_graphs_by_themselves_where_the_device_is_slower(tmp_path, capsys):
 @pytest.mark.parametrize("trouble", [{"failure": "no luck"}, {"waits": ("guard.py:57",)}])
 def test_what_fails_unasked_is_only_logged(tmp_path, capsys, trouble):
     ours = make_trainer(tmp_path)
-    ours.delegate_steps(GraphedStep(ours, StandIn(**trouble), asked=False))
+    take_steps(ours, StandIn(**trouble), asked=False)
     logged = []
     ours.console.log = logged.append
     ours.fit()
@@ -357,28 +370,31 @@ def test_a_dry_run_times_no_step_of_the_choice(tmp_path):
 
 
 def test_what_is_captured_reads_nothing_on_the_host(tmp_path):
-    """The step's number, rate and EMA weight are in tensors: other ones at a replay count."""
-    ours, recorder = graphed(tmp_path, ema_decay=0.9, clip=1.0)
-    held = {}
+    """Rates, step number and EMA weight come from tensors: whatever the host has instead of them
+    while a graph is replayed, the run is the same."""
+    options = {"optimizer": "adamw", "ema_decay": 0.9, "clip": 1.0}
+    plain = make_trainer(tmp_path / "plain", **options)
+    plain.fit()
+    ours, recorder = graphed(tmp_path / "ours", **options)
+    groups, progress, average = ours.optimizer.param_groups, ours.progress, ours.average
+    ema_weight, capture = average.ema_weight, recorder.capture
 
-    def capture(function):
-        held["function"] = function
-        return lambda: None
+    def captured(function):
+        replay = capture(function)
 
-    recorder.capture = capture
-    ours.prepare(0)
-    ours.guard.remember()
-    for batch in list(ours.loader.epoch(0))[:4]:
-        ours.stepper.forward_backward(batch)
-        ours.stepper.update()
-    before = everything(ours)
-    ours.stepper._rates[0].zero_()
-    ours.stepper._rates[1].zero_()
-    ours.stepper._ema_weight.zero_()
-    held["function"]()
-    after = everything(ours)
-    for name, tensor in after.items():
-        still = name.startswith("average/") or (name.startswith("model/") and "1." not in name)
-        if still:
-            assert torch.equal(tensor, before[name]), name
-    assert ours.progress.step == 4 and not ours.updating
+        def misled():
+            rates, step = [group["lr"] for group in groups], progress.step
+            for group in groups:
+                group["lr"] = float("nan")
+            progress.step, average.ema_weight = -1, lambda step: float("nan")
+            replay()
+            for group, rate in zip(groups, rates, strict=True):
+                group["lr"] = rate
+            progress.step, average.ema_weight = step, ema_weight
+
+        return misled
+
+    recorder.capture = captured
+    ours.fit()
+    assert recorder.replayed
+    assert_same(everything(ours), everything(plain))

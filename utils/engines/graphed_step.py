@@ -45,15 +45,21 @@ class GraphedStep:
         trainer: of a run that CUDA graphs can serve (see cuda_graphs.py); in tests without a GPU.
         recorder: captures the work of its device.
         asked: the user has asked for graphs; otherwise they are used if steps are launch-bound.
+        rate_dtype: as which kernels read the learning rate: float32 on a GPU, float64 on a CPU.
     """
 
-    def __init__(self, trainer: EngineTrainer, recorder: Recorder, asked: bool = True):
+    def __init__(
+        self,
+        trainer: EngineTrainer,
+        recorder: Recorder,
+        asked: bool = True,
+        rate_dtype: torch.dtype = torch.float32,
+    ):
         self.trainer, self.recorder, self.asked = trainer, recorder, asked
+        self.rate_dtype = rate_dtype
         device = trainer.precision.device
-        # Kernels read the learning rate as float32 on a GPU, as float64 on a CPU (in tests).
-        self._rate_dtype = torch.float32 if device.type == "cuda" else torch.float64
         groups = trainer.optimizer.param_groups
-        self._rates = [torch.zeros((), dtype=self._rate_dtype, device=device) for _ in groups]
+        self._rates = [torch.zeros((), dtype=rate_dtype, device=device) for _ in groups]
         self._step = torch.zeros((), dtype=torch.int64, device=device)
         self._ema_weight = torch.zeros((), device=device)
         # By the signature of a batch, since batches may be mixed in different ways:
@@ -191,7 +197,7 @@ class GraphedStep:
         groups = self.trainer.optimizer.param_groups
         kept = [group["lr"] for group in groups]
         for group, lr in zip(groups, kept, strict=True):
-            group["lr"] = torch.tensor(lr, dtype=self._rate_dtype).item()  # of a CPU: no wait
+            group["lr"] = torch.tensor(lr, dtype=self.rate_dtype).item()  # of a CPU: no wait
         try:
             yield
         finally:
