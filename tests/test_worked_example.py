@@ -138,9 +138,8 @@ def test_a_search_ends_with_a_recipe(house, tmp_path):
 @pytest.mark.slow
 def test_the_tests_of_every_optimizer_pass(house):
     """Steps that must leave no trace, checkpoints, frozen parameters, what its entry says."""
-    done = run_pytest(
-        house, "tests/optim/test_factory.py", "tests/optim/test_optimizer_entries.py", "lion"
-    )
+    files = ("factory", "optimizer_steps", "optimizer_entries")
+    done = run_pytest(house, *(f"tests/optim/test_{name}.py" for name in files), "lion")
     assert done.returncode == 0, done.stdout
     assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 40
 

@@ -1,13 +1,15 @@
-"""Lookahead: its own rules; that it equals its formula stands in test_factory.py."""
+"""Lookahead: its own rules; that it equals its formula stands in test_optimizer_steps.py."""
 
 import copy
 import pickle
 
 import pytest
 import torch
+from flags_of_a_gpu import flags_as_on_a_gpu
 from torch import nn
 
 from utils.checkpoints.checkpoint import OF_THE_STEPS
+from utils.optim import lookahead
 from utils.optim.lookahead import COUNT, SLOW, Lookahead
 
 
@@ -120,9 +122,13 @@ def test_a_copy_goes_on_alike_and_alone(way):
 
 
 def test_a_copy_knows_the_flag_that_was_late():
-    model, optimizer = problem(k=3)
+    model, _ = problem()
+    optimizer = Lookahead(torch.optim.SGD(model.parameters(), lr=0.1, fused=True), k=3)
     step(model, optimizer)
-    optimizer._follow(torch.ones(()))  # a step left out, of which the host does not know yet
+    optimizer.found_inf = torch.ones(())
+    with flags_as_on_a_gpu(lookahead):
+        step(model, optimizer)  # left out, which the host does not know yet
+    assert optimizer.param_groups[0][COUNT] == 2
     assert copied({"optimizer": optimizer}, "deepcopy")["optimizer"].param_groups[0][COUNT] == 1
 
 

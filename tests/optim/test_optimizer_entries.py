@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from test_factory import backward, build, small_model
+from optimizer_tools import backward, build, small_model
 
 from utils.optim.entry import ELEMENTS, MATRICES
 from utils.optim.factory import is_capturable

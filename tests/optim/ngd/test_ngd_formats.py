@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from flags_of_a_gpu import flags_as_on_a_gpu
 from ngd_tools import (
     assert_equal_to_the_bit,
     each_foreach,
@@ -15,6 +16,7 @@ from ngd_tools import (
 from torch import nn
 
 from utils.checkpoints.checkpoint import optimizer_tensors, restore_optimizer
+from utils.optim.ngd import optimizer as ngd
 from utils.optim.ngd.optimizer import NGD
 
 
@@ -228,8 +230,8 @@ def test_flags_of_a_step_reach_a_part_of_a_larger_tensor(view, found_inf):
         give_gradients([parameter], 2, scale=8.0)
         optimizer.found_inf, optimizer.grad_scale = torch.tensor(found_inf), torch.tensor(8.0)
         earlier = parameter.detach().clone()
-        with torch.no_grad():
-            optimizer._step()
+        with flags_as_on_a_gpu(ngd):
+            optimizer.step()
         assert torch.equal(parameter, earlier) == (found_inf == 1.0)
         found.append(tensors(optimizer))
     assert_equal_to_the_bit(*found)
