@@ -1,4 +1,4 @@
-"""Reading processes: the same bits as without them, whatever happens to them."""
+"""Worker processes: batches are the same to the bit, whatever happens to them."""
 
 import errno
 import os
@@ -100,7 +100,7 @@ def shared_memory_of(pid: int) -> set[Path]:
 
 
 def is_gone(pid: int) -> bool:
-    """No such process, or a dead one that nobody has asked for yet."""
+    """No such process, or a dead one that its parent has not waited for."""
     try:
         return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -137,7 +137,7 @@ def test_rows_are_the_samples_with_and_without_workers(images, make_pool):
         assert_same(loader.epoch(2), copied.epoch(2))
 
 
-def test_iterators_that_are_left_and_that_take_turns(images, make_pool):
+def test_iterators_may_be_left_and_may_take_turns(images, make_pool):
     pool = make_pool()
     train, val = make_loader(images, pool), make_loader(images, pool, shuffle=False, augment=None)
     plain = make_loader(images, None)
@@ -177,7 +177,7 @@ def test_workers_start_with_the_first_batch_and_end_with_the_pool(images, make_p
         next(batches)
 
 
-def test_workers_do_without_pytorch():
+def test_workers_do_not_import_pytorch():
     code = "import sys, utils.data.workers; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
@@ -194,7 +194,7 @@ def test_killed_workers_are_replaced_and_no_batch_is_lost(images, make_pool, vic
                 worker.kill()
     assert_same(batches, plain.epoch())
     assert_same(loader.epoch(1), plain.epoch(1))
-    # A worker is missed when there is work for it.
+    # A death is noticed only while there is work.
     assert 2 <= len(pool.said) <= 3 * victims and all("SIGKILL" in line for line in pool.said)
     assert read_ahead(pool, images) == 4
 
@@ -212,7 +212,7 @@ def test_workers_that_keep_dying_end_the_run_in_one_line(images, make_pool):
     assert active_children() == []
 
 
-def test_an_exception_in_a_worker_comes_out_in_its_turn(images, make_pool):
+def test_an_exception_in_a_worker_is_raised_at_its_batch(images, make_pool):
     pool = make_pool()
     reader = pool.reader(images, Fault(20, deadly=False))
     pieces = [(np.arange(start, start + 8), Plan()) for start in range(0, 40, 8)]
@@ -225,7 +225,7 @@ def test_an_exception_in_a_worker_comes_out_in_its_turn(images, make_pool):
 
 
 @pytest.mark.parametrize("fault", ["vanished", "truncated", "another file", "truncated later"])
-def test_a_file_that_is_not_what_it_was(images, make_pool, fault):
+def test_a_file_that_has_changed_is_named(images, make_pool, fault):
     file = Path(images.filename)
     pool = make_pool(1)
     loader = make_loader(images, pool, 4)
@@ -259,10 +259,12 @@ def test_little_shared_memory_means_fewer_slots(images, make_pool, monkeypatch):
 
 @needs_shm
 @pytest.mark.parametrize("moment", ["look", "reserve"])
-def test_no_room_for_two_slots(images, make_pool, monkeypatch, moment):
+def test_too_little_shared_memory_names_a_way_out(
+    images, make_pool, monkeypatch, moment
+):
     if moment == "look":
         monkeypatch.setattr(shared_ring, "free_bytes", lambda: 2 * 4096 - 1)
-    else:  # others took it meanwhile
+    else:  # others have taken it meanwhile
 
         def refuse(*_):
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -277,7 +279,7 @@ def test_no_room_for_two_slots(images, make_pool, monkeypatch, moment):
 
 
 @needs_shm
-def test_shared_memory_is_taken_at_once():
+def test_shared_memory_is_reserved_at_the_start():
     ring = shared_ring.Ring.create(3, 1 << 20, print)
     try:
         assert os.stat(SHM / ring.name).st_blocks * 512 >= 3 << 20
@@ -318,7 +320,7 @@ def test_nothing_is_left_when_the_training_process_is_killed(images, tmp_path):
 
 @needs_shm
 def test_signals_to_the_whole_group_do_not_touch_the_workers(images, tmp_path):
-    """From the start on, when a worker does not run Python yet; and the exit does not hang."""
+    """Not even at the start, before they run Python; and the exit does not hang."""
     process, memory, pids = start_program(images, tmp_path, "whole")
     for _ in range(5):
         os.killpg(process.pid, signal.SIGINT)
@@ -334,4 +336,4 @@ def test_only_a_whole_map_of_a_file_can_be_opened_again(images):
     assert is_map(images)
     assert not is_map(images[3:]) and not is_map(np.array(images))
     assert not is_map(np.asarray(images))
-    assert isinstance(images[3:], np.memmap)  # with the offset of the whole
+    assert isinstance(images[3:], np.memmap)  # a memmap too, with the offset of the whole

@@ -1,4 +1,4 @@
-"""What worker processes import in tests (no PyTorch), and the program that is killed in some."""
+"""What worker processes import in tests (not PyTorch), and a program that some tests kill."""
 
 import os
 import signal
