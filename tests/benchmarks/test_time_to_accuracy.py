@@ -79,7 +79,7 @@ def test_a_race_without_pictures_says_so(tmp_path):
 
 
 @pytest.mark.slow
-def test_small_race(tmp_path):
+def test_a_small_race_has_curves_of_all(tmp_path):
     found = raced(real_pictures, tmp_path)
     assert not found["left_out"]
     assert {name: len(curve) for name, curve in found["curves"].items()} == dict.fromkeys(

@@ -259,9 +259,7 @@ def test_little_shared_memory_means_fewer_slots(images, make_pool, monkeypatch):
 
 @needs_shm
 @pytest.mark.parametrize("moment", ["look", "reserve"])
-def test_too_little_shared_memory_names_a_way_out(
-    images, make_pool, monkeypatch, moment
-):
+def test_too_little_shared_memory_names_a_way_out(images, make_pool, monkeypatch, moment):
     if moment == "look":
         monkeypatch.setattr(shared_ring, "free_bytes", lambda: 2 * 4096 - 1)
     else:  # others have taken it meanwhile

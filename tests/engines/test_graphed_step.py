@@ -1,5 +1,5 @@
-"""Steps by graphs, with a stand-in for the device's: what was captured is done again from the same
-tensors at each replay. The run is the ordinary one, to the bit."""
+"""Steps by graphs, with a fake recorder: a replay calls the captured function again, with the same
+tensors. The run is the ordinary one, to the bit."""
 
 import contextlib
 import itertools
@@ -18,12 +18,12 @@ from utils.runs.dry_run import time_steps
 
 
 class StandIn:
-    """Captures nothing: a replay calls the function, which must so need nothing of the host.
+    """A Recorder that captures nothing: a replay calls the function.
 
     Args:
-        failure: of every capture.
+        failure: message of the error of every capture; empty: none fails.
         waits: where the host waits in a watched step.
-        step_ms: what each step takes the device.
+        step_ms: time of a step on the device.
     """
 
     def __init__(self, failure: str = "", waits: tuple = (), step_ms: float = 0.0):
@@ -94,7 +94,7 @@ CASES = {
 
 
 def made(options: dict) -> dict:
-    """Options with a Mixing of their own: it belongs to one loader."""
+    """The options with a new Mixing, which belongs to one loader."""
     return options | ({"mixing": options["mixing"]()} if "mixing" in options else {})
 
 
@@ -113,8 +113,7 @@ def test_a_run_is_the_ordinary_one(tmp_path, case):
 
 
 def test_augmentation_is_in_the_graph(tmp_path):
-    """Of a batch its choices are copied for the graph, which makes pictures of them at every
-    replay."""
+    """Batches have packed choices, from which the graph makes pictures at every replay."""
     ours, recorder = graphed(tmp_path, epochs=2)
     made, given = ours.loader.made, []
 
@@ -130,7 +129,7 @@ def test_augmentation_is_in_the_graph(tmp_path):
 
 
 def places(trainer) -> dict:
-    """Where the tensors lie that a step reads and writes."""
+    """The addresses of the tensors that a step reads and writes."""
     guard, tensors = trainer.guard, {}
     tensors |= {f"weight {name}": t for name, t in trainer.model.state_dict().items()}
     tensors |= {f"average {name}": t for name, t in trainer.average.mean.items()}
@@ -142,8 +141,8 @@ def places(trainer) -> dict:
 
 
 def test_every_tensor_stays_where_it_is(tmp_path):
-    """A real graph reads and writes where they lay when it was captured: no step may put another
-    tensor in the place of one that outlives it."""
+    """A real graph reads and writes at the addresses of its capture: no step may replace a tensor
+    that outlives it by another one."""
     ours, recorder = graphed(tmp_path, optimizer="adamw", ema_decay=0.9, clip=0.5, epochs=2)
     at_capture = {}
     capture = recorder.capture
@@ -157,14 +156,14 @@ def test_every_tensor_stays_where_it_is(tmp_path):
     assert at_capture and places(ours) == at_capture
 
 
-def test_ways_of_mixing_have_graphs_of_their_own(tmp_path):
+def test_each_way_of_mixing_has_its_own_graph(tmp_path):
     ours, recorder = graphed(tmp_path, **made(CASES["mixup and CutMix by turns"]))
     ours.fit()
     assert recorder.captured == 2 and recorder.warm == 2 * 2 * WARM_UP
 
 
 @pytest.mark.parametrize("stop", [2, 4, 6, 8])
-def test_resumed_in_the_middle(tmp_path, stop):
+def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, stop):
     options = {"optimizer": "adamw", "ema_decay": 0.9, "epochs": 3}
     plain = make_trainer(tmp_path / "plain", **options)
     plain.fit()
@@ -186,8 +185,8 @@ def test_saved_rates_are_numbers(tmp_path):
     assert isinstance(ours.learning_rate, float)
 
 
-def test_a_step_that_is_not_finite_is_left_out(tmp_path):
-    """In a replay; with its own number."""
+def test_a_replayed_step_that_is_not_finite_is_skipped(tmp_path):
+    """And reported with its own number."""
     results = []
     for name in ("plain", "ours"):
         trainer = make_trainer(tmp_path / name, on_nonfinite="skip", ema_decay=0.9)
@@ -214,7 +213,7 @@ def test_a_step_that_is_not_finite_is_left_out(tmp_path):
     assert_same(*results)
 
 
-def test_a_capture_that_fails_is_said_and_changes_nothing(tmp_path, capsys):
+def test_a_failed_capture_is_reported_and_changes_nothing(tmp_path, capsys):
     plain = make_trainer(tmp_path / "plain", ema_decay=0.9)
     plain.fit()
     capsys.readouterr()
@@ -226,8 +225,8 @@ def test_a_capture_that_fails_is_said_and_changes_nothing(tmp_path, capsys):
     assert_same(everything(ours), everything(plain))
 
 
-def test_a_later_capture_that_fails_lets_the_others_go(tmp_path):
-    """Of their memory ordinary steps have none."""
+def test_a_later_capture_that_fails_frees_the_other_graphs(tmp_path):
+    """Ordinary steps need that memory."""
     options = CASES["mixup and CutMix by turns"]
     plain = make_trainer(tmp_path / "plain", **made(options))
     plain.fit()
@@ -246,7 +245,7 @@ def test_a_later_capture_that_fails_lets_the_others_go(tmp_path):
 
 @pytest.mark.parametrize(("batch", "step"), [(8, 6), (64, 64)])
 def test_steps_smaller_than_a_batch_have_graphs(tmp_path, batch, step):
-    """As with --global_batch, and of a data set of less than a batch."""
+    """As with --global_batch, and for a data set smaller than a batch."""
     data = loader(batch)
     data.resize(batch, step)
     ours, recorder = graphed(tmp_path, data=data, epochs=8)
@@ -257,7 +256,7 @@ def test_steps_smaller_than_a_batch_have_graphs(tmp_path, batch, step):
 def test_a_dry_run_times_replays(tmp_path):
     ours, recorder = graphed(tmp_path)
     _, _, steps, samples, before = time_steps(ours)
-    short = steps // 6  # of 3 samples, the last ones of their epochs, are no replays
+    short = steps // 6  # the last steps of epochs, of 3 samples, are not replayed
     assert before == WARM_UP + 1 and recorder.replayed in (steps - short + 1, steps - short)
     assert samples in (4 * steps - short, 4 * steps - short - 1)
 
@@ -269,7 +268,7 @@ def test_the_host_keeps_pace_at_every_replay(tmp_path):
 
 
 def test_rates_are_rounded_alike_in_ordinary_steps(tmp_path):
-    """To what a replay reads; what is logged and saved is the number itself."""
+    """As a replay reads them; logs and checkpoints have the unrounded rate."""
     ours, _ = graphed(tmp_path, lr=0.1, rate_dtype=torch.float32)
     update, read = ours.update_device, []
 
@@ -287,8 +286,8 @@ def test_rates_are_rounded_alike_in_ordinary_steps(tmp_path):
     assert [group["lr"] for group in ours.optimizer.param_groups] == told
 
 
-def test_memory_that_runs_out_is_that_of_graphs_too(tmp_path):
-    """They are given up, and the way out names their flag; before there are any it does not."""
+def test_graphs_are_given_up_when_memory_runs_out(tmp_path):
+    """And the advice names their flag; not before there are any."""
     ours, recorder = graphed(tmp_path, epochs=1)
     assert ours.stepper.free_memory() == "" and ours.stepper.refused is None
     ours.fit()
@@ -297,12 +296,12 @@ def test_memory_that_runs_out_is_that_of_graphs_too(tmp_path):
     assert not ours.stepper.holds_memory and ours.stepper.refused == "memory has run out"
 
 
-# ---- without being asked for ---------------------------------------------------------------------
+# ---- chosen automatically -----------------------------------------------------------------------
 
 
-def test_graphs_by_themselves_where_launches_bind(tmp_path, capsys):
-    """The first step and TIMED ones are ordinary, as is the smaller last one of every 6. From the
-    second epoch on the augmentation is in the graph, and its WARM_UP begins."""
+def test_graphs_are_chosen_where_steps_are_launch_bound(tmp_path, capsys):
+    """The first step and TIMED more are ordinary, as is the smaller last one of every 6. From the
+    second epoch on the augmentation is in the graph; only then WARM_UP begins."""
     plain = make_trainer(tmp_path / "plain", optimizer="adamw", ema_decay=0.9, epochs=4)
     plain.fit()
     capsys.readouterr()
@@ -336,7 +335,7 @@ def test_graphs_by_themselves_where_launches_bind(tmp_path, capsys):
     assert_same(everything(ours), everything(plain))
 
 
-def test_no_graphs_by_themselves_where_the_device_is_slower(tmp_path, capsys):
+def test_graphs_are_not_chosen_where_the_device_is_slower(tmp_path, capsys):
     plain = make_trainer(tmp_path / "plain", epochs=2)
     plain.fit()
     capsys.readouterr()
@@ -351,7 +350,7 @@ def test_no_graphs_by_themselves_where_the_device_is_slower(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("trouble", [{"failure": "no luck"}, {"waits": ("guard.py:57",)}])
-def test_what_fails_unasked_is_only_logged(tmp_path, capsys, trouble):
+def test_a_failure_is_only_logged_if_graphs_were_not_asked_for(tmp_path, capsys, trouble):
     ours = make_trainer(tmp_path)
     take_steps(ours, StandIn(**trouble), asked=False)
     logged = []
@@ -363,15 +362,15 @@ def test_what_fails_unasked_is_only_logged(tmp_path, capsys, trouble):
     assert not ours.stepper.holds_memory
 
 
-def test_a_dry_run_times_no_step_of_the_choice(tmp_path):
+def test_a_dry_run_does_not_time_the_steps_before_the_choice(tmp_path):
     ours, recorder = graphed(tmp_path, asked=False, epochs=8)
     before = time_steps(ours)[-1]
     assert recorder.captured and before >= 1 + TIMED + WARM_UP + 1
 
 
 def test_what_is_captured_reads_nothing_on_the_host(tmp_path):
-    """Rates, step number and EMA weight come from tensors: whatever the host has instead of them
-    while a graph is replayed, the run is the same."""
+    """Rates, step number and EMA weight come from tensors: other values on the host during replays
+    change nothing."""
     options = {"optimizer": "adamw", "ema_decay": 0.9, "clip": 1.0}
     plain = make_trainer(tmp_path / "plain", **options)
     plain.fit()
