@@ -29,7 +29,7 @@ def mixing(**options):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_a_run_is_the_ordinary_one(tmp_path, optimizer, precision, capsys):
-    """Without dropout; in float32 up to what the rounding of the rate changes."""
+    """Without dropout; in float32 up to the rounding of the learning rate."""
     options = {
         "optimizer": optimizer, "precision": precision, "ema_decay": 0.9, "clip": 1.0,
         "dropout": 0.0, "epochs": 3, "lr": 0.01,
@@ -56,7 +56,7 @@ def test_a_run_is_the_ordinary_one(tmp_path, optimizer, precision, capsys):
     assert lines == [(line["step"], line["split"]) for line in history(tmp_path / "plain")]
 
 
-def test_by_themselves_where_launches_bind(tmp_path, capsys):
+def test_graphs_are_chosen_where_steps_are_launch_bound(tmp_path, capsys):
     """A toy network's kernels take microseconds each. The choice itself waits for nothing."""
     trainer = make_trainer(tmp_path, device=CUDA, dropout=0.0, epochs=4)
     use_engine(trainer, "auto")
@@ -66,7 +66,7 @@ def test_by_themselves_where_launches_bind(tmp_path, capsys):
     assert trainer.stepper.holds_memory and "not used" not in said
 
 
-def test_not_by_themselves_where_the_gpu_is_slower(tmp_path, capsys):
+def test_graphs_are_not_chosen_where_the_gpu_is_slower(tmp_path, capsys):
     trainer = make_trainer(tmp_path, device=CUDA, dropout=0.0, epochs=4)
     use_engine(trainer, "auto")
     real, cycles = trainer.forward_backward_device, 50_000_000  # about 30 ms
@@ -114,7 +114,7 @@ def test_augmentation_is_in_the_graph(tmp_path):
 
 
 def test_other_random_numbers_in_every_replay(tmp_path):
-    """Dropout at the same weights and batch."""
+    """By dropout, at the same weights and batch."""
     trainer = graphed(tmp_path, dropout=0.5, lr=1e-30)
     trainer.prepare(0)
     trainer.guard.remember()
@@ -161,7 +161,7 @@ def test_a_step_that_is_not_finite_leaves_no_trace_in_a_replay(tmp_path):
 
 
 def test_a_step_that_waits_is_found_before_a_capture(tmp_path, capsys):
-    """A host read in the forward part, and one in a thread of autograd's."""
+    """A host read after the backward pass, and one in a thread of autograd."""
     trainer = graphed(tmp_path, epochs=2)
     real = trainer.forward_backward_device
 
@@ -183,8 +183,8 @@ def test_a_step_that_waits_is_found_before_a_capture(tmp_path, capsys):
 
 
 def test_a_capture_that_fails_leaves_an_ordinary_run(tmp_path, capsys, monkeypatch):
-    """A host read in the capture alone. The same numbers are drawn as ever, in memory that is given
-    back."""
+    """The host reads a value in the capture alone. The random numbers are those of an ordinary run,
+    and memory is given back."""
     monkeypatch.setattr(CudaRecorder, "failed", [])
     runs = []
     for name in ("plain", "ours"):
@@ -210,12 +210,12 @@ def test_a_capture_that_fails_leaves_an_ordinary_run(tmp_path, capsys, monkeypat
     assert torch.equal(state, same_state)
     for name, tensor in plain.model.state_dict().items():
         torch.testing.assert_close(ours.model.state_dict()[name], tensor, rtol=1e-4, atol=1e-4)
-    # The allocator takes part in no capture any more: else this would be an internal error.
+    # If the allocator still took part in a capture, this would be an internal error.
     torch.cuda.empty_cache()
 
 
 def test_a_capture_after_one_that_failed(tmp_path):
-    """Of another trainer in the same process."""
+    """As by another trainer in the same process."""
     recorder = CudaRecorder(CUDA)
     value = torch.ones(8, device=CUDA)
     with pytest.raises(RuntimeError):

@@ -1,4 +1,4 @@
-"""Batches on a GPU: those of the CPU, and made without a wait of the host."""
+"""Batches on a GPU are those of the CPU, and made without a wait of the host."""
 
 from multiprocessing import active_children
 
@@ -28,7 +28,7 @@ def augmentation():
 
 
 def loader(device, images=None, labels=None, **options):
-    """Over N pictures, or those that are given."""
+    """A loader of N pictures, or of those that are given."""
     if images is None:
         images, labels = pictures(N, size=SIZE)
     options = {"augment": augmentation(), "shuffle": True} | options
@@ -39,7 +39,7 @@ def loader(device, images=None, labels=None, **options):
 
 @pytest.fixture
 def in_host_memory(monkeypatch):
-    """The GPU has no room for pictures, as it were."""
+    """Pretends that the GPU has no room for pictures."""
     monkeypatch.setattr("utils.data.images.loader.GPU_SHARE", 0.0)
 
 
@@ -79,7 +79,7 @@ def test_pictures_in_host_memory(in_host_memory):
 
 
 def test_a_resident_part_of_the_pictures():
-    """Of a split that shares its pictures with others, its own alone are uploaded."""
+    """Only the split's own pictures are uploaded if it shares an array with others."""
     images, _ = pictures(N, size=SIZE)
     rows = np.random.default_rng(0).permutation(N)[:77]
     labels = np.arange(77, dtype=np.int64)
@@ -90,7 +90,7 @@ def test_a_resident_part_of_the_pictures():
 
 
 @pytest.mark.parametrize("part", [False, True])
-def test_reading_processes(tmp_path, in_host_memory, pool, part):
+def test_worker_processes(tmp_path, in_host_memory, pool, part):
     images = mapped(tmp_path / "images.npy", N, SIZE, SIZE)
     rows = np.random.default_rng(0).permutation(N)[:150] if part else None
     labels = np.arange(N if rows is None else len(rows), dtype=np.int64)
@@ -99,7 +99,7 @@ def test_reading_processes(tmp_path, in_host_memory, pool, part):
     assert_same_batches(ours, loader(CPU, images, labels, rows=rows), len(labels))
 
 
-def test_reading_processes_are_not_needed_for_resident_pictures(tmp_path, pool):
+def test_resident_pictures_need_no_worker_processes(tmp_path, pool):
     images = mapped(tmp_path / "images.npy", N, SIZE, SIZE)
     ours = loader(CUDA, images, np.arange(N, dtype=np.int64), pool=pool)
     assert ours.images.device.type == "cuda"
@@ -109,7 +109,7 @@ def test_reading_processes_are_not_needed_for_resident_pictures(tmp_path, pool):
 
 @pytest.mark.parametrize("place", ["gpu", "host", "map"])
 def test_no_wait_while_batches_are_made(request, tmp_path, place):
-    """Chain and RandomErasing on the device, and the copies of what the host has made."""
+    """With Chain and RandomErasing on the device, and with copies of batches from the host."""
     images, options = mapped(tmp_path / "images.npy", N, SIZE, SIZE), {}
     if place != "gpu":
         request.getfixturevalue("in_host_memory")

@@ -1,4 +1,4 @@
-"""Who is missing is named, by one rank, and only then."""
+"""A rank that is missing or behind is named, by one other rank, and only then."""
 
 import datetime
 import time
@@ -12,7 +12,7 @@ from utils.launch.watch import Watch, report
 
 
 class Clock:
-    """Stands for the module `time` in watch.py. It goes on by `tick` alone."""
+    """Replaces the module `time` in watch.py. It advances by `tick` alone."""
 
     now = 0.0
 
@@ -23,8 +23,8 @@ class Clock:
         time.sleep(0.002)
 
     def tick(self, *ranks: "Rank") -> None:
-        """A tenth of a second, after each of the ranks has written to the store or has ended."""
-        # Of three readings of its step in a row a rank writes two at least.
+        """Advances by 0.1 s when each of the ranks has written to the store or has ended."""
+        # Of three readings of its step in a row a rank writes at least two.
         counts = [rank.readings + 3 for rank in ranks]
         wait_until(
             lambda: all(
@@ -90,11 +90,11 @@ def test_a_rank_that_does_not_answer_is_named(clock, store, capfd):
     assert seconds_until_all_end(clock, left) > 1.0
     assert [rank.exit_code for rank in ranks] == [1, None, 1]
     said = capfd.readouterr().err
-    assert said.count("error:") == 1  # by one of those that are left
+    assert said.count("error:") == 1  # by one of the others
     assert "no step for 1 s (--dist_timeout): rank 1 (last step 41) of 3 does not answer" in said
 
 
-def test_a_rank_that_lives_and_does_not_go_on_is_named(clock, store, capfd):
+def test_a_rank_that_answers_but_makes_no_progress_is_named(clock, store, capfd):
     ranks = [Rank(rank, 2, 1.0, 7 - rank, store) for rank in range(2)]
     for rank in ranks:
         rank.watch.beat()
@@ -103,7 +103,7 @@ def test_a_rank_that_lives_and_does_not_go_on_is_named(clock, store, capfd):
     assert "all 2 ranks answer, and rank 1 (last step 6) does not go on" in capfd.readouterr().err
 
 
-def test_nothing_happens_before_the_first_step_nor_while_it_goes_on(clock, store, capfd):
+def test_nothing_happens_before_the_first_step_or_during_progress(clock, store, capfd):
     idle, busy = (Rank(rank, 2, 0.5, 0, store) for rank in range(2))
     for _ in range(5):
         busy.watch.beat()
@@ -113,5 +113,5 @@ def test_nothing_happens_before_the_first_step_nor_while_it_goes_on(clock, store
     assert idle.exit_code is busy.exit_code is None and capfd.readouterr().err == ""
 
 
-def test_the_line_without_any_news_of_a_rank():
+def test_the_line_about_a_rank_that_has_never_written():
     assert "rank 1 (before its first step) of 2 does not answer" in report(20, 2, [1], {0: 3})

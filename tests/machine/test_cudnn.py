@@ -49,7 +49,7 @@ def test_plans_are_searched_only_for_full_micro_batches(tmp_path, accumulation):
     trainer = make_trainer(
         tmp_path, model=model, objective=objective, epochs=2, accumulation=accumulation
     )
-    assert trainer.searched_samples is None  # always so on a CPU
+    assert trainer.searched_samples is None  # as always on a CPU
     trainer.searched_samples = trainer.loader.largest()
     trainer.fit()
     assert {(n, training) for n, training, _ in objective.seen} >= {(4, True), (3, True)}

@@ -68,7 +68,7 @@ def test_cpu_seconds_of_others(tmp_path, monkeypatch):
 
 
 def test_usable_cores(monkeypatch):
-    """Those that this process may run on; on a system that does not say which, all."""
+    """Those that this process may run on; all, if the system does not say which."""
     assert 1 <= usable_cores() <= os.cpu_count()
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 2, 5})
     assert usable_cores() == 3
@@ -76,7 +76,7 @@ def test_usable_cores(monkeypatch):
     assert usable_cores() == os.cpu_count()
 
 
-def test_none_without_a_choice_or_without_statistics(monkeypatch):
+def test_no_adapting_without_a_choice_or_without_statistics(monkeypatch):
     assert free_cores.follow_free_cores(print, print) is None  # tests run with one thread
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     assert free_cores.follow_free_cores(print, print).max_threads == 4

@@ -35,7 +35,7 @@ def text_model() -> nn.Module:
 
 
 def backward(model: nn.Module, step: int) -> None:
-    """Fresh gradients, the same for the same weights and step."""
+    """New gradients, which depend on weights and step alone."""
     generator = torch.Generator().manual_seed(step)
     parameter = next(model.parameters())
     inputs = torch.randn(5, 3, 7, 7, generator=generator, dtype=parameter.dtype)

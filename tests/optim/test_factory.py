@@ -34,7 +34,7 @@ def test_no_decay_on_embeddings_unless_asked():
 
 
 class Named(nn.Module):
-    """A model that says itself what has no weight decay, by the method of timm's models."""
+    """A model that names what has no weight decay, by the same method as timm's models."""
 
     def __init__(self, names):
         super().__init__()
@@ -45,7 +45,7 @@ class Named(nn.Module):
         return self.names
 
 
-def test_a_model_says_what_has_no_decay_besides_vectors():
+def test_a_model_names_what_has_no_decay_besides_vectors():
     model = Named({"position", "body.hidden.weight", "unknown"})
     decayed, others = parameter_groups(model, 0.1)
     body = model.body
@@ -57,7 +57,7 @@ def test_a_model_says_what_has_no_decay_besides_vectors():
     assert len(parameter_groups(model, 0.1)[0]["params"]) == 5
 
 
-def test_a_shared_weight_is_spared_by_any_of_its_names():
+def test_a_shared_weight_has_no_decay_if_any_of_its_names_is_listed():
     model = Named({"head.weight"})
     model.head = nn.Linear(4, 6)
     model.head.weight = model.body["tokens"].weight
@@ -65,7 +65,7 @@ def test_a_shared_weight_is_spared_by_any_of_its_names():
     assert model.head.weight in {*others["params"]} - {*decayed["params"]}
 
 
-def test_muon_leaves_to_adam_what_the_model_spares():
+def test_muon_leaves_to_adam_what_the_model_lists():
     model = Named({"position"})
     optimizer = build("muon", model)
     for parameter in model.parameters():
@@ -107,7 +107,7 @@ def test_groups_keep_the_peak_rate(name):
     assert {group["lr"] for group in optimizer.param_groups} == {0.025}
 
 
-def test_ngd_rounds_its_products_where_the_training_does():
+def test_ngd_rounds_its_products_if_training_rounds_its_own():
     for precision, expected in (("fp32", "float32"), ("bf16", "fast"), ("fp16", "fast")):
         optimizer = build("ngd", small_model(), **OPTIMIZERS["ngd"].products(precision))
         assert {group["products"] for group in optimizer.param_groups} == {expected}
@@ -115,18 +115,18 @@ def test_ngd_rounds_its_products_where_the_training_does():
 
 
 @pytest.mark.parametrize(("norm", "decoupled"), [("fixed", True), ("gradient", False)])
-def test_ngd_decays_weights_as_its_steps_ask_for(norm, decoupled):
+def test_ngd_with_a_fixed_norm_decouples_weight_decay(norm, decoupled):
     optimizer = build("ngd", small_model(), ngd_norm=norm)
     for group in optimizer.param_groups:
         assert (group["norm"], group["decoupled"]) == (norm, decoupled)
 
 
-def test_settings_that_an_optimizer_does_not_have():
+def test_a_setting_of_another_optimizer_is_refused():
     with pytest.raises(TypeError, match="ngd_alpha"):
         build("sgd", small_model(), ngd_alpha=2.0)
 
 
-def test_the_defaults_with_which_the_published_runs_were_made():
+def test_defaults_are_those_of_the_published_runs():
     published = {
         "sgd": (0.1, 5e-4, 0.9),
         "adamw": (1e-3, 0.05, None),

@@ -1,4 +1,4 @@
-"""Steps that must leave no trace, by selection and with late news, as on a GPU."""
+"""Flagged steps leave no trace, also where the host learns of the flag late, as on a GPU."""
 
 import copy
 import pickle
@@ -37,7 +37,7 @@ def test_flagged_steps_leave_no_trace(name, flags):
             backward(model, step)
             if flag:
                 poison(model)
-            for group in optimizer.param_groups:  # as the schedule does it, before the step
+            for group in optimizer.param_groups:  # before the step, as the schedule does
                 group["lr"] = 0.01 / (1 + step)
             if with_flagged:
                 late_step(optimizer, torch.tensor(float(flag)))
@@ -63,7 +63,7 @@ def test_weights_are_right_at_once_and_counts_when_they_are_needed():
     assert optimizer.state[weight]["step"] == 1 and same(bits(model, optimizer), before)
 
 
-def test_what_is_loaded_is_not_undone():
+def test_a_loaded_state_is_not_undone():
     model = small_model(True, torch.float32)
     optimizer = build("lookahead lamb", model)
     for step in range(2):
@@ -77,7 +77,7 @@ def test_what_is_loaded_is_not_undone():
     assert same(bits(model, optimizer), loaded)
 
 
-def test_a_late_flag_is_that_of_its_time():
+def test_a_late_flag_has_its_value_at_the_time_of_its_step():
     late, undone = LateFlag(), []
     flag = torch.ones(())
     late.expect(flag, lambda: undone.append("first"))
@@ -91,7 +91,7 @@ def test_a_late_flag_is_that_of_its_time():
 
 @pytest.mark.parametrize("name", LIBRARY)
 @pytest.mark.parametrize("way", ["pickle", "deepcopy"])
-def test_copies_of_an_optimizer_go_on_alike(name, way):
+def test_a_copy_takes_the_same_steps(name, way):
     model = small_model(True, torch.float32)
     optimizer = build(name, model)
     for step in range(3):
@@ -111,7 +111,7 @@ def test_copies_of_an_optimizer_go_on_alike(name, way):
     assert same(*runs)
 
 
-def test_a_copy_knows_the_flag_that_was_late():
+def test_a_copy_knows_a_late_flag():
     model = small_model(True, torch.float32)
     optimizer = build("madgrad", model)
     backward(model, 0)
@@ -121,7 +121,7 @@ def test_a_copy_knows_the_flag_that_was_late():
     assert {state["step"] for state in again.state.values()} == {1}
 
 
-def test_classes_of_timm_are_there_by_name_and_no_others():
+def test_timms_classes_can_be_imported_by_name_and_no_others():
     assert libraries.Lamb is libraries.Lamb and issubclass(libraries.Lamb, HonoursFoundInf)
     with pytest.raises(AttributeError, match="no attribute 'NoSuchOptimizer'"):
         _ = libraries.NoSuchOptimizer

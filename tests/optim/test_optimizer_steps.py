@@ -25,7 +25,7 @@ from utils.errors import UserError
 from utils.optim.factory import build_optimizer
 from utils.reporting.metrics import to_json
 
-# muon has a test of its own below, ngd its own files of tests.
+# muon has its own test below, ngd its own files.
 REFERENCES = {"sgd": Sgd, "adamw": AdamW, "lamb": Lamb, "madgrad": Madgrad}
 
 
@@ -56,8 +56,8 @@ def test_equals_its_formula(name, channels_last, decay_all, momentum):
 
 
 def quintic(s):
-    """What five steps of Newton and Schulz make of singular values, with coefficients that bring
-    them near to 1 (https://leloykun.github.io/ponder/muon-opt-coeffs/)."""
+    """The singular values after five Newton-Schulz steps, with coefficients that bring them near
+    to 1 (https://leloykun.github.io/ponder/muon-opt-coeffs/)."""
     for a, b, c in (
         (4.0848, -6.8946, 2.9270), (3.9505, -6.3029, 2.6377), (3.7418, -5.5913, 2.3037),
         (2.8769, -3.1427, 1.2046), (2.8366, -3.0525, 1.2012),
@@ -93,7 +93,7 @@ def test_muon_turns_gradients_into_orthogonal_matrices():
             )
 
 
-def test_muon_leaves_to_adam_what_is_no_hidden_matrix():
+def test_muon_leaves_all_but_hidden_matrices_to_adam():
     """Vectors, kernels of one channel, and the classifier; as Adam with Nesterov momentum."""
     model = small_model()
     optimizer = build("muon", model)
@@ -115,7 +115,7 @@ def test_muon_leaves_to_adam_what_is_no_hidden_matrix():
 def test_gradients_and_state_lie_in_memory_as_their_weights(
     name, channels_last, inputs_channels_last
 ):
-    """The fused kernels walk through memory, and would mix elements that lie in another order."""
+    """Fused kernels go through memory, and would combine the wrong elements in another order."""
     model = small_model(channels_last)
     optimizer = build(name, model)
     order = torch.channels_last if inputs_channels_last else torch.contiguous_format
@@ -167,7 +167,7 @@ def test_flagged_first_step_is_as_if_it_had_not_been(name):
             backward(model, step)
             optimizer.step()
         runs.append(bits(model, optimizer))
-    # The running statistics are no parameters: both runs saw the same batches.
+    # Running statistics are not compared.
     assert same(*runs)
 
 
@@ -214,7 +214,7 @@ def through_checkpoint(optimizer, again, model, other) -> None:
     tensors = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
     rest = json.loads(to_json(rest))
     restore_optimizer(again, {p: name for name, p in other.named_parameters()}, tensors, rest)
-    for tensor in tensors.values():  # what was read is not what is trained on
+    for tensor in tensors.values():  # what was read must have been copied
         tensor.zero_()
 
 
@@ -251,7 +251,7 @@ def test_resumed_is_uninterrupted_to_the_bit(name, way, channels_last, stop):
 
 
 def test_a_resumed_run_may_have_another_update_period():
-    """Which no state depends on: it is that of the new start, and holds from there on."""
+    """No state depends on it: the one of the new start holds from there on."""
     model, other = small_model(), small_model()
     optimizer, again = build("ngd", model), build("ngd", other, ngd_update_period=3)
     train(model, optimizer, range(12))
