@@ -1,4 +1,4 @@
-"""Pictures as the entries assemble them: splits without copies, and who reads them."""
+"""Tasks of pictures: splits without copies, and the processes that read them."""
 
 import dataclasses
 from multiprocessing import active_children
@@ -18,7 +18,7 @@ from utils.tasks.pictures import load_image_task
 
 
 class Lines:
-    """A console that keeps what is said."""
+    """A console that keeps its messages."""
 
     def __init__(self):
         self.said = []
@@ -91,7 +91,7 @@ def test_parts_are_rows_of_one_map(load):
 
 
 def test_another_kind_of_split_needs_no_change_elsewhere(load, monkeypatch):
-    """Pictures that are decoded when they are needed make the same batches."""
+    """Pictures that are decoded on demand make the same batches."""
 
     def load_records(*arguments, **options):
         data = load_image_data(*arguments, **options)
@@ -109,13 +109,13 @@ def test_another_kind_of_split_needs_no_change_elsewhere(load, monkeypatch):
     assert {len(batch.targets) for batch in records.test.epoch()} == {2}
 
 
-def test_workers_start_unasked_where_the_set_is_larger_than_half_of_the_memory(load, monkeypatch):
+def test_workers_are_used_by_default_if_the_set_exceeds_half_of_the_memory(load, monkeypatch):
     size = 24 * 8 * 8 * 3
     monkeypatch.setattr(image_task, "usable_cores", lambda: 3)
     for memory, val_fraction, workers in (
         (2 * size, 0, None),
         (2 * size - 1, 0, 3),
-        (2 * size - 1, 0.25, None),  # the part that is trained on is smaller
+        (2 * size - 1, 0.25, None),  # the training split is smaller
         (float("inf"), 0, None),
     ):
         monkeypatch.setattr(image_task, "available_memory", lambda memory=memory: memory)
@@ -125,7 +125,7 @@ def test_workers_start_unasked_where_the_set_is_larger_than_half_of_the_memory(l
     monkeypatch.setattr(image_task, "usable_cores", lambda: 64)
     assert load(workers=None).pool.workers == image_task.AUTOMATIC_WORKERS
     assert load(workers=0).pool is None
-    # A set that lies in memory is read in the process, whatever its size.
+    # A set in memory needs no workers, whatever its size.
     assert load(workers=None, dataset="shapes", subset=20).pool is None
 
 
