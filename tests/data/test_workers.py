@@ -6,14 +6,13 @@ import signal
 import subprocess
 import sys
 import time
-from multiprocessing import active_children
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from patience import PATIENCE, wait_until
-from worker_helpers import PROGRAM, Fault, Plan, mapped
+from worker_helpers import PROGRAM, Fault, Plan, mapped, worker_processes
 
 from utils.augment.chain import Chain
 from utils.augment.crop_flip import CropFlip
@@ -50,7 +49,7 @@ def make_pool():
     for pool in pools:
         pool.close()
         pool.close()  # once more does nothing
-    assert not active_children() and not any(file.exists() for file in memory)
+    assert not worker_processes() and not any(file.exists() for file in memory)
 
 
 def augmentation():
@@ -168,11 +167,11 @@ def test_workers_start_with_the_first_batch_and_end_with_the_pool(images, make_p
     pool = make_pool()
     loader = make_loader(images, pool)
     batches = loader.epoch()
-    assert active_children() == [] and not shared_memory_of(os.getpid())
+    assert worker_processes() == [] and not shared_memory_of(os.getpid())
     next(batches)
-    assert len(active_children()) == 2
+    assert len(worker_processes()) == 2
     pool.close()
-    assert active_children() == []
+    assert worker_processes() == []
     with pytest.raises(RuntimeError, match="closed"):
         next(batches)
 
@@ -190,7 +189,7 @@ def test_killed_workers_are_replaced_and_no_batch_is_lost(images, make_pool, vic
     for step, batch in enumerate(loader.epoch()):
         batches.append(batch)
         if step in (0, 3, 9):
-            for worker in active_children()[:victims]:
+            for worker in worker_processes()[:victims]:
                 worker.kill()
     assert_same(batches, plain.epoch())
     assert_same(loader.epoch(1), plain.epoch(1))
@@ -209,7 +208,7 @@ def test_workers_that_keep_dying_end_the_run_in_one_line(images, make_pool):
     with pytest.raises(UserError, match=r"SIGKILL.*memory.*--workers") as error:
         next(batches)
     assert "\n" not in str(error.value)
-    assert active_children() == []
+    assert worker_processes() == []
 
 
 def test_an_exception_in_a_worker_is_raised_at_its_batch(images, make_pool):

@@ -2,8 +2,14 @@
 
 import os
 import signal
+from multiprocessing import active_children, get_context
 
 import numpy as np
+
+
+def worker_processes() -> list:
+    """Those of this process. (Other tests keep processes that they have not spawned but forked.)"""
+    return [p for p in active_children() if isinstance(p, get_context("spawn").Process)]
 
 
 class Fault:

@@ -1,11 +1,9 @@
 """Batches on a GPU are those of the CPU, and made without a wait of the host."""
 
-from multiprocessing import active_children
-
 import numpy as np
 import pytest
 import torch
-from data.worker_helpers import mapped
+from data.worker_helpers import mapped, worker_processes
 from toy import pictures
 
 from utils.augment.chain import Chain
@@ -104,7 +102,7 @@ def test_resident_pictures_need_no_worker_processes(tmp_path, pool):
     ours = loader(CUDA, images, np.arange(N, dtype=np.int64), pool=pool)
     assert ours.images.device.type == "cuda"
     assert_same_batches(ours, loader(CPU, images, np.arange(N, dtype=np.int64)))
-    assert not active_children()
+    assert not worker_processes()
 
 
 @pytest.mark.parametrize("place", ["gpu", "host", "map"])

@@ -1,13 +1,13 @@
 """Tasks of pictures: splits without copies, and the processes that read them."""
 
 import dataclasses
-from multiprocessing import active_children
 
 import numpy as np
 import pytest
 import torch
 from data.images.picture_trees import make_tree
 from data.images.records import records_of
+from data.worker_helpers import worker_processes
 
 from utils.augment.chain import Chain
 from utils.augment.crop_flip import CropFlip
@@ -68,13 +68,13 @@ def batches(task) -> list:
 @pytest.mark.parametrize("flags", [{}, {"val_fraction": 0.25, "random_erasing": 0.5}], ids=str)
 def test_workers_change_nothing(load, flags):
     plain, task = load(**flags), load(**flags, workers=2)
-    assert plain.pool is None and task.pool.workers == 2 and not active_children()
+    assert plain.pool is None and task.pool.workers == 2 and not worker_processes()
     assert plain.data.fingerprint == task.data.fingerprint
     for one, other in zip(batches(task), batches(plain), strict=True):
         assert torch.equal(one, other)
-    assert len(active_children()) == 2
+    assert len(worker_processes()) == 2
     task.close()
-    assert not active_children()
+    assert not worker_processes()
 
 
 def test_parts_are_rows_of_one_map(load):
