@@ -45,7 +45,7 @@ class GraphedStep:
         trainer: of a run that CUDA graphs can serve (see cuda_graphs.py); in tests without a GPU.
         recorder: captures the work of its device.
         asked: the user has asked for graphs; otherwise they are used if steps are launch-bound.
-        rate_dtype: as which kernels read the learning rate: float32 on a GPU, float64 on a CPU.
+        rate_dtype: in which kernels read the learning rate: float32 on a GPU, float64 on a CPU.
     """
 
     def __init__(
