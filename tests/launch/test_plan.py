@@ -101,7 +101,7 @@ def test_the_first_node_of_slurms_list(names, first):
         ({**SLURM, "SLURM_JOB_NODELIST": ""}, "SLURM_JOB_NODELIST is missing"),
     ],
 )
-def test_contradictions_are_refused(environ, message):
+def test_mistakes_in_the_environment_are_refused(environ, message):
     with pytest.raises(UserError) as error:
         plan(environ)
     assert message in str(error.value)

@@ -1,4 +1,4 @@
-"""A setting without effect is refused, or ignored if a recipe has it."""
+"""A setting without effect is refused; one of a recipe gives way to the command line."""
 
 import pytest
 from settings_of_pictures import FIELDS, another_value, flags_for, refused, settings_of
