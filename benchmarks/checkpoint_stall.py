@@ -60,8 +60,7 @@ def build_saving(exchange, folder: str) -> Callable:
         of_the_saver = ProcessExchange(dist.new_group())
     strategy = Strategy(exchange)
     strategy.wrap(model)
-    trainer = SimpleNamespace(
-        model=model,
+    train_step = SimpleNamespace(
         strategy=strategy,
         optimizer=build_optimizer("sgd", model, lr=0.1, weight_decay=0.0),
         progress=Progress(),
@@ -69,7 +68,6 @@ def build_saving(exchange, folder: str) -> Callable:
         scaler=SimpleNamespace(state_dict=dict),
         average=None,
         meta=None,
-        saved_settings={},
     )
     store = Checkpoints(Path(folder, "run"))
     metrics = MetricsLog(Path(folder, f"metrics-{exchange.rank}.jsonl"))
@@ -78,10 +76,10 @@ def build_saving(exchange, folder: str) -> Callable:
     def save() -> list[float]:
         trained(torch.randn(8, 3, 32, 32)).sum().backward()
         trained.zero_grad()
-        trainer.progress.step += 1
+        train_step.progress.step += 1
         exchange.barrier()
         started = time.perf_counter()
-        saver.save(snapshot(trainer), None, final=False)
+        saver.save(snapshot(train_step), None, final=False)
         stall = time.perf_counter() - started
         saver.wait()
         exchange.barrier()

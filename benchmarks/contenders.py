@@ -34,7 +34,7 @@ from utils.machine.cudnn import prefer_flash_attention, search_plans
 from utils.optim.factory import is_capturable
 from utils.reporting.metrics import read_metrics
 from utils.training.objective import Precision
-from utils.training.progress import PhaseTimes, wait_for
+from utils.training.times import PhaseTimes, wait_for
 
 
 @dataclass(frozen=True)
@@ -236,10 +236,10 @@ class Ours:
         trainer, engine = self.trainer, CudaGraphs(asked=True)
         reason = engine.why_not(
             RunFacts(
-                device=trainer.precision.device,
+                device=trainer.train_step.precision.device,
                 compiled=self.way.compiled,
                 texts=False,
-                scales_loss=trainer.precision.scales_loss,
+                scales_loss=trainer.train_step.precision.scales_loss,
                 processes=1,
                 accumulation=trainer.loader.accumulation,
                 capturable=is_capturable(rule.name, lookahead_k=None),
@@ -249,7 +249,9 @@ class Ours:
         )
         if reason is not None:
             raise RuntimeError(f"no graph: {reason}")
-        engine.take_steps(trainer)
+        trainer.stepper = engine.stepper(
+            trainer.train_step, trainer.loader, trainer.log.console, advice=""
+        )
 
     def steps(self, count: int) -> float:
         """Takes `count` steps; seconds. Raises RuntimeError if graphs are wanted and refused."""

@@ -22,8 +22,11 @@ from utils.reporting.metrics import MetricsLog
 from utils.training.average import Average
 from utils.training.freeze import Freeze
 from utils.training.guard import Guard
+from utils.training.log import TrainingLog
 from utils.training.objective import Classification, Precision
-from utils.training.trainer import Trainer
+from utils.training.progress import Progress
+from utils.training.train_step import TrainStep
+from utils.training.trainer import Plan, Trainer
 
 EPOCH = 400  # steps
 
@@ -79,8 +82,8 @@ def make_trainer(
     wrapped = spread.wrap(model)
     guard = Guard(model, spread)
     agree = Agreement(exchange, 2) if exchange.size > 1 else None
-    return Trainer(
-        model=model,
+    train_step = TrainStep(
+        strategy=spread,
         objective=Classification(
             torch.compile(wrapped) if compiled else wrapped, arithmetic, fused=fused != "none"
         ),
@@ -94,21 +97,20 @@ def make_trainer(
             exchange=exchange,
         ),
         schedule=Schedule("cosine", 10**6, 0),
-        loader=loader,
         precision=arithmetic,
-        total_steps=0,
-        evaluate=lambda: None,
-        eval_split="test",
-        eval_every=0,
-        console=console,
-        metrics=metrics,
-        saver=Saver(kind(folder / "checkpoints"), metrics, console),
-        signals=signals,
+        progress=Progress(),
         guard=guard,
         average=Average(model, ema_decay, spread) if ema_decay else None,
-        freeze=freeze,
-        strategy=spread,
+    )
+    return Trainer(
+        train_step=train_step,
+        loader=loader,
+        plan=Plan(total_steps=0, eval_every=0),
+        evaluate=lambda: None,
+        log=TrainingLog(console, metrics),
+        saver=Saver(kind(folder / "checkpoints"), metrics, console),
         stopping=Stopping(signals, agree),
+        freeze=freeze,
     )
 
 
@@ -125,7 +127,7 @@ def take_steps(trainer: Trainer, steps: int) -> float:
     """Samples per second of `steps` more steps of the same run, without what happens at its end.
     Each counts as a whole batch: the loader's samples are a multiple of it."""
     before = trainer.progress.seconds_training
-    trainer.total_steps += steps
+    trainer.plan.total_steps += steps
     trainer.fit()
     seconds = trainer.progress.seconds_training - before
     return steps * trainer.loader.batch_size / seconds

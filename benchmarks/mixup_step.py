@@ -47,12 +47,12 @@ def network() -> ResNet:
 
 def with_mixing(trainer, mixing: Mixing, meta: PolicyMixup | None = None):
     """The same trainer, its batches mixed."""
-    trainer.loader.mixing, trainer.meta = mixing, meta
-    mixed = Classification(trainer.model, trainer.precision, mixing=True)
+    step = trainer.train_step
+    trainer.loader.mixing, step.meta = mixing, meta
+    mixed = Classification(step.model, step.precision, mixing=True)
     size = len(mixed.sums)
-    trainer.objective = mixed
-    trainer.step_sums, trainer.window = (torch.zeros(size, dtype=torch.float64) for _ in range(2))
-    trainer.sum_names = mixed.sums
+    step.objective, step.sum_names = mixed, mixed.sums
+    step.step_sums, step.window = (torch.zeros(size, dtype=torch.float64) for _ in range(2))
     trainer.progress.epoch_sums = [0.0] * size
     return trainer
 

@@ -189,14 +189,14 @@ def our_curve(course: Course, precision: str, folder: Path) -> list[tuple[float,
         model, folder, Signals(), loader=loader, precision=precision, device=device,
         **course.rule.ours(),
     )  # fmt: skip
-    trainer.schedule, trainer.total_steps = course.schedule, course.total_steps
+    trainer.train_step.schedule, trainer.plan.total_steps = course.schedule, course.total_steps
     curve = []
 
     def measure():
-        result = evaluate(model, course.test.epoch(), trainer.precision)
+        result = evaluate(model, course.test.epoch(), trainer.train_step.precision)
         curve.append((trainer.progress.seconds_training, result.accuracy))
         return result
 
-    trainer.evaluate, trainer.eval_every = measure, 1
+    trainer.evaluate, trainer.plan.eval_every = measure, 1
     trainer.fit()
     return curve

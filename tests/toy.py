@@ -15,7 +15,9 @@ from utils.data.images.loader import ImageLoader
 from utils.distributed.strategies.base import Strategy, build_strategy
 from utils.engines.choose import choose_engine
 from utils.engines.engine import RunFacts
+from utils.engines.graphed_step import GraphedStep
 from utils.exchange import Exchange
+from utils.launch.signals import Stopping
 from utils.mixup.meta import PolicyMixup, SampleMixup, VirtualStep
 from utils.mixup.policy import MixupPolicy
 from utils.optim.factory import build_optimizer
@@ -26,8 +28,11 @@ from utils.training.average import Average
 from utils.training.evaluation import evaluate
 from utils.training.freeze import Freeze
 from utils.training.guard import Guard
+from utils.training.log import TrainingLog
 from utils.training.objective import Classification, Precision, mixed_cross_entropy
-from utils.training.trainer import Trainer
+from utils.training.progress import Progress
+from utils.training.train_step import TrainStep
+from utils.training.trainer import Plan, Trainer
 
 CPU = torch.device("cpu")
 
@@ -111,11 +116,15 @@ def make_trainer(
     strategy="ddp",
     least=2,
     optimizer_options=None,
-    **options,
+    clip=None,
+    learner=None,
+    advice=None,
+    stopping=None,
+    **plan,
 ):
     """A trainer over random pictures with BatchNorm and dropout, writing below `folder`. With an
     `exchange` it is one rank of several, and `batch_size` is that of each. `strategy`: one, or its
-    name."""
+    name. `learner` learns how to mix, in place of the usual one; `plan`: see Plan."""
     folder.mkdir(parents=True, exist_ok=True)
     exchange = exchange or Exchange()
     ranks = {"rank": exchange.rank, "ranks": exchange.size, "least": least}
@@ -126,7 +135,7 @@ def make_trainer(
     test = loader(5, n=12, augment=False, shuffle=False, device=device, **ranks)
     total = epochs * data.steps_per_epoch
     total = min(total, max_steps) if max_steps else total
-    options = {"log_every": 2, "eval_every": 1} | options
+    plan = {"log_every": 2, "eval_split": "val" if val else "test"} | plan
     metrics, console = MetricsLog(folder / "metrics.jsonl"), Console()
     store = Checkpoints(folder / "checkpoints", keep=100)
     spread = strategy
@@ -138,8 +147,8 @@ def make_trainer(
     mixes = {"mixing": mixing is not None, "mixes_inside": inside}
     mixes["clean_accuracy"] = clean_accuracy
     objective = objective or Classification(wrapped, arithmetic, 0.1, **mixes)
-    return Trainer(
-        model=model,
+    train_step = TrainStep(
+        strategy=spread,
         objective=objective,
         optimizer=build_optimizer(
             optimizer,
@@ -152,9 +161,17 @@ def make_trainer(
             **optimizer_options or {},
         ),
         schedule=schedule() if schedule else Schedule("cosine", total, 2),
-        loader=data,
         precision=arithmetic,
-        total_steps=total,
+        progress=Progress(),
+        guard=guard,
+        clip=clip,
+        average=ema_decay and Average(model, ema_decay, spread),
+        meta=learner or (meta(spread, mixing, exact, device) if mixing is not None else None),
+    )
+    return Trainer(
+        train_step=train_step,
+        loader=data,
+        plan=Plan(total, **plan),
         evaluate=lambda: evaluate(
             model,
             test.epoch(),
@@ -162,43 +179,45 @@ def make_trainer(
             lambda: signals.received is not None,
             exchange=exchange,
         ),
-        eval_split="val" if val else "test",
-        console=console,
-        metrics=metrics,
+        log=TrainingLog(console, metrics, advice),
         saver=Saver(store, metrics, console, save_steps),
-        signals=signals,
-        guard=guard,
-        average=ema_decay and Average(model, ema_decay, spread),
-        meta=meta(spread, mixing, exact, device) if mixing is not None else None,
+        stopping=stopping or Stopping(signals),
         freeze=freeze_until and Freeze(model, f"{len(model) - 1}", freeze_until),
-        strategy=spread,
-        **options,
     )
 
 
 def facts_of(trainer, *, compiled=False, texts=False) -> RunFacts:
     """What an engine is told of the trainer's run."""
     return RunFacts(
-        device=trainer.precision.device,
+        device=trainer.train_step.precision.device,
         compiled=compiled,
         texts=texts,
-        scales_loss=trainer.scaler.is_enabled(),
-        processes=trainer.exchange.size,
+        scales_loss=trainer.train_step.scaler.is_enabled(),
+        processes=trainer.train_step.exchange.size,
         accumulation=trainer.loader.accumulation,
-        capturable=type(trainer.optimizer) in (torch.optim.SGD, torch.optim.AdamW),
-        learns_mixing=trainer.meta is not None,
+        capturable=type(trainer.train_step.optimizer) in (torch.optim.SGD, torch.optim.AdamW),
+        learns_mixing=trainer.train_step.meta is not None,
         unfreezes=trainer.freeze is not None and trainer.freeze.until is not None,
     )
 
 
 def use_engine(trainer, cuda_graphs="on", *, deterministic=False) -> None:
-    """As `build_trainer` hands a trainer to the engine that the settings ask for."""
+    """Its steps are taken by the engine that `build_trainer` would choose."""
     engine, refusals = choose_engine(
         facts_of(trainer), cuda_graphs=cuda_graphs, deterministic=deterministic
     )
     for line in refusals:
-        trainer.console.say(line)
-    engine.take_steps(trainer)
+        trainer.log.console.say(line)
+    trainer.stepper = engine.stepper(
+        trainer.train_step, trainer.loader, trainer.log.console, "take a larger batch"
+    )
+
+
+def use_graphs(trainer, recorder, asked=True, rate_dtype=torch.float64) -> None:
+    """Its steps are taken by CUDA graphs that `recorder` captures, on a CPU."""
+    trainer.stepper = GraphedStep(
+        trainer.train_step, trainer.loader, trainer.log.console, recorder, asked, rate_dtype
+    )
 
 
 def meta(strategy, mixing, exact=False, device=CPU):
@@ -226,7 +245,7 @@ def take_steps(gpu, trainer, steps=3, epoch=0):
 def steps_of(trainer, epoch: int):
     """The loop of the trainer without log lines; yields after each optimizer step of the epoch."""
     trainer.prepare(epoch)
-    trainer.guard.remember()
+    trainer.train_step.start()
     trainer.times.mark("other")
     with contextlib.closing(trainer.loader.epoch(epoch)) as batches:
         for batch in batches:
@@ -241,19 +260,22 @@ def steps_of(trainer, epoch: int):
 
 def everything(trainer) -> dict:
     """All that must be equal to the bit between a resumed run and an uninterrupted one."""
-    state = {f"model/{k}": v.clone() for k, v in trainer.model.state_dict().items()}
-    names = {p: n for n, p in trainer.strategy.parameters.items()}
-    for parameter, entries in trainer.optimizer.state.items():
+    state = {f"model/{k}": v.clone() for k, v in trainer.train_step.model.state_dict().items()}
+    names = {p: n for n, p in trainer.train_step.strategy.parameters.items()}
+    for parameter, entries in trainer.train_step.optimizer.state.items():
         for key, value in entries.items():
             state[f"optimizer/{names[parameter]}/{key}"] = torch.as_tensor(value).clone()
-    for name, mean in trainer.average.mean.items() if trainer.average else ():
+    for name, mean in trainer.train_step.average.mean.items() if trainer.train_step.average else ():
         state[f"average/{name}"] = mean.clone()
-    learned = trainer.meta.state_dict() if trainer.meta else {}
+    learned = trainer.train_step.meta.state_dict() if trainer.train_step.meta else {}
     state |= {f"mixup/{name}": tensor.clone() for name, tensor in learned.items()}
-    state |= {f"schedule/{k}": torch.tensor(v) for k, v in trainer.schedule.state_dict().items()}
+    state |= {
+        f"schedule/{k}": torch.tensor(v)
+        for k, v in trainer.train_step.schedule.state_dict().items()
+    }
     state["random"] = torch.get_rng_state()
-    state["scaler"] = torch.tensor(trainer.scaler.get_scale())
-    state["lr"] = torch.tensor(trainer.learning_rate)
+    state["scaler"] = torch.tensor(trainer.train_step.scaler.get_scale())
+    state["lr"] = torch.tensor(trainer.train_step.learning_rate)
     return state
 
 

@@ -98,7 +98,8 @@ def run_model(
             kind.set_environment()
             checkpoint = run.load_checkpoint()
             card = kind.card(checkpoint) if checkpoint else None
-            WITHOUT_DATA.get(settings.action.name, _train)(run, kind, checkpoint, card)
+            act_on = _with_data if settings.action.needs_data else _use
+            act_on(run, kind, checkpoint, card)
 
     return run_entry(config_class, act, description, argv)
 
@@ -109,8 +110,10 @@ def _use(run: Run, kind, checkpoint, card) -> None:
     use_model(run, kind.build_model(card).to(run.device), checkpoint, card)
 
 
-def _train(run: Run, kind, checkpoint, card) -> None:
+def _with_data(run: Run, kind, checkpoint, card) -> None:
     """Trains, or does what else needs the data set: --eval_only and --dry_run."""
+    from utils.inference.evaluate import evaluate_only
+    from utils.runs.prepare import prepare_model
     from utils.runs.train_classifier import train_classifier
 
     pretrained = None
@@ -119,11 +122,11 @@ def _train(run: Run, kind, checkpoint, card) -> None:
         run.console.say(f"weights from {pretrained.source_text}")
     task = kind.load_task(run, card, pretrained)
     run.check_data(checkpoint, task.data.fingerprint)
-    train_classifier(run, kind.build_model(task.card), task, checkpoint, pretrained)
-
-
-# Functions of the actions (utils/settings/actions.py) that need no data set; _train does the rest.
-WITHOUT_DATA = {"predict": _use, "export": _use}
+    ready = prepare_model(run, kind.build_model(task.card), task, pretrained)
+    if run.settings.action.trains:
+        train_classifier(run, ready, task, checkpoint)
+    else:
+        evaluate_only(run, ready, task, checkpoint)
 
 
 def _load_pretrained(run: Run, kind):

@@ -42,7 +42,7 @@ def test_sums_are_those_of_sha256sum(tmp_path):
 def test_weights_are_the_same_bytes_and_open_anywhere(tmp_path):
     trainer = make_trainer(tmp_path, epochs=1)
     trainer.fit()
-    path = tmp_path / "checkpoints" / f"step-{trainer.total_steps:08}" / "model.safetensors"
+    path = tmp_path / "checkpoints" / f"step-{trainer.plan.total_steps:08}" / "model.safetensors"
     plain = network()
     plain.load_state_dict(load_file(path))  # canonical names, no prefix
     program = (

@@ -178,12 +178,12 @@ def test_a_full_disk_is_reported_and_the_run_goes_on(disk, capsys):
     assert "no checkpoint of step 6: No space left on device; that of step 3 is intact" in said
     assert "the run goes on and tries again" in said
     steps = trainer.saver.store.steps()
-    assert 3 in steps and 6 not in steps and trainer.total_steps in steps
-    assert trainer.saver.store.load().step == trainer.total_steps
+    assert 3 in steps and 6 not in steps and trainer.plan.total_steps in steps
+    assert trainer.saver.store.load().step == trainer.plan.total_steps
     metrics = (disk / "run" / "metrics.jsonl").read_text().splitlines()
     logged = [json.loads(line)["step"] for line in metrics]
-    assert logged == sorted(logged) and logged[-1] == trainer.total_steps
-    assert set(range(2, trainer.total_steps + 1, 2)) <= set(logged)
+    assert logged == sorted(logged) and logged[-1] == trainer.plan.total_steps
+    assert set(range(2, trainer.plan.total_steps + 1, 2)) <= set(logged)
 
 
 def test_a_full_disk_at_the_end_is_reported_in_one_line(disk):

@@ -86,14 +86,17 @@ def train(exchange, options: dict, strategy: str) -> dict:
         )  # fmt: skip
         if "data" in options:
             trainer.evaluate = lambda: evaluate(
-                model, texts(exchange, 5).epoch(), trainer.precision, exchange=exchange
+                model, texts(exchange, 5).epoch(), trainer.train_step.precision, exchange=exchange
             )
         trainer.fit()
         records = toy.history(path)
-    with trainer.evaluated_weights():
-        parts, parameters = trainer.strategy.tensors(), trainer.strategy.parameters
+    with trainer.train_step.evaluated_weights():
+        parts, parameters = (
+            trainer.train_step.strategy.tensors(),
+            trainer.train_step.strategy.parameters,
+        )
         weights = {
-            name: trainer.exchange.whole(parameters.get(name, t), t.detach()).clone()
+            name: trainer.train_step.exchange.whole(parameters.get(name, t), t.detach()).clone()
             for name, t in parts.items()
         }
     losses = [r["loss"] for r in records if r.get("average_over") == "steps"]

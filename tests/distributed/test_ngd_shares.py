@@ -27,6 +27,14 @@ EXACT = {torch.float32: 1e-6, torch.float64: 1e-12}
 SETTINGS = {
     "gradient": {"norm": "gradient", "weight_decay": 0.1},
     "fixed": {"norm": "fixed", "weight_decay": 0.1, "decoupled": True},
+    "root": {
+        "norm": "fixed",
+        "weight_decay": 0.1,
+        "decoupled": True,
+        "power": 0.5,
+        "alpha": 0.01,
+        "momentum_first": True,
+    },
     "fixed_coupled": {"norm": "fixed", "weight_decay": 0.1, "axes": "channels"},
 }
 

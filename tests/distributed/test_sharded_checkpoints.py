@@ -18,12 +18,15 @@ from utils.checkpoints.saver import Saver
 from utils.distributed.exchange import ProcessExchange
 from utils.distributed.strategies.base import Strategy
 from utils.errors import UserError
-from utils.exchange import Rows
+from utils.exchange import Exchange, Rows
 from utils.optim.factory import build_optimizer
 from utils.optim.schedules import Schedule
 from utils.training.average import Average
+from utils.training.guard import Guard
+from utils.training.objective import Precision
 from utils.training.progress import Progress
 from utils.training.snapshot import restore, snapshot
+from utils.training.train_step import TrainStep
 
 OPTIMIZERS = ("sgd", "adamw", "ngd", "lookahead")
 
@@ -66,10 +69,10 @@ def divide(exchange, model: nn.Module) -> None:
             exchange.divide(part, Rows(whole.shape, start, end))
 
 
-def trainer_of(
+def train_step_of(
     kind: str, seed: int, exchange=None, steps: int = 0, divided: bool = True
-) -> SimpleNamespace:
-    """What `snapshot` and `restore` use of a Trainer; divided if there is an exchange."""
+) -> TrainStep:
+    """After `steps` steps by random gradients; divided where there is an exchange."""
     torch.manual_seed(seed)
     model = network()
     strategy = Strategy(exchange)
@@ -80,6 +83,7 @@ def trainer_of(
     optimizer = build_optimizer(
         "sgd" if lookahead else kind, model, lr=0.1, weight_decay=1e-3, momentum=0.9, **lookahead
     )
+    guard = Guard(model, strategy)
     average = Average(model, 0.9, strategy)
     for step in range(steps):
         for parameter in model.parameters():
@@ -88,16 +92,15 @@ def trainer_of(
         model[1].num_batches_tracked += 1
         optimizer.step()
         average.update(average.ema_weight(step), torch.tensor(False))
-    return SimpleNamespace(
-        model=model,
+    return TrainStep(
         strategy=strategy,
+        objective=None,  # no pass is made
         optimizer=optimizer,
-        average=average,
-        progress=Progress(step=steps),
         schedule=Schedule("constant", 10, 0),
-        scaler=torch.amp.GradScaler("cpu", enabled=False),
-        meta=None,
-        saved_settings={"entry": "test"},
+        precision=Precision("fp32", torch.device("cpu")),
+        progress=Progress(step=steps, window_sums=[0.0, 0.0, 0.0]),
+        guard=guard,
+        average=average,
     )
 
 
@@ -127,22 +130,25 @@ def assert_same_state(one: dict, other: dict) -> None:
 
 
 def written_alone(folder, kind="sgd", steps=3) -> Path:
-    trainer = trainer_of(kind, 1, steps=steps)
-    checkpoint = snapshot(trainer)
+    train_step = train_step_of(kind, 1, steps=steps)
+    checkpoint = snapshot(train_step)
     assert checkpoint.rows is None and len(checkpoint.state["random"]) == 1
-    return Checkpoints(folder).save(checkpoint.copy())
+    saver_of(folder, Exchange()).save(checkpoint, None, final=True)
+    return Path(folder, f"step-{steps:08}")
 
 
 def passed_on(exchange, source: str, target: str, kind: str, divided: bool) -> list[str]:
     """Loads a checkpoint and saves it again; returns the names of the files."""
     read = read_checkpoint(Path(source))
-    trainer = trainer_of(kind, 70 + exchange.rank, exchange, divided=divided)
-    trainer.progress = restore(trainer, read)
-    for name, parameter in trainer.model.named_parameters():
+    train_step = train_step_of(kind, 70 + exchange.rank, exchange, divided=divided)
+    restore(train_step, read)
+    for name, parameter in train_step.model.named_parameters():
         assert torch.equal(parameter, exchange.part(parameter, read.model[name])), name
-        assert torch.equal(trainer.average.mean[name], exchange.part(parameter, read.average[name]))
+        assert torch.equal(
+            train_step.average.mean[name], exchange.part(parameter, read.average[name])
+        )
     saver = saver_of(target, exchange)
-    saver.save(snapshot(trainer), None, final=True)
+    saver.save(snapshot(train_step), None, final=True)
     assert not saver.console.said
     exchange.barrier()
     return sorted(path.name for path in Path(target, Path(source).name).iterdir())
@@ -174,8 +180,8 @@ def test_from_one_to_two_to_four_and_back(worlds, tmp_path, kind):
         assert len(read.state["random"]) == size and read.state["metrics_bytes"] == 17
         assert_parts_equal(read, expected)
         assert_same_state(read.state, expected.state)
-    last = trainer_of(kind, 9)
-    last.progress = restore(last, read)
+    last = train_step_of(kind, 9)
+    restore(last, read)
     assert last.progress.step == 3
     again = Checkpoints(tmp_path / "again").save(snapshot(last).copy())
     for name in WHOLE[1:-1]:
@@ -203,11 +209,11 @@ def test_only_the_rows_of_a_rank_are_in_its_file(worlds, tmp_path):
 
 
 def save_steps(exchange, folder: str, steps: list[int], keep: int) -> None:
-    trainer = trainer_of("sgd", 1, exchange, steps=1)
+    train_step = train_step_of("sgd", 1, exchange, steps=1)
     saver = saver_of(folder, exchange, keep)
     for step in steps:
-        trainer.progress.step = step
-        saver.save(snapshot(trainer), steps[0], final=step == steps[-1])
+        train_step.progress.step = step
+        saver.save(snapshot(train_step), steps[0], final=step == steps[-1])
 
 
 @pytest.mark.parametrize("size", (2, 4))
@@ -264,24 +270,24 @@ class FullDisk:
 
 def full_on(exchange, folder: str, divided: bool, rank: int, metrics: bool) -> tuple:
     """Saves step 1; steps 2 and 3, the last, find no room on `rank`; then there is room."""
-    trainer = trainer_of("sgd", 1, exchange if divided else None, steps=1)
+    train_step = train_step_of("sgd", 1, exchange if divided else None, steps=1)
     saver = saver_of(folder, exchange)
-    saver.save(snapshot(trainer), None, final=True)
-    trainer.progress.step, lines = 2, []
+    saver.save(snapshot(train_step), None, final=True)
+    train_step.progress.step, lines = 2, []
     if metrics and exchange.rank == 0:
         saver.metrics.full = 2
     with FullDisk() if exchange.rank == rank and not metrics else open(os.devnull):
-        saver.save(snapshot(trainer), None, final=False)
+        saver.save(snapshot(train_step), None, final=False)
         saver.wait()
-        trainer.progress.step = 3
+        train_step.progress.step = 3
         try:
-            saver.save(snapshot(trainer), None, final=True)
+            saver.save(snapshot(train_step), None, final=True)
         except UserError as error:
             lines.append(str(error))
     left = sorted(os.listdir(folder))
     exchange.barrier()
-    trainer.progress.step = 4
-    saver.save(snapshot(trainer), None, final=True)
+    train_step.progress.step = 4
+    saver.save(snapshot(train_step), None, final=True)
     return saver.console.said, lines, left
 
 
@@ -307,13 +313,13 @@ def test_all_ranks_learn_that_the_disk_of_one_is_full(worlds, tmp_path, divided,
 
 def dies(exchange, folder: str) -> None:
     """Rank 1 dies while it writes step 2; rank 0 leaves in a file what it sees."""
-    trainer = trainer_of("sgd", 1, exchange, steps=1)
+    train_step = train_step_of("sgd", 1, exchange, steps=1)
     saver = saver_of(folder, exchange)
-    saver.save(snapshot(trainer), None, final=True)
+    saver.save(snapshot(train_step), None, final=True)
     if exchange.rank == 1:
         checkpoint_module.write_files = lambda *_: os._exit(9)
-    trainer.progress.step = 2
-    checkpoint = snapshot(trainer)
+    train_step.progress.step = 2
+    checkpoint = snapshot(train_step)
     try:
         saver.save(checkpoint, None, final=False)
         saver.wait()
@@ -337,9 +343,9 @@ def test_a_rank_that_dies_while_it_writes_leaves_the_checkpoint_before(worlds, t
 def draws(exchange, folder: str, seed: int, old: bool) -> tuple:
     """(a number drawn before saving, after restoring, and after restoring a step later)"""
     torch.manual_seed(exchange.rank)
-    trainer = trainer_of("sgd", 5, exchange, divided=False)
+    train_step = train_step_of("sgd", 5, exchange, divided=False)
     torch.manual_seed(100 + exchange.rank)
-    saved = snapshot(trainer)
+    saved = snapshot(train_step)
     drawn = torch.rand(()).item()
     states = saved.state["random"]
     if old:
@@ -371,12 +377,12 @@ def test_random_states_of_an_older_checkpoint_are_restored():
 
 def test_another_model_is_refused_and_nothing_changed(tmp_path):
     path = written_alone(tmp_path)
-    trainer = trainer_of("sgd", 2)
-    trainer.model[2] = nn.Linear(5, 11)
-    trainer.strategy.wrap(trainer.model)
-    before = trainer.model.state_dict()
+    train_step = train_step_of("sgd", 2)
+    train_step.model[2] = nn.Linear(5, 11)
+    train_step.strategy.wrap(train_step.model)
+    before = train_step.model.state_dict()
     before = {name: tensor.clone() for name, tensor in before.items()}
     with pytest.raises(UserError, match=r"2.weight is \(12, 5\), in the model \(11, 5\)"):
-        restore(trainer, read_checkpoint(path))
-    for name, tensor in trainer.model.state_dict().items():
+        restore(train_step, read_checkpoint(path))
+    for name, tensor in train_step.model.state_dict().items():
         assert torch.equal(tensor, before[name])

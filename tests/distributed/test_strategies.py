@@ -101,11 +101,11 @@ def final_weights(exchange, folder: Path, every: int | None, steps: int, momentu
         folder / str(exchange.rank), exchange=exchange, strategy=strategy, max_steps=steps,
         model=network(norm=False, dropout=0.0), eval_every=0,
     )  # fmt: skip
-    for group in trainer.optimizer.param_groups:
+    for group in trainer.train_step.optimizer.param_groups:
         group["momentum"], group["nesterov"] = momentum, momentum > 0
-    trainer.strategy.make_equal = lambda: None
+    trainer.train_step.strategy.make_equal = lambda: None
     trainer.fit()
-    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
+    return torch.cat([p.detach().flatten() for p in trainer.train_step.model.parameters()])
 
 
 def test_averaged_weights_are_averaged_gradients(worlds, tmp_path):
@@ -129,7 +129,7 @@ def ending_weights(exchange, folder: Path):
         strategy=EveryFewSteps(exchange, every=10**9),
     )  # fmt: skip
     trainer.fit()
-    return {name: tensor.clone() for name, tensor in trainer.strategy.tensors().items()}
+    return {name: tensor.clone() for name, tensor in trainer.train_step.strategy.tensors().items()}
 
 
 def test_evaluation_and_checkpoint_are_of_equal_ranks(worlds, tmp_path):

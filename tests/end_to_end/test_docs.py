@@ -17,7 +17,7 @@ from utils.optim.table import OPTIMIZERS
 from utils.runs.advice import phase_advice
 from utils.settings.aliases import SHORT_FOR
 from utils.settings.config import ALIASES, INVOCATION_ONLY, fields, parse
-from utils.training.progress import NOTABLE
+from utils.training.log import NOTABLE
 
 
 @pytest.mark.parametrize("entry", ENTRIES)

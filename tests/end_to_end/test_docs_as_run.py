@@ -27,7 +27,7 @@ from tuning.search import Search
 from utils.launch import launcher as launch
 from utils.models.resnet import ResNet
 from utils.settings.config import parse
-from utils.training.progress import PHASES
+from utils.training.times import PHASES
 
 # Output of a command with this flag; the others train, and print their accuracy.
 SAID = {

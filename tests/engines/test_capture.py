@@ -11,10 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from toy import assert_same, everything, make_trainer
+from toy import assert_same, everything, make_trainer, use_graphs
 
 from utils.engines.capture import AHEAD, CudaRecorder
-from utils.engines.graphed_step import WARM_UP, GraphedStep
+from utils.engines.graphed_step import WARM_UP
 from utils.errors import UserError
 
 GPU = torch.device("cuda", 0)
@@ -231,7 +231,7 @@ def test_a_run_goes_on_after_a_failed_capture(tmp_path, machine, capsys):
     plain = make_trainer(tmp_path / "plain", ema_decay=0.9)
     plain.fit()
     ours = make_trainer(tmp_path / "ours", ema_decay=0.9)
-    ours.delegate_steps(GraphedStep(ours, CudaRecorder(GPU), rate_dtype=torch.float64))
+    use_graphs(ours, CudaRecorder(GPU))
     made = ours.loader.made
 
     def fails_in_a_capture(batch):
@@ -293,8 +293,8 @@ def test_the_last_warm_up_step_is_watched(tmp_path, machine, capsys):
     plain.fit()
     capsys.readouterr()
     ours, watched = make_trainer(tmp_path / "ours"), []
-    ours.delegate_steps(GraphedStep(ours, CudaRecorder(GPU), rate_dtype=torch.float64))
-    update = ours.update_device
+    use_graphs(ours, CudaRecorder(GPU))
+    update = ours.train_step.update_device
 
     def waits(step, ema_weight):
         watched.append(machine.mode)
@@ -302,7 +302,7 @@ def test_the_last_warm_up_step_is_watched(tmp_path, machine, capsys):
             wait_for_the_device()
         update(step, ema_weight)
 
-    ours.update_device = waits
+    ours.train_step.update_device = waits
     ours.fit()
     said = capsys.readouterr().out
     assert watched[:5] == [0] * (WARM_UP - 1) + [1] + [0] * (5 - WARM_UP) and sum(watched) == 1

@@ -22,7 +22,7 @@ def chosen(trainer, wanted="auto", deterministic=False, **options):
 
 def on_a_gpu(trainer):
     """Pretends that the run's device is a GPU."""
-    trainer.precision = SimpleNamespace(device=torch.device("cuda"))
+    trainer.train_step.precision = SimpleNamespace(device=torch.device("cuda"))
     return trainer
 
 
@@ -33,7 +33,7 @@ def test_the_reason_is_said(tmp_path, capsys):
     for wanted in ("auto", "off"):
         use_engine(trainer, wanted)
     assert capsys.readouterr().out == ""
-    assert trainer.stepper is trainer
+    assert trainer.stepper is trainer.train_step
 
 
 @pytest.mark.parametrize(
@@ -48,13 +48,16 @@ def test_who_gets_graphs(tmp_path, monkeypatch, wanted, deterministic, asked):
     trainer = on_a_gpu(make_trainer(tmp_path))
     use_engine(trainer, wanted, deterministic=deterministic)
     none = isinstance(trainer.stepper, TimedSteps)
-    assert none if asked is None else trainer.stepper == (trainer, "cuda", asked)
+    if asked is None:
+        assert none
+    else:
+        assert trainer.stepper[0] is trainer.train_step and trainer.stepper[-2:] == ("cuda", asked)
 
 
 @pytest.mark.parametrize("wanted", ["on", "auto", "off"])
 @pytest.mark.parametrize("gpu", [False, True])
 def test_a_compiled_model_has_no_graphs(tmp_path, gpu, wanted):
-    """The Trainer takes its steps itself."""
+    """Its steps are taken as those of any other model."""
     trainer = make_trainer(tmp_path)
     trainer = on_a_gpu(trainer) if gpu else trainer
     name, said = chosen(trainer, wanted, compiled=True)
@@ -68,10 +71,10 @@ def test_the_model_is_called_as_it_is_unless_it_is_compiled(tmp_path):
     for wanted in ("on", "auto", "off"):
         for made in (trainer, on_a_gpu(make_trainer(tmp_path))):
             engine, _ = choose_engine(facts_of(made), cuda_graphs=wanted, deterministic=False)
-            assert engine.wrap(trainer.model) is trainer.model
+            assert engine.wrap(trainer.train_step.model) is trainer.train_step.model
     engine, _ = choose_engine(
         facts_of(trainer, compiled=True), cuda_graphs="off", deterministic=False
     )
-    wrapped = engine.wrap(trainer.model)
-    assert wrapped is not trainer.model and wrapped._orig_mod is trainer.model
+    wrapped = engine.wrap(trainer.train_step.model)
+    assert wrapped is not trainer.train_step.model and wrapped._orig_mod is trainer.train_step.model
     assert facts_of(trainer).device == CPU

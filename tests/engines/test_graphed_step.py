@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from toy import assert_same, everything, history, loader, make_trainer
+from toy import assert_same, everything, history, loader, make_trainer, use_graphs
 
 from utils.data.images.loader import Packed
-from utils.engines.graphed_step import WARM_UP, GraphedStep
+from utils.engines.graphed_step import WARM_UP
 from utils.engines.launch_bound import TIMED
 from utils.mixup.mixing import Mixing
 from utils.optim.schedules import Schedule
@@ -60,13 +60,9 @@ class StandIn:
         return SimpleNamespace(query=lambda: True, elapsed_time=lambda end: self.step_ms)
 
 
-def take_steps(trainer, recorder, asked=True, rate_dtype=torch.float64) -> None:
-    trainer.delegate_steps(GraphedStep(trainer, recorder, asked, rate_dtype))
-
-
 def graphed(folder, failure="", asked=True, step_ms=0.0, rate_dtype=torch.float64, **options):
     trainer, recorder = make_trainer(folder, **options), StandIn(failure, step_ms=step_ms)
-    take_steps(trainer, recorder, asked, rate_dtype)
+    use_graphs(trainer, recorder, asked, rate_dtype)
     return trainer, recorder
 
 
@@ -106,8 +102,8 @@ def test_a_run_is_the_ordinary_one(tmp_path, case):
     ours, recorder = graphed(tmp_path / "ours", **made(CASES[case]))
     ours.fit()
     assert recorder.captured and recorder.replayed > recorder.captured
-    short = ours.total_steps // 6
-    assert recorder.replayed + recorder.warm // 2 == ours.total_steps - short
+    short = ours.plan.total_steps // 6
+    assert recorder.replayed + recorder.warm // 2 == ours.plan.total_steps - short
     assert_same(everything(ours), everything(plain))
     assert history(tmp_path / "ours") == history(tmp_path / "plain")
 
@@ -123,19 +119,23 @@ def test_augmentation_is_in_the_graph(tmp_path):
 
     ours.loader.made = watched
     ours.fit()
-    assert recorder.replayed and len(given) == ours.total_steps
+    assert recorder.replayed and len(given) == ours.plan.total_steps
     assert all(isinstance(inputs, Packed) for inputs in given)
     assert {inputs.choices.dtype for inputs in given} == {torch.int64}
 
 
 def places(trainer) -> dict:
     """The addresses of the tensors that a step reads and writes."""
-    guard, tensors = trainer.guard, {}
-    tensors |= {f"weight {name}": t for name, t in trainer.model.state_dict().items()}
-    tensors |= {f"average {name}": t for name, t in trainer.average.mean.items()}
-    tensors |= {"window": trainer.window, "sums": trainer.step_sums, "left out": guard.left_out}
+    guard, tensors = trainer.train_step.guard, {}
+    tensors |= {f"weight {name}": t for name, t in trainer.train_step.model.state_dict().items()}
+    tensors |= {f"average {name}": t for name, t in trainer.train_step.average.mean.items()}
+    tensors |= {
+        "window": trainer.train_step.window,
+        "sums": trainer.train_step.step_sums,
+        "left out": guard.left_out,
+    }
     tensors |= {f"buffers {n}": t for n, t in enumerate([*guard.flat, *guard.before])}
-    for number, state in enumerate(trainer.optimizer.state.values()):
+    for number, state in enumerate(trainer.train_step.optimizer.state.values()):
         tensors |= {f"{name} {number}": t for name, t in state.items()}
     return {name: tensor.data_ptr() for name, tensor in tensors.items()}
 
@@ -167,7 +167,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, stop):
     options = {"optimizer": "adamw", "ema_decay": 0.9, "epochs": 3}
     plain = make_trainer(tmp_path / "plain", **options)
     plain.fit()
-    schedule = {"schedule": lambda: Schedule("cosine", plain.total_steps, 2)}
+    schedule = {"schedule": lambda: Schedule("cosine", plain.plan.total_steps, 2)}
     first, _ = graphed(tmp_path / "ours", max_steps=stop, **options, **schedule)
     first.fit()
     ours, recorder = graphed(tmp_path / "ours", **options)
@@ -180,9 +180,9 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, stop):
 def test_saved_rates_are_numbers(tmp_path):
     ours, _ = graphed(tmp_path, optimizer="adamw", epochs=2)
     ours.fit()
-    for group in ours.optimizer.param_groups:
+    for group in ours.train_step.optimizer.param_groups:
         assert isinstance(group["lr"], float) and group["capturable"] is False
-    assert isinstance(ours.learning_rate, float)
+    assert isinstance(ours.train_step.learning_rate, float)
 
 
 def test_a_replayed_step_that_is_not_finite_is_skipped(tmp_path):
@@ -191,7 +191,7 @@ def test_a_replayed_step_that_is_not_finite_is_skipped(tmp_path):
     for name in ("plain", "ours"):
         trainer = make_trainer(tmp_path / name, on_nonfinite="skip", ema_decay=0.9)
         if name == "ours":
-            take_steps(trainer, StandIn())
+            use_graphs(trainer, StandIn())
         whole, shift = trainer.loader.epoch, trainer.loader.normalize.shift
         good = shift.clone()
 
@@ -270,20 +270,20 @@ def test_the_host_keeps_pace_at_every_replay(tmp_path):
 def test_rates_are_rounded_alike_in_ordinary_steps(tmp_path):
     """As a replay reads them; logs and checkpoints have the unrounded rate."""
     ours, _ = graphed(tmp_path, lr=0.1, rate_dtype=torch.float32)
-    update, read = ours.update_device, []
+    update, read = ours.train_step.update_device, []
 
     def watched(step, ema_weight):
-        read.append([group["lr"] for group in ours.optimizer.param_groups])
+        read.append([group["lr"] for group in ours.train_step.optimizer.param_groups])
         update(step, ema_weight)
 
-    ours.update_device = watched
+    ours.train_step.update_device = watched
     ours.prepare(0)
-    ours.guard.remember()
+    ours.train_step.guard.remember()
     ours.stepper.forward_backward(next(iter(ours.loader.epoch(0))))
-    told = [group["lr"] for group in ours.optimizer.param_groups]
+    told = [group["lr"] for group in ours.train_step.optimizer.param_groups]
     ours.stepper.update()
     assert read[0] == [torch.tensor(lr).item() for lr in told] != told
-    assert [group["lr"] for group in ours.optimizer.param_groups] == told
+    assert [group["lr"] for group in ours.train_step.optimizer.param_groups] == told
 
 
 def test_graphs_are_given_up_when_memory_runs_out(tmp_path):
@@ -341,7 +341,7 @@ def test_graphs_are_not_chosen_where_the_device_is_slower(tmp_path, capsys):
     capsys.readouterr()
     ours, recorder = graphed(tmp_path / "ours", asked=False, step_ms=1e9, epochs=2)
     logged = []
-    ours.console.log = logged.append
+    ours.log.console.log = logged.append
     ours.fit()
     assert "graphs" not in capsys.readouterr().out
     assert sum("CUDA graphs: not used, because launching" in line for line in logged) == 1
@@ -352,9 +352,9 @@ def test_graphs_are_not_chosen_where_the_device_is_slower(tmp_path, capsys):
 @pytest.mark.parametrize("trouble", [{"failure": "no luck"}, {"waits": ("guard.py:57",)}])
 def test_a_failure_is_only_logged_if_graphs_were_not_asked_for(tmp_path, capsys, trouble):
     ours = make_trainer(tmp_path)
-    take_steps(ours, StandIn(**trouble), asked=False)
+    use_graphs(ours, StandIn(**trouble), asked=False)
     logged = []
-    ours.console.log = logged.append
+    ours.log.console.log = logged.append
     ours.fit()
     assert "not used" not in capsys.readouterr().out
     (line,) = [line for line in logged if "CUDA graphs: not used" in line]
@@ -375,7 +375,8 @@ def test_what_is_captured_reads_nothing_on_the_host(tmp_path):
     plain = make_trainer(tmp_path / "plain", **options)
     plain.fit()
     ours, recorder = graphed(tmp_path / "ours", **options)
-    groups, progress, average = ours.optimizer.param_groups, ours.progress, ours.average
+    groups, progress = ours.train_step.optimizer.param_groups, ours.progress
+    average = ours.train_step.average
     ema_weight, capture = average.ema_weight, recorder.capture
 
     def captured(function):

@@ -119,18 +119,20 @@ def test_advice_is_given_once_where_there_are_no_graphs(
     plain.fit()
     said = capsys.readouterr().out
     timed = make_trainer(tmp_path / "timed", accumulation=accumulation)
-    timed.advice["launches"] = "a larger --batch_size takes hardly longer"
 
     def mark():
         return SimpleNamespace(query=lambda: True, elapsed_time=lambda end: step_ms)
 
-    timed.delegate_steps(TimedSteps(timed, LaunchBound(mark)))
+    launches, step = LaunchBound(mark), timed.train_step
+    timed.stepper = TimedSteps(step, launches, 4, lambda: print(f"{launches}: a larger batch"))
     timed.fit()
     lines = [line for line in capsys.readouterr().out.splitlines() if line not in said]
-    told = [line for line in lines if line.endswith("a larger --batch_size takes hardly longer")]
+    told = [line for line in lines if line.endswith(": a larger batch")]
     assert len(told) == bound and all("launching a step takes" in line for line in told)
-    assert timed.stepper is timed
-    for one, other in zip(timed.model.parameters(), plain.model.parameters(), strict=True):
+    assert timed.stepper.launches is None  # it is not timed any more
+    for one, other in zip(
+        step.model.parameters(), plain.train_step.model.parameters(), strict=True
+    ):
         assert one.equal(other)
 
 
@@ -140,7 +142,7 @@ def test_neither_the_first_step_nor_short_ones_are_timed(tmp_path):
     launches = SimpleNamespace(
         begin=lambda usual: seen.append(usual), end=lambda: None, verdict=lambda: None
     )
-    trainer.delegate_steps(TimedSteps(trainer, launches))
+    trainer.stepper = TimedSteps(trainer.train_step, launches, 10, lambda: None)
     trainer.fit()
     assert seen == [False, True, False, True, True, False]
 

@@ -15,7 +15,7 @@ from utils.models.resnet import ResNet
 from utils.optim.factory import build_optimizer
 from utils.training.average import Average
 from utils.training.guard import Guard
-from utils.training.progress import PhaseTimes
+from utils.training.times import PhaseTimes
 
 pytestmark = [
     pytest.mark.gpu,
@@ -56,7 +56,7 @@ def test_no_wait_with_an_average_and_a_frozen_backbone(tmp_path, optimizer, prec
         tmp_path, device=CUDA, optimizer=optimizer, precision=precision, clip=1.0,
         accumulation=2, ema_decay=0.9, freeze_until=2,
     )  # fmt: skip
-    frozen = trainer.model[0].weight
+    frozen = trainer.train_step.model[0].weight
     before = frozen.detach().clone()
     run_epoch(trainer, 0)
     run_epoch_without_waiting(trainer, 1)
@@ -82,10 +82,10 @@ def test_the_profiler_shows_no_wait(tmp_path):
 
 def test_a_whole_run_and_its_resume(tmp_path):
     whole = make_trainer(tmp_path / "whole", device=CUDA, epochs=2)
-    assert whole.fit().step == whole.total_steps
+    assert whole.fit().step == whole.plan.total_steps
     again = make_trainer(tmp_path / "whole", device=CUDA, epochs=3)
     again.restore(again.saver.store.load())
-    assert again.fit().step == again.total_steps
+    assert again.fit().step == again.plan.total_steps
 
 
 def test_a_step_that_is_not_finite_leaves_no_trace():
@@ -196,7 +196,7 @@ def test_a_checkpoint_holds_the_step_at_which_it_was_taken(tmp_path, monkeypatch
     def saved(final=False):
         save(final)
         torch.cuda.synchronize()
-        states = trainer.model.state_dict(), trainer.average.state_dict()
+        states = trainer.train_step.model.state_dict(), trainer.train_step.average.state_dict()
         seen[trainer.progress.step] = [
             {name: tensor.to("cpu", copy=True) for name, tensor in state.items()}
             for state in states
@@ -209,7 +209,7 @@ def test_a_checkpoint_holds_the_step_at_which_it_was_taken(tmp_path, monkeypatch
     monkeypatch.setattr(trainer, "save", saved)
     monkeypatch.setattr(trainer.saver.store, "save", written)
     trainer.fit()
-    assert len(seen) >= 5 and trainer.total_steps in seen
+    assert len(seen) >= 5 and trainer.plan.total_steps in seen
     for step, (model, average) in seen.items():
         checkpoint = read_checkpoint(tmp_path / "checkpoints" / f"step-{step:08}")
         assert checkpoint.state["progress"]["step"] == step

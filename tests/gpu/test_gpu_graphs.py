@@ -41,8 +41,8 @@ def test_a_run_is_the_ordinary_one(tmp_path, optimizer, precision, capsys):
     ours.fit()
     assert "not used" not in capsys.readouterr().out and ours.stepper.holds_memory
     tolerance = 1e-4 if precision == "fp32" else 3e-2
-    states = plain.model.state_dict(), ours.model.state_dict()
-    states += plain.average.state_dict(), ours.average.state_dict()
+    states = plain.train_step.model.state_dict(), ours.train_step.model.state_dict()
+    states += plain.train_step.average.state_dict(), ours.train_step.average.state_dict()
     for expected, found in (states[:2], states[2:]):
         for name, tensor in expected.items():
             torch.testing.assert_close(
@@ -69,13 +69,13 @@ def test_graphs_are_chosen_where_steps_are_launch_bound(tmp_path, capsys):
 def test_graphs_are_not_chosen_where_the_gpu_is_slower(tmp_path, capsys):
     trainer = make_trainer(tmp_path, device=CUDA, dropout=0.0, epochs=4)
     use_engine(trainer, "auto")
-    real, cycles = trainer.forward_backward_device, 50_000_000  # about 30 ms
+    real, cycles = trainer.train_step.forward_backward_device, 50_000_000  # about 30 ms
 
     def slowly(batch):
         torch.cuda._sleep(cycles)
         real(batch)
 
-    trainer.forward_backward_device = slowly
+    trainer.train_step.forward_backward_device = slowly
     trainer.fit()
     assert "graphs" not in capsys.readouterr().out and not trainer.stepper.holds_memory
     assert "launching a step takes" in trainer.stepper.refused
@@ -85,7 +85,7 @@ def test_the_choice_waits_for_nothing(tmp_path, capsys):
     trainer = make_trainer(tmp_path, device=CUDA, dropout=0.0)
     use_engine(trainer, "auto")
     trainer.prepare(0)
-    trainer.guard.remember()
+    trainer.train_step.guard.remember()
     for number, batch in enumerate(trainer.loader.epoch(0)):
         torch.cuda.synchronize()
         torch.cuda.set_sync_debug_mode("error" if number > 0 else "default")
@@ -117,13 +117,13 @@ def test_other_random_numbers_in_every_replay(tmp_path):
     """By dropout, at the same weights and batch."""
     trainer = graphed(tmp_path, dropout=0.5, lr=1e-30)
     trainer.prepare(0)
-    trainer.guard.remember()
+    trainer.train_step.guard.remember()
     batch, losses = next(iter(trainer.loader.epoch(0))), []
     for _ in range(8):
-        before = trainer.window.clone()
+        before = trainer.train_step.window.clone()
         trainer.stepper.forward_backward(batch)
         trainer.stepper.update()
-        losses.append((trainer.window - before)[0].item())
+        losses.append((trainer.train_step.window - before)[0].item())
     assert trainer.stepper.holds_memory and len(set(losses)) > 4
 
 
@@ -135,7 +135,7 @@ def test_no_wait_in_replayed_steps(tmp_path, mixed):
         torch.cuda.set_sync_debug_mode("error" if epoch == 3 else "default")
         try:
             trainer.prepare(epoch)
-            trainer.guard.remember()
+            trainer.train_step.guard.remember()
             for batch in trainer.loader.epoch(epoch):
                 trainer.stepper.forward_backward(batch)
                 trainer.stepper.update()
@@ -147,38 +147,40 @@ def test_no_wait_in_replayed_steps(tmp_path, mixed):
 def test_a_step_that_is_not_finite_leaves_no_trace_in_a_replay(tmp_path):
     trainer = graphed(tmp_path, ema_decay=0.9)
     trainer.prepare(0)
-    trainer.guard.remember()
+    trainer.train_step.guard.remember()
     for batch in list(trainer.loader.epoch(0))[:5]:
         trainer.stepper.forward_backward(batch)
         trainer.stepper.update()
-    before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+    before = {
+        name: tensor.clone() for name, tensor in trainer.train_step.model.state_dict().items()
+    }
     trainer.loader.normalize.shift.fill_(float("nan"))  # read in the graph, as the augmentation is
     trainer.stepper.forward_backward(batch)
     trainer.stepper.update()
-    for name, tensor in trainer.model.state_dict().items():
+    for name, tensor in trainer.train_step.model.state_dict().items():
         assert torch.equal(tensor, before[name]), name
-    assert trainer.guard.left_out.tolist() == [1, 5, 0]
+    assert trainer.train_step.guard.left_out.tolist() == [1, 5, 0]
 
 
 def test_a_step_that_waits_is_found_before_a_capture(tmp_path, capsys):
     """A host read after the backward pass, and one in a thread of autograd."""
     trainer = graphed(tmp_path, epochs=2)
-    real = trainer.forward_backward_device
+    real = trainer.train_step.forward_backward_device
 
     def reads(batch):
         real(batch)
-        trainer.step_sums.sum().item()
+        trainer.train_step.step_sums.sum().item()
 
     def hook(gradient):
         gradient.sum().item()
 
-    trainer.forward_backward_device = reads
-    trainer.model[-1].weight.register_hook(hook)
+    trainer.train_step.forward_backward_device = reads
+    trainer.train_step.model[-1].weight.register_hook(hook)
     trainer.fit()
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "waits for" in line]
     assert "because the host waits for the GPU within a step (" in line
     assert line.count("test_gpu_graphs.py:") == 2
-    assert trainer.progress.step == trainer.total_steps and not CudaRecorder.failed
+    assert trainer.progress.step == trainer.plan.total_steps and not CudaRecorder.failed
     assert torch.cuda.get_sync_debug_mode() == 0
 
 
@@ -191,14 +193,14 @@ def test_a_capture_that_fails_leaves_an_ordinary_run(tmp_path, capsys, monkeypat
         make = graphed if name == "ours" else make_trainer
         options = {} if name == "ours" else {"device": CUDA}
         trainer = make(tmp_path / name, epochs=2, dropout=0.5, **options)
-        real = trainer.forward_backward_device
+        real = trainer.train_step.forward_backward_device
 
         def reads(batch, trainer=trainer, real=real):
             real(batch)
             if torch.cuda.is_current_stream_capturing():
-                trainer.step_sums.sum().item()
+                trainer.train_step.step_sums.sum().item()
 
-        trainer.forward_backward_device = reads
+        trainer.train_step.forward_backward_device = reads
         torch.cuda.manual_seed(3)
         training = torch.cuda.current_stream()
         trainer.fit()
@@ -206,10 +208,12 @@ def test_a_capture_that_fails_leaves_an_ordinary_run(tmp_path, capsys, monkeypat
         runs.append((trainer, torch.cuda.get_rng_state()))
     (plain, state), (ours, same_state) = runs
     assert capsys.readouterr().out.count("not used, because the capture failed (") == 1
-    assert len(CudaRecorder.failed) == 1 and ours.progress.step == ours.total_steps
+    assert len(CudaRecorder.failed) == 1 and ours.progress.step == ours.plan.total_steps
     assert torch.equal(state, same_state)
-    for name, tensor in plain.model.state_dict().items():
-        torch.testing.assert_close(ours.model.state_dict()[name], tensor, rtol=1e-4, atol=1e-4)
+    for name, tensor in plain.train_step.model.state_dict().items():
+        torch.testing.assert_close(
+            ours.train_step.model.state_dict()[name], tensor, rtol=1e-4, atol=1e-4
+        )
     # If the allocator still took part in a capture, this would be an internal error.
     torch.cuda.empty_cache()
 
@@ -230,5 +234,5 @@ def test_checkpoints_and_resume(tmp_path):
     first.fit()
     again = graphed(tmp_path, optimizer="adamw", ema_decay=0.9, epochs=3)
     again.restore(again.saver.store.load())
-    assert again.fit().step == again.total_steps and again.stepper.holds_memory
+    assert again.fit().step == again.plan.total_steps and again.stepper.holds_memory
     assert isinstance(again.stepper.recorder, CudaRecorder)

@@ -95,6 +95,6 @@ def test_training_adapts_after_every_step(tmp_path):
         def look(self):
             self.looks += 1
 
-    trainer = make_trainer(tmp_path, free_cores=Count())
-    trainer.fit()
-    assert trainer.free_cores.looks == trainer.total_steps
+    trainer, count = make_trainer(tmp_path), Count()
+    trainer.fit(free_cores=count)
+    assert count.looks == trainer.plan.total_steps

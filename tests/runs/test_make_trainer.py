@@ -9,6 +9,7 @@ from toy import CPU, network
 from utils.runs.make_trainer import run_facts
 from utils.training.freeze import Freeze
 from utils.training.objective import Precision
+from utils.weights.card import TextCard
 
 CUDA = torch.device("cuda", 0)
 PLAIN = {
@@ -29,8 +30,11 @@ def facts(
         exchange=SimpleNamespace(size=processes),
     )
     freeze = None if until is None else Freeze(network(), "6", *until)
-    loader = SimpleNamespace(accumulation=accumulation)
-    return vars(run_facts(run, loader, freeze, texts))
+    task = SimpleNamespace(
+        train=SimpleNamespace(accumulation=accumulation),
+        card=TextCard(("a", "b"), "{}", clean=False, max_len=1) if texts else None,
+    )
+    return vars(run_facts(run, SimpleNamespace(freeze=freeze), task))
 
 
 @pytest.mark.parametrize(

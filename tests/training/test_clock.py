@@ -4,7 +4,8 @@ import time
 
 import torch
 
-from utils.training.progress import Clock, Progress
+from utils.training.progress import Progress
+from utils.training.times import Clock
 
 
 def test_a_lap_is_the_time_between_log_lines_without_pauses(monkeypatch):
@@ -13,7 +14,8 @@ def test_a_lap_is_the_time_between_log_lines_without_pauses(monkeypatch):
     progress = Progress(seconds_training=7.0)
     clock = Clock(progress, torch.device("cpu"))
     now[0] += 2
-    assert clock.first_step() == 2
+    clock.end_first_step()
+    assert clock.seconds_first_step == 2
     clock.samples += 30
     now[0] += 1
     clock.pause()

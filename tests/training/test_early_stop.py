@@ -27,7 +27,7 @@ def test_training_stops_after_patience_evaluations_without_a_better_one(tmp_path
 def test_a_better_evaluation_in_time_prevents_the_stop(tmp_path):
     trainer = trainer_with(tmp_path, [10, 5, 5, 11, 5, 5], early_stop_patience=3)
     progress = trainer.fit()
-    assert not progress.stopped_early and progress.step == trainer.total_steps
+    assert not progress.stopped_early and progress.step == trainer.plan.total_steps
     assert progress.since_best == 2
 
 
@@ -40,7 +40,7 @@ def test_a_stopped_run_goes_on_with_more_patience(tmp_path):
     assert resumed.fit().best_epoch == 3
     same = trainer_with(tmp_path, [10, 5, 5, 5, 5], early_stop_patience=1)
     checkpoint = stopped.saver.store.load()
-    assert checkpoint.step == resumed.total_steps
+    assert checkpoint.step == resumed.plan.total_steps
     same.restore(checkpoint)
     assert same.progress.stopped_early  # since_best is 2
 

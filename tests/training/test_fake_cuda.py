@@ -125,6 +125,7 @@ def test_lookahead(tmp_path, gpu, optimizer):
     "options",
     [
         {"ngd_norm": "gradient"},
+        {"ngd_power": 0.5, "ngd_momentum_first": True, "ngd_alpha": 0.01},
         {"ngd_products": "fast"},
         {"ngd_axes": "channels", "ngd_rank": 2},
         {"lookahead_k": 2},
@@ -151,7 +152,7 @@ def test_all_that_a_step_can_have(tmp_path, gpu, precision):
         tmp_path, device=CUDA, precision=precision, accumulation=2, clip=1.0, ema_decay=0.9,
         freeze_until=1, mixing=mixing("mixup"), clean_accuracy=True,
     )  # fmt: skip
-    frozen = trainer.model[0].weight
+    frozen = trainer.train_step.model[0].weight
     take_steps(gpu, trainer)
     assert not frozen.requires_grad
     take_steps(gpu, trainer, epoch=1)
@@ -254,8 +255,7 @@ def test_the_loop_reads_at_its_log_lines_alone(tmp_path, gpu, timed):
     if timed:
         use_engine(trainer, "off")
         assert isinstance(trainer.stepper, TimedSteps)
-    trainer.guard.remember()
-    trainer.strategy.drop_gradients()
+    trainer.train_step.start()
     update = trainer.update
 
     def counted():
@@ -264,8 +264,9 @@ def test_the_loop_reads_at_its_log_lines_alone(tmp_path, gpu, timed):
 
     trainer.update = counted
     with gpu.watched(allowed=(LOGGED, WAITED)):
-        trainer._train_to_epoch_end()
-    assert trainer.progress.step == 6 and trainer.stepper is trainer
+        trainer.train_to_epoch_end()
+    assert trainer.progress.step == 6
+    assert not timed or trainer.stepper.launches is None  # no step is timed any more
     # The first step is shown, and timed.
     assert {*gpu.reads} == {(step, line) for step in (1, 3, 6) for line in (LOGGED, WAITED)}
 
@@ -277,14 +278,16 @@ def test_evaluation_reads_at_its_end(tmp_path, gpu, of_texts):
     else:
         trainer = make_trainer(tmp_path, device=CUDA, ema_decay=0.9)
         test = loader(5, n=12, augment=False, shuffle=False, device=CUDA)
-    with gpu.watched(allowed=(EVALUATED, COUNTED)), trainer.evaluated_weights():
-        found = evaluate(trainer.model, test.epoch(), trainer.precision, classes=3)
+    with gpu.watched(allowed=(EVALUATED, COUNTED)), trainer.train_step.evaluated_weights():
+        found = evaluate(
+            trainer.train_step.model, test.epoch(), trainer.train_step.precision, classes=3
+        )
     assert found.confusion.shape == (3, 3)
     assert gpu.reads == [(0, EVALUATED)] * 3 + [(0, COUNTED)]  # three numbers and a matrix
 
 
 def test_the_pass_that_counts_for_nothing(tmp_path, gpu):
     trainer = make_trainer(tmp_path, device=CUDA)
-    trainer.guard.remember()
+    trainer.train_step.start()
     with gpu.watched():
-        trainer._settle()
+        trainer.settle_order()

@@ -8,7 +8,7 @@ from toy import Classification, Precision, loader, make_trainer, network
 
 from utils.errors import UserError
 from utils.runs.advice import memory_advice
-from utils.training.memory import is_out_of_memory, largest_batch, within_memory
+from utils.training.memory import is_out_of_memory, largest_batch
 
 
 @pytest.mark.parametrize("failed", [2, 3, 8, 100, 128, 1000])
@@ -95,15 +95,13 @@ def test_memory_of_an_engine_is_freed_and_its_remedy_named(tmp_path, remedy):
     trainer = make_trainer(tmp_path, model=model, objective=Cramped(model, 2, since=4))
 
     def free_memory():
-        freed.append(trainer.objective.calls)
+        freed.append(trainer.train_step.objective.calls)
         return remedy
 
-    trainer.delegate_steps(
-        SimpleNamespace(
-            forward_backward=trainer.forward_backward, update=trainer.update,
-            free_memory=free_memory,
-        )
-    )  # fmt: skip
+    step = trainer.train_step
+    trainer.stepper = SimpleNamespace(
+        forward_backward=step.forward_backward, update=step.update, free_memory=free_memory
+    )
     with pytest.raises(UserError) as caught:
         trainer.fit()
     assert freed == [5]
@@ -145,9 +143,9 @@ def test_one_of_many_processes_names_half_of_its_batch(tmp_path, flags, expected
     data = loader(*flags, rank=1, ranks=2)
     model = network()
     trainer = make_trainer(tmp_path, model=model, data=data, objective=Cramped(model, 0))
-    trainer.exchange = SimpleNamespace(rank=1, size=2)
+    trainer.train_step.exchange = SimpleNamespace(rank=1, size=2)
     with pytest.raises(UserError, match="out of memory in process 1 of 2: ") as error:
-        within_memory(trainer, lambda: trainer.forward_backward(next(iter(data.epoch()))))
+        trainer.within_memory(lambda: trainer.forward_backward(next(iter(data.epoch()))))
     assert expected in str(error.value)
 
 

@@ -18,7 +18,7 @@ def mixing(form="policy", block=4, clean=4, every=2, **options):
 
 
 def learned(trainer) -> dict:
-    return {name: tensor.clone() for name, tensor in trainer.meta.state_dict().items()}
+    return {name: tensor.clone() for name, tensor in trainer.train_step.meta.state_dict().items()}
 
 
 def test_lambda_is_the_policys(tmp_path):
@@ -26,9 +26,9 @@ def test_lambda_is_the_policys(tmp_path):
     trainer = make_trainer(tmp_path, mixing=mixing(per_sample=True))
     trainer.fit()
     for batch in trainer.loader.epoch(1):
-        lam = trainer.meta.choose(batch, 0.1).lam
+        lam = trainer.train_step.meta.choose(batch, 0.1).lam
         partners = batch.targets[batch.mixing.partner]
-        expected = trainer.meta.policy(batch.targets, partners, batch.mixing.lam)
+        expected = trainer.train_step.meta.policy(batch.targets, partners, batch.mixing.lam)
         assert torch.equal(lam, expected) and (lam >= 0.5).all()
     lines = [r for r in history(tmp_path) if r["split"] == "train"]
     assert all(0.5 <= line["lambda"] <= 1 for line in lines)
@@ -36,7 +36,7 @@ def test_lambda_is_the_policys(tmp_path):
 
 def watched_rates(trainer) -> list[tuple[int, str, float]]:
     """Records (step, method that was given the rate, learning rate) while the trainer runs."""
-    found, meta, optimizer = [], trainer.meta, trainer.optimizer
+    found, meta, optimizer = [], trainer.train_step.meta, trainer.train_step.optimizer
     choose, update, step = meta.choose, meta.update, optimizer.step
 
     def note(who, rate):
@@ -89,14 +89,16 @@ def test_a_dry_run_chooses_at_the_rate_of_its_own_step(tmp_path):
     time_steps(trainer)
     assert len(told) > 20
     for step, who, rate in told:
-        assert rate == 0.05 * trainer.schedule.factor(step), (step, who)
+        assert rate == 0.05 * trainer.train_step.schedule.factor(step), (step, who)
 
 
 @pytest.mark.parametrize("off_epoch", [0, 1])
 def test_the_policy_is_updated_at_its_interval(tmp_path, off_epoch):
     trainer = make_trainer(tmp_path, mixing=mixing(every=4, off_epoch=off_epoch), epochs=2)
     trainer.fit()  # 12 steps, and 6 of them before `off_epoch`
-    updates = trainer.meta.policy.optimizer.state[trainer.meta.policy.shared]["step"].item()
+    updates = trainer.train_step.meta.policy.optimizer.state[trainer.train_step.meta.policy.shared][
+        "step"
+    ].item()
     assert updates == (2 if off_epoch else 3)  # at the steps 0, 4 and 8
 
 
@@ -164,9 +166,9 @@ def test_it_trains_together_with(tmp_path, form, options):
     drawn = mixing(form, cutmix_alpha=1.0, different=True, height=8, width=8)
     trainer = make_trainer(tmp_path, mixing=drawn, **options)
     progress = trainer.fit()
-    assert progress.step == trainer.total_steps and progress.left_out.steps == 0
+    assert progress.step == trainer.plan.total_steps and progress.left_out.steps == 0
     state = everything(trainer)
     assert all(torch.isfinite(value).all() for key, value in state.items() if key != "random")
     if form == "policy":
-        policy = trainer.meta.policy
+        policy = trainer.train_step.meta.policy
         assert policy.shared.item() != policy.start

@@ -18,7 +18,7 @@ class AllOwn(Mixing):
 
 
 def weights(trainer) -> dict:
-    return {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+    return {name: tensor.clone() for name, tensor in trainer.train_step.model.state_dict().items()}
 
 
 def pieces(data, epoch=0, start=0) -> list[Batch]:
@@ -164,7 +164,7 @@ def test_it_trains_together_with(tmp_path, options):
     )
     trainer = make_trainer(tmp_path, mixing=mixing, **options)
     progress = trainer.fit()
-    assert progress.step == trainer.total_steps and progress.left_out.steps == 0
+    assert progress.step == trainer.plan.total_steps and progress.left_out.steps == 0
     assert all(torch.isfinite(value).all() for value in weights(trainer).values())
 
 

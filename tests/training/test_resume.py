@@ -134,9 +134,9 @@ def test_a_resumed_run_is_bit_equal(tmp_path, case, every, monkeypatch):
     last = whole.progress.step
     assert last >= 6
     if case == "early stop":
-        assert whole.progress.stopped_early and last < whole.total_steps
+        assert whole.progress.stopped_early and last < whole.plan.total_steps
     if case == "plateau":
-        assert whole.schedule.reduced == 0.2
+        assert whole.train_step.schedule.reduced == 0.2
     for step in steps_of(whole, every):
         folder = tmp_path / f"stopped{step}"
         torch.manual_seed(5)
@@ -151,7 +151,7 @@ def test_a_resumed_run_is_bit_equal(tmp_path, case, every, monkeypatch):
         torch.manual_seed(99)  # the random state must come from the checkpoint
         resumed = make_case(folder, model=network(dropout=0.2, seed=77), **options)
         checkpoint = resumed.saver.store.load()
-        resumed.metrics.cut(checkpoint.state["metrics_bytes"])
+        resumed.log.metrics.cut(checkpoint.state["metrics_bytes"])
         resumed.restore(checkpoint)
         assert resumed.progress.step == step
         resumed.fit()
@@ -179,7 +179,7 @@ def test_resume_after_a_kill_cuts_the_metrics_back(tmp_path):
         resumed.saver.store.warn = said.append
         checkpoint = resumed.saver.store.load()
         assert checkpoint.step == step and len(said) == len(later)
-        resumed.metrics.cut(checkpoint.state["metrics_bytes"])
+        resumed.log.metrics.cut(checkpoint.state["metrics_bytes"])
         resumed.restore(checkpoint)
         resumed.fit()
         assert_same(everything(whole), everything(resumed))
@@ -192,7 +192,7 @@ def test_a_resumed_run_may_be_longer(tmp_path):
     short.fit()
     longer = make_trainer(tmp_path, epochs=3)
     longer.restore(longer.saver.store.load())
-    assert longer.fit().step == 3 * short.total_steps
+    assert longer.fit().step == 3 * short.plan.total_steps
 
 
 def test_the_loss_scaler_is_restored(tmp_path):
@@ -203,8 +203,8 @@ def test_the_loss_scaler_is_restored(tmp_path):
             tmp_path / folder, precision="fp16",
             schedule=lambda: Schedule("cosine", 18, 2), **options,
         )  # fmt: skip
-        trainer.scaler = scaler or trainer.scaler
-        assert trainer.scaler.is_enabled()
+        trainer.train_step.scaler = scaler or trainer.train_step.scaler
+        assert trainer.train_step.scaler.is_enabled()
         return trainer
 
     def quick():
@@ -216,15 +216,15 @@ def test_the_loss_scaler_is_restored(tmp_path):
     torch.manual_seed(5)
     first.fit()
     resumed = part("resumed")
-    assert resumed.scaler.get_scale() == 2.0**16
+    assert resumed.train_step.scaler.get_scale() == 2.0**16
     resumed.restore(resumed.saver.store.load())
-    state = resumed.scaler.state_dict()
-    assert state == first.scaler.state_dict()
+    state = resumed.train_step.scaler.state_dict()
+    assert state == first.train_step.scaler.state_dict()
     assert (state["scale"], state["_growth_tracker"]) == (2.0**11, 2)
     resumed.fit()
-    assert resumed.scaler.get_scale() == 2.0**14
+    assert resumed.train_step.scaler.get_scale() == 2.0**14
     assert_same(everything(whole), everything(resumed))
-    assert resumed.scaler.state_dict() == whole.scaler.state_dict()
+    assert resumed.train_step.scaler.state_dict() == whole.train_step.scaler.state_dict()
 
 
 def test_the_memory_format_is_restored(tmp_path):
@@ -232,7 +232,7 @@ def test_the_memory_format_is_restored(tmp_path):
     first.fit()
     second = make_trainer(tmp_path, epochs=1)
     second.restore(second.saver.store.load())
-    for parameter, state in second.optimizer.state.items():
+    for parameter, state in second.train_step.optimizer.state.items():
         if parameter.ndim == 4:
             assert state["momentum_buffer"].stride() == parameter.stride()
             assert parameter.is_contiguous(memory_format=torch.channels_last)

@@ -58,7 +58,7 @@ def test_resumed_is_uninterrupted(tmp_path, batch_tokens):
     whole.fit()
     part = trainer(tmp_path / "part", **options)
     part.prepare(0)
-    part.guard.remember()
+    part.train_step.guard.remember()
     for batch in part.loader.epoch(0):
         part.forward_backward(batch)
         if batch.ends_step:
@@ -82,7 +82,7 @@ def test_any_division_of_a_step_trains_the_same(tmp_path, mixup_at):
             accumulation=accumulation, mixing=mixing, optimizer="sgd",
         )  # fmt: skip
         made.fit()
-        weights.append([p.detach() for p in made.model.parameters()])
+        weights.append([p.detach() for p in made.train_step.model.parameters()])
     for other in weights[1:]:
         torch.testing.assert_close(other, weights[0], rtol=1e-3, atol=1e-4)
 
@@ -90,7 +90,7 @@ def test_any_division_of_a_step_trains_the_same(tmp_path, mixup_at):
 def test_learns_and_counts_each_text_once(tmp_path):
     made = trainer(tmp_path, epochs=12, n=120)
     made.fit()
-    model = made.model
+    model = made.train_step.model
     small, large = (
         evaluate(model, data(120, size, shuffle=False).epoch(), FP32) for size in (7, 99)
     )
@@ -108,10 +108,10 @@ def test_steps_without_a_host_read(tmp_path, mixup_at, batch_tokens):
     )  # fmt: skip
     made.prepare(0)
     with RefuseHostReads():
-        made.guard.remember()
+        made.train_step.guard.remember()
         for batch in made.loader.epoch(0):
             made.forward_backward(batch)
             if batch.ends_step:
                 made.update()
-                made.guard.remember()
+                made.train_step.guard.remember()
     assert made.progress.step >= 10

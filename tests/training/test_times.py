@@ -6,7 +6,7 @@ import pytest
 import torch
 from toy import history, make_trainer
 
-from utils.training.progress import PHASES, PhaseTimes
+from utils.training.times import PHASES, PhaseTimes
 
 
 def test_time_belongs_to_the_mark_at_its_end(monkeypatch):

@@ -41,13 +41,13 @@ def test_it_equals_a_plain_loop(tmp_path):
     model = network(dropout=0.0)
     trainer.fit()
     losses = plain_loop(
-        model, loader(4), epochs=3, lr=0.05, weight_decay=1e-3, total=trainer.total_steps,
+        model, loader(4), epochs=3, lr=0.05, weight_decay=1e-3, total=trainer.plan.total_steps,
         warmup=2, smoothing=0.1,
     )  # fmt: skip
     logged = [r["loss"] for r in history(tmp_path) if r.get("average_over") == "steps"]
     np.testing.assert_allclose(logged, losses, rtol=1e-4)
     for (name, ours), theirs in zip(
-        trainer.model.state_dict().items(), model.state_dict().values(), strict=True
+        trainer.train_step.model.state_dict().items(), model.state_dict().values(), strict=True
     ):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5, msg=name)
 
@@ -82,9 +82,9 @@ def test_accumulation_equals_one_large_batch(tmp_path, n, optimizer):
         return trainer
 
     small, large = train(2, 4), train(8, 1)
-    assert small.total_steps == large.total_steps
+    assert small.plan.total_steps == large.plan.total_steps
     for (name, one), other in zip(
-        small.model.named_parameters(), large.model.parameters(), strict=True
+        small.train_step.model.named_parameters(), large.train_step.model.parameters(), strict=True
     ):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11, msg=name)
 
@@ -95,14 +95,14 @@ def test_ten_steps_without_a_host_read(tmp_path, optimizer, precision):
     trainer = make_trainer(
         tmp_path, data=loader(4, 2, n=96), optimizer=optimizer, precision=precision, clip=1.0
     )
-    trainer.model.train()
+    trainer.train_step.model.train()
     with RefuseHostReads():
-        trainer.guard.remember()
+        trainer.train_step.guard.remember()
         for batch in trainer.loader.epoch(0):
             trainer.forward_backward(batch)
             if batch.ends_step:
                 trainer.update()
-                trainer.guard.remember()
+                trainer.train_step.guard.remember()
             if trainer.progress.step == 10:
                 break
     assert trainer.progress.step == 10
@@ -139,7 +139,7 @@ def test_a_step_that_is_not_finite_leaves_no_trace(tmp_path, where, optimizer, b
     batches = list(trainer.loader.epoch(0))
     for step, batch in enumerate(batches[:5]):
         before = everything(trainer)
-        trainer.guard.remember()
+        trainer.train_step.guard.remember()
         trainer.forward_backward(batch)
         trainer.update()
         after = everything(trainer)
@@ -147,8 +147,8 @@ def test_a_step_that_is_not_finite_leaves_no_trace(tmp_path, where, optimizer, b
             if key.startswith("model/") or (key.startswith("optimizer/") and step):
                 unchanged = torch.equal(before[key], after[key])
                 assert unchanged == (step == bad_step), key
-    assert trainer.guard.left_out.tolist() == [1, bad_step, 0]
-    assert trainer.window[2].item() == 4 * 4
+    assert trainer.train_step.guard.left_out.tolist() == [1, bad_step, 0]
+    assert trainer.train_step.window[2].item() == 4 * 4
 
 
 def test_a_step_that_is_not_finite_stops_the_run_with_advice(tmp_path):
@@ -166,7 +166,7 @@ def test_skipped_steps_are_counted(tmp_path):
     objective = Poisoned(model, {2, 7})
     trainer = make_trainer(tmp_path, model=model, objective=objective, on_nonfinite="skip")
     progress = trainer.fit()
-    assert progress.left_out.steps == 2 and progress.step == trainer.total_steps
+    assert progress.left_out.steps == 2 and progress.step == trainer.plan.total_steps
     assert history(tmp_path)[-3]["skipped_steps"] == 2
     assert all(torch.isfinite(p).all() for p in model.parameters())
 
@@ -205,7 +205,7 @@ def test_the_best_checkpoint_is_kept(tmp_path):
     trainer.saver.store.keep = 2
     progress = trainer.fit()
     assert progress.best_step is not None and progress.best_val_accuracy is not None
-    newest = [trainer.total_steps - 1, trainer.total_steps]
+    newest = [trainer.plan.total_steps - 1, trainer.plan.total_steps]
     assert trainer.saver.store.steps() == sorted({progress.best_step, *newest})
 
 

@@ -9,6 +9,7 @@ threads tell each other whether that succeeded.
 
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 from utils.checkpoints.checkpoint import Checkpoint, Checkpoints
 from utils.errors import UserError
@@ -26,6 +27,7 @@ class Saver:
     every_steps, every_seconds: the interval; one of the two.
     exchange: with the other ranks, for this object alone: its collectives run in the thread, at the
         same time as those of the training. None: one process.
+    settings: what a resumed run must know of this one; stored in every checkpoint.
     """
 
     def __init__(
@@ -36,13 +38,20 @@ class Saver:
         every_steps: int | None = None,
         every_seconds: float | None = None,
         exchange: Exchange | None = None,
+        settings: dict | None = None,
     ):
+        self.settings = settings or {}
         self.store, self.metrics, self.console = store, metrics, console
         self.every_steps, self.every_seconds = every_steps, every_seconds
         self.exchange = exchange or Exchange()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: tuple[int, Future] | None = None  # step, result
         self.start(0)
+
+    @property
+    def run_folder(self) -> Path:
+        """The run's, which the checkpoints are in."""
+        return self.store.folder.parent
 
     def start(self, step: int) -> None:
         """The interval begins here."""
@@ -59,6 +68,7 @@ class Saver:
         (`final`) must succeed: otherwise every rank raises UserError."""
         self.wait()
         self.start(checkpoint.step)
+        checkpoint.state["settings"] = self.settings
         first, divided = self.exchange.rank == 0, checkpoint.rows is not None
         failure = self._note_position(checkpoint) if first else None
         if divided or (first and failure is None):
@@ -68,7 +78,7 @@ class Saver:
         if final:
             line = next(filter(None, self.exchange.gather_json(self._result() or line)), None)
             if line is not None:
-                raise UserError(f"{line}; make room and --resume {self.store.folder.parent}")
+                raise UserError(f"{line}; make room and --resume {self.run_folder}")
         self._say(line)
 
     def _note_position(self, checkpoint: Checkpoint) -> OSError | None:

@@ -6,9 +6,13 @@ capture.py). This file says which steps a graph can hold.
 
 from utils.engines.capture import CudaRecorder
 from utils.engines.eager import Eager
-from utils.engines.engine import EngineTrainer, RunFacts
+from utils.engines.engine import RunFacts
 from utils.engines.graphed_step import GraphedStep
 from utils.optim.table import OPTIMIZERS
+from utils.reporting.console import Console
+from utils.training.loader import TrainingLoader
+from utils.training.stepper import Stepper
+from utils.training.train_step import TrainStep
 
 
 class CudaGraphs(Eager):
@@ -37,6 +41,8 @@ class CudaGraphs(Eager):
             return "--unfreeze_epoch changes what is trained"
         return None
 
-    def take_steps(self, trainer: EngineTrainer) -> None:
-        recorder = CudaRecorder(trainer.precision.device)
-        trainer.delegate_steps(GraphedStep(trainer, recorder, self.asked))
+    def stepper(
+        self, train_step: TrainStep, loader: TrainingLoader, console: Console, advice: str
+    ) -> Stepper:
+        recorder = CudaRecorder(train_step.precision.device)
+        return GraphedStep(train_step, loader, console, recorder, self.asked)

@@ -1,10 +1,14 @@
-"""PyTorch as it comes: the model is called, and the Trainer takes its own steps."""
+"""PyTorch as it comes: the model is called, and TrainStep takes its own steps."""
 
 import functools
 from collections.abc import Callable
 
-from utils.engines.engine import EngineTrainer, RunFacts
+from utils.engines.engine import RunFacts
 from utils.engines.launch_bound import LaunchBound, TimedSteps, mark_on
+from utils.reporting.console import Console
+from utils.training.loader import TrainingLoader
+from utils.training.stepper import Stepper
+from utils.training.train_step import TrainStep
 
 
 class Eager:
@@ -19,9 +23,13 @@ class Eager:
     def wrap(self, model: Callable) -> Callable:
         return model
 
-    def take_steps(self, trainer: EngineTrainer) -> None:
+    def stepper(
+        self, train_step: TrainStep, loader: TrainingLoader, console: Console, advice: str
+    ) -> Stepper:
         """On a GPU some steps are timed: if they are launch-bound, a line says what helps."""
-        device = trainer.precision.device
-        if device.type == "cuda":
-            launches = LaunchBound(functools.partial(mark_on, device))
-            trainer.delegate_steps(TimedSteps(trainer, launches))
+        device = train_step.precision.device
+        if device.type != "cuda":
+            return train_step
+        launches = LaunchBound(functools.partial(mark_on, device))
+        whole = min(loader.step_size, loader.samples)
+        return TimedSteps(train_step, launches, whole, lambda: console.say(f"{launches}: {advice}"))

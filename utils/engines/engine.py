@@ -1,19 +1,18 @@
-"""What an engine is, what it is told of a run, and what it uses of a Trainer.
+"""What an engine is, and what it is told of a run.
 
 An engine is a file in this folder and a line of the table in choose.py.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
 from utils.reporting.console import Console
-from utils.training.average import Average
-from utils.training.objective import Precision
-from utils.training.progress import Progress
+from utils.training.loader import TrainingLoader
 from utils.training.stepper import Stepper
+from utils.training.train_step import TrainStep
 
 
 @dataclass(frozen=True)
@@ -43,34 +42,6 @@ class RunFacts:
     unfreezes: bool
 
 
-class EngineTrainer(Protocol):
-    """What an engine uses of a Trainer (see training/trainer.py)."""
-
-    precision: Precision
-    optimizer: torch.optim.Optimizer
-    schedule: Any
-    loader: Any
-    strategy: Any
-    average: Average | None
-    progress: Progress
-    console: Console
-    advice: dict[str, str]
-
-    def forward_backward(self, batch) -> None: ...
-
-    def forward_backward_device(self, batch) -> None: ...
-
-    def update(self) -> None: ...
-
-    def begin_update(self) -> None: ...
-
-    def update_device(self, step: int | torch.Tensor, ema_weight: float | torch.Tensor) -> None: ...
-
-    def end_update(self) -> None: ...
-
-    def delegate_steps(self, stepper: Stepper) -> None: ...
-
-
 class Engine(Protocol):
     """Computes the steps of a training. It is made with one argument:
 
@@ -85,5 +56,12 @@ class Engine(Protocol):
     def wrap(self, model: Callable) -> Callable:
         """What the objective calls in place of the model."""
 
-    def take_steps(self, trainer: EngineTrainer) -> None:
-        """The Trainer's steps are taken by this engine from here on."""
+    def stepper(
+        self, train_step: TrainStep, loader: TrainingLoader, console: Console, advice: str
+    ) -> Stepper:
+        """What takes the steps of a training.
+
+        Args:
+            console: where it says what it does.
+            advice: what to say where steps are launch-bound and it can do nothing about it.
+        """

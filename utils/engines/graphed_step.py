@@ -32,17 +32,22 @@ import torch
 from torch import Tensor
 
 from utils.engines.capture import Recorder
-from utils.engines.engine import EngineTrainer
 from utils.engines.launch_bound import LaunchBound
+from utils.reporting.console import Console
+from utils.training.loader import TrainingLoader
+from utils.training.train_step import TrainStep
 
 WARM_UP = 3  # ordinary steps before a capture, to set up memory, kernels and optimizer state
 
 
 class GraphedStep:
-    """A Stepper that replays the steps of a Trainer.
+    """A Stepper that replays the steps of a TrainStep.
 
     Args:
-        trainer: of a run that CUDA graphs can serve (see cuda_graphs.py); in tests without a GPU.
+        train_step: of a run that CUDA graphs can serve (see cuda_graphs.py); in tests without a
+            GPU.
+        loader: of the training split.
+        console: where it says whether graphs are used.
         recorder: captures the work of its device.
         asked: the user has asked for graphs; otherwise they are used if steps are launch-bound.
         rate_dtype: in which kernels read the learning rate: float32 on a GPU, float64 on a CPU.
@@ -50,15 +55,17 @@ class GraphedStep:
 
     def __init__(
         self,
-        trainer: EngineTrainer,
+        train_step: TrainStep,
+        loader: TrainingLoader,
+        console: Console,
         recorder: Recorder,
         asked: bool = True,
         rate_dtype: torch.dtype = torch.float32,
     ):
-        self.trainer, self.recorder, self.asked = trainer, recorder, asked
-        self.rate_dtype = rate_dtype
-        device = trainer.precision.device
-        groups = trainer.optimizer.param_groups
+        self.train_step, self.loader, self.console = train_step, loader, console
+        self.recorder, self.asked, self.rate_dtype = recorder, asked, rate_dtype
+        device = train_step.precision.device
+        groups = train_step.optimizer.param_groups
         self._rates = [torch.zeros((), dtype=rate_dtype, device=device) for _ in groups]
         self._step = torch.zeros((), dtype=torch.int64, device=device)
         self._ema_weight = torch.zeros((), device=device)
@@ -73,7 +80,7 @@ class GraphedStep:
         self._launches = None if asked else LaunchBound(recorder.mark)
         self._timed = Counter()  # whole steps, by their signature
         if asked:
-            trainer.loader.defer()
+            loader.defer()
 
     @property
     def holds_memory(self) -> bool:
@@ -87,13 +94,13 @@ class GraphedStep:
             self._replay(*found, batch)
             return
         with self._ordinary():
-            self.trainer.forward_backward(self.trainer.loader.made(batch))
+            self.train_step.forward_backward(self.loader.made(batch))
 
     def update(self) -> None:
         """The update of an ordinary step; after a replay, only its bookkeeping."""
         if not self._replayed:
             with self._ordinary(), self._rounded_rates():
-                self.trainer.update()
+                self.train_step.update()
             if self._launches is not None:
                 self._launches.end()
             if self._waits:
@@ -101,7 +108,7 @@ class GraphedStep:
                 self._refuse(f"the host waits for the GPU within a step ({places})")
             return
         self._replayed = False
-        self.trainer.end_update()
+        self.train_step.end_update()
 
     @contextlib.contextmanager
     def _ordinary(self) -> Iterator[None]:
@@ -115,7 +122,7 @@ class GraphedStep:
 
     def _graph_for(self, batch) -> tuple | None:
         self._warms_up = self._watches = self.settling = False
-        loader = self.trainer.loader
+        loader = self.loader
         whole = min(loader.batch_size, loader.step_size, loader.samples)
         if self.refused:
             return None
@@ -151,19 +158,18 @@ class GraphedStep:
         if not verdict:
             self._refuse(f"{launches}: there is little to gain")
             return False
-        console = self.trainer.console
-        console.say(f"CUDA graphs: used, because {launches}; --no_cuda_graphs does without")
+        self.console.say(f"CUDA graphs: used, because {launches}; --no_cuda_graphs does without")
         # From the next epoch on; the loader augments the batches of this one.
-        self.trainer.loader.defer()
+        self.loader.defer()
         return True
 
     def _capture(self, batch, key: tuple) -> None:
-        trainer, static = self.trainer, _cloned(batch)
+        train_step, static = self.train_step, _cloned(batch)
 
         def whole_step() -> None:
             with self._rates_as_tensors():
-                trainer.forward_backward_device(trainer.loader.made(static))
-                trainer.update_device(self._step, self._ema_weight)
+                train_step.forward_backward_device(self.loader.made(static))
+                train_step.update_device(self._step, self._ema_weight)
 
         try:
             self._graphs[key] = static, self.recorder.capture(whole_step)
@@ -173,11 +179,10 @@ class GraphedStep:
     def _refuse(self, why: str) -> None:
         self._drop(why)
         self._waits.clear()
-        console = self.trainer.console
         if self.asked:
-            console.say(f"--cuda_graphs: not used, because {why}")
+            self.console.say(f"--cuda_graphs: not used, because {why}")
         else:
-            console.log(f"CUDA graphs: not used, because {why}")
+            self.console.log(f"CUDA graphs: not used, because {why}")
 
     def free_memory(self) -> str:
         if not self.holds_memory:
@@ -189,12 +194,12 @@ class GraphedStep:
         """Gives up graphs and frees their memory."""
         self.refused, self._launches = why, None
         self._graphs.clear()
-        self.trainer.strategy.drop_gradients()
+        self.train_step.strategy.drop_gradients()
 
     @contextlib.contextmanager
     def _rounded_rates(self) -> Iterator[None]:
         """Rounds the learning rates of an ordinary step as a replay does."""
-        groups = self.trainer.optimizer.param_groups
+        groups = self.train_step.optimizer.param_groups
         kept = [group["lr"] for group in groups]
         for group, lr in zip(groups, kept, strict=True):
             group["lr"] = torch.tensor(lr, dtype=self.rate_dtype).item()  # of a CPU: no wait
@@ -207,7 +212,7 @@ class GraphedStep:
     @contextlib.contextmanager
     def _rates_as_tensors(self) -> Iterator[None]:
         """Makes the optimizer read its learning rates from the device."""
-        groups = self.trainer.optimizer.param_groups
+        groups = self.train_step.optimizer.param_groups
         cuda = self._step.is_cuda
         kept = [
             {name: group[name] for name in ("lr", "capturable") if name in group}
@@ -224,18 +229,18 @@ class GraphedStep:
                 group.update(before)
 
     def _replay(self, static, replay: Callable[[], None], batch) -> None:
-        trainer = self.trainer
+        train_step = self.train_step
         for target, source in zip(static.tensors(), batch.tensors(), strict=True):
             target.copy_(source, non_blocking=True)
-        step, optimizer = trainer.progress.step, trainer.optimizer
-        trainer.schedule.apply(optimizer, step)
+        step, optimizer = train_step.progress.step, train_step.optimizer
+        train_step.schedule.apply(optimizer, step)
         for rate, group in zip(self._rates, optimizer.param_groups, strict=True):
             rate.fill_(group["lr"])
         self._step.fill_(step)
-        if trainer.average is not None:
-            self._ema_weight.fill_(trainer.average.ema_weight(step))
+        if train_step.average is not None:
+            self._ema_weight.fill_(train_step.average.ema_weight(step))
         self._replayed = True
-        trainer.begin_update()
+        train_step.begin_update()
         replay()
         self.recorder.keep_pace()
 

@@ -20,7 +20,7 @@ from typing import Protocol
 
 import torch
 
-from utils.engines.engine import EngineTrainer
+from utils.training.stepper import Stepper
 
 TIMED = 3  # steps
 SLACK = 1.2  # after the last launch the GPU still has to finish the last kernels
@@ -98,37 +98,43 @@ def mark_on(device: torch.device) -> Mark:
 
 
 class TimedSteps:
-    """A Stepper that takes a Trainer's ordinary steps until a few have been timed. If all of these
-    were launch-bound, it prints what helps. (All, because steps of texts differ in size.)
+    """A Stepper that times steps until a few have been timed, and tells if all of these were
+    launch-bound. (All, because steps of texts differ in size.)
 
     Args:
-        trainer: `advice["launches"]` is what helps.
-        launches: times the steps.
+        steps: takes them.
+        launches: times them.
+        whole: samples in an ordinary step; one of less than half of them is not timed.
+        tell: called once, if they were launch-bound.
     """
 
-    settling = False
-
-    def __init__(self, trainer: EngineTrainer, launches: LaunchBound):
-        self.trainer, self.launches = trainer, launches
+    def __init__(self, steps: Stepper, launches: LaunchBound, whole: int, tell: Callable[[], None]):
+        self.steps, self.whole, self.tell = steps, whole, tell
+        self.launches: LaunchBound | None = launches  # None: enough has been timed
         self._steps, self._begun = 0, False
 
+    @property
+    def settling(self) -> bool:
+        return self.steps.settling
+
     def forward_backward(self, batch) -> None:
-        if not self._begun:
-            loader, self._begun = self.trainer.loader, True
-            short = 2 * batch.step_samples < min(loader.step_size, loader.samples)
+        if self.launches is not None and not self._begun:
+            self._begun = True
+            short = 2 * batch.step_samples < self.whole
             self.launches.begin(usual=self._steps > 0 and not short)
-        self.trainer.forward_backward(batch)
+        self.steps.forward_backward(batch)
 
     def update(self) -> None:
-        self.trainer.update()
+        self.steps.update()
+        if self.launches is None:
+            return
         self.launches.end()
         self._steps, self._begun = self._steps + 1, False
         if self.launches.verdict() is None:
             return
-        self.trainer.delegate_steps(self.trainer)
-        if self.launches.all_bound and "launches" in self.trainer.advice:
-            advice = self.trainer.advice.pop("launches")
-            self.trainer.console.say(f"{self.launches}: {advice}")
+        if self.launches.all_bound:
+            self.tell()
+        self.launches = None
 
     def free_memory(self) -> str:
-        return ""
+        return self.steps.free_memory()

@@ -6,7 +6,7 @@ from utils.optim.table import OPTIMIZERS
 
 
 def phase_advice(settings, run, loader) -> dict[str, str]:
-    """{phase: advice}, of what the settings do not already have; see training/progress.py."""
+    """{phase: advice}, of what the settings do not already have; see training/log.py."""
     batch = _batch_flag(settings)
     advice = {
         "optimizer": f"a larger {batch}, or --accumulation_steps 4, takes fewer of its steps",
@@ -27,10 +27,9 @@ def phase_advice(settings, run, loader) -> dict[str, str]:
     return advice
 
 
-def launch_advice(settings) -> dict[str, str]:
-    """{"launches": what helps where a GPU's steps are launch-bound and there are no graphs}."""
-    batch = _batch_flag(settings)
-    return {"launches": f"the GPU waits for the host, and a larger {batch} takes hardly longer"}
+def launch_advice(settings) -> str:
+    """What helps where a GPU's steps are launch-bound and there are no graphs."""
+    return f"the GPU waits for the host, and a larger {_batch_flag(settings)} takes hardly longer"
 
 
 def memory_advice(settings, device) -> dict[str, str]:

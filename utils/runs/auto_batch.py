@@ -7,23 +7,26 @@ from utils.distributed.strategies.base import Strategy
 from utils.errors import UserError
 from utils.machine.host_memory import available_memory, hand_back_freed_memory
 from utils.runs.advice import memory_advice
-from utils.runs.make_trainer import build_meta, build_optimizer_of
+from utils.runs.optimization import build_meta, build_optimizer_of
+from utils.runs.run import Run
 from utils.settings.config import PROBED
+from utils.tasks.task import Task
 from utils.training.batch_probe import Found, largest_that_fits
 from utils.training.freeze import Freeze
 from utils.training.objective import Classification
 
 
-def choose_micro_batch(run, model, objective: Classification, freeze: Freeze | None, task) -> None:
+def choose_micro_batch(
+    run: Run, model, objective: Classification, freeze: Freeze | None, task: Task
+) -> None:
     """Cuts the optimizer step of the settings into the largest micro-batches that fit, changes the
     settings accordingly, and prints a line.
 
     Args:
-        run: a `utils.runs.run.Run`.
         model: on its device, fused, not yet wrapped by a strategy.
         objective: of that model.
         freeze: which part of it trains in which epoch.
-        task: whose loaders are changed (see tasks/task.py).
+        task: whose loaders are changed.
 
     Raises:
         UserError: nothing fits; on all ranks.
@@ -33,7 +36,7 @@ def choose_micro_batch(run, model, objective: Classification, freeze: Freeze | N
     if freeze is not None and freeze.until is None:
         freeze.apply(0)
     before = asked, _ = loader.micro_batch, getattr(loader.mixing, "block", None)
-    with run.signals.held():  # as in build_trainer
+    with run.signals.held():  # imports PyTorch's compiler, where C++ calls Python
         found = largest_that_fits(
             model,
             loader,
@@ -52,16 +55,15 @@ def choose_micro_batch(run, model, objective: Classification, freeze: Freeze | N
     _say(run, loader, found, before, model)
 
 
-def _passes(run, model, objective: Classification, classes: int):
+def _passes(run: Run, model, objective: Classification, classes: int):
     """The passes of the trainer's step, one after the other, for `largest_that_fits`."""
     strategy = Strategy()
     strategy.wrap(model)
     lr = run.settings.lr
 
     def passes(batch):
-        meta = build_meta(
-            run, classes, strategy
-        )  # a new one, as a failed pass leaves it incomplete
+        # A new one each time, as a failed pass leaves it incomplete.
+        meta = build_meta(run, classes, strategy)
         mixing = batch.mixing if meta is None else meta.choose(batch, lr)
         yield
         loss, _ = objective(batch.inputs, batch.targets, mixing)
@@ -74,7 +76,7 @@ def _passes(run, model, objective: Classification, classes: int):
     return passes
 
 
-def _available(run) -> float:
+def _available(run: Run) -> float:
     """Bytes that this process may use on its device. GPU: what is free or reserved by PyTorch; half
     of that if CUDA graphs were asked for, which keep the memory of a step. CPU: this process's part
     of the available memory."""
@@ -91,7 +93,7 @@ def _by_samples(settings) -> bool:
     return getattr(settings, "batch_tokens", None) is None
 
 
-def _set(run, loader) -> None:
+def _set(run: Run, loader) -> None:
     """Writes the result into the settings, from which a resumed run takes it without probing."""
     settings, changed = run.settings, {}
     size, count = loader.micro_batch, loader.accumulation
@@ -105,13 +107,10 @@ def _set(run, loader) -> None:
         settings.mixup_block or changed.get("batch_size", settings.batch_size)
     ):
         changed["mixup_block"] = block
-    for name, value in changed.items():
-        if getattr(settings, name) != value:
-            setattr(settings, name, value)
-            run.origin[name] = PROBED
+    run.change_settings(changed, PROBED)
 
 
-def _say(run, loader, found: Found, before: tuple, model) -> None:
+def _say(run: Run, loader, found: Found, before: tuple, model) -> None:
     ranks, count = run.exchange.size, loader.accumulation
     size, asked = (min(each, loader.rank_batch) for each in (loader.micro_batch, before[0]))
     step, unit = loader.step_size, "samples"

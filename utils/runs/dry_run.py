@@ -8,8 +8,8 @@ from pathlib import Path
 from utils.reporting.console import duration
 from utils.reporting.run_folder import RUNS
 from utils.runs.run import Run
-from utils.training.memory import peak_memory, within_memory
-from utils.training.progress import wait_for
+from utils.training.memory import peak_memory
+from utils.training.times import wait_for
 from utils.training.trainer import Trainer
 
 WARM_STEPS, TIMED_STEPS, TIMED_SECONDS = 2, 20, 15.0  # whichever limit comes first
@@ -29,9 +29,9 @@ def rehearse(run: Run, trainer: Trainer, evaluated: int) -> None:
         evaluated: samples in one evaluation.
     """
     say, settings, loader = run.console.say, run.settings, trainer.loader
-    left = trainer.total_steps - trainer.progress.step
-    first, seconds, steps, samples, before = within_memory(
-        trainer, lambda: time_steps(trainer), save=False
+    left = trainer.plan.total_steps - trainer.progress.step
+    first, seconds, steps, samples, before = trainer.within_memory(
+        lambda: time_steps(trainer), save=False
     )
     step = seconds / steps
     epoch = step * loader.steps_per_epoch
@@ -61,16 +61,17 @@ def time_steps(trainer: Trainer) -> tuple[float, float, int, int, int]:
     """(seconds of the first step; seconds, number and samples of the timed steps; number of steps
     before or between them that are unlike those of the run)."""
     # As in the last epoch, when all that is ever unfrozen trains: it takes most time and memory.
-    trainer.prepare((trainer.total_steps - 1) // trainer.loader.steps_per_epoch)
-    trainer.guard.remember()
+    trainer.prepare((trainer.plan.total_steps - 1) // trainer.loader.steps_per_epoch)
+    trainer.train_step.start()
     first, taken, samples, unlike = 0.0, [], 0, 0
+    device = trainer.train_step.precision.device
     last = time.monotonic()
     for batch in _batches(trainer):
-        trainer.stepper.forward_backward(batch)
+        trainer.forward_backward(batch)
         if not batch.ends_step:
             continue
-        trainer.stepper.update()
-        wait_for(trainer.precision.device)
+        trainer.update()
+        wait_for(device)
         before, last = last, time.monotonic()
         first = first or last - before
         if unlike < WARM_STEPS or trainer.stepper.settling:

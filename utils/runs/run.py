@@ -14,6 +14,7 @@ from utils.launch.signals import Signals, Stopped, Stopping
 from utils.reporting.console import Console
 from utils.reporting.run_folder import RunFolder, SharedFolder, default_path, refuse_run
 from utils.settings import TrainSettings
+from utils.training.progress import Progress
 
 # PyTorch is imported inside the functions that need it: --help and wrong flags answer at once.
 
@@ -40,8 +41,8 @@ class Run:
         self.console = Console(silent=self.place is not None and self.place.rank > 0)
         self._set_up_engine()
         self._closing = contextlib.ExitStack()
-        # Set by make_trainer.py and train_classifier.py.
-        self.folder = self.trainer = self.strategy = None
+        self.folder: RunFolder | SharedFolder | None = None  # only where something is trained
+        self.progress = Progress()  # of the training
         # Micro-batches of a step with --batch_tokens, of all processes.
         self.micro_batches: int | None = None
         self._join()
@@ -85,7 +86,7 @@ class Run:
             self.place.rank,
             self.place.world_size,
             seconds,
-            lambda: self.trainer.progress.step if self.trainer else 0,
+            lambda: self.progress.step,
         )
         self.closing(watch)
         self.stopping = Stopping(self.signals, Agreement(self.exchange, 2, watch))
@@ -150,7 +151,7 @@ class Run:
     def __exit__(self, kind, error, traceback) -> None:
         if isinstance(error, (UserError, Stopped)):
             self.console.log(str(error))  # why the run ended; run_entry prints it
-        trained = self.trainer is not None and self.trainer.progress.step > 0
+        trained = self.progress.step > 0
         if isinstance(error, UserError) and self.folder is not None and not trained:
             self.folder.discard()
         self._closing.close()
@@ -165,6 +166,17 @@ class Run:
     def interrupted(self) -> bool:
         """Whether the run is to stop. Collective."""
         return self.stopping.asked()
+
+    def change_settings(self, values: dict, origin: str | None = None) -> None:
+        """Settings that the run finds out by itself, {name: value}; nothing else changes them.
+
+        Args:
+            origin: where the value comes from, for config.yaml; None: it stays.
+        """
+        for name, value in values.items():
+            if getattr(self.settings, name) != value:
+                setattr(self.settings, name, value)
+                self.origin[name] = origin or self.origin[name]
 
     # ---- resuming -----------------------------------------------------------------------------
 
@@ -227,7 +239,7 @@ class Run:
         if getattr(settings, "batch_tokens", None) is not None:
             self.micro_batches = before
         elif settings.global_batch is None:
-            settings.global_batch = saved["global_batch_size"]
+            self.change_settings({"global_batch": saved["global_batch_size"]})
             self.console.say(
                 f"an optimizer step keeps its {settings.global_batch} samples (--global_batch), as "
                 f"with {saved['processes']} processes"

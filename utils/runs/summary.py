@@ -1,21 +1,28 @@
 """The report of a run: summary.json, curves.png, and the policy that meta-mixup has learned."""
 
 import platform
+from pathlib import Path
 
 import torch
 
 from utils.files import reason, replace_file
+from utils.reporting.classes import summary_lines, write_class_report
 from utils.reporting.metrics import to_json
 from utils.reporting.mixup import draw_mean_lambda
 from utils.reporting.plots import draw_curves
+from utils.runs.run import Run
+from utils.training.evaluation import Evaluation
 from utils.training.memory import peak_memory
+from utils.training.trainer import Trainer
 
 
-def write_report(run, trainer, status: str, test: dict | None, sizes: dict) -> None:
+def write_report(
+    run: Run, trainer: Trainer, classes: list[str], status: str, test: dict | None, sizes: dict
+) -> None:
     """Writes the report. A full disk costs the report, not the run.
 
     Args:
-        run, trainer: a `utils.runs.run.Run` and its `Trainer`.
+        classes: their names.
         status: "finished", "stopped_early" or "interrupted".
         test: loss, accuracy and samples on the test set; None: not measured.
         sizes: entries of the summary about the data.
@@ -40,9 +47,9 @@ def write_report(run, trainer, status: str, test: dict | None, sizes: dict) -> N
         "train_accuracy": train.get("accuracy_weighted", train.get("accuracy")),
         "test_loss": test.get("loss"),
         "test_accuracy": test.get("accuracy"),
-        "seconds_total": round(trainer.seconds_total, 3),
+        "seconds_total": round(trainer.clock.seconds_total, 3),
         "seconds_training": round(progress.seconds_training, 3),
-        "seconds_first_step": round(trainer.seconds_first_step, 3),
+        "seconds_first_step": round(trainer.clock.seconds_first_step, 3),
         "samples_per_second": speed and round(speed, 1),
         "peak_memory_bytes": peak_memory(run.device),
         "skipped_steps": progress.left_out.steps,
@@ -71,14 +78,12 @@ def write_report(run, trainer, status: str, test: dict | None, sizes: dict) -> N
     title = f"{run.model_name} on {run.data_name}{note}, {settings.optimizer}"
     # The summary comes last: a run that has one counts as finished.
     text = to_json(summary, indent=2) + "\n"
-    mean_lambda = trainer.meta and trainer.meta.mean_lambda()
+    meta = trainer.train_step.meta
+    mean_lambda = meta and meta.mean_lambda()
     for write in (
-        lambda: draw_curves(trainer.metrics.read(), run.folder.curves, title),
+        lambda: draw_curves(trainer.log.metrics.read(), run.folder.curves, title),
         lambda: (
-            mean_lambda is None
-            or draw_mean_lambda(
-                mean_lambda.numpy(), trainer.saved_settings["data"]["classes"], run.folder.policy
-            )
+            mean_lambda is None or draw_mean_lambda(mean_lambda.numpy(), classes, run.folder.policy)
         ),
         lambda: replace_file(run.folder.summary, text.encode()),
     ):
@@ -86,6 +91,19 @@ def write_report(run, trainer, status: str, test: dict | None, sizes: dict) -> N
             write()
         except OSError as error:
             run.console.say(f"{run.folder.path}: {reason(error)}; the report is not complete")
+
+
+def report_classes(run: Run, evaluation: Evaluation, classes: list[str], folder: Path) -> None:
+    for line in summary_lines(evaluation.confusion, classes):
+        run.console.say(line)
+    if not run.leads:
+        return
+    try:
+        folder.mkdir(exist_ok=True)
+        write_class_report(evaluation.confusion, classes, folder)
+        run.console.say(f"accuracy of each class and confusion matrix: {folder}")
+    except OSError as error:
+        run.console.say(f"{folder}: {reason(error)}; the report is not complete")
 
 
 def _device_name(device) -> str:

@@ -23,6 +23,7 @@ class Action:
         name: of the setting that asks for it; training itself has none.
         trains: it trains, from the start or from where `--resume` left off; the others need a
             trained model, which --resume names, and make no folder of their own.
+        needs_data: it reads the data set of the run; the others do with the checkpoint.
         many_processes: it can be done by several processes at once.
         options: settings that belong to it alone.
         without_effect: further settings that have no effect with it, and why; OF_TRAINING has
@@ -31,6 +32,7 @@ class Action:
 
     name: str
     trains: bool = False
+    needs_data: bool = True
     many_processes: bool = False
     options: tuple[str, ...] = ()
     without_effect: Mapping[str, str] = field(default_factory=dict)
@@ -49,8 +51,8 @@ TRAIN = Action("train", trains=True, many_processes=True)
 # Of those that are asked for the first one is done.
 ACTIONS = (
     Action("eval_only", many_processes=True),
-    Action("predict", options=("predictions",), without_effect=NO_REPORT),
-    Action("export", without_effect=NO_REPORT),
+    Action("predict", needs_data=False, options=("predictions",), without_effect=NO_REPORT),
+    Action("export", needs_data=False, without_effect=NO_REPORT),
     Action(
         "dry_run",
         trains=True,

@@ -273,7 +273,8 @@ def _add_flag(group, field: dataclasses.Field) -> None:
         # `--flag`, `--flag false` and `--no_flag` are all understood.
         common |= {"nargs": "?", "const": "true", "metavar": "true|false"}
     else:
-        metavar = "NAME" if _choices(field.metadata) else kind.__name__.upper()
+        named = kind is str and _choices(field.metadata)
+        metavar = "NAME" if named else kind.__name__.upper()
         common |= {"metavar": metavar} | ({"nargs": "?", "const": bare} if bare else {})
     if kind is bool or _is_switch(field.metadata):
         off = [f"--no_{n}" for n in names if len(n) > 1]

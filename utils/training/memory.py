@@ -9,6 +9,8 @@ from utils.machine.cudnn import trial_plans
 from utils.machine.host_memory import peak_rss
 from utils.training.loader import TrainingLoader
 from utils.training.objective import first_samples
+from utils.training.stepper import Stepper
+from utils.training.train_step import TrainStep
 
 # Messages of libraries below PyTorch, which surface as plain RuntimeErrors.
 OUT_OF_MEMORY = (
@@ -74,11 +76,21 @@ def largest_batch(attempt: Callable[[int], None], failed: int) -> int:
     return max(low - low // 10, min(low, 1))
 
 
-def within_memory(trainer, work: Callable, save: bool = True):
+def within_memory(
+    work: Callable,
+    *,
+    train_step: TrainStep,
+    stepper: Stepper,
+    loader: TrainingLoader,
+    advice: str | None,
+    save: Callable[[], str],
+):
     """Calls work(); if it runs out of memory, raises UserError with a batch that fits.
 
     Args:
-        save: first save a checkpoint of the last complete step.
+        train_step, stepper: of the training that `work` does; the stepper may be the first.
+        advice: what else saves memory; None: nothing does.
+        save: saves the last whole step, if it is to be saved; returns a note.
     """
     try:
         return work()
@@ -86,45 +98,25 @@ def within_memory(trainer, work: Callable, save: bool = True):
         if not is_out_of_memory(error):
             raise
         reason = " ".join(str(error).split())
-    if trainer.exchange.size > 1:  # the other ranks wait: nothing can be tried or saved
-        half = trainer.loader.micro_batch // 2
+    exchange = train_step.exchange
+    if exchange.size > 1:  # the other ranks wait: nothing can be tried or saved
+        half = loader.micro_batch // 2
         raise UserError(
-            f"out of memory in process {trainer.exchange.rank} of {trainer.exchange.size}: "
-            f"{_flag(trainer.loader)} does not fit, {_instead(trainer.loader, half)} ({reason})"
+            f"out of memory in process {exchange.rank} of {exchange.size}: "
+            f"{_flag(loader)} does not fit, {_instead(loader, half)} ({reason})"
         )
     # Outside the exception handler, which keeps the tensors of the failed step alive.
-    remedy = trainer.stepper.free_memory()
-    saved = _save_last_step(trainer) if save else ""
-    trainer.optimizer.zero_grad(set_to_none=True)
-    fits = _batch_that_fits(trainer.objective, trainer.optimizer, trainer.loader)
-    if trainer.meta is not None:  # its own memory was not tried
+    remedy = stepper.free_memory()
+    saved = save()
+    train_step.optimizer.zero_grad(set_to_none=True)
+    fits = _batch_that_fits(train_step.objective, train_step.optimizer, loader)
+    if train_step.meta is not None:  # its own memory was not tried
         fits += "; or a smaller --meta_batch"
     if remedy:
         fits += f"; or {remedy}"
-    if "memory" in trainer.advice:
-        fits += f"; or {trainer.advice['memory']}"
+    if advice is not None:
+        fits += f"; or {advice}"
     raise UserError(f"out of memory: {fits}.{saved} ({reason})")
-
-
-def _save_last_step(trainer) -> str:
-    """Undoes the failed step and saves the one before it, if possible; returns a note on it."""
-    step = trainer.progress.step
-    if step == 0:
-        return ""
-    if trainer.updating:
-        steps = trainer.saver.store.steps()
-        if not steps:
-            return ""
-        step = steps[-1]
-    else:
-        trainer.guard.take_back(torch.ones((), dtype=torch.bool, device=trainer.precision.device))
-        trainer.optimizer.zero_grad(set_to_none=True)
-        trainer.step_sums.zero_()
-        trainer.save(final=True)
-    return (
-        f" Step {step} is saved; a resumed run keeps its batch size, so go on in a new one with "
-        f"--pretrained {trainer.run_folder}."
-    )
 
 
 def _batch_that_fits(objective, optimizer, loader: TrainingLoader) -> str:

@@ -7,38 +7,38 @@ from torch import Tensor
 from utils.checkpoints.checkpoint import Checkpoint, optimizer_tensors, restore_optimizer
 from utils.checkpoints.random_state import random_states, restore_random_states
 from utils.checkpoints.shards import divided_rows, is_by_element, own_tensors
-from utils.training.progress import Progress
+from utils.training.train_step import TrainStep
 
 FORMAT = 1  # of state.json
 
 
-def snapshot(trainer) -> Checkpoint:
-    """The present state of a Trainer; the tensors are its own, not copies. Collective.
+def snapshot(train_step: TrainStep) -> Checkpoint:
+    """The present state of a training; the tensors are its own, not copies. Collective.
 
     Where parameters are divided, the tensors are those that this rank is to write.
     """
-    exchange, parameters = trainer.strategy.exchange, trainer.strategy.parameters
+    strategy = train_step.strategy
+    exchange, parameters = strategy.exchange, strategy.parameters
     names = {parameter: name for name, parameter in parameters.items()}
-    tensors, optimizer = optimizer_tensors(trainer.optimizer, names)
+    tensors, optimizer = optimizer_tensors(train_step.optimizer, names)
     rows = divided_rows(exchange, parameters)
     told = exchange.gather_json([random_states(), bool(rows)])
     state = {
         "format": FORMAT,
-        "progress": asdict(trainer.progress),
+        "progress": asdict(train_step.progress),
         "optimizer": optimizer,
-        "schedule": trainer.schedule.state_dict(),
-        "scaler": trainer.scaler.state_dict(),
+        "schedule": train_step.schedule.state_dict(),
+        "scaler": train_step.scaler.state_dict(),
         "random": [states for states, _ in told],
-        "settings": trainer.saved_settings,
     }
     parts = {
-        "model": trainer.strategy.tensors(),
+        "model": strategy.tensors(),
         "optimizer": tensors,
-        "average": trainer.average and trainer.average.state_dict(),
+        "average": train_step.average and train_step.average.state_dict(),
         # A form that learns nothing lasting has nothing to save.
-        "mixup": (trainer.meta and trainer.meta.state_dict()) or None,
+        "mixup": (train_step.meta and train_step.meta.state_dict()) or None,
     }
-    step = trainer.progress.step
+    step = train_step.progress.step
     if not any(divided for _, divided in told):
         return Checkpoint(step=step, state=state, **parts)
     by_part = {
@@ -55,8 +55,8 @@ def snapshot(trainer) -> Checkpoint:
     return Checkpoint(step=step, state=state, rows=by_part, **own)
 
 
-def restore(trainer, checkpoint: Checkpoint) -> Progress:
-    """Puts everything of a Trainer back but its position, which is returned.
+def restore(train_step: TrainStep, checkpoint: Checkpoint) -> None:
+    """Puts everything back that `snapshot` has taken.
 
     Args:
         checkpoint: whole, whoever wrote it.
@@ -64,20 +64,22 @@ def restore(trainer, checkpoint: Checkpoint) -> Progress:
     Raises:
         UserError: the checkpoint is of another model or optimizer.
     """
-    exchange = trainer.strategy.exchange
-    names = {parameter: name for name, parameter in trainer.strategy.parameters.items()}
-    trainer.strategy.load(checkpoint.model)
+    exchange = train_step.exchange
+    names = {parameter: name for name, parameter in train_step.strategy.parameters.items()}
+    train_step.strategy.load(checkpoint.model)
     state = checkpoint.state
-    restore_optimizer(trainer.optimizer, names, checkpoint.optimizer, state["optimizer"], exchange)
-    trainer.schedule.load_state_dict(state.get("schedule", {}))
-    if trainer.average is not None:
-        trainer.average.load_state_dict(checkpoint.weights)
-    if trainer.meta is not None:
-        trainer.meta.load_state_dict(checkpoint.mixup or {})
-    if trainer.scaler.is_enabled() and state["scaler"]:
-        trainer.scaler.load_state_dict(state["scaler"])
+    saved = checkpoint.optimizer, state["optimizer"]
+    restore_optimizer(train_step.optimizer, names, *saved, exchange)
+    train_step.schedule.load_state_dict(state.get("schedule", {}))
+    if train_step.average is not None:
+        train_step.average.load_state_dict(checkpoint.weights)
+    if train_step.meta is not None:
+        train_step.meta.load_state_dict(checkpoint.mixup or {})
+    if train_step.scaler.is_enabled() and state["scaler"]:
+        train_step.scaler.load_state_dict(state["scaler"])
     restore_random_states(state["random"], exchange.rank, checkpoint.step)
-    return Progress(**state["progress"])
+    train_step.progress.load(state["progress"])
+    train_step.load_sums()
 
 
 def _optimizer_rows(tensors: dict[str, Tensor], rows: dict, parameters: dict[str, Tensor]) -> dict:

@@ -4,7 +4,7 @@ from typing import Protocol
 
 
 class Stepper(Protocol):
-    """Takes the steps of a Trainer: the Trainer itself, or what an engine installs in its place."""
+    """Takes optimizer steps: a TrainStep itself, or what an engine makes of it."""
 
     @property
     def settling(self) -> bool:

@@ -27,13 +27,14 @@ class Axis:
         rest = np.eye(self.r.shape[1]) - self.r.T @ self.r
         return self.r.T @ self.lam @ self.r + self.rho * rest
 
-    def precondition(self, x: np.ndarray, alpha: float) -> np.ndarray:
-        """X_hat = X G^-1 |X| / |X G^-1|, where G = F + (alpha / D) tr(F) I."""
+    def precondition(self, x: np.ndarray, alpha: float, power: float) -> np.ndarray:
+        """X_hat = X G^-p |X| / |X G^-p|, where G = F + (alpha / D) tr(F) I."""
         f, length = self.fisher, self.r.shape[1]
         if not f.any() or not x.any():
             return x
         g = f + alpha / length * np.trace(f) * np.eye(length)
-        turned = x @ np.linalg.inv(g)
+        values, vectors = np.linalg.eigh(g)
+        turned = x @ (vectors @ np.diag(values**-power) @ vectors.T)
         return turned * (np.linalg.norm(x) / np.linalg.norm(turned))
 
     def update(self, x: np.ndarray, eta: float) -> None:
@@ -73,28 +74,36 @@ class Weight:
 
     def step(
         self, g, *, lr=0.1, momentum=0.9, nesterov=True, dampening=0.0, weight_decay=0.0,
-        decoupled=False, alpha=4.0, update_period=4, eta=0.1, norm="gradient",
+        decoupled=False, alpha=4.0, update_period=4, eta=0.1, norm="gradient", power=1.0,
+        momentum_first=False,
     ):  # fmt: skip
         """Each axis sees the gradient as the axes before it leave it, with the first F still."""
         if decoupled:
             self.value = self.value * (1 - lr * weight_decay)
         else:
             g = g + weight_decay * self.value
+        if momentum_first:
+            g = self.with_momentum(g, momentum, nesterov, dampening)
         for k, axis in self.axes.items():
             turned = np.moveaxis(g, k, -1)
             x = turned.reshape(-1, g.shape[k])  # (N, D)
-            x_hat = axis.precondition(x, alpha)
+            x_hat = axis.precondition(x, alpha, power)
             if self.steps < EARLY_UPDATES or self.steps % update_period == 0:
                 axis.update(x, eta)
             g = np.moveaxis(x_hat.reshape(turned.shape), -1, k)
         if norm == "fixed" and g.any():
             g = g * (0.2 * np.sqrt(g.size) / np.linalg.norm(g))
+        if not momentum_first:
+            g = self.with_momentum(g, momentum, nesterov, dampening)
+        self.value = self.value - lr * g
+        self.steps += 1
+
+    def with_momentum(self, g, momentum, nesterov, dampening) -> np.ndarray:
         if self.momentum is None:
             self.momentum = g
         else:
             self.momentum = momentum * self.momentum + (1 - dampening) * g
-        self.value = self.value - lr * (g + momentum * self.momentum if nesterov else self.momentum)
-        self.steps += 1
+        return g + momentum * self.momentum if nesterov else self.momentum
 
 
 def trajectory(start: dict, gradients: list[dict], rank=None, axes="all", **settings) -> list[dict]:

@@ -36,6 +36,16 @@ SETTINGS = {
     "fixed_coupled": {
         "norm": "fixed", "weight_decay": 0.1, "axes": "channels", "nesterov": False, "alpha": 1.0,
     },
+    "root": {"power": 0.5, "alpha": 0.01, "update_period": 1},
+    "root_fixed": {
+        "norm": "fixed", "power": 0.5, "alpha": 0.01, "weight_decay": 0.1, "decoupled": True,
+        "momentum_first": True,
+    },
+    "first": {"momentum_first": True, "weight_decay": 0.1, "rank": 3},
+    "first_plain": {
+        "momentum_first": True, "nesterov": False, "dampening": 0.3, "power": 0.5, "norm": "fixed",
+        "weight_decay": 0.1,
+    },
     "only_newest": {"eta": 1.0, "alpha": 0.5, "rank": 1, "update_period": 7},
 }  # fmt: skip
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from flags_of_a_gpu import flags_as_on_a_gpu
 from ngd_tools import (
+    FORMS,
     assert_equal_to_the_bit,
     each_foreach,
     flat,
@@ -168,6 +169,7 @@ SETTINGS = {
     "no momentum": {"momentum": 0.0, "nesterov": False},
     "fixed norm, decoupled": {"norm": "fixed", "weight_decay": 0.1, "decoupled": True},
     "heavy ball, dampened": {"nesterov": False, "dampening": 0.3, "norm": "fixed"},
+    "momentum first": {"weight_decay": 0.1, **FORMS["root"]},
 }
 
 

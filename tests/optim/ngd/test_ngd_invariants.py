@@ -12,6 +12,7 @@ from ngd_tools import (
     assert_near,
     each_dtype,
     each_foreach,
+    each_form,
     random_gradients,
     random_start,
     run,
@@ -32,8 +33,15 @@ from utils.optim.ngd.optimizer import NGD
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"nesterov": True}, {"dampening": 0.4}, {"weight_decay": 0.1}],
-    ids=["plain", "nesterov", "dampening", "weight_decay"],
+    [
+        {},
+        {"nesterov": True},
+        {"dampening": 0.4},
+        {"weight_decay": 0.1},
+        {"power": 0.5},
+        {"momentum_first": True, "nesterov": True, "weight_decay": 0.1},
+    ],
+    ids=["plain", "nesterov", "dampening", "weight_decay", "root", "momentum_first"],
 )
 def test_large_alpha_is_sgd(momentum, settings):
     if settings.get("nesterov") and not momentum:
@@ -41,9 +49,40 @@ def test_large_alpha_is_sgd(momentum, settings):
     settings = {"lr": 0.05, "momentum": momentum, "nesterov": False} | settings
     shapes = WITHOUT_LONG_AXIS
     start, gradients = random_start(shapes), random_gradients(shapes, 20)
-    expected, _ = run(start, gradients, optimizer=torch.optim.SGD, **settings)
+    of_sgd = {k: v for k, v in settings.items() if k not in ("power", "momentum_first")}
+    expected, _ = run(start, gradients, optimizer=torch.optim.SGD, **of_sgd)
     ours, _ = run(start, gradients, alpha=1e12, **settings)
     assert_near(ours, expected, 1e-6)
+
+
+@each_foreach
+@pytest.mark.parametrize("power", [1.0, 0.5])
+def test_with_momentum_first_every_step_has_the_fixed_length(foreach, power):
+    """0.2 lr is its root mean square, however far momentum adds up or cancels gradients."""
+    start, gradients = random_start(SMALL), random_gradients(SMALL, 20)
+    settings = {"norm": "fixed", "momentum_first": True, "power": power, "alpha": 0.01}
+    ours, _ = run(start, gradients, lr=0.5, foreach=foreach, **settings)
+    for before, after in zip([start, *ours], ours, strict=False):
+        for name, value in after.items():
+            assert np.sqrt(np.mean((value - before[name]) ** 2)) == pytest.approx(0.1, rel=1e-6)
+
+
+def test_the_root_is_that_of_a_dense_matrix():
+    """I - R'V is G^-1/2 up to a factor, at the damping that its small alpha leaves; in float32."""
+    generator = torch.Generator().manual_seed(0)
+    for length, rank in ((20, 5), (20, 12), (300, 80)):
+        draw = correlated(30, length, generator, tensors=1, dtype=torch.float32)
+        axis = batch_of(draw(), alpha=0.01, rank=rank, power=0.5)
+        for _ in range(30):
+            natural(draw(), axis)
+        f = full(axis)[0].double()
+        values, vectors = torch.linalg.eigh(f + 0.01 * f.trace() / length * torch.eye(length))
+        x = torch.randn(7, length, generator=generator)
+        expected = x.double() @ vectors @ torch.diag(values**-0.5) @ vectors.T
+        ours, _ = precondition_(x[None].clone(), axis, torch.empty(1, 7, length))
+        ours = ours[0].double()
+        cosine = (ours * expected).sum() / (ours.norm() * expected.norm())
+        assert cosine > 1 - 1e-5, (length, rank)
 
 
 @each_foreach
@@ -64,14 +103,16 @@ def test_the_norm_of_each_gradient_is_kept(dtype, foreach):
     assert turned > 50  # most have another direction
 
 
-def batch_of(gradients: torch.Tensor, alpha=4.0, eta=0.1, rank=None, basis=None) -> AxisBatch:
+def batch_of(
+    gradients: torch.Tensor, alpha=4.0, eta=0.1, rank=None, basis=None, power=1.0
+) -> AxisBatch:
     """F of the last axis of gradients (B, ..., D), before the first update."""
     tensors, length = gradients.shape[0], gradients.shape[-1]
     rank = rank or fisher.default_rank(length)
     new = fisher.zero_fisher(rank, length, dtype=gradients.dtype)
     basis = new.basis if basis is None else basis
     stacked = [torch.stack([each] * tensors) for each in (basis, new.spectrum, new.rest)]
-    return AxisBatch(gradients.ndim - 1, alpha, eta, *stacked)
+    return AxisBatch(gradients.ndim - 1, alpha, eta, *stacked, power=power)
 
 
 def natural(gradients: torch.Tensor, axis: AxisBatch, learn=True) -> torch.Tensor:
@@ -136,9 +177,10 @@ def test_the_basis_stays_orthonormal_in_float32(rank):
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
+@each_form
 @each_foreach
 @pytest.mark.parametrize("axis", [0, 1])
-def test_a_rotation_of_gradients_and_basis_rotates_the_result(foreach, axis):
+def test_a_rotation_of_gradients_and_basis_rotates_the_result(foreach, axis, form):
     """With gradients Q g along an axis and R Q' at the start, all weights are Q w."""
     rng = np.random.default_rng(3)
     start, gradients = random_start({"w": (9, 11)}), random_gradients({"w": (9, 11)}, 25)
@@ -148,9 +190,9 @@ def test_a_rotation_of_gradients_and_basis_rotates_the_result(foreach, axis):
     def rotated(array):
         return np.moveaxis(np.moveaxis(array, axis, -1) @ q.T, -1, axis)
 
-    plain, _ = run(start, gradients, foreach=foreach, weight_decay=0.1)
+    plain, _ = run(start, gradients, foreach=foreach, weight_decay=0.1, **form)
     weight = torch.tensor(rotated(start["w"])).requires_grad_()
-    optimizer = NGD([weight], foreach=foreach, weight_decay=0.1)
+    optimizer = NGD([weight], foreach=foreach, weight_decay=0.1, **form)
     first = fisher.first_basis(fisher.default_rank(length), length, dtype=torch.float64)
     optimizer.state[weight][f"basis_{axis}"] = first @ torch.tensor(q).T
     for step, expected in zip(gradients, plain, strict=True):

@@ -8,6 +8,7 @@ import torch
 from ngd_tools import (
     assert_equal_to_the_bit,
     each_foreach,
+    each_form,
     give_gradients,
     saved_and_read,
     tensors,
@@ -21,10 +22,11 @@ from utils.optim.ngd.optimizer import NGD
 # ---- saving -------------------------------------------------------------------------------------
 
 
+@each_form
 @each_foreach
 @pytest.mark.parametrize("steps", [0, 1, 9, 10, 13])
-def test_a_loaded_state_goes_on_to_the_bit(foreach, steps):
-    settings = {"lr": 0.05, "weight_decay": 0.1, "foreach": foreach}
+def test_a_loaded_state_goes_on_to_the_bit(foreach, steps, form):
+    settings = {"lr": 0.05, "weight_decay": 0.1, "foreach": foreach} | form
     parameters = weights()
     optimizer = NGD(parameters, **settings)
     train(optimizer, parameters, range(steps))
@@ -108,7 +110,7 @@ def test_another_rank_needs_another_state(foreach):
         ("weight_decay", -1e-4), ("alpha", 0.0), ("alpha", -1.0), ("alpha", float("nan")),
         ("alpha", float("inf")), ("rank", 0), ("rank", -3), ("rank", 2.5), ("update_period", 0),
         ("update_period", 2.5), ("eta", 0.0), ("eta", 1.5), ("axes", "rows"), ("axes", None),
-        ("norm", "natural"), ("products", "bf16"),
+        ("norm", "natural"), ("products", "bf16"), ("power", 0.7), ("momentum_first", None),
         ("dampening", 0.5), ("dampening", float("nan")), ("nesterov", True),
     ],
 )  # fmt: skip

@@ -5,8 +5,10 @@ import copy
 import pytest
 import torch
 from ngd_tools import (
+    FORMS,
     assert_equal_to_the_bit,
     each_foreach,
+    each_form,
     flat,
     give_gradients,
     tensors,
@@ -22,11 +24,11 @@ from utils.optim.ngd.optimizer import NGD
 
 @each_foreach
 @pytest.mark.parametrize("unscale", [False, True], ids=["step_alone", "unscale_first"])
-@pytest.mark.parametrize("norm", ["gradient", "fixed"])
+@pytest.mark.parametrize("form", [*FORMS.values(), {"norm": "fixed"}], ids=[*FORMS, "fixed"])
 @pytest.mark.parametrize("decoupled", [False, True])
-def test_the_grad_scaler_of_a_users_own_loop(foreach, unscale, decoupled, norm):
+def test_the_grad_scaler_of_a_users_own_loop(foreach, unscale, decoupled, form):
     """Scaled gradients give the same steps; a step that overflows changes nothing, to the bit."""
-    settings = {"weight_decay": 0.1, "decoupled": decoupled, "foreach": foreach, "norm": norm}
+    settings = {"weight_decay": 0.1, "decoupled": decoupled, "foreach": foreach} | form
     settings["update_period"] = 1
     plain, scaled = weights(), weights()
     expected, ours = NGD(plain, **settings), NGD(scaled, **settings)
@@ -56,11 +58,12 @@ def test_the_grad_scaler_of_a_users_own_loop(foreach, unscale, decoupled, norm):
 
 
 @each_foreach
+@each_form
 @pytest.mark.parametrize("decoupled", [False, True])
 @pytest.mark.parametrize("steps", [0, 1, 3, 9, 10, 12], ids=lambda n: f"after_{n}")
-def test_a_flagged_step_leaves_everything(foreach, decoupled, steps):
+def test_a_flagged_step_leaves_everything(foreach, decoupled, steps, form):
     parameters = weights()
-    optimizer = NGD(parameters, weight_decay=0.1, decoupled=decoupled, foreach=foreach)
+    optimizer = NGD(parameters, weight_decay=0.1, decoupled=decoupled, foreach=foreach, **form)
     train(optimizer, parameters, range(steps))
     before = tensors(optimizer)
     give_gradients(parameters, 99)
@@ -92,11 +95,13 @@ def with_a_flagged_step(at: int | None, **settings) -> list[torch.Tensor]:
     return tensors(optimizer)
 
 
+@each_form
 @each_foreach
 @pytest.mark.parametrize("at", [0, 12])
 @pytest.mark.parametrize("decoupled", [False, True])
-def test_a_flagged_step_is_as_if_it_had_not_been(foreach, at, decoupled):
+def test_a_flagged_step_is_as_if_it_had_not_been(foreach, at, decoupled, form):
     settings = {"foreach": foreach, "weight_decay": 0.1, "decoupled": decoupled, "update_period": 1}
+    settings |= form
     assert_equal_to_the_bit(
         with_a_flagged_step(at, **settings), with_a_flagged_step(None, **settings)
     )

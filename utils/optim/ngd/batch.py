@@ -114,7 +114,8 @@ class Batch:
             for parameter, view in zip(self.parameters, stacked[name].unbind(), strict=True):
                 state[parameter][key] = view
         dim = {0: 1, 1: first.ndim}.get(number, number)
-        return AxisBatch(dim, self.group["alpha"], self.group["eta"], **stacked)
+        settings = {name: self.group[name] for name in ("alpha", "eta", "power")}
+        return AxisBatch(dim, **settings, **stacked)
 
     def is_of(self, state: dict) -> bool:
         """Whether `state` still holds this batch's tensors; it does not after loading a state."""
@@ -142,6 +143,27 @@ class Batch:
     def gradients(self) -> list[Tensor]:
         return [parameter.grad for parameter in self.parameters]
 
+    @property
+    def momentum_first(self) -> bool:
+        """Momentum is taken of the gradients that are preconditioned, not of natural gradients."""
+        return bool(self.group["momentum_first"] and self.momenta and not self.is_plain)
+
+    def _take_momentum(self, flags: Flags) -> Flags:
+        """Where momentum comes first, adds the gradients to it. The flags for the rest of the step,
+        as the kernel has unscaled the gradients."""
+        if not self.momentum_first:
+            return flags
+        group = self.group
+        self._fused_sgd(
+            self._dense(self.gradients()),
+            flags,
+            lr=0.0,  # the parameters stay as they are
+            momenta=self.momenta,
+            weight_decay=0.0 if group["decoupled"] else group["weight_decay"],
+            grad_scale=flags.grad_scale,
+        )
+        return Flags(flags.found_inf, None)
+
     def precondition(self, memory: Tensor, other: Tensor, flags: Flags) -> list[Tensor]:
         """Natural gradients, rescaled (see `fisher.py`).
 
@@ -151,6 +173,7 @@ class Batch:
         """
         x = memory[: self.size].view(self.shape)
         other = other[: self.size].view(self.shape) if self.takes_two else None
+        flags = self._take_momentum(flags)
         self._stack_gradients(x, flags)
         square = square_norms(x)
         for axis in self.axes:
@@ -184,7 +207,8 @@ class Batch:
         return result
 
     def _stack_gradients(self, x: Tensor, flags: Flags) -> None:
-        """Writes the gradients, with coupled weight decay, to x (B, D0, kernel ..., D1)."""
+        """Writes the gradients, with coupled weight decay and with momentum where that comes first,
+        to x (B, D0, kernel ..., D1)."""
         if not self.is_divided:
             self._copy_gradients(_as_parameters(x), flags)
             return
@@ -194,7 +218,10 @@ class Batch:
         x.copy_(self.exchange.whole(first, rows).movedim(0, 1))  # one collective for all tensors
 
     def _copy_gradients(self, stacked: tuple[Tensor, ...], flags: Flags) -> None:
-        """Writes the gradients of this rank's rows, unscaled and with coupled weight decay."""
+        """Likewise for this rank's rows, unscaled."""
+        if self.momentum_first and not self.group["nesterov"]:
+            torch._foreach_copy_(stacked, self.momenta)
+            return
         gradients, parameters = self.gradients(), self.parameters
         decay = 0.0 if self.group["decoupled"] else self.group["weight_decay"]
         if (
@@ -208,23 +235,34 @@ class Batch:
                     torch.add(gradient, parameter, alpha=decay, out=target)
                 else:
                     target.copy_(gradient)
+            self._add_momenta(stacked)
             return
         torch._foreach_copy_(stacked, gradients)
         if flags.grad_scale is not None:
             torch._foreach_div_(stacked, flags.grad_scale)
         if decay:
             torch._foreach_add_(stacked, parameters, alpha=decay)
+        self._add_momenta(stacked)
+
+    def _add_momenta(self, stacked: tuple[Tensor, ...]) -> None:
+        """Nesterov's step ahead, where momentum comes first."""
+        if self.momentum_first:
+            torch._foreach_add_(stacked, self.momenta, alpha=self.group["momentum"])
 
     def precondition_one_by_one(self, flags: Flags) -> list[Tensor]:
         """Natural gradients and updates of the Fisher matrices by the reference implementation,
         `fisher.py`."""
-        natural = []
+        flags, natural, group = self._take_momentum(flags), [], self.group
         for index, parameter in enumerate(self.parameters):
             gradient = parameter.grad.to(self.dtype)
             if flags.grad_scale is not None:
                 gradient = gradient / flags.grad_scale
-            if self.group["weight_decay"] and not self.group["decoupled"]:
-                gradient = gradient + self.group["weight_decay"] * parameter
+            if group["weight_decay"] and not group["decoupled"]:
+                gradient = gradient + group["weight_decay"] * parameter
+            if self.momentum_first:
+                ahead = group["momentum"] * self.momenta[index]
+                gradient = gradient + ahead if group["nesterov"] else self.momenta[index]
+                gradient = gradient.to(self.dtype)
             if index in self.views:  # rounding in products depends on the memory order
                 gradient = gradient.contiguous()
             gradient = self.exchange.whole(parameter, gradient)
@@ -233,13 +271,13 @@ class Batch:
                 x = axis_last.reshape(-1, axis_last.shape[-1])
                 fields = [getattr(axis, name)[index] for name in FISHER]
                 before = fisher.Fisher(*fields)
-                x_hat = fisher.precondition(x, before, axis.alpha)
+                x_hat = fisher.precondition(x, before, axis.alpha, axis.power)
                 if self.updates_now:
                     after = fisher.update(x, before, axis.eta)
                     for name, value in zip(FISHER, fields, strict=True):
                         value.copy_(getattr(after, name))
                 gradient = x_hat.view(axis_last.shape).movedim(-1, number)
-            if self.group["norm"] == "fixed":
+            if group["norm"] == "fixed":
                 scale = (fixed_square(self.of_one) / gradient.square().sum()).sqrt()
                 gradient = gradient * scale if scale.isfinite() else gradient
             part = self.exchange.part(parameter, gradient)
@@ -247,36 +285,60 @@ class Batch:
         return natural
 
     def descend(self, gradients: list[Tensor], flags: Flags) -> None:
-        """Momentum and parameter update, by PyTorch's fused SGD kernel."""
-        group, parameters = self.group, self.dense
-        if self.views:
-            gradients = list(gradients)
-        for index in self.views:
-            parameters[index].copy_(self.parameters[index])
-            gradients[index] = gradients[index].contiguous()
-        decay, coupled = group["weight_decay"], not group["decoupled"]
+        """Momentum, unless it came first, and parameter update."""
+        group, decay, coupled = self.group, self.group["weight_decay"], not self.group["decoupled"]
+        gradients = self._dense(gradients)
         if decay and not coupled:
             shrink = 1 - group["lr"] * decay
             if flags.found_inf is not None:
                 one = torch.ones((), dtype=self.dtype, device=self.device)
                 shrink = torch.where(flags.left_out, one, one * shrink)
-            torch._foreach_mul_(parameters, shrink)
-        torch._fused_sgd_(
-            parameters,
+            torch._foreach_mul_(self.dense, shrink)
+        self._fused_sgd(
             gradients,
-            self.momenta,
-            weight_decay=decay if coupled and self.is_plain else 0.0,
-            momentum=group["momentum"],
+            flags,
             lr=group["lr"],
-            dampening=group["dampening"] if self.step else 0.0,  # as in SGD: b = g at first
-            nesterov=group["nesterov"],
-            maximize=False,
-            is_first_step=False,
+            momenta=[] if self.momentum_first else self.momenta,
+            weight_decay=decay if coupled and self.is_plain else 0.0,
             grad_scale=flags.grad_scale if self.is_plain else None,
-            found_inf=flags.found_inf,
         )
         for index in self.views:
-            self.parameters[index].copy_(parameters[index])
+            self.parameters[index].copy_(self.dense[index])
+
+    def _dense(self, gradients: list[Tensor]) -> list[Tensor]:
+        """The gradients as the fused kernel takes them, for `dense`, which gets the parameters."""
+        gradients = list(gradients)
+        for index in self.views:
+            self.dense[index].copy_(self.parameters[index])
+            gradients[index] = gradients[index].contiguous()
+        return gradients
+
+    def _fused_sgd(
+        self,
+        gradients: list[Tensor],
+        flags: Flags,
+        *,
+        lr: float | Tensor,
+        momenta: list[Tensor],
+        weight_decay: float,
+        grad_scale: Tensor | None,
+    ) -> None:
+        """PyTorch's fused kernel, which leaves all as it is where `found_inf`."""
+        group = self.group
+        torch._fused_sgd_(
+            self.dense,
+            gradients,
+            momenta,
+            weight_decay=weight_decay,
+            momentum=group["momentum"] if momenta else 0.0,
+            lr=lr,
+            dampening=group["dampening"] if self.step else 0.0,  # as in SGD: b = g at first
+            nesterov=bool(group["nesterov"] and momenta),
+            maximize=False,
+            is_first_step=False,
+            grad_scale=grad_scale,
+            found_inf=flags.found_inf,
+        )
 
 
 def _as_parameters(stacked: Tensor) -> tuple[Tensor, ...]:

@@ -34,7 +34,7 @@ class AxisBatch:
 
     Attributes:
         dim: the axis's dimension in the stacked gradients, whose dimension 0 is the tensors.
-        alpha, eta: see `fisher.py`.
+        alpha, eta, power: see `fisher.py`.
         basis: R, (B, r, D). spectrum: Lambda, (B, r, r). rest: rho, (B,).
         multiplier: see `multiplier`.
         scatter: the last gradient's, where `update_` has yet to use it.
@@ -49,6 +49,7 @@ class AxisBatch:
     basis: Tensor
     spectrum: Tensor
     rest: Tensor
+    power: float = 1.0
     scatter: Scatter | None = None
     own: slice | None = None
     is_shared: bool = False
@@ -56,7 +57,15 @@ class AxisBatch:
     def __post_init__(self):
         self.own = slice(0, len(self.rest)) if self.own is None else self.own
         self.whole = is_whole(*self.basis.shape[1:])
-        self.multiplier = multiplier(self.basis, self.spectrum, self.rest, self.alpha)
+        self._make_multiplier()
+
+    def _make_multiplier(self) -> None:
+        self.multiplier = multiplier(self.basis, self.spectrum, self.rest, self.alpha, self.power)
+
+    @property
+    def settings(self) -> tuple:
+        """Equal for axes that can be updated together."""
+        return self.alpha, self.eta, self.power
 
     @property
     def is_ours(self) -> bool:
@@ -66,7 +75,7 @@ class AxisBatch:
     def set_alpha(self, alpha: float) -> None:
         if alpha != self.alpha:
             self.alpha = alpha
-            self.multiplier = multiplier(self.basis, self.spectrum, self.rest, alpha)
+            self._make_multiplier()
 
 
 @dataclass
@@ -164,7 +173,7 @@ def update_(axes: list[AxisBatch], left_out: Tensor | None) -> None:
     """
     alike: dict[tuple, list[AxisBatch]] = {}  # batched, since many small operations are slow
     for axis in axes:
-        alike.setdefault((axis.basis.shape[1:], axis.alpha, axis.eta), []).append(axis)
+        alike.setdefault((axis.basis.shape[1:], *axis.settings), []).append(axis)
     smoothed = [_Smoothed(members) for members in alike.values()]
     roots = _batched_by_size(inverse_root, [each.y @ each.y.mT for each in smoothed])
     bases = [root @ each.y for root, each in zip(roots, smoothed, strict=True)]
@@ -222,7 +231,7 @@ class _Smoothed:
         ]
         names = FISHER
         if not self.axes[0].is_shared:
-            new.append(multiplier(*new, self.axes[0].alpha))
+            new.append(multiplier(*new, self.axes[0].alpha, self.axes[0].power))
             names = (*FISHER, "multiplier")
         counts = [axis.own.stop - axis.own.start for axis in self.axes]
         for axis, *values in zip(self.axes, *(value.split(counts) for value in new), strict=True):
@@ -235,26 +244,37 @@ def renew_multipliers_(axes: list[AxisBatch]) -> None:
     """Recomputes the multipliers of axes whose Fisher matrices have changed."""
     alike: dict[tuple, list[AxisBatch]] = {}
     for axis in axes:
-        alike.setdefault((axis.basis.shape[1:], axis.alpha), []).append(axis)
-    for (_, alpha), members in alike.items():
+        alike.setdefault((axis.basis.shape[1:], axis.alpha, axis.power), []).append(axis)
+    for (_, alpha, power), members in alike.items():
         matrices = [_joined([getattr(axis, name) for axis in members]) for name in FISHER]
-        new = multiplier(*matrices, alpha).split([len(axis.rest) for axis in members])
+        new = multiplier(*matrices, alpha, power).split([len(axis.rest) for axis in members])
         for axis, value in zip(members, new, strict=True):
             axis.multiplier.copy_(value)
 
 
-def multiplier(basis: Tensor, spectrum: Tensor, rest: Tensor, alpha: float) -> Tensor:
-    """V (B, r, D), or I - R'V (B, D, D) where `is_whole`. While F is zero, V is zero."""
+def multiplier(
+    basis: Tensor, spectrum: Tensor, rest: Tensor, alpha: float, power: float = 1.0
+) -> Tensor:
+    """V (B, r, D), or I - R'V (B, D, D) where `is_whole`. While F is zero, V is zero.
+
+    Args:
+        power: 1 or 1/2.
+    """
     fisher_rank, length = basis.shape[1:]
     trace = _trace(spectrum) + (length - fisher_rank) * rest
     known = trace > 0
     beta0 = torch.where(known, alpha / length * trace, 1.0)
     damped = spectrum + torch.diag_embed(beta0[:, None].expand(-1, fisher_rank))
-    # Positive definite, so cholesky_ex, which skips the synchronizing error check, is safe.
-    factor = torch.linalg.cholesky_ex(damped).L
-    eye = torch.eye(fisher_rank, dtype=factor.dtype, device=factor.device)
-    root = torch.linalg.solve_triangular(factor, eye.expand_as(factor), upper=False)
-    middle = eye - (rest + beta0)[:, None, None] * (root.mT @ root)
+    eye = torch.eye(fisher_rank, dtype=damped.dtype, device=damped.device)
+    beta = (rest + beta0)[:, None, None]
+    if power == 1:
+        # Positive definite, so cholesky_ex, which skips the synchronizing error check, is safe.
+        factor = torch.linalg.cholesky_ex(damped).L
+        root = torch.linalg.solve_triangular(factor, eye.expand_as(factor), upper=False)
+        middle = eye - beta * (root.mT @ root)
+    else:
+        root = inverse_root(damped)
+        middle = eye - beta.sqrt() * (polish(root @ damped @ root) @ root)
     v = torch.where(known[:, None, None], middle, 0.0) @ basis
     if not is_whole(fisher_rank, length):
         return v

@@ -63,6 +63,19 @@ class NgdFlags:
         group=GROUP,
         choices=("fixed", "gradient"),
     )
+    ngd_power: float = setting(
+        1.0,
+        "Power of the inverse Fisher matrix of each axis: 1 is that of the paper; 0.5 holds strong "
+        "directions down less, and takes a smaller --ngd_alpha, such as 0.01",
+        group=GROUP,
+        choices=(1.0, 0.5),
+    )
+    ngd_momentum_first: bool = setting(
+        False,
+        "Takes momentum before ngd's Fisher matrices, not after them, so that each step has the "
+        "length that --ngd_norm says",
+        group=GROUP,
+    )
 
 
 def make(
@@ -76,6 +89,8 @@ def make(
     ngd_eta: float = 0.1,
     ngd_axes: str = "all",
     ngd_norm: str = "fixed",
+    ngd_power: float = 1.0,
+    ngd_momentum_first: bool = False,
     ngd_products: str = "float32",
     exchange: "Exchange | None" = None,
 ) -> "Optimizer":
@@ -96,6 +111,8 @@ def make(
         eta=ngd_eta,
         axes=ngd_axes,
         norm=ngd_norm,
+        power=ngd_power,
+        momentum_first=ngd_momentum_first,
         products=ngd_products,
         exchange=exchange,
     )

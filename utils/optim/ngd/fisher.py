@@ -29,6 +29,11 @@ diagonal element, and rescaled to its previous norm:
 With beta0 = alpha tr(F) / D and beta = rho + beta0 this takes only a product of rank r:
 beta G^-1 = I - R' (I - beta (Lambda + beta0 I)^-1) R.
 
+A power p other than the paper's 1 takes G^-p in the place of G^-1:
+beta^p G^-p = I - R' (I - beta^p (Lambda + beta0 I)^-p) R. With p = 1/2 the directions of large
+gradients are held down less. It is Adam's exponent; Shampoo (Gupta, Koren and Singer (2018),
+arXiv:1802.09568) takes 1/4 on each of two axes.
+
 Update, by one step of subspace iteration on T = eta (S + delta s I) + (1 - eta) F:
 
     Y = R T        Z = Y Y' = U C U'        R <- C^-1/2 U' Y        Lambda <- C^1/2
@@ -82,7 +87,7 @@ def zero_fisher(rank: int, length: int, **kind) -> Fisher:
     return Fisher(basis, torch.zeros(rank, rank, **kind), torch.zeros((), **kind))
 
 
-def precondition(x: Tensor, fisher: Fisher, alpha: float) -> Tensor:
+def precondition(x: Tensor, fisher: Fisher, alpha: float, power: float = 1.0) -> Tensor:
     """X (N, D) -> X_hat (N, D)."""
     r, lam, rho = fisher.basis, fisher.spectrum, fisher.rest
     rank, length = r.shape
@@ -91,7 +96,12 @@ def precondition(x: Tensor, fisher: Fisher, alpha: float) -> Tensor:
         return x
     beta0 = alpha * trace / length
     eye = torch.eye(rank, dtype=x.dtype, device=x.device)
-    middle = eye - (rho + beta0) * torch.linalg.inv(lam + beta0 * eye)
+    if power == 1:
+        inverse = torch.linalg.inv(lam + beta0 * eye)
+    else:
+        values, vectors = torch.linalg.eigh(lam + beta0 * eye)
+        inverse = vectors * values**-power @ vectors.T
+    middle = eye - (rho + beta0) ** power * inverse
     x_hat = x - x @ r.T @ middle @ r
     scale = x.norm() / x_hat.norm()
     return x_hat * scale if scale.isfinite() else x_hat

@@ -16,6 +16,7 @@ from utils.optim.ngd.shares import Shares, shares_of
 AXES = ("all", "channels")
 NORMS = ("gradient", "fixed")
 PRODUCTS = ("float32", "fast")
+POWERS = (1.0, 0.5)
 
 
 class NGD(Optimizer):
@@ -36,6 +37,15 @@ class NGD(Optimizer):
         g = |g| * direction of (G_1^-1 x G_2^-1 x ...) g
         b = momentum * b + (1 - dampening) * g
         p = p - lr * (g + momentum * b)         or, without nesterov: p = p - lr * b
+
+    With `momentum_first` it is the momentum of plain gradients that is preconditioned, so that no
+    noisy step is scaled to full length before it is averaged with others, and each step has the
+    length that `norm` says:
+
+        g = gradient + weight_decay * p         or, decoupled, as above
+        b = momentum * b + (1 - dampening) * g
+        g = g + momentum * b                    or, without nesterov: g = b
+        p = p - lr * |g| * direction of (G_1^-power x G_2^-power x ...) g
 
     It is used like torch.optim.SGD, and with alpha -> infinity it is SGD. The host never waits for
     a GPU in a step. Attributes that PyTorch's own fused optimizers honour are honoured: with
@@ -72,6 +82,10 @@ class NGD(Optimizer):
             and the like take plain momentum. "fixed": 0.2 lr is the root mean square of every
             tensor's step before momentum, whatever the gradient's size, so that lr means what it
             means to AdamW and Muon, and weight decay is better decoupled.
+        power: of the inverse of each axis's matrix: 1, the paper's, or 1/2, which holds long axes
+            down less and takes a smaller alpha, such as .01 (see fisher.py).
+        momentum_first: momentum comes before the Fisher matrices, not after them; their scatter is
+            then that of the averaged gradients.
         products: "float32", or "fast" for those with gradients as matrix units multiply, added up
             in float32: of TF32 on a GPU, of bfloat16 on a CPU that has such units. What gradients
             computed in bfloat16 are worth is not lost by it.
@@ -110,6 +124,8 @@ class NGD(Optimizer):
         eta: float = 0.1,
         axes: str = "all",
         norm: str = "gradient",
+        power: float = 1.0,
+        momentum_first: bool = False,
         products: str = "float32",
         foreach: bool | None = True,
         exchange: Exchange | None = None,
@@ -118,7 +134,7 @@ class NGD(Optimizer):
             "lr": lr, "momentum": momentum, "nesterov": nesterov, "dampening": dampening,
             "weight_decay": weight_decay, "decoupled": decoupled, "alpha": alpha, "rank": rank,
             "update_period": update_period, "eta": eta, "axes": axes,
-            "norm": norm, "products": products,
+            "norm": norm, "power": power, "momentum_first": momentum_first, "products": products,
             "foreach": foreach is None or bool(foreach),
         }  # fmt: skip
         self._exchange = exchange or Exchange()
@@ -264,7 +280,9 @@ _RANGES = {
     "eta": (lambda value: 0 < value <= 1, "above 0, up to 1"),
     "axes": (lambda value: value in AXES, f"one of {', '.join(AXES)}"),
     "norm": (lambda value: value in NORMS, f"one of {', '.join(NORMS)}"),
+    "power": (lambda value: value in POWERS, "1 or 0.5"),
+    "momentum_first": (lambda value: isinstance(value, bool), "true or false"),
     "products": (lambda value: value in PRODUCTS, f"one of {', '.join(PRODUCTS)}"),
 }
 # Settings that batches are made of: where one changes, they are made anew.
-_OF_BATCHES = ("rank", "axes", "norm", "foreach", "update_period")
+_OF_BATCHES = ("rank", "axes", "norm", "power", "momentum_first", "foreach", "update_period")

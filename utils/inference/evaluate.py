@@ -1,0 +1,25 @@
+"""`--eval_only`: the weights of a checkpoint on the test set."""
+
+from utils.checkpoints.checkpoint import Checkpoint
+from utils.reporting.run_folder import REPORT
+from utils.runs.prepare import ReadyModel
+from utils.runs.run import Run, another_is_best
+from utils.runs.summary import report_classes
+from utils.runs.train_classifier import measure_split
+from utils.tasks.task import Task
+
+
+def evaluate_only(run: Run, ready: ReadyModel, task: Task, checkpoint: Checkpoint) -> None:
+    """Measures the weights of `checkpoint`; changes nothing in the run's folder but its report."""
+    folder, report = run.resumed_folder(), run.settings.report
+    ready.strategy.load(checkpoint.weights)
+    classes = task.data.classes
+    result = measure_split(run, ready, task.test, len(classes) if report else None)
+    if report:
+        report_classes(run, result, classes, folder / REPORT)
+    averaged = "" if checkpoint.average is None else " (averaged weights)"
+    run.console.say(
+        f"step {checkpoint.step}{averaged}: test loss {result.loss:.4f}, test accuracy "
+        f"{result.accuracy:.2f} % on {result.samples:,} samples"
+        f"{another_is_best(checkpoint, folder)}"
+    )

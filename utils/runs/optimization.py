@@ -1,0 +1,135 @@
+"""Optimizer, schedule and meta-mixup as the settings ask for them."""
+
+import contextlib
+import functools
+
+from utils.checkpoints.checkpoint import Checkpoint
+from utils.distributed.strategies.base import Strategy
+from utils.exchange import Exchange
+from utils.mixup.meta import PolicyMixup, SampleMixup, VirtualStep
+from utils.mixup.policy import MixupPolicy
+from utils.optim.factory import build_optimizer
+from utils.optim.schedules import build_schedule
+from utils.optim.table import OPTIMIZERS
+from utils.runs.run import Run
+from utils.settings.config import COMMAND_LINE, FILE
+from utils.settings.optimization import milestone_epochs
+from utils.training.objective import mixed_cross_entropy
+
+
+def build_optimizer_of(run: Run, model, lr: float, own=lambda parameter: parameter, exchange=None):
+    """The optimizer that the settings ask for.
+
+    Args:
+        own: what is stepped in place of a parameter of the model.
+        exchange: with the other ranks; None: it asks none.
+    """
+    settings = run.settings
+    entry = OPTIMIZERS[settings.optimizer]
+    return build_optimizer(
+        settings.optimizer,
+        model,
+        lr=lr,
+        in_place_of=own,
+        exchange=exchange,
+        weight_decay=settings.weight_decay,
+        decay_all=settings.decay_all,
+        lookahead_k=settings.lookahead_k,
+        lookahead_alpha=settings.lookahead_alpha,
+        momentum=settings.momentum,
+        **entry.values_of(settings),
+        **entry.products(run.precision.name),
+    )
+
+
+def learning_rate(run: Run, global_batch: int) -> float:
+    """The peak learning rate: --lr, scaled to this global batch with --lr_base_size."""
+    settings = run.settings
+    if settings.lr_base_size is None:
+        return settings.lr
+    lr = settings.lr * global_batch / settings.lr_base_size
+    run.console.say(
+        f"learning rate {lr:.4g}: --lr {settings.lr:g} is for {settings.lr_base_size} samples, and "
+        f"an optimizer step has {global_batch}"
+    )
+    return lr
+
+
+def say_foreign_rates(run: Run) -> None:
+    """Prints a note if an optimizer from the command line uses the recipe's rates for another
+    one."""
+    settings, origin = run.settings, run.origin
+    entry = OPTIMIZERS[settings.optimizer]
+    own = entry.defaults(**entry.values_of(settings))
+    foreign = [n for n in own if origin[n] == FILE and own[n] not in (None, getattr(settings, n))]
+    if origin["optimizer"] == COMMAND_LINE and foreign:
+        run.console.say(
+            f"note: {', '.join(f'--{n} {getattr(settings, n):g}' for n in foreign)} as the recipe "
+            f"says; the default of --optimizer {settings.optimizer} is "
+            f"{', '.join(f'{own[n]:g}' for n in foreign)}"
+        )
+
+
+def schedule_of(
+    run: Run, lr: float, span: int, steps_per_epoch: int, checkpoint: Checkpoint | None
+):
+    """The schedule over `span` optimizer steps; notes if a resumed run departs from its old
+    plan."""
+    settings = run.settings
+    warmup_steps = settings.warmup_steps
+    if warmup_steps is None:
+        warmup_steps = round(settings.warmup_epochs * steps_per_epoch)
+    if warmup_steps >= span:
+        run.console.say(f"note: the warm-up ({warmup_steps} steps) takes the whole schedule")
+
+    def build(steps: int):
+        return build_schedule(
+            settings.sched,
+            lr=lr,
+            total_steps=steps,
+            steps_per_epoch=steps_per_epoch,
+            warmup_steps=warmup_steps,
+            min_lr=settings.min_lr,
+            gamma=settings.gamma,
+            step_epochs=settings.step_epochs,
+            milestones=milestone_epochs(settings.milestones),
+            plateau_patience=settings.plateau_patience,
+        )
+
+    schedule = build(span)
+    before = checkpoint and checkpoint.state["settings"].get("schedule_steps", span)
+    if before and before != span and settings.schedule_has_span:
+        step = checkpoint.step
+        now, then = (lr * plan.factor(step) for plan in (schedule, build(before)))
+        keep = f"; --epochs_for_sched {before // steps_per_epoch} keeps the old plan"
+        run.console.say(
+            f"note: the {settings.sched} schedule spans {span} steps now and spanned {before}: the "
+            f"learning rate goes on with {now:.3g}, where the old plan has {then:.3g}"
+            f"{keep if before % steps_per_epoch == 0 else ''}"
+        )
+    return schedule
+
+
+def build_meta(
+    run: Run, classes: int, strategy: Strategy, exchange: Exchange | None = None
+) -> PolicyMixup | SampleMixup | None:
+    """With --mixup meta, the object that learns how to mix.
+
+    Args:
+        strategy: holds the model's tensors.
+        exchange: with the other ranks; None: no communication.
+    """
+    settings = run.settings
+    if settings.mixup != "meta":
+        return None
+    losses = functools.partial(mixed_cross_entropy, label_smoothing=settings.label_smoothing)
+    # In fp16 small gradients would be lost without a loss scaler: the virtual step is then in fp32.
+    half = run.precision.name == "bf16"
+    autocast = run.precision.autocast if half else contextlib.nullcontext
+    virtual = VirtualStep(
+        strategy.skeleton, losses, autocast, settings.meta_exact, exchange, strategy
+    )
+    if settings.meta_form == "sample":
+        return SampleMixup(virtual, settings.meta_lr)
+    policy = MixupPolicy(classes, settings.alpha, settings.meta_lr, settings.meta_decay, run.device)
+    return PolicyMixup(policy, virtual)

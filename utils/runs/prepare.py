@@ -1,0 +1,95 @@
+"""Makes a model ready to be trained or measured: its weights, device, modules and strategy."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from utils.distributed.strategies.base import Strategy, build_strategy
+from utils.distributed.sync_batch_norm import sync_batch_norms
+from utils.errors import UserError
+from utils.fused import fuse, kernels
+from utils.runs.auto_batch import choose_micro_batch
+from utils.runs.run import Run
+from utils.tasks.task import Task
+from utils.training.freeze import Freeze
+from utils.training.objective import Classification
+from utils.weights.pretrained import Pretrained, fit_weights
+
+
+@dataclass(frozen=True)
+class ReadyModel:
+    """
+    Attributes:
+        model: on its device, with its canonical names.
+        wrapped: by the strategy; the objective calls it in the model's place.
+        strategy: has wrapped it.
+        objective: (what to call) -> the objective.
+        freeze: which part of it trains in which epoch; None: all of it.
+    """
+
+    model: nn.Module
+    wrapped: nn.Module
+    strategy: Strategy
+    objective: Callable[[Callable], Classification]
+    freeze: Freeze | None
+
+
+def prepare_model(
+    run: Run, model: nn.Module, task: Task, pretrained: Pretrained | None = None
+) -> ReadyModel:
+    """
+    Args:
+        model: on the CPU; `HEAD` names its last layer; with a true `mixes_inside` its forward takes
+            the mixing plan as second argument.
+        task: with --auto_batch its loaders get the micro-batch that fits.
+        pretrained: weights to start from.
+    """
+    settings = run.settings
+    if pretrained is not None:
+        fit_weights(model, pretrained, run.console.say)
+    model.to(run.device)
+    freeze = None
+    if settings.freeze_backbone:
+        freeze = Freeze(model, model.HEAD, settings.unfreeze_epoch)
+        if settings.unfreeze_epoch is None:
+            freeze.apply(0)  # what never trains needs no optimizer state, nor communication
+    fuse(model, settings.fused)
+    _say_fused(run)
+    mixes_inside = getattr(model, "mixes_inside", False)
+
+    def objective(called: Callable) -> Classification:
+        return Classification(
+            called,
+            run.precision,
+            settings.label_smoothing,
+            mixing=settings.mixing != "none",
+            clean_accuracy=settings.log_clean_accuracy,
+            mixes_inside=mixes_inside,
+            fused=settings.fused != "none",
+        )
+
+    if settings.auto_batch and settings.resume is None:  # a resumed run keeps what was found
+        choose_micro_batch(run, model, objective(model), freeze, task)
+    if settings.sync_bn:
+        if not any(isinstance(module, _BatchNorm) for module in model.modules()):
+            raise UserError(f"--sync_bn: {run.model_name} has no BatchNorm; leave it out")
+        model = fuse(sync_batch_norms(model, run.exchange), settings.fused)
+    strategy = build_strategy(settings.strategy, run.exchange)
+    wrapped = strategy.wrap(model, unfreezes=settings.unfreeze_epoch is not None)
+    if run.exchange.rank > 0:  # dropout differs between the ranks; the weights are equal by now
+        torch.manual_seed(settings.seed + run.exchange.rank)
+    return ReadyModel(model, wrapped, strategy, objective, freeze)
+
+
+def _say_fused(run: Run) -> None:
+    fused, device = run.settings.fused, run.device.type
+    if fused != "none" and device == "cuda" and kernels.unusable():
+        run.console.say(f"--fused {fused} without its kernels: {kernels.unusable()}")
+    if fused == "memory" and device == "cpu" and run.settings.action.trains:
+        run.console.say(
+            "note: --fused memory is for GPUs; on a CPU it takes longer and the process becomes "
+            "hardly smaller: leave it out, and where memory is short take --auto_batch"
+        )

@@ -1,0 +1,142 @@
+"""What a training says as it goes on: lines on the console, and records in metrics.jsonl."""
+
+from collections.abc import Mapping
+
+from utils.reporting.console import Console, duration
+from utils.reporting.metrics import MetricsLog
+from utils.training.evaluation import Evaluation
+from utils.training.progress import LeftOut
+
+# Fractions of an epoch's time from which on a phase is worth a line of advice.
+NOTABLE = {
+    "data": 0.2,
+    "forward_backward": 0.7,
+    "optimizer": 0.25,
+    "checkpoint": 0.05,
+    "evaluation": 0.35,
+}
+
+
+class TrainingLog:
+    """Writes the lines and records of a training.
+
+    Args:
+        console, metrics: of the run.
+        advice: {phase: which flag helps}, printed once if that phase takes a notable part of an
+            epoch's time.
+
+    `at` is the position of a record: {"step": ..., "epoch": ...}.
+    """
+
+    def __init__(self, console: Console, metrics: MetricsLog, advice: dict[str, str] | None = None):
+        self.console, self.metrics, self.advice = console, metrics, dict(advice or {})
+
+    def write_steps(
+        self, at: dict, sums: Mapping[str, float], *, lr: float, speed: float, left_out: LeftOut
+    ) -> None:
+        """The record of a log line: means since the last one."""
+        self.metrics.write(
+            **at, split="train", average_over="steps", **figures(sums), lr=lr,
+            samples_per_second=round(speed, 1), skipped_steps=left_out.steps + left_out.by_scaler,
+        )  # fmt: skip
+
+    def show(
+        self, sums: Mapping[str, float], epoch: float, samples_left: int, speed: float | None = None
+    ) -> None:
+        """Beside the progress bar, or as a plain line now and then."""
+        live = self.console.live
+        text = bar_text(sums) if live else log_text(sums, epoch, samples_left, speed)
+        self.console.progress(text)
+
+    def write_epoch(
+        self,
+        at: dict,
+        train: dict,
+        *,
+        lr: float,
+        speed: float | None,
+        time_share: dict,
+        memory: int,
+    ) -> None:
+        """The record of a finished epoch.
+
+        Args:
+            train: its `figures`.
+            time_share: {phase: fraction of the time}.
+            memory: the peak, in bytes.
+        """
+        self.metrics.write(
+            **at, split="train", average_over="epoch", **train, lr=lr, samples_per_second=speed,
+            time_share=time_share, peak_memory_bytes=memory,
+        )  # fmt: skip
+
+    def say_epoch(
+        self, epoch: float, train: dict, split: str, evaluation: Evaluation | None, note: str
+    ) -> None:
+        line = f"epoch {epoch:g}: train loss {train['loss']:.4f}, {accuracy_text(train)}"
+        if evaluation is not None:
+            line += f"; {split} loss {evaluation.loss:.4f}, accuracy {evaluation.accuracy:.2f} %"
+        self.console.say(line + note)
+
+    def advise(self, time_share: Mapping[str, float]) -> None:
+        """Says which flag helps where a phase takes a notable part of an epoch's time."""
+        for phase, part in time_share.items():
+            if part >= NOTABLE.get(phase, 2.0) and phase in self.advice:
+                took = f"{phase.replace('_', ' and ')} took {part:.0%} of the time"
+                self.console.say(f"{took}: {self.advice.pop(phase)}")
+
+    def unfrozen(self, step: int, epoch: int) -> None:
+        self.metrics.write(step=step, epoch=float(epoch), split="event", event="unfrozen")
+        self.console.say(f"after {epoch} epochs: from here on all layers train")
+
+
+def figures(sums: Mapping[str, float]) -> dict:
+    """Means from an objective's sums by name; accuracies in per cent. With SUMS alone they are
+    `loss` and `accuracy`. With MIXED_SUMS too the accuracy is `accuracy_weighted`, by lambda; where
+    samples were mixed there is `lambda`, the mean of the larger of lambda and 1 - lambda, and where
+    unmixed samples were evaluated `accuracy_clean`."""
+    mixed = "mixed" in sums
+    accuracy, samples = "accuracy_weighted" if mixed else "accuracy", sums["samples"]
+    if not samples:
+        return {"loss": float("nan"), accuracy: float("nan")}
+    result = {"loss": sums["loss"] / samples, accuracy: 100 * sums["correct"] / samples}
+    if mixed and sums["mixed"]:
+        result["lambda"] = sums["larger_lambda"] / sums["mixed"]
+    if mixed and sums["clean_samples"]:
+        result["accuracy_clean"] = 100 * sums["clean_correct"] / sums["clean_samples"]
+    return result
+
+
+def accuracy_text(mean: dict) -> str:
+    """The accuracy in `figures`, as text."""
+    weighted = "accuracy_weighted" in mean
+    value = mean["accuracy_weighted" if weighted else "accuracy"]
+    text = f"accuracy {'weighted by lambda ' if weighted else ''}{value:.2f} %"
+    if "accuracy_clean" in mean:
+        text += f", unmixed {mean['accuracy_clean']:.2f} %"
+    return text
+
+
+def bar_text(sums: Mapping[str, float]) -> str:
+    """Loss and accuracy beside the progress bar, in few words: the line has 80 characters."""
+    mean = figures(sums)
+    weighted = mean.get("accuracy_weighted")
+    accuracy = f"{mean['accuracy']:.1f} %" if weighted is None else f"{weighted:.1f} % weighted"
+    return f"loss {mean['loss']:.3f}, {accuracy}"
+
+
+def log_text(
+    sums: Mapping[str, float], epoch: float, samples_left: int, speed: float | None
+) -> str:
+    """The same as a line of its own, where the output is no terminal.
+
+    Args:
+        epoch: epochs trained.
+        samples_left: to the end of the run.
+        speed: samples per second; None where it is not known yet.
+    """
+    mean = figures(sums)
+    text = f"epoch {epoch:.2f}: train loss {mean['loss']:.4f}, {accuracy_text(mean)}"
+    if speed:
+        text += f", {speed:,.0f} samples/s, {duration(samples_left / speed)} left"
+    return text

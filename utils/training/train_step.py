@@ -1,0 +1,165 @@
+"""One optimizer step: the passes of its micro-batches, then the update.
+
+The device is never waited for, but in `read_sums`.
+"""
+
+import contextlib
+from collections.abc import Callable
+
+import torch
+
+from utils.data.batch import Batch
+from utils.distributed.strategies.base import Strategy
+from utils.training.average import Average
+from utils.training.guard import Guard
+from utils.training.objective import SUMS, Precision
+from utils.training.progress import LeftOut, Progress
+
+
+class TrainStep:
+    """Takes a training's optimizer steps (it is a Stepper), and holds all that they change.
+
+    Args:
+        strategy: how the model is spread over processes; it has wrapped the model.
+        objective: (inputs, targets, mixing) -> summed loss, sums; its attribute `sums` names them
+            if they are not SUMS (see objective.py).
+        optimizer: honours `found_inf` (see optim/factory.py).
+        schedule: `apply(optimizer, step)` sets the learning rate at the beginning of a step.
+        precision: its loss scaler is used around the backward pass.
+        progress: counts the steps.
+        guard: judges whether a step is finite.
+        clip: maximal global L2 norm of the gradient; None: unlimited.
+        average: moving average of the weights, which is evaluated in their place; None: none.
+        meta: learns how samples are mixed: `choose(batch, lr)` returns the mixing plan of a
+            micro-batch; `update(bad, lr)` is called when the weights' `grad` holds the gradient of
+            the step (see mixup/meta.py). None: lambda is drawn.
+    """
+
+    settling = False  # see Stepper; these steps are all alike
+
+    def __init__(
+        self,
+        *,
+        strategy: Strategy,
+        objective: Callable,
+        optimizer: torch.optim.Optimizer,
+        schedule,
+        precision: Precision,
+        progress: Progress,
+        guard: Guard,
+        clip: float | None = None,
+        average: Average | None = None,
+        meta=None,
+    ):
+        self.strategy, self.model, self.exchange = strategy, strategy.model, strategy.exchange
+        self.objective, self.optimizer, self.schedule = objective, optimizer, schedule
+        self.precision, self.scaler = precision, precision.scaler()
+        self.progress, self.guard, self.clip = progress, guard, clip
+        self.average, self.meta = average, meta
+        self.sum_names = getattr(objective, "sums", SUMS)
+        zeros = torch.zeros(len(self.sum_names), dtype=torch.float64, device=precision.device)
+        self.step_sums, self.window = zeros, zeros.clone()  # of this step; since the last log line
+        self.updating = False  # weights, optimizer and average are of different steps
+
+    def start(self) -> None:
+        """To be called before the first step."""
+        self.strategy.drop_gradients()
+        self.guard.remember()
+
+    def forward_backward(self, batch: Batch) -> None:
+        """The passes of a micro-batch."""
+        # Before anything reads the learning rate. All micro-batches of a step set the same one.
+        self.schedule.apply(self.optimizer, self.progress.step)
+        self.forward_backward_device(batch)
+
+    def forward_backward_device(self, batch: Batch) -> None:
+        """Device part of `forward_backward`; the learning rate is set already."""
+        mixing = batch.mixing
+        if self.meta is not None:
+            mixing = self.meta.choose(batch, self.learning_rate)
+        with self.strategy.micro_batch(batch.ends_step):
+            loss, sums = self.objective(batch.inputs, batch.targets, mixing)
+            # Gradients are averaged over the ranks. Scaled by their number, the result is the
+            # gradient of the mean loss over the samples of the step.
+            mean = loss / (batch.step_samples / self.exchange.size)
+            self.scaler.scale(mean * 0 if batch.filler else mean).backward()
+        if not batch.filler:
+            self.step_sums += sums
+
+    def update(self) -> None:
+        """After the last micro-batch of the step."""
+        self.begin_update()
+        step = self.progress.step
+        self.update_device(step, self.average.ema_weight(step) if self.average else 0.0)
+        self.end_update()
+
+    def begin_update(self) -> None:
+        self.updating = True
+
+    def end_update(self) -> None:
+        self.progress.step += 1
+        self.updating = False
+
+    def update_device(self, step: int | torch.Tensor, ema_weight: float | torch.Tensor) -> None:
+        """Device part of `update`; `step` and `ema_weight` come from the host."""
+        self.strategy.collect_gradients()
+        self.scaler.unscale_(self.optimizer)
+        norm, loss = self.guard.gradient_norm(), self.guard.agree(self.step_sums[0])
+        bad = self.guard.judge(loss, norm, step, self.scaler.is_enabled())
+        if self.clip is not None:
+            torch.nn.utils.clip_grads_with_norm_(self.guard.parameters, self.clip, norm)
+        if self.meta is not None:
+            self.meta.update(bad, self.learning_rate)
+        self.optimizer.found_inf = bad.float()
+        self.optimizer.step()
+        self.strategy.drop_gradients()
+        self.scaler.update()
+        self.guard.take_back(bad)
+        self.strategy.after_step(self.learning_rate, bad)
+        if self.average is not None:
+            self.average.update(ema_weight, bad)
+        self.window += torch.where(bad, 0.0, self.step_sums)
+        self.step_sums.zero_()
+        self.guard.remember()
+
+    def free_memory(self) -> str:
+        """See Stepper; ordinary steps hold nothing extra."""
+        return ""
+
+    def pass_without_effect(self, batch: Batch) -> None:
+        """A forward and backward pass that leaves no trace, which settles the order in which DDP
+        adds gradients (see `Strategy.adds_in_order`)."""
+        loss, _ = self.objective(batch.inputs, batch.targets, batch.mixing)
+        (loss * 0).backward()
+        self.take_back()
+
+    def take_back(self) -> None:
+        """Undoes the passes of a step that will not be finished; not possible while `updating`."""
+        assert not self.updating
+        self.guard.take_back(torch.ones((), dtype=torch.bool, device=self.precision.device))
+        self.strategy.drop_gradients()
+        self.step_sums.zero_()
+
+    def read_sums(self) -> tuple[dict[str, float], LeftOut]:
+        """(the objective's sums since the last log line, over all ranks, by name; the steps of the
+        run that were left out). Here alone the host waits for the device. Collective."""
+        window = self.exchange.sum(self.window)
+        values = torch.cat([window, self.guard.left_out.double()]).tolist()
+        sums = dict(zip(self.sum_names, values, strict=False))
+        return sums, LeftOut(*map(int, values[len(sums) :]))
+
+    def load_sums(self) -> None:
+        """Takes over the sums of `progress`, which is that of a checkpoint."""
+        if self.exchange.rank == 0:  # they are sums over all ranks
+            sums = self.progress.window_sums
+            self.window.copy_(torch.tensor(sums, dtype=torch.float64))
+        self.guard.left_out = torch.tensor(self.progress.left_out, device=self.precision.device)
+
+    def evaluated_weights(self) -> contextlib.AbstractContextManager:
+        """Within it the model holds the weights to evaluate: the average if there is one."""
+        return contextlib.nullcontext() if self.average is None else self.average.applied()
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the current step, or of the last one."""
+        return self.optimizer.param_groups[0]["lr"]
