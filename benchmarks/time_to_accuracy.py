@@ -154,11 +154,11 @@ class Racer:
 
     def curve(self) -> list[tuple[float, float]]:
         if self.way.ours:
-            return _ours(self.course, self.way.precision, self.folder)
-        return _usual(self.way, self.course, self.workers)
+            return our_curve(self.course, self.way.precision, self.folder)
+        return usual_curve(self.way, self.course, self.workers)
 
 
-def _usual(way: Way, course: Course, workers: int) -> list[tuple[float, float]]:
+def usual_curve(way: Way, course: Course, workers: int) -> list[tuple[float, float]]:
     plan, data, device = course.plan, course.data, course.device
     pictures = usual_pictures(course.images, course.labels, data.mean, data.std)
     loader = usual_loader(pictures, plan.batch, workers, device)
@@ -178,7 +178,7 @@ def _usual(way: Way, course: Course, workers: int) -> list[tuple[float, float]]:
     return curve
 
 
-def _ours(course: Course, precision: str, folder: Path) -> list[tuple[float, float]]:
+def our_curve(course: Course, precision: str, folder: Path) -> list[tuple[float, float]]:
     plan, data, device = course.plan, course.data, course.device
     loader = ImageLoader(
         course.images, course.labels, mean=data.mean, std=data.std, batch_size=plan.batch,

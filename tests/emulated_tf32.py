@@ -13,7 +13,7 @@ CONVOLUTIONS = {aten.convolution.default, aten.convolution_backward.default}
 
 @contextlib.contextmanager
 def precision(value: str, *backends):
-    """Within it `value` is the setting of these backends, as a user may have made it."""
+    """Sets these backends to `value`, as a user may have done."""
     before = [backend.fp32_precision for backend in backends]
     try:
         for backend in backends:
@@ -25,15 +25,15 @@ def precision(value: str, *backends):
 
 
 def rounded(value):
-    """To the 10 bits of TF32 behind the leading one; what is no float32 tensor as it is."""
+    """Rounded to TF32's 10 fraction bits; anything but a float32 tensor is returned unchanged."""
     if not isinstance(value, Tensor) or value.dtype != torch.float32:
         return value
     return (value.view(torch.int32) + (1 << 12) & -(1 << 13)).view(torch.float32)
 
 
 class EmulatedTF32(TorchDispatchMode):
-    """Within it products round their factors, forward and backward, while the settings of the
-    process, as they are at that moment, allow it on a GPU. `used`: how often they did."""
+    """Rounds the factors of products, forward and backward, wherever the settings of the process
+    let a GPU do so at that moment. `used`: how often."""
 
     def __init__(self):
         super().__init__()

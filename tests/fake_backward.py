@@ -10,8 +10,8 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 def run_backward(
     outputs, gradients, keep_graph, create_graph, inputs, *_, accumulate_grad: bool, **__
 ):
-    """In place of the engine behind torch.autograd.backward and grad: without hooks, streams and
-    threads. Each node of the graph is called when all its gradients are there."""
+    """Replaces the engine behind torch.autograd.backward and grad, without hooks, streams and
+    threads: calls each node of the graph when all its gradients have arrived."""
     with torch.set_grad_enabled(create_graph):
         return _walk(outputs, gradients, inputs, accumulate_grad)
 
@@ -49,8 +49,8 @@ def _edge(output: Tensor | GradientEdge) -> tuple:
 
 
 def _needed(roots: set, wanted: set) -> dict:
-    """The nodes on the ways from `roots` to `wanted`, or all where none is wanted."""
-    before: dict = {root: [] for root in roots}  # whose gradients a node is given
+    """The nodes on paths from `roots` to `wanted`; all of them if nothing is wanted."""
+    before: dict = {root: [] for root in roots}  # for each node, those that hand it gradients
     stack = list(roots)
     while stack:
         node = stack.pop()
@@ -73,7 +73,7 @@ def _needed(roots: set, wanted: set) -> dict:
 
 
 def _arrive(arrived: dict, node, number: int, gradient: Tensor) -> None:
-    """Brought to what the forward pass had there, as the engine does, and added up."""
+    """Adds a gradient to those that have arrived there, in shape and dtype of the forward pass."""
     made = node._input_metadata[number]
     if gradient.shape != made.shape:
         gradient = gradient.sum_to_size(made.shape)
@@ -87,7 +87,7 @@ def _arrive(arrived: dict, node, number: int, gradient: Tensor) -> None:
 
 
 def _call(node, gradients: dict, accumulate: bool) -> tuple:
-    """What goes to each of `node.next_functions`."""
+    """The node's results: a gradient for each of `node.next_functions`."""
     if not gradients or (not node.next_functions and not accumulate):
         return (None,) * len(node.next_functions)
     given = [gradients.get(number) for number in range(len(node._input_metadata))]

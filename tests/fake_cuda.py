@@ -1,9 +1,9 @@
-"""A GPU that is not there: real code runs on fake `cuda` tensors, and what would hold up the host
-is caught.
+"""A fake GPU: real code runs on fake `cuda` tensors, and whatever would make the host wait is
+caught.
 
 A fake tensor (torch._subclasses.FakeTensorMode) has a shape, a dtype, strides and a device, and no
 memory. Every operation is dispatched as on a GPU, autocast and autograd included, so that this can
-be seen on a machine without one:
+be found on a machine without one:
 
 - tensors of two devices in one operation;
 - a host read: `.item()`, `.tolist()`, `.cpu()`, `bool(tensor)`, a mask as index, `torch.equal`,
@@ -13,10 +13,10 @@ be seen on a machine without one:
 - a copy to pinned memory that is read before the host has waited for it;
 - a Triton kernel that is given a tensor of the CPU.
 
-What cannot be seen: what depends on values (there are none; a number that is read all the same is
-1, a flag is not set), on streams (which tensor is ready when, `record_stream`) and on kernels. No
-kernel runs, neither PyTorch's nor our own, so time, memory and results mean nothing, and waits
-inside PyTorch's kernels are known by the list `WAITS` alone. PyTorch's autograd engine asks the
+Not found: what depends on values (there are none: a number that is read nevertheless is 1, and a
+flag is not set), on streams (which tensor is ready when, `record_stream`) and on kernels. No kernel
+runs, neither PyTorch's nor our own, so times, memory and results mean nothing, and waits inside
+PyTorch's kernels are known only from the list `WAITS`. PyTorch's autograd engine asks the
 driver for streams, so `run_backward` walks through the graph in its place.
 
     with fake_cuda() as gpu:
@@ -55,7 +55,7 @@ WAITS = {
 }  # fmt: skip
 # Tags of operations that return values to the host, or whose result's shape depends on values.
 VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-# What FakeTensorMode itself says of them.
+# What FakeTensorMode raises for them.
 UNKNOWN = fake_tensor.DynamicOutputShapeException, fake_tensor.DataDependentOutputException
 # These move data between devices, and are judged as copies.
 COPIES = {aten.copy_, aten._to_copy, aten._foreach_copy_}
@@ -63,14 +63,14 @@ INDEXED = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
 
 
 class Caught(AssertionError):
-    """What would hold up the host, or fail on a GPU, and which line of the project does it."""
+    """The host would wait, or a GPU would fail: why, and in which line of the project."""
 
 
 @contextlib.contextmanager
 def fake_cuda() -> Iterator["Watch"]:
-    """Within it tensors can be on `CUDA`, and all tensors that are made are fake."""
-    assert not torch.cuda.is_available(), "PyTorch would use the GPU that there is"
-    # The engine counts devices once: it must not find the one that FakeTensorMode pretends.
+    """Within it tensors can be on `CUDA`, and all new tensors are fake."""
+    assert not torch.cuda.is_available(), "PyTorch would use the real GPU"
+    # The engine counts devices once: not while FakeTensorMode pretends that there is one.
     torch.ones((), requires_grad=True).backward()
     watch = Watch()
     with contextlib.ExitStack() as stack:
@@ -91,11 +91,11 @@ class Watch(TorchDispatchMode):
     """Sees every operation before FakeTensorMode does.
 
     Attributes:
-        steps: optimizer steps done, which the test counts: an event of an earlier one may be
-            waited for.
-        reads: (steps done, line) wherever one of the lines that may has made the host wait.
-        operations: PyTorch's, by name; launches: those of Triton kernels.
-        copies: to the device, that did not block; copied_back: to pinned memory.
+        steps: optimizer steps so far, counted by the test: the host may wait for events of earlier
+            ones.
+        reads: (steps so far, line) of every wait in a line that may wait.
+        operations: calls of PyTorch's operations, by name; launches: of Triton kernels.
+        copies: to the device without blocking; copied_back: to pinned memory.
         free_memory: of the GPU, in bytes.
     """
 
@@ -106,13 +106,13 @@ class Watch(TorchDispatchMode):
         self.operations: Counter[str] = Counter()
         self.launches: Counter[str] = Counter()
         self._watching, self._allowed = False, ()
-        # By the address of the storage, which is held so that it stays the only one there.
+        # By the address of the storage, which is kept so that no other one gets that address.
         self._pinned: dict[int, torch.UntypedStorage] = {}
-        self._in_flight: dict[int, int] = {}  # the number of the copy that is on its way there
+        self._in_flight: dict[int, int] = {}  # the number of the copy under way to it
 
     @contextlib.contextmanager
     def watched(self, allowed: tuple[str, ...] = ()) -> Iterator[None]:
-        """Within it the host must not wait, but in the lines `allowed`, as they are written."""
+        """Within it the host must not wait, except in the lines `allowed` (their source)."""
         before = self._watching, self._allowed
         self._watching, self._allowed = True, allowed
         try:
@@ -125,7 +125,7 @@ class Watch(TorchDispatchMode):
         operation = func.overloadpacket
         if func.namespace == "prim":
             return func(*args, **kwargs)
-        if torch.is_inference_mode_enabled():  # where autograd does not take operations apart
+        if torch.is_inference_mode_enabled():  # where autograd does not decompose operations
             with self:
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
@@ -136,7 +136,7 @@ class Watch(TorchDispatchMode):
         if operation not in COPIES:
             self._check(func, operation, args, kwargs)
         if operation is aten._fused_sgd_:
-            return None  # it works in place, and has no form for tensors without memory
+            return None  # in place, and without an implementation for fake tensors
         pin = kwargs.pop("pin_memory", False)
         try:
             result = func(*args, **kwargs)
@@ -165,7 +165,7 @@ class Watch(TorchDispatchMode):
         waits = operation in WAITS or kwargs.get("check_errors")
         if waits or VALUES & {*func.tags}:
             self.host_waits(f"{func} reads from the device")
-        # A number of the CPU may go with tensors of the device, but not into fused optimizers.
+        # A scalar on the CPU may go with tensors of the device, but not in fused optimizers.
         fused = func.__name__.startswith("_fused_")
         if any(tensor.ndim or fused for tensor in of_host):
             self.catch(f"{func} of tensors on two devices")
@@ -175,7 +175,7 @@ class Watch(TorchDispatchMode):
         if any(index.is_cuda != own.is_cuda for index in indices):
             self.host_waits(f"{func}: blocking copy of an index to the device")
         if any(index.dtype in (torch.bool, torch.uint8) for index in indices):
-            # One value goes wherever the mask says, without a count of the places.
+            # A single value is written where the mask says, without counting the places.
             if values is None or values.numel() != 1:
                 self.host_waits(f"{func}: a mask as index, whose places are counted on the host")
         elif values is not None and values.is_cuda != own.is_cuda:
@@ -240,13 +240,13 @@ class Watch(TorchDispatchMode):
             self.catch("pinned memory is read before the host has waited for the copy to it")
 
     def event_waited_for(self, step: int, copied_back: int) -> None:
-        """One that was recorded in `step`, behind so many copies."""
+        """The host waits for an event recorded in `step`, after so many copies."""
         if step == self.steps:
             self.host_waits("wait for an event of the same step")
         flying = self._in_flight.items()
         self._in_flight = {key: number for key, number in flying if number > copied_back}
 
-    # ---- what is told ------------------------------------------------------------------------
+    # ---- reports ----------------------------------------------------------------------------
 
     def host_waits(self, what: str) -> None:
         """Raises Caught, unless it may wait here."""
@@ -277,7 +277,7 @@ class Watch(TorchDispatchMode):
 
 
 def _laid_as_cudnn_does(result, arguments):
-    """In channels_last if any image or weight is: without cuDNN FakeTensorMode does not say so."""
+    """In channels_last if an image or weight is, which FakeTensorMode does not do without cuDNN."""
     last = torch.channels_last
     images = [t for t in arguments if isinstance(t, Tensor) and t.ndim == 4]
     if all(suggest_memory_format(image) != last for image in images):
@@ -288,17 +288,17 @@ def _laid_as_cudnn_does(result, arguments):
 
 
 def _one(tensor: Tensor) -> bool | int | float:
-    """What a read gives, where there is no value."""
+    """The result of a read where there is no value."""
     if tensor.dtype == torch.bool:
         return True
     return 1.0 if tensor.is_floating_point() else 1
 
 
-# ---- what stands for the driver --------------------------------------------------------------
+# ---- in place of the driver ------------------------------------------------------------------
 
 
 def _stand_ins(watch: Watch) -> list[tuple]:
-    """(object, attribute, what takes its place)."""
+    """(object, attribute, replacement) of each."""
 
     class Event:
         """Remembers when it was recorded."""
@@ -383,7 +383,7 @@ def _apply(module: torch.nn.Module, change, recurse: bool = True) -> torch.nn.Mo
 
 
 def _triton(watch: Watch) -> list[tuple]:
-    """Launches are counted, and nothing is launched."""
+    """Counts launches, and launches nothing."""
     try:
         from triton.runtime.jit import JITFunction
     except ImportError:

@@ -16,15 +16,15 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-# Of the tests of processes: what they compute is computed elsewhere, too.
-LEFT_OUT = ("launch", "launch_plan", "rank_faults", "node_faults", "soak", "watch")
+# Tests of processes, whose arithmetic other tests cover.
+LEFT_OUT = ("rank_faults", "node_faults", "soak")
 NUMERICAL = ["tests/fused", "tests/optim", "tests/training", "tests/distributed"]
 NUMERICAL += [f"--ignore=tests/distributed/test_{name}.py" for name in LEFT_OUT]
 ATEN, ONEDNN = "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA"
 PAIRS = [{ATEN: "default", ONEDNN: "AVX2"}, {ATEN: "avx2", ONEDNN: "AVX512_CORE"}]
 EVERY = [{ATEN: value} for value in ("default", "avx2")]
 EVERY += [{ONEDNN: value} for value in ("AVX2", "AVX512_CORE", "AVX512_CORE_BF16")]
-# A convolution, at which oneDNN says what it uses.
+# A convolution, for which oneDNN prints its instruction set.
 PROBE = """
 import torch
 print("kernels of PyTorch:", torch.backends.cpu.get_cpu_capability())

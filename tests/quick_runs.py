@@ -1,4 +1,4 @@
-"""What makes runs in the process of a test quick, and leaves the process as it was."""
+"""Makes runs within the test process quick, and leaves that process as it was."""
 
 import contextlib
 import signal
@@ -12,7 +12,7 @@ from utils.training.objective import Classification
 
 
 def quick(patch: pytest.MonkeyPatch) -> None:
-    """A run takes a third of its time: the built-in data sets have up to 600 samples to train on
+    """Cuts the time of a run to a third: the built-in data sets have up to 600 samples to train on
     and 100 to test on, and curves.png is empty (tests/reporting/test_plots.py draws it)."""
     for data, classes in ((shapes, 10), (headlines, 4)):
         patch.setattr(data, "TRAIN_PER_CLASS", 600 // classes)
@@ -24,7 +24,7 @@ def quick(patch: pytest.MonkeyPatch) -> None:
 
 @contextlib.contextmanager
 def handlers_put_back():
-    """The signal handlers are afterwards what they were before."""
+    """Restores the signal handlers at the end."""
     kinds = signal.SIGINT, signal.SIGTERM, signal.SIGALRM
     before = {number: signal.getsignal(number) for number in kinds}
     unraisable = sys.unraisablehook
@@ -37,7 +37,7 @@ def handlers_put_back():
 
 
 def raise_in_step(patch: pytest.MonkeyPatch, step: int, *signums: int) -> None:
-    """The signals arrive, one after the other, in the midst of that step."""
+    """Raises these signals, one after the other, in the middle of that step."""
     forward, calls = Classification.__call__, []
 
     def call(self, *arguments):

@@ -31,9 +31,9 @@ from short_runs import CASES, REFUSED, call, write_data
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
-# Of JSON: measured, not computed.
+# Keys of JSON whose values are measured, not computed.
 MEASURED = re.compile(r"seconds.*|samples_per_second|time_share|peak_memory_bytes|metrics_bytes")
-# Of messages: times, speeds, sizes, names by checksum, and advice that depends on times.
+# In messages: times, speeds, sizes, names by checksum, and advice that depends on times.
 MASKS = [
     (r"(?m)^.* took \d+% of the time.*\n", ""),
     (r"\d{4}-\d\d-\d\d[ T_-]\d\d[:-]?\d\d[:-]?\d\d", "TIME"),
@@ -48,7 +48,7 @@ HASHED = (".safetensors", ".onnx")
 
 
 def text_of(path: Path) -> str:
-    """What is compared of a file: JSON without what is measured, tensors as a checksum."""
+    """The part of a file that is compared: JSON without measured values, tensors as a checksum."""
     data = path.read_bytes()
     if path.suffix in HASHED:
         return hashlib.sha256(data).hexdigest()
@@ -66,7 +66,7 @@ def text_of(path: Path) -> str:
 
 
 def plain(value):
-    """A value of JSON without what is measured. A long text, such as a random state, stays."""
+    """A JSON value without what is measured. A long text, such as a random state, is not masked."""
     if isinstance(value, dict):
         return {k: plain(v) for k, v in value.items() if not MEASURED.fullmatch(k)}
     if isinstance(value, list):
@@ -81,7 +81,7 @@ def masked(text: str) -> str:
 
 
 def run_case(tree: Path, scratch: Path, name: str) -> dict[str, str]:
-    """What this case gives with the code in `tree`: {name of a file or message: text}."""
+    """The results of a case with the code in `tree`: {name of a file or message: text}."""
     folder = scratch / f"case-{name}"  # beside the folders of the data
     folder.mkdir()
     result = {}
@@ -130,7 +130,7 @@ def declared() -> list[tuple[str, str, str]]:
 
 
 def compare(before: dict, now: dict, allowed: list) -> tuple[list[str], list[str]]:
-    """What differs, each with its first lines, and what differs as declared."""
+    """(differences, each with its first lines; differences that are declared)."""
     differences, meant = [], []
     pairs = {(case, file) for case in now for file in before[case] | now[case]}
     for name, file in sorted(pairs):

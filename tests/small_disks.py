@@ -1,4 +1,4 @@
-"""A disk that is soon full, or cannot be written."""
+"""A disk that is soon full, or cannot be written to."""
 
 import contextlib
 import resource

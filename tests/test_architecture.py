@@ -1,4 +1,4 @@
-"""The rules of the house that no single module can hold: imports, pickles, import-time work."""
+"""Rules that concern all modules: imports, pickles, import-time work."""
 
 import ast
 import functools
@@ -114,11 +114,11 @@ def test_import_contracts():
         ("import torch\ntorch.distributions.Beta(1, 1)", False),
     ],
 )
-def test_the_look_for_distributed_sees_every_form(source, uses):
+def test_every_form_of_importing_torch_distributed_is_found(source, uses):
     assert uses_distributed(source) is uses
 
 
-def test_torch_distributed_stays_in_its_rooms():
+def test_torch_distributed_is_imported_where_processes_are_known():
     rooms = {"distributed", "launch"}
     outside = [path for path in MODULES if not rooms & {*path.relative_to(ROOT).parts}]
     assert [module_name(p) for p in outside if uses_distributed(p.read_text("utf-8"))] == []
@@ -141,7 +141,7 @@ def test_torch_distributed_stays_in_its_rooms():
         ("import torch.distributed as dist\ndist.all_gather([], 0)", True),
     ],
 )
-def test_the_look_for_pickles_sees_every_form(source, allowed):
+def test_every_form_of_loading_pickles_is_found(source, allowed):
     assert (pickle_uses(source) == []) is allowed
 
 
@@ -188,7 +188,7 @@ def test_light_modules_do_not_import_torch():
 def test_importing_everything_does_no_work():
     """No module of ours opens a file, starts a thread or draws a random number on import."""
     names = [module_name(path) for path in MODULES] + ["resnet50_test"]
-    if importlib.util.find_spec("triton") is None:  # PyTorch for CPUs comes without
+    if importlib.util.find_spec("triton") is None:  # PyTorch for CPUs comes without it
         names = [name for name in names if not name.endswith("_kernels")]
     result = subprocess.run(
         [sys.executable, "-B", "-c", IMPORT_ALL, *names],

@@ -1,4 +1,4 @@
-"""Everything that can be done with a run is there for an entry that is three things of its own."""
+"""A third entry: with settings, a model and a name alone it can do what the other two can."""
 
 import json
 
@@ -23,7 +23,7 @@ def run(monkeypatch, tmp_path):
     return run
 
 
-def test_third_entry(run, tmp_path, capsys):
+def test_a_third_entry_trains_resumes_and_is_used(run, tmp_path, capsys):
     flags = [*FLAGS.split(), "--output", "first"]
     assert run(*flags, "--epochs", 1) == 0
     assert run("--resume", "first", "--epochs", 2) == 0

@@ -1,4 +1,4 @@
-"""The rule for a lone last sample, against what it says."""
+"""The rule for a lone last sample."""
 
 from itertools import pairwise
 
@@ -16,7 +16,7 @@ def test_every_piece_is_whole_but_the_last_which_is_never_one_sample():
             assert sizes[-1] > 1 or n == 1 or size == 1
 
 
-def test_no_samples_have_no_pieces():
+def test_no_samples_give_no_pieces():
     assert piece_borders(0, 4) == [0] and piece_count(0, 4) == 0
 
 

@@ -1,4 +1,4 @@
-"""What `make same` takes for a difference. (The runs themselves take minutes.)"""
+"""What `make same` counts as a difference. (The runs themselves take minutes.)"""
 
 import json
 
@@ -22,7 +22,7 @@ def test_times_and_speeds_are_no_difference(text, other):
     ("test accuracy 11.40 % on 1,000 samples", "test accuracy 11.40 % on 1,001 samples"),
     ("12 steps", "13 steps"),
 ])  # fmt: skip
-def test_results_and_messages_are(text, other):
+def test_results_and_messages_are_differences(text, other):
     assert same.masked(text) != same.masked(other)
 
 
@@ -38,7 +38,7 @@ def test_what_is_measured_is_left_out_of_json(tmp_path):
         assert json.loads(same.text_of(tmp_path / name)) == {"loss": 1.5, "list": [{"b": 1}]}
 
 
-def test_weights_differ_by_a_bit(tmp_path):
+def test_one_bit_of_a_weight_is_a_difference(tmp_path):
     path = tmp_path / "model.safetensors"
     sums = set()
     for data in (b"01", b"00"):

@@ -1,7 +1,7 @@
 """An optimizer is one file and one line: Lion (tests/worked_example/) in a copy of the project.
 
-All that is asked of an optimizer is there by that: flags, help, training, resuming, the search, the
-tests that run over every optimizer, and the row that the page of flags must have.
+Nothing else is needed for its flags, help, training, resuming, the search and the tests that run
+over every optimizer; one test prints the row that the page of flags then lacks.
 """
 
 import json
@@ -26,7 +26,7 @@ STEPS = 4  # in the epoch
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory) -> Path:
-    """A copy of what git knows of the project, with Lion's file and its line in the table."""
+    """A copy of the project's tracked files, with Lion's file and its line in the table."""
     folder = tmp_path_factory.mktemp("house")
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
@@ -43,7 +43,7 @@ def house(tmp_path_factory) -> Path:
 
 
 def said(house: Path, folder: Path, command: str) -> str:
-    """What a command prints that succeeds."""
+    """The output of a command, which must succeed."""
     done = call(house, command, folder, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -56,7 +56,7 @@ def python(house: Path, *words: str) -> subprocess.CompletedProcess:
 
 
 def run_pytest(house: Path, *words: str) -> subprocess.CompletedProcess:
-    """Tests of the copy: their files, and of which of their names (-k)."""
+    """Runs tests of the copy: their files, then which of their names (-k)."""
     *files, names = words
     return python(house, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files, "-k", names)
 
@@ -72,7 +72,7 @@ def test_help_has_it_with_its_flag_and_defaults(house, tmp_path):
 
 
 def test_settings_know_it(house):
-    """Its flag has an effect with it alone; FSDP can divide what it steps."""
+    """Its flag has an effect with it alone, and FSDP can shard its parameters."""
     code = """
 from resnet50_test import Settings
 from utils.errors import UserError
@@ -137,10 +137,9 @@ def test_a_search_ends_with_a_recipe(house, tmp_path):
 
 @pytest.mark.slow
 def test_the_tests_of_every_optimizer_pass(house):
-    """Steps that must leave no trace, checkpoints, frozen parameters, what its entry says."""
-    done = run_pytest(
-        house, "tests/optim/test_factory.py", "tests/optim/test_optimizer_entries.py", "lion"
-    )
+    """Flagged steps, checkpoints, frozen parameters, what its entry says."""
+    files = ("factory", "optimizer_steps", "optimizer_entries")
+    done = run_pytest(house, *(f"tests/optim/test_{name}.py" for name in files), "lion")
     assert done.returncode == 0, done.stdout
     assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 40
 

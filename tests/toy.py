@@ -213,10 +213,10 @@ def use_engine(trainer, cuda_graphs="on", *, deterministic=False) -> None:
     )
 
 
-def use_graphs(trainer, recorder, asked=True) -> None:
-    """Its steps are taken by CUDA graphs that `recorder` captures."""
+def use_graphs(trainer, recorder, asked=True, rate_dtype=torch.float64) -> None:
+    """Its steps are taken by CUDA graphs that `recorder` captures, on a CPU."""
     trainer.stepper = GraphedStep(
-        trainer.train_step, trainer.loader, trainer.log.console, recorder, asked
+        trainer.train_step, trainer.loader, trainer.log.console, recorder, asked, rate_dtype
     )
 
 

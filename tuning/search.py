@@ -17,6 +17,7 @@ from tuning.flags import for_trials, seconds
 from utils.errors import UserError
 from utils.files import reason
 from utils.launch.signals import Signals, Stopped
+from utils.machine.cores import usable_cores
 from utils.reporting.console import Console
 from utils.settings.config import Config, fields, parse
 
@@ -362,9 +363,7 @@ class Search:
 
 def machine(jobs: int | None, base: Config) -> tuple[int, int, list[str]]:
     """(trials at once, CPU threads of each, CUDA_VISIBLE_DEVICES of each GPU or [])."""
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    cores = usable_cores()
     devices = []
     # PyTorch takes seconds to import: only where there may be a GPU.
     if base.device != "cpu" and any(map(os.path.exists, DRIVERS)):

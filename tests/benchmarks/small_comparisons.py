@@ -1,4 +1,4 @@
-"""Comparisons that take no time: sizes, options, a result, and stand-ins for contenders."""
+"""For comparisons that take no time: sizes, options, a result, and fake contenders."""
 
 import dataclasses
 from pathlib import Path
@@ -81,6 +81,6 @@ class Fake:
         pass
 
     def shares(self) -> dict[str, float]:
-        assert self.calls >= 0  # one that has failed may be gone
+        assert self.calls >= 0  # after a failure it is not called again
         self.called.append("shares")
         return {"data": 0.25, "forward_backward": 0.5, "other": 0.25}

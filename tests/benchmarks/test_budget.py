@@ -7,7 +7,7 @@ from patience import PATIENCE
 from benchmarks.budget import attempt, in_a_line
 
 
-def test_reasons():
+def test_reasons_for_leaving_out():
     left_out = {}
     with attempt("late", 0.05, left_out):
         time.sleep(PATIENCE)

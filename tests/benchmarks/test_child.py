@@ -1,4 +1,4 @@
-"""An object of a benchmark in a process of its own."""
+"""Child: an object of a benchmark in a process of its own."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ class Contender:
         return {"process": os.getpid(), "more": os.environ.get("MORE")}
 
     def help(self) -> int:
-        """A process of its own, as a compiler or a reader of data."""
+        """Starts a helper process, as compilers and data loaders do."""
         self.helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
         return self.helper.pid
 
@@ -48,18 +48,18 @@ def gone(pid: int) -> bool:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return True
-    return state == "Z"  # nobody has asked for its end yet
+    return state == "Z"  # its parent has not waited for it yet
 
 
-def test_it_takes_its_steps_elsewhere(monkeypatch):
+def test_steps_and_memory_are_those_of_another_process(monkeypatch):
     monkeypatch.setattr(child, "SECONDS_TO_END", PATIENCE)
     one = Child(Contender, {"MORE": "yes"})
     before = one.peak_rss()
-    assert before < 100 << 20  # not of what came and went when it was made
+    assert before < 100 << 20  # without the peak of its creation
     assert one.call("steps", 400) == 400 and one.call("steps", 2) == 2
     assert one.call("where") == {"process": one.process.pid, "more": "yes"}
     assert one.process.pid != os.getpid() and "MORE" not in os.environ
-    assert one.peak_rss() - before >= 200 << 20  # of what was there at most
+    assert one.peak_rss() - before >= 200 << 20  # the peak
     one.close()
     assert one.process.exitcode == 0
 
@@ -71,7 +71,7 @@ def test_it_takes_its_steps_elsewhere(monkeypatch):
         (6, "its process was killed, perhaps for want of memory"),
     ],
 )
-def test_one_that_fails_says_why_and_is_gone(steps, reason):
+def test_a_failure_is_reported_and_ends_the_process(steps, reason):
     one = Child(Contender)
     for expected in (reason, "its process is gone"):
         with pytest.raises(ChildError) as told:
@@ -80,7 +80,7 @@ def test_one_that_fails_says_why_and_is_gone(steps, reason):
     one.close()
 
 
-def test_one_that_takes_too_long_is_ended_with_its_helpers():
+def test_a_call_that_takes_too_long_ends_the_process_and_its_helpers():
     one = Child(Contender)
     helper = one.call("help")
     with pytest.raises(OutOfTime), at_most(0.5):
@@ -89,7 +89,7 @@ def test_one_that_takes_too_long_is_ended_with_its_helpers():
     wait_until(lambda: gone(helper), "the helper is left")
 
 
-def test_one_that_cannot_be_made():
+def test_an_object_that_cannot_be_made_says_why():
     with pytest.raises(ChildError, match="ValueError: not to be made"):
         Child(broken)
 
@@ -110,7 +110,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT])
 def test_it_ends_with_its_parent(signum, tmp_path):
-    """One that is left waiting, and its helper; Ctrl-C does not wait for them."""
+    """With its helper, while it waits for a call; Ctrl-C does not wait for them."""
     script, here = tmp_path / "parent.py", Path(__file__).parent
     script.write_text(PARENT)
     paths = os.pathsep.join(map(str, (here.parents[1], here.parent, here)))

@@ -37,7 +37,7 @@ def test_what_cannot_run_is_left_out(tmp_path, own_process, monkeypatch):
     assert set(none["left_out"].values()) == {"no time was left"}
 
 
-def test_without_memory_nothing_is_begun_on_a_cpu(tmp_path, monkeypatch):
+def test_nothing_is_started_without_memory_on_a_cpu(tmp_path, monkeypatch):
     monkeypatch.setattr(compare, "available_memory", lambda: 3.9e9)
     case = text_case(TINY, torch.device("cpu"), 0)
     options = options_of(tmp_path / "x.json")
@@ -47,7 +47,7 @@ def test_without_memory_nothing_is_begun_on_a_cpu(tmp_path, monkeypatch):
     assert found["left_out"] == {"plain loop": "MemoryError: less than 4 GB of memory are left"}
 
 
-def test_a_contender_of_ours_is_set_up_as_the_entries_do_it(tmp_path, monkeypatch):
+def test_our_contenders_are_set_up_as_by_the_entry_scripts(tmp_path, monkeypatch):
     told = []
     monkeypatch.setattr(compare, "keep_freed_memory", lambda: told.append("kept"))
 
@@ -64,8 +64,8 @@ def test_a_contender_of_ours_is_set_up_as_the_entries_do_it(tmp_path, monkeypatc
     assert told[4:] == ["kept", "ours"]
 
 
-def test_what_is_not_ready_in_time_is_left_out(tmp_path, monkeypatch):
-    """As torch.compile, which turns what goes wrong within it into errors of its own."""
+def test_a_contender_that_is_not_ready_in_time_is_left_out(tmp_path, monkeypatch):
+    """Even if it swallows exceptions, as torch.compile does."""
 
     def endless(*args):
         while True:
@@ -78,7 +78,7 @@ def test_what_is_not_ready_in_time_is_left_out(tmp_path, monkeypatch):
     ways = {"endless": Way(False, "none such")}
     options = options_of(tmp_path / "x.json")
     turns = 1.2 * TINY.turn_seconds * options.repetitions
-    budget = SimpleNamespace(left=1.0 + turns)  # it stands still
+    budget = SimpleNamespace(left=1.0 + turns)  # does not run down
     found = compare.compare(case, ways, TINY, options, budget, tmp_path)
     assert found["left_out"] == {"endless": "not done after 1 s"}
 
@@ -95,7 +95,7 @@ READY = 3  # calls of `steps` before the turns
 
 @pytest.fixture
 def compared(monkeypatch, tmp_path):
-    """(fakes by name) -> what `compare` finds in two turns of theirs."""
+    """(fakes by name) -> the result of `compare` after two turns of each."""
     monkeypatch.setattr(compare, "kept_by", lambda case, way, device: 1e6)
     case = Case("a case", None, 4, Rule("sgd", 0.1, 0.0), None, None, None, None)
 
@@ -109,7 +109,7 @@ def compared(monkeypatch, tmp_path):
     return run
 
 
-def test_one_that_fails_in_a_turn_costs_no_other_its_figures(compared):
+def test_a_failure_in_a_turn_leaves_the_figures_of_the_others(compared):
     found = compared({
         "plain loop": Fake(), "compile": Fake(calls=READY), "ours": Fake(0.5, calls=READY + 1),
         "ours, graphs": Fake(0.25),
@@ -124,8 +124,8 @@ def test_one_that_fails_in_a_turn_costs_no_other_its_figures(compared):
     assert f"| ours | bf16; then {reason} | 8 | 2.00 (2.00 to 2.00) |" in text
 
 
-def test_without_the_plain_loop_there_are_the_others(compared, tmp_path):
-    """Which failed without a word."""
+def test_the_others_are_reported_without_the_plain_loop(compared, tmp_path):
+    """Whose exception had no message."""
     found = compared({"plain loop": Fake(calls=0, error=MemoryError()), "ours": Fake()})
     assert found["left_out"] == {"plain loop": "MemoryError"} and found["ratios"] == {}
     result = {"machine": {"device": "cpu"}, "cases": {"a case": found}, "race": None}
@@ -133,7 +133,7 @@ def test_without_the_plain_loop_there_are_the_others(compared, tmp_path):
     speed_page.draw(result, tmp_path / "plot.png")
 
 
-def test_ours_are_set_against_the_best_compiled_loop(compared):
+def test_ours_are_compared_with_the_best_compiled_loop(compared):
     found = compared({
         "plain loop": Fake(), "compile": Fake(0.5), "compile, graphs": Fake(0.25),
         "ours": Fake(0.2),
@@ -144,19 +144,19 @@ def test_ours_are_set_against_the_best_compiled_loop(compared):
     assert speed_page.table(found)[-1] == said
 
 
-def test_a_graph_has_no_peak(compared):
+def test_no_peak_memory_is_reported_of_graphs(compared):
     found = compared({"plain loop": Fake(), "ours": Fake(), "ours, graphs": Fake()})
     assert found["peak_bytes"] == {"plain loop": 77, "ours": 77, "ours, graphs": None}
 
 
-def test_shares_are_those_of_the_turns(compared):
-    """They are asked for once before, which forgets what was there."""
+def test_time_fractions_are_those_of_the_turns(compared):
+    """They are read once before the turns, which resets them."""
     fake = Fake()
     compared({"plain loop": fake})
     assert fake.called == [*["steps"] * 3, "shares", *["steps"] * 2, "shares"]
 
 
-def test_between_turns_a_gpu_is_left_to_others(monkeypatch):
+def test_a_contender_frees_gpu_memory_between_turns(monkeypatch):
     called = []
     for name, answer in {
         "reset_peak_memory_stats": None, "memory_allocated": 5, "max_memory_allocated": 9,

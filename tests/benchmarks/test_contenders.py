@@ -1,4 +1,4 @@
-"""What is compared: equal rules, equal batches, and sizes that fit."""
+"""Contenders have equal update rules and batches, and sizes that fit."""
 
 import torch
 from small_comparisons import TINY, options_of
@@ -10,8 +10,8 @@ from benchmarks.fused import bytes_of_a_sample
 from utils.models.resnet import ResNet
 
 
-def test_both_have_the_same_rule(tmp_path):
-    """The same rates and decays, of all parameters."""
+def test_both_have_the_same_update_rule(tmp_path):
+    """The same learning rates and weight decays for all parameters."""
     case = text_case(TINY, torch.device("cpu"), 0)
     options = options_of(tmp_path / "x.json")
     ours = compare.in_this_process(case, Way(True, ""), options, tmp_path)
@@ -27,8 +27,8 @@ def test_texts_are_padded_to_the_longest():
 
 
 def test_a_gpu_of_80_gb_is_large_enough():
-    """For the contender that keeps the most, in fp32, beside the graphs of two others in bf16; with
-    a fifth besides for what convolutions work in, and a gigabyte for each process."""
+    """For the contender that needs the most, in fp32, beside the graphs of two others in bf16; with
+    a fifth more for the workspaces of convolutions, and a gigabyte for each process."""
     model = ResNet(gpu.SIZES.depth, 10)
     kept = bytes_of_a_sample(model, lambda n: model(torch.randn(n, 3, 32, 32)))
     ways = speed.ways_of("pictures", "bf16", cuda=True, compiled=True)

@@ -3,7 +3,7 @@
 from benchmarks.host_memory import CASES, Passes, in_a_process
 
 
-def test_what_a_process_takes():
+def test_the_memory_of_a_process_is_measured():
     case = CASES["narrow"]._replace(batch=2)
     found = in_a_process(case, "memory", "kept", steps=1, threads=1)
     assert found["speed"] > 0 and 0 <= found["after_two"] <= found["after_all"] < 8

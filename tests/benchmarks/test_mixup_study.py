@@ -13,13 +13,13 @@ FLAGS = [
 ]  # fmt: skip
 
 
-def test_paired_differences():
+def test_mean_and_error_of_paired_differences():
     found = paired([3.0, 5.0, 7.0], [2.0, 3.0, 4.0])  # 1, 2, 3
     assert found["mean"] == 2 and found["seeds"] == 3
     assert found["half"] == pytest.approx(4.303 / 3**0.5, rel=1e-3)
 
 
-def test_table():
+def test_the_table():
     one = {"flags": "--mixup 1", "test_accuracy": [1.0, 2.0], "mean": 1.5}
     text = table(
         {
@@ -33,7 +33,7 @@ def test_table():
     assert len({line.count("|") for line in text.splitlines()}) == 1
 
 
-def test_what_is_refused(tmp_path, capsys):
+def test_impossible_settings_are_refused(tmp_path, capsys):
     for flags in (["--methods", "some"], ["--variant", "none=--mixup 1"], ["--seeds", "1"]):
         assert main(["--output", str(tmp_path / "study"), *flags]) == 2
         assert capsys.readouterr().err.startswith(f"error: {flags[0]}")
@@ -50,10 +50,10 @@ def test_a_whole_study(tmp_path, capsys, monkeypatch):
         assert (tmp_path / name).stat().st_size
     said = capsys.readouterr().out
     assert "[6/6]" in said
-    # A second time nothing is trained: the results are kept.
+    # Started again, it trains nothing: the results are there.
     monkeypatch.setattr(mixup_study.subprocess, "Popen", None)
     assert main(arguments) == 0
-    # Nor where the last result was not written down, but its run had finished.
+    # Nor if the last result was not recorded, though its run had finished.
     lines = (tmp_path / "results.jsonl").read_text().splitlines()
     (tmp_path / "results.jsonl").write_text("\n".join(lines[:-1]) + "\n")
     assert main(arguments) == 0

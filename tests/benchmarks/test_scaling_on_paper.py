@@ -1,4 +1,4 @@
-"""benchmarks/scaling_on_paper.py: its limits, and that its counts are those of the code."""
+"""benchmarks/scaling_on_paper.py: limits of its estimates, and counts that agree with the code."""
 
 import dataclasses
 import math
@@ -29,7 +29,7 @@ IDS = [f"{model.name}-{cluster.name}" for model, cluster in CASES]
 
 @pytest.mark.parametrize("model, cluster", CASES, ids=IDS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_limits(model, cluster, kind):
+def test_limits_of_the_efficiency(model, cluster, kind):
     alone = step(model, cluster, 1, kind)
     expected = compute(model) + (ngd(model, cluster, 1) if kind == "ddp, ngd" else 0)
     assert alone == pytest.approx(expected, rel=1e-12)
@@ -44,7 +44,7 @@ def test_limits(model, cluster, kind):
     free = dataclasses.replace(
         cluster, inside=math.inf, between=math.inf, step_inside=0.0, step_between=0.0, base=0.0
     )
-    if kind != "ddp, ngd":  # that still computes
+    if kind != "ddp, ngd":  # NGD's own computation takes time
         assert step(model, free, SIZES[-1], kind) == pytest.approx(compute(model), rel=1e-12)
 
 

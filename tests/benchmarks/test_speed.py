@@ -18,7 +18,7 @@ from benchmarks.contenders import Rule
 ROOT = Path(__file__).parents[2]
 
 
-def test_ways_are_made_ready_with_what_is_compiled_last():
+def test_compiled_contenders_are_made_ready_last():
     ours = ["ours", "ours, memory", "ours, speed"]
     few, many = (
         ["plain loop", "autocast", *ours],
@@ -42,12 +42,12 @@ def test_workers_are_few_on_a_cpu(monkeypatch):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_one_line_says_so(capsys, tmp_path):
+def test_one_line_says_that_there_is_no_gpu(capsys, tmp_path):
     assert gpu.main(["--json", str(tmp_path / "gpu.json")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_a_case_that_fails_leaves_the_other(monkeypatch, tmp_path, capsys):
+def test_a_case_that_fails_does_not_stop_the_other(monkeypatch, tmp_path, capsys):
     def broken(*args):
         raise RuntimeError("no memory")
 
@@ -70,7 +70,7 @@ def test_a_case_that_fails_leaves_the_other(monkeypatch, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_small_run(tmp_path):
+def test_a_small_run_measures_all_contenders(tmp_path):
     path = tmp_path / "cpu.json"
     speed.run(options_of(path, "--no_compile"), TINY)
     result = json.loads(path.read_text())
@@ -88,9 +88,9 @@ def test_small_run(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_course_on_a_gpu_rehearsed(tmp_path, monkeypatch):
-    """Its contenders, but what torch.compile makes, which takes minutes on a CPU. The one by graphs
-    is left out, for there is no GPU, and costs the others nothing."""
+def test_the_comparison_on_a_gpu_rehearsed_on_a_cpu(tmp_path, monkeypatch):
+    """With its contenders, except compiled ones, which take minutes on a CPU. The one with CUDA
+    graphs is left out, as there is no GPU, and costs the others nothing."""
     real = speed.ways_of
     monkeypatch.setattr(
         speed, "ways_of", lambda kind, precision, cuda, compiled: real(kind, precision, True, False)
@@ -113,7 +113,7 @@ def test_the_course_on_a_gpu_rehearsed(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_help_of_a_script():
+def test_a_script_has_help():
     """Started as a file, from anywhere."""
     done = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / "cpu.py"), "--help"], cwd=ROOT.parent,

@@ -38,16 +38,16 @@ def test_page_has_marks_for_both_devices():
 
 
 def test_figures_on_the_page_are_those_of_its_json():
-    """What the page says was not typed."""
+    """They were not typed by hand."""
     page = speed_page.PAGE.read_text()
     for path in speed_page.PAGE.with_suffix("").glob("*.json"):
         assert speed_page.tables(json.loads(path.read_text())) in page
 
 
-def test_plot_is_drawn(tmp_path):
+def test_the_plot_is_drawn(tmp_path):
     speed_page.draw(result_of({"plain loop": [1.0], "ours": [2.5]}), tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_help_of_the_page():
+def test_the_script_has_help():
     assert speed_page.main(["--help"]) == 0

@@ -1,4 +1,4 @@
-"""benchmarks/study: one tiny study, and the user's mistakes."""
+"""benchmarks/study: a tiny study, and the user's mistakes."""
 
 import dataclasses
 import json
@@ -37,7 +37,7 @@ def finished(tmp_path_factory):
     return folder
 
 
-def test_study_makes_its_files(finished):
+def test_a_study_makes_its_files(finished):
     records = [json.loads(line) for line in (finished / "results.jsonl").open()]
     assert [record["kind"] for record in records].count("timing") == 1
     assert [record["kind"] for record in records].count("run") == 2 * (3 + 2)
@@ -52,7 +52,7 @@ def test_study_makes_its_files(finished):
         assert (finished / name).read_bytes().startswith(b"\x89PNG")
 
 
-def test_restart_trains_only_what_is_missing(finished, tmp_path, monkeypatch, capsys):
+def test_a_restart_trains_only_what_is_missing(finished, tmp_path, monkeypatch, capsys):
     lines = (finished / "results.jsonl").read_text().splitlines(keepends=True)
     last = json.loads(lines[-1])["result"]
     # The last line was cut off by a kill.
@@ -60,7 +60,7 @@ def test_restart_trains_only_what_is_missing(finished, tmp_path, monkeypatch, ca
     trained = []
     train = Bench.train
     monkeypatch.setattr(Bench, "train", lambda self, run: trained.append(run) or train(self, run))
-    monkeypatch.setattr(Bench, "speeds", None)  # is not measured again either
+    monkeypatch.setattr(Bench, "speeds", None)  # speeds are not measured again either
     assert entry.main([*SMALLEST, "--output", str(tmp_path)]) == 0
     assert len(trained) == 1 and "10 runs, 9 of them done" in capsys.readouterr().out
     again = json.loads((tmp_path / "results.jsonl").read_text().splitlines()[-1])["result"]
@@ -88,7 +88,7 @@ def test_splits_have_no_picture_in_common():
 
 
 @pytest.mark.slow
-def test_processes_train_the_same_and_end():
+def test_several_processes_train_the_same_and_end():
     runs = [Case(SGD, 64).run(1, lr, 5e-4, 1, "val") for lr in (0.01, 0.1)]
     others = {*multiprocessing.active_children()}  # of other tests in this process
     with Processes(SETTING, 2) as processes:
@@ -136,7 +136,7 @@ def test_an_interrupt_leaves_no_process(seen, tmp_path):
 
 
 # ---- the user's mistakes ----------------------------------------------------------------------
-def test_variants_carry_their_settings():
+def test_variants_have_their_settings():
     sgd, own = entry.parse_optimizers("sgd", ["heavy=sgd:momentum=0.95,lr=1e-2,decay_all=true"])
     assert sgd == Optimizer("sgd", "sgd", (), 0.1, 5e-4)
     assert own == Optimizer("heavy", "sgd", (("decay_all", True), ("momentum", 0.95)), 0.01, 5e-4)
@@ -158,7 +158,7 @@ def test_variants_carry_their_settings():
         (["--train_samples", "5000"], "lower --train_samples"),
     ],
 )
-def test_mistakes_are_one_line(flags, said, tmp_path, capsys):
+def test_mistakes_are_reported_in_one_line(flags, said, tmp_path, capsys):
     assert entry.main([*SMALLEST, "--output", str(tmp_path), *flags]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ") and said in line

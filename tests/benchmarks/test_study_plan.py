@@ -58,13 +58,13 @@ def test_search_keeps_its_budget():
         assert len(order) == len(set(order)) == budget
 
 
-def test_search_flees_from_rates_that_diverge():
+def test_search_leaves_rates_that_diverge():
     value = lambda position: -math.inf if position > -3 else float(position)  # noqa: E731
     assert measured({}, 6, value) == [0, 2, -2, -4, -6, -5]
     assert measured({}, 5, lambda position: -math.inf) == [0, 2, -2, -4, -6]
 
 
-def test_search_goes_on_outward_when_all_is_measured_around_the_best():
+def test_search_goes_on_outward_when_all_around_the_best_is_measured():
     order = measured({}, 8, lambda position: -abs(position - 0.1))
     assert order == [0, 2, -2, 1, -1, 4, -4, 6]
 
@@ -99,7 +99,7 @@ def test_tuning_takes_learning_rates_first_then_weight_decays():
     }
 
 
-def test_test_pictures_have_no_say_in_the_tuning():
+def test_tuning_does_not_depend_on_test_pictures():
     plan, case = Plan(trials=6), Case(SGD, 128)
 
     def accuracy(run):
@@ -109,7 +109,7 @@ def test_test_pictures_have_no_say_in_the_tuning():
     assert {run.lr for run in results if run.split == "test"} == {0.1}
 
 
-def test_every_optimizer_has_the_same_budget_whatever_comes_out():
+def test_every_optimizer_has_the_same_budget_whatever_its_results():
     plan = Plan(trials=8)
     other = dataclasses.replace(SGD, label="adamw", name="adamw", lr=1e-3, weight_decay=0.0)
     cases = [Case(one, batch) for batch in (128, 1024) for one in (SGD, other)]
@@ -126,7 +126,7 @@ def test_centre_grows_with_the_root_of_the_batch():
     assert Case(SGD, 128).lr == 0.1 and Case(SGD, 1024).lr == 0.28
 
 
-def test_a_study_that_was_stopped_wants_the_same_runs():
+def test_a_study_that_was_stopped_asks_for_the_same_runs():
     plan, cases = Plan(trials=6, seeds=1), [Case(SGD, 128)]
     accuracy = lambda run: -abs(run.lr - 0.5)  # noqa: E731
     whole = play(cases, plan, accuracy)

@@ -61,8 +61,8 @@ def test_a_race_that_is_cut_short_says_so(monkeypatch, tmp_path):
 
     monkeypatch.setattr(time_to_accuracy, "Child", InThisProcess)
     monkeypatch.setattr(time_to_accuracy, "keep_freed_memory", lambda: None)
-    monkeypatch.setattr(time_to_accuracy, "_usual", lambda *args: curve)
-    monkeypatch.setattr(time_to_accuracy, "_ours", late)
+    monkeypatch.setattr(time_to_accuracy, "usual_curve", lambda *args: curve)
+    monkeypatch.setattr(time_to_accuracy, "our_curve", late)
     found = raced(real_pictures, tmp_path)
     assert found["curves"] == {"plain loop": curve, "autocast": curve}
     assert found["seconds_to_target"] == {"plain loop": 2.0, "autocast": 2.0}
@@ -79,7 +79,7 @@ def test_a_race_without_pictures_says_so(tmp_path):
 
 
 @pytest.mark.slow
-def test_small_race(tmp_path):
+def test_a_small_race_has_curves_of_all(tmp_path):
     found = raced(real_pictures, tmp_path)
     assert not found["left_out"]
     assert {name: len(curve) for name, curve in found["curves"].items()} == dict.fromkeys(

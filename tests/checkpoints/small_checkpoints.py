@@ -1,4 +1,4 @@
-"""A checkpoint of a few numbers, and a folder that remembers what it said."""
+"""A checkpoint of a few numbers, and a store that keeps its warnings."""
 
 import torch
 

@@ -28,7 +28,7 @@ def test_round_trip(tmp_path):
         assert torch.equal(loaded.model[name], tensor)
 
 
-def test_none_yet(tmp_path):
+def test_a_new_folder_has_no_checkpoint(tmp_path):
     assert quiet(tmp_path / "absent").load() is None
 
 
@@ -81,7 +81,7 @@ def test_every_flipped_bit_and_truncation_is_detected(tmp_path):
     assert read_checkpoint(path).step == 1
 
 
-def test_damage_falls_back_and_says_so(tmp_path):
+def test_a_damaged_one_is_reported_and_an_earlier_one_is_loaded(tmp_path):
     store = quiet(tmp_path)
     for step in (1, 2, 3):
         store.save(example(step, float(step)))
@@ -97,7 +97,7 @@ def test_damage_falls_back_and_says_so(tmp_path):
         store.load()
 
 
-def test_the_newest_and_the_best_stay(tmp_path):
+def test_the_newest_and_the_best_are_kept(tmp_path):
     store = quiet(tmp_path, keep=2)
     for step in range(1, 8):
         store.save(example(step), best_step=3 if step >= 3 else None)
@@ -105,7 +105,7 @@ def test_the_newest_and_the_best_stay(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == [f"step-{step:08}" for step in (3, 6, 7)]
 
 
-def test_the_same_step_again_replaces_it(tmp_path):
+def test_saving_a_step_again_replaces_its_checkpoint(tmp_path):
     store = quiet(tmp_path)
     store.save(example(5, 1.0))
     store.save(example(5, 2.0))
@@ -116,7 +116,7 @@ def test_the_same_step_again_replaces_it(tmp_path):
     assert store.load().step == 5
 
 
-def test_saving_behind_a_damaged_one_keeps_the_new_and_drops_the_damaged(tmp_path):
+def test_saving_after_a_damaged_one_keeps_the_new_and_drops_the_damaged(tmp_path):
     store = quiet(tmp_path, keep=1)
     store.save(example(80), best_step=80)
     store.save(example(100), best_step=80)
@@ -128,7 +128,7 @@ def test_saving_behind_a_damaged_one_keeps_the_new_and_drops_the_damaged(tmp_pat
     assert store.load().step == 90 and not store.said
 
 
-def test_a_lone_old_one_is_in_nobodys_way(tmp_path):
+def test_what_a_kill_left_under_the_other_name_is_removed(tmp_path):
     store = quiet(tmp_path, keep=2)
     store.save(example(5))
     (tmp_path / "step-00000005").rename(tmp_path / "step-00000005.old")

@@ -17,7 +17,7 @@ from toy import make_trainer
 from utils.errors import UserError
 
 ROOT = Path(__file__).parents[2]
-# What the child does: three checkpoints stand; it waits to be told, then writes step 4, and again.
+# The child writes three checkpoints; then, for each folder that it is sent, step 4 twice.
 CHILD = """
 import sys, os
 sys.path.insert(0, {tests!r})
@@ -158,7 +158,7 @@ def fill(path):
     os.close(file)
 
 
-def test_full_disk_is_said_and_the_run_goes_on(disk, capsys):
+def test_a_full_disk_is_reported_and_the_run_goes_on(disk, capsys):
     trainer = make_trainer(disk / "run", save_steps=3, epochs=4)
     ballast = disk / "ballast"
     real_save, calls = trainer.save, []
@@ -186,7 +186,7 @@ def test_full_disk_is_said_and_the_run_goes_on(disk, capsys):
     assert set(range(2, trainer.plan.total_steps + 1, 2)) <= set(logged)
 
 
-def test_full_disk_at_the_end_is_one_line(disk):
+def test_a_full_disk_at_the_end_is_reported_in_one_line(disk):
     trainer = make_trainer(disk / "run", save_steps=6, epochs=2)
     real_save = trainer.save
 

@@ -1,11 +1,11 @@
-"""Which rows of a divided model are whose: without other processes."""
+"""Which tensors of an optimizer's state are divided as their parameter is."""
 
 import torch
 
 from utils.checkpoints.shards import is_by_element
 
 
-def test_only_what_has_the_shape_of_the_parameter_is_by_element():
+def test_only_tensors_of_the_parameters_shape_are_by_element():
     shape = torch.Size([4, 3])
     assert is_by_element("exp_avg", torch.zeros(4, 3), shape)
     assert not is_by_element("basis_0", torch.zeros(4, 3), shape)

@@ -75,7 +75,7 @@ def fails(url, path, *reasons, checksum=SHA256):
     assert not path.exists()
 
 
-def test_complete(server, tmp_path, capsys):
+def test_a_file_is_whole_and_alone(server, tmp_path, capsys):
     path = tmp_path / "new folder" / "fïle.tar.gz"
     download(server.url + "/file", path, SHA256, hint="")
     assert path.read_bytes() == CONTENT
@@ -83,7 +83,7 @@ def test_complete(server, tmp_path, capsys):
     assert capsys.readouterr().err.count("\n") == 1  # no bar where there is no terminal
 
 
-def test_cut_off_then_continued(server, tmp_path):
+def test_a_download_that_was_cut_off_is_continued(server, tmp_path):
     path = tmp_path / "file"
     fails(server.url + "/cut", path, "cut off after 512,000 of 1,024,000 bytes")
     download(server.url + "/cut", path, SHA256, hint="")
@@ -97,7 +97,7 @@ def test_a_server_that_cannot_continue_sends_it_all_again(server, tmp_path):
     assert (tmp_path / "file").read_bytes() == CONTENT
 
 
-def test_a_partial_file_longer_than_the_real_one(server, tmp_path):
+def test_a_partial_file_longer_than_the_real_one_is_replaced(server, tmp_path):
     (tmp_path / "file.part").write_bytes(CONTENT + b"more")
     download(server.url + "/file", tmp_path / "file", SHA256, hint="")
     assert (tmp_path / "file").read_bytes() == CONTENT
@@ -110,7 +110,7 @@ def test_a_partial_file_of_something_else_costs_one_try(server, tmp_path):
 
 
 @pytest.mark.parametrize(("checksum", "name"), [("0" * 64, "SHA-256"), ("0" * 32, "MD5")])
-def test_wrong_sum_leaves_nothing(server, tmp_path, checksum, name):
+def test_a_wrong_checksum_leaves_no_file(server, tmp_path, checksum, name):
     reason = f"the {name} of what arrived is not the expected one"
     fails(server.url + "/file", tmp_path / "file", reason, checksum=checksum)
     assert not list(tmp_path.iterdir())
@@ -121,18 +121,18 @@ def test_md5_is_told_by_its_length(server, tmp_path):
     assert (tmp_path / "file").read_bytes() == CONTENT
 
 
-def test_a_sum_of_another_length_is_a_bug_found_before_the_transfer(server, tmp_path):
+def test_a_checksum_of_unknown_length_fails_before_the_transfer(server, tmp_path):
     with pytest.raises(KeyError):
         download(server.url + "/file", tmp_path / "file", SHA256[:40], hint="")
     assert not server.requests and not list(tmp_path.iterdir())
 
 
-def test_not_found(server, tmp_path):
+def test_a_missing_file_is_an_error_and_leaves_nothing(server, tmp_path):
     fails(server.url + "/missing", tmp_path / "file", "404")
     assert not list(tmp_path.iterdir())
 
 
-def test_refused_connection_unknown_host_and_wrong_address(tmp_path, monkeypatch):
+def test_addresses_without_a_server_are_errors(tmp_path, monkeypatch):
     monkeypatch.setenv("no_proxy", "*")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -147,14 +147,14 @@ def test_silence_ends_in_a_time_out(server, tmp_path, monkeypatch):
     fails(server.url + "/stall", tmp_path / "file", "timed out")
 
 
-def test_a_folder_that_cannot_be_written(server, tmp_path):
+def test_a_path_that_cannot_be_written_is_an_error(server, tmp_path):
     (tmp_path / "plain").write_text("a file where a folder should be")
     for below in ("file", "folder/file"):
         with pytest.raises(UserError, match=r"^cannot write .*(File exists|Not a directory); see$"):
             download(server.url + "/file", tmp_path / "plain" / below, SHA256, hint="see")
 
 
-def test_a_full_disk(server, tmp_path, monkeypatch):
+def test_a_full_disk_is_an_error(server, tmp_path, monkeypatch):
     def full(_descriptor):
         raise OSError(28, "No space left on device")
 
@@ -162,7 +162,7 @@ def test_a_full_disk(server, tmp_path, monkeypatch):
     fails(server.url + "/file", tmp_path / "file", "cannot write", "No space left on device")
 
 
-def test_two_at_once(server, tmp_path):
+def test_several_at_once_download_it_once(server, tmp_path):
     path, errors = tmp_path / "file", []
 
     def one():

@@ -10,7 +10,7 @@ import torch
 from utils.augment.chain import Chain
 from utils.augment.crop_flip import CropFlip
 from utils.augment.random_erasing import RandomErasing
-from utils.data.images.loader import ImageLoader, Normalize, Packed, _upload
+from utils.data.images.loader import ImageLoader, Normalize, Packed, upload
 from utils.data.workers import WorkerPool
 
 CPU = torch.device("cpu")
@@ -71,12 +71,12 @@ def test_each_sample_once_an_epoch(accumulation):
             sizes = [len(batch.targets) for batch in step]
             assert {batch.step_samples for batch in step} == {sum(sizes)}
             assert sum(sizes) == step_size or step[-1] is batches[-1]
-            # A micro-batch of one sample is left to batch size 1; else it joins the one before.
+            # With larger batches a lone sample joins the micro-batch before it.
             assert len(sizes) <= accumulation and max(sizes) <= batch_size + (accumulation > 1)
             assert min(sizes) > 1 or batch_size == 1 or n == 1
 
 
-def test_the_sample_left_out_is_another_one_each_epoch():
+def test_another_sample_is_left_out_each_epoch():
     loader = make_loader(9, 4)
     assert len({frozenset(range(9)) - {*loader.order(epoch)} for epoch in range(10)}) > 1
 
@@ -176,7 +176,7 @@ def test_only_the_rows_of_a_split_go_to_a_device(rows):
     """On a GPU; the same copy here, in pieces of five pictures."""
     images = pictures(10, height=1024, width=1024)  # 3 MiB each, 16 MiB at a time
     rows = None if rows is None else np.array(rows)
-    resident = _upload(images, rows, CPU)
+    resident = upload(images, rows, CPU)
     assert np.array_equal(resident, images if rows is None else images[rows])
 
 
@@ -203,7 +203,7 @@ AUGMENTATIONS = {
 @pytest.mark.parametrize("name", AUGMENTATIONS)
 @pytest.mark.parametrize("rows", [None, np.random.default_rng(0).permutation(30)[:21]])
 def test_deferred_batches_are_made_to_the_bit(name, rows):
-    """In the step, from choices, by what a device does: masks and one gather."""
+    """From the packed choices, with the operations of a device: masks and one gather."""
     n = 30 if rows is None else 21
     plain, deferred = (
         ImageLoader(

@@ -40,7 +40,7 @@ def test_sizes_keep_blocks_whole_as_long_as_they_can():
 
 
 def micro_batches(loader, epoch=0) -> list[list[int]]:
-    """Sizes of those of each step."""
+    """The sizes of each step's micro-batches."""
     steps = [[]]
     for piece in loader.pieces(epoch, 0):
         steps[-1].append(piece.place.stop - piece.place.start)
@@ -51,7 +51,7 @@ def micro_batches(loader, epoch=0) -> list[list[int]]:
 
 def test_pictures_are_cut_within_the_same_steps():
     whole, cut = loader(8, n=20), loader(8, n=20)
-    assert cut.cuts() == [8, 4, 2]  # BatchNorm takes no single one
+    assert cut.cuts() == [8, 4, 2]  # BatchNorm cannot train on one sample
     cut.cut(4)
     assert micro_batches(whole) == [[8], [8], [4]] and micro_batches(cut) == [[4, 4], [4, 4], [4]]
     assert np.array_equal(whole.order(0), cut.order(0))
@@ -141,7 +141,8 @@ def test_blocks_of_texts_give_way_to_small_micro_batches():
 
 @pytest.mark.parametrize(("learned", "clean"), [("policy", 4), ("sample", 7)])
 def test_a_trial_has_the_clean_samples_of_one_rank(learned, clean):
-    """The policy's clean batch is divided among the ranks; of samples each rank has a whole one."""
+    """The clean batch of a policy is divided among the ranks; with --meta_form sample each has a
+    whole one."""
     mixing = Mixing(alpha=1.0, block=4, per_sample=True, learned=learned, clean=7)
     for rank in (0, 1):
         data = loader(8, n=40, mixing=mixing, rank=rank, ranks=2)
@@ -151,7 +152,7 @@ def test_a_trial_has_the_clean_samples_of_one_rank(learned, clean):
 
 
 def test_a_micro_batch_that_only_fills_a_step_mixes_nothing():
-    """The last step has two samples, both of the second rank; the first one takes part in the
+    """The last step has two samples, both of the second rank; the first rank takes part in the
     collectives with samples that do not count."""
     mixing = Mixing(alpha=1.0, block=4, learned="policy", clean=2)
     fillers = []

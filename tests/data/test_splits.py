@@ -69,6 +69,6 @@ def test_subsets_are_exact_stratified_and_nested():
     ("amount", "message"),
     [(3, "fewer than the 4 classes"), (0.01, "fewer than"), (102, "more than"), (2.5, "whole")],
 )
-def test_subsets_that_cannot_be(amount, message):
+def test_impossible_subsets_are_refused(amount, message):
     with pytest.raises(UserError, match=message):
         stratified_subset(unbalanced(), amount, seed=0)

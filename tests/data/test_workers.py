@@ -1,4 +1,4 @@
-"""Reading processes: the same bits as without them, whatever happens to them."""
+"""Worker processes: batches are the same to the bit, whatever happens to them."""
 
 import errno
 import os
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from patience import PATIENCE, wait_until
-from worker_helpers import PROGRAM, Fault, Plan, mapped
+from worker_helpers import PROGRAM, Fault, Plan, mapped, worker_processes
 
 from utils.augment.chain import Chain
 from utils.augment.crop_flip import CropFlip
@@ -45,12 +45,11 @@ def make_pool():
         return pools[-1]
 
     yield make
+    memory = shared_memory_of(os.getpid())
     for pool in pools:
-        members, ring = list(pool._members), pool._ring
         pool.close()
         pool.close()  # once more does nothing
-        assert not any(worker.process.is_alive() for worker in members)
-        assert ring is None or not (SHM / ring.name).exists()
+    assert not worker_processes() and not any(file.exists() for file in memory)
 
 
 def augmentation():
@@ -74,8 +73,33 @@ def assert_same(batches, expected):
         assert one[2:] == other[2:]
 
 
+def read_ahead(pool, images) -> int:
+    """How many batches the pool has in preparation at most, in an epoch of batches of 4."""
+    drawn = most = 0
+
+    def pieces():
+        nonlocal drawn
+        for rows in np.array_split(np.arange(N), N // 4):
+            drawn += 1
+            yield rows, None
+
+    batches = pool.batches(pool.reader(images, None), pieces(), np.array)
+    for given, _ in enumerate(batches, 1):
+        most = max(most, drawn - given)
+    return most - 1  # the last one drawn waits for a free slot
+
+
+def shared_memory_of(pid: int) -> set[Path]:
+    """The files of multiprocessing's shared memory that a process has open."""
+    if not SHM.is_dir():
+        return set()
+    maps = (line.split() for line in Path(f"/proc/{pid}/maps").read_text().splitlines())
+    names = {words[5] for words in maps if len(words) == 6}  # more words: the file was deleted
+    return {Path(name) for name in names if name.startswith(f"{SHM}/psm_")}
+
+
 def is_gone(pid: int) -> bool:
-    """No such process, or a dead one that nobody has asked for yet."""
+    """No such process, or a dead one that its parent has not waited for."""
     try:
         return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -99,7 +123,7 @@ def test_batches_are_those_without_workers(images, make_pool, workers):
         loader, plain = make_loader(images, pool, **case), make_loader(images, None, **case)
         for epoch, start_step in ((0, 0), (1, 0), (1, 2)):
             assert_same(loader.epoch(epoch, start_step), plain.epoch(epoch, start_step))
-    assert pool.said == [] and len(pool._free) == len(pool._ring.array) == 2 * workers
+    assert pool.said == [] and read_ahead(pool, images) == 2 * workers
 
 
 def test_rows_are_the_samples_with_and_without_workers(images, make_pool):
@@ -112,7 +136,7 @@ def test_rows_are_the_samples_with_and_without_workers(images, make_pool):
         assert_same(loader.epoch(2), copied.epoch(2))
 
 
-def test_iterators_that_are_left_and_that_take_turns(images, make_pool):
+def test_iterators_may_be_left_and_may_take_turns(images, make_pool):
     pool = make_pool()
     train, val = make_loader(images, pool), make_loader(images, pool, shuffle=False, augment=None)
     plain = make_loader(images, None)
@@ -135,25 +159,24 @@ def test_iterators_that_are_left_and_that_take_turns(images, make_pool):
         assert torch.equal(ours.inputs, theirs.inputs)
         assert torch.equal(ours_val.inputs, theirs_val.inputs)
     assert_same(train.epoch(8), plain.epoch(8))
-    while any(worker.jobs for worker in pool._members):  # what was dropped is still on its way
-        pool._collect(timeout=1)
-    assert len(pool._free) == 4 and pool.said == []
+    wait_until(lambda: read_ahead(pool, images) == 4)  # what was dropped may still be on its way
+    assert pool.said == []
 
 
 def test_workers_start_with_the_first_batch_and_end_with_the_pool(images, make_pool):
     pool = make_pool()
     loader = make_loader(images, pool)
     batches = loader.epoch()
-    assert pool._members == [] and pool._ring is None
+    assert worker_processes() == [] and not shared_memory_of(os.getpid())
     next(batches)
-    assert len(pool._members) == 2
+    assert len(worker_processes()) == 2
     pool.close()
-    assert pool._members == []
+    assert worker_processes() == []
     with pytest.raises(RuntimeError, match="closed"):
         next(batches)
 
 
-def test_workers_do_without_pytorch():
+def test_workers_do_not_import_pytorch():
     code = "import sys, utils.data.workers; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
@@ -166,13 +189,13 @@ def test_killed_workers_are_replaced_and_no_batch_is_lost(images, make_pool, vic
     for step, batch in enumerate(loader.epoch()):
         batches.append(batch)
         if step in (0, 3, 9):
-            for worker in pool._members[:victims]:
-                os.kill(worker.process.pid, signal.SIGKILL)
+            for worker in worker_processes()[:victims]:
+                worker.kill()
     assert_same(batches, plain.epoch())
     assert_same(loader.epoch(1), plain.epoch(1))
-    # A worker is missed when there is work for it.
+    # A death is noticed only while there is work.
     assert 2 <= len(pool.said) <= 3 * victims and all("SIGKILL" in line for line in pool.said)
-    assert len(pool._free) == 4
+    assert read_ahead(pool, images) == 4
 
 
 def test_workers_that_keep_dying_end_the_run_in_one_line(images, make_pool):
@@ -185,10 +208,10 @@ def test_workers_that_keep_dying_end_the_run_in_one_line(images, make_pool):
     with pytest.raises(UserError, match=r"SIGKILL.*memory.*--workers") as error:
         next(batches)
     assert "\n" not in str(error.value)
-    assert pool._members == []
+    assert worker_processes() == []
 
 
-def test_an_exception_in_a_worker_comes_out_in_its_turn(images, make_pool):
+def test_an_exception_in_a_worker_is_raised_at_its_batch(images, make_pool):
     pool = make_pool()
     reader = pool.reader(images, Fault(20, deadly=False))
     pieces = [(np.arange(start, start + 8), Plan()) for start in range(0, 40, 8)]
@@ -201,7 +224,7 @@ def test_an_exception_in_a_worker_comes_out_in_its_turn(images, make_pool):
 
 
 @pytest.mark.parametrize("fault", ["vanished", "truncated", "another file", "truncated later"])
-def test_a_file_that_is_not_what_it_was(images, make_pool, fault):
+def test_a_file_that_has_changed_is_named(images, make_pool, fault):
     file = Path(images.filename)
     pool = make_pool(1)
     loader = make_loader(images, pool, 4)
@@ -228,17 +251,17 @@ def test_little_shared_memory_means_fewer_slots(images, make_pool, monkeypatch):
     pool = make_pool(3)
     loader, plain = make_loader(images, pool), make_loader(images, None)
     assert_same(loader.epoch(), plain.epoch())
-    assert len(pool._ring.array) == 3
+    assert read_ahead(pool, images) == 3
     (line,) = pool.said
     assert "3 batches" in line and "--shm-size" in line and "\n" not in line
 
 
 @needs_shm
 @pytest.mark.parametrize("moment", ["look", "reserve"])
-def test_no_room_for_two_slots(images, make_pool, monkeypatch, moment):
+def test_too_little_shared_memory_names_a_way_out(images, make_pool, monkeypatch, moment):
     if moment == "look":
         monkeypatch.setattr(shared_ring, "free_bytes", lambda: 2 * 4096 - 1)
-    else:  # others took it meanwhile
+    else:  # others have taken it meanwhile
 
         def refuse(*_):
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -253,7 +276,7 @@ def test_no_room_for_two_slots(images, make_pool, monkeypatch, moment):
 
 
 @needs_shm
-def test_shared_memory_is_taken_at_once():
+def test_shared_memory_is_reserved_at_the_start():
     ring = shared_ring.Ring.create(3, 1 << 20, print)
     try:
         assert os.stat(SHM / ring.name).st_blocks * 512 >= 3 << 20
@@ -275,8 +298,9 @@ def start_program(images, tmp_path, mode):
         text=True,
         start_new_session=True,
     )
-    name, *pids = process.stdout.readline().split()
-    return process, SHM / name, [int(pid) for pid in pids]
+    pids = [int(pid) for pid in process.stdout.readline().split()]
+    (memory,) = shared_memory_of(process.pid)
+    return process, memory, pids
 
 
 @needs_shm
@@ -293,7 +317,7 @@ def test_nothing_is_left_when_the_training_process_is_killed(images, tmp_path):
 
 @needs_shm
 def test_signals_to_the_whole_group_do_not_touch_the_workers(images, tmp_path):
-    """From the start on, when a worker does not run Python yet; and the exit does not hang."""
+    """Not even at the start, before they run Python; and the exit does not hang."""
     process, memory, pids = start_program(images, tmp_path, "whole")
     for _ in range(5):
         os.killpg(process.pid, signal.SIGINT)
@@ -309,4 +333,4 @@ def test_only_a_whole_map_of_a_file_can_be_opened_again(images):
     assert is_map(images)
     assert not is_map(images[3:]) and not is_map(np.array(images))
     assert not is_map(np.asarray(images))
-    assert isinstance(images[3:], np.memmap)  # with the offset of the whole
+    assert isinstance(images[3:], np.memmap)  # a memmap too, with the offset of the whole

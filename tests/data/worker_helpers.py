@@ -1,9 +1,15 @@
-"""What worker processes import in tests (no PyTorch), and the program that is killed in some."""
+"""What worker processes import in tests (not PyTorch), and a program that some tests kill."""
 
 import os
 import signal
+from multiprocessing import active_children, get_context
 
 import numpy as np
+
+
+def worker_processes() -> list:
+    """Those of this process. (Other tests keep processes that they have not spawned but forked.)"""
+    return [p for p in active_children() if isinstance(p, get_context("spawn").Process)]
 
 
 class Fault:
@@ -28,6 +34,7 @@ class Plan:
 # Arguments: the file of pictures; "held" waits after the first batch, "whole" runs to the end.
 PROGRAM = """
 import signal, sys, time
+from multiprocessing import active_children
 import numpy as np
 from utils.data.workers import WorkerPool
 if __name__ == "__main__":
@@ -35,10 +42,12 @@ if __name__ == "__main__":
         signal.signal(signum, lambda *_: None)
     images = np.load(sys.argv[1], mmap_mode="r")
     pool = WorkerPool(2, images[:8].nbytes, warn=print)
-    pieces = ((rows, None) for rows in np.split(np.arange(len(images)), range(8, len(images), 8)))
-    batches = pool.batches(pool.reader(images, None), pieces, lambda pictures: int(pictures.sum()))
-    pool._start()
-    print(pool._ring.name, *(worker.process.pid for worker in pool._members), flush=True)
+    def pieces():
+        print(*(worker.pid for worker in active_children()), flush=True)  # they were just started
+        for rows in np.split(np.arange(len(images)), range(8, len(images), 8)):
+            yield rows, None
+    reader = pool.reader(images, None)
+    batches = pool.batches(reader, pieces(), lambda pictures: int(pictures.sum()))
     total = next(batches)
     print("first", flush=True)
     if sys.argv[2] == "held":

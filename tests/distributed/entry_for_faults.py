@@ -1,12 +1,12 @@
-"""An entry script that harms its own processes, and notes what they train on.
+"""An entry script that injects faults into its processes, and records what they train on.
 
-It is resnet50_test.py, or what ENTRY names, whose functions are replaced in this process alone.
+It is resnet50_test.py, or the module in ENTRY, with functions replaced in this process alone.
 From the environment:
-    NOTES   file of what happens, a JSON object a line
-    FAULTS  JSON list of {"start": how often the processes were started again before, "rank",
+    NOTES   file of records, a JSON object a line
+    FAULTS  JSON list of {"start": how often the processes had been restarted, "rank",
             "phase": one of `phases`, or "beginning", "count": at which call of it,
             "do": a key of ACTIONS}
-    PACE    seconds that every forward pass takes longer
+    PACE    seconds added to every forward pass
 """
 
 import importlib
@@ -28,7 +28,7 @@ LIFE = f"{os.environ.get('LAUNCH_FOLDER', os.getpid())}:{START}"
 def note(**what) -> None:
     record = {"life": LIFE, "start": START, "rank": RANK, "size": SIZE, "time": time.time()} | what
     with open(os.environ["NOTES"], "ab", buffering=0) as file:
-        file.write((json.dumps(record) + "\n").encode())  # at once: others write there, too
+        file.write((json.dumps(record) + "\n").encode())  # in one write: other processes append too
 
 
 def fail() -> None:
@@ -36,7 +36,7 @@ def fail() -> None:
 
 
 def end_the_launch() -> None:
-    """Goes on when the signal has come back to this process: no step is done in between."""
+    """Returns when the launcher has passed SIGTERM on to this process: no step comes between."""
     came = []
 
     def handler(signum, frame) -> None:
@@ -60,7 +60,7 @@ ACTIONS = {
 
 
 class Phase:
-    """Counts its calls, and comes to harm in those that FAULTS names."""
+    """Counts its calls, and carries out the faults that FAULTS has for them."""
 
     def __init__(self, name: str):
         faults = json.loads(os.environ.get("FAULTS", "[]"))
@@ -78,7 +78,7 @@ class Phase:
 
 
 def before(owner, name: str, action) -> None:
-    """`action`, with the same arguments, before each call of the function `name` of `owner`."""
+    """Calls `action`, with the same arguments, before each call of `name` of `owner`."""
     real = getattr(owner, name)
 
     def replacement(*args, **kwargs):
@@ -136,7 +136,7 @@ def install() -> None:
 
 
 def model_name(settings) -> str:
-    """Called once, before anything of a run is there."""
+    """Installs the faults: it is called once, before the run begins."""
     note(pid=os.getpid())
     Phase("beginning")()
     install()

@@ -27,24 +27,24 @@ TEXTS = [
     "--ffn", 16, "--device", "cpu", "--batch_size", BATCH, "--eval_every", 0, "--log_every", 1,
     "--save_every", INTERVAL,
 ]  # fmt: skip
-# Up to which of its calls a fault may strike: some in an interval between checkpoints, and more.
+# The last call of each phase at which a fault may happen: a little beyond the first checkpoint.
 CALLS = {"joining": 2, "loading": 7, "forward": 7, "backward": 7, "reduction": 14, "update": 6,
          "writing": 16, "renaming": 3}  # fmt: skip
 
 
 class Runs:
-    """Starts runs in `folder`, each with a folder and notes of its own name."""
+    """Starts runs in `folder`; each has a folder and a file of notes by its name."""
 
     def __init__(self, folder: Path):
         self.folder, self.started = folder, []
 
     def start(self, *arguments, name: str, prefix=(), faults=(), **environ) -> subprocess.Popen:
-        """run_distributed.sh, by two processes unless NPROC says otherwise."""
+        """Starts run_distributed.sh, with two processes unless NPROC says otherwise."""
         return self._start([*prefix, "bash", ROOT / "run_distributed.sh", ENTRY, *arguments],
                            name, faults, {"NPROC": "2"} | environ)  # fmt: skip
 
     def start_alone(self, *arguments, name: str, **environ) -> subprocess.Popen:
-        """One process without the launcher."""
+        """Starts one process without the launcher."""
         path = {"PYTHONPATH": str(ROOT)}
         return self._start([sys.executable, ENTRY, *arguments], name, [], path | environ)
 
@@ -66,24 +66,24 @@ class Runs:
         return run
 
     def run(self, *arguments, **options) -> tuple[int, str]:
-        """(exit code, stderr) of a launch to its end."""
+        """Waits for a launch to end: (exit code, stderr)."""
         return end(self.start(*arguments, **options))
 
     def train(self, flags, *, name: str, **options) -> tuple[int, str]:
-        """Of a new run in the folder `name`."""
+        """Trains a new run in the folder `name`: (exit code, stderr)."""
         return self.run(*flags, "--output", name, name=name, **options)
 
     def _notes(self, name: str) -> Path:
         return self.folder / f"{name}.notes"
 
     def notes(self, name: str, *keys: str) -> list[dict]:
-        """What the processes have noted, in its order; those that have all of the keys."""
+        """The notes of the processes that have all of these keys, in order of time."""
         path = self._notes(name)
         lines = path.read_text().splitlines() if path.exists() else []
         return [note for note in map(json.loads, lines) if all(key in note for key in keys)]
 
     def tensors(self, name: str) -> dict[str, str]:
-        """Sums of the files of tensors of the newest checkpoint: weights, optimizer, ..."""
+        """Checksums of the tensor files of the newest checkpoint: weights, optimizer, ..."""
         newest = max((self.folder / name / "checkpoints").glob("step-????????"))
         files = newest.glob("*.safetensors")
         return {
@@ -91,7 +91,7 @@ class Runs:
         }
 
     def losses(self, name: str) -> list[tuple[int, float]]:
-        """(step, loss) of each step's line in metrics.jsonl, in their order."""
+        """(step, loss) of each step's line in metrics.jsonl, in order."""
         lines = (self.folder / name / "metrics.jsonl").read_text().splitlines()
         records = list(map(json.loads, lines))
         return [(r["step"], r["loss"]) for r in records if r.get("average_over") == "steps"]
@@ -100,15 +100,15 @@ class Runs:
         return json.loads((self.folder / name / "summary.json").read_text())
 
     def check_equal(self, name: str, reference: str) -> None:
-        """The same weights, optimizer and losses to the bit; each step told once."""
+        """Asserts equal weights, optimizer and losses, to the bit, and one line for each step."""
         losses = self.losses(name)
         assert [step for step, _ in losses] == list(range(1, len(losses) + 1))
         assert losses == self.losses(reference)
         assert self.tensors(name) == self.tensors(reference)
 
     def order(self, name: str) -> list[list[int]]:
-        """The samples of each step, sorted, as they were last trained on, of all ranks."""
-        sizes: dict[int, int] = {}  # of the group that did a step last
+        """The samples of each step, of all ranks and sorted, when it was last trained."""
+        sizes: dict[int, int] = {}  # number of processes that trained a step last
         done: dict[tuple[int, int], tuple[str, list]] = {}  # (step, rank) -> (life, samples)
         for note in self.notes(name, "samples"):
             key = note["step"], note["rank"]
@@ -122,9 +122,9 @@ class Runs:
         ]
 
     def check_redone(self, name: str) -> int:
-        """Each start went on from the newest checkpoint, so at most INTERVAL steps were done
-        again, and those that were trained while a checkpoint was being written. Returns the
-        largest number of steps that was done again."""
+        """Asserts that each start went on from the newest checkpoint: at most INTERVAL steps were
+        repeated, and those that were trained while a checkpoint was being written. Returns the
+        largest number of repeated steps."""
         done, saved, begun, life, worst = 0, 0, 0, None, 0
         for note in self.notes(name):
             if "step" in note:
@@ -138,7 +138,7 @@ class Runs:
         return worst
 
     def left(self, name: str) -> list[int]:
-        """Processes that are still there."""
+        """Process ids of those that are still alive."""
         return [note["pid"] for note in self.notes(name, "pid") if alive(note["pid"])]
 
     def close(self) -> None:
@@ -165,8 +165,8 @@ def alive(pid: int) -> bool:
 
 
 def random_kills(seed: int, starts: int, size: int) -> list[dict]:
-    """A fault for each of `starts` starts of `size` processes, at random moments. What waits for
-    the disk happens on the first rank."""
+    """A kill for each of `starts` starts of `size` processes, at random moments. Those in disk
+    operations are of the first rank, which alone has them."""
     rng, kills = random.Random(seed), []
     for start in range(starts):
         phase = rng.choice(list(CALLS))
@@ -180,6 +180,6 @@ def fault(phase: str, count: int, rank: int = 1, start: int = 0, do: str = "kill
 
 
 def epoch_order(epoch: int, step_size: int) -> list[list[int]]:
-    """The samples of each step of an epoch of pictures, sorted: its order is cut into steps."""
+    """The samples of each step of an epoch of pictures, sorted."""
     order = random_generator(0, ORDER_STREAM, epoch).permutation(SAMPLES)
     return [sorted(order[i : i + step_size].tolist()) for i in range(0, SAMPLES, step_size)]

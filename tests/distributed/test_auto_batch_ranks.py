@@ -1,4 +1,4 @@
-"""The probe of --auto_batch on ranks with different room: all take the smallest."""
+"""The probe of --auto_batch on ranks with different amounts of memory: the least counts."""
 
 from unittest import mock
 
@@ -40,9 +40,9 @@ def test_all_ranks_take_what_fits_on_each(worlds, rooms, size):
     for found, sizes, accumulation in results:
         assert found.size == size and accumulation == 8 // size
         assert max(sizes) <= min(rooms)
-    assert len({found.needed for found, _, _ in results}) == 1  # of the rank that has the least
+    assert len({found.needed for found, _, _ in results}) == 1  # that of the worst rank
     assert len({len(sizes) for _, sizes, _ in results}) == 1
 
 
-def test_none_goes_on_where_one_has_no_room(worlds):
+def test_all_are_told_that_nothing_fits_on_one(worlds):
     assert [found.size for found, _, _ in worlds(2).run(probed, [8, 1])] == [None, None]

@@ -1,4 +1,4 @@
-"""How often the ranks talk in a step, and how much they send, as docs/distributed.md says."""
+"""How often ranks communicate in a step, and how much, as docs/distributed.md says."""
 
 import tempfile
 from pathlib import Path
@@ -11,12 +11,12 @@ from utils.distributed.group import Agreement
 from utils.launch.signals import Stopping
 from utils.models.resnet import ResNet
 
-# Steps of the shorter run, after which one period of NGD is like the next, and of a period.
+# Steps of the shorter run, after which all periods of NGD are alike, and of a period.
 FEW, MORE = 12, 4
 
 
 def counted(exchange, strategy: str, accumulation: int, optimizer: str = "sgd") -> dict:
-    """Calls of a step on this rank, and numbers to compare them with."""
+    """Collectives of a step on this rank, and numbers to compare them with."""
     runs = []
     for steps in (FEW, FEW + MORE):
         with tempfile.TemporaryDirectory() as folder:
@@ -53,12 +53,12 @@ def counted(exchange, strategy: str, accumulation: int, optimizer: str = "sgd") 
 
 
 @pytest.mark.parametrize("accumulation", (1, 4))
-def test_one_reduction_of_the_gradient_in_a_step(worlds, accumulation):
+def test_ddp_reduces_the_gradient_once_a_step(worlds, accumulation):
     for rank in worlds(2).run(counted, "ddp", accumulation):
         calls = dict(rank["calls"])
         buckets = {key: calls.pop(key) for key in list(calls) if key[0] == BUCKET}
         reduced = sum(number * length for (_, length), number in buckets.items())
-        assert reduced == rank["whole gradient"]  # each bucket once, all of them together
+        assert reduced == rank["whole gradient"]  # summed over the buckets
         # The loss and BatchNorm's statistics; whether to stop or save.
         assert calls == {("all_reduce", rank["statistics"]): 1, ("all_reduce", 8): 1}
 
@@ -83,6 +83,6 @@ def test_fsdp_gathers_twice_and_reduces_once(worlds):
         assert total["all_reduce"] == rank["statistics"] + 8 + 4  # and the gradient's norm
 
 
-def test_what_a_ring_sends():
+def test_bytes_that_a_ring_sends():
     assert sent("all_reduce", 100, 2) == 100 and sent(BUCKET, 100, 4) == 150
     assert sent("all_gather", 100, 4) == 300 and sent("reduce_scatter", 100, 4) == 75

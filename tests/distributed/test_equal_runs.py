@@ -1,4 +1,4 @@
-"""Many processes train as one does on the same global batch: the same losses, the same weights."""
+"""Several processes train as one does with the same global batch: equal losses and weights."""
 
 import functools
 import tempfile
@@ -62,10 +62,10 @@ def texts(exchange, batch_size, accumulation=0, mixing=None) -> TextLoader:
 
 
 def train(exchange, options: dict, strategy: str) -> dict:
-    """STEPS over 23 samples, the last step of an epoch a short one."""
+    """Trains for STEPS steps on 23 samples; the last step of an epoch is a short one."""
     torch.manual_seed(0)
     options = {"max_steps": STEPS, "epochs": 4, "log_every": 1, "dropout": 0.0} | options
-    micro = options.pop("micro", None)  # the same on any number of ranks, by accumulation
+    micro = options.pop("micro", None)  # the same for any number of ranks, by accumulation
     if micro:
         options["accumulation"] = GLOBAL // exchange.size // micro
     batch_size = GLOBAL // exchange.size // options.get("accumulation", 1)
@@ -125,7 +125,7 @@ RUNS += [pytest.param(4, case, marks=pytest.mark.slow) for case in AT_FOUR]
 
 @pytest.fixture(scope="module")
 def alone():
-    """(case) -> what one process does."""
+    """(case) -> the result of one process."""
     return functools.cache(lambda case: train(Exchange(), CASES[case], "ddp"))
 
 

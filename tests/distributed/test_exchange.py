@@ -1,4 +1,4 @@
-"""What the ranks tell each other, against plain sums and lists."""
+"""Exchanges between ranks, against plain sums and lists."""
 
 import math
 import os
@@ -15,7 +15,7 @@ SIZES = (1, 2, 4)
 
 
 def told(exchange) -> dict:
-    """Everything that a rank hears of the numbers 10 * rank + (0, 1, 2)."""
+    """The result of every exchange where rank r has the numbers 10 r + (0, 1, 2)."""
     own = 10.0 * exchange.rank + torch.arange(3.0)
     given = own.clone()
     sent = own.clone()
@@ -34,7 +34,7 @@ def told(exchange) -> dict:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_every_rank_hears_the_same(worlds, size):
+def test_all_ranks_get_the_right_result(worlds, size):
     own = [[10.0 * rank + i for i in range(3)] for rank in range(size)]
     sums = [sum(column) for column in zip(*own, strict=True)]
     for rank, heard in enumerate(worlds(size).run(told)):
@@ -48,7 +48,7 @@ def test_every_rank_hears_the_same(worlds, size):
         }
 
 
-def test_alone_it_is_the_identity(worlds):
+def test_a_process_alone_gets_what_a_group_of_one_gets(worlds):
     assert told(Exchange()) == worlds(1).run(told)[0]
 
 
@@ -59,21 +59,21 @@ VALUES = (
 
 
 def told_in_json(exchange, values: tuple) -> list:
-    """What comes of each value, where rank r gives the one r places further on."""
+    """What is gathered for each value, where rank r gives the one r places further on."""
     number = len(values)
     return [exchange.gather_json(values[(i + exchange.rank) % number]) for i in range(number)]
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_values_come_through_json_unchanged(worlds, size):
-    """Of another length on every rank."""
+    """Even if they have another length on every rank."""
     number = len(VALUES)
     expected = [[VALUES[(i + rank) % number] for rank in range(size)] for i in range(number)]
     assert worlds(size).run(told_in_json, VALUES) == [expected] * size
 
 
 def of_json_alone(exchange) -> list:
-    """What is no value of JSON in Python, and the random states that a checkpoint takes."""
+    """NaN, keys and tuples, which JSON changes or extends, and the random states of checkpoints."""
     torch.manual_seed(exchange.rank)
     torch.rand(3)
     states = exchange.gather_json(random_states())
@@ -92,7 +92,7 @@ def test_what_json_makes_of_python(worlds):
 
 
 def given_no_json(exchange) -> list:
-    """Every rank is refused by itself: none of them waits, and the next exchange is in order."""
+    """One rank is refused by itself: none waits for it, and the next exchange is right."""
     for value in (torch.zeros(2), b"bytes", {1}, [torch.float32], {"deep": [{"er": object()}]}):
         if exchange.rank == 0:
             with pytest.raises(TypeError, match="JSON"):
@@ -122,18 +122,18 @@ def divided(exchange, length: int) -> bool:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("length", (1, 3, 5, 8))  # fewer rows than ranks, and uneven ones
-def test_divided_parameters_come_together(worlds, size, length):
+def test_divided_parameters_are_put_together(worlds, size, length):
     assert all(worlds(size).run(divided, length))
 
 
 def in_turns(exchange, folder: str, machine: int) -> list[str]:
-    """What lay there when it was this rank's turn; ranks of a machine are `machine` many."""
+    """The files that were there when it was this rank's turn; a machine has `machine` ranks."""
     exchange = ProcessExchange(local_rank=exchange.rank % machine)
     with exchange.in_turn():
         found = sorted(os.listdir(folder))
         time.sleep(0.05)
         open(f"{folder}/{exchange.rank}", "w").close()
-    assert len(os.listdir(folder)) == exchange.size  # nobody goes on before the last one
+    assert len(os.listdir(folder)) == exchange.size  # all have waited for the last one
     return found
 
 

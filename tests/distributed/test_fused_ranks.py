@@ -36,8 +36,8 @@ def batch(texts: bool, dtype: torch.dtype) -> torch.Tensor:
 def train(
     exchange, mode: str, strategy: str, synced: bool, optimizer: str, texts: bool, half=False
 ) -> dict:
-    """Weights, running statistics and losses after three steps of two micro-batches, in float64, or
-    in float32 with products in bfloat16 (`half`)."""
+    """Weights, running statistics and losses after three steps of two micro-batches, in float64 or,
+    with `half`, in float32 with products in bfloat16."""
     dtype = torch.float32 if half else torch.float64
     model = network(texts, dtype)
     if synced:
@@ -73,7 +73,7 @@ def train(
 
 @pytest.fixture(scope="module")
 def plain(worlds):
-    """plain(strategy, synced, optimizer, texts, half) -> of each rank, without fused modules."""
+    """plain(strategy, synced, optimizer, texts, half) -> the ranks' results without fusing."""
     return functools.cache(lambda *how: worlds(2).run(train, "none", *how))
 
 
@@ -100,8 +100,8 @@ def test_a_fused_network_trains_as_the_plain_one(
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_in_bf16_it_is_as_near_to_float64_as_the_plain_one(worlds, plain, strategy):
-    """The statistics of all ranks are summed up in another order: a result that is between two
-    numbers of bfloat16 may become either."""
+    """The ranks' statistics are added up in another order, so a result halfway between two bfloat16
+    numbers may be rounded to either."""
     how = strategy, True, "sgd", False
     exact, near = plain(*how, False), plain(*how, True)
     fused = worlds(2).run(train, "memory", *how, True)

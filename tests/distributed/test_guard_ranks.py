@@ -1,4 +1,4 @@
-"""BatchNorm's running statistics over ranks: their mean, the same on all of them, at all times."""
+"""BatchNorm's running statistics over ranks: all ranks have their mean at all times."""
 
 import copy
 import tempfile
@@ -13,8 +13,8 @@ MOMENTUM = 0.1
 
 
 def stepped(exchange) -> list[dict]:
-    """After each of three steps, of which the second is not finite on the last rank: what the
-    inputs of this rank alone make of the statistics before the step, and what they are."""
+    """The statistics before and after each of three steps, and those that this rank's inputs alone
+    would give. The second step is not finite on the last rank."""
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.BatchNorm2d(3, momentum=MOMENTUM), nn.Flatten(), nn.Linear(3 * 8 * 8, 3)
@@ -62,8 +62,8 @@ def test_all_ranks_have_the_mean_of_their_statistics(ranks):
             torch.testing.assert_close(now.double(), expected, rtol=1e-6, atol=1e-6)
 
 
-def test_a_step_that_is_left_out_leaves_the_statistics(ranks):
-    """It is not finite on one rank alone, and is left out on both."""
+def test_a_skipped_step_leaves_the_statistics(ranks):
+    """It is not finite on one rank, and is skipped on both."""
     for steps in ranks:
         before, now = steps[1]["before"], steps[1]["now"]
         assert not torch.equal(before["running_mean"], torch.zeros(3))

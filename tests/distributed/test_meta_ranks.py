@@ -1,4 +1,4 @@
-"""Meta-mixup over ranks and micro-batches: the policy and the losses of one process that has the
+"""Meta-mixup over ranks and micro-batches: policy and losses are those of one process that has the
 whole step at once."""
 
 import copy
@@ -65,7 +65,7 @@ def transformer(mixup_at):
     model = Transformer(
         40, CLASSES, layers=2, dim=16, heads=2, ffn=24, max_len=8, dropout=0.0, mixup_at=mixup_at
     )
-    with torch.no_grad():  # at its start it tells too little of the texts, and lambda does nothing
+    with torch.no_grad():  # at its initial values lambda would hardly matter
         for parameter in model.parameters():
             if parameter.ndim == 2:
                 parameter *= 8
@@ -155,7 +155,7 @@ def share(n: int, exchange) -> slice:
 
 
 def difference(one, other) -> tuple[float, float]:
-    """The largest ones of the losses and of the policies."""
+    """The largest differences of the losses and of the policies."""
     return tuple((a - b).abs().max().item() for a, b in zip(one, other, strict=True))
 
 
@@ -168,9 +168,9 @@ def of_rank(exchange, case, micro, options):
 
 
 def check(worlds, case, losses, policies, layouts=LAYOUTS, **options):
-    """Every layout is a process with the whole step, up to these differences."""
+    """Asserts that every layout equals one process with the whole step, up to these differences."""
     expected = train(Exchange(), case, **options)
-    assert (expected[1][-1] != expected[1][0]).sum() > CLASSES  # it learns
+    assert (expected[1][-1] != expected[1][0]).sum() > CLASSES  # the policy does learn
     for size, micro in layouts:
         found = worlds(size).run(of_rank, case, micro, options)
         assert all(torch.equal(other[1], found[0][1]) for other in found)
@@ -195,8 +195,8 @@ def test_in_float32(worlds, case):
 
 @pytest.mark.parametrize("case", ["sentences", slow("embeddings"), "pictures"])
 def test_the_fast_form_in_float32(worlds, case):
-    """Its difference has an error of rounding of its own, about a thousandth, of which the losses
-    feel little."""
+    """Its finite difference has a rounding error of about a thousandth, which hardly changes the
+    losses."""
     check(worlds, case, 1e-4, 5e-4, ((2, 2), (4, 1)), dtype=torch.float32, every=4)
 
 
@@ -209,13 +209,13 @@ def test_ranks_without_a_pair_or_a_clean_sample(worlds, case):
     check(worlds, case, 1e-7, 1e-6, ((2, 1), (4, 1)), clean=2)
 
 
-def test_a_model_that_lies_elsewhere(worlds):
+def test_the_model_of_the_virtual_step_may_be_on_the_meta_device(worlds):
     found = worlds(2).run(of_rank, "pictures", 2, {"elsewhere": True})
     expected = worlds(2).run(of_rank, "pictures", 2, {})
     assert all(map(torch.equal, found[0], expected[0]))
 
 
-def test_what_is_not_finite_on_one_rank_is_so_on_all(worlds):
+def test_a_step_that_is_not_finite_on_one_rank_changes_no_policy(worlds):
     found = worlds(2).run(of_rank, "pictures", 1, {"poisoned": (3, 1)})
     policies = found[0][1]
     assert torch.isfinite(policies).all()

@@ -33,7 +33,7 @@ def start(runs, rank: int, endpoint: str, **options) -> subprocess.Popen:
 
 
 def check_end(runs, since: float) -> None:
-    """The run has gone on by one process after the moment `since`, and nothing was lost."""
+    """Asserts that one process went on with the run after the time `since`, without any loss."""
     assert runs.order("run") == [step for n in range(3) for step in epoch_order(n, GLOBAL)]
     summary = runs.summary("run")
     assert summary["global_batch_size"] == GLOBAL and summary["world_size"] == 1
@@ -53,7 +53,7 @@ def test_a_run_goes_on_without_a_node_that_is_killed(runs):
     check_end(runs, runs.notes("run", "fault")[0]["time"])
 
 
-# ---- namespaces of the network ------------------------------------------------------------------
+# ---- network namespaces -------------------------------------------------------------------------
 
 
 def ip(*arguments) -> None:

@@ -1,5 +1,5 @@
-"""Whatever happens to a process of a run, nothing is lost: it goes on by itself, and ends with the
-same bits; and whoever reads its lines knows what has happened."""
+"""Whatever happens to a process of a run, nothing is lost: the run goes on by itself, ends with the
+same bits, and its messages say what has happened."""
 
 import os
 
@@ -16,7 +16,7 @@ from distributed.faulty import (
 )
 
 slow = pytest.mark.slow
-# More of the same.
+# More faults of the same kind.
 of_the_soak = [slow, pytest.mark.skipif("SOAK" not in os.environ, reason="it is for `make soak`")]
 EPOCHS = ["--epochs", 2]
 STEPS = 26  # of two epochs of two processes
@@ -35,7 +35,7 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def reference(runs):
-    """Name of the run of two processes (DDP) to which nothing happens."""
+    """The name of a run of two processes (DDP) without faults."""
     assert runs.train([*IMAGES, *EPOCHS], name="reference") == (0, "")
     assert runs.losses("reference")[-1][0] == STEPS
     return "reference"
@@ -43,7 +43,7 @@ def reference(runs):
 
 @pytest.mark.slow
 def test_a_run_loses_nothing(runs):
-    """One process is killed, the next start is stopped, and one process goes on alone."""
+    """A process is killed, the next launch is ended by a signal, one process goes on alone."""
     stop = fault("forward", 7, start=1, do="end the launch")
     code, err = runs.train([*IMAGES, *EPOCHS], name="both", faults=[KILLS[0], stop])
     assert code == 143, err
@@ -72,7 +72,7 @@ def test_a_run_survives_its_ranks(runs, reference):
 
 @slow
 def test_a_run_that_is_stopped_is_saved_and_goes_on(runs, reference):
-    stop = fault("forward", 9, do="end the launch")  # the first pass counts for nothing
+    stop = fault("forward", 9, do="end the launch")  # the first pass belongs to no step
     code, err = runs.train([*IMAGES, *EPOCHS], name="stopped", faults=[stop])
     assert code == 143
     assert err.count("\n") == 1 and "and saved; go on with --resume stopped" in err
@@ -83,14 +83,14 @@ def test_a_run_that_is_stopped_is_saved_and_goes_on(runs, reference):
     )
     saved = runs.notes("stopped", "saved")[-1]
     assert saved["saved"] == last + 1 and f"after step {last + 1} " in err
-    assert last <= before + 2  # the ranks agree on a step while they do the next one
+    assert last <= before + 2  # the ranks agree during the next step where to stop
     assert runs.left("stopped") == [] and not any((runs.folder / "tmp").glob("launch-*"))
     assert runs.run("--resume", "stopped", name="stopped") == (0, "")
     runs.check_equal("stopped", reference)
 
 
 @slow
-def test_a_rank_that_fails_tells_its_own_error_once(runs):
+def test_the_error_of_a_rank_that_fails_is_printed_once(runs):
     wrong = [fault("backward", 3, do="fail")]
     code, err = runs.train([*IMAGES, *EPOCHS], name="failed", faults=wrong, MAX_RESTARTS="0")
     assert code == 1
@@ -101,12 +101,12 @@ def test_a_rank_that_fails_tells_its_own_error_once(runs):
     length = lines.index("RuntimeError: a fault of this rank's own") - start + 1
     others = lines[:start] + lines[start + length :]
     assert others[-1].startswith("error: rank 1 on ") and "ended with exit code 1" in others[-1]
-    assert len(others) <= 2, others  # a line of the other rank, and one of the launcher
+    assert len(others) <= 2, others  # one line of the other rank, one of the launcher
     assert runs.left("failed") == []
 
 
 @slow
-def test_data_that_is_wrong_is_said_once(runs):
+def test_wrong_data_is_reported_once(runs):
     (runs.folder / "empty").mkdir()
     flags = ["--dataset", "imagefolder", "--data_dir", "empty", "--device", "cpu"]
     code, err = runs.train(flags, name="no data")
@@ -117,7 +117,7 @@ def test_data_that_is_wrong_is_said_once(runs):
 
 
 @slow
-def test_a_file_that_is_wrong_is_said_once(runs):
+def test_a_wrong_file_is_reported_once(runs):
     for split in ("train", "test"):
         for name in ("cats", "dogs"):
             folder = runs.folder / "pictures" / split / name
@@ -168,8 +168,8 @@ def test_random_kills(runs, entry, strategy, size):
 
 
 def run_random_kills(runs, entry, strategy, size, seed: int, kills: int) -> int:
-    """A run with up to so many kills; how many there were."""
-    steps = 20 + 4 * kills  # so many that most kills come before the end
+    """Trains a run with up to this many kills; returns how many there were."""
+    steps = 20 + 4 * kills  # enough for most kills to come before the end
     flags = [*(IMAGES if entry == "images" else TEXTS), "--strategy", strategy]
     flags += ["--max_steps", steps, "--epochs", -(-steps // (200 // (BATCH * size)))]
     environ = {"NPROC": str(size)}
@@ -199,7 +199,7 @@ def run_random_kills(runs, entry, strategy, size, seed: int, kills: int) -> int:
     ],
 )
 def test_a_run_goes_on_at_another_size(runs, flags):
-    """DDP at two processes, FSDP at four, one process without the launcher."""
+    """DDP with two processes, FSDP with four, one process without the launcher."""
     name = f"sizes {len(flags)}"
     stop = [fault("forward", 6, do="end the launch")]
     assert runs.train([*IMAGES, *EPOCHS, *flags], name=name, faults=stop)[0] == 143

@@ -1,4 +1,4 @@
-"""Checkpoints of many ranks: whoever wrote them, whole tensors come back, to the bit."""
+"""Checkpoints of several ranks: whole tensors are restored to the bit, whoever wrote them."""
 
 import errno
 import json
@@ -32,7 +32,7 @@ OPTIMIZERS = ("sgd", "adamw", "ngd", "lookahead")
 
 
 class Metrics:
-    """Stands for MetricsLog; `full` counts the calls that find the disk full."""
+    """In place of MetricsLog; for the next `full` calls the disk is full."""
 
     full = 0
 
@@ -47,8 +47,8 @@ class Metrics:
 
 
 def network() -> nn.Module:
-    """Rows that divide by no 4, fewer rows than ranks, one row, and none (a scalar); Linear(5, 12)
-    and Linear(5, 3) have a Fisher matrix of the shape of a quarter, and of the whole."""
+    """With rows that 4 does not divide, fewer rows than ranks, one row, and none (a scalar);
+    Linear(5, 12) has a Fisher matrix of the shape of a quarter of it, Linear(5, 3) of its own."""
     model = nn.Sequential(
         nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.Linear(5, 12), nn.Linear(5, 3), nn.Linear(4, 1)
     )
@@ -57,7 +57,7 @@ def network() -> nn.Module:
 
 
 def divide(exchange, model: nn.Module) -> None:
-    """Makes every parameter the rows of this rank, as FSDP cuts them."""
+    """Replaces every parameter by this rank's rows, as FSDP divides them."""
     for module in model.modules():
         for name, whole in list(module.named_parameters(recurse=False)):
             if whole.ndim == 0:
@@ -105,7 +105,7 @@ def train_step_of(
 
 
 def saver_of(folder, exchange, keep=3) -> Saver:
-    """With a group of its own, and metrics on rank 0 alone."""
+    """With a process group of its own, and metrics on rank 0 alone."""
     own = ProcessExchange(dist.new_group(), exchange.rank) if exchange.size > 1 else exchange
     metrics = Metrics() if exchange.rank == 0 else None
     said = []
@@ -138,7 +138,7 @@ def written_alone(folder, kind="sgd", steps=3) -> Path:
 
 
 def passed_on(exchange, source: str, target: str, kind: str, divided: bool) -> list[str]:
-    """Reads a checkpoint, applies it, saves it; the names of the files."""
+    """Loads a checkpoint and saves it again; returns the names of the files."""
     read = read_checkpoint(Path(source))
     train_step = train_step_of(kind, 70 + exchange.rank, exchange, divided=divided)
     restore(train_step, read)
@@ -217,7 +217,7 @@ def save_steps(exchange, folder: str, steps: list[int], keep: int) -> None:
 
 
 @pytest.mark.parametrize("size", (2, 4))
-def test_the_newest_and_the_best_stay(worlds, tmp_path, size):
+def test_the_newest_and_the_best_are_kept_by_all_ranks(worlds, tmp_path, size):
     worlds(size).run(save_steps, str(tmp_path / "run"), [1, 2, 3, 4, 4], 2)
     left = sorted(path.name for path in (tmp_path / "run").iterdir())
     assert left == ["step-00000001", "step-00000003", "step-00000004"]
@@ -241,8 +241,8 @@ def test_every_damaged_file_is_found(worlds, tmp_path):
     assert store.load().step == 2
 
 
-def test_missing_rows_are_no_checkpoint(worlds, tmp_path):
-    """Though all sums are right."""
+def test_a_checkpoint_with_missing_rows_is_damaged(worlds, tmp_path):
+    """Although all checksums are right."""
     worlds(2).run(save_steps, str(tmp_path), [1], 3)
     path = tmp_path / "step-00000001"
     (path / "model.rank-00002-of-00002.safetensors").unlink()
@@ -253,7 +253,7 @@ def test_missing_rows_are_no_checkpoint(worlds, tmp_path):
 
 
 class FullDisk:
-    """`write_synced` that finds no room."""
+    """Makes the writing of files find no room."""
 
     def __enter__(self):
         self.kept = checkpoint_module.write_files
@@ -269,7 +269,7 @@ class FullDisk:
 
 
 def full_on(exchange, folder: str, divided: bool, rank: int, metrics: bool) -> tuple:
-    """Step 1 is saved; steps 2 and 3, the last, find no room on `rank`; then there is room."""
+    """Saves step 1; steps 2 and 3, the last, find no room on `rank`; then there is room."""
     train_step = train_step_of("sgd", 1, exchange if divided else None, steps=1)
     saver = saver_of(folder, exchange)
     saver.save(snapshot(train_step), None, final=True)
@@ -295,7 +295,7 @@ def full_on(exchange, folder: str, divided: bool, rank: int, metrics: bool) -> t
     "divided, rank, metrics",
     [(True, 1, False), (True, 0, False), (False, 0, False), (True, 0, True), (False, 0, True)],
 )
-def test_a_full_disk_of_one_rank_is_known_to_all(worlds, tmp_path, divided, rank, metrics):
+def test_all_ranks_learn_that_the_disk_of_one_is_full(worlds, tmp_path, divided, rank, metrics):
     told = worlds(2).run(full_on, str(tmp_path / "run"), divided, rank, metrics)
     where = f" (rank {rank})" if divided else ""
     for number, (said, lines, left) in enumerate(told):
@@ -312,7 +312,7 @@ def test_a_full_disk_of_one_rank_is_known_to_all(worlds, tmp_path, divided, rank
 
 
 def dies(exchange, folder: str) -> None:
-    """Rank 1 dies while it writes step 2; what rank 0 sees is left in a file."""
+    """Rank 1 dies while it writes step 2; rank 0 leaves in a file what it sees."""
     train_step = train_step_of("sgd", 1, exchange, steps=1)
     saver = saver_of(folder, exchange)
     saver.save(snapshot(train_step), None, final=True)
@@ -328,7 +328,7 @@ def dies(exchange, folder: str) -> None:
         raise
 
 
-def test_a_rank_that_dies_while_it_writes(worlds, tmp_path):
+def test_a_rank_that_dies_while_it_writes_leaves_the_checkpoint_before(worlds, tmp_path):
     with pytest.raises(AssertionError, match="rank 1: it died"):
         worlds(2).run(dies, str(tmp_path))
     assert (tmp_path / "seen").read_text() in ("RuntimeError", "DistBackendError")
@@ -358,7 +358,7 @@ def draws(exchange, folder: str, seed: int, old: bool) -> tuple:
     return drawn, *after
 
 
-def test_random_states_of_all_ranks(worlds, tmp_path):
+def test_random_states_of_all_ranks_are_restored(worlds, tmp_path):
     for own in worlds(4).run(draws, str(tmp_path), 3, False):
         assert own[0] == own[1] == own[2]
     alone, *others = worlds(4).run(draws, str(tmp_path), 3, True)
@@ -368,7 +368,7 @@ def test_random_states_of_all_ranks(worlds, tmp_path):
     assert worlds(4).run(draws, str(tmp_path), 4, True)[1] != others[0]
 
 
-def test_random_states_of_an_older_checkpoint():
+def test_random_states_of_an_older_checkpoint_are_restored():
     torch.manual_seed(3)
     saved, drawn = random_states(), torch.rand(3)
     restore_random_states(saved)

@@ -1,4 +1,4 @@
-"""What a strategy is asked, by whom and when; and that another one needs no change elsewhere."""
+"""What a strategy is asked, and when; and that another one needs no change elsewhere."""
 
 import pkgutil
 from pathlib import Path
@@ -18,19 +18,19 @@ def members(kind: type) -> set[str]:
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_no_strategy_has_more_than_the_protocol(name):
-    """Nothing else can come to depend on one of them."""
+    """So no other code can depend on a particular one."""
     kind, facts = pkgutil.resolve_name(STRATEGIES[name].place), STRATEGIES[name]
     assert issubclass(kind, Strategy) and members(kind) == members(Strategy)
     assert kind.divided == facts.divides and facts.summary
 
 
-def test_a_process_alone_needs_none():
+def test_a_process_alone_has_the_base_class():
     for name in STRATEGIES:
         assert type(build_strategy(name, Exchange())) is Strategy
 
 
 class Recording(Strategy):
-    """Writes down what it is asked in a step, and by an evaluation or a checkpoint."""
+    """Records which methods are called in a step, by an evaluation and by a checkpoint."""
 
     WATCHED = ("collect_gradients", "norm", "agree", "drop_gradients", "after_step", "make_equal")
 
@@ -48,7 +48,7 @@ class Recording(Strategy):
         return call
 
 
-def test_order_of_a_step(tmp_path):
+def test_the_order_of_calls_in_a_step(tmp_path):
     strategy = Recording()
     trainer = make_trainer(tmp_path, epochs=1, accumulation=2, strategy=strategy, max_steps=2)
     saved, evaluated = trainer.saver.save, trainer.evaluate
@@ -69,7 +69,7 @@ def test_order_of_a_step(tmp_path):
 
 
 class EveryFewSteps(Strategy):
-    """Ranks step by themselves; every few steps their weights become the mean."""
+    """Ranks step independently; every few steps their weights are averaged."""
 
     def __init__(self, exchange: Exchange, every: int):
         super().__init__(exchange)
@@ -95,7 +95,7 @@ class EveryFewSteps(Strategy):
 
 
 def final_weights(exchange, folder: Path, every: int | None, steps: int, momentum: float):
-    """Of this rank, after so many steps; `every` None: ddp. They are not made equal at the end."""
+    """This rank's weights after some steps, not made equal at the end; `every` None: ddp."""
     strategy = "ddp" if every is None else EveryFewSteps(exchange, every)
     trainer = make_trainer(
         folder / str(exchange.rank), exchange=exchange, strategy=strategy, max_steps=steps,
@@ -123,7 +123,7 @@ def test_ranks_differ_between_two_averages(worlds, tmp_path):
 
 
 def ending_weights(exchange, folder: Path):
-    """Of this rank's model, after a run without an average within it."""
+    """This rank's weights after a run that averaged only at its end."""
     trainer = make_trainer(
         folder / str(exchange.rank), exchange=exchange, max_steps=4, model=network(dropout=0.0),
         strategy=EveryFewSteps(exchange, every=10**9),

@@ -31,7 +31,7 @@ def batches(n, dtype, steps=3, shift=0.0):
 
 
 def passes(model, inputs, directions) -> dict:
-    """What comes out of some training passes and one in evaluation mode, and goes back."""
+    """Outputs and gradients of some training passes and one in evaluation mode."""
     found = {}
     for step, (x, direction) in enumerate(zip(inputs, directions, strict=True)):
         x = x.clone().requires_grad_()
@@ -68,14 +68,14 @@ def of_rank(exchange, shares, dtype, options, shift) -> dict:
     [{}, {"momentum": None}, {"affine": False}, {"track": False}],
     ids=str,
 )
-def test_it_is_the_whole_batch_s(worlds, shares, options):
+def test_it_equals_batch_norm_of_the_whole_batch(worlds, shares, options):
     check(worlds, shares, torch.float64, options, 0.0, 1e-10)
 
 
 @pytest.mark.parametrize("shift", [0.0, 100.0])
 @pytest.mark.parametrize("shares", ((3, 3), (2, 1, 4, 1)), ids=str)
 def test_in_float32(worlds, shares, shift):
-    """Also of values far from 0, whose squares would leave nothing of the variance."""
+    """Also of values far from 0, where a mean of squares would have no digit of the variance."""
     check(worlds, shares, torch.float32, {}, shift, 1e-4 if not shift else 5e-3)
 
 
@@ -87,7 +87,7 @@ def check(worlds, shares, dtype, options, shift, tolerance):
         if name[0].isdigit() or (name == "eval" and options.get("track", True)):
             found = torch.cat([part[name] for part in parts])
             torch.testing.assert_close(found, value, rtol=tolerance, atol=tolerance)
-        elif name != "eval":  # which has no statistics of other samples without tracked ones
+        elif name != "eval":  # which without running statistics takes those of its own samples
             for part in parts:
                 torch.testing.assert_close(part[name], value, rtol=tolerance, atol=tolerance)
                 assert torch.equal(part[name], parts[0][name])
@@ -125,7 +125,7 @@ def test_bf16_and_memory_formats(worlds, channels_last):
 
 
 @pytest.mark.parametrize("affine", [False, True])
-def test_the_gradient_is_that_of_differences(affine):
+def test_the_gradient_equals_finite_differences(affine):
     torch.manual_seed(0)
     norm = SyncBatchNorm2d(3, affine=affine, track_running_stats=False).double()
     x = torch.randn(4, 3, 2, 2, dtype=torch.float64, requires_grad=True)
@@ -137,7 +137,7 @@ def test_the_gradient_is_that_of_differences(affine):
     assert torch.autograd.gradcheck(call, (x, *weights) if affine else (x,))
 
 
-def test_it_keeps_the_input_and_little_else():
+def test_it_keeps_the_input_and_little_else_for_the_backward_pass():
     kept = []
     norm, x = SyncBatchNorm2d(3), torch.randn(4, 3, 2, 2, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
@@ -171,7 +171,7 @@ def test_what_is_refused_and_what_stays():
 
 
 def elsewhere(exchange):
-    """Gradients at other weights, with copies of the buffers, as the virtual step takes them."""
+    """Gradients at other weights, with copies of the buffers, as in a virtual step."""
     torch.manual_seed(0)
     model = sync_batch_norms(ResNet(18, 3, width=4, stem="cifar").double(), exchange)
     x = torch.randn(4, 3, 8, 8, dtype=torch.float64)
@@ -187,7 +187,7 @@ def elsewhere(exchange):
     return [exchange.sum(gradient) for gradient in gradients]
 
 
-def test_of_a_model_with_other_weights(worlds):
+def test_a_functional_call_with_other_weights(worlds):
     expected = elsewhere(Exchange())
     for size in (2, 4):
         for found in worlds(size).run(elsewhere):

@@ -1,5 +1,5 @@
 """Groups of processes over gloo that run one test case after another. Importing PyTorch takes
-seconds: one process does it, of which all of them are forks, and a group is started once for each
+seconds, so one process does it and all others are its forks; a group is started once for each
 number of processes."""
 
 import multiprocessing
@@ -12,9 +12,9 @@ from multiprocessing.connection import wait
 
 from patience import PATIENCE
 
-# Imported before the forks. No module of this project: it is to be found by sys.path as it is then.
+# Imported before the forks. No module of this project: sys.path decides later which one it is.
 IMPORTED = ["torch", "torch._dynamo", "torch.distributed.fsdp", "torch.func"]
-# Seconds for the other ranks after one has raised an exception: they may wait for it in vain.
+# Seconds that the other ranks have after an exception of one: they may wait for it in vain.
 AFTER_A_FAILURE = 10
 
 
@@ -52,7 +52,7 @@ class World:
                     text, results[rank] = pipe.recv()
                     if text:
                         patience = AFTER_A_FAILURE
-                except (EOFError, OSError) as error:  # the others notice it by themselves
+                except (EOFError, OSError) as error:  # the others will notice
                     text = f"it died: {error!r}"
                 if text:
                     failures.append(f"rank {rank}: {text}")
@@ -60,7 +60,7 @@ class World:
                 failures += [f"rank {rank}: no answer" for rank in waiting.values()]
                 break
         if failures:
-            self.close()  # the ranks may be at different places
+            self.close()  # the ranks may be out of step
             raise AssertionError("\n".join(failures))
         return results
 
@@ -77,7 +77,7 @@ class World:
 
 
 class Worlds:
-    """`worlds(2)`: the group of two, started when it is first asked for, or after one broke."""
+    """`worlds(2)`: the group of two, started at the first call, and again after a failure."""
 
     def __init__(self):
         self.groups: dict[int, World] = {}

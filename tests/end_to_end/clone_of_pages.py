@@ -1,4 +1,4 @@
-"""A folder that looks like a clone, in which the commands of the pages run.
+"""A folder that looks like a clone, in which the commands of the documentation run.
 
 They run as they stand, with flags that shorten them and local data, of which the built-in sets have
 a part; ImageNet weights come from torchvision's cache, where the test has put some.
@@ -41,7 +41,7 @@ class Result:
 
 
 def run(command: str) -> Result:
-    """`python resnet50_test.py --depth 18`, say, in this process."""
+    """Runs a command such as `python resnet50_test.py --depth 18` in this process."""
     _, entry, *arguments = shlex.split(command)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     out, err = io.StringIO(), io.StringIO()
@@ -56,7 +56,7 @@ def run(command: str) -> Result:
 
 @contextlib.contextmanager
 def clone(folder: Path):
-    """`folder` looks like a clone, with pictures and a run in it, and is the present one."""
+    """Makes `folder` look like a clone, with pictures and a run, and the working directory."""
     for name in (*ENTRIES, "utils", "recipes", "tuning"):
         (folder / name).symlink_to(ROOT / name)
     url = torchvision.models.get_model_weights("resnet18").DEFAULT.url
@@ -129,7 +129,7 @@ def newest(run_folder: str) -> Path:
 
 
 def shortened(command: str, output: str = "runs/mine") -> str:
-    """A command that takes a second or two, and leaves alone what others go on with."""
+    """The command, changed to take a second or two and not to disturb other commands' runs."""
     entry = command.split()[1]
     if any(flag in command for flag in ("--eval_only", "--predict", "--export")):
         return command

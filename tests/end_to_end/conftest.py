@@ -1,4 +1,4 @@
-"""The entry script in the process of the test, each time in a folder of its own."""
+"""The entry script within the test process, each time in a new folder."""
 
 import pytest
 from quick_runs import handlers_put_back, quick
@@ -8,7 +8,7 @@ from resnet50_test import main
 
 @pytest.fixture
 def own_folder(tmp_path, monkeypatch):
-    """The present folder is an empty one, runs are quick, signal handlers are put back."""
+    """Makes an empty folder the working directory and runs quick, and restores signal handlers."""
     monkeypatch.chdir(tmp_path)
     quick(monkeypatch)
     with handlers_put_back():
@@ -17,7 +17,7 @@ def own_folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def run(capfd):
-    """run(flags) -> (exit code, what was said, the line of the error or '')."""
+    """run(flags) -> (exit code, output, the line of the error or '')."""
 
     def start(*arguments) -> tuple[int, str, str]:
         capfd.readouterr()
@@ -32,7 +32,7 @@ def run(capfd):
 
 @pytest.fixture
 def works(run):
-    """Runs the entry, which must exit with 0; returns what it said."""
+    """Runs the entry, which must exit with 0; returns its output."""
 
     def start(*arguments) -> str:
         code, out, error = run(*arguments)

@@ -15,7 +15,7 @@ ENTRIES = {"resnet50_test.py": resnet50_test, "transformer_test.py": transformer
 
 
 def text(page: str) -> str:
-    """A page, its broken lines of commands joined."""
+    """A page, with continued lines of commands joined."""
     return re.sub(r" \\\n +", " ", (ROOT / page).read_text(encoding="utf-8"))
 
 

@@ -1,5 +1,5 @@
 """Settings drawn at random from the whole space of an entry: a run of two steps works, or says in
-one line why it cannot (exit code 2). Never a traceback."""
+one line why it cannot (exit code 2), never by a traceback."""
 
 import contextlib
 import io
@@ -22,7 +22,7 @@ OPTIONS = {
     "print_blob": True,
 }
 FEW, MANY = 20, 400  # settings that are drawn in `make test`, in `make slow`
-# With SOAK other settings are drawn in every call.
+# With SOAK every call draws other settings.
 REPEATABLE = "SOAK" not in os.environ
 ALWAYS_FIXED = {"config", "resume", "compile", "wandb", "dataset", "wandb_project", "wandb_tags"}
 # For settings that both entries have.
@@ -40,8 +40,8 @@ SHARED_VALUES = {
 
 @dataclass
 class Space:
-    """The settings of an entry, as the present folder, with a run `trained` and its copy `kept`,
-    has data for them.
+    """The settings of an entry, for data in the working directory, which also has a run `trained`
+    and its copy `kept`.
 
     Args:
         base: always given, so that a run takes a fraction of a second, without network and GPU.
@@ -62,7 +62,7 @@ class Space:
         return fields(self.settings).keys() - self.base.keys() - ALWAYS_FIXED
 
     def values(self, name: str):
-        """Valid ones mostly, and a few beyond the range."""
+        """Values of a setting: mostly valid ones, and a few out of range."""
         field = fields(self.settings)[name]
         meta, kind = field.metadata, str(field.type)
         own = SHARED_VALUES | self.own_values
@@ -96,7 +96,7 @@ class Space:
         return chosen()
 
     def run(self, chosen: dict) -> str | None:
-        """The line of the error; None where the run worked."""
+        """The line of the error; None if the run worked."""
         shutil.rmtree("run", ignore_errors=True)
         shutil.rmtree("trained", ignore_errors=True)
         shutil.copytree("kept", "trained")
@@ -110,8 +110,8 @@ class Space:
         return errors[0] if errors else None
 
     def check(self, chosen: dict) -> None:
-        """Whatever is refused by name is left out, until the rest works or something else is
-        wrong."""
+        """Leaves out what is refused by name, until the rest works or is refused for another
+        reason."""
         while (error := self.run(chosen)) is not None:
             named = [n for n in re.findall(r"--(\w+)", error) if n in chosen]
             named = [n for n in named if n not in self.needed]

@@ -1,4 +1,4 @@
-"""--auto_batch from the command line: what it says, what it keeps, and how such a run goes on."""
+"""--auto_batch from the command line: messages, what is kept, and how such a run is resumed."""
 
 import json
 import re
@@ -45,7 +45,7 @@ def losses(folder: str) -> list:
 
 @pytest.fixture
 def room_for(monkeypatch):
-    """room_for(n): a micro-batch of n samples fits, and none of more."""
+    """room_for(n): makes micro-batches of at most n samples fit."""
 
     def limit(n: int) -> None:
         def needed(self, samples: int) -> float:
@@ -65,7 +65,7 @@ def test_a_run_that_fits_is_the_same_to_the_bit(works):
     assert weights("plain") == weights("probed") and losses("plain") == losses("probed")
 
 
-def test_smaller_micro_batches_of_the_same_step(works, room_for):
+def test_smaller_micro_batches_keep_the_step(works, room_for):
     works(*TINY, "--bs", 4, "--accumulation_steps", 4, "--output", "by_hand")
     room_for(5)
     said = works(*TINY, "--bs", 16, "--auto_batch", "--output", "probed")
@@ -79,14 +79,14 @@ def test_smaller_micro_batches_of_the_same_step(works, room_for):
     assert "batch_size: 4  # auto_batch" in written and "auto_batch: true  # command" in written
 
 
-def test_larger_micro_batches_than_were_asked_for(works, room_for):
+def test_micro_batches_may_be_larger_than_asked_for(works, room_for):
     room_for(8)
     said = works(*TINY, "--bs", 2, "--accumulation_steps", 16, "--auto_batch", "--output", "run")
     assert "32 samples a step as 4 micro-batches of 8" in said
 
 
 @pytest.mark.slow
-def test_a_resumed_run_takes_the_same_without_probing(works, room_for, monkeypatch):
+def test_a_resumed_run_takes_the_same_size_without_probing(works, room_for, monkeypatch):
     room_for(5)
     flags = [*TINY, "--bs", 16, "--auto_batch", "--epochs", "2", "--save_every", "3"]
     works(*flags, "--output", "whole")
@@ -106,7 +106,7 @@ def test_a_resumed_run_takes_the_same_without_probing(works, room_for, monkeypat
 
 
 @pytest.mark.slow
-def test_a_resumed_run_keeps_what_it_found(works, fails, room_for):
+def test_a_resumed_run_keeps_the_size_that_was_found(works, fails, room_for):
     room_for(5)
     works(*TINY, "--bs", 16, "--auto_batch", "--max_steps", "2", "--output", "run")
     assert "was started with 4" in fails("--resume", "run", "--bs", 2, "--max_steps", 3)
@@ -114,7 +114,7 @@ def test_a_resumed_run_keeps_what_it_found(works, fails, room_for):
     works("--resume", "run", "--auto_batch", "--max_steps", 3)
 
 
-def test_a_step_that_is_shorter_than_the_batch_stays(works):
+def test_a_step_smaller_than_the_batch_is_kept(works):
     flags = [*TINY, "--global_batch", 8, "--bs", 16]
     works(*flags, "--output", "plain")
     said = works(*flags, "--auto_batch", "--output", "probed")
@@ -154,7 +154,7 @@ def test_meta_mixup_is_probed_with_its_own_batch(works, form):
     assert weights("plain") == weights("probed") and losses("plain") == losses("probed")
 
 
-def test_nothing_fits(fails, room_for):
+def test_it_is_an_error_if_nothing_fits(fails, room_for):
     room_for(1)
     line = fails(*TINY, "--bs", 16, "--auto_batch", "--output", "run")
     assert "not even the smallest micro-batch fits into the 1 GB" in line
@@ -162,7 +162,7 @@ def test_nothing_fits(fails, room_for):
 
 
 @pytest.mark.slow
-def test_a_frozen_backbone_has_no_statistics_to_speak_of(works, room_for):
+def test_no_warning_about_statistics_of_a_frozen_backbone(works, room_for):
     works(*TINY, "--bs", 16, "--output", "run")
     room_for(4)
     flags = ["--pretrained", "run", "--freeze_backbone", "--auto_batch", "--bs", 16]
@@ -171,8 +171,8 @@ def test_a_frozen_backbone_has_no_statistics_to_speak_of(works, room_for):
 
 
 @pytest.mark.slow
-def test_an_actual_limit(works, monkeypatch):
-    """By what the probe itself counts: a larger limit, a larger micro-batch."""
+def test_a_larger_limit_gives_larger_micro_batches(works, monkeypatch):
+    """With real limits, between what the probe counts for two sizes."""
     sizes = []
     for megabytes in (455, 460, 475, 520):
         monkeypatch.setattr(auto_batch, "available_memory", lambda mb=megabytes: 1e6 * mb)
@@ -185,7 +185,7 @@ def of_texts(*flags) -> None:
     assert transformer_test.main([str(flag) for flag in (*TEXTS, *flags)]) == 0
 
 
-def test_texts_by_samples_and_by_tokens(room_for, capfd):
+def test_texts_are_cut_by_samples_or_by_tokens(room_for, capfd):
     room_for(5)
     of_texts("--bs", 16, "--auto_batch", "--output", "samples")
     said = capfd.readouterr().out

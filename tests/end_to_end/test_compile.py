@@ -11,7 +11,7 @@ FLAGS = [
 
 
 @pytest.mark.slow
-def test_compiled_equals_plain(tmp_path, run_entry_script):
+def test_a_compiled_run_equals_the_plain_one(tmp_path, run_entry_script):
     weights = []
     for name, flags in (("plain", []), ("compiled", ["--compile"])):
         result = run_entry_script([*FLAGS, *flags, "--output", tmp_path / name])
@@ -21,6 +21,6 @@ def test_compiled_equals_plain(tmp_path, run_entry_script):
     assert plain.keys() == compiled.keys()
     for name, value in plain.items():
         torch.testing.assert_close(compiled[name], value, rtol=1e-2, atol=1e-3, msg=name)
-    # A compiled run is resumed as a plain one.
+    # A compiled run can be resumed as a plain one.
     result = run_entry_script(["--resume", tmp_path / "compiled", "--no_compile", "--epochs", "2"])
     assert result.returncode == 0, result.stderr

@@ -1,4 +1,4 @@
-"""The README and docs/: every flag is explained, every name exists, every table is the code's."""
+"""The README and docs/: flags are explained, names exist, and tables agree with the code."""
 
 import contextlib
 import re
@@ -21,7 +21,7 @@ from utils.training.log import NOTABLE
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_every_flag_stands_in_the_page_of_flags(entry, capsys):
+def test_every_flag_is_on_the_page_of_flags(entry, capsys):
     with pytest.raises(SystemExit):
         ENTRIES[entry].main(["--help"])
     listed = re.findall(r"^ {2}(-.*)", capsys.readouterr().out, re.M)
@@ -42,8 +42,8 @@ def test_flags_that_are_named_exist():
         assert {name for name in named if name.replace("-", "_") not in known} <= foreign, page
 
 
-def test_what_differs_for_texts():
-    """Defaults of flags that both entries have; the data set differs by its nature."""
+def test_differences_for_texts_are_listed():
+    """Other defaults of flags that both entries have, except the data set."""
     pictures, texts = (fields(entry.Settings) for entry in ENTRIES.values())
     table = text("docs/flags.md").split("Of the common flags these differ")[1].split("\n## ")[0]
     told = re.findall(r"^\| `--(\w+)` \| `?(\w+)`? by default \(pictures: `?(\w+)`?\)", table, re.M)
@@ -56,8 +56,8 @@ def test_what_differs_for_texts():
 
 
 @pytest.mark.parametrize("recipe", sorted(ROOT.glob("recipes/*.yaml")), ids=lambda path: path.name)
-def test_recipes(recipe):
-    """Each can be read by one of the programs, and is named in the page of flags or by `make`."""
+def test_recipes_are_valid_and_named(recipe):
+    """Each can be read by one of the programs, and is named on the page of flags or by `make`."""
     settings = [entry.Settings for entry in ENTRIES.values()]
     fits = []
     for config_class in settings:
@@ -69,7 +69,7 @@ def test_recipes(recipe):
     assert f"recipes/{recipe.name}" in named
 
 
-def test_aliases():
+def test_the_table_of_aliases():
     told = {
         alias.lstrip("-"): cells[0].strip("`-")
         for cells in rows("docs/flags.md", "## Names from timm and torchvision")[2:]
@@ -78,7 +78,7 @@ def test_aliases():
     assert told == ALIASES
 
 
-def test_schedules():
+def test_the_table_of_schedules():
     table = rows("docs/flags.md", "## Optimizer and learning rate")
     table = table[next(i for i, cells in enumerate(table) if cells[0] == "`--sched`") + 2 :]
     told = {cells[0].strip("`"): set(re.findall(r"--(\w+)", cells[2])) for cells in table}
@@ -86,8 +86,8 @@ def test_schedules():
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_optimizers(name):
-    """Where this fails for a new one, the row that it asks for is to be added."""
+def test_the_table_of_optimizers(name):
+    """If this fails for a new one, add the row that it prints."""
     entry = OPTIMIZERS[name]
     flags = ", ".join(f"`--{flag}`" for flag in entry.settings)
     row = [f"`{name}`", entry.summary, flags]
@@ -96,7 +96,7 @@ def test_optimizers(name):
     )
 
 
-def test_what_a_resumed_run_may_change():
+def test_settings_that_a_resumed_run_may_change_are_listed():
     table = rows("docs/resume.md", "## What may change")[2:]
     told = [set(re.findall(r"--(\w+)", cells[1])) for cells in table]
     kinds = {"free": set(), "evaluation": set()}
@@ -107,7 +107,7 @@ def test_what_a_resumed_run_may_change():
     assert told[-1] == kinds["evaluation"]
 
 
-def test_advice_on_time():
+def test_advice_on_time_is_listed():
     table = rows("docs/performance.md", "## Where does the time go?")[2:]
     told = {cells[0].strip("`"): float(cells[1].removesuffix(" %")) / 100 for cells in table}
     assert told == NOTABLE
@@ -128,7 +128,7 @@ def test_advice_on_time():
         assert set(re.findall(r"--\w+", advice)) <= coded(helps), phase
 
 
-def test_links_and_names_of_files():
+def test_links_and_named_files_exist():
     for page in [*PAGES, *RESULTS]:
         content = page.read_text(encoding="utf-8")
         for name in re.findall(r"\]\((?!http)([^)#]+)\)", content):

@@ -1,6 +1,5 @@
-"""Every command and Python block of the README and docs/ runs, and leaves what the pages tell of.
-
-Curves are drawn of three runs only.
+"""Every command and Python block of the README and docs/ runs, and makes the files that the pages
+describe. Curves are drawn for three runs only.
 """
 
 import contextlib
@@ -30,7 +29,7 @@ from utils.models.resnet import ResNet
 from utils.settings.config import parse
 from utils.training.times import PHASES
 
-# What a command with this flag says; the others train, and say their accuracy.
+# Output of a command with this flag; the others train, and print their accuracy.
 SAID = {
     "--dry_run": "dry run: nothing was kept",
     "--predict": "predictions: ",
@@ -46,7 +45,7 @@ SAID_BESIDES = {
     "--pretrained runs/my_": "weights from runs/my_",
     "--on_bad skip": "1 bad row left out",
 }
-# What training leaves in its folder, always or with this flag.
+# Files of a training, always or with this flag.
 LEFT = {
     "": "summary.json",
     "--report": "report/per_class.csv",
@@ -62,9 +61,9 @@ def workplace(tmp_path_factory):
         yield folder
 
 
-# Before the commands, some of which train these runs further: an export is made once only.
+# Before the commands, some of which train these runs further: an export is made only once.
 @pytest.mark.parametrize("block", blocks("python"))
-def test_python_blocks(workplace, block, capsys):
+def test_python_blocks_run(workplace, block, capsys):
     if "onnx" in block:
         run_folder = re.search(r"runs/\w+", block)[0]
         entry, new = _USES[run_folder]
@@ -85,7 +84,7 @@ def test_python_blocks(workplace, block, capsys):
     assert any(word in said for word in words)
 
 
-# Run -> its entry, and the file that the page's block on ONNX takes.
+# Run -> its entry, and the file that the block on ONNX takes.
 _USES = {
     "runs/my_run": ("resnet50_test.py", "new_pictures/1.jpg"),
     "runs/my_texts": ("transformer_test.py", "new_texts.txt"),
@@ -93,9 +92,9 @@ _USES = {
 
 
 @pytest.mark.parametrize("block", blocks("bash"))
-def test_commands(workplace, block):
+def test_commands_run(workplace, block):
     for line in filter(None, map(str.strip, block.splitlines())):
-        # The pages name a checkpoint and a folder of their own.
+        # The pages name their own checkpoint and folder.
         command = re.sub(r"step-\d{8}", newest("runs/my_run").name, line)
         if command.startswith("python ") and command.split()[1] in ENTRIES:
             _run_entry(workplace, command)
@@ -121,7 +120,7 @@ def test_commands(workplace, block):
 
 
 def _prepare_launch(command: str) -> None:
-    """All but the launch itself; what that does is tested in tests/distributed/."""
+    """All but the launch itself, which tests/distributed/ tests."""
     variables, _, arguments = command.partition("bash run_distributed.sh")
     environ = dict(word.split("=") for word in variables.split())
     with pytest.MonkeyPatch.context() as patch:
@@ -133,7 +132,7 @@ def _prepare_launch(command: str) -> None:
 
 
 def _prepare_search(command: str) -> None:
-    """All but the trials; what these do is tested in tests/tuning/."""
+    """All but the trials, which tests/tuning/ tests."""
     name = re.match(r"bash tuning/(\w+)\.sh ", command)[1]
     program = importlib.import_module(f"tuning.{name}")
     flags = for_trials(shlex.split(command)[2:])
@@ -144,7 +143,7 @@ def _prepare_search(command: str) -> None:
     assert "tuning lr" in said.getvalue() or "--params" in command
 
 
-@functools.cache  # a command that stands on two pages runs once
+@functools.cache  # a command on two pages runs once
 def _run_entry(workplace: Path, command: str) -> None:
     if "--help" in command:
         words = [sys.executable, *shlex.split(command)[1:]]
@@ -153,9 +152,9 @@ def _run_entry(workplace: Path, command: str) -> None:
         return
     shutil.rmtree(workplace / "runs" / "mine", ignore_errors=True)
     before = set(Path("runs").iterdir())
-    with pytest.MonkeyPatch.context() as patch:  # half a second for each, the confusions as well
+    with pytest.MonkeyPatch.context() as patch:  # each takes half a second
         patch.setattr("utils.runs.summary.draw_curves", lambda *_: None)
-        patch.setattr("utils.reporting.classes._picture", lambda *_: b"")
+        patch.setattr("utils.reporting.classes.draw_confusions", lambda *_: b"")
         result = run(shortened(command))
     assert result.code == 0, f"{command}\n{result.err}"
     assert "error" not in result.err and "Warning" not in result.err
@@ -185,7 +184,7 @@ def test_cifar_stem_in_torchvision():
 
 @pytest.fixture(scope="module")
 def full_run(workplace) -> Path:
-    """A run that leaves all it can but what wandb does."""
+    """A run with all files that there can be, except those of wandb."""
     entry = "python resnet50_test.py"
     flags = "--dataset shapes --val_fraction 0.1 --ema_decay 0.9 --report --profile"
     flags += " --meta_learning --meta_every 1 --log_clean_accuracy --output runs/full"
@@ -195,7 +194,7 @@ def full_run(workplace) -> Path:
     return Path("runs/full")
 
 
-def test_files(full_run):
+def test_files_of_a_run_are_documented(full_run):
     told = {cells[0].strip("`").split("/")[0] for cells in rows("docs/run_folder.md")[2:]}
     assert told == {path.name for path in full_run.iterdir()} | {"wandb", "tokenizer.json"}
     checkpoint = rows("docs/run_folder.md", "## A checkpoint")[2:]
@@ -205,7 +204,7 @@ def test_files(full_run):
         assert (full_run / "report" / name).is_file() and name in text("docs/run_folder.md")
 
 
-def test_files_of_runs_on_texts(workplace):
+def test_files_of_a_run_on_texts_are_documented(workplace):
     command = "python transformer_test.py --resume runs/my_texts"
     assert run(f"{command} --export safetensors").code == 0
     assert run(f"{command} --predict new_texts.csv").code == 0
@@ -219,7 +218,7 @@ def test_files_of_runs_on_texts(workplace):
     assert columns[:3] == re.search(r"`(line,text,class)`", told["predictions.csv"])[1].split(",")
 
 
-def test_keys_of_the_summary(full_run):
+def test_keys_of_the_summary_are_documented(full_run):
     folders = (full_run, Path("runs/my_texts"))
     summaries = [json.loads((f / "summary.json").read_text(encoding="utf-8")) for f in folders]
     table = rows("docs/run_folder.md", "## summary.json")[2:]
@@ -227,7 +226,7 @@ def test_keys_of_the_summary(full_run):
     assert coded(table[0][1]) >= {"finished", "stopped_early", "interrupted"}
 
 
-def test_keys_of_the_metrics(full_run):
+def test_keys_of_the_metrics_are_documented(full_run):
     lines = [json.loads(line) for line in (full_run / "metrics.jsonl").read_text().splitlines()]
     part = text("docs/run_folder.md").split("## metrics.jsonl")[1].split("```")[0]
     keys = {key for line in lines for key in line}

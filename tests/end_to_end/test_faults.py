@@ -1,4 +1,4 @@
-"""What is wrong is said in one line with exit code 2, and nothing is lost."""
+"""A mistake or fault is reported in one line with exit code 2, and nothing is lost."""
 
 import json
 import os
@@ -70,12 +70,12 @@ def test_config_yaml_is_a_recipe(capfd):
     assert "subset: 100.0  # command line" in Path("one/config.yaml").read_text()
 
 
-def test_a_folder_that_holds_a_run(fails):
+def test_a_folder_that_has_a_run_is_refused(fails):
     assert main([*SHAPES, "--output", "run"]) == 0
     assert "already holds a run: go on with it by --resume run" in fails(*SHAPES, "--output", "run")
 
 
-def test_a_folder_in_use(fails):
+def test_a_folder_in_use_is_refused(fails):
     holder = subprocess.Popen(
         [sys.executable, "-c", "import sys; sys.path.insert(0, sys.argv[1]); from pathlib import "
          "Path; from utils.reporting.run_folder import RunFolder; r = RunFolder(Path('run')); "
@@ -87,7 +87,7 @@ def test_a_folder_in_use(fails):
     holder.communicate(b"")
 
 
-def test_an_output_that_cannot_be_written(fails, tmp_path):
+def test_an_output_that_cannot_be_written_is_refused(fails, tmp_path):
     Path("file").write_text("")
     assert "choose a folder that can be written" in fails(*SHAPES, "--output", "file/run")
     disk = tmp_path / "disk"
@@ -100,7 +100,7 @@ def test_an_output_that_cannot_be_written(fails, tmp_path):
         assert "Read-only file system; choose a folder that can be written" in line
 
 
-def test_no_network(fails, monkeypatch):
+def test_a_missing_network_is_reported(fails, monkeypatch):
     for name in ("http_proxy", "https_proxy", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     monkeypatch.delenv("no_proxy", raising=False)
@@ -110,7 +110,7 @@ def test_no_network(fails, monkeypatch):
     assert not Path("runs").exists() or not list(Path("runs").iterdir())
 
 
-def test_a_broken_archive(fails):
+def test_a_broken_archive_is_reported(fails):
     Path("data").mkdir()
     Path("data/cifar-10-python.tar.gz").write_bytes(b"not an archive")
     line = fails(*TINY)
@@ -130,7 +130,7 @@ def test_a_broken_archive(fails):
         ("unknown test class", "fox"),
     ],
 )
-def test_folders_that_will_not_do(fails, case, expected):
+def test_unsuitable_folders_are_refused(fails, case, expected):
     root = Path("pictures")
     if case == "empty":
         root.mkdir()
@@ -170,13 +170,13 @@ def test_changed_data_is_refused_on_resume(fails):
     "flags, name",
     [(["--depth", "34"], "--depth 34"), (["--seed", "3"], "--seed 3"), (["--bs", "8"], "batch")],
 )
-def test_settings_that_must_stay_are_refused_by_name(fails, flags, name):
+def test_changes_of_fixed_settings_are_refused_by_name(fails, flags, name):
     assert main([*SHAPES, "--output", "run"]) == 0
     line = fails("--resume", "run", *flags)
     assert name in line and "must keep it" in line
 
 
-def test_resume_into_another_folder():
+def test_a_run_may_be_resumed_into_another_folder():
     assert main([*SHAPES, "--output", "run"]) == 0
     assert main(["--resume", "run", "--output", "other", "--max_steps", "6"]) == 0
     lines = Path("other/metrics.jsonl").read_text().splitlines()
@@ -192,8 +192,8 @@ def test_resume_without_a_value_takes_the_newest(capfd):
     assert json.loads((run / "summary.json").read_text())["steps"] == 5
 
 
-def test_a_kill_while_the_report_is_written_loses_no_part_of_it(monkeypatch):
-    """The summary, by which a run counts as finished, is written after everything else."""
+def test_a_kill_during_the_report_loses_no_part_of_it(monkeypatch):
+    """The summary, which marks a run as finished, is written last."""
     import utils.runs.summary
 
     def killed(*_):
@@ -250,7 +250,7 @@ def test_the_command_line_wins_over_a_recipe():
     assert main([*SHAPES, *flags, "--output", "run"]) == 0
 
 
-def test_resume_of_nothing(fails):
+def test_resume_without_a_run_is_refused(fails):
     assert "there is no run of resnet50_test.py" in fails("--resume")
     assert "no such folder" in fails("--resume", "nowhere")
     assert main([*SHAPES, "--output", "run"]) == 0
@@ -259,7 +259,7 @@ def test_resume_of_nothing(fails):
     assert "--resume RUN" in fails("--eval_only")
 
 
-def test_damaged_checkpoint_falls_back(capfd):
+def test_a_damaged_checkpoint_is_replaced_by_the_one_before(capfd):
     assert main([*SHAPES, "--output", "run", "--save_every", "1"]) == 0
     newest = Path("run/checkpoints/step-00000004")
     (newest / "state.json").write_text("{}")
@@ -271,12 +271,12 @@ def test_damaged_checkpoint_falls_back(capfd):
     assert main(["--resume", "run"]) == 2
 
 
-def test_loss_that_is_not_finite(fails):
+def test_a_loss_that_is_not_finite_is_reported(fails):
     line = fails(*SHAPES, "--lr", "1e30", "--output", "run")
     assert "is not finite" in line and "--lr 1e+30" in line and "--on_nonfinite skip" in line
 
 
-def test_names_with_spaces_and_other_letters():
+def test_names_may_have_spaces_and_any_letters():
     root = tree(Path("Bilder von Müllers Katze"), classes=("Kätzchen", "犬 dog"))
     result = subprocess.run(
         [sys.executable, ROOT / "resnet50_test.py", *FOLDER, "--data_dir", root, "--output",
@@ -318,5 +318,5 @@ def test_wrong_flags_exit_before_pytorch_is_imported():
         ["--config", "absent.yaml"],
     ],
 )
-def test_values_that_will_not_do(fails, flags):
+def test_unsuitable_values_are_refused(fails, flags):
     assert fails("--dataset", "shapes", *TINY, *flags)

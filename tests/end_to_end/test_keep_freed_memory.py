@@ -1,4 +1,4 @@
-"""--keep_freed_memory from the command line, and what is said of --fused memory on a CPU."""
+"""--keep_freed_memory from the command line, and the note on --fused memory on a CPU."""
 
 import pytest
 
@@ -11,7 +11,7 @@ TINY = [
 ]  # fmt: skip
 
 
-def test_it_is_on_and_can_be_left_out(works, monkeypatch):
+def test_it_is_on_by_default_and_can_be_switched_off(works, monkeypatch):
     told = []
     monkeypatch.setattr(host_memory, "keep_freed_memory", lambda: told.append("kept"))
     works(*TINY, "--no_keep_freed_memory", "--output", "without")
@@ -25,7 +25,7 @@ def test_it_has_no_effect_on_a_gpu(fails):
     assert line.startswith("error: --keep_freed_memory has no effect")
 
 
-def test_fused_memory_is_said_to_be_for_gpus(works):
+def test_a_note_says_that_fused_memory_is_for_gpus(works):
     note = "note: --fused memory is for GPUs"
     assert note in works(*TINY, "--fused", "memory", "--output", "run")
     assert note not in works("--resume", "run", "--eval_only")

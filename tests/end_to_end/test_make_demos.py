@@ -11,7 +11,7 @@ from pages import ENTRIES, ROOT
 
 @pytest.mark.slow
 def test_make_demo_tuning(tmp_path):
-    """In a copy, as a study that is there already would be gone on with."""
+    """In a copy, as an existing study would be continued."""
     for name in (*ENTRIES, "utils", "recipes", "tuning", "Makefile", "requirements.txt"):
         (tmp_path / name).symlink_to(ROOT / name)
     environment = Path(sys.prefix)

@@ -1,4 +1,4 @@
-"""Mixup from the command line: what a run leaves and says, and that it goes on as it began."""
+"""Mixup from the command line: a run's files and messages, and how it is resumed."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ def newest(run: str) -> Path:
         (["--meta_learning", "--meta_batch", "8", "--meta_form", "sample"], "meta"),
     ],
 )  # fmt: skip
-def test_what_is_said_and_left(works, flags, mixup):
+def test_messages_and_files_of_a_run(works, flags, mixup):
     said = works(*TINY, *flags, "--output", "run")
     assert "accuracy weighted by lambda" in said
     assert (", unmixed " in said) == ("--log_clean_accuracy" in flags)
@@ -44,7 +44,7 @@ def test_what_is_said_and_left(works, flags, mixup):
     assert not (newest("run") / "mixup.safetensors").exists()
 
 
-def test_a_stopped_run_learns_on(works, fails):
+def test_a_resumed_run_continues_the_policy(works, fails):
     works(*TINY, *META, "--output", "whole")
     assert Path("whole/mixup_policy.png").is_file()
     works(*TINY, *META, "--output", "part", "--save_every", "3", "--checkpoint_hist", "9")
@@ -59,6 +59,6 @@ def test_a_stopped_run_learns_on(works, fails):
         assert ours.read_bytes() == theirs.read_bytes(), name
 
 
-def test_too_few_samples_for_a_clean_batch(fails):
+def test_too_few_samples_for_a_clean_batch_are_refused(fails):
     error = fails(*TINY, *META, "--bs", "80")
     assert "--mixup meta" in error and "--batch_size" in error

@@ -57,7 +57,7 @@ def place(tmp_path_factory):
         yield folder
 
 
-# Found once: steps of one picture, small enough to end as one value for each channel.
+# A case that failed once: steps of one picture, which ends as one value for each channel.
 @example(PICTURES.base | {"dataset": "imagefolder", "image_size": 8, "global_batch": 1})
 @settings(max_examples=FEW, derandomize=True, **OPTIONS)
 @given(PICTURES.random())
@@ -70,7 +70,7 @@ def test_a_run_works_or_says_why_not(place, chosen):
 @pytest.mark.slow
 @settings(max_examples=MANY, derandomize=REPEATABLE, **OPTIONS)
 @given(PICTURES.random())
-def test_a_run_works_or_says_why_not_at_length(place, chosen):
+def test_many_runs_work_or_say_why_not(place, chosen):
     PICTURES.check(chosen)
 
 

@@ -68,7 +68,7 @@ def test_a_run_works_or_says_why_not(place, chosen):
 @pytest.mark.slow
 @settings(max_examples=MANY, derandomize=REPEATABLE, **OPTIONS)
 @given(TEXTS.random())
-def test_a_run_works_or_says_why_not_at_length(place, chosen):
+def test_many_runs_work_or_say_why_not(place, chosen):
     TEXTS.check(chosen)
 
 

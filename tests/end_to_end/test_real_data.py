@@ -1,4 +1,4 @@
-"""A short run on real pictures, where they are given (REAL_DATA, see pyproject.toml)."""
+"""A short run on real pictures, if they are given (REAL_DATA, see pyproject.toml)."""
 
 import json
 import os

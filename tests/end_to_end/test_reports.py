@@ -1,4 +1,4 @@
-"""What a run says and leaves besides its weights: figures, traces, notes, and how it ended."""
+"""Messages and files of a run besides its weights: figures, traces, notes, and how it ended."""
 
 import csv
 import gzip
@@ -36,7 +36,7 @@ def newest_weights(run: str) -> bytes:
     return (sorted(Path(run, "checkpoints").glob("step-*"))[-1] / "model.safetensors").read_bytes()
 
 
-def test_rates_of_a_recipe_for_another_optimizer_are_pointed_out(works):
+def test_a_note_says_that_a_recipes_rates_are_for_another_optimizer(works):
     Path("recipe.yaml").write_text("lr: 0.1\nmomentum: 0.9\nweight_decay: 0.0005\n")
     flags = [*TINY, "--config", "recipe.yaml", "--epochs", 1, "--max_steps", 1]
     note = "note: --lr 0.1, --weight_decay 0.0005 as the recipe says; the default of --optimizer"
@@ -50,7 +50,7 @@ def test_rates_of_a_recipe_for_another_optimizer_are_pointed_out(works):
 
 
 def assert_tensorboard_has_the_metrics(run: str) -> None:
-    """Loss, accuracy and rate of every record, under its chart, once and at its step."""
+    """Asserts that TensorBoard has loss, accuracy and rate of every record once, at its step."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(f"{run}/tensorboard", size_guidance={"scalars": 0})
@@ -73,11 +73,11 @@ def assert_tensorboard_has_the_metrics(run: str) -> None:
             assert math.isclose(value, wanted, rel_tol=1e-6, abs_tol=1e-6), tag  # float32
 
 
-def test_tensorboard_holds_the_metrics_also_after_a_kill(works):
+def test_tensorboard_has_the_metrics_even_after_a_kill(works):
     works(*TINY, "--epochs", "2", "--log_every", "1", "--save_every", "3", "--output", "run")
     assert_tensorboard_has_the_metrics("run")
-    # As if killed after step 7, with the checkpoint of step 6 the last one: the lines after it
-    # are done again, and their events must not be there twice.
+    # As if killed after step 7, with the last checkpoint at step 6: later steps are repeated,
+    # and their events must not be there twice.
     shutil.rmtree("run/checkpoints/step-00000008")
     Path("run/summary.json").unlink()
     works("--resume", "run", "--epochs", "3", "--epochs_for_sched", "2")
@@ -86,7 +86,7 @@ def test_tensorboard_holds_the_metrics_also_after_a_kill(works):
     assert_tensorboard_has_the_metrics("run")
 
 
-# ---- files that are asked for -----------------------------------------------------------------
+# ---- files by request -------------------------------------------------------------------------
 
 
 def table(path: str) -> list[list[str]]:
@@ -94,7 +94,7 @@ def table(path: str) -> list[list[str]]:
         return list(csv.reader(file))
 
 
-def test_report_of_the_classes(works):
+def test_the_report_of_the_classes(works):
     said = works(*TINY, "--epochs", "1", "--report", "--output", "run")
     assert "worst classes of 10" in said
     told, rows = summary("run"), table("run/report/confusion.csv")
@@ -109,7 +109,7 @@ def test_report_of_the_classes(works):
     assert Path("run/report/confusion.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_trace_of_a_profile(works):
+def test_the_trace_of_a_profile(works):
     said = works(*TINY, "--max_steps", "11", "--epochs", "3", "--eval_every", "0", "--profile",
                  "--output", "run")  # fmt: skip
     assert "profile: run/trace.json.gz" in said
@@ -122,7 +122,7 @@ def test_trace_of_a_profile(works):
 
 
 @pytest.mark.parametrize("output", [[], ["--output", "chosen"]])
-def test_a_dry_run_says_its_lines_and_leaves_nothing(works, tmp_path, monkeypatch, output):
+def test_a_dry_run_prints_its_lines_and_leaves_nothing(works, tmp_path, monkeypatch, output):
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
@@ -165,16 +165,16 @@ def test_out_of_memory_names_a_batch_and_loses_no_step(works, monkeypatch, capfd
     assert "--accumulation_steps 2" in line and "2.00 GiB" in line
     assert "Step 5 is saved" in line and "--pretrained run" in line
     assert calls[5:] == [16, 8, 12, 10]
-    # The way on that the line names, where there is no more memory:
+    # The command that the line names, if there is still no more memory:
     smaller = ["-b", "8", "--accumulation_steps", "2", "--pretrained", "run", "--output", "small"]
     works(*flags, "--max_steps", "1", *smaller)
     assert summary("small")["global_batch_size"] == 16
-    works("--resume", "run")  # and where there is
+    works("--resume", "run")  # and if there is
     works(*flags, "--output", "whole")
     assert newest_weights("run") == newest_weights("whole")
 
 
-def test_not_even_one_sample_fits(monkeypatch, capfd):
+def test_a_model_for_which_no_sample_fits_is_reported(monkeypatch, capfd):
     def full(*_):
         raise torch.OutOfMemoryError("no memory at all")
 
@@ -208,7 +208,7 @@ def test_early_stop_and_the_best_weights_beside_the_last(works):
     assert summary("run")["steps"] > told["steps"]
 
 
-# ---- more epochs than were planned ------------------------------------------------------------
+# ---- more epochs than planned -----------------------------------------------------------------
 
 
 def test_more_epochs_change_the_schedule_unless_the_old_plan_is_kept(works):

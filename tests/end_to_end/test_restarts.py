@@ -1,4 +1,4 @@
-"""Runs that fail early, branch off, or run out of memory: what stands afterwards is sound."""
+"""Runs that fail early, branch off, or run out of memory leave a sound state."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ STEPS = 4  # in an epoch
 
 
 def cramp(monkeypatch, room: int, since: int = 0) -> None:
-    """From call `since` on, the objective has room for so many samples."""
+    """Makes the objective run out of memory with more than `room` samples, after `since` calls."""
     real, calls = Classification.__call__, []
 
     def call(self, inputs, targets, mixing=None):
@@ -49,7 +49,7 @@ def test_a_failure_before_the_first_step_leaves_the_folder_free(run, monkeypatch
     assert run(*TINY, "--epochs", 1, "--output", "mine")[0] == 0  # not "already holds a run"
 
 
-def test_a_branch_has_what_it_starts_from_and_the_best(run, monkeypatch):
+def test_a_branch_has_its_starting_point_and_the_best_checkpoint(run, monkeypatch):
     flags = ["--val_fraction", "0.1", "--save_every", "2", "--checkpoint_hist", "1"]
     assert run(*TINY, *flags, "--epochs", 3, "--lr", "1e-9", "--output", "run")[0] == 0
     summary = json.loads(Path("run/summary.json").read_text())
@@ -76,13 +76,13 @@ def test_a_branch_has_what_it_starts_from_and_the_best(run, monkeypatch):
     assert Path("branch", last).read_bytes() == Path("run", last).read_bytes()
 
 
-def test_a_branch_of_a_run_without_metrics(run):
+def test_a_run_without_metrics_can_be_branched(run):
     assert run(*TINY, "--epochs", 1, "--output", "run")[0] == 0
     Path("run/metrics.jsonl").unlink()
     assert run("--resume", "run", "--output", "branch", "--epochs", 2)[0] == 0
 
 
-def test_out_of_memory_inside_the_update_saves_no_mixture(run, monkeypatch):
+def test_out_of_memory_within_the_update_saves_no_half_updated_state(run, monkeypatch):
     real, calls = Average.update, []
 
     def update(self, step, bad):
@@ -104,14 +104,14 @@ def test_out_of_memory_inside_the_update_saves_no_mixture(run, monkeypatch):
         assert Path("run", last).read_bytes() == Path("whole", last).read_bytes()
 
 
-def test_out_of_memory_in_a_dry_run(run, monkeypatch):
+def test_out_of_memory_in_a_dry_run_is_reported(run, monkeypatch):
     cramp(monkeypatch, room=8)
     code, _, error = run(*TINY, "--epochs", 1, "--dry_run", "--output", "run")
     assert code == 2 and "--batch_size 8 is likely to" in error
     assert not Path("run").exists()
 
 
-def test_a_dry_run_where_a_run_is_already(run):
+def test_a_dry_run_leaves_an_existing_run_alone(run):
     assert run(*TINY, "--epochs", 1, "--output", "run")[0] == 0
     code, _, error = run(*TINY, "--epochs", 1, "--dry_run", "--output", "run")
     assert code == 2 and "already holds a run" in error
@@ -125,7 +125,7 @@ def test_a_trace_that_cannot_be_written_costs_only_itself(run):
     assert code == 0 and "cannot be written" in out and "test accuracy" in out
 
 
-def test_the_schedule_note_is_said_only_where_the_plan_changes(run):
+def test_the_note_on_the_schedule_is_printed_only_if_it_changes(run):
     for number, (schedule, said) in enumerate(
         [(["constant"], False), (["step", "--step_epochs", 1], False), (["linear"], True)]
     ):

@@ -1,5 +1,5 @@
-"""Everything that keeps a state of its own, switched on at once: a run that is stopped, killed or
-robbed of its workers ends with the bytes of the run that nothing disturbed."""
+"""Everything that has a state, switched on at once: a run that is stopped or killed, or loses its
+workers, ends with the bytes of the undisturbed run."""
 
 import contextlib
 import json
@@ -50,7 +50,7 @@ def without_clock(value):
 
 
 def result(folder: Path) -> dict:
-    """What the run left, but for the clock: a name for each part, so that a failure names it."""
+    """The results of the run, without times: each part has a name, which a failure shows."""
     summary = json.loads((folder / "summary.json").read_text())
     newest = sorted((folder / "checkpoints").glob("step-*"))[-1]
     lines = (folder / "metrics.jsonl").read_text().splitlines()
@@ -76,14 +76,14 @@ def assert_same(folder: Path, whole: Path) -> None:
 
 
 def processes(session: int) -> dict[int, str]:
-    """{id: command line} of the living processes of a session, which each run has of its own."""
+    """{id: command line} of the living processes of a session; each run has its own session."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             state, _, _, number = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
             if int(number) == session and state != "Z":
                 found[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ")
-        except OSError:  # it has ended meanwhile
+        except OSError:  # it has ended since
             continue
     return found
 
@@ -93,8 +93,8 @@ def workers(process: subprocess.Popen) -> list[int]:
 
 
 def abandoned() -> set[str]:
-    """Pieces of shared memory that no living process has mapped. (Other programs may well use
-    some at the same time.)"""
+    """Blocks of shared memory that no living process has mapped. (Other programs may use some at
+    the same time.)"""
     names = {path.name for path in SHM.glob("psm_*")}
     for maps in Path("/proc").glob("[0-9]*/maps") if names else ():
         try:
@@ -107,8 +107,8 @@ def abandoned() -> set[str]:
 
 @pytest.fixture
 def launch():
-    """start(...), or the like, after which no process and no shared memory may be left, however it
-    ended."""
+    """Starts a run by start(...) or the like, and asserts that it leaves no process and no shared
+    memory, however it ends."""
     before, runs = abandoned() if SHM.is_dir() else set(), []
 
     def run(*arguments, begin=start) -> subprocess.Popen:
@@ -129,7 +129,7 @@ def launch():
 
 
 def arguments(root: Path, output: str) -> list:
-    """Of the run `output` below `root`: to start it, or to go on with it."""
+    """The arguments that start the run `output` below `root`, or resume it."""
     folder = root / output
     if (folder / "config.yaml").exists():
         return ["--resume", folder]
@@ -139,7 +139,7 @@ def arguments(root: Path, output: str) -> list:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
-    """A folder with pictures, a run to start from, and the run `whole`, which nothing disturbs."""
+    """A folder with pictures, a run to start from, and the undisturbed run `whole`."""
     root = tmp_path_factory.mktemp("everything")
     rng = np.random.default_rng(0)
     for split, count in (("train", 60), ("test", 10)):
@@ -170,14 +170,14 @@ def is_writing(folder: Path) -> bool:
 
 
 def poll_until(condition, process) -> None:
-    """Until the condition holds or the process has ended; looks thousands of times a second."""
+    """Waits for the condition or the end of the process; checks thousands of times a second."""
     end = time.monotonic() + PATIENCE
     while process.poll() is None and not condition():
         assert time.monotonic() < end
         time.sleep(0.0002)
 
 
-# The entry script, disturbed by itself: at a step, which no other process could be sure to meet.
+# The entry script, disturbing itself: no other process could be sure to meet a certain step.
 # Arguments: what happens; in which call of the objective or of fsync; those of the script.
 DISTURBED = """
 import multiprocessing, os, random, signal, sys
@@ -228,9 +228,9 @@ def start_disturbed(*arguments) -> subprocess.Popen:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc")
-def test_stopped_and_killed_and_robbed(launch, place):
-    """SIGTERM in a random step; SIGKILL while a checkpoint is being written; a worker killed. Each
-    time the run goes on, and ends as if nothing had happened."""
+def test_a_run_that_is_stopped_killed_and_loses_a_worker_ends_the_same(launch, place):
+    """SIGTERM in a random step, SIGKILL while a checkpoint is being written, a worker killed: each
+    time the run is resumed or goes on, and it ends as if nothing had happened."""
     rng, folder = random.Random(), place / "disturbed"
 
     def disturbed(kind: str, number: int):
@@ -250,9 +250,9 @@ def test_stopped_and_killed_and_robbed(launch, place):
 
 
 def disturb(process, folder: Path, kind: str, rng: random.Random) -> None:
-    """A signal at a random moment, or the workers of the run killed."""
+    """Sends a signal at a random moment, or kills the workers of the run."""
     if kind == "SIGKILL while writing":
-        for _ in range(rng.randint(1, 4)):  # all but the last are let pass
+        for _ in range(rng.randint(1, 4)):  # lets all but the last pass
             poll_until(lambda: not is_writing(folder), process)
             poll_until(lambda: is_writing(folder), process)
         time.sleep(rng.uniform(0, 0.01))
@@ -272,8 +272,8 @@ def disturb(process, folder: Path, kind: str, rng: random.Random) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("kind", ["SIGTERM", "SIGKILL", "SIGKILL while writing", "workers"])
-def test_random_moments(launch, place, kind, seed):
-    """Up to five times disturbed, then left alone."""
+def test_a_run_disturbed_at_random_moments_ends_the_same(launch, place, kind, seed):
+    """Disturbed up to five times, then left alone."""
     rng, output = random.Random(f"{kind} {seed}"), f"{kind} {seed}"
     expected = {"SIGTERM": {143, -15}, "workers": {0}}.get(kind, {-9}) | {0}
     for attempt in range(6):

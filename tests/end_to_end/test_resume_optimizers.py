@@ -1,4 +1,4 @@
-"""Every optimizer in a real run: resumed from the middle it ends as the whole run, to the byte."""
+"""Every optimizer in a real run: resumed from the middle, it ends as the whole run to the byte."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ STEPS = 4  # in the epoch
 
 @pytest.mark.parametrize("lookahead", [[], ["--lookahead_k", "3"]], ids=["alone", "lookahead"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_resumed_run_is_the_whole_run(works, name, lookahead):
+def test_a_resumed_run_is_the_whole_run(works, name, lookahead):
     flags = ["--optimizer", name, *OWN.get(name, []), *lookahead]
     works(*TINY, *flags, "--output", "whole")
     summary = json.loads(Path("whole/summary.json").read_text())

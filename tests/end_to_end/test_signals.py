@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT at any moment: the step is finished, saved, and the run can go on."""
+"""SIGTERM and SIGINT at any moment: the step is finished and saved, and the run can be resumed."""
 
 import json
 import os
@@ -29,7 +29,7 @@ LONG = [*TINY, "--subset", "600", "--epochs", "4"]  # of some seconds
 
 
 def start(*arguments) -> subprocess.Popen:
-    """The entry script in a session of its own, by which all its processes are found."""
+    """Starts the entry script in its own session, by which all its processes are found."""
     return subprocess.Popen(
         [sys.executable, "resnet50_test.py", *map(str, arguments)],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
@@ -64,7 +64,7 @@ def losses(folder: Path) -> list:
 
 @pytest.mark.usefixtures("own_folder")
 @pytest.mark.parametrize("signum, code", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_signal_in_training_saves_and_resumes(whole, monkeypatch, capfd, signum, code):
+def test_a_signal_in_training_saves_and_resumes(whole, monkeypatch, capfd, signum, code):
     with monkeypatch.context() as patch:
         raise_in_step(patch, 5, signum)
         assert main([*FLAGS, "--output", "run"]) == code
@@ -83,11 +83,11 @@ def test_signal_in_training_saves_and_resumes(whole, monkeypatch, capfd, signum,
 
 
 @pytest.mark.usefixtures("own_folder")
-def test_signal_before_the_first_step_saves_nothing(monkeypatch, capfd):
+def test_a_signal_before_the_first_step_saves_nothing(monkeypatch, capfd):
     load = image_task.load_image_task
 
     def interrupted(*arguments):
-        assert Path("run").is_dir()  # the data is not there yet
+        assert Path("run").is_dir()  # the data is not loaded yet
         signal.raise_signal(signal.SIGTERM)
         return load(*arguments)
 
@@ -111,7 +111,7 @@ sys.exit(code if "torch" in sys.modules else "the import of PyTorch was broken o
 
 
 def test_a_signal_in_the_import_of_pytorch_waits_for_its_end(tmp_path):
-    """In its midst C++ calls Python, and an exception ends the process by SIGABRT."""
+    """During it C++ calls Python, where an exception would end the process by SIGABRT."""
     result = subprocess.run(
         [sys.executable, "-c", IN_IMPORT, *FLAGS, "--output", tmp_path / "run"],
         env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
@@ -166,8 +166,8 @@ def long_run(tmp_path_factory) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("kind", ["SIGTERM", "SIGINT", "SIGKILL"])
-def test_signal_at_random_moments(tmp_path, long_run, kind, seed):
-    """Again and again until the run is through; the result is the uninterrupted one."""
+def test_signals_at_random_moments_change_no_result(tmp_path, long_run, kind, seed):
+    """Again and again until the run has ended; the result is the uninterrupted one."""
     rng = random.Random(f"{kind} {seed}")
     folder = tmp_path / "run"
     for attempt in range(30):
@@ -189,7 +189,7 @@ def test_signal_at_random_moments(tmp_path, long_run, kind, seed):
     assert os.path.exists(folder / "curves.png")
 
 
-@pytest.mark.usefixtures("own_folder")  # which puts the handlers back
+@pytest.mark.usefixtures("own_folder")  # which restores the handlers
 def test_a_signal_is_held_where_no_exception_may_be_raised():
     signals, reached = Signals(), False
     with pytest.raises(Stopped) as stopped, signals.held():
@@ -199,12 +199,12 @@ def test_a_signal_is_held_where_no_exception_may_be_raised():
 
 
 class Referent:
-    """What a weak reference can point at."""
+    """An object to which a weak reference can point."""
 
 
 @pytest.mark.usefixtures("own_folder")
-def test_a_signal_where_python_ignores_exceptions_stops_the_run_all_the_same(capfd):
-    """A weak reference's callback, as the import system has them."""
+def test_a_signal_where_python_ignores_exceptions_still_stops_the_run(capfd):
+    """As in a weak reference's callback, which the import system uses."""
     Signals()
     with pytest.raises(Stopped) as stopped:
         referent = Referent()

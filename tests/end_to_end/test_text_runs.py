@@ -1,4 +1,4 @@
-"""transformer_test.py, as a user runs it: training, stopping, using, and what is refused."""
+"""transformer_test.py, as a user runs it: training, stopping, use, and what is refused."""
 
 import csv
 import json
@@ -34,7 +34,7 @@ WORDS = {
 
 @pytest.fixture
 def run(capfd):
-    """run(flags) -> (exit code, what was said, the line of the error or '')."""
+    """run(flags) -> (exit code, output, the line of the error or '')."""
 
     def start(*arguments) -> tuple[int, str, str]:
         capfd.readouterr()
@@ -49,7 +49,7 @@ def run(capfd):
 
 
 def untrained(flags: list[str]) -> list[str]:
-    """Without what belongs to a tokenizer that is trained."""
+    """The arguments without those of a trained tokenizer."""
     at = flags.index("--vocab_size")
     return flags[:at] + flags[at + 2 :]
 
@@ -188,7 +188,7 @@ def test_predictions_and_exports_answer_as_the_model_does(run, own_texts):
         load_file(checkpoint("run") / "model.safetensors"),
     )
     assert all(torch.equal(exported[name], kept[name]) for name in kept)
-    # Weights bring their tokenizer; a head for other classes starts anew.
+    # Weights come with their tokenizer; a head for other classes is a new one.
     assert "their own tokenizer" in run(*HEADLINES, "--pretrained", "run")[2]
     for source in ("run", "run/export/model.safetensors"):
         for name, other in (("heads", "4"), ("pooling", "mean")):
@@ -232,7 +232,7 @@ def test_dry_run_and_report(run):
         (["--pretrained", "imagenet"], "imagenet"),
     ],
 )
-def test_flags_that_will_not_do(run, flags, words):
+def test_unsuitable_flags_are_refused(run, flags, words):
     code, _, error = run(*HEADLINES, *flags)
     assert code == 2 and words in error, error
 
@@ -246,7 +246,7 @@ def test_the_columns_of_a_file_to_predict_may_be_named_in_any_run():
         assert "train_file" in without_effect and ("text_columns" in without_effect) == named
 
 
-def test_texts_that_will_not_do(run, own_texts, monkeypatch):
+def test_unsuitable_texts_are_refused(run, own_texts, monkeypatch):
     assert "needs --train_file" in run("--dataset", "csv", *TINY)[2]
     error = run(*untrained(HEADLINES), "--tokenizer", "word")[2]
     assert "wordpiece, bpe, unigram, or the path" in error
@@ -269,7 +269,7 @@ def test_texts_that_will_not_do(run, own_texts, monkeypatch):
     assert code == 2 and "is not what the run in run was trained on" in error
 
 
-def test_no_network(run, monkeypatch):
+def test_a_missing_network_is_reported(run, monkeypatch):
     for name in ("http_proxy", "https_proxy", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     monkeypatch.delenv("no_proxy", raising=False)

@@ -1,5 +1,5 @@
-"""From other weights, to predictions and exports: each answer is computed once more by hand, with
-torchvision's own ResNet where the architecture is the same."""
+"""Starting from other weights, predictions and exports: each result is computed again by hand, with
+torchvision's ResNet where the architecture is the same."""
 
 import csv
 import json
@@ -19,7 +19,7 @@ from utils.models.resnet import ResNet
 pytestmark = pytest.mark.usefixtures("own_folder")
 
 ENGINE = ["--device", "cpu", "--threads", "1"]
-# A small rate: a model that is certain of one class for every picture shows no differences.
+# A small rate: a model that is certain of one class for every picture would show no differences.
 MODEL = ["--depth", "18", "--lr", "0.002", *ENGINE]
 TINY = [*MODEL, "--width", "4"]
 REAL = [*MODEL, "--stem", "imagenet"]  # torchvision's resnet18, for pictures of 32 pixels
@@ -72,7 +72,7 @@ def probabilities(model, run: str, paths, mode="RGB") -> torch.Tensor:
 
 
 def assert_predicted(path: str, expected: torch.Tensor, paths, run: str) -> None:
-    """The CSV file holds `expected`, in the order of `paths`."""
+    """Asserts that the CSV file has the `expected` probabilities, in the order of `paths`."""
     with open(path, encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["file"] for row in rows] == [str(path) for path in paths]
@@ -94,7 +94,7 @@ def test_from_a_run_and_from_its_export(works):
     for output, source in sources.items():
         said = works(*data, *TINY, "--pretrained", source, "--output", output)
         assert f"{source}" in said and "head of 10 classes replaced by one of 3" in said
-        # The pictures are normalised as the pretrained model's were, not by their own figures.
+        # Pictures are normalised as the pretrained model's were, not by their own mean and std.
         assert [card(output)[n] for n in ("mean", "std")] == [card("first")[n] for n in
                                                               ("mean", "std")]  # fmt: skip
         average = weights("first", name="average.safetensors")
@@ -105,7 +105,7 @@ def test_from_a_run_and_from_its_export(works):
 
 def test_a_head_of_the_same_classes_is_kept(works):
     works(*SHAPES, *TINY, "--output", "first")
-    # With so small a rate a step is lost in rounding.
+    # With such a small rate a step is lost in rounding.
     said = works(
         *SHAPES, *TINY, "--max_steps", "1", "--lr", "1e-30", "--wd", "0", "--pretrained", "first",
         "--output", "second",
@@ -125,7 +125,7 @@ def test_frozen_weights_of_torchvision_stay_and_the_head_trains(works):
     assert "weights.pth: head of 1000 classes replaced by one of 3" in said
     before = torch.load("weights.pth", weights_only=True)
     first, last = weights("run", 1), weights("run", 2)
-    # BatchNorm's statistics and counters too; with decay 0.1 a trained weight would shrink.
+    # With BatchNorm's statistics and counters; with decay 0.1 a trained weight would shrink.
     assert all(is_equal(before, last, without_head(before)))
     average = weights("run", 2, "average.safetensors")
     for name in without_head(before):
@@ -135,7 +135,7 @@ def test_frozen_weights_of_torchvision_stay_and_the_head_trains(works):
     assert all(name.startswith("fc.") for name in state) and state
 
 
-def test_unfreezing(works):
+def test_an_unfrozen_backbone_is_trained(works):
     works(*SHAPES, *TINY, "--output", "first")
     data = [*pictures("pictures"), "--epochs", "2", "--save_every", "3"]  # 3 steps an epoch
     said = works(
@@ -151,7 +151,7 @@ def test_unfreezing(works):
     assert event["step"] == 3 and event["event"] == "unfrozen"
 
 
-def test_colour_weights_for_gray_pictures(works, monkeypatch, tmp_path):
+def test_colour_weights_serve_gray_pictures(works, monkeypatch, tmp_path):
     works(*SHAPES, *TINY, "--output", "first")
     Imitation("mnist", monkeypatch).write(tmp_path / "data" / "MNIST" / "raw")
     said = works(
@@ -184,7 +184,7 @@ def test_predictions_and_exports_agree_with_torchvision(works):
     exported = resnet18(num_classes=3)
     exported.load_state_dict(load_file("run/export/model.safetensors"))
     torch.testing.assert_close(probabilities(exported, "run", paths), expected, rtol=0, atol=0)
-    # The last weights, which are not those that are evaluated, answer otherwise.
+    # The last weights, which are not those that are evaluated, give other results.
     model.load_state_dict(weights("run"))
     assert not torch.allclose(probabilities(model, "run", paths), expected, atol=1e-4)
 
@@ -203,7 +203,7 @@ def test_onnx_takes_pictures_as_they_are(works):
     torch.testing.assert_close(torch.from_numpy(found), expected, rtol=0, atol=1e-4)
 
 
-def test_predictions_leave_out_what_is_no_picture(works, capfd):
+def test_files_that_are_no_pictures_are_left_out_of_predictions(works, capfd):
     works(*pictures("pictures"), *TINY, "--max_steps", "1", "--output", "run")
     folder = Path("pictures/test/bee")
     (folder / "0a.png").write_text("no picture")

@@ -1,6 +1,5 @@
-"""What a failed capture leaves behind, on a stand-in for a GPU: PyTorch's own `torch.cuda.graph`
-on top of as much of its C++ side as a capture touches, that of PyTorch 2.10 and 2.11 ("old") and
-that of 2.14 ("new")."""
+"""What a failed capture leaves behind, on a fake GPU: PyTorch's own `torch.cuda.graph`, and what a
+capture uses of its C++ side, imitated as in PyTorch 2.10 and 2.11 ("old") and 2.14 ("new")."""
 
 import _thread
 import contextlib
@@ -28,7 +27,7 @@ class State:
 
 
 class Generator:
-    """The default one. In old versions it belongs to a capture until that has ended well."""
+    """The default generator. In old versions a capture holds it until that has ended well."""
 
     def __init__(self, machine, state):
         self.machine, self.state = machine, state
@@ -128,7 +127,7 @@ class Machine:
     @contextlib.contextmanager
     def on(self, stream):
         before, self.stream = self.stream, stream
-        yield  # and, as PyTorch's own does, back only if __exit__ is called at all
+        yield  # as in PyTorch, it is put back only if __exit__ is called at all
         self.stream = before
 
     def empty_cache(self):
@@ -155,7 +154,7 @@ class Machine:
         warnings.warn("Synchronization debug mode is a prototype feature ...", stacklevel=2)
 
     def dropout_and_wait(self):
-        """Cannot be captured: the host reads."""
+        """Cannot be captured, as the host reads a value."""
         self.generator.draw()
         self.invalid = True
         raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nmore")
@@ -164,7 +163,7 @@ class Machine:
         assert self.stream is self.training and self.capturing is None
         assert not self.recording and not any(self.references.values())
         before = self.generator.state.offset
-        assert before == 4 * draws  # the numbers that are drawn go on as if nothing had been
+        assert before == 4 * draws  # the sequence of random numbers is undisturbed
         self.generator.draw()
         assert self.generator.state.offset == before + 4
 
@@ -174,8 +173,8 @@ def machine(request, monkeypatch):
     return Machine(monkeypatch, request.param == "new")
 
 
-def test_the_stand_in_breaks_as_pytorch_does(monkeypatch):
-    """Without our cleaning up, in an old version."""
+def test_the_fake_gpu_breaks_as_pytorch_does(monkeypatch):
+    """In an old version, if nothing is cleaned up."""
     machine = Machine(monkeypatch, new=False)
     with (
         pytest.raises(RuntimeError, match=INVALIDATED),
@@ -192,7 +191,7 @@ def test_a_failed_capture_leaves_nothing(machine):
     machine.generator.draw()
     with pytest.raises(RuntimeError) as caught:
         recorder.capture(machine.dropout_and_wait)
-    # What went wrong first, not what followed from it, and one line of it.
+    # One line of the first error, not of those that follow from it.
     assert str(caught.value) == "CUDA error: operation not permitted when stream is capturing"
     machine.assert_well(draws=1)
     assert len(CudaRecorder.failed) == 1 and machine.emptied == 2
@@ -200,7 +199,7 @@ def test_a_failed_capture_leaves_nothing(machine):
 
 @pytest.mark.parametrize("error", [ValueError("no kernel\nfor it"), AssertionError()])
 def test_any_error_during_a_capture_is_cleaned_up(machine, error):
-    """Here the capture itself ends well."""
+    """Even if the capture itself ends without one."""
 
     def fails():
         machine.generator.draw()
@@ -218,7 +217,7 @@ def test_a_capture_that_works_is_left_alone(machine):
     assert machine.stream is machine.training and not CudaRecorder.failed
 
 
-def test_a_process_that_stays_broken_is_said(monkeypatch):
+def test_a_process_that_stays_broken_is_reported(monkeypatch):
     machine = Machine(monkeypatch, new=True, lasting=True)
     with pytest.raises(UserError) as caught:
         CudaRecorder(GPU).capture(machine.dropout_and_wait)
@@ -228,7 +227,7 @@ def test_a_process_that_stays_broken_is_said(monkeypatch):
 
 
 def test_a_run_goes_on_after_a_failed_capture(tmp_path, machine, capsys):
-    """To the bit as if no graph had been tried."""
+    """To the bit, as without an attempted graph."""
     plain = make_trainer(tmp_path / "plain", ema_decay=0.9)
     plain.fit()
     ours = make_trainer(tmp_path / "ours", ema_decay=0.9)
@@ -247,7 +246,7 @@ def test_a_run_goes_on_after_a_failed_capture(tmp_path, machine, capsys):
 
 
 def wait_for_the_device():
-    """As PyTorch says it where sync debug mode is "warn"."""
+    """Warns as PyTorch does in sync debug mode "warn"."""
     warnings.warn("called a synchronizing CUDA operation (Triggered internally ...)", stacklevel=2)
 
 
@@ -289,7 +288,7 @@ def test_the_mode_is_put_back_after_an_error(machine):
 
 
 def test_the_last_warm_up_step_is_watched(tmp_path, machine, capsys):
-    """A host that waits in it: graphs are given up before a capture, and the step counts."""
+    """If the host waits in it, graphs are given up before a capture, and the step counts."""
     plain = make_trainer(tmp_path / "plain")
     plain.fit()
     capsys.readouterr()

@@ -1,4 +1,4 @@
-"""Which engine serves a run, and what is said of one that cannot."""
+"""Which engine serves a run, and why another one cannot."""
 
 from types import SimpleNamespace
 
@@ -12,7 +12,7 @@ from utils.engines.launch_bound import TimedSteps
 
 
 def chosen(trainer, wanted="auto", deterministic=False, **options):
-    """(name of the engine, what is said)."""
+    """(name of the engine, messages)."""
     engine, refusals = choose_engine(
         facts_of(trainer, **options), cuda_graphs=wanted, deterministic=deterministic
     )
@@ -21,7 +21,7 @@ def chosen(trainer, wanted="auto", deterministic=False, **options):
 
 
 def on_a_gpu(trainer):
-    """As if its device were one."""
+    """Pretends that the run's device is a GPU."""
     trainer.train_step.precision = SimpleNamespace(device=torch.device("cuda"))
     return trainer
 
@@ -42,7 +42,7 @@ def test_the_reason_is_said(tmp_path, capsys):
      ("off", False, None)],
 )  # fmt: skip
 def test_who_gets_graphs(tmp_path, monkeypatch, wanted, deterministic, asked):
-    """asked: as GraphedStep is told; None: there is none."""
+    """asked: of the GraphedStep that is made; None: there is none."""
     monkeypatch.setattr(cuda_graphs, "CudaRecorder", lambda device: device.type)
     monkeypatch.setattr(cuda_graphs, "GraphedStep", lambda *args: args)
     trainer = on_a_gpu(make_trainer(tmp_path))

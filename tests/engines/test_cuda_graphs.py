@@ -11,7 +11,7 @@ from utils.mixup.mixing import Mixing
 
 
 def reason_for(trainer, **changes) -> str | None:
-    """As if it trained on a GPU."""
+    """why_not, if the run were on a GPU."""
     facts = dataclasses.replace(facts_of(trainer), device=torch.device("cuda"))
     return CudaGraphs().why_not(dataclasses.replace(facts, **changes))
 
@@ -33,7 +33,7 @@ def mixing(**options):
         ({"mixing": mixing(learned="policy", clean=4)}, "--mixup meta"),
     ],
 )
-def test_reasons(tmp_path, options, reason):
+def test_which_trainers_graphs_cannot_serve(tmp_path, options, reason):
     said = reason_for(make_trainer(tmp_path, **options))
     assert said is None if reason is None else reason in said
 
@@ -48,5 +48,5 @@ def test_reasons(tmp_path, options, reason):
         ({"processes": 2}, "several processes"),
     ],
 )
-def test_more_reasons(tmp_path, changes, reason):
+def test_which_runs_graphs_cannot_serve(tmp_path, changes, reason):
     assert reason in reason_for(make_trainer(tmp_path), **changes)

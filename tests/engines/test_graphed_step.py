@@ -1,5 +1,5 @@
-"""Steps by graphs, with a stand-in for the device's: what was captured is done again from the same
-tensors at each replay. The run is the ordinary one, to the bit."""
+"""Steps by graphs, with a fake recorder: a replay calls the captured function again, with the same
+tensors. The run is the ordinary one, to the bit."""
 
 import contextlib
 import itertools
@@ -18,12 +18,12 @@ from utils.runs.dry_run import time_steps
 
 
 class StandIn:
-    """Captures nothing: a replay calls the function, which must so need nothing of the host.
+    """A Recorder that captures nothing: a replay calls the function.
 
     Args:
-        failure: of every capture.
+        failure: message of the error of every capture; empty: none fails.
         waits: where the host waits in a watched step.
-        step_ms: what each step takes the device.
+        step_ms: time of a step on the device.
     """
 
     def __init__(self, failure: str = "", waits: tuple = (), step_ms: float = 0.0):
@@ -60,10 +60,10 @@ class StandIn:
         return SimpleNamespace(query=lambda: True, elapsed_time=lambda end: self.step_ms)
 
 
-def graphed(folder, failure="", asked=True, step_ms=0.0, **options):
-    trainer = make_trainer(folder, **options)
-    use_graphs(trainer, StandIn(failure, step_ms=step_ms), asked)
-    return trainer, trainer.stepper.recorder
+def graphed(folder, failure="", asked=True, step_ms=0.0, rate_dtype=torch.float64, **options):
+    trainer, recorder = make_trainer(folder, **options), StandIn(failure, step_ms=step_ms)
+    use_graphs(trainer, recorder, asked, rate_dtype)
+    return trainer, recorder
 
 
 def mixing(**options):
@@ -90,7 +90,7 @@ CASES = {
 
 
 def made(options: dict) -> dict:
-    """Options with a Mixing of their own: it belongs to one loader."""
+    """The options with a new Mixing, which belongs to one loader."""
     return options | ({"mixing": options["mixing"]()} if "mixing" in options else {})
 
 
@@ -109,23 +109,23 @@ def test_a_run_is_the_ordinary_one(tmp_path, case):
 
 
 def test_augmentation_is_in_the_graph(tmp_path):
-    """A batch that is copied for it is choices; pictures are made of them at every replay."""
-    ours, _ = graphed(tmp_path, epochs=2)
-    made, kinds = ours.loader.made, []
+    """Batches have packed choices, from which the graph makes pictures at every replay."""
+    ours, recorder = graphed(tmp_path, epochs=2)
+    made, given = ours.loader.made, []
 
     def watched(batch):
-        kinds.append(type(batch.inputs))
+        given.append(batch.inputs)
         return made(batch)
 
     ours.loader.made = watched
     ours.fit()
-    assert set(kinds) == {Packed} and len(kinds) == ours.plan.total_steps
-    ((static, _),) = ours.stepper._graphs.values()
-    assert isinstance(static.inputs, Packed) and static.inputs.choices.dtype == torch.int64
+    assert recorder.replayed and len(given) == ours.plan.total_steps
+    assert all(isinstance(inputs, Packed) for inputs in given)
+    assert {inputs.choices.dtype for inputs in given} == {torch.int64}
 
 
 def places(trainer) -> dict:
-    """Where the tensors lie that a step reads and writes."""
+    """The addresses of the tensors that a step reads and writes."""
     guard, tensors = trainer.train_step.guard, {}
     tensors |= {f"weight {name}": t for name, t in trainer.train_step.model.state_dict().items()}
     tensors |= {f"average {name}": t for name, t in trainer.train_step.average.mean.items()}
@@ -141,8 +141,8 @@ def places(trainer) -> dict:
 
 
 def test_every_tensor_stays_where_it_is(tmp_path):
-    """A real graph reads and writes where they lay when it was captured: no step may put another
-    tensor in the place of one that outlives it."""
+    """A real graph reads and writes at the addresses of its capture: no step may replace a tensor
+    that outlives it by another one."""
     ours, recorder = graphed(tmp_path, optimizer="adamw", ema_decay=0.9, clip=0.5, epochs=2)
     at_capture = {}
     capture = recorder.capture
@@ -156,14 +156,14 @@ def test_every_tensor_stays_where_it_is(tmp_path):
     assert at_capture and places(ours) == at_capture
 
 
-def test_ways_of_mixing_have_graphs_of_their_own(tmp_path):
+def test_each_way_of_mixing_has_its_own_graph(tmp_path):
     ours, recorder = graphed(tmp_path, **made(CASES["mixup and CutMix by turns"]))
     ours.fit()
     assert recorder.captured == 2 and recorder.warm == 2 * 2 * WARM_UP
 
 
 @pytest.mark.parametrize("stop", [2, 4, 6, 8])
-def test_resumed_in_the_middle(tmp_path, stop):
+def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, stop):
     options = {"optimizer": "adamw", "ema_decay": 0.9, "epochs": 3}
     plain = make_trainer(tmp_path / "plain", **options)
     plain.fit()
@@ -185,8 +185,8 @@ def test_saved_rates_are_numbers(tmp_path):
     assert isinstance(ours.train_step.learning_rate, float)
 
 
-def test_a_step_that_is_not_finite_is_left_out(tmp_path):
-    """In a replay; with its own number."""
+def test_a_replayed_step_that_is_not_finite_is_skipped(tmp_path):
+    """And reported with its own number."""
     results = []
     for name in ("plain", "ours"):
         trainer = make_trainer(tmp_path / name, on_nonfinite="skip", ema_decay=0.9)
@@ -213,7 +213,7 @@ def test_a_step_that_is_not_finite_is_left_out(tmp_path):
     assert_same(*results)
 
 
-def test_a_capture_that_fails_is_said_and_changes_nothing(tmp_path, capsys):
+def test_a_failed_capture_is_reported_and_changes_nothing(tmp_path, capsys):
     plain = make_trainer(tmp_path / "plain", ema_decay=0.9)
     plain.fit()
     capsys.readouterr()
@@ -225,8 +225,8 @@ def test_a_capture_that_fails_is_said_and_changes_nothing(tmp_path, capsys):
     assert_same(everything(ours), everything(plain))
 
 
-def test_a_later_capture_that_fails_lets_the_others_go(tmp_path):
-    """Of their memory ordinary steps have none."""
+def test_a_later_capture_that_fails_frees_the_other_graphs(tmp_path):
+    """Ordinary steps need that memory."""
     options = CASES["mixup and CutMix by turns"]
     plain = make_trainer(tmp_path / "plain", **made(options))
     plain.fit()
@@ -239,13 +239,13 @@ def test_a_later_capture_that_fails_lets_the_others_go(tmp_path):
 
     recorder.capture = only_once
     ours.fit()
-    assert recorder.captured == 1 and ours.stepper._graphs == {}
+    assert recorder.captured == 1 and not ours.stepper.holds_memory
     assert_same(everything(ours), everything(plain))
 
 
 @pytest.mark.parametrize(("batch", "step"), [(8, 6), (64, 64)])
 def test_steps_smaller_than_a_batch_have_graphs(tmp_path, batch, step):
-    """As with --global_batch, and of a data set of less than a batch."""
+    """As with --global_batch, and for a data set smaller than a batch."""
     data = loader(batch)
     data.resize(batch, step)
     ours, recorder = graphed(tmp_path, data=data, epochs=8)
@@ -256,7 +256,7 @@ def test_steps_smaller_than_a_batch_have_graphs(tmp_path, batch, step):
 def test_a_dry_run_times_replays(tmp_path):
     ours, recorder = graphed(tmp_path)
     _, _, steps, samples, before = time_steps(ours)
-    short = steps // 6  # of 3 samples, the last ones of their epochs, are no replays
+    short = steps // 6  # the last steps of epochs, of 3 samples, are not replayed
     assert before == WARM_UP + 1 and recorder.replayed in (steps - short + 1, steps - short)
     assert samples in (4 * steps - short, 4 * steps - short - 1)
 
@@ -268,9 +268,8 @@ def test_the_host_keeps_pace_at_every_replay(tmp_path):
 
 
 def test_rates_are_rounded_alike_in_ordinary_steps(tmp_path):
-    """To what a replay reads; what is logged and saved is the number itself."""
-    ours, _ = graphed(tmp_path, lr=0.1)
-    ours.stepper._rate_dtype = torch.float32
+    """As a replay reads them; logs and checkpoints have the unrounded rate."""
+    ours, _ = graphed(tmp_path, lr=0.1, rate_dtype=torch.float32)
     update, read = ours.train_step.update_device, []
 
     def watched(step, ema_weight):
@@ -287,8 +286,8 @@ def test_rates_are_rounded_alike_in_ordinary_steps(tmp_path):
     assert [group["lr"] for group in ours.train_step.optimizer.param_groups] == told
 
 
-def test_memory_that_runs_out_is_that_of_graphs_too(tmp_path):
-    """They are given up, and the way out names their flag; before there are any it does not."""
+def test_graphs_are_given_up_when_memory_runs_out(tmp_path):
+    """And the advice names their flag; not before there are any."""
     ours, recorder = graphed(tmp_path, epochs=1)
     assert ours.stepper.free_memory() == "" and ours.stepper.refused is None
     ours.fit()
@@ -297,37 +296,46 @@ def test_memory_that_runs_out_is_that_of_graphs_too(tmp_path):
     assert not ours.stepper.holds_memory and ours.stepper.refused == "memory has run out"
 
 
-# ---- without being asked for ---------------------------------------------------------------------
+# ---- chosen automatically -----------------------------------------------------------------------
 
 
-def test_graphs_by_themselves_where_launches_bind(tmp_path, capsys):
-    """The first step and TIMED ones are ordinary, as is the smaller last one of every 6. From the
-    second epoch on the augmentation is in the graph, and its WARM_UP begins."""
+def test_graphs_are_chosen_where_steps_are_launch_bound(tmp_path, capsys):
+    """The first step and TIMED more are ordinary, as is the smaller last one of every 6. From the
+    second epoch on the augmentation is in the graph; only then WARM_UP begins."""
     plain = make_trainer(tmp_path / "plain", optimizer="adamw", ema_decay=0.9, epochs=4)
     plain.fit()
     capsys.readouterr()
     ours, recorder = graphed(
         tmp_path / "ours", asked=False, optimizer="adamw", ema_decay=0.9, epochs=4, log_every=1
     )
-    replays = []
-    replay = ours.stepper._replay
+    replays, augments = [], []
+    capture, made = recorder.capture, ours.loader.made
 
-    def watched(static, again, batch):
-        replays.append((ours.progress.step, isinstance(static.inputs, Packed)))
-        replay(static, again, batch)
+    def watched(function):
+        replay = capture(function)
 
-    ours.stepper._replay = watched
+        def noted():
+            replays.append(ours.progress.step)
+            replay()
+
+        return noted
+
+    def watched_made(batch):
+        if isinstance(batch.inputs, Packed) and ours.progress.step in replays:
+            augments.append(ours.progress.step)
+        return made(batch)
+
+    recorder.capture, ours.loader.made = watched, watched_made
     ours.fit()
     said = capsys.readouterr().out
     assert TIMED == WARM_UP == 3 and recorder.captured == 1
-    steps = [9, 10, 12, 13, 14, 15, 16, 18, 19, 20, 21, 22]
-    assert replays == [(step, True) for step in steps]
+    assert replays == augments == [9, 10, 12, 13, 14, 15, 16, 18, 19, 20, 21, 22]
     assert said.count("CUDA graphs: used, because launching a step takes ") == 1
     assert said.count("--no_cuda_graphs does without") == 1 and "not used" not in said
     assert_same(everything(ours), everything(plain))
 
 
-def test_no_graphs_by_themselves_where_the_device_is_slower(tmp_path, capsys):
+def test_graphs_are_not_chosen_where_the_device_is_slower(tmp_path, capsys):
     plain = make_trainer(tmp_path / "plain", epochs=2)
     plain.fit()
     capsys.readouterr()
@@ -342,7 +350,7 @@ def test_no_graphs_by_themselves_where_the_device_is_slower(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("trouble", [{"failure": "no luck"}, {"waits": ("guard.py:57",)}])
-def test_what_fails_unasked_is_only_logged(tmp_path, capsys, trouble):
+def test_a_failure_is_only_logged_if_graphs_were_not_asked_for(tmp_path, capsys, trouble):
     ours = make_trainer(tmp_path)
     use_graphs(ours, StandIn(**trouble), asked=False)
     logged = []
@@ -354,35 +362,39 @@ def test_what_fails_unasked_is_only_logged(tmp_path, capsys, trouble):
     assert not ours.stepper.holds_memory
 
 
-def test_a_dry_run_times_no_step_of_the_choice(tmp_path):
+def test_a_dry_run_does_not_time_the_steps_before_the_choice(tmp_path):
     ours, recorder = graphed(tmp_path, asked=False, epochs=8)
     before = time_steps(ours)[-1]
     assert recorder.captured and before >= 1 + TIMED + WARM_UP + 1
 
 
 def test_what_is_captured_reads_nothing_on_the_host(tmp_path):
-    """The step's number, rate and EMA weight are in tensors: other ones at a replay count."""
-    ours, recorder = graphed(tmp_path, ema_decay=0.9, clip=1.0)
-    held = {}
+    """Rates, step number and EMA weight come from tensors: other values on the host during replays
+    change nothing."""
+    options = {"optimizer": "adamw", "ema_decay": 0.9, "clip": 1.0}
+    plain = make_trainer(tmp_path / "plain", **options)
+    plain.fit()
+    ours, recorder = graphed(tmp_path / "ours", **options)
+    groups, progress = ours.train_step.optimizer.param_groups, ours.progress
+    average = ours.train_step.average
+    ema_weight, capture = average.ema_weight, recorder.capture
 
-    def capture(function):
-        held["function"] = function
-        return lambda: None
+    def captured(function):
+        replay = capture(function)
 
-    recorder.capture = capture
-    ours.prepare(0)
-    ours.train_step.guard.remember()
-    for batch in list(ours.loader.epoch(0))[:4]:
-        ours.stepper.forward_backward(batch)
-        ours.stepper.update()
-    before = everything(ours)
-    ours.stepper._rates[0].zero_()
-    ours.stepper._rates[1].zero_()
-    ours.stepper._ema_weight.zero_()
-    held["function"]()
-    after = everything(ours)
-    for name, tensor in after.items():
-        still = name.startswith("average/") or (name.startswith("model/") and "1." not in name)
-        if still:
-            assert torch.equal(tensor, before[name]), name
-    assert ours.progress.step == 4 and not ours.train_step.updating
+        def misled():
+            rates, step = [group["lr"] for group in groups], progress.step
+            for group in groups:
+                group["lr"] = float("nan")
+            progress.step, average.ema_weight = -1, lambda step: float("nan")
+            replay()
+            for group, rate in zip(groups, rates, strict=True):
+                group["lr"] = rate
+            progress.step, average.ema_weight = step, ema_weight
+
+        return misled
+
+    recorder.capture = captured
+    ours.fit()
+    assert recorder.replayed
+    assert_same(everything(ours), everything(plain))

@@ -1,4 +1,4 @@
-"""Launch-bound or not: a stand-in for a host and a GPU that work through steps side by side."""
+"""Launch-bound or not, with a simulated host and GPU that work side by side."""
 
 from types import SimpleNamespace
 
@@ -9,12 +9,12 @@ from utils.engines.launch_bound import TIMED, LaunchBound, TimedSteps
 
 
 class Machine:
-    """Times in ms. The GPU begins a step when its first launch is there and ends it no sooner than
-    its last one."""
+    """Times in ms. The GPU begins a step at its first launch and ends it no earlier than its last
+    launch."""
 
     def __init__(self, host: float, device: float):
         self.host, self.device = host, device
-        self.now = self.free = 0.0  # of the host; when the GPU has done all that it was given
+        self.now = self.free = 0.0  # the host's clock; when the GPU will be idle
 
     def mark(self):
         at = max(self.now, self.free)
@@ -35,7 +35,7 @@ class Machine:
 
 
 def judged(host: float, device: float, log_every: int = 5, steps: int = 40):
-    """(verdict, steps until it was known)."""
+    """(verdict, steps before it was known)."""
     machine = Machine(host, device)
     launches = LaunchBound(machine.mark, lambda: machine.now / 1000)
     machine.step(launches, usual=False, host=3000.0)
@@ -64,17 +64,17 @@ def test_the_slower_of_host_and_device_decides(host, device, verdict):
     assert judged(host, device)[0] is verdict
 
 
-def test_where_launches_bind_it_is_known_at_once():
+def test_launch_bound_steps_are_recognized_at_once():
     assert judged(12, 6)[1] == TIMED + 1
 
 
-def test_where_they_do_not_only_steps_after_a_wait_are_timed():
-    """The second step of the run, and the two after the next log lines: 1, 6 and 11. The GPU has
-    done the last of them when the host begins step 15."""
+def test_otherwise_only_steps_after_a_wait_are_timed():
+    """The second step of the run and the first ones after the next two log lines: 1, 6 and 11. The
+    GPU has finished the last of them when the host begins step 15."""
     assert TIMED == 3 and judged(12, 45)[1] == 15
 
 
-def test_never_known_where_every_step_has_its_own_size():
+def test_no_verdict_if_every_step_has_another_size():
     machine = Machine(12, 6)
     launches = LaunchBound(machine.mark, lambda: machine.now / 1000)
     for _ in range(20):
@@ -83,8 +83,8 @@ def test_never_known_where_every_step_has_its_own_size():
     assert launches.verdict() is None
 
 
-def test_what_disturbs_a_step_does_not_count():
-    """A pause of the host makes it look slow, one of the GPU makes that look slow."""
+def test_a_disturbed_step_does_not_count():
+    """A pause makes the host, or the GPU, look slow."""
     machine = Machine(12, 45)
     launches = LaunchBound(machine.mark, lambda: machine.now / 1000)
     for number in range(TIMED + 1):
@@ -94,8 +94,8 @@ def test_what_disturbs_a_step_does_not_count():
     assert str(launches) == "launching a step takes 12.0 of its 45.0 ms"
 
 
-def test_nothing_is_read_before_the_device_is_there():
-    """`elapsed_time` of events that are not over raises, and `query` is all that is asked else."""
+def test_no_event_is_read_before_the_device_has_reached_it():
+    """`elapsed_time` of an event that is not over raises; until then only `query` is called."""
     machine = Machine(12, 45)
     launches = LaunchBound(machine.mark, lambda: machine.now / 1000)
     machine.step(launches, usual=False)
@@ -111,10 +111,10 @@ def test_nothing_is_read_before_the_device_is_there():
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize(("step_ms", "bound"), [(0.0, True), (1e9, False)])
-def test_what_helps_is_said_once_where_there_are_no_graphs(
+def test_advice_is_given_once_where_there_are_no_graphs(
     tmp_path, capsys, accumulation, step_ms, bound
 ):
-    """And the training is the one that nobody has timed."""
+    """And timing does not change the training."""
     plain = make_trainer(tmp_path / "plain", accumulation=accumulation)
     plain.fit()
     said = capsys.readouterr().out
@@ -147,7 +147,7 @@ def test_neither_the_first_step_nor_short_ones_are_timed(tmp_path):
     assert seen == [False, True, False, True, True, False]
 
 
-def test_texts_are_launch_bound_where_the_longest_are():
+def test_texts_are_launch_bound_if_the_longest_are():
     machine = Machine(12, 6)
     launches = LaunchBound(machine.mark, lambda: machine.now / 1000)
     for device in (6, 6, 45, 6):

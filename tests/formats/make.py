@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Keeps what this revision writes, for the tests of all later ones: python tests/formats/make.py
 
-Makes the fixtures that are not there yet. One that is there is never made anew: it stands for the
+Makes the fixtures that do not exist yet. Existing ones are never made again: they stand for the
 files that users have.
 """
 
@@ -18,7 +18,7 @@ sys.path.insert(0, str(HERE.parent))
 from short_runs import PICTURES, RESUME, TEXTS, TOKENS, call, launched, write_data  # noqa: E402
 
 SMALL = f"{PICTURES} --width 1"
-# Runs of two epochs, broken off in the second.
+# Runs of two epochs, interrupted in the second.
 RUNS = {
     "pictures_sgd": f"{SMALL} --val_fraction 0.25 --sched plateau --early_stop_patience 9",
     "pictures_ngd": f"{SMALL} --ngd --ngd_rank 2 --meta_learning --meta_every 2 --meta_batch 8 "
@@ -27,7 +27,7 @@ RUNS = {
     "texts_adamw": f"{TOKENS} --mixup fixed",
     "texts_muon": f"{TEXTS} --optimizer muon --accumulation_steps 2 --save_every 2",
 }
-# Folder -> commands, and what is kept of them.
+# Folder -> commands, and which of their files are kept.
 OTHERS = {
     "exported": ([f"{SMALL} --epochs 1", f"{RESUME} --export safetensors"],
                  "run/export/*.safetensors"),
@@ -39,8 +39,8 @@ OTHERS = {
 
 
 def break_off(run: Path) -> None:
-    """As a kill just before the last checkpoint leaves a run; the rest of its metrics is what is
-    expected of going on."""
+    """Leaves a run as a kill just before the last checkpoint does; the rest of its metrics is what
+    a resumed run must reproduce."""
     *earlier, kept, last = sorted((run / "checkpoints").iterdir())
     for path in [*earlier, last]:
         shutil.rmtree(path)

@@ -1,6 +1,6 @@
 """Checkpoints, exported weights and recipes that earlier revisions wrote still work.
 
-The fixtures beside this file are made once by make.py and never anew.
+The fixtures beside this file were made by make.py, and are never made again.
 """
 
 import json
@@ -18,7 +18,7 @@ from utils.settings.config import FILE, parse
 
 HERE = Path(__file__).parent
 RUNS = sorted(path.parent.name for path in HERE.glob("*/run"))
-# Another CPU adds up in another order; three steps later losses are still near.
+# Another CPU adds up in another order; after three steps losses are still close.
 TOLERANCE = 0.02
 
 
@@ -31,7 +31,7 @@ def data(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def case(data, tmp_path, monkeypatch) -> Path:
-    """An empty folder beside the data, which is the present one."""
+    """Makes an empty folder beside the data the working directory."""
     folder = data / tmp_path.name
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -45,8 +45,8 @@ def records(lines: bytes) -> list[dict]:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_an_earlier_run_goes_on(case, name):
-    """Broken off in its second epoch, it ends as it did then."""
+def test_an_earlier_run_can_be_resumed(case, name):
+    """Interrupted in its second epoch, it ends as it did then."""
     shutil.copytree(HERE / name / "run", case / "run")
     [state] = (HERE / name).glob("run/checkpoints/*/state.json")
     kept = json.loads(state.read_text())["metrics_bytes"]
@@ -64,7 +64,7 @@ def test_an_earlier_run_goes_on(case, name):
         assert ours.get("lambda", 0) == pytest.approx(theirs.get("lambda", 0), rel=TOLERANCE)
 
 
-def test_earlier_exported_weights_are_a_start(case, capfd):
+def test_earlier_exported_weights_can_be_loaded(case, capfd):
     weights = HERE / "exported" / "model.safetensors"
     recipe = HERE / "tuned" / "best.yaml"
     flags = ["--config", recipe, "--pretrained", weights, "--max_steps", 2, "--output", "run"]
@@ -73,7 +73,7 @@ def test_earlier_exported_weights_are_a_start(case, capfd):
     assert f"weights from {weights}" in out and "head" not in out.split("weights from")[1][:80]
 
 
-def test_an_earlier_recipe_is_read_whole():
+def test_an_earlier_recipe_is_still_valid():
     path = HERE / "tuned" / "best.yaml"
     settings, origin = parse(resnet50_test.Settings, ["--config", str(path)], "")
     values = yaml.safe_load(path.read_text())

@@ -60,7 +60,7 @@ def with_whole_numbers(tensor, scope, patch=interpreter._patch_lang_tensor):
 
 @pytest.fixture(autouse=True)
 def kernels_on_the_cpu(monkeypatch):
-    """With small tiles, so that a program loops over several."""
+    """Kernels with small tiles, so that a program loops over several."""
     monkeypatch.setattr(kernels, "DEVICES", ("cuda", "cpu"))
     monkeypatch.setattr(image_kernels, "TILE", 512)
     monkeypatch.setattr(layer_kernels, "TILE", 16)
@@ -225,7 +225,7 @@ def test_sizes_equal_tritons():
 
 @ROWS
 @pytest.mark.parametrize("masked", [True, False], ids=["dropout", "none"])
-def test_elements(masked, shape, dtype):
+def test_elementwise_kernels(masked, shape, dtype):
     x, branch, grad = rows(shape, dtype, 3)
     mask = torch.empty(shape, dtype=torch.uint8).bernoulli_(0.7) if masked else None
     factor = 1 / 0.7 if masked else 1.0

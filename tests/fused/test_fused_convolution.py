@@ -193,7 +193,7 @@ def test_bf16_is_as_close_to_float64_as_the_plain_one():
         pytest.param("ngd", "speed", marks=pytest.mark.slow),
     ],
 )
-def test_fifty_steps_with_accumulation(optimizer, mode):
+def test_fifty_steps_with_accumulation_equal_the_plain_ones(optimizer, mode):
     models = [model.double() for model in networks(18, mode=mode)]
     for model in models:
         steps = build_optimizer(optimizer, model, lr=0.01, weight_decay=1e-3)
@@ -274,7 +274,7 @@ def test_without_gradients_or_with_other_weights_it_is_plain():
         torch.autograd.grad(loss, model.conv1.weight, create_graph=True)
 
 
-def test_fuse():
+def test_fuse_chooses_the_modules():
     model = networks(18)[1]
     fused = [m for m in model.modules() if getattr(m, "fused", "none") == "memory"]
     assert sum(isinstance(m, (BasicBlock, Bottleneck)) for m in fused) == 8

@@ -47,7 +47,7 @@ def test_it_equals_the_plain_one(lam, smoothing, scale):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_in_half_precision(dtype):
+def test_half_precision_is_as_close_to_float64_as_the_plain_one(dtype):
     """The gradient is as close to float64's as the plain one, with about half the memory."""
     logits, own, other, lam = batch(64, 100, dtype)
     exact = logits.detach().double().requires_grad_()

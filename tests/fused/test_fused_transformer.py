@@ -84,7 +84,7 @@ def test_it_equals_the_plain_one(options, training, half, mode):
         pytest.param("adamw", "memory", marks=pytest.mark.slow),
     ],
 )
-def test_fifty_steps(optimizer, mode):
+def test_fifty_steps_equal_the_plain_ones(optimizer, mode):
     models = transformers(rate=0.1, mode=mode)
     for model in models:
         torch.manual_seed(1)

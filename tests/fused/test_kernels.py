@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 
 
 @pytest.mark.slow
-def test_in_the_interpreter():
+def test_kernels_are_correct_in_the_interpreter():
     """All of kernel_checks.py in one process: Triton reads TRITON_INTERPRET on import."""
     pytest.importorskip("triton")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "kernel_checks.py"]
@@ -27,7 +27,7 @@ def test_in_the_interpreter():
 
 @pytest.fixture
 def usability_unknown(monkeypatch):
-    """The kernels' usability is not known yet, and CPUs count as GPUs."""
+    """Forgets whether kernels are usable, and treats CPUs as GPUs."""
     monkeypatch.setattr(kernels, "DEVICES", ("cpu",))
     monkeypatch.delitem(sys.modules, "utils.fused.kernels.image_kernels", raising=False)
     monkeypatch.delattr(kernels, "image_kernels", raising=False)

@@ -1,4 +1,4 @@
-"""What only a GPU can show of training; skipped, with the reason, where there is none."""
+"""Training, as far as only a GPU can show it; skipped where there is none."""
 
 import gc
 import re
@@ -30,7 +30,7 @@ def run_epoch(trainer, epoch):
 
 
 def run_epoch_without_waiting(trainer, epoch):
-    """CUDA refuses whatever makes the host wait."""
+    """Trains an epoch while CUDA refuses whatever makes the host wait."""
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -61,9 +61,9 @@ def test_no_wait_with_an_average_and_a_frozen_backbone(tmp_path, optimizer, prec
     run_epoch(trainer, 0)
     run_epoch_without_waiting(trainer, 1)
     assert torch.equal(frozen, before)
-    run_epoch(trainer, 2)  # the states of what trains from here on
+    run_epoch(trainer, 2)  # makes the states of what trains from here on
     run_epoch_without_waiting(trainer, 3)
-    if precision != "fp16":  # whose scaler may have left out the few steps that there were
+    if precision != "fp16":  # whose scaler may have skipped the few steps
         assert not torch.equal(frozen, before)
     shares = trainer.times.shares()
     assert shares["forward_backward"] > 0 and sum(shares.values()) == pytest.approx(1, abs=0.01)
@@ -108,7 +108,7 @@ def test_a_step_that_is_not_finite_leaves_no_trace():
 # ---- average, times, memory, checkpoints --------------------------------------------------------
 
 
-def test_an_average_is_that_of_the_cpu():
+def test_the_average_is_that_of_the_cpu():
     models = [network().to(device) for device in (CUDA, CPU)]
     for model in models:
         Guard(model)
@@ -128,10 +128,10 @@ def test_an_average_is_that_of_the_cpu():
             torch.testing.assert_close(mean.cpu(), expected.mean[name], rtol=1e-5, atol=1e-6)
 
 
-def test_the_device_keeps_the_time():
-    """The host is through at once; the shares are those of what the device did."""
+def test_times_are_those_of_the_device():
+    """The host is done at once; the fractions are those of the device's work."""
     times, cycles = PhaseTimes(CUDA), 50_000_000  # some 30 ms
-    torch.cuda._sleep(20 * cycles)  # until its clock has come up to speed
+    torch.cuda._sleep(20 * cycles)  # until the GPU's clock has sped up
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -176,7 +176,7 @@ def test_out_of_memory_names_a_batch_that_fits(tmp_path):
         fits = int(re.search(r"--batch_size (\d+) is likely to", str(error.value))[1])
         assert 64 <= fits < 4096
         assert f"--accumulation_steps {-(-4096 // fits)} " in str(error.value)
-        assert trainer.saver.store.steps() == []  # it was the first step
+        assert trainer.saver.store.steps() == []  # it failed in the first step
         del trainer, error
         gc.collect()
         torch.cuda.empty_cache()
@@ -186,8 +186,8 @@ def test_out_of_memory_names_a_batch_that_fits(tmp_path):
         torch.cuda.set_per_process_memory_fraction(1.0, CUDA)
 
 
-def test_checkpoints_hold_their_own_step(tmp_path, monkeypatch):
-    """They are written while the device goes on training; what is in them is older."""
+def test_a_checkpoint_holds_the_step_at_which_it_was_taken(tmp_path, monkeypatch):
+    """Although the device trains further steps while it is written."""
     trainer = make_trainer(
         tmp_path, device=CUDA, optimizer="adamw", epochs=2, save_steps=2, ema_decay=0.9
     )

@@ -1,4 +1,4 @@
-"""--auto_batch on a GPU: what is found fits, is no small part of what does, and leaves no trace."""
+"""--auto_batch on a GPU: the size found fits, twice it does not, and the probe leaves no trace."""
 
 import gc
 
@@ -47,8 +47,8 @@ def probe(model, data, available, optimizer="adamw"):
 
 @pytest.fixture(scope="module", autouse=True)
 def libraries():
-    """What libraries take once and keep, such as the workspace of cuBLAS (32 MiB on an H100), is
-    there before memory is counted."""
+    """Lets libraries allocate what they keep, such as cuBLAS's workspace (32 MiB on an H100),
+    before memory is counted."""
     probe(network().to(CUDA), large(256), torch.cuda.memory_allocated(CUDA) + (8 << 30))
 
 
@@ -58,7 +58,7 @@ def clean_memory(libraries):
     torch.cuda.empty_cache()
 
 
-def test_what_is_found_fits_and_twice_as_much_does_not(tmp_path):
+def test_the_size_found_fits_and_twice_as_much_does_not(tmp_path):
     data, model = large(), network().to(CUDA)
     available = torch.cuda.memory_allocated(CUDA) + ROOM
     found = probe(model, data, available)
@@ -67,7 +67,7 @@ def test_what_is_found_fits_and_twice_as_much_does_not(tmp_path):
     del data
     twice = large(2 * found.size)
     available = torch.cuda.memory_allocated(CUDA) + ROOM
-    assert probe(model, twice, available).size == found.size  # it is cut again
+    assert probe(model, twice, available).size == found.size  # cut to that size
     del twice, model
     gc.collect()
     torch.cuda.empty_cache()
@@ -100,6 +100,6 @@ def test_no_trace_is_left(optimizer):
     assert torch.cuda.memory_allocated(CUDA) <= allocated + (1 << 20)  # a batch takes 3 MiB
 
 
-def test_nothing_fits():
+def test_none_is_found_where_nothing_fits():
     model, data = network().to(CUDA), large()
     assert probe(model, data, torch.cuda.memory_allocated(CUDA) + 4096).size is None

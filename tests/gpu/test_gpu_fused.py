@@ -27,21 +27,21 @@ MODES = pytest.mark.parametrize("mode", ["memory", "speed"])
 
 @pytest.fixture(autouse=True)
 def exact_products():
-    """float32 is float32 here, so that what is left is the kernels' rounding."""
+    """Products in full float32, so that differences are the kernels' rounding."""
     with float32_products("float32"):
         yield
 
 
 @pytest.fixture
 def pytorch_alone(monkeypatch):
-    """Call it, and no kernel is used any more."""
+    """A function after whose call no kernel is used."""
     return lambda: monkeypatch.setattr(kernels, "DEVICES", ())
 
 
 def keep_relus_off_zero(model, x) -> None:
-    """A ReLU next to 0 opens or closes with the last bit, and one that does so is a larger
-    difference than all of float32's rounding. So every second channel is open for all values, the
-    others are closed, and what is added to a channel is of its own kind."""
+    """Near 0 the last bit decides whether a ReLU is open, a larger difference than all of float32's
+    rounding. So every second channel is open for all values and the others are closed, in both
+    addends of a residual sum."""
     for norm in model.modules():
         if isinstance(norm, nn.BatchNorm2d):
             with torch.no_grad():
@@ -55,7 +55,7 @@ def keep_relus_off_zero(model, x) -> None:
 
 
 def case(name):
-    """(model, input), of float32."""
+    """(model, input), in float32."""
     torch.manual_seed(0)
     if name == "texts":  # no dropout: in float64 it draws other numbers
         model = Transformer(50, 5, 2, 64, 4, 96, 20, dropout=0.0)
@@ -66,7 +66,7 @@ def case(name):
 
 
 def found(model, x, dtype) -> dict:
-    """Logits, gradients and running statistics of a pass."""
+    """Logits, gradients and running statistics of a forward and backward pass."""
     torch.manual_seed(1)
     model.zero_grad()
     with torch.autocast("cuda", dtype, enabled=dtype in (torch.bfloat16, torch.float16)):
@@ -83,7 +83,7 @@ def distance(one: dict, other: dict) -> float:
     return float(sum((one[n] - t).norm() / (t.norm() + 1e-3) for n, t in other.items()) / len(one))
 
 
-def test_there_are_kernels():
+def test_the_kernels_are_used():
     assert kernels.unusable() is None
     rows = torch.ones(2, 4, device=CUDA)
     assert kernels.images(rows[:, :, None, None]) and kernels.layers(rows) and kernels.loss(rows)
@@ -103,15 +103,15 @@ def test_a_model_is_no_farther_from_float64(name, dtype, mode, pytorch_alone):
     theirs = distance(found(copy.deepcopy(plain), x, dtype), wanted)
     pytorch_alone()
     without = distance(found(fuse(copy.deepcopy(plain), mode), x, dtype), wanted)
-    # Distances are a matter of chance, too, in float32 that of few channels whose statistics are
-    # rounded badly. A kernel that is wrong is off by a hundred times as much.
+    # Distances vary by chance, in float32 by that of few channels whose statistics are rounded
+    # badly. A wrong kernel is off by a hundred times as much.
     limit = 3 if dtype == torch.float32 else 1.5
     assert ours <= limit * min(theirs, without) + 1e-6, (ours, theirs, without)
 
 
 @MODES
 def test_drop_path_draws_what_it_draws_without_kernels(mode, pytorch_alone):
-    """Other samples dropped would be a distance near 1."""
+    """If other samples were dropped, the distance would be near 1."""
     plain, x = case("drop-path")
     keep_relus_off_zero(plain, x)
     ours = found(fuse(copy.deepcopy(plain), mode), x, torch.float32)
@@ -132,7 +132,7 @@ def test_dropout_draws_what_it_draws_without_kernels(mode, pytorch_alone):
 @pytest.mark.parametrize("shape", [(3, 5, 7, 11), (64, 64, 56, 56), (2, 2048, 7, 7)], ids=str)
 @FORMATS
 def test_batch_norm_of_any_size(shape, dtype):
-    """Statistics far from zero, too; the same bits again."""
+    """With statistics far from zero, too; twice with the same bits."""
     c, grad = (
         torch.randn(shape, device=CUDA).add_(shift).to(dtype, memory_format=torch.channels_last)
         for shift in (100, 0)
@@ -151,7 +151,7 @@ def test_batch_norm_of_any_size(shape, dtype):
         return y, of_c, sums[1], sums[0]
 
     ours = run()
-    of_normal = grad.double() * (ours[0] > 0)  # next to 0 its sign depends on the last bit
+    of_normal = grad.double() * (ours[0] > 0)  # near 0 its sign depends on the last bit
     wanted = [normal.relu(), *torch.autograd.grad(normal, exact, of_normal)]
     step = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 0.0}[dtype]
     for one, other in zip(ours, wanted, strict=True):
@@ -172,7 +172,7 @@ def test_the_loss(classes, dtype):
         (gradient,) = torch.autograd.grad((losses * weights).sum(), logits)
         results.append((losses.double(), gradient.double()))
     torch.testing.assert_close(results[0][0], results[1][0], rtol=1e-5, atol=1e-5)
-    # Rounded once by itself, and once more with the weight.
+    # Rounded once, and again after the product with the weight.
     step = {torch.bfloat16: 2**-6, torch.float16: 2**-9, torch.float32: 1e-5}[dtype]
     torch.testing.assert_close(results[0][1], results[1][1], rtol=step, atol=1e-5)
 

@@ -29,7 +29,7 @@ def mixing(**options):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_a_run_is_the_ordinary_one(tmp_path, optimizer, precision, capsys):
-    """Without dropout; in float32 up to what the rounding of the rate changes."""
+    """Without dropout; in float32 up to the rounding of the learning rate."""
     options = {
         "optimizer": optimizer, "precision": precision, "ema_decay": 0.9, "clip": 1.0,
         "dropout": 0.0, "epochs": 3, "lr": 0.01,
@@ -39,7 +39,7 @@ def test_a_run_is_the_ordinary_one(tmp_path, optimizer, precision, capsys):
     ours = graphed(tmp_path / "ours", **options)
     assert isinstance(ours.stepper, GraphedStep)
     ours.fit()
-    assert "not used" not in capsys.readouterr().out and len(ours.stepper._graphs) == 1
+    assert "not used" not in capsys.readouterr().out and ours.stepper.holds_memory
     tolerance = 1e-4 if precision == "fp32" else 3e-2
     states = plain.train_step.model.state_dict(), ours.train_step.model.state_dict()
     states += plain.train_step.average.state_dict(), ours.train_step.average.state_dict()
@@ -56,7 +56,7 @@ def test_a_run_is_the_ordinary_one(tmp_path, optimizer, precision, capsys):
     assert lines == [(line["step"], line["split"]) for line in history(tmp_path / "plain")]
 
 
-def test_by_themselves_where_launches_bind(tmp_path, capsys):
+def test_graphs_are_chosen_where_steps_are_launch_bound(tmp_path, capsys):
     """A toy network's kernels take microseconds each. The choice itself waits for nothing."""
     trainer = make_trainer(tmp_path, device=CUDA, dropout=0.0, epochs=4)
     use_engine(trainer, "auto")
@@ -66,7 +66,7 @@ def test_by_themselves_where_launches_bind(tmp_path, capsys):
     assert trainer.stepper.holds_memory and "not used" not in said
 
 
-def test_not_by_themselves_where_the_gpu_is_slower(tmp_path, capsys):
+def test_graphs_are_not_chosen_where_the_gpu_is_slower(tmp_path, capsys):
     trainer = make_trainer(tmp_path, device=CUDA, dropout=0.0, epochs=4)
     use_engine(trainer, "auto")
     real, cycles = trainer.train_step.forward_backward_device, 50_000_000  # about 30 ms
@@ -81,7 +81,7 @@ def test_not_by_themselves_where_the_gpu_is_slower(tmp_path, capsys):
     assert "launching a step takes" in trainer.stepper.refused
 
 
-def test_the_choice_waits_for_nothing(tmp_path):
+def test_the_choice_waits_for_nothing(tmp_path, capsys):
     trainer = make_trainer(tmp_path, device=CUDA, dropout=0.0)
     use_engine(trainer, "auto")
     trainer.prepare(0)
@@ -94,18 +94,27 @@ def test_the_choice_waits_for_nothing(tmp_path):
             trainer.stepper.update()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    assert trainer.stepper._launches is None  # it has been made
+    used = "CUDA graphs: used" in capsys.readouterr().out
+    assert used or trainer.stepper.refused  # the choice has been made
 
 
 def test_augmentation_is_in_the_graph(tmp_path):
     trainer = graphed(tmp_path, epochs=2)
+    made, captured = trainer.loader.made, []
+
+    def watched(batch):
+        if torch.cuda.is_current_stream_capturing():
+            captured.append(batch.inputs)
+        return made(batch)
+
+    trainer.loader.made = watched
     trainer.fit()
-    ((static, _),) = trainer.stepper._graphs.values()
-    assert isinstance(static.inputs, Packed) and static.inputs.choices.is_cuda
+    (inputs,) = captured
+    assert isinstance(inputs, Packed) and inputs.choices.is_cuda
 
 
 def test_other_random_numbers_in_every_replay(tmp_path):
-    """Dropout at the same weights and batch."""
+    """By dropout, at the same weights and batch."""
     trainer = graphed(tmp_path, dropout=0.5, lr=1e-30)
     trainer.prepare(0)
     trainer.train_step.guard.remember()
@@ -115,7 +124,7 @@ def test_other_random_numbers_in_every_replay(tmp_path):
         trainer.stepper.forward_backward(batch)
         trainer.stepper.update()
         losses.append((trainer.train_step.window - before)[0].item())
-    assert len(trainer.stepper._graphs) == 1 and len(set(losses)) > 4
+    assert trainer.stepper.holds_memory and len(set(losses)) > 4
 
 
 @pytest.mark.parametrize("mixed", [None, mixing(), mixing(cutmix_alpha=1.0)])
@@ -132,7 +141,7 @@ def test_no_wait_in_replayed_steps(tmp_path, mixed):
                 trainer.stepper.update()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    assert trainer.stepper._graphs and not trainer.stepper.refused
+    assert trainer.stepper.holds_memory and not trainer.stepper.refused
 
 
 def test_a_step_that_is_not_finite_leaves_no_trace_in_a_replay(tmp_path):
@@ -154,7 +163,7 @@ def test_a_step_that_is_not_finite_leaves_no_trace_in_a_replay(tmp_path):
 
 
 def test_a_step_that_waits_is_found_before_a_capture(tmp_path, capsys):
-    """A host read in the forward part, and one in a thread of autograd's."""
+    """A host read after the backward pass, and one in a thread of autograd."""
     trainer = graphed(tmp_path, epochs=2)
     real = trainer.train_step.forward_backward_device
 
@@ -176,8 +185,8 @@ def test_a_step_that_waits_is_found_before_a_capture(tmp_path, capsys):
 
 
 def test_a_capture_that_fails_leaves_an_ordinary_run(tmp_path, capsys, monkeypatch):
-    """A host read in the capture alone. The same numbers are drawn as ever, in memory that is given
-    back."""
+    """The host reads a value in the capture alone. The random numbers are those of an ordinary run,
+    and memory is given back."""
     monkeypatch.setattr(CudaRecorder, "failed", [])
     runs = []
     for name in ("plain", "ours"):
@@ -205,12 +214,12 @@ def test_a_capture_that_fails_leaves_an_ordinary_run(tmp_path, capsys, monkeypat
         torch.testing.assert_close(
             ours.train_step.model.state_dict()[name], tensor, rtol=1e-4, atol=1e-4
         )
-    # The allocator takes part in no capture any more: else this would be an internal error.
+    # If the allocator still took part in a capture, this would be an internal error.
     torch.cuda.empty_cache()
 
 
 def test_a_capture_after_one_that_failed(tmp_path):
-    """Of another trainer in the same process."""
+    """As by another trainer in the same process."""
     recorder = CudaRecorder(CUDA)
     value = torch.ones(8, device=CUDA)
     with pytest.raises(RuntimeError):
@@ -225,5 +234,5 @@ def test_checkpoints_and_resume(tmp_path):
     first.fit()
     again = graphed(tmp_path, optimizer="adamw", ema_decay=0.9, epochs=3)
     again.restore(again.saver.store.load())
-    assert again.fit().step == again.plan.total_steps and again.stepper._graphs
+    assert again.fit().step == again.plan.total_steps and again.stepper.holds_memory
     assert isinstance(again.stepper.recorder, CudaRecorder)

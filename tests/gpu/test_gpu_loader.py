@@ -1,9 +1,9 @@
-"""Batches on a GPU: those of the CPU, and made without a wait of the host."""
+"""Batches on a GPU are those of the CPU, and made without a wait of the host."""
 
 import numpy as np
 import pytest
 import torch
-from data.worker_helpers import mapped
+from data.worker_helpers import mapped, worker_processes
 from toy import pictures
 
 from utils.augment.chain import Chain
@@ -26,7 +26,7 @@ def augmentation():
 
 
 def loader(device, images=None, labels=None, **options):
-    """Over N pictures, or those that are given."""
+    """A loader of N pictures, or of those that are given."""
     if images is None:
         images, labels = pictures(N, size=SIZE)
     options = {"augment": augmentation(), "shuffle": True} | options
@@ -37,7 +37,7 @@ def loader(device, images=None, labels=None, **options):
 
 @pytest.fixture
 def in_host_memory(monkeypatch):
-    """The GPU has no room for pictures, as it were."""
+    """Pretends that the GPU has no room for pictures."""
     monkeypatch.setattr("utils.data.images.loader.GPU_SHARE", 0.0)
 
 
@@ -77,7 +77,7 @@ def test_pictures_in_host_memory(in_host_memory):
 
 
 def test_a_resident_part_of_the_pictures():
-    """Of a split that shares its pictures with others, its own alone are uploaded."""
+    """Only the split's own pictures are uploaded if it shares an array with others."""
     images, _ = pictures(N, size=SIZE)
     rows = np.random.default_rng(0).permutation(N)[:77]
     labels = np.arange(77, dtype=np.int64)
@@ -88,7 +88,7 @@ def test_a_resident_part_of_the_pictures():
 
 
 @pytest.mark.parametrize("part", [False, True])
-def test_reading_processes(tmp_path, in_host_memory, pool, part):
+def test_worker_processes(tmp_path, in_host_memory, pool, part):
     images = mapped(tmp_path / "images.npy", N, SIZE, SIZE)
     rows = np.random.default_rng(0).permutation(N)[:150] if part else None
     labels = np.arange(N if rows is None else len(rows), dtype=np.int64)
@@ -97,17 +97,17 @@ def test_reading_processes(tmp_path, in_host_memory, pool, part):
     assert_same_batches(ours, loader(CPU, images, labels, rows=rows), len(labels))
 
 
-def test_reading_processes_are_not_needed_for_resident_pictures(tmp_path, pool):
+def test_resident_pictures_need_no_worker_processes(tmp_path, pool):
     images = mapped(tmp_path / "images.npy", N, SIZE, SIZE)
     ours = loader(CUDA, images, np.arange(N, dtype=np.int64), pool=pool)
     assert ours.images.device.type == "cuda"
     assert_same_batches(ours, loader(CPU, images, np.arange(N, dtype=np.int64)))
-    assert pool._ring is None  # none was ever started
+    assert not worker_processes()
 
 
 @pytest.mark.parametrize("place", ["gpu", "host", "map"])
 def test_no_wait_while_batches_are_made(request, tmp_path, place):
-    """Chain and RandomErasing on the device, and the copies of what the host has made."""
+    """With Chain and RandomErasing on the device, and with copies of batches from the host."""
     images, options = mapped(tmp_path / "images.npy", N, SIZE, SIZE), {}
     if place != "gpu":
         request.getfixturevalue("in_host_memory")

@@ -1,4 +1,4 @@
-"""What only a GPU can show of mixup; skipped, with the reason, where there is none."""
+"""Mixup, as far as only a GPU can show it; skipped where there is none."""
 
 import pytest
 import torch
@@ -52,7 +52,7 @@ def test_a_gpu_mixes_as_the_cpu_does(tmp_path, form):
 
 @pytest.mark.parametrize("form", ["policy", "sample"])
 def test_the_fast_hypergradient_is_the_exact_one(form):
-    """With TF32 for convolutions, as by default: a difference of its results would be noise."""
+    """Although convolutions may use TF32 by default: a finite difference of such would be noise."""
     assert torch.backends.cudnn.conv.fp32_precision == "tf32"
     torch.manual_seed(0)
     model = ResNet(18, 5, width=8, stem="cifar").to(CUDA, memory_format=torch.channels_last)
@@ -62,7 +62,7 @@ def test_the_fast_hypergradient_is_the_exact_one(form):
     targets, partners, of_clean = torch.randint(0, 5, (3, 32)).to(CUDA)
     lam = torch.rand(32).to(CUDA)
     pairs = Pairs(own, other, targets, partners, lam)
-    F.cross_entropy(model(own), targets).backward()  # the policy's virtual step is along this
+    F.cross_entropy(model(own), targets).backward()  # the gradient of the policy's virtual step
     found = []
     for exact in (False, True):
         virtual = VirtualStep(model, mixed_cross_entropy, exact=exact)

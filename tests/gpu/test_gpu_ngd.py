@@ -1,4 +1,4 @@
-"""Natural gradient on a GPU: as on the CPU, without waits, in the memory that is stated."""
+"""Natural gradient on a GPU: as on the CPU, without waits, in the documented memory."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def weights(device, channels_last=False, dtype=torch.float32, shapes=SHAPES):
 
 
 def gradients(parameters, steps: int) -> list[list[torch.Tensor]]:
-    """For each step; larger along some channels than along others, the same on all devices."""
+    """Gradients for each step: larger along some channels, the same on all devices."""
     made = []
     for step in range(steps):
         generator, of_step = torch.Generator().manual_seed(step + 1), []
@@ -38,7 +38,7 @@ def gradients(parameters, steps: int) -> list[list[torch.Tensor]]:
                 size = [1] * parameter.ndim
                 size[axis] = length
                 gradient = gradient * torch.logspace(0, -1, length).view(size)
-            like = torch.empty_like(parameter)  # also where the elements lie in memory
+            like = torch.empty_like(parameter)  # in the same memory format, too
             of_step.append(like.copy_(gradient))
         made.append(of_step)
     return made
@@ -77,7 +77,7 @@ def test_twenty_steps_are_those_of_the_cpu(channels_last, settings):
 @pytest.mark.parametrize("norm", ["gradient", "fixed"])
 @pytest.mark.parametrize("decoupled", [False, True], ids=["coupled", "decoupled"])
 def test_no_step_waits(dtype, decoupled, norm):
-    """Nor do updates, flagged or not, changed settings, or the first steps of a loaded state."""
+    """Not even with updates, flags, changed settings, or right after a state was loaded."""
     parameters = weights(CUDA, channels_last=True, dtype=dtype)
     settings = {"decoupled": decoupled, "norm": norm, "products": "fast"}
     optimizer = NGD(parameters, weight_decay=0.1, **settings)
@@ -120,8 +120,8 @@ def test_a_flagged_step_leaves_everything_to_the_bit(decoupled, at):
             assert torch.equal(optimizer.state[parameter][key], expected), key
 
 
-def test_a_grad_scaler_of_a_users_own_loop():
-    """Its flag and scale lie on the device; the steps are those without it."""
+def test_the_grad_scaler_of_a_users_own_loop():
+    """Its flag and scale are on the device; the steps are those without it."""
     plain, scaled = weights(CUDA), weights(CUDA)
     steps = gradients(plain, 12)
     run(NGD(plain, lr=0.05), plain, steps)
@@ -136,8 +136,8 @@ def test_a_grad_scaler_of_a_users_own_loop():
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-def test_memory():
-    """Momentum, R, Lambda and rho, what is multiplied with, and two workspaces of one batch."""
+def test_memory_is_what_is_documented():
+    """Momentum; R, Lambda and rho; multipliers; and two workspaces of one batch."""
     shapes = [(256, 256, 3, 3)] * 4 + [(512, 256)] * 2
     parameters = weights(CUDA, channels_last=True, shapes=shapes)
     steps = gradients(parameters, 3)

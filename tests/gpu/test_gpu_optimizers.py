@@ -1,4 +1,4 @@
-"""Every optimizer of the factory on a GPU: no waits, flagged steps, resuming, the CPU's results."""
+"""Every optimizer on a GPU: no waits, flagged steps, resuming, the results of the CPU."""
 
 import copy
 import json
@@ -35,7 +35,7 @@ def make(name, lookahead_k, device=CUDA, dtype=torch.float32):
 
 
 def gradients(model, step, bad=False) -> None:
-    """The same for the same step, on any device."""
+    """Gradients that depend on the step alone, not on the device."""
     generator = torch.Generator().manual_seed(step)
     for p in model.parameters():
         value = torch.randn(p.shape, generator=generator).to(p.device, p.dtype)
@@ -53,7 +53,7 @@ def take(model, optimizer, steps, flagged=()) -> None:
 
 
 def bits(model, optimizer, without=()) -> list[torch.Tensor]:
-    """Parameters and state, but for the keys in `without`."""
+    """Parameters and state, except the keys in `without`."""
     saved = optimizer.state_dict()  # by then the host knows the last flag
     tensors = [p.detach().clone() for p in model.parameters()]
     for number in sorted(saved["state"]):
@@ -93,7 +93,7 @@ def test_no_wait_after_the_first_step(name, lookahead_k):
 
 @each_optimizer
 def test_the_host_is_at_most_a_step_ahead(name, lookahead_k):
-    """A step does not wait for its own flag, which the device computes much later."""
+    """A step does not wait for its own flag, which is computed much later."""
     model, optimizer = make(name, lookahead_k)
     # CUDA loads a kernel when it is first launched, which may wait for the device; with lookahead
     # the third step launches others, and the sixth the same again.
@@ -103,14 +103,14 @@ def test_the_host_is_at_most_a_step_ahead(name, lookahead_k):
     torch.cuda._sleep(2_000_000_000)  # about a second
     optimizer.found_inf = torch.zeros((), device=CUDA)
     optimizer.step()
-    assert not torch.cuda.current_stream().query()  # it is still asleep
+    assert not torch.cuda.current_stream().query()  # the device is still asleep
     torch.cuda.synchronize()
 
 
 @each_optimizer
 @pytest.mark.parametrize("flagged", [(0,), (1, 2, 4), (0, 1, 3, 4, 5), (6,)])
 def test_flagged_steps_leave_no_trace(name, lookahead_k, flagged):
-    """But that NGD counts them, which times its updates: its host never knows of them."""
+    """Except that NGD counts them in the timing of its updates: its host never learns of them."""
     counted = {"step"} if name == "ngd" else set()
     runs = []
     for steps, bad in ((range(7), flagged), (sorted(set(range(7)) - {*flagged}), ())):
@@ -149,7 +149,7 @@ def test_resumed_is_uninterrupted_to_the_bit(name, lookahead_k, stop):
 
 
 @each_optimizer
-def test_a_gpu_does_what_the_cpu_does(name, lookahead_k):
+def test_steps_are_those_of_the_cpu(name, lookahead_k):
     runs = []
     for device in (CUDA, torch.device("cpu")):
         model, optimizer = make(name, lookahead_k, device, torch.float64)

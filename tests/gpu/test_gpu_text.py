@@ -1,4 +1,4 @@
-"""What only a GPU can show of texts; skipped, with the reason, where there is none."""
+"""Texts, as far as only a GPU can show them; skipped where there is none."""
 
 import copy
 
@@ -41,7 +41,7 @@ def model(device=CUDA, **options):
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_packed_attention_equals_padded(monkeypatch, pooling, dtype):
-    """And uses the kernel for it; both near what float32 says."""
+    """By its own kernel; both are close to the result in float32."""
     used, kernel = [], transformer.varlen_attn
 
     def attend(*given, **options):
@@ -57,7 +57,7 @@ def test_packed_attention_equals_padded(monkeypatch, pooling, dtype):
             torch.autocast("cuda", dtype, enabled=way != "float32"),
         ):
             if way == "padded":
-                patch.setattr(transformer, "_varlen_works", lambda *given: False)
+                patch.setattr(transformer, "varlen_works", lambda *given: False)
             used.clear()
             logits = ours(batch.inputs).float()
             assert len(used) == (3 if way == "packed" else 0)
@@ -101,7 +101,7 @@ def test_a_gpu_has_the_batches_and_logits_of_the_cpu():
             torch.testing.assert_close(logits, on_cpu(other.inputs), rtol=1e-3, atol=1e-3)
 
 
-def test_evaluation_on_a_gpu():
+def test_evaluation_is_that_of_the_cpu():
     ours, loader = model(), data(shuffle=False)
     result = evaluate(ours, loader.epoch(), Precision("bf16", CUDA))
     expected = evaluate(ours.cpu(), data(CPU, shuffle=False).epoch(), Precision("fp32", CPU))

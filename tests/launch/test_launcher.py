@@ -1,4 +1,4 @@
-"""run_distributed.sh with an entry that does not train: what it starts, says and returns."""
+"""run_distributed.sh with an entry that does not train: what it starts, prints and returns."""
 
 import json
 import os
@@ -18,7 +18,7 @@ ENTRY = Path(__file__).with_name("entry_for_launch.py")
 
 
 class Launches:
-    """Starts run_distributed.sh in `folder`, which also has the notes of the workers."""
+    """Starts run_distributed.sh in `folder`, where workers also leave their notes."""
 
     def __init__(self, folder: Path):
         self.folder, self.started = folder, []
@@ -41,18 +41,18 @@ class Launches:
         return launch
 
     def run(self, *arguments, **environ) -> tuple[int, str, str]:
-        """(exit code, stdout, stderr) of a launch to its end."""
+        """Waits for a launch to end: (exit code, stdout, stderr)."""
         launch = self.start(*arguments, **environ)
         out, err = launch.communicate(timeout=PATIENCE)
         return launch.returncode, out, err
 
     def starts(self, notes: str = "notes") -> list[dict]:
-        """What the workers have noted at their starts."""
+        """The notes that workers made at their starts."""
         path = self.folder / notes / "starts"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def nothing_left(self) -> bool:
-        """No worker, no temporary file."""
+        """Asserts that there is no worker and no temporary file."""
         pids = [start["pid"] for path in self.folder.glob("notes*") for start in
                 self.starts(path.name)]  # fmt: skip
         return not any(map(alive, pids)) and not any((self.folder / "tmp").iterdir())
@@ -95,7 +95,7 @@ def test_processes_are_started_on_loopback(launches):
         assert start["argv"][4].startswith("runs/entry_for_launch-none-")
         assert start["MASTER_ADDR"] == "127.0.0.1" and start["OMP_NUM_THREADS"] == "3"
         assert start["GLOO_SOCKET_IFNAME"] == start["NCCL_SOCKET_IFNAME"] == "lo"
-        # No stack traces of C++ where a connection ends because the other side does.
+        # No C++ stack traces of connections that end because the other side has ended.
         assert start["TORCH_CPP_LOG_LEVEL"] == "ERROR"
     assert launches.nothing_left()
 
@@ -115,8 +115,8 @@ end_process(3)
 
 
 @pytest.mark.parametrize("rank", [None, "1"], ids=["alone", "of several"])
-def test_a_worker_ends_before_python_takes_itself_apart(rank):
-    """In which threads of its process group could abort it."""
+def test_a_worker_ends_before_python_finalizes(rank):
+    """Threads of its process group could abort it then."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")
     environ = {name: value for name, value in os.environ.items() if name not in names}
     ended = subprocess.run(
@@ -155,12 +155,12 @@ def test_help_answers_without_python(launches):
     assert (code, err) == (0, "") and "RDZV_ENDPOINT" in out
 
 
-def test_help_of_an_entry(launches):
+def test_the_help_of_an_entry_is_printed(launches):
     code, out, _ = launches.run(ENTRY, "--help")
     assert code == 0 and "usage: entry_for_launch.py" in out and "--do NAME" in out
 
 
-def test_a_users_mistake_in_a_worker_is_said_once_and_not_retried(launches):
+def test_a_users_mistake_in_a_worker_is_reported_once_and_not_retried(launches):
     code, _, err = launches.run(ENTRY, "--do", "mistake", MAX_RESTARTS="1")
     assert (code, err) == (2, "error: the data is wrong\n")
     assert {start["code"] for start in launches.starts() if start["restarts"]} <= {2}
@@ -178,7 +178,7 @@ def test_a_rank_that_fails_is_named(launches):
     assert launches.nothing_left()
 
 
-def test_a_killed_rank_is_started_again_and_then_given_up(launches):
+def test_after_a_kill_all_are_restarted_until_the_restarts_are_used_up(launches):
     code, _, err = launches.run(ENTRY, "--do", "kill", MAX_RESTARTS="1")
     assert code == 128 + 9
     again, line = err.splitlines()
@@ -190,7 +190,7 @@ def test_a_killed_rank_is_started_again_and_then_given_up(launches):
 
 
 @pytest.mark.slow
-def test_a_failure_that_does_not_come_back_ends_well(launches):
+def test_a_failure_that_does_not_recur_is_survived(launches):
     code, _, err = launches.run(ENTRY, "--do", "fail_once")
     assert code == 0 and err.count("\n") == 1
     assert launches.nothing_left()
@@ -210,7 +210,7 @@ def test_a_signal_to_the_launcher_reaches_the_workers(launches, signum):
     assert launches.nothing_left()
 
 
-# torchrun's @prof does this when the signal comes before its first line.
+# As torchrun's @prof does when the signal comes before its first line.
 MET = """
 import signal, sys
 from torch.distributed import run as torchrun
@@ -229,7 +229,7 @@ sys.exit(run_agent(["x_test.py"], 0, None, ""))
 """
 
 
-def test_a_signal_counts_where_torchrun_fails_for_it():
+def test_a_signal_counts_even_if_torchrun_fails_because_of_it():
     ended = subprocess.run([sys.executable, "-c", MET], cwd=ROOT, capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (143, "")
 
@@ -263,7 +263,7 @@ class Nodes:
         self.launches, self.nnodes, self.endpoint = launches, nnodes, f"127.0.0.1:{free_port()}"
 
     def start(self, rank: int, name: str, do: str = "meet", **environ) -> subprocess.Popen:
-        """Node `rank` with one process, which notes in the folder notes-`name`."""
+        """Starts node `rank` with one process, whose notes are in the folder notes-`name`."""
         environ = {"NODE_RANK": str(rank), "NPROC": "1", "JOIN_TIMEOUT": str(PATIENCE)} | environ
         return self.launches.start(
             *(ENTRY, "--do", do, "--output", "run"),
@@ -274,7 +274,7 @@ class Nodes:
         )
 
     def met(self, name: str) -> list[str]:
-        """ "sum of ranks + 1, size" of each time that the workers of a node met the others."""
+        """ "sum of ranks + 1, size" for each time that the workers of a node met the others."""
         path = self.launches.folder / f"notes-{name}" / "met"
         return path.read_text().splitlines() if path.exists() else []
 
@@ -292,7 +292,7 @@ def test_two_nodes_train_together_and_stop_together(launches):
 
 
 @pytest.mark.slow
-def test_a_failure_on_one_of_two_nodes_starts_both_again(launches):
+def test_a_failure_on_one_of_two_nodes_restarts_both(launches):
     nodes = Nodes(launches, "2")
     both = [nodes.start(0, "a"), nodes.start(1, "b")]
     wait_until(lambda: nodes.met("a") == nodes.met("b") == ["3 2"])

@@ -26,7 +26,7 @@ def plan(environ, gpus=0, cores=8, without_gpu=1):
     return read_plan(environ, lambda: gpus, cores, without_gpu)
 
 
-def test_one_node():
+def test_the_plan_of_one_node():
     assert plan({}) == Plan(1, 8)
     assert plan({}, gpus=4) == Plan(4, 2)
     assert plan({}, gpus=16) == Plan(16, 1)
@@ -38,11 +38,11 @@ def test_one_node():
     assert plan({"NNODES": "1", "RDZV_ENDPOINT": "somewhere"}) == Plan(1, 8)
 
 
-def test_gpus_are_counted_only_where_nobody_says_how_many():
+def test_gpus_are_counted_only_if_their_number_is_not_given():
     read_plan({"NPROC": "2"}, lambda: pytest.fail("counted"), 8)
 
 
-def test_several_nodes():
+def test_the_plan_of_several_nodes():
     assert plan(NODES) == Plan(1, 8, 2, 2, 3, "training", "node1:29400")
     ranks = [plan(NODES | {"NODE_RANK": str(rank)}).is_host for rank in (0, 1)]
     assert ranks == [True, False]
@@ -53,7 +53,7 @@ def test_several_nodes():
     assert (address.host, address.port) == ("fe80::1", 29400)
 
 
-def test_slurm():
+def test_variables_of_slurm():
     found = plan(SLURM)
     assert found == Plan(
         4, 8, 2, 2, 3, "slurm-4711-2", f"gpu07:{20000 + 4711 + 202}", is_host=False
@@ -77,7 +77,7 @@ def test_slurm():
         ("a-b[2-3]-c", "a-b2-c"),
     ],
 )
-def test_first_node_of_a_list_of_slurm(names, first):
+def test_the_first_node_of_slurms_list(names, first):
     assert first_node(names) == first
 
 
@@ -101,7 +101,7 @@ def test_first_node_of_a_list_of_slurm(names, first):
         ({**SLURM, "SLURM_JOB_NODELIST": ""}, "SLURM_JOB_NODELIST is missing"),
     ],
 )
-def test_what_makes_no_sense_is_refused(environ, message):
+def test_mistakes_in_the_environment_are_refused(environ, message):
     with pytest.raises(UserError) as error:
         plan(environ)
     assert message in str(error.value)
@@ -117,7 +117,7 @@ def test_the_command_line_of_torchrun():
     assert "--rdzv-endpoint=127.0.0.1:0" in alone and "--nproc-per-node=2" in alone
 
 
-# ---- of the workers ---------------------------------------------------------------------------
+# ---- for the workers --------------------------------------------------------------------------
 
 
 def test_a_process_alone_is_not_launched(monkeypatch):
@@ -137,7 +137,7 @@ def test_the_first_exit_code_counts(monkeypatch, tmp_path):
     assert environment.previous_exit_code() == 2
 
 
-def test_torchrun_says_who_a_worker_is(monkeypatch):
+def test_the_identity_of_a_worker_comes_from_torchrun(monkeypatch):
     values = {"RANK": 3, "WORLD_SIZE": 4, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}
     for name, value in (values | {"TORCHELASTIC_RESTART_COUNT": 5}).items():
         monkeypatch.setenv(name, str(value))
@@ -145,13 +145,13 @@ def test_torchrun_says_who_a_worker_is(monkeypatch):
 
 
 def test_a_node_that_is_lost_is_noticed_within_a_minute():
-    """Where the rendezvous is that of another node, and where it is one's own."""
+    """Whether another node has the rendezvous or this one."""
     assert agent.SILENCE + agent.GRACE + 2 * agent.PROBE < 60
     assert launch_plan.KEEP_ALIVE * launch_plan.MISSED + launch_plan.LAST_CALL < 60
 
 
-def test_a_worker_is_killed_with_its_group():
-    """What it has started, too, and one that is gone already harms nobody."""
+def test_a_worker_is_killed_with_its_process_group():
+    """With what it has started; one that has already ended does no harm."""
     script = "sleep 3600 & echo $!; wait"
     workers = [
         subprocess.Popen(
@@ -160,11 +160,11 @@ def test_a_worker_is_killed_with_its_group():
         for _ in range(2)
     ]
     helpers = [int(worker.stdout.readline()) for worker in workers]
-    assert {worker.pid for worker in workers} <= {*agent._children()}
+    assert {worker.pid for worker in workers} <= {*agent.children()}
     gone = subprocess.Popen(["true"], start_new_session=True)
     gone.wait()
-    agent._kill([gone.pid, *(worker.pid for worker in workers)])
+    agent.kill_groups([gone.pid, *(worker.pid for worker in workers)])
     assert [worker.wait(PATIENCE) for worker in workers] == [-9, -9]
     for worker, helper in zip(workers, helpers, strict=True):
-        assert worker.stdout.read() == "", f"{helper} holds the pipe"  # ends when all have ended
+        assert worker.stdout.read() == "", f"{helper} holds the pipe"  # returns when all have ended
         worker.stdout.close()

@@ -1,4 +1,4 @@
-"""Who is missing is named, by one rank, and only then."""
+"""A rank that is missing or behind is named, by one other rank, and only then."""
 
 import datetime
 import time
@@ -12,7 +12,7 @@ from utils.launch.watch import Watch, report
 
 
 class Clock:
-    """Stands for the module `time` in watch.py. It goes on by `tick` alone."""
+    """Replaces the module `time` in watch.py. It advances by `tick` alone."""
 
     now = 0.0
 
@@ -22,16 +22,37 @@ class Clock:
     def sleep(self, seconds: float) -> None:
         time.sleep(0.002)
 
-    def tick(self, *ranks: Watch) -> None:
-        """A tenth of a second, after each of the ranks has told twice or has ended."""
-        counts = [rank._count + 2 for rank in ranks]
+    def tick(self, *ranks: "Rank") -> None:
+        """Advances by 0.1 s when each of the ranks has written to the store or has ended."""
+        # Of three readings of its step in a row a rank writes at least two.
+        counts = [rank.readings + 3 for rank in ranks]
         wait_until(
             lambda: all(
-                rank._count >= count or not rank._thread.is_alive()
+                rank.readings >= count or rank.exit_code is not None
                 for rank, count in zip(ranks, counts, strict=True)
             )
         )
         self.now += 0.1
+
+
+class Rank:
+    """A process that is watched, with its number of steps.
+
+    Attributes:
+        readings: how often the watch has asked for the step.
+        exit_code: with which the watch has ended the process; None: it has not.
+    """
+
+    def __init__(self, rank: int, size: int, timeout: float, step: int, store: dist.Store):
+        self.last_step, self.readings, self.exit_code = step, 0, None
+        self.watch = Watch(rank, size, timeout, self.step, store, self.end)
+
+    def step(self) -> int:
+        self.readings += 1
+        return self.last_step
+
+    def end(self, code: int) -> None:
+        self.exit_code = code
 
 
 @pytest.fixture
@@ -51,53 +72,46 @@ def store():
     )  # fmt: skip
 
 
-def seconds_until_all_end(clock: Clock, ranks: list[Watch]) -> float:
+def seconds_until_all_end(clock: Clock, ranks: list[Rank]) -> float:
     start = clock.now
-    while any(rank._thread.is_alive() for rank in ranks):
+    while any(rank.exit_code is None for rank in ranks):
         assert clock.now - start < 60
         clock.tick(*ranks)
     return clock.now - start
 
 
 def test_a_rank_that_does_not_answer_is_named(clock, store, capfd):
-    codes = []
-    ranks = [
-        Watch(rank, 3, 1.0, lambda rank=rank: 40 + rank, store, codes.append) for rank in range(3)
-    ]
+    ranks = [Rank(rank, 3, 1.0, 40 + rank, store) for rank in range(3)]
     clock.tick(*ranks)
-    ranks[1].close()  # stopped: its thread tells nothing any more
+    ranks[1].watch.close()  # writes nothing any more
     left = [ranks[0], ranks[2]]
     for rank in left:
-        rank.beat()
+        rank.watch.beat()
     assert seconds_until_all_end(clock, left) > 1.0
-    assert codes == [1, 1]
+    assert [rank.exit_code for rank in ranks] == [1, None, 1]
     said = capfd.readouterr().err
-    assert said.count("error:") == 1  # by one of those that are left
+    assert said.count("error:") == 1  # by one of the others
     assert "no step for 1 s (--dist_timeout): rank 1 (last step 41) of 3 does not answer" in said
 
 
-def test_a_rank_that_lives_and_does_not_go_on_is_named(clock, store, capfd):
-    codes = []
-    ranks = [
-        Watch(rank, 2, 1.0, lambda rank=rank: 7 - rank, store, codes.append) for rank in range(2)
-    ]
+def test_a_rank_that_answers_but_makes_no_progress_is_named(clock, store, capfd):
+    ranks = [Rank(rank, 2, 1.0, 7 - rank, store) for rank in range(2)]
     for rank in ranks:
-        rank.beat()
+        rank.watch.beat()
     seconds_until_all_end(clock, ranks)
-    assert codes == [1, 1]
+    assert [rank.exit_code for rank in ranks] == [1, 1]
     assert "all 2 ranks answer, and rank 1 (last step 6) does not go on" in capfd.readouterr().err
 
 
-def test_nothing_happens_before_the_first_step_nor_while_it_goes_on(clock, store, capfd):
-    codes = []
-    idle, busy = (Watch(rank, 2, 0.5, lambda: 0, store, codes.append) for rank in range(2))
+def test_nothing_happens_before_the_first_step_or_during_progress(clock, store, capfd):
+    idle, busy = (Rank(rank, 2, 0.5, 0, store) for rank in range(2))
     for _ in range(5):
-        busy.beat()
+        busy.watch.beat()
         for _ in range(4):
             clock.tick(idle, busy)
-    idle.close(), busy.close()
-    assert codes == [] and capfd.readouterr().err == ""
+    idle.watch.close(), busy.watch.close()
+    assert idle.exit_code is busy.exit_code is None and capfd.readouterr().err == ""
 
 
-def test_the_line_without_any_news_of_a_rank():
+def test_the_line_about_a_rank_that_has_never_written():
     assert "rank 1 (before its first step) of 2 does not answer" in report(20, 2, [1], {0: 3})

@@ -49,7 +49,7 @@ def test_plans_are_searched_only_for_full_micro_batches(tmp_path, accumulation):
     trainer = make_trainer(
         tmp_path, model=model, objective=objective, epochs=2, accumulation=accumulation
     )
-    assert trainer.searched_samples is None  # always so on a CPU
+    assert trainer.searched_samples is None  # as always on a CPU
     trainer.searched_samples = trainer.loader.largest()
     trainer.fit()
     assert {(n, training) for n, training, _ in objective.seen} >= {(4, True), (3, True)}
@@ -114,7 +114,7 @@ def test_packed_attention_equals_padded(monkeypatch, pooling):
         asked.append(options)
         return attention_of_packed_texts(*given, **options)
 
-    monkeypatch.setattr(transformer, "_varlen_works", lambda *given: True)
+    monkeypatch.setattr(transformer, "varlen_works", lambda *given: True)
     monkeypatch.setattr(transformer, "varlen_attn", attend)
     torch.testing.assert_close(model(texts), expected)
     assert len(asked) == 2 and all(("window_size" in one) == transformer.WINDOWS for one in asked)
@@ -173,11 +173,10 @@ class FakeStreams:
 
 def test_all_epochs_share_a_side_stream(monkeypatch):
     streams = FakeStreams(monkeypatch)
-    afresh = functools.cache(ahead._side_stream.__wrapped__)
-    monkeypatch.setattr(ahead, "_side_stream", afresh)
+    monkeypatch.setattr(ahead, "side_stream", functools.cache(ahead.side_stream.__wrapped__))
     data = loader(4)
     for epoch in range(3):
-        given = ahead.one_ahead(data._makers(epoch, 0), CPU)
-        for one, other in zip(given, data.epoch(epoch), strict=True):
-            assert all(map(torch.equal, one.tensors(), other.tensors()))
+        batches = list(data.epoch(epoch))
+        given = ahead.one_ahead([lambda batch=batch: batch for batch in batches], CPU)
+        assert all(one is other for one, other in zip(given, batches, strict=True))
     assert streams.made == 1

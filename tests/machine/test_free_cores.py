@@ -7,6 +7,7 @@ import torch
 from toy import make_trainer
 
 from utils.machine import free_cores
+from utils.machine.cores import usable_cores
 from utils.machine.free_cores import SECONDS, FreeCores, cpu_seconds_of_others
 
 
@@ -66,7 +67,16 @@ def test_cpu_seconds_of_others(tmp_path, monkeypatch):
     assert cpu_seconds_of_others(tmp_path) == pytest.approx(ticks / os.sysconf("SC_CLK_TCK") - 1.0)
 
 
-def test_none_without_a_choice_or_without_statistics(monkeypatch):
+def test_usable_cores(monkeypatch):
+    """Those that this process may run on; all, if the system does not say which."""
+    assert 1 <= usable_cores() <= os.cpu_count()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 2, 5})
+    assert usable_cores() == 3
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert usable_cores() == os.cpu_count()
+
+
+def test_no_adapting_without_a_choice_or_without_statistics(monkeypatch):
     assert free_cores.follow_free_cores(print, print) is None  # tests run with one thread
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     assert free_cores.follow_free_cores(print, print).max_threads == 4

@@ -1,4 +1,4 @@
-"""Available memory, from fake kernel files; freed memory is kept."""
+"""Available memory, by fake kernel files, and keep_freed_memory."""
 
 import os
 import platform
@@ -39,12 +39,12 @@ def test_available_memory_of_the_system(kernel):
     assert 1 << 20 < available_memory() < 1 << 50
 
 
-def test_no_files_at_all(tmp_path):
+def test_available_memory_without_kernel_files(tmp_path):
     """As on macOS: the machine's total memory."""
     assert 1 << 20 < available_memory(tmp_path) < 1 << 50
 
 
-def test_cgroups_v2(kernel):
+def test_a_limit_of_cgroups_v2(kernel):
     root = kernel({
         "proc/self/cgroup": "0::/user/job\n",
         "sys/fs/cgroup/user/memory.max": f"{4 * GIB}\n",
@@ -61,7 +61,7 @@ def test_cgroups_v2(kernel):
     ("4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n0::/\n", ""),
     ("5:cpu,cpuacct:/job\n4:hugetlb,memory:/job\n", "job/"),
 ], ids=["in a container", "other controllers"])  # fmt: skip
-def test_cgroups_v1(kernel, groups, place):
+def test_a_limit_of_cgroups_v1(kernel, groups, place):
     root = kernel({
         "proc/self/cgroup": groups,
         f"sys/fs/cgroup/memory/{place}memory.limit_in_bytes": f"{3 * GIB}",
@@ -79,7 +79,7 @@ def test_no_limit_in_cgroups_v1(kernel):
     assert available_memory(root) == 8 * GIB
 
 
-def test_a_full_cgroup(kernel):
+def test_a_full_cgroup_has_no_memory_available(kernel):
     root = kernel({
         "proc/self/cgroup": "0::/\n",
         "sys/fs/cgroup/memory.max": f"{GIB}",
@@ -146,7 +146,7 @@ def test_the_users_settings_of_malloc_are_kept(monkeypatch):
     assert not keep_freed_memory()
 
 
-def test_another_c_library(monkeypatch):
+def test_nothing_is_changed_with_another_c_library(monkeypatch):
     monkeypatch.setattr(host_memory.sys, "platform", "linux")
     monkeypatch.setattr(host_memory.ctypes, "CDLL", lambda name: object())
     assert not keep_freed_memory()
@@ -154,7 +154,7 @@ def test_another_c_library(monkeypatch):
 
 
 @pytest.mark.parametrize("platform", ["darwin", "win32"])
-def test_another_system(monkeypatch, platform):
+def test_nothing_is_changed_on_another_system(monkeypatch, platform):
     monkeypatch.setattr(host_memory.sys, "platform", platform)
     monkeypatch.setattr(host_memory.ctypes, "CDLL", None)  # must not be called
     for name in host_memory.VARIABLES:

@@ -99,7 +99,7 @@ def test_exact_equals_numerical_differentiation(case):
         with torch.no_grad():
             return clean([w - LR * g for w, g in zip(at, gradient, strict=True)]).item()
 
-    # Small enough to cross no kink of a ReLU; where there is none, larger, for less rounding.
+    # Small enough to cross no kink of a ReLU; without ReLUs larger, for less rounding.
     size = 1e-6 if case != "smooth" else 1e-4
     numerical = torch.empty_like(lam)
     for i in range(len(lam)):
@@ -130,7 +130,7 @@ def test_fast_has_the_direction_of_exact_in_float32(case, trained):
 
 
 @pytest.mark.parametrize("product", [exact_product, fast_product])
-def test_a_known_gradient_is_used(product):
+def test_the_gradient_of_the_batch_may_be_given(product):
     """The hypergradient is -lr times the product with v, the clean gradient after the step."""
     mixed, clean, weights, lam = problem("smooth", torch.float64)
     gradient = torch.autograd.grad(mixed(weights, lam), weights)
@@ -153,7 +153,7 @@ def test_the_fast_product_equals_the_exact_one(case):
 
 
 @pytest.mark.parametrize("find", [exact_hypergradient, fast_hypergradient])
-def test_weights_that_are_not_used(find):
+def test_weights_without_effect_on_the_loss(find):
     mixed, clean, weights, lam = problem("smooth", torch.float64)
     unused = torch.ones(3, dtype=torch.float64)
     result = find(
@@ -232,7 +232,7 @@ def arguments(form, case: str, trained=20) -> tuple:
 @pytest.mark.parametrize("trained", [0, 20])
 @pytest.mark.parametrize(("case", "noise"), [("resnet", 0.5), ("transformer", 0.9)])
 def test_tf32_does_not_round(case, noise, trained, exact, fast):
-    """Without the decorator the cosine of the fast one would be below `noise`."""
+    """Without the decorator the cosine of the fast form would be below `noise`."""
     given = arguments(exact, case, trained)
     wanted = exact(*given)
     # A transformer has matrix products only; for these TF32 is on only if a user asks for it.

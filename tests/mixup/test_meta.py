@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from utils.mixup.meta import PolicyMixup, SampleMixup, VirtualStep, _pairs, descend
+from utils.mixup.meta import PolicyMixup, SampleMixup, VirtualStep, descend, pairs_of
 from utils.mixup.mixing import MixPlan, mix
 from utils.mixup.policy import MixupPolicy
 from utils.training.objective import mixed_cross_entropy
@@ -27,7 +27,7 @@ def batch_of(inputs, targets, partner, lam, clean, update_pairs):
 
 
 class Toy(nn.Module):
-    """Returns weights - inputs; half_square makes half the squared distance of it."""
+    """Returns weights - inputs, of which half_square is half the squared distance."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -46,7 +46,7 @@ BEST, QUANTILE = 0.8, 0.7
 
 def toy_batch(n=8):
     """Pairs of a (class 0) and b (class 1). A step with learning rate 1 moves the weights to
-    lam a + (1 - lam) b, and the clean samples are there for lam = BEST."""
+    lam a + (1 - lam) b; the clean samples are at that point for lam = BEST."""
     a, b = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([-1.0, 0.0, 2.0])
     inputs = torch.cat([a.expand(n, 3), b.expand(n, 3)])
     targets = torch.arange(2).repeat_interleave(n)
@@ -84,7 +84,7 @@ def test_samples_move_towards_the_best_lambda(exact):
     assert ((lam[:8] - 0.6).abs() < 1e-4).all() and ((lam[8:] - 0.4).abs() < 1e-4).all()
 
 
-def test_descend():
+def test_descend_takes_a_step_of_a_given_size():
     lam = torch.tensor([0.5, 0.95, 0.0])
     torch.testing.assert_close(
         descend(lam, torch.tensor([1.0, -1.0, 1.0]), 0.1), torch.tensor([0.4, 1.0, 0.0])
@@ -145,11 +145,11 @@ def test_the_virtual_step_has_no_side_effects(form, exact):
 
 
 def test_dropout_is_the_same_at_both_ends():
-    """With dropout fast is close to exact only if both ends use the same masks."""
+    """Only with the same masks at both ends is the fast form close to the exact one."""
     model, batch = network().double(), real_batch()
     batch.inputs = batch.inputs.double()
     clean = batch.clean[0].double(), batch.clean[1]
-    pairs, lam = _pairs(batch), batch.mixing.lam.double()
+    pairs, lam = pairs_of(batch), batch.mixing.lam.double()
     exact, fast = (
         VirtualStep(model, mixed_cross_entropy, exact=exact).batch_hypergradient(
             pairs, lam, clean, 0.1
@@ -161,7 +161,7 @@ def test_dropout_is_the_same_at_both_ends():
 
 @pytest.mark.parametrize("exact", [False, True])
 def test_an_update_steps_along_the_real_gradient(exact):
-    """Given the gradient of the whole batch, the result is that of `batch_hypergradient`."""
+    """With the gradient of the whole batch it equals `batch_hypergradient`."""
     model, batch = network().eval().double(), real_batch()
     inputs, clean = batch.inputs.double(), (batch.clean[0].double(), batch.clean[1])
     lam = batch.mixing.lam.double()
@@ -170,9 +170,9 @@ def test_an_update_steps_along_the_real_gradient(exact):
     mixed_cross_entropy(model(mixed), batch.targets, partners, lam).mean().backward()
     batch.inputs = inputs
     virtual = VirtualStep(model, mixed_cross_entropy, exact=exact)
-    (known,) = virtual.step_hypergradients([_pairs(batch)], [lam], 9, clean, 0.1)
+    (known,) = virtual.step_hypergradients([pairs_of(batch)], [lam], 9, clean, 0.1)
     virtual.exact = True
-    expected = virtual.batch_hypergradient(_pairs(batch), lam, clean, 0.1)
+    expected = virtual.batch_hypergradient(pairs_of(batch), lam, clean, 0.1)
     torch.testing.assert_close(known, expected, rtol=1e-9 if exact else 1e-4, atol=1e-9)
 
 

@@ -33,7 +33,7 @@ def draws_of(mixing, n=12, epoch=0, step=0, seed=0):
 # ---- the mathematics ----------------------------------------------------------------------------
 
 
-def test_exact_values():
+def test_mixed_inputs_have_the_exact_values():
     inputs = torch.tensor([[0.0, 4.0], [8.0, 16.0], [32.0, 64.0]])
     mixed = mix(inputs, torch.tensor([2, 0, 1]), torch.tensor([0.25, 0.5, 1.0]))
     assert mixed.tolist() == [[24.0, 49.0], [4.0, 10.0], [32.0, 64.0]]
@@ -57,7 +57,7 @@ def test_channels_last_stays():
         assert mixed.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_paste():
+def test_paste_fills_the_box_from_the_partner():
     inputs = pictures()
     partner = torch.tensor([1, 2, 3, 4, 5, 0])
     box = torch.tensor(
@@ -72,8 +72,8 @@ def test_paste():
 
 @pytest.mark.parametrize("kind", ["mixup", "cutmix"])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_agrees_with_timm(kind, smoothing):
-    """Inputs and soft targets, with timm's lambda and partners: the batch in reverse order."""
+def test_inputs_and_targets_agree_with_timm(kind, smoothing):
+    """With timm's lambda, and its partners, which are the batch in reverse order."""
     inputs, targets = pictures(), torch.tensor([0, 3, 2, 2, 1, 4])
     alphas = {"mixup_alpha": 1.0} if kind == "mixup" else {"mixup_alpha": 0.0, "cutmix_alpha": 1.0}
     theirs = TimmMixup(**alphas, label_smoothing=smoothing, num_classes=5)
@@ -119,7 +119,7 @@ def test_partners_are_random_and_all_are_reached():
         assert (abs(counts - 400) < 90).all()
 
 
-def test_boxes():
+def test_boxes_are_inside_and_have_their_area():
     rng = np.random.default_rng(0)
     lam, centre = rng.random(500), rng.random((2, 500))
     box = cut_boxes(lam, centre, 32, 24)
@@ -136,7 +136,7 @@ def test_boxes():
 # ---- random draws -------------------------------------------------------------------------------
 
 
-def test_beta_and_one_lambda_for_the_step():
+def test_lambda_follows_beta_and_is_one_for_a_step():
     mixing = Mixing(alpha=0.4, block=4)
     steps = [draws_of(mixing, step=step) for step in range(2000)]
     assert all((one.lam == one.lam[0]).all() and one.lam.dtype == np.float32 for one in steps)
@@ -144,13 +144,13 @@ def test_beta_and_one_lambda_for_the_step():
     assert abs(lam.mean() - 0.5) < 0.03 and abs(lam.var() - 0.25 / 1.8) < 0.01  # of Beta(0.4, 0.4)
 
 
-def test_a_lambda_for_each_sample():
+def test_each_sample_may_have_its_own_lambda():
     lam = draws_of(Mixing(alpha=1.0, block=5000, per_sample=True), n=5000).lam
     assert len(set(lam.tolist())) > 4900
     assert abs(lam.mean() - 0.5) < 0.02 and abs(lam.var() - 1 / 12) < 0.005
 
 
-def test_the_same_at_the_same_place_and_other_elsewhere():
+def test_draws_depend_on_seed_epoch_and_step_alone():
     mixing = Mixing(alpha=1.0, block=4)
     one, again = draws_of(mixing), draws_of(mixing)
     assert all(np.array_equal(a, b) for a, b in zip(one, again, strict=True) if a is not None)
@@ -159,7 +159,7 @@ def test_the_same_at_the_same_place_and_other_elsewhere():
 
 
 @pytest.mark.parametrize("per_sample", [False, True])
-def test_cutmix(per_sample):
+def test_cutmix_has_the_lambda_of_its_box(per_sample):
     mixing = Mixing(cutmix_alpha=1.0, block=6, per_sample=per_sample, height=8, width=10)
     drawn = draws_of(mixing, n=6)
     assert drawn.box.shape == (4, 6)
@@ -172,14 +172,14 @@ def test_cutmix(per_sample):
     torch.testing.assert_close(own[~fixed], plan.lam.double()[~fixed], atol=1e-6, rtol=0)
 
 
-def test_both_take_turns():
+def test_mixup_and_cutmix_take_turns():
     mixing = Mixing(alpha=1.0, cutmix_alpha=1.0, block=4)
     cut = np.mean([draws_of(mixing, step=step).box is not None for step in range(2000)])
     assert abs(cut - CUTMIX_FRACTION) < 0.04
 
 
 @pytest.mark.parametrize("per_sample", [False, True])
-def test_probability(per_sample):
+def test_batches_are_mixed_with_the_given_probability(per_sample):
     mixing = Mixing(alpha=1.0, block=50, probability=0.3, per_sample=per_sample)
     steps = [draws_of(mixing, n=50, step=step) for step in range(1000)]
     if per_sample:
@@ -189,7 +189,7 @@ def test_probability(per_sample):
     assert abs(mixed - 0.3) < 0.04
 
 
-def test_off_epoch():
+def test_no_batch_is_mixed_from_off_epoch_on():
     mixing = Mixing(alpha=1.0, block=4, off_epoch=2)
     assert [draws_of(mixing, epoch=epoch) is None for epoch in range(4)] == [
         False,
@@ -199,7 +199,7 @@ def test_off_epoch():
     ]
 
 
-def test_only_different_classes():
+def test_partners_may_be_restricted_to_other_classes():
     targets = torch.tensor([0, 0, 1, 1, 2, 0, 1, 0])
     drawn = draws_of(Mixing(alpha=1.0, block=8, different=True), n=8)
     plan = drawn.plan(targets)
@@ -223,7 +223,7 @@ def test_slices_add_up_to_the_whole(n):
             assert torch.equal(part.apply(inputs[piece]), whole[piece])
 
 
-def test_learned():
+def test_draws_for_learned_mixing():
     policy = Mixing(alpha=0.2, cutmix_alpha=1.0, block=4, learned="policy", clean=7, clean_every=3)
     drawn = [draws_of(policy, step=step) for step in range(30)]
     assert {one.learned for one in drawn} == {True, False}

@@ -106,7 +106,7 @@ def test_decay_goes_back_to_the_start():
     assert one.pair[0, 1].item() == pytest.approx(0.8)
 
 
-def test_limits():
+def test_shapes_stay_within_limits():
     assert policy(alpha=1e-9).start == MAX_SHAPE and policy(alpha=100).start == -MAX_SHAPE
     one = policy(lr=3.0)
     for _ in range(5):
@@ -114,7 +114,7 @@ def test_limits():
     assert one.shared.item() == MAX_SHAPE and one.pair.max() == MAX_SHAPE
 
 
-def test_mean():
+def test_mean_lambda_of_each_pair():
     uniform = policy(alpha=1.0).mean_lambda()
     torch.testing.assert_close(uniform, torch.full((3, 3), 0.75))
     one = policy(alpha=1.0)
@@ -123,7 +123,7 @@ def test_mean():
     assert torch.equal(mean, mean.T) and mean[0, 2] > mean[0, 1] > 0.75
 
 
-def test_saved_and_loaded():
+def test_a_saved_policy_can_be_loaded():
     one, other, fresh = policy(), policy(), policy()
     for scale in (1.0, -2.0):
         step(one, [scale, 1.0])

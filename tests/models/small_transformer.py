@@ -21,7 +21,7 @@ def model(seed=0, dtype=torch.float32, dropout=0.0, **settings):
 
 
 def texts(lengths, seed=0):
-    """Lists of ids that start with 1."""
+    """Random texts of these lengths: lists of ids that start with 1."""
     rng = np.random.default_rng(seed)
     return [[1, *rng.integers(2, 50, length - 1).tolist()] for length in lengths]
 

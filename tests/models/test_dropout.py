@@ -31,7 +31,7 @@ def test_rate_scale_and_gradient(rate, shape, dtype):
 
 
 def test_elements_are_independent():
-    """Even neighbours, which come from the same 64-bit draw."""
+    """Even neighbours, which share a 64-bit draw."""
     torch.manual_seed(0)
     kept = (dropout(torch.ones(400_000), 0.3) != 0).numpy().astype(np.float64)
     for distance in (1, 2, 3, 4, 5, 8, 64):
@@ -58,7 +58,7 @@ def test_identity_in_evaluation_or_with_rate_0():
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize("queries", [1, 6])
 def test_attention_with_dropout_equals_attention(monkeypatch, masked, queries):
-    """Up to the dropped weights."""
+    """Except for the dropped weights."""
     torch.manual_seed(0)
     q, (k, v) = torch.randn(3, 2, queries, 4), torch.randn(2, 3, 2, 6, 4)
     keys = torch.arange(6) < torch.tensor([6, 1, 4])[:, None, None, None]

@@ -1,4 +1,4 @@
-"""ResNet against torchvision's: the same keys, and with the same weights the same numbers."""
+"""ResNet has torchvision's keys and, with the same weights, its results."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ def torchvision_resnet(depth: int, **settings):
 
 @pytest.mark.parametrize("depth", STAGES)
 def test_state_dict_is_torchvisions(depth):
-    with torch.device("meta"):  # shapes alone
+    with torch.device("meta"):  # only shapes
         ours = ResNet(depth, 1000, stem="imagenet").state_dict()
         theirs = torchvision_resnet(depth).state_dict()
     assert {key: value.shape for key, value in ours.items()} == {
@@ -86,7 +86,7 @@ def test_cifar_stem_differs_in_the_first_layers_only():
     assert shapes[0] == shapes[1]
 
 
-def test_same_seed_same_weights():
+def test_a_seed_determines_the_weights():
     states = []
     for _ in range(2):
         torch.manual_seed(3)
@@ -95,7 +95,7 @@ def test_same_seed_same_weights():
 
 
 @pytest.mark.parametrize("wrong", [{"depth": 20}, {"stem": "mnist"}])
-def test_wrong_depth_or_stem(wrong):
+def test_a_wrong_depth_or_stem_is_refused(wrong):
     with pytest.raises(ValueError, match="is one of"):
         ResNet(**wrong)
 
@@ -104,7 +104,7 @@ def blocks_of(model):
     return [module for module in model.modules() if isinstance(module, (BasicBlock, Bottleneck))]
 
 
-def test_the_head_is_what_depends_on_the_classes():
+def test_only_the_head_depends_on_the_classes():
     with torch.device("meta"):
         few, many = (ResNet(18, classes).state_dict() for classes in (2, 9))
     different = {key for key in few if few[key].shape != many[key].shape}
@@ -139,7 +139,7 @@ def test_one_channel_is_three_with_the_weights_summed(stem):
 
 @pytest.mark.parametrize("stem", ["cifar", "imagenet"])
 def test_gradients_of_one_channel_do_not_depend_on_the_memory_order(stem):
-    """Few channels in channels_last order is where oneDNN has gone wrong (SlicedConv1x1)."""
+    """oneDNN has gone wrong with few channels in channels_last order (SlicedConv1x1)."""
     images = torch.randn(4, 1, 28, 28, generator=torch.Generator().manual_seed(0))
     gradients = []
     for order in (torch.contiguous_format, torch.channels_last):
@@ -163,7 +163,7 @@ def test_zero_init_blocks_start_as_their_shortcuts(depth):
         shortcut = block.downsample or torch.nn.Identity()
         x = torch.randn(3, block.conv1.in_channels, 8, 8)
         torch.testing.assert_close(block(x), torch.relu(shortcut(x)), rtol=0, atol=0)
-    # Only these weights are 0, and they learn: their own gradient is not 0.
+    # Only these weights are 0, and they can learn: their gradient is not 0.
     model(torch.randn(4, 3, 16, 16))[:, 0].sum().backward()
     zero = [name for name, p in model.named_parameters() if p.ndim == 1 and not p.any()]
     last = "bn2.weight" if depth == 18 else "bn3.weight"
@@ -247,7 +247,7 @@ def test_drop_path_only_in_training():
     assert list(dropping.state_dict()) == list(plain.state_dict())
     x = torch.randn(8, 3, 16, 16)
     assert not torch.equal(plain(x), dropping(x))
-    dropping.load_state_dict(plain.state_dict())  # the running statistics are those of one again
+    dropping.load_state_dict(plain.state_dict())  # both have the same running statistics again
     state = torch.get_rng_state()
     assert torch.equal(plain.eval()(x), dropping.eval()(x))
     assert torch.equal(state, torch.get_rng_state())
@@ -262,7 +262,7 @@ def test_without_drop_path_no_random_number_is_drawn():
     assert not any(isinstance(module, DropPath) for module in model.modules())
 
 
-def test_the_new_settings_leave_the_weights_of_a_seed_alone():
+def test_drop_path_and_zero_init_do_not_change_the_other_initial_weights():
     states = []
     for settings in ({}, {"drop_path": 0.2, "channels": 3}):
         torch.manual_seed(3)
@@ -271,6 +271,6 @@ def test_the_new_settings_leave_the_weights_of_a_seed_alone():
 
 
 @pytest.mark.parametrize("wrong", [-0.1, 1.0])
-def test_wrong_drop_path(wrong):
+def test_a_wrong_drop_path_is_refused(wrong):
     with pytest.raises(ValueError, match="drop_path lies between 0 and below 1"):
         ResNet(18, drop_path=wrong)

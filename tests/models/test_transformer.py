@@ -1,4 +1,4 @@
-"""The Transformer: equal to PyTorch's layers, independent of padding, mixing in the right place."""
+"""The Transformer: equal to PyTorch's layers, independent of padding, mixing at the right layer."""
 
 import copy
 
@@ -203,12 +203,12 @@ def test_the_exact_hypergradient_equals_finite_differences(mixup_at):
 def test_a_dropped_token_keeps_its_position():
     """A dropped token leaves no information, and the others are scaled by 1 / (1 - rate)."""
     ours, inputs = model(token_dropout=0.5).train(), packed(texts([40, 7]))
-    seen = ours._embed_tokens(inputs.ids)
+    seen = ours.embed_tokens(inputs.ids)
     dropped = (seen == 0).all(1)
     assert 8 < dropped.sum() < 40
     expected = torch.where(dropped[:, None], 0.0, 2 * ours.tokens(inputs.ids))
     torch.testing.assert_close(seen, expected)
-    assert torch.equal(ours.eval()._embed_tokens(inputs.ids), ours.tokens(inputs.ids))
+    assert torch.equal(ours.eval().embed_tokens(inputs.ids), ours.tokens(inputs.ids))
 
 
 def test_dropout_only_in_training():
@@ -221,7 +221,7 @@ def test_dropout_only_in_training():
     assert torch.equal(still(inputs), still(inputs))
 
 
-def test_under_autocast():
+def test_it_computes_in_half_precision_under_autocast():
     ours, inputs = model().eval(), packed(texts([4, 9, 1]))
     with torch.autocast("cpu", torch.bfloat16):
         logits = ours(inputs)
@@ -229,7 +229,7 @@ def test_under_autocast():
     torch.testing.assert_close(logits.float(), ours(inputs), rtol=0, atol=0.1)
 
 
-def test_is_copied_saved_and_made_without_memory():
+def test_it_can_be_copied_saved_and_made_without_memory():
     ours, inputs = model(), packed(texts([4, 9, 1]))
     with torch.device("meta"):
         empty = Transformer(**SIZES, dropout=0.0)
@@ -253,7 +253,7 @@ def test_initial_predictions_are_near_uniform():
 
 
 def test_a_model_learns():
-    """To tell which of two words is in a text."""
+    """It learns to tell which of two words is in a text."""
     torch.manual_seed(0)
     ours = Transformer(20, 2, layers=1, dim=16, heads=2, ffn=32, max_len=8, dropout=0.0)
     optimizer, rng = torch.optim.AdamW(ours.parameters(), lr=5e-3), np.random.default_rng(0)

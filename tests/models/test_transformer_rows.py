@@ -10,7 +10,7 @@ from utils.models import transformer
 from utils.models.transformer import grid_layout, packed_layout, rows_for
 
 
-def test_rows_take_few_values_where_each_is_compiled():
+def test_the_number_of_rows_takes_few_values_where_each_is_compiled():
     assert rows_for(77, CPU) == 77
     with torch.autocast("cpu", torch.bfloat16):
         assert rows_for(77, torch.device("cuda")) == 77

@@ -22,12 +22,12 @@ def current_test() -> str:
 
 
 def in_context(test: str, case, *args):
-    """case(*args), called in a rank."""
+    """Calls case(*args) in a rank, in the context of a test."""
     switch_context(test)
     try:
         return case(*args)
     finally:
-        coverage.Coverage.current().save()  # the groups of ranks end by SIGKILL
+        coverage.Coverage.current().save()  # ranks are ended by SIGKILL
 
 
 def pytest_configure():
@@ -50,7 +50,7 @@ def pytest_runtest_protocol(item):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup(fixturedef, request):
-    """What a module's fixture reaches is reached by all tests of the file."""
+    """The lines that a module's fixture reaches count for all tests of the file."""
     if fixturedef.scope not in ("module", "class"):
         return (yield)
     switch_context(request.node.nodeid.split("::")[0])

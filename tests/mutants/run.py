@@ -52,7 +52,7 @@ def git(*args: str, cwd=ROOT) -> str:
 
 
 def prepare(folder: Path, tests: list[str]) -> None:
-    """The clone, and in it the lines that each test reaches."""
+    """Makes the clone, and finds in it the lines that each test reaches."""
     tree = folder / "tree"
     if not tree.exists():
         git("clone", "-q", "--shared", str(ROOT), str(tree))
@@ -78,7 +78,7 @@ def prepare(folder: Path, tests: list[str]) -> None:
 
 
 def noise(node: ast.AST) -> ast.AST | None:
-    """What no test should have to notice: messages, checks of what cannot happen, annotations."""
+    """Code that no test need notice: messages, assertions, annotations."""
     if isinstance(node, (ast.JoinedStr, ast.Raise, ast.Assert)):
         return node
     if isinstance(node, ast.keyword) and node.arg == "strict":
@@ -155,7 +155,7 @@ def worth_drawing(operator: str) -> bool:
 
 
 def draw(modules: dict[str, Module], number: int, seed: int) -> list:
-    """`number` mutants of as many places, evenly over the code that tests reach."""
+    """`number` mutants in as many places, evenly over the code that tests reach."""
     places = defaultdict(list)
     with use_db(":memory:") as everything:
         init([Path(name) for name in modules], everything, {})

@@ -14,7 +14,7 @@ class Sgd:
 
 
 class AdamW:
-    """p = p - lr wd p - lr m' / (sqrt(v') + eps), with m' and v' free of their start's bias."""
+    """p = p - lr wd p - lr m' / (sqrt(v') + eps), with m' and v' corrected for their start at 0."""
 
     eps = 1e-8
 
@@ -46,7 +46,7 @@ class Lamb(AdamW):
 class Madgrad:
     """Defazio and Jelassi (2022), algorithm 1: a = lr sqrt(t);  s = s + a g;  v = v + a g^2;
     p = m p + (1 - m) (p_0 - s / (cbrt(v) + eps)). As in their program lr is larger by eps, and
-    without momentum p_0 is what the present p comes from."""
+    without momentum p_0 is recovered from the present p."""
 
     def __init__(self, momentum):
         self.momentum, self.start, self.s, self.v, self.t = momentum, None, 0.0, 0.0, 0

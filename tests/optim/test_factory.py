@@ -1,239 +1,12 @@
-"""Every optimizer of the factory against its formula in plain float64, step by step."""
-
-import copy
-import json
+"""The factory: which parameters an optimizer gets, in which groups, with which settings."""
 
 import pytest
 import torch
-from optimizer_formulas import AdamW, Lamb, Lookahead, Madgrad, Sgd
+from optimizer_tools import backward, build, each_optimizer, small_model, text_model
 from torch import nn
 
-from utils.checkpoints.checkpoint import optimizer_tensors, restore_optimizer
-from utils.errors import UserError
-from utils.optim.factory import build_optimizer, parameter_groups
+from utils.optim.factory import parameter_groups
 from utils.optim.table import OPTIMIZERS
-from utils.reporting.metrics import to_json
-
-# muon has a test of its own below, ngd its own files of tests.
-REFERENCES = {"sgd": Sgd, "adamw": AdamW, "lamb": Lamb, "madgrad": Madgrad}
-LR = dict.fromkeys(OPTIMIZERS, 0.01) | {"sgd": 0.1, "ngd": 0.02}
-# "lookahead sgd" is Lookahead around sgd.
-VARIANTS = [*OPTIMIZERS, *(f"lookahead {name}" for name in OPTIMIZERS)]
-K = 3
-each_optimizer = pytest.mark.parametrize("name", VARIANTS)
-
-
-def reference(name: str, momentum: float):
-    inner = REFERENCES[name.split()[-1]](momentum)
-    return Lookahead(inner, K) if "lookahead" in name else inner
-
-
-def small_model(channels_last=False, dtype=torch.float64) -> nn.Module:
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 6, 1, bias=False),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 4),
-    )  # fmt: skip
-    memory_format = torch.channels_last if channels_last else torch.contiguous_format
-    return model.to(dtype=dtype, memory_format=memory_format)
-
-
-def backward(model: nn.Module, step: int) -> None:
-    """Fresh gradients, the same for the same weights and step."""
-    generator = torch.Generator().manual_seed(step)
-    parameter = next(model.parameters())
-    inputs = torch.randn(5, 3, 7, 7, generator=generator, dtype=parameter.dtype)
-    if parameter.is_contiguous(memory_format=torch.channels_last):
-        inputs = inputs.contiguous(memory_format=torch.channels_last)
-    model.zero_grad(set_to_none=True)
-    nn.functional.cross_entropy(model(inputs), torch.tensor([0, 1, 2, 3, 0])).backward()
-
-
-def poison(model: nn.Module) -> None:
-    for index, parameter in enumerate(model.parameters()):
-        parameter.grad.fill_(float("nan") if index % 2 else float("inf"))
-
-
-def build(name, model, **settings):
-    around, _, name = name.rpartition(" ")
-    settings = {"lr": LR[name], "weight_decay": 0.1} | settings
-    return build_optimizer(name, model, lookahead_k=K if around else None, **settings)
-
-
-def bits(model, optimizer) -> list[torch.Tensor]:
-    """Copies of all parameters and of their state, in a fixed order."""
-    tensors = [parameter.detach().clone() for parameter in model.parameters()]
-    for parameter in model.parameters():
-        state = optimizer.state.get(parameter, {})
-        tensors += [torch.as_tensor(state[key]).clone() for key in sorted(state)]
-    return tensors
-
-
-def same(one, other) -> bool:
-    return len(one) == len(other) and all(map(torch.equal, one, other))
-
-
-@pytest.mark.parametrize("name", [name for name in VARIANTS if name.split()[-1] in REFERENCES])
-@pytest.mark.parametrize("channels_last", [False, True], ids=["contiguous", "channels_last"])
-@pytest.mark.parametrize("decay_all", [False, True])
-@pytest.mark.parametrize("momentum", [0.9, 0.0])
-def test_equals_its_formula(name, channels_last, decay_all, momentum):
-    model = small_model(channels_last)
-    optimizer = build(name, model, decay_all=decay_all, momentum=momentum)
-    plain = [parameter.detach().clone() for parameter in model.parameters()]
-    references = [reference(name, momentum) for _ in plain]
-    for step in range(20):
-        backward(model, step)
-        lr = LR[name.split()[-1]] / (1 + step)  # as a schedule changes it
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-        for index, parameter in enumerate(model.parameters()):
-            decay = 0.1 if decay_all or parameter.ndim > 1 else 0.0
-            plain[index] = references[index].step(plain[index], parameter.grad, lr, decay)
-        optimizer.step()  # which may change the gradients
-    torch.testing.assert_close(list(model.parameters()), plain, rtol=1e-9, atol=1e-11)
-
-
-def quintic(s):
-    """What five steps of Newton and Schulz make of singular values, with coefficients that bring
-    them near to 1 (https://leloykun.github.io/ponder/muon-opt-coeffs/)."""
-    for a, b, c in (
-        (4.0848, -6.8946, 2.9270), (3.9505, -6.3029, 2.6377), (3.7418, -5.5913, 2.3037),
-        (2.8769, -3.1427, 1.2046), (2.8366, -3.0525, 1.2012),
-    ):  # fmt: skip
-        s = a * s + b * s**3 + c * s**5
-    return s
-
-
-def test_muon_turns_gradients_into_orthogonal_matrices():
-    """b = m b + (1 - m) g;  u = (1 - m) g + m b;  p = p - lr wd p - lr 0.2 sqrt(max(shape)) O(u),
-    where O sets the singular values of the flattened kernel to about 1 (in bfloat16)."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.Linear(9, 12), nn.Linear(12, 5))
-    model = model.double().to(memory_format=torch.channels_last)
-    lr, decay, momentum = 0.05, 0.1, 0.95
-    optimizer = build_optimizer("muon", model, lr=lr, weight_decay=decay)
-    for weight in (model[0].weight, model[1].weight):
-        rows = weight.shape[0]
-        for _ in range(3):
-            for parameter in model.parameters():
-                parameter.grad = torch.randn_like(parameter)
-            before = weight.detach().clone()
-            buffer = optimizer.state.get(weight, {}).get("momentum_buffer", torch.zeros(()))
-            buffer = momentum * buffer + (1 - momentum) * weight.grad
-            u = (1 - momentum) * weight.grad + momentum * buffer
-            left, s, right = torch.linalg.svd(u.reshape(rows, -1), full_matrices=False)
-            step = left @ (quintic(s / s.norm())[:, None] * right)
-            scale = 0.2 * max(step.shape) ** 0.5
-            optimizer.step()
-            done = before * (1 - lr * decay) - weight.detach()
-            torch.testing.assert_close(
-                done.reshape(rows, -1) / (lr * scale), step, rtol=0, atol=0.03
-            )
-
-
-def test_muon_leaves_to_adam_what_is_no_hidden_matrix():
-    """Vectors, kernels of one channel, and the classifier; as Adam with Nesterov momentum."""
-    model = small_model()
-    optimizer = build("muon", model)
-    backward(model, 0)
-    before, last = model[6].weight.detach().clone(), model[6].weight
-    optimizer.step()
-    uses = {name: optimizer.state[p]["use_muon"] for name, p in model.named_parameters()}
-    assert [name for name, muon in uses.items() if muon] == ["0.weight", "3.weight"]
-    g = last.grad
-    m = (0.9 * 0.1 * g + 0.1 * g) / (1 - 0.9)
-    expected = before * (1 - 0.01 * 0.1) - 0.01 * m / (g.abs() + 1e-7)
-    torch.testing.assert_close(last.detach(), expected, rtol=1e-9, atol=1e-12)
-    assert [len(group["params"]) for group in optimizer.param_groups] == [2, 1, 4]
-
-
-@each_optimizer
-@pytest.mark.parametrize("channels_last", [False, True], ids=["contiguous", "channels_last"])
-@pytest.mark.parametrize("inputs_channels_last", [False, True])
-def test_gradients_and_state_lie_in_memory_as_their_weights(
-    name, channels_last, inputs_channels_last
-):
-    """The fused kernels walk through memory, and would mix elements that lie in another order."""
-    model = small_model(channels_last)
-    optimizer = build(name, model)
-    order = torch.channels_last if inputs_channels_last else torch.contiguous_format
-    for _ in range(2):
-        model(
-            torch.randn(5, 3, 7, 7, dtype=torch.float64).contiguous(memory_format=order)
-        ).sum().backward()
-        optimizer.step()
-    for p in model.parameters():
-        assert p.grad.stride() == p.stride()
-        state = [torch.as_tensor(value) for value in optimizer.state[p].values()]
-        state = [value for value in state if value.shape == p.shape]
-        assert state and all(value.stride() == p.stride() for value in state)
-
-
-@each_optimizer
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_flagged_step_leaves_everything_to_the_bit(name, dtype):
-    model = small_model(True, dtype)
-    optimizer = build(name, model)
-    for step in range(3):
-        backward(model, step)
-        optimizer.step()
-    before, backup = bits(model, optimizer), copy.deepcopy(optimizer.state_dict())
-    poison(model)
-    optimizer.found_inf = torch.ones(())
-    optimizer.step()
-    assert same(bits(model, optimizer), before)
-    assert optimizer.state_dict()["param_groups"] == backup["param_groups"]
-
-
-@each_optimizer
-def test_flagged_first_step_is_as_if_it_had_not_been(name):
-    runs = []
-    for flagged_first in (True, False):
-        model = small_model(True, torch.float32)
-        optimizer = build(name, model)
-        untouched = [parameter.detach().clone() for parameter in model.parameters()]
-        if flagged_first:
-            backward(copy.deepcopy(model), 0)
-            for parameter in model.parameters():
-                parameter.grad = torch.empty_like(parameter)
-            poison(model)
-            optimizer.found_inf = torch.ones(())
-            optimizer.step()
-            assert same([p.detach() for p in model.parameters()], untouched)
-        optimizer.found_inf = torch.zeros(())
-        for step in range(3):
-            backward(model, step)
-            optimizer.step()
-        runs.append(bits(model, optimizer))
-    # The running statistics are no parameters: both runs saw the same batches.
-    assert same(*runs)
-
-
-@each_optimizer
-def test_flag_of_zero_equals_no_flag(name):
-    runs = []
-    for flag in (torch.zeros(()), None):
-        model = small_model(True, torch.float32)
-        optimizer = build(name, model)
-        if flag is not None:
-            optimizer.found_inf = flag
-        for step in range(5):
-            backward(model, step)
-            optimizer.step()
-        runs.append(bits(model, optimizer))
-    assert same(*runs)
-
-
-def test_momentum_zero_is_plain_gradient_descent():
-    model = small_model()
-    optimizer = build("sgd", model, momentum=0.0, weight_decay=0.0, lr=0.5)
-    for step in range(3):
-        backward(model, step)
-        expected = [(p - 0.5 * p.grad).detach() for p in model.parameters()]
-        optimizer.step()
-        torch.testing.assert_close([p.detach() for p in model.parameters()], expected)
-    assert not any(optimizer.state.values())
 
 
 def test_no_decay_on_vectors_unless_asked():
@@ -246,16 +19,6 @@ def test_no_decay_on_vectors_unless_asked():
     [everything] = parameter_groups(model, 0.1, decay_all=True)
     assert everything["weight_decay"] == 0.1
     assert everything["params"] == list(model.parameters())
-
-
-def text_model() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.ModuleDict(
-        {
-            "tokens": nn.Embedding(9, 6), "bag": nn.EmbeddingBag(5, 6), "hidden": nn.Linear(6, 8),
-            "norm": nn.LayerNorm(8), "head": nn.Linear(8, 4),
-        }
-    )  # fmt: skip
 
 
 def test_no_decay_on_embeddings_unless_asked():
@@ -271,7 +34,7 @@ def test_no_decay_on_embeddings_unless_asked():
 
 
 class Named(nn.Module):
-    """A model that says itself what has no weight decay, by the method of timm's models."""
+    """A model that names what has no weight decay, by the same method as timm's models."""
 
     def __init__(self, names):
         super().__init__()
@@ -282,7 +45,7 @@ class Named(nn.Module):
         return self.names
 
 
-def test_a_model_says_what_has_no_decay_besides_vectors():
+def test_a_model_names_what_has_no_decay_besides_vectors():
     model = Named({"position", "body.hidden.weight", "unknown"})
     decayed, others = parameter_groups(model, 0.1)
     body = model.body
@@ -294,7 +57,7 @@ def test_a_model_says_what_has_no_decay_besides_vectors():
     assert len(parameter_groups(model, 0.1)[0]["params"]) == 5
 
 
-def test_a_shared_weight_is_spared_by_any_of_its_names():
+def test_a_shared_weight_has_no_decay_if_any_of_its_names_is_listed():
     model = Named({"head.weight"})
     model.head = nn.Linear(4, 6)
     model.head.weight = model.body["tokens"].weight
@@ -302,7 +65,7 @@ def test_a_shared_weight_is_spared_by_any_of_its_names():
     assert model.head.weight in {*others["params"]} - {*decayed["params"]}
 
 
-def test_muon_leaves_to_adam_what_the_model_spares():
+def test_muon_leaves_to_adam_what_the_model_lists():
     model = Named({"position"})
     optimizer = build("muon", model)
     for parameter in model.parameters():
@@ -344,83 +107,7 @@ def test_groups_keep_the_peak_rate(name):
     assert {group["lr"] for group in optimizer.param_groups} == {0.025}
 
 
-# ---- saving and resuming ------------------------------------------------------------------------
-
-
-def train(model, optimizer, steps) -> None:
-    for step in steps:
-        backward(model, step)
-        for group in optimizer.param_groups:
-            group["lr"] = group["base_lr"] / (1 + step)
-        optimizer.step()
-
-
-def through_checkpoint(optimizer, again, model, other) -> None:
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    tensors, rest = optimizer_tensors(optimizer, names)
-    tensors = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
-    rest = json.loads(to_json(rest))
-    restore_optimizer(again, {p: name for name, p in other.named_parameters()}, tensors, rest)
-    for tensor in tensors.values():  # what was read is not what is trained on
-        tensor.zero_()
-
-
-def through_state_dict(optimizer, again, model, other) -> None:
-    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-
-
-@each_optimizer
-@pytest.mark.parametrize("way", [through_checkpoint, through_state_dict])
-@pytest.mark.parametrize("channels_last", [False, True], ids=["contiguous", "channels_last"])
-@pytest.mark.parametrize("stop", [0, 1, 4])
-def test_resumed_is_uninterrupted_to_the_bit(name, way, channels_last, stop):
-    whole = small_model(channels_last, torch.float32)
-    expected = build(name, whole)
-    train(whole, expected, range(7))
-    model = small_model(channels_last, torch.float32)
-    optimizer = build(name, model)
-    train(model, optimizer, range(stop))
-    other = small_model(channels_last, torch.float32)
-    with torch.no_grad():  # the slow weights must come from what is saved
-        for parameter in other.parameters():
-            parameter.add_(1.0)
-    again = build(name, other)
-    other.load_state_dict(model.state_dict())
-    way(optimizer, again, model, other)
-    for parameter, values in again.state.items():
-        for value in values.values():
-            if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
-                assert value.stride() == parameter.stride()
-    train(other, again, range(stop, 7))
-    assert same(bits(other, again), bits(whole, expected))
-    groups = [{k: v for k, v in g.items() if k != "params"} for g in again.param_groups]
-    assert groups == [{k: v for k, v in g.items() if k != "params"} for g in expected.param_groups]
-
-
-def test_a_resumed_run_may_have_another_update_period():
-    """Which no state depends on: it is that of the new start, and holds from there on."""
-    model, other = small_model(), small_model()
-    optimizer, again = build("ngd", model), build("ngd", other, ngd_update_period=3)
-    train(model, optimizer, range(12))
-    other.load_state_dict(model.state_dict())
-    through_checkpoint(optimizer, again, model, other)
-    assert [group["update_period"] for group in again.param_groups] == [3, 3]
-    before = again.state[other[0].weight]["spectrum_0"].clone()
-    train(other, again, [12])  # 12 is a multiple of 3, 13 and 14 are not
-    after = again.state[other[0].weight]["spectrum_0"].clone()
-    train(other, again, [13, 14])
-    assert not torch.equal(after, before)
-    assert torch.equal(again.state[other[0].weight]["spectrum_0"], after)
-
-
-@each_optimizer
-def test_a_checkpoint_of_other_parameters_is_refused(name):
-    model, other = small_model(), nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)).double()
-    with pytest.raises(UserError, match="has other parameters"):
-        through_checkpoint(build(name, model), build(name, other), model, other)
-
-
-def test_ngd_rounds_its_products_where_the_training_does():
+def test_ngd_rounds_its_products_if_training_rounds_its_own():
     for precision, expected in (("fp32", "float32"), ("bf16", "fast"), ("fp16", "fast")):
         optimizer = build("ngd", small_model(), **OPTIMIZERS["ngd"].products(precision))
         assert {group["products"] for group in optimizer.param_groups} == {expected}
@@ -428,18 +115,18 @@ def test_ngd_rounds_its_products_where_the_training_does():
 
 
 @pytest.mark.parametrize(("norm", "decoupled"), [("fixed", True), ("gradient", False)])
-def test_ngd_decays_weights_as_its_steps_ask_for(norm, decoupled):
+def test_ngd_with_a_fixed_norm_decouples_weight_decay(norm, decoupled):
     optimizer = build("ngd", small_model(), ngd_norm=norm)
     for group in optimizer.param_groups:
         assert (group["norm"], group["decoupled"]) == (norm, decoupled)
 
 
-def test_settings_that_an_optimizer_does_not_have():
+def test_a_setting_of_another_optimizer_is_refused():
     with pytest.raises(TypeError, match="ngd_alpha"):
         build("sgd", small_model(), ngd_alpha=2.0)
 
 
-def test_the_defaults_with_which_the_published_runs_were_made():
+def test_defaults_are_those_of_the_published_runs():
     published = {
         "sgd": (0.1, 5e-4, 0.9),
         "adamw": (1e-3, 0.05, None),

@@ -1,35 +1,27 @@
-"""Steps that must leave no trace, by selection and with late news, as on a GPU."""
+"""Flagged steps leave no trace, also where the host learns of the flag late, as on a GPU."""
 
 import copy
 import pickle
 
 import pytest
 import torch
-from test_factory import OPTIMIZERS, backward, bits, build, poison, same, small_model
+from flags_of_a_gpu import flags_as_on_a_gpu
+from optimizer_tools import backward, bits, build, poison, same, small_model
 
-from utils.optim import libraries
+from utils.optim import found_inf, libraries, lookahead
 from utils.optim.found_inf import HonoursFoundInf, LateFlag
-from utils.optim.lookahead import Lookahead
+from utils.optim.table import OPTIMIZERS
 
 LIBRARY = ["lamb", "muon", "madgrad"]
 CASES = [*LIBRARY, *(f"lookahead {name}" for name in OPTIMIZERS)]
 
 
-@torch.no_grad()
 def late_step(optimizer, flag) -> None:
-    """A step whose flag only the device knows, as it is taken there."""
-    optimizer._late.settle()
-    if isinstance(optimizer, Lookahead):
-        inner = optimizer.optimizer
-        if isinstance(inner, HonoursFoundInf):
-            late_step(inner, flag)
-        else:
-            inner.found_inf = flag
-            inner.step()
-        optimizer._follow(flag)
-    else:
-        optimizer.found_inf = flag
-        optimizer._step_by_selection()
+    """A step whose flag only the device knows. (Not in NGD, which counts such steps.)"""
+    optimizer.found_inf = flag
+    with flags_as_on_a_gpu(found_inf, lookahead):
+        optimizer.step()
+    optimizer.found_inf = None
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -45,7 +37,7 @@ def test_flagged_steps_leave_no_trace(name, flags):
             backward(model, step)
             if flag:
                 poison(model)
-            for group in optimizer.param_groups:  # as the schedule does it, before the step
+            for group in optimizer.param_groups:  # before the step, as the schedule does
                 group["lr"] = 0.01 / (1 + step)
             if with_flagged:
                 late_step(optimizer, torch.tensor(float(flag)))
@@ -57,7 +49,7 @@ def test_flagged_steps_leave_no_trace(name, flags):
     assert same(runs[0][0], runs[1][0]) and runs[0][1] == runs[1][1]
 
 
-def test_weights_are_right_at_once_and_counts_at_the_next_step():
+def test_weights_are_right_at_once_and_counts_when_they_are_needed():
     model = small_model(True, torch.float32)
     optimizer = build("madgrad", model)
     backward(model, 0)
@@ -67,11 +59,11 @@ def test_weights_are_right_at_once_and_counts_at_the_next_step():
     late_step(optimizer, torch.ones(()))
     weight = model[0].weight
     assert torch.equal(weight, before[0]) and optimizer.state[weight]["step"] == 2
-    optimizer._late.settle()
+    optimizer.state_dict()  # must have the right counts, so the flag is read
     assert optimizer.state[weight]["step"] == 1 and same(bits(model, optimizer), before)
 
 
-def test_what_is_loaded_is_not_undone():
+def test_a_loaded_state_is_not_undone():
     model = small_model(True, torch.float32)
     optimizer = build("lookahead lamb", model)
     for step in range(2):
@@ -81,12 +73,11 @@ def test_what_is_loaded_is_not_undone():
     late_step(optimizer, torch.ones(()))
     optimizer.load_state_dict(saved)
     loaded = bits(model, optimizer)
-    optimizer._late.settle()
-    optimizer.optimizer._late.settle()
+    optimizer.state_dict()  # would undo the flagged step
     assert same(bits(model, optimizer), loaded)
 
 
-def test_a_late_flag_is_that_of_its_time():
+def test_a_late_flag_has_its_value_at_the_time_of_its_step():
     late, undone = LateFlag(), []
     flag = torch.ones(())
     late.expect(flag, lambda: undone.append("first"))
@@ -100,7 +91,7 @@ def test_a_late_flag_is_that_of_its_time():
 
 @pytest.mark.parametrize("name", LIBRARY)
 @pytest.mark.parametrize("way", ["pickle", "deepcopy"])
-def test_copies_of_an_optimizer_go_on_alike(name, way):
+def test_a_copy_takes_the_same_steps(name, way):
     model = small_model(True, torch.float32)
     optimizer = build(name, model)
     for step in range(3):
@@ -120,7 +111,7 @@ def test_copies_of_an_optimizer_go_on_alike(name, way):
     assert same(*runs)
 
 
-def test_a_copy_knows_the_flag_that_was_late():
+def test_a_copy_knows_a_late_flag():
     model = small_model(True, torch.float32)
     optimizer = build("madgrad", model)
     backward(model, 0)
@@ -130,7 +121,7 @@ def test_a_copy_knows_the_flag_that_was_late():
     assert {state["step"] for state in again.state.values()} == {1}
 
 
-def test_classes_of_timm_are_there_by_name_and_no_others():
+def test_timms_classes_can_be_imported_by_name_and_no_others():
     assert libraries.Lamb is libraries.Lamb and issubclass(libraries.Lamb, HonoursFoundInf)
     with pytest.raises(AttributeError, match="no attribute 'NoSuchOptimizer'"):
         _ = libraries.NoSuchOptimizer

@@ -1,13 +1,15 @@
-"""Lookahead: its own rules; that it equals its formula stands in test_factory.py."""
+"""Lookahead: its own rules; its formula is tested in test_optimizer_steps.py."""
 
 import copy
 import pickle
 
 import pytest
 import torch
+from flags_of_a_gpu import flags_as_on_a_gpu
 from torch import nn
 
 from utils.checkpoints.checkpoint import OF_THE_STEPS
+from utils.optim import lookahead
 from utils.optim.lookahead import COUNT, SLOW, Lookahead
 
 
@@ -49,12 +51,12 @@ def test_between_synchronisations_it_is_the_optimizer_alone():
 
 
 @pytest.mark.parametrize(("k", "alpha"), [(0, 0.5), (2, 0.0), (2, 1.5)])
-def test_values_out_of_range(k, alpha):
+def test_values_out_of_range_are_refused(k, alpha):
     with pytest.raises(ValueError, match="Lookahead takes k of 1 or more"):
         problem(k, alpha)
 
 
-def test_a_group_that_comes_later_and_what_it_shares_with_the_optimizer():
+def test_a_group_may_be_added_later():
     model, optimizer = problem(k=2)
     late = nn.Parameter(torch.ones(2, dtype=torch.float64))
     step(model, optimizer)
@@ -85,11 +87,11 @@ def test_a_state_without_slow_weights_is_refused():
         optimizer.load_state_dict(torch.optim.SGD(model.parameters(), lr=0.1).state_dict())
 
 
-def test_a_checkpoint_knows_its_count():
+def test_its_count_is_saved_in_checkpoints():
     assert COUNT in OF_THE_STEPS
 
 
-# ---- copies and hooks, as of any optimizer ------------------------------------------------------
+# ---- copies and hooks, as for any optimizer -----------------------------------------------------
 
 
 def copied(both: dict, way: str) -> dict:
@@ -97,7 +99,7 @@ def copied(both: dict, way: str) -> dict:
 
 
 @pytest.mark.parametrize("way", ["deepcopy", "pickle"])
-def test_a_copy_goes_on_alike_and_alone(way):
+def test_a_copy_takes_the_same_steps_independently(way):
     model, optimizer = problem(k=3, alpha=0.25)
     for number in range(4):
         step(model, optimizer, number)
@@ -108,25 +110,29 @@ def test_a_copy_goes_on_alike_and_alone(way):
     for number in range(4, 7):
         step(other, again, number)
     assert torch.equal(model.weight, before) and not torch.equal(other.weight, before)
-    for number in range(4, 7):  # one that was there before the copy was made
+    for number in range(4, 7):  # the original
         step(model, optimizer, number)
     for one, expected in zip(other.parameters(), model.parameters(), strict=True):
         assert torch.equal(one, expected)
         assert torch.equal(again.state[one][SLOW], optimizer.state[expected][SLOW])
     assert again.param_groups[0][COUNT] == optimizer.param_groups[0][COUNT] == 7
-    fresh = problem()  # and one that is made after
+    fresh = problem()  # and a new one
     step(*fresh)
     assert fresh[1].param_groups[0][COUNT] == 1
 
 
-def test_a_copy_knows_the_flag_that_was_late():
-    model, optimizer = problem(k=3)
+def test_a_copy_knows_a_late_flag():
+    model, _ = problem()
+    optimizer = Lookahead(torch.optim.SGD(model.parameters(), lr=0.1, fused=True), k=3)
     step(model, optimizer)
-    optimizer._follow(torch.ones(()))  # a step left out, of which the host does not know yet
+    optimizer.found_inf = torch.ones(())
+    with flags_as_on_a_gpu(lookahead):
+        step(model, optimizer)  # left out, which the host does not know yet
+    assert optimizer.param_groups[0][COUNT] == 2
     assert copied({"optimizer": optimizer}, "deepcopy")["optimizer"].param_groups[0][COUNT] == 1
 
 
-def test_hooks_of_a_step_are_those_of_one_instance():
+def test_step_hooks_belong_to_one_instance():
     (model, optimizer), other, called = problem(), problem(), []
     optimizer.register_step_pre_hook(lambda *_: called.append("before"))
     handle = optimizer.register_step_post_hook(lambda *_: called.append("after"))
@@ -138,7 +144,7 @@ def test_hooks_of_a_step_are_those_of_one_instance():
     assert called == ["before", "after", "before"]
 
 
-def test_hooks_of_a_state():
+def test_state_hooks_are_called():
     (model, optimizer), called = problem(), []
     optimizer.register_state_dict_pre_hook(lambda _: called.append("saving"))
     optimizer.register_state_dict_post_hook(lambda _, state: state | {"note": 1})

@@ -1,8 +1,8 @@
-"""What the entries of the table say, against what the optimizers do."""
+"""Entries of the table agree with what the optimizers do."""
 
 import pytest
 import torch
-from test_factory import backward, build, small_model
+from optimizer_tools import backward, build, small_model
 
 from utils.optim.entry import ELEMENTS, MATRICES
 from utils.optim.factory import is_capturable
@@ -12,8 +12,8 @@ each_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
 
 
 @each_optimizer
-def test_entries_of_the_state_are_named_by_whether_they_are_of_the_whole(name):
-    """By names alone it is told what is divided among ranks, for all optimizers together."""
+def test_state_of_whole_parameters_is_known_by_its_names(name):
+    """Names alone decide what is divided among ranks, for all optimizers together."""
     own = OPTIMIZERS[name].whole_state
     every = {key for entry in OPTIMIZERS.values() for key in entry.whole_state}
     others = tuple(every.difference(own))
@@ -27,8 +27,8 @@ def test_entries_of_the_state_are_named_by_whether_they_are_of_the_whole(name):
 
 
 @each_optimizer
-def test_what_its_steps_leave_in_the_groups(name):
-    """A resumed run goes on with that, and takes everything else of a group from its settings."""
+def test_steps_change_only_the_stated_entries_of_groups(name):
+    """A resumed run restores these, and takes all others from its settings."""
     model = small_model()
     optimizer = build(name, model)
     before = [dict(group) for group in optimizer.param_groups]
@@ -41,7 +41,7 @@ def test_what_its_steps_leave_in_the_groups(name):
 
 
 def first_rows_stepped(entry, rows: int) -> torch.Tensor:
-    """Four rows of a weight after three steps of as many as `rows` of it."""
+    """Four rows of a weight after three steps with its first `rows` rows."""
     weight = torch.nn.Parameter(torch.linspace(-1, 1, 48, dtype=torch.float64).view(8, 6)[:rows])
     head = torch.nn.Parameter(torch.ones(2, 2))  # the last matrix, which is the classifier's
     momentum = {} if entry.momentum is None else {"momentum": entry.momentum}
@@ -55,8 +55,8 @@ def first_rows_stepped(entry, rows: int) -> torch.Tensor:
 
 
 @each_optimizer
-def test_what_it_needs_of_a_parameter(name):
-    """Half of a weight is stepped like that half of the whole, but where more is needed."""
+def test_it_states_what_it_needs_of_a_parameter(name):
+    """Half of a weight is stepped like that half of the whole, unless more is needed."""
     entry = OPTIMIZERS[name]
     half, whole = first_rows_stepped(entry, 4), first_rows_stepped(entry, 8)
     assert torch.allclose(half, whole, rtol=1e-12, atol=0) is (entry.needs == ELEMENTS)

@@ -1,4 +1,4 @@
-"""Schedules: exact at their borders, in range everywhere."""
+"""Schedules: exact at their ends, in range everywhere."""
 
 import itertools
 import math
@@ -61,13 +61,13 @@ def test_factor_stays_between_0_and_1_and_falls_after_the_warmup(name):
         schedule = Schedule(name, total, warmup, step_size=3, milestones=(2, 5))
         factors = [schedule.factor(step) for step in range(max(total, warmup) + 5)]
         assert all(0 <= factor <= 1 for factor in factors)
-        assert all(factor > 0 for factor in factors[:total])  # no step of the run is idle
+        assert all(factor > 0 for factor in factors[:total])  # no step of the run has the rate 0
         assert factors[:warmup] == sorted(factors[:warmup])
         assert factors[warmup:] == sorted(factors[warmup:], reverse=True)
 
 
 def factors_of(scheduler, optimizer, steps) -> list[float]:
-    """Of a scheduler of PyTorch over an optimizer with the base rate 1."""
+    """The factors of a scheduler of PyTorch, by an optimizer with the base rate 1."""
     factors = []
     for _ in range(steps):
         factors.append(optimizer.param_groups[0]["lr"])
@@ -121,7 +121,7 @@ def test_plateau_is_pytorchs(patience):
         assert fell == (ours.reduced < before)
         again = Plateau("plateau", 0, gamma=0.3, patience=patience, min_factor=0.05)
         again.load_state_dict(ours.state_dict())
-        assert again == ours  # resumed here, it goes on alike
+        assert again == ours  # the same after resuming here
         ours = again
     assert patience > 1 or ours.reduced < 1
 
@@ -140,7 +140,7 @@ def test_onecycle_of_few_steps():
         assert factors[-1] == factors[-3]  # beyond its end: the lowest rate
 
 
-def test_lengths_in_epochs():
+def test_lengths_may_be_given_in_epochs():
     build = lambda name, **given: build_schedule(  # noqa: E731
         name, lr=0.2, total_steps=300, steps_per_epoch=10, **given
     )
@@ -161,6 +161,6 @@ def test_apply_scales_every_group_by_its_own_peak():
     assert [group["lr"] for group in optimizer.param_groups] == [0.5, 2.0]
 
 
-def test_unknown_name():
+def test_an_unknown_name_is_refused():
     with pytest.raises(ValueError, match="cosine"):
         Schedule("lineal", 10)

@@ -1,4 +1,4 @@
-"""What the tests of trackers share."""
+"""Shared by the tests of trackers."""
 
 import threading
 

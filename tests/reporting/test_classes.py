@@ -1,4 +1,4 @@
-"""The per-class report: right figures, tables a spreadsheet reads, a picture at any size."""
+"""The per-class report: right figures, tables for spreadsheets, a picture at any size."""
 
 import csv
 
@@ -18,7 +18,7 @@ def table(path) -> list[list[str]]:
 
 
 def test_scores_against_their_definitions():
-    """By counting over the samples themselves."""
+    """By counting samples."""
     true = np.repeat(np.arange(3), MATRIX.sum(1))
     predicted = np.concatenate([np.repeat(np.arange(3), row) for row in MATRIX])
     scores = class_scores(MATRIX)
@@ -32,7 +32,7 @@ def test_scores_against_their_definitions():
         assert scores["f1"][i] == pytest.approx(f1)
 
 
-def test_tables(tmp_path):
+def test_the_tables_hold_figures_and_confusions(tmp_path):
     write_class_report(MATRIX, NAMES, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "confusion.csv",
@@ -48,7 +48,7 @@ def test_tables(tmp_path):
     assert [[int(cell) for cell in row[1:]] for row in rows[1:]] == MATRIX.tolist()
 
 
-def test_class_without_samples_has_no_figures(tmp_path):
+def test_a_class_without_samples_has_no_recall(tmp_path):
     matrix = np.array([[5, 1, 0], [0, 0, 0], [0, 0, 4]])
     write_class_report(matrix, NAMES, tmp_path)
     rows = table(tmp_path / "per_class.csv")
@@ -59,12 +59,12 @@ def test_class_without_samples_has_no_figures(tmp_path):
     assert lines[-1] == "without samples: 1 of 3 classes"
 
 
-def test_never_seen_and_never_predicted(tmp_path):
+def test_a_class_neither_seen_nor_predicted_has_no_figures(tmp_path):
     write_class_report(np.array([[3, 0], [0, 0]]), ["a", "b"], tmp_path)
     assert table(tmp_path / "per_class.csv")[2] == ["b", "0", "", "", "", "", ""]
 
 
-def test_nothing_at_all(tmp_path):
+def test_a_matrix_of_zeros_is_reported(tmp_path):
     empty = np.zeros((2, 2), np.int64)
     write_class_report(empty, ["a", "b"], tmp_path)
     assert summary_lines(empty, ["a", "b"]) == []
@@ -106,7 +106,7 @@ def test_picture_at_any_number_of_classes(tmp_path, count):
         assert 400 <= picture.width <= 2000 and 400 <= picture.height <= 2000
 
 
-def test_one_confusion_among_a_thousand_classes_is_seen(tmp_path):
+def test_one_confusion_among_a_thousand_classes_is_visible(tmp_path):
     matrix = 50 * np.eye(1000, dtype=np.int64)
     write_class_report(matrix, [str(i) for i in range(1000)], tmp_path)
     without = np.asarray(Image.open(tmp_path / "confusion.png").convert("L")).astype(int)
@@ -118,6 +118,6 @@ def test_one_confusion_among_a_thousand_classes_is_seen(tmp_path):
     assert 4 <= darker.sum() <= 200
 
 
-def test_folder_that_cannot_be_written(tmp_path):
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path):
     with pytest.raises(OSError):
         write_class_report(MATRIX, NAMES, tmp_path / "missing")

@@ -1,4 +1,4 @@
-"""The console: whole lines beside a live bar, in any locale, on a full disk too."""
+"""The console: whole lines beside a live bar, in any locale, even on a full disk."""
 
 import os
 import subprocess
@@ -32,7 +32,7 @@ def log(tmp_path):
 
 
 def lines(log: Path) -> list[str]:
-    """Without the time in front."""
+    """The lines of the log without their times."""
     return [line[20:] for line in log.read_text(encoding="utf-8").splitlines()]
 
 
@@ -42,7 +42,7 @@ def lines(log: Path) -> list[str]:
     [{"LC_ALL": "C"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}],
     ids=["C", "ascii"],
 )
-def test_letters_that_the_locale_lacks(tmp_path, locale, live):
+def test_letters_that_the_locale_lacks_are_replaced(tmp_path, locale, live):
     folder = tmp_path / "Läufe mit ✓"
     folder.mkdir()
     result = subprocess.run(
@@ -57,7 +57,7 @@ def test_letters_that_the_locale_lacks(tmp_path, locale, live):
     assert "Größe ✓" in lines(folder / "log.txt")[-1]
 
 
-def test_a_name_that_is_no_text_in_any_encoding(log, capsys):
+def test_an_undecodable_file_name_can_be_printed(log, capsys):
     """A file name of undecodable bytes reaches Python as lone surrogates."""
     console = Console()
     console.open_log(log)
@@ -77,7 +77,7 @@ def test_early_lines_reach_the_log(log, capsys):
     assert capsys.readouterr().out == "before the folder\nafter it\n"
 
 
-def test_resumed_run_adds_to_its_log(log):
+def test_a_resumed_run_appends_to_its_log(log):
     for line in ("first", "second"):
         console = Console()
         console.open_log(log)
@@ -128,5 +128,5 @@ def test_live_bar_stays_on_stderr(capsys):
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (65, "1:05"), (3725, "1:02:05")]
 )
-def test_duration(seconds, text):
+def test_durations_are_short_texts(seconds, text):
     assert duration(seconds) == text

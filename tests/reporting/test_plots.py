@@ -1,4 +1,4 @@
-"""curves.png is drawn from whatever metrics.jsonl holds."""
+"""curves.png can be drawn from any metrics.jsonl."""
 
 import pytest
 from matplotlib.figure import Figure
@@ -40,7 +40,7 @@ RECORDS = {
 
 @pytest.mark.parametrize("records", RECORDS.values(), ids=RECORDS.keys())
 @pytest.mark.filterwarnings("error")
-def test_picture_of_a_sensible_size(tmp_path, records):
+def test_the_picture_has_a_sensible_size(tmp_path, records):
     path = tmp_path / "curves.png"
     draw_curves(records, path, "resnet18 on shapes, sgd")
     with Image.open(path) as picture:
@@ -52,13 +52,13 @@ def test_picture_of_a_sensible_size(tmp_path, records):
 
 
 @pytest.mark.filterwarnings("error")
-def test_hundreds_of_epochs(tmp_path):
+def test_it_is_drawn_for_hundreds_of_epochs(tmp_path):
     records = [step(0.05 * i, loss=2.0, accuracy=50.0) for i in range(6000)]
     records += [end("val", float(i), loss=2.0, accuracy=i / 4) for i in range(1, 301)]
     draw_curves(records, tmp_path / "curves.png", "title")
 
 
-# ---- what the panels show, read back from matplotlib ------------------------------------------
+# ---- content of the panels, read back from matplotlib -----------------------------------------
 
 
 @pytest.fixture
@@ -89,23 +89,23 @@ def validated(accuracies, losses=None):
     ]
 
 
-def test_last_and_best_and_its_epoch(panels):
+def test_last_and_best_accuracy_are_named(panels):
     axes = panels(validated([50.0, 70.5, 70.5, 60.0], [2.0, 0.5, 0.7, 0.9]))
     assert legend(axes["accuracy"]) == ["val 60.00 %, best 70.50", "best epoch 2"]
     assert legend(axes["loss"]) == ["val 0.900, best 0.500", "best epoch 2"]
 
 
-def test_other_weights_are_not_mixed_in(panels):
+def test_evaluations_of_other_weights_are_left_out(panels):
     axes = panels([*WHOLE_RUN, end("val", 1.0, loss=9.0, accuracy=99.0, model="average")])
     assert not any("99" in text for text in legend(axes["accuracy"]))
 
 
-def test_diverged_run_says_when(panels):
+def test_a_diverged_run_shows_when(panels):
     axes = panels(validated([50.0, 60.0, 10.0], [2.0, 1.0, None]))
     assert legend(axes["loss"])[0] == "val not finite after epoch 2, best 1.000"
 
 
-def test_a_start_that_explodes_does_not_flatten_the_rest(panels):
+def test_a_huge_loss_at_the_start_does_not_flatten_the_rest(panels):
     records = [step(0.01, loss=5e4, accuracy=10.0)]
     records += [step(i / 10, loss=2.0 - i / 60, accuracy=10.0) for i in range(1, 100)]
     axes = panels(records)
@@ -115,21 +115,21 @@ def test_a_start_that_explodes_does_not_flatten_the_rest(panels):
     assert calm["loss"].get_ylim()[1] > 2.3 and not calm["loss"].texts
 
 
-def test_scale_of_the_learning_rate(panels):
+def test_the_scale_of_the_learning_rate_is_readable(panels):
     small = [step(i, loss=1.0, lr=0.1 if i < 2 else 1e-4) for i in range(10)]
     assert panels(small)["learning"].get_yscale() == "log"
     even = [step(i, loss=1.0, lr=0.1 - i / 100) for i in range(10)]
     assert panels(even)["learning"].get_yscale() == "linear"
 
 
-def test_event_is_a_line_in_every_panel(panels):
+def test_an_event_is_a_line_in_every_panel(panels):
     event = {"step": 9, "epoch": 0.5, "split": "event", "event": "unfrozen"}
     axes = panels([*WHOLE_RUN, event])
     for axis in axes.values():
         assert "unfrozen" in [text.get_text().strip() for text in axis.texts]
 
 
-def test_time_shares_are_a_panel_of_their_own(panels):
+def test_time_fractions_have_their_own_panel(panels):
     shares = [{"data": 0.1, "optimizer": 0.9}, {"data": 0.3, "optimizer": 0.7}]
     records = [
         end("train", float(i), loss=1.0, average_over="epoch", time_share=share)
@@ -140,12 +140,12 @@ def test_time_shares_are_a_panel_of_their_own(panels):
     assert "time" not in panels(WHOLE_RUN)
 
 
-def test_folder_that_is_not_there(tmp_path):
+def test_a_missing_folder_is_an_error(tmp_path):
     with pytest.raises(OSError):
         draw_curves([], tmp_path / "missing" / "curves.png", "title")
 
 
-def test_replaces_the_picture_before(tmp_path):
+def test_it_replaces_an_earlier_picture(tmp_path):
     path = tmp_path / "curves.png"
     draw_curves([], path, "title")
     empty = path.read_bytes()

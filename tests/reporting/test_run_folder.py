@@ -1,4 +1,4 @@
-"""The run's folder: held by one process, refused where a run lies already, found again."""
+"""The run's folder: held by one process, refused if it has a run already, found again."""
 
 import os
 import signal
@@ -35,7 +35,7 @@ def make_run(path, entry="resnet50_test.py", age=0) -> Path:
     return path
 
 
-def test_second_process_is_refused_until_the_first_is_killed(here):
+def test_a_second_process_is_refused_until_the_first_is_killed(here):
     path = here / "Läufe mit Leerzeichen" / "run"
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD, path],
@@ -51,7 +51,7 @@ def test_second_process_is_refused_until_the_first_is_killed(here):
     finally:
         holder.send_signal(signal.SIGKILL)
         holder.communicate()
-    folder = RunFolder(path)  # the lock has died with its holder
+    folder = RunFolder(path)  # the lock has ended with its holder
     folder.close()
 
 
@@ -95,15 +95,15 @@ def test_a_folder_of_the_user_is_not_removed():
     assert Path("mine").is_dir()
 
 
-def test_output_that_is_a_file_or_lies_in_one():
+def test_an_output_that_is_a_file_or_below_one_is_refused():
     Path("file").write_text("x")
     for path in ("file", "file/run"):
         with pytest.raises(UserError, match=f"--output {path}: .*can be written"):
             RunFolder(Path(path))
 
 
-def test_folder_that_cannot_be_written(monkeypatch):
-    """As on a read-only file system; the superuser passes every other check."""
+def test_a_folder_that_cannot_be_written_is_an_error(monkeypatch):
+    """As on a read-only file system: the superuser passes every other check."""
 
     def refuse(*arguments, **settings):
         raise OSError(30, "Read-only file system")
@@ -113,7 +113,7 @@ def test_folder_that_cannot_be_written(monkeypatch):
         RunFolder(Path("run"))
 
 
-def test_default_path_never_is_a_folder_that_exists(monkeypatch):
+def test_the_default_path_is_never_an_existing_folder(monkeypatch):
     monkeypatch.setattr("utils.reporting.run_folder.time.strftime", lambda form: "20240101-120000")
     paths = []
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""TensorBoard: right charts while a run goes on, and never the end of a training."""
+"""TensorBoard: right charts during a run, and no failure ends the training."""
 
 import contextlib
 import importlib.util
@@ -24,7 +24,7 @@ needs_tensorboard = pytest.mark.skipif(
 
 
 def events(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """What TensorBoard itself shows: tag -> (step, value)."""
+    """What TensorBoard itself reads: tag -> [(step, value)]."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.util.tensor_util import make_ndarray
 
@@ -52,7 +52,7 @@ def test_tensorboard_shows_every_record(tmp_path):
 
 
 @needs_tensorboard
-def test_tensorboard_drops_what_a_resumed_run_does_again(tmp_path):
+def test_tensorboard_drops_steps_that_a_resumed_run_repeats(tmp_path):
     first = TensorBoard(tmp_path)
     for step in range(1, 8):
         first.log(window(step, loss=1.0))
@@ -65,7 +65,7 @@ def test_tensorboard_drops_what_a_resumed_run_does_again(tmp_path):
 
 
 @needs_tensorboard
-def test_tensorboard_sees_a_running_run_and_a_killed_one(tmp_path):
+def test_tensorboard_shows_a_running_and_a_killed_run(tmp_path):
     program = (
         "import sys, time; from utils.reporting.trackers import TensorBoard\n"
         "board = TensorBoard(sys.argv[1])\n"
@@ -85,7 +85,7 @@ def test_tensorboard_sees_a_running_run_and_a_killed_one(tmp_path):
 
 
 @needs_tensorboard
-def test_full_disk_is_said_once_and_neither_raises_nor_hangs(tmp_path, capfd):
+def test_a_full_disk_is_reported_once_and_neither_raises_nor_hangs(tmp_path, capfd):
     said = []
     board = TensorBoard(tmp_path, warn=said.append)
     board.log(window(1, loss=1.0))
@@ -102,25 +102,25 @@ def test_full_disk_is_said_once_and_neither_raises_nor_hangs(tmp_path, capfd):
         threading.Thread(target=go_on, daemon=True).start()
         assert done.wait(PATIENCE), "log() or close() waits for ever"
     assert len(said) == 1 and "goes on without it" in said[0]
-    assert capfd.readouterr().err == ""  # no traceback amid the progress bar
+    assert capfd.readouterr().err == ""  # no traceback within the progress bar
     assert events(tmp_path)["loss/train_steps"] == [(1, 1.0)]  # half a record at the end is no harm
 
 
 @needs_tensorboard
-def test_full_disk_at_the_last_record(tmp_path):
+def test_a_full_disk_at_the_last_record_is_reported(tmp_path):
     said = []
     board = TensorBoard(tmp_path, warn=said.append)
     with full_disk(1):
         board.log(window(1, loss=1.0))
         board.close()
-    board.log(window(2, loss=1.0))  # after close: nothing
+    board.log(window(2, loss=1.0))  # after close it does nothing
     board.close()
     assert len(said) <= 1
 
 
 @needs_tensorboard
 @pytest.mark.parametrize("where", ["a file", "a full disk"])
-def test_tensorboard_that_cannot_start(tmp_path, where):
+def test_a_tensorboard_that_cannot_start_is_reported(tmp_path, where):
     said = []
     (tmp_path / "file").write_text("x")
     folder = tmp_path / "file" / "tb" if where == "a file" else tmp_path / "tb"
@@ -132,7 +132,7 @@ def test_tensorboard_that_cannot_start(tmp_path, where):
 
 
 @needs_tensorboard
-def test_other_threads_keep_their_tracebacks(tmp_path, capsys):
+def test_exceptions_of_other_threads_are_still_printed(tmp_path, capsys):
     told = []
     threading.excepthook = told.append
     board = TensorBoard(tmp_path)

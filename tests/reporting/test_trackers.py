@@ -1,4 +1,4 @@
-"""What trackers have in common: names of charts, what is no figure, a missing package."""
+"""Common to trackers: names of charts, values that are no figures, a missing package."""
 
 import sys
 
@@ -25,7 +25,7 @@ def test_names_of_the_charts():
     assert figures(test | {"model": "average"}) == {"loss/test_average": 2.0}
 
 
-def test_what_is_no_figure_is_left_out():
+def test_values_that_are_no_figures_are_left_out():
     nothing = {"a": None, "b": float("nan"), "c": float("inf"), "d": "text", "e": True, "f": [1.0]}
     assert figures(window(1, **nothing)) == {}
     assert figures({"step": 1, "epoch": 0.1, "split": "event", "event": "unfrozen"}) == {}
@@ -42,7 +42,7 @@ def test_what_is_no_figure_is_left_out():
         ),
     ],
 )
-def test_missing_package(tmp_path, monkeypatch, module, make, said):
+def test_a_missing_package_is_an_error(tmp_path, monkeypatch, module, make, said):
     for name in [name for name in sys.modules if name.startswith("torch.utils.tensorboard")]:
         monkeypatch.delitem(sys.modules, name)
     for name in [name for name in sys.modules if name.split(".")[0] == module]:

@@ -1,4 +1,4 @@
-"""wandb: the figures, nothing private, and never the end of a training."""
+"""wandb: the figures, nothing private, and no failure ends the training."""
 
 import os
 import socket
@@ -23,7 +23,7 @@ def test_identity_is_kept_in_the_folder(tmp_path):
     assert run_id(tmp_path / "other") != first
 
 
-def test_options_of_other_versions():
+def test_options_that_a_version_lacks_are_left_out():
     class Old:
         model_fields = None
         __annotations__ = {"console": str, "_disable_stats": bool}
@@ -66,7 +66,7 @@ print(said)
 
 
 def run_wandb(folder: Path, mode="offline", then=RECORDS, private=True, **environment):
-    """A program of its own in a repository of its own; returns the finished process."""
+    """Runs a program in a new repository; returns the finished process."""
     pytest.importorskip("wandb")
     place = folder / "secret-place"
     place.mkdir(exist_ok=True)
@@ -96,7 +96,7 @@ def written(folder: Path) -> bytes:
 
 def test_wandb_offline_holds_the_figures_and_nothing_private(tmp_path):
     result = run_wandb(tmp_path)
-    assert (result.returncode, result.stdout, result.stderr) == (0, "[]\n", "")  # no chatter
+    assert (result.returncode, result.stdout, result.stderr) == (0, "[]\n", "")  # no other output
     content = written(tmp_path / "run" / "wandb")
     for public in (b"loss/val", b"0.75", b"demo", b"a name", b"second", b"pictures", b"0.125"):
         assert public in content, public
@@ -113,8 +113,8 @@ def test_wandb_offline_holds_the_figures_and_nothing_private(tmp_path):
 
 
 @pytest.mark.slow
-def test_without_the_options_the_secrets_would_be_there(tmp_path):
-    """That the test above would see them."""
+def test_without_the_options_secrets_would_be_sent(tmp_path):
+    """So the test above would find them."""
     assert run_wandb(tmp_path, private=False).returncode == 0
     content = written(tmp_path / "run")
     for secret in (b"secret-program", b"secret-argument", b"secret-host", b"secret-remote"):
@@ -131,7 +131,7 @@ def test_resumed_run_keeps_its_identity(tmp_path):
     assert len(list((tmp_path / "run" / "wandb").rglob("*.wandb"))) == 2
 
 
-def test_online_without_a_login_is_one_line(tmp_path):
+def test_a_missing_login_is_reported_in_one_line(tmp_path):
     result = run_wandb(tmp_path, mode="online")
     assert result.returncode == 1 and result.stdout == ""
     assert result.stderr.startswith("UserError: --wandb online: ")
@@ -140,7 +140,7 @@ def test_online_without_a_login_is_one_line(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("server", ["refuses", "is silent"])
-def test_online_without_a_network_is_one_line(tmp_path, server):
+def test_a_missing_network_is_reported_in_one_line(tmp_path, server):
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         if server == "refuses":
@@ -172,7 +172,7 @@ time.sleep(0.2)
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
-def test_death_of_wandbs_process_is_said_once_and_the_training_goes_on(tmp_path):
+def test_the_death_of_wandbs_process_is_reported_once_and_training_goes_on(tmp_path):
     result = run_wandb(tmp_path, then=KILL_SERVICE + RECORDS)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("goes on without it") == 1

@@ -1,4 +1,4 @@
-"""What an engine is told of a run."""
+"""The facts of a run that an engine is told."""
 
 from types import SimpleNamespace
 
@@ -54,8 +54,8 @@ def facts(
         ({"mixup": "meta"}, {"learns_mixing": True}),
         ({"mixup": "fixed"}, {}),
         ({"until": (1,)}, {"unfreezes": True}),
-        ({"until": ()}, {}),  # what is frozen stays so
+        ({"until": ()}, {}),  # frozen for the whole run
     ],
 )
-def test_facts(run, differs):
+def test_facts_are_those_of_the_run(run, differs):
     assert facts(**run) == PLAIN | differs

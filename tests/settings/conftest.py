@@ -1,4 +1,4 @@
-"""Files of settings, and folders of runs that were started with some."""
+"""Files of settings, and folders of runs."""
 
 import pytest
 import yaml
@@ -20,7 +20,7 @@ def write(tmp_path):
 
 @pytest.fixture
 def make_run(tmp_path, monkeypatch):
-    """make_run(flags) -> the folder of a run that was started with them."""
+    """make_run(flags) -> the folder of a run that was started with these flags."""
     monkeypatch.chdir(tmp_path)
 
     def make(*argv):

@@ -1,4 +1,4 @@
-"""The settings of resnet50_test.py: what is asked of each, and how they are parsed."""
+"""The settings of resnet50_test.py: which are tested, and how they are parsed."""
 
 import pytest
 
@@ -8,11 +8,11 @@ from utils.optim.table import OPTIMIZERS
 from utils.settings.config import INVOCATION_ONLY, fields, parse
 
 FIELDS = fields(Settings)
-# They name files and runs: tested one by one.
+# They name files and runs, and have tests of their own.
 CHOOSE_RUN = {"config", "output", "resume", "eval_only", "predict", "predictions", "export"}
 OTHERS = sorted(FIELDS.keys() - CHOOSE_RUN)
 KEPT = [name for name in OTHERS if name not in INVOCATION_ONLY]
-# What a setting needs beside it to have an effect.
+# The flags that a setting needs to have an effect.
 NEEDS = {
     name: ["--dataset", "imagefolder"]
     for name in ("image_size", "test_fraction", "on_bad", "cache_dir", "workers")

@@ -8,7 +8,7 @@ from utils.settings.config import ALIASES, DEFAULT, VALUE_ALIASES, parse, to_yam
 
 
 @pytest.mark.parametrize("alias", ALIASES)
-def test_alias(alias, write, make_run):
+def test_an_alias_sets_its_flag(alias, write, make_run):
     name = ALIASES[alias]
     assert name in FIELDS and alias not in FIELDS
     if name in ("resume", "eval_only"):  # these need a run
@@ -33,7 +33,7 @@ def test_alias(alias, write, make_run):
         for alias, value in table.items()
     ],
 )
-def test_other_spellings_of_a_value(name, alias, value, write):
+def test_values_may_have_other_spellings(name, alias, value, write):
     needs = NEEDS.get(name, [])
     assert getattr(settings_of(*needs, f"--{name}", alias.upper()), name) == value
     assert getattr(settings_of(*needs, "--config", write({name: alias})), name) == value
@@ -54,7 +54,7 @@ def test_a_short_flag_stands_for_another(write):
     assert settings_of("--config", write("ngd: false")).optimizer == "sgd"
 
 
-def test_a_short_flag_and_another_value_are_refused(write):
+def test_a_short_flag_with_another_value_is_refused(write):
     for argv in (["--ngd", "--optimizer", "sgd"], ["--opt", "adamw", "--ngd"]):
         text = refused(*argv)
         assert text.startswith("--ngd is short for --optimizer ngd") and argv[-1][-3:] in text

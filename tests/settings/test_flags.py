@@ -1,4 +1,4 @@
-"""Flags: both spellings, booleans, ranges, defaults, and the way out of a mistake."""
+"""Flags: both spellings, booleans, ranges, defaults, and what to do about a mistake."""
 
 import pytest
 from settings_of_pictures import (
@@ -15,7 +15,7 @@ from utils.optim.table import OPTIMIZERS
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_flag_in_both_spellings(name):
+def test_a_flag_has_two_spellings(name):
     value, needs = another_value(name), NEEDS.get(name, [])
     flag, text = flags_for(name, value)
     hyphens = flag.replace("_", "-")
@@ -29,7 +29,7 @@ def test_one_letter_flags_take_their_value_attached():
 
 
 @pytest.mark.parametrize("name", [n for n in OTHERS if FIELDS[n].type is bool])
-def test_booleans(name):
+def test_booleans_are_flags_or_take_a_word(name):
     def value(*argv):
         return getattr(settings_of(*NEEDS.get(name, []), *argv), name)
 
@@ -43,7 +43,7 @@ def test_booleans(name):
 
 
 def test_a_switch_with_a_third_value(write):
-    """It takes what a bool takes, as it was one: recipes and the settings of runs say so."""
+    """It takes a bool's values, too: it was one, as in older recipes and settings of runs."""
 
     def value(*argv):
         return settings_of(*argv).cuda_graphs
@@ -66,7 +66,7 @@ def test_a_switch_with_a_third_value(write):
 
 
 @pytest.mark.parametrize("flag", ["--epo", "--batch", "--optim", "--learning_rate", "--no_epochs"])
-def test_no_abbreviations(flag):
+def test_abbreviations_are_refused(flag):
     assert f"unknown flag {flag}" in refused(flag, "3")
 
 
@@ -123,17 +123,17 @@ def test_no_abbreviations(flag):
     ],
     ids=lambda value: " ".join(map(str, value)),
 )
-def test_wrong_flags_are_named_with_the_way_out(argv, parts):
+def test_a_wrong_flag_is_named_with_advice(argv, parts):
     text = refused(*argv)
     assert [part for part in parts if part not in text] == []
 
 
-def test_defaults_that_depend_on_others():
+def test_defaults_may_depend_on_other_settings():
     assert (settings_of().lr, settings_of().weight_decay) == (0.1, 5e-4)
     adamw = settings_of("--optimizer", "adamw")
     assert (adamw.lr, adamw.weight_decay) == (1e-3, 0.05)
     assert settings_of("--optimizer", "adamw", "--lr", "0.5").lr == 0.5
-    ngd = settings_of("--ngd", "--ngd_norm", "gradient")  # like sgd, where it steps like sgd
+    ngd = settings_of("--ngd", "--ngd_norm", "gradient")  # as sgd, since it steps like sgd
     assert (ngd.lr, ngd.weight_decay, ngd.momentum) == (0.1, 5e-4, 0.9)
     assert settings_of("--ngd").lr == OPTIMIZERS["ngd"].lr < 0.1
     momenta = {name: settings_of("--optimizer", name).momentum for name in OPTIMIZERS}

@@ -1,4 +1,4 @@
-"""Help, and a user's mistakes as the entry tells them."""
+"""--help, and how the entry reports a user's mistakes."""
 
 import signal
 
@@ -18,13 +18,13 @@ def test_every_setting_is_documented(name):
         assert any(meta[end] is not None for end in ("low", "above", "high", "below"))
 
 
-def test_help_lists_everything_and_imports_little(run_entry_script):
+def test_help_lists_all_settings_and_imports_little(run_entry_script):
     result = run_entry_script(["--help"], env={"PYTHONPROFILEIMPORTTIME": "1", "COLUMNS": "100"})
     assert result.returncode == 0
     imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
     assert "utils.settings.config" in imported
     assert imported.isdisjoint({"torch", "numpy", "tqdm", "matplotlib"})
-    # One entry a setting, each with its default, up to where the next one begins.
+    # An entry for each setting, with its default.
     entries = ("\n" + result.stdout).split("\n  --")
     for name in FIELDS:
         [entry] = [e for e in entries if e.split()[0].rstrip(",") == name]
@@ -45,7 +45,7 @@ def test_help_lists_everything_and_imports_little(run_entry_script):
         ["--optimizer", "adamw", "--momentum", "0.9"],
         ["--ngd", "--optimizer", "sgd"],
         ["--resume"],
-        ["--dataset", "shapes", "--crop_padding", "32"],  # found after the data is there
+        ["--dataset", "shapes", "--crop_padding", "32"],  # found once the data is loaded
         pytest.param(
             ["--device", "cuda"],
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
@@ -53,8 +53,8 @@ def test_help_lists_everything_and_imports_little(run_entry_script):
     ],
     ids=lambda argv: " ".join(argv).replace("\n", " "),
 )
-def test_users_mistake_is_one_line_and_exit_code_2(argv, tmp_path, monkeypatch, capfd):
-    """In a process of its own: tests/end_to_end/test_faults.py."""
+def test_a_users_mistake_is_one_line_and_exit_code_2(argv, tmp_path, monkeypatch, capfd):
+    """In a process of its own it is tested by tests/end_to_end/test_faults.py."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # the handlers of this process stay
     (tmp_path / "unknown_key.yaml").write_text("epocs: 3\n")

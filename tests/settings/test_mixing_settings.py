@@ -1,4 +1,4 @@
-"""Settings of mixup: by a number or a word, and what is refused."""
+"""Settings of mixup: a number or a word, and what is refused."""
 
 import itertools
 
@@ -18,7 +18,7 @@ from settings_of_pictures import refused, settings_of
         (["--meta-learning", "--alpha", "0.5", "--cutmix-alpha", "1"], "meta", 0.5, "meta, cutmix"),
     ],
 )
-def test_mixup_by_a_number_or_a_word(argv, mixup, alpha, mixing, write):
+def test_mixup_takes_a_number_or_a_word(argv, mixup, alpha, mixing, write):
     in_file, words = {}, [*argv, "end"]
     for word, value in itertools.pairwise(words):
         if word.startswith("--"):
@@ -40,12 +40,12 @@ def test_mixup_by_a_number_or_a_word(argv, mixup, alpha, mixing, write):
         (["--mixup", "1", "--mixup_block", "48"], ["--batch_size 128", "--mixup_block 48"]),
     ],
 )
-def test_mixup_is_refused(argv, parts):
+def test_contradictions_with_mixup_are_refused(argv, parts):
     text = refused(*argv)
     assert all(part in text for part in parts), text
 
 
-def test_mixup_of_a_run_is_kept(make_run):
+def test_a_resumed_run_keeps_its_mixup(make_run):
     run = make_run("--mixup", "0.4")
     again = settings_of("--resume", run, "--mixup", "0.4")
     assert (again.mixup, again.alpha, again.mixup_mode) == ("fixed", 0.4, "batch")

@@ -1,4 +1,4 @@
-"""What a resumed run takes over, and what it may change."""
+"""Settings that a resumed run takes over, and those that it may change."""
 
 import pytest
 from settings_of_pictures import (
@@ -15,23 +15,23 @@ from resnet50_test import Settings
 from utils.settings.config import COMMAND_LINE, parse
 
 
-def test_bare_resume_takes_the_newest_run_and_its_settings(make_run):
+def test_resume_without_a_name_takes_the_newest_run_and_its_settings(make_run):
     run = make_run("--epochs", 7, "--width", 16)
     for argv in (["--resume"], ["-r"], ["--resume", run], ["--resume", "--output", run]):
         settings, origin = parse(Settings, [*map(str, argv)], "")
         assert (settings.epochs, settings.width) == (7, 16)
-        assert origin["epochs"] == COMMAND_LINE  # where the run itself had it from
+        assert origin["epochs"] == COMMAND_LINE  # where the run had it from
         assert (run.parent / settings.resume).resolve() == (run.parent / settings.output).resolve()
 
 
-def test_bare_resume_in_yaml(make_run, write):
+def test_resume_without_a_name_may_stand_in_yaml(make_run, write):
     run = make_run("--width", 16)
     settings = settings_of("--config", write("resume: true"))
     assert settings.width == 16 and settings.output == settings.resume
     assert run.samefile(settings.resume)
 
 
-def test_resume_from_a_checkpoint_of_the_run(make_run):
+def test_resume_may_name_a_checkpoint_of_the_run(make_run):
     run = make_run("--width", 16)
     step = run / "checkpoints" / "step-00000003"
     step.mkdir(parents=True)
@@ -40,10 +40,10 @@ def test_resume_from_a_checkpoint_of_the_run(make_run):
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_what_a_resumed_run_may_change(name, make_run, write):
+def test_settings_that_a_resumed_run_may_change(name, make_run, write):
     run, value = make_run(*NEEDS.get(name, [])), another_value(name)
     free = FIELDS[name].metadata["resume"] == "free"
-    again = [flag for flag in NEEDS.get(name, []) if flag == "--distributed"]  # of one start
+    again = [flag for flag in NEEDS.get(name, []) if flag == "--distributed"]  # never saved
     for given in (flags_for(name, value), ["--config", write({name: value})]):
         if free:
             assert getattr(settings_of("--resume", run, *again, *given), name) == value
@@ -52,7 +52,7 @@ def test_what_a_resumed_run_may_change(name, make_run, write):
             assert text.startswith(f"--{name} {value}: the run in {run} was started with")
 
 
-def test_what_must_never_change_is_fixed():
+def test_settings_that_must_never_change_are_fixed():
     fixed = {name for name in FIELDS if FIELDS[name].metadata["resume"] != "free"}
     assert fixed >= {
         *("depth", "width", "stem", "dataset", "image_size", "subset", "val_fraction", "seed"),
@@ -66,7 +66,7 @@ def test_settings_of_the_run_may_be_repeated(make_run):
     assert settings_of("--resume", run, "--optimizer", "adamw", "--width", 16).width == 16
 
 
-def test_resume_of_what_is_no_run(tmp_path, monkeypatch):
+def test_resume_of_something_else_than_a_run_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert "no such folder" in refused("--resume", "nowhere")
     assert "no config.yaml" in refused("--resume", tmp_path)

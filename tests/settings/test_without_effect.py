@@ -1,4 +1,4 @@
-"""A setting without effect is refused, or gives way."""
+"""A setting without effect is refused; one of a recipe gives way to the command line."""
 
 import pytest
 from settings_of_pictures import FIELDS, another_value, flags_for, refused, settings_of
@@ -41,7 +41,7 @@ from utils.optim.table import OPTIMIZERS
         ("wandb_tags", ["--wandb", "disabled"]),
     ],
 )
-def test_flag_without_effect_is_refused_with_the_reason(name, argv, write):
+def test_a_flag_without_effect_is_refused_with_the_reason(name, argv, write):
     settings_of(*argv)
     value = another_value(name)
     in_file = dict(zip((flag.lstrip("-") for flag in argv[::2]), argv[1::2], strict=True))
@@ -52,15 +52,15 @@ def test_flag_without_effect_is_refused_with_the_reason(name, argv, write):
         text = refused(*given)
         assert text.startswith(f"--{name} has no effect: ")
         assert argv[0] in text or argv[1] in text or "CPU" in text
-    # A recipe's setting gives way to the command line.
+    # A recipe's setting is ignored if it is the command line that leaves it without effect.
     settings_of(*argv, "--config", write({name: value}))
     default = FIELDS[name].default
     # Off, these two change nothing.
     if default is not None and name not in ("deterministic", "warmup_epochs"):
-        # Typed, even the default is a misunderstanding; a complete config.yaml holds all defaults.
+        # Typed, even the default is refused; a complete config.yaml holds all defaults.
         assert "has no effect" in refused(*argv, *flags_for(name, default))
         assert getattr(settings_of(*argv, "--config", write({name: default})), name) == default
 
 
-def test_nothing_to_unfreeze():
+def test_unfreeze_epoch_needs_a_frozen_backbone():
     assert "without --freeze_backbone" in refused("--unfreeze_epoch", "3")

@@ -1,4 +1,4 @@
-"""Settings in YAML: mistakes, values, what wins, and the way back from config.yaml."""
+"""Settings in YAML: mistakes, values, precedence, and config.yaml taken back."""
 
 import dataclasses
 
@@ -45,7 +45,7 @@ def test_wrong_yaml_is_named_with_its_file(content, parts, write):
     assert [part for part in [str(path), *parts] if part not in text] == []
 
 
-def test_yaml_that_is_no_text(tmp_path):
+def test_yaml_that_is_no_text_is_refused(tmp_path):
     path = tmp_path / "bad.yaml"
     path.write_bytes(b"\xff\xfe\x00epochs")
     assert "no valid YAML" in refused("--config", path)
@@ -54,7 +54,7 @@ def test_yaml_that_is_no_text(tmp_path):
 @pytest.mark.parametrize(
     ("content", "name", "value"),
     [
-        ("lr: 1e-3", "lr", 1e-3),  # a text for YAML 1.1
+        ("lr: 1e-3", "lr", 1e-3),  # text in YAML 1.1
         ("lr: 1", "lr", 1.0),
         ("depth: 18.0", "depth", 18),
         ("save_every: 500", "save_every", "500"),
@@ -64,7 +64,7 @@ def test_yaml_that_is_no_text(tmp_path):
         ("", "epochs", 50),
     ],
 )
-def test_yaml_values(content, name, value, write):
+def test_yaml_values_become_settings(content, name, value, write):
     result = getattr(settings_of("--config", write(content)), name)
     assert result == value and type(result) is type(value)
 
@@ -79,8 +79,8 @@ def test_command_line_wins_over_yaml_and_yaml_over_defaults(write):
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_to_yaml_and_back(name, write):
-    """What a run writes as config.yaml is taken back by --config, defaults without effect too."""
+def test_written_settings_are_read_back(name, write):
+    """--config takes what a run writes as config.yaml, even defaults without effect."""
     first, origin = parse(
         Settings, [*NEEDS.get(name, []), *flags_for(name, another_value(name))], ""
     )
@@ -123,5 +123,5 @@ def test_config_of_every_combination_is_accepted_again(dataset, optimizer, write
 def test_awkward_paths_survive_the_round_trip(text, write):
     settings, origin = parse(Settings, ["--output", text, "--data_dir", text], "")
     again = settings_of("--config", write(to_yaml(settings, origin)))
-    # A run's own folder is written down, but commented out: another run must not take it over.
+    # The run's folder is recorded in a comment: another run must not take it over.
     assert (again.output, again.data_dir) == (None, text)

@@ -1,13 +1,13 @@
-"""Pictures as the entries assemble them: splits without copies, and who reads them."""
+"""Tasks of pictures: splits without copies, and the processes that read them."""
 
 import dataclasses
-import os
 
 import numpy as np
 import pytest
 import torch
 from data.images.picture_trees import make_tree
 from data.images.records import records_of
+from data.worker_helpers import worker_processes
 
 from utils.augment.chain import Chain
 from utils.augment.crop_flip import CropFlip
@@ -18,7 +18,7 @@ from utils.tasks.pictures import load_image_task
 
 
 class Lines:
-    """A console that keeps what is said."""
+    """A console that keeps its messages."""
 
     def __init__(self):
         self.said = []
@@ -68,13 +68,13 @@ def batches(task) -> list:
 @pytest.mark.parametrize("flags", [{}, {"val_fraction": 0.25, "random_erasing": 0.5}], ids=str)
 def test_workers_change_nothing(load, flags):
     plain, task = load(**flags), load(**flags, workers=2)
-    assert plain.pool is None and task.pool.workers == 2 and task.pool._members == []
+    assert plain.pool is None and task.pool.workers == 2 and not worker_processes()
     assert plain.data.fingerprint == task.data.fingerprint
     for one, other in zip(batches(task), batches(plain), strict=True):
         assert torch.equal(one, other)
-    assert len(task.pool._members) == 2
+    assert len(worker_processes()) == 2
     task.close()
-    assert task.pool._members == []
+    assert not worker_processes()
 
 
 def test_parts_are_rows_of_one_map(load):
@@ -91,7 +91,7 @@ def test_parts_are_rows_of_one_map(load):
 
 
 def test_another_kind_of_split_needs_no_change_elsewhere(load, monkeypatch):
-    """Pictures that are decoded when they are needed make the same batches."""
+    """Pictures that are decoded on demand make the same batches."""
 
     def load_records(*arguments, **options):
         data = load_image_data(*arguments, **options)
@@ -109,29 +109,24 @@ def test_another_kind_of_split_needs_no_change_elsewhere(load, monkeypatch):
     assert {len(batch.targets) for batch in records.test.epoch()} == {2}
 
 
-def test_workers_start_unasked_where_the_set_is_larger_than_half_of_the_memory(load, monkeypatch):
+def test_workers_are_used_by_default_if_the_set_exceeds_half_of_the_memory(load, monkeypatch):
     size = 24 * 8 * 8 * 3
-    monkeypatch.setattr(image_task, "_cores", lambda: 3)
+    monkeypatch.setattr(image_task, "usable_cores", lambda: 3)
     for memory, val_fraction, workers in (
         (2 * size, 0, None),
         (2 * size - 1, 0, 3),
-        (2 * size - 1, 0.25, None),  # the part that is trained on is smaller
+        (2 * size - 1, 0.25, None),  # the training split is smaller
         (float("inf"), 0, None),
     ):
         monkeypatch.setattr(image_task, "available_memory", lambda memory=memory: memory)
         pool = load(workers=None, val_fraction=val_fraction).pool
         assert (pool and pool.workers) == workers
     monkeypatch.setattr(image_task, "available_memory", lambda: 1)
-    monkeypatch.setattr(image_task, "_cores", lambda: 64)
+    monkeypatch.setattr(image_task, "usable_cores", lambda: 64)
     assert load(workers=None).pool.workers == image_task.AUTOMATIC_WORKERS
     assert load(workers=0).pool is None
-    # A set that lies in memory is read in the process, whatever its size.
+    # A set in memory needs no workers, whatever its size.
     assert load(workers=None, dataset="shapes", subset=20).pool is None
-
-
-def test_the_machine_tells_its_memory_and_cores():
-    assert 1 << 20 < image_task.available_memory() <= 1 << 50
-    assert 1 <= image_task._cores() <= os.cpu_count()
 
 
 def test_random_erasing_comes_after_the_crop_in_the_mean_colour(load):

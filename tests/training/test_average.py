@@ -1,4 +1,4 @@
-"""The moving average: its formula, what it leaves alone, and what the model holds meanwhile."""
+"""The moving average: its formula, what it leaves alone, and how it is swapped in."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from utils.training.average import Average
 from utils.training.guard import Guard
 
 
-def test_formula_in_float64():
+def test_it_equals_its_formula_in_float64():
     model = network()
     Guard(model)
     average = Average(model, 0.9)
@@ -29,7 +29,7 @@ def test_formula_in_float64():
     assert not any("num_batches" in name for name in average.mean)
 
 
-def test_a_step_that_is_left_out_changes_nothing():
+def test_a_skipped_step_changes_nothing():
     model = network()
     average = Average(model, 0.5)
     before = {name: tensor.clone() for name, tensor in average.mean.items()}
@@ -39,7 +39,7 @@ def test_a_step_that_is_left_out_changes_nothing():
     assert all(torch.equal(average.mean[name], before[name]) for name in before)
 
 
-def test_applied_swaps_and_puts_back():
+def test_applied_swaps_it_in_and_puts_the_weights_back():
     model = network()
     guard = Guard(model)
     average = Average(model, 0.5)
@@ -58,7 +58,7 @@ def test_applied_swaps_and_puts_back():
     assert any(changed)
 
 
-def test_decay_0_would_be_the_weights_and_a_constant_model_its_own_average():
+def test_with_decay_0_or_constant_weights_it_is_the_weights():
     model = network()
     average = Average(model, 1e-9)
     for tensor in average.live.values():
@@ -68,7 +68,7 @@ def test_decay_0_would_be_the_weights_and_a_constant_model_its_own_average():
         torch.testing.assert_close(average.mean[name], tensor)
 
 
-def test_training_is_the_same_with_it_and_evaluation_is_not(tmp_path):
+def test_it_changes_evaluation_and_not_training(tmp_path):
     torch.manual_seed(5)
     plain = make_trainer(tmp_path / "plain")
     plain.fit()
@@ -80,7 +80,7 @@ def test_training_is_the_same_with_it_and_evaluation_is_not(tmp_path):
     assert averaged.progress.evaluated["loss"] != plain.progress.evaluated["loss"]
 
 
-def test_checkpoint_holds_both(tmp_path):
+def test_a_checkpoint_holds_weights_and_average(tmp_path):
     trainer = make_trainer(tmp_path, ema_decay=0.9)
     trainer.fit()
     checkpoint = trainer.saver.store.load()
@@ -90,7 +90,7 @@ def test_checkpoint_holds_both(tmp_path):
     for name, tensor in trainer.train_step.model.state_dict().items():
         assert torch.equal(checkpoint.model[name], tensor)
     model = network()
-    model.load_state_dict(checkpoint.average)  # complete: it loads into a plain model
+    model.load_state_dict(checkpoint.average)  # it is complete: it loads into a plain model
 
 
 def test_without_an_average_a_checkpoint_has_none(tmp_path):
@@ -107,7 +107,7 @@ def test_a_damaged_average_is_noticed(tmp_path, where):
     steps = trainer.saver.store.steps()
     path = tmp_path / "checkpoints" / f"step-{steps[-1]:08}" / where
     content = path.read_bytes()
-    if where == "SHA256SUMS":  # the line of the average is lost
+    if where == "SHA256SUMS":  # without the line of the average
         content = b"".join(line for line in content.splitlines(True) if b"average" not in line)
     else:
         content = content[:-1] + bytes([content[-1] ^ 1])

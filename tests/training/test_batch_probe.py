@@ -1,4 +1,4 @@
-"""The probe: it counts what is kept, cuts as that says, and leaves no trace."""
+"""The probe counts what autograd keeps, finds the largest size that fits, and leaves no trace."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,14 @@ from utils.data.texts.loader import TextLoader
 from utils.models.transformer import Transformer
 from utils.optim.factory import build_optimizer
 from utils.training import batch_probe
-from utils.training.batch_probe import CPU_FACTOR, CPU_ONCE, KeptBytes, largest_that_fits
+from utils.training.batch_probe import (
+    CPU_FACTOR,
+    CPU_ONCE,
+    KeptBytes,
+    first_that_fits,
+    kept_by,
+    largest_that_fits,
+)
 from utils.training.objective import Classification, Precision
 
 
@@ -40,14 +47,14 @@ def probe(model, data, available, optimizer="adamw", averaged=False, seen=None, 
 
 
 class Sigmoids(nn.Sequential):
-    """Keeps (n, 100) float32 once for each of three sigmoids, and the input for the linear."""
+    """Keeps (n, 100) float32 for each of three sigmoids, and the input of the linear layer."""
 
     def __init__(self):
         super().__init__(nn.Linear(10, 100), nn.Sigmoid(), nn.Sigmoid(), nn.Sigmoid())
 
 
 @pytest.mark.parametrize("n", [1, 7])
-def test_each_memory_is_counted_once_and_let_go(n):
+def test_each_memory_is_counted_once_and_until_it_is_freed(n):
     model, kept = Sigmoids(), KeptBytes(nn.Module())
     inputs = torch.randn(n, 10)
     for _ in range(2):
@@ -56,24 +63,24 @@ def test_each_memory_is_counted_once_and_let_go(n):
         assert kept.most == 4 * n * (10 + 3 * 100)
         out.sum().backward()
         del out
-        assert kept._now == 0 and kept._users == {}
+        assert kept.now == 0
 
 
 def test_parameters_do_not_count():
     model = Sigmoids()
     kept = KeptBytes(model)
     with torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack):
-        out = model(torch.randn(2, 10, requires_grad=True))  # the weight is kept, too
+        out = model(torch.randn(2, 10, requires_grad=True))  # autograd keeps the weight, too
     assert kept.most == 4 * 2 * (10 + 3 * 100) and out.requires_grad
 
 
-def test_gradients_are_those_without_the_count():
+def test_counting_does_not_change_gradients():
     results = []
     for count in (True, False):
         model = network()
         batch = loader(6).trial(6)
         if count:
-            batch_probe._kept_by(model, passes_of(model), batch)
+            kept_by(model, passes_of(model), batch)
         else:
             list(passes_of(model)(batch))
         results.append([p.grad for p in model.parameters()])
@@ -81,12 +88,12 @@ def test_gradients_are_those_without_the_count():
 
 
 def needed(model, n) -> float:
-    """What micro-batches of n samples need, by the probe."""
+    """The bytes that micro-batches of n samples need, by the probe."""
     data = loader(n, n=2 * n)
     return probe(model, data, 1e12).needed
 
 
-def test_the_largest_that_fits_by_any_limit():
+def test_the_largest_size_within_a_limit_is_found():
     model = network()
     limits = {size: needed(model, size) for size in (2, 4, 8, 16)}
     assert sorted(limits.values()) == list(limits.values())
@@ -94,21 +101,21 @@ def test_the_largest_that_fits_by_any_limit():
         data, seen = loader(16, n=32), []
         found = probe(model, data, limit, seen=seen)
         assert found.size == data.batch_size == size and found.needed <= limit
-        assert seen == [2, 6]  # nothing larger than these is ever tried
+        assert seen == [2, 6]  # nothing larger than these is tried on a CPU
     data = loader(16, n=32)
     assert probe(model, data, limits[2] - 1).size is None
 
 
-def test_the_line_meets_what_a_large_batch_keeps():
+def test_the_extrapolation_meets_what_a_large_batch_keeps():
     model = network(dropout=0.0)
-    (kept,) = batch_probe._kept_by(model, passes_of(model), loader(64, n=64).trial(64))
+    (kept,) = kept_by(model, passes_of(model), loader(64, n=64).trial(64))
     beside = needed(model, 64) * (1 - batch_probe.CPU_RESERVE) - CPU_ONCE - CPU_FACTOR * kept
     weights = sum(4 * p.numel() for p in model.parameters())
     assert 3 * weights <= beside <= 3 * weights + 4096  # gradients and the moments of adamw
 
 
-def test_few_short_texts_tell_what_many_keep():
-    """Under autocast their rows are rounded up, which would hide what a text takes."""
+def test_what_many_texts_keep_is_extrapolated_from_few_short_ones():
+    """Although under autocast the number of rows is rounded up."""
     lengths, rng = np.full(64, 10), np.random.default_rng(0)
     data = TextLoader(
         rng.integers(2, 50, lengths.sum()), np.arange(65) * 10, np.zeros(64, np.int64),
@@ -126,13 +133,13 @@ def test_few_short_texts_tell_what_many_keep():
     room = batch_probe.OnCPU(model, data, passes, [], 1e9)
     assert model.rounds_rows
     line = max(at_least + (64 - room.least) * each for at_least, each in room.lines)
-    assert line == pytest.approx(max(batch_probe._kept_by(model, passes, data.trial(64))), rel=0.05)
+    assert line == pytest.approx(max(kept_by(model, passes, data.trial(64))), rel=0.05)
 
 
-def test_what_is_made_again_needs_room_too():
+def test_recomputed_activations_need_memory_too():
     model = network(dropout=0.0)
     plain, model.fused = needed(model, 64), "memory"
-    (kept,) = batch_probe._kept_by(model, passes_of(model), loader(64, n=64).trial(64))
+    (kept,) = kept_by(model, passes_of(model), loader(64, n=64).trial(64))
     more = (needed(model, 64) - plain) * (1 - batch_probe.CPU_RESERVE)
     assert more == pytest.approx((batch_probe.CPU_FACTOR_RECOMPUTED - CPU_FACTOR) * kept)
 
@@ -152,7 +159,7 @@ def test_no_trace_is_left(optimizer):
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_an_average_and_optimizer_take_their_part():
+def test_the_average_and_the_optimizers_state_are_included():
     model = network()
     weights = sum(4 * p.numel() for p in model.parameters())
     by = {
@@ -174,11 +181,11 @@ def test_the_first_that_fits_is_found(count):
             asked.append(index)
             return index >= first
 
-        assert batch_probe._first(fits, count) == first
+        assert first_that_fits(fits, count) == first
         assert min(first, count - 1) in asked and len(asked) == len(set(asked)) <= 4 + (count > 7)
 
 
-def test_memory_that_runs_out_beside_the_batch_is_told():
+def test_nothing_fits_if_the_optimizers_state_does_not():
     model = network()
 
     def no_room():
@@ -192,7 +199,7 @@ def test_memory_that_runs_out_beside_the_batch_is_told():
 
 
 class FakeCuda:
-    """The memory of a GPU of 1,000 bytes, 100 of them taken, by the names of torch.cuda."""
+    """Replaces functions of torch.cuda: a GPU with 1,000 bytes, 100 of them in use."""
 
     def __init__(self, monkeypatch):
         self.most = 0
@@ -216,7 +223,7 @@ class FakeCuda:
     ],
     ids=["PyTorch", "cuDNN", "Triton"],
 )
-def test_on_a_gpu_it_is_tried_with_the_reserve_held(failure, monkeypatch):
+def test_on_a_gpu_sizes_are_tried_with_the_reserve_held(failure, monkeypatch):
     cuda, room = FakeCuda(monkeypatch), 5
 
     def passes(batch):
@@ -228,5 +235,5 @@ def test_on_a_gpu_it_is_tried_with_the_reserve_held(failure, monkeypatch):
     tried = batch_probe.OnGPU(network(), loader(8), passes, [], 1000.0)
     assert len(tried.held) == 50  # 5 % of what is available
     assert tried.needed(6) == float("inf")
-    assert tried.needed(4) == 500 + 50 * 4  # what is held stands for the reserve
+    assert tried.needed(4) == 500 + 50 * 4  # with the reserve in place of what is held
     assert len(batch_probe.OnGPU(network(), loader(8), passes, [], 600.0).held) == 430

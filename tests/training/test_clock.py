@@ -1,4 +1,4 @@
-"""Speeds: of the time spent training alone, from one log line to the next."""
+"""Speed counts only the time spent training, from one log line to the next."""
 
 import time
 
@@ -26,4 +26,4 @@ def test_a_lap_is_the_time_between_log_lines_without_pauses(monkeypatch):
     clock.samples += 8
     now[0] += 4
     assert clock.lap() == 8 / 4 and progress.seconds_training == 7 + 9
-    assert clock.lap() == 0  # nothing since, in no time
+    assert clock.lap() == 0  # no time has passed since

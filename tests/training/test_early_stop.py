@@ -1,4 +1,4 @@
-"""Stopping early and falling rates follow the validation split, and say so."""
+"""Early stopping and the plateau schedule follow the validation split, and print what they do."""
 
 from toy import history, make_trainer
 
@@ -7,14 +7,14 @@ from utils.training.evaluation import Evaluation
 
 
 def trainer_with(folder, accuracies, losses=None, **options):
-    """Its evaluations give these figures, one after the other."""
+    """A trainer whose evaluations give these figures, one after the other."""
     trainer = make_trainer(folder, val=True, epochs=len(accuracies), **options)
     figures = iter(zip(losses or [1.0] * len(accuracies), accuracies, strict=True))
     trainer.evaluate = lambda: Evaluation(*next(figures), samples=10)
     return trainer
 
 
-def test_stops_after_so_many_evaluations_without_a_better_one(tmp_path, capsys):
+def test_training_stops_after_patience_evaluations_without_a_better_one(tmp_path, capsys):
     trainer = trainer_with(tmp_path, [10, 30, 20, 30, 25, 90], early_stop_patience=3)
     progress = trainer.fit()
     epoch = trainer.loader.steps_per_epoch
@@ -24,14 +24,14 @@ def test_stops_after_so_many_evaluations_without_a_better_one(tmp_path, capsys):
     assert {2 * epoch, 5 * epoch} <= set(trainer.saver.store.steps())
 
 
-def test_a_better_one_in_time_goes_on(tmp_path):
+def test_a_better_evaluation_in_time_prevents_the_stop(tmp_path):
     trainer = trainer_with(tmp_path, [10, 5, 5, 11, 5, 5], early_stop_patience=3)
     progress = trainer.fit()
     assert not progress.stopped_early and progress.step == trainer.plan.total_steps
     assert progress.since_best == 2
 
 
-def test_more_patience_goes_on_where_it_stopped(tmp_path):
+def test_a_stopped_run_goes_on_with_more_patience(tmp_path):
     stopped = trainer_with(tmp_path, [10, 5, 5, 5, 5], early_stop_patience=1)
     stopped.fit()
     resumed = trainer_with(tmp_path, [11, 5, 5, 5, 5], early_stop_patience=4)
@@ -45,7 +45,7 @@ def test_more_patience_goes_on_where_it_stopped(tmp_path):
     assert same.progress.stopped_early  # since_best is 2
 
 
-def test_plateau_falls_and_says_so(tmp_path, capsys):
+def test_plateau_lowers_the_rate_and_says_so(tmp_path, capsys):
     trainer = trainer_with(
         tmp_path, [1] * 6, losses=[3, 2, 2, 2, 1, 1],
         schedule=lambda: Plateau("plateau", 0, gamma=0.5, patience=1),

@@ -1,4 +1,4 @@
-"""Evaluation: every sample once, with the running statistics, and no trace left on the model."""
+"""Evaluation: every sample once, with running statistics, and without a trace in the model."""
 
 from typing import NamedTuple
 
@@ -43,7 +43,7 @@ def reference(model, inputs, targets):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 10, 11, 50])
-def test_counts_each_sample_once_at_any_batch_size(size):
+def test_each_sample_counts_once_at_any_batch_size(size):
     model, inputs, targets = task()
     loss, accuracy = reference(model, inputs, targets)
     result = evaluate(model, batches(inputs, targets, size), FP32)
@@ -53,7 +53,7 @@ def test_counts_each_sample_once_at_any_batch_size(size):
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_leaves_the_model_as_it_was(training):
+def test_it_leaves_the_model_as_it_was(training):
     model, inputs, targets = task()
     model.train(training)
     before = {key: value.clone() for key, value in model.state_dict().items()}
@@ -63,14 +63,14 @@ def test_leaves_the_model_as_it_was(training):
     assert all(p.grad is None and not p.is_inference() for p in model.parameters())
 
 
-def test_interrupted_gives_none_and_goes_back_to_training():
+def test_an_interrupted_evaluation_returns_none_in_training_mode():
     model, inputs, targets = task()
     answers = iter([False, True])
     assert evaluate(model, batches(inputs, targets, 3), FP32, lambda: next(answers)) is None
     assert model.training
 
 
-def test_goes_back_to_training_after_an_error():
+def test_the_model_is_in_training_mode_after_an_error():
     model, _, targets = task()
     with pytest.raises(RuntimeError):
         evaluate(model, [Batch(torch.zeros(SAMPLES, 5), targets)], FP32)

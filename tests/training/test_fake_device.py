@@ -1,5 +1,5 @@
 """The fake CUDA device itself (tests/fake_cuda.py): what it catches and what not, and that its
-backward passes are PyTorch's."""
+backward passes equal PyTorch's."""
 
 import contextlib
 from unittest.mock import patch
@@ -97,7 +97,7 @@ HARMLESS = {
 
 
 class Does(Classification):
-    """Does something with a tensor that is on the device, from the second step on."""
+    """Does something with a tensor on the device, from the second step on."""
 
     deed, calls = None, 0
 
@@ -117,7 +117,7 @@ def step_with(folder, gpu, deed):
 
 
 @pytest.mark.parametrize("deed", WAITS | COPIES | MISMATCHES)
-def test_what_would_hold_up_the_host_or_fail_is_caught(tmp_path, gpu, deed):
+def test_what_would_make_the_host_wait_or_fail_is_caught(tmp_path, gpu, deed):
     with pytest.raises(Caught, match=r"tests/training/test_fake_device.py:\d+ \(<lambda>\)"):
         step_with(tmp_path, gpu, (WAITS | COPIES | MISMATCHES)[deed])
 
@@ -170,7 +170,7 @@ def test_a_flag_may_be_read_one_step_late(gpu):
         assert not pinned
 
 
-# ---- what stands for PyTorch's engine --------------------------------------------------------
+# ---- in place of PyTorch's engine ------------------------------------------------------------
 
 
 def stand_in():
@@ -178,7 +178,7 @@ def stand_in():
 
 
 def gradients(fused: str, engine) -> list:
-    """Of a ResNet on the CPU, in half precision, of two backward passes."""
+    """Gradients of two backward passes of a ResNet, on the CPU in half precision."""
     torch.manual_seed(0)
     model, x = fuse(ResNet(18, classes=3, width=4), fused), torch.randn(4, 3, 8, 8)
     x.requires_grad_()
@@ -198,7 +198,7 @@ def test_backward_is_that_of_pytorch(fused):
 
 
 def test_grad_is_that_of_pytorch():
-    """Of leaves and of what lies between, of unused tensors, and of a gradient."""
+    """For leaves, intermediate and unused tensors, and for a gradient."""
     a, b, unused = (torch.randn(3, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
 
     def found():

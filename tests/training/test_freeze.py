@@ -1,4 +1,4 @@
-"""A frozen backbone: nothing of it moves, no gradient is computed for it, and it thaws in time."""
+"""A frozen backbone does not change, needs no gradient, and is unfrozen at its epoch."""
 
 import torch
 from toy import history, make_trainer, network
@@ -30,7 +30,7 @@ def test_only_the_head_changes_while_frozen(tmp_path):
     assert [(r["event"], r["epoch"]) for r in events] == [("unfrozen", 2.0)]
 
 
-def test_no_graph_below_the_head():
+def test_no_graph_is_recorded_below_the_head():
     model = network()
     freeze = Freeze(model, HEAD)
     freeze.apply(0)
@@ -43,7 +43,7 @@ def test_no_graph_below_the_head():
     assert not model[1].training and not model[4].training and model[7].training
 
 
-def test_thaws_at_its_epoch_and_never_without_one():
+def test_it_is_unfrozen_at_its_epoch_and_never_without_one():
     model = network()
     freeze = Freeze(model, HEAD, until=3)
     assert [freeze.frozen(epoch) for epoch in range(5)] == [True, True, True, False, False]

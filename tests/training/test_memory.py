@@ -12,7 +12,7 @@ from utils.training.memory import is_out_of_memory, largest_batch
 
 
 @pytest.mark.parametrize("failed", [2, 3, 8, 100, 128, 1000])
-def test_largest_batch_fits_and_is_no_small_part_of_what_fits(failed):
+def test_the_largest_batch_fits_and_is_not_far_below_what_fits(failed):
     for room in range(failed):
         tried = []
 
@@ -27,7 +27,7 @@ def test_largest_batch_fits_and_is_no_small_part_of_what_fits(failed):
         assert len(tried) <= 14
 
 
-def test_other_errors_come_out():
+def test_other_errors_are_raised():
     def attempt(n):
         raise RuntimeError("something else")
 
@@ -48,7 +48,7 @@ def test_other_errors_come_out():
         "cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`",
     ],
 )
-def test_what_libraries_say_counts_as_out_of_memory(said):
+def test_messages_of_libraries_count_as_out_of_memory(said):
     assert is_out_of_memory(RuntimeError(said))
 
     def attempt(n):
@@ -58,7 +58,7 @@ def test_what_libraries_say_counts_as_out_of_memory(said):
     assert 3 <= largest_batch(attempt, 64) <= 5
 
 
-def test_what_counts_as_out_of_memory():
+def test_which_exceptions_count_as_out_of_memory():
     said = "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate"
     assert is_out_of_memory(RuntimeError(said)) and is_out_of_memory(MemoryError())
     assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
@@ -66,7 +66,7 @@ def test_what_counts_as_out_of_memory():
 
 
 class Cramped(Classification):
-    """Has room for `room` samples, from step `since` on."""
+    """Runs out of memory with more than `room` samples, after `since` calls."""
 
     def __init__(self, model, room, since=0):
         super().__init__(model, Precision("fp32", torch.device("cpu")))
@@ -79,7 +79,7 @@ class Cramped(Classification):
         return super().__call__(inputs, targets)
 
 
-def test_at_the_start(tmp_path):
+def test_at_the_start_a_batch_that_fits_is_named(tmp_path):
     model = network()
     trainer = make_trainer(tmp_path, model=model, objective=Cramped(model, 5), batch_size=10)
     expected = r"out of memory: --batch_size 10 does not fit, --batch_size 5 .*_steps 2 .*2 GiB"
@@ -89,7 +89,7 @@ def test_at_the_start(tmp_path):
 
 
 @pytest.mark.parametrize("remedy", ["add --sparing: it keeps a step besides", ""])
-def test_what_an_engine_holds_is_freed_and_its_remedy_said(tmp_path, remedy):
+def test_memory_of_an_engine_is_freed_and_its_remedy_named(tmp_path, remedy):
     """Before a smaller batch is tried."""
     model, freed = network(), []
     trainer = make_trainer(tmp_path, model=model, objective=Cramped(model, 2, since=4))
@@ -108,17 +108,17 @@ def test_what_an_engine_holds_is_freed_and_its_remedy_said(tmp_path, remedy):
     assert (f"; or {remedy}" in str(caught.value)) == bool(remedy)
 
 
-def test_later_saves_the_last_whole_step(tmp_path):
+def test_later_the_last_whole_step_is_saved(tmp_path):
     model = network()
     trainer = make_trainer(tmp_path, model=model, objective=Cramped(model, 2, since=4))
     with pytest.raises(UserError, match="Step 4 is saved"):
         trainer.fit()
     checkpoint = trainer.saver.store.load()
     assert checkpoint.step == 4
-    assert checkpoint.model["1.num_batches_tracked"].item() == 4  # the failed step took it back
+    assert checkpoint.model["1.num_batches_tracked"].item() == 4  # the failed step was taken back
 
 
-def test_advice_names_what_helps_there():
+def test_advice_names_what_helps_in_that_run():
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     kept = {"fused": "none", "compile": False, "freeze_backbone": False, "mixup": "none"}
     assert "--fused memory" in memory_advice(SimpleNamespace(**kept), cuda)["memory"]
@@ -149,7 +149,7 @@ def test_one_of_many_processes_names_half_of_its_batch(tmp_path, flags, expected
     assert expected in str(error.value)
 
 
-def test_nothing_fits(tmp_path):
+def test_a_model_that_does_not_fit_at_all_is_reported(tmp_path):
     model = network()
     trainer = make_trainer(tmp_path, model=model, objective=Cramped(model, 0))
     with pytest.raises(UserError, match="not even one sample fits"):

@@ -1,4 +1,4 @@
-"""Meta-mixup in the trainer: what it reports, leaves out, and goes together with."""
+"""Meta-mixup in the trainer: its rates, updates and reports, and what it can be combined with."""
 
 import itertools
 import math
@@ -22,7 +22,7 @@ def learned(trainer) -> dict:
 
 
 def test_lambda_is_the_policys(tmp_path):
-    """The plan of every micro-batch holds what the policy says at the quantile drawn for it."""
+    """The plan of every micro-batch has the policy's lambda at the quantile drawn for it."""
     trainer = make_trainer(tmp_path, mixing=mixing(per_sample=True))
     trainer.fit()
     for batch in trainer.loader.epoch(1):
@@ -35,7 +35,7 @@ def test_lambda_is_the_policys(tmp_path):
 
 
 def watched_rates(trainer) -> list[tuple[int, str, float]]:
-    """(step, who was told, learning rate), as the trainer goes on."""
+    """Records (step, method that was given the rate, learning rate) while the trainer runs."""
     found, meta, optimizer = [], trainer.train_step.meta, trainer.train_step.optimizer
     choose, update, step = meta.choose, meta.update, optimizer.step
 
@@ -61,7 +61,7 @@ def watched_rates(trainer) -> list[tuple[int, str, float]]:
 @pytest.mark.parametrize("form", ["policy", "sample"])
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_lambda_is_chosen_at_the_rate_of_its_own_step(tmp_path, form, accumulation):
-    """Also in a resumed run, whose first step has not had another one before it."""
+    """Also in the first step of a resumed run."""
     options = {
         "mixing": mixing(form, every=1), "accumulation": accumulation, "epochs": 2, "log_every": 1,
         "schedule": lambda: Schedule("cosine", 6, 2),
@@ -93,7 +93,7 @@ def test_a_dry_run_chooses_at_the_rate_of_its_own_step(tmp_path):
 
 
 @pytest.mark.parametrize("off_epoch", [0, 1])
-def test_the_policy_is_updated_every_so_many_steps(tmp_path, off_epoch):
+def test_the_policy_is_updated_at_its_interval(tmp_path, off_epoch):
     trainer = make_trainer(tmp_path, mixing=mixing(every=4, off_epoch=off_epoch), epochs=2)
     trainer.fit()  # 12 steps, and 6 of them before `off_epoch`
     updates = trainer.train_step.meta.policy.optimizer.state[trainer.train_step.meta.policy.shared][
@@ -103,7 +103,7 @@ def test_the_policy_is_updated_every_so_many_steps(tmp_path, off_epoch):
 
 
 class Poisoned(Classification):
-    """The loss of one call is not a number."""
+    """The loss is NaN in one call."""
 
     def __init__(self, model, call):
         super().__init__(model, Precision("fp32", CPU), mixing=True)
@@ -115,7 +115,7 @@ class Poisoned(Classification):
         return (loss * math.nan, sums) if self.count == self.call else (loss, sums)
 
 
-def test_a_step_that_is_left_out_leaves_the_policy(tmp_path):
+def test_a_skipped_step_leaves_the_policy(tmp_path):
     model = network(dropout=0.0)
     trainer = make_trainer(
         tmp_path, model=model, objective=Poisoned(model, 3), mixing=mixing(every=1),
@@ -134,8 +134,8 @@ def test_a_step_that_is_left_out_leaves_the_policy(tmp_path):
 
 
 @pytest.mark.parametrize("n", [21, 23])
-def test_accumulation_is_one_batch(tmp_path, n):
-    """The policy follows the same pairs of the step however it is divided."""
+def test_accumulation_equals_one_batch(tmp_path, n):
+    """The policy is updated by the same pairs however the step is divided."""
     results = []
     for size, accumulation in ((8, 1), (4, 2)):
         drawn = mixing(block=4, clean=4, every=1, per_sample=True)
@@ -162,7 +162,7 @@ def test_accumulation_is_one_batch(tmp_path, n):
     ],
     ids=str,
 )
-def test_together_with(tmp_path, form, options):
+def test_it_trains_together_with(tmp_path, form, options):
     drawn = mixing(form, cutmix_alpha=1.0, different=True, height=8, width=8)
     trainer = make_trainer(tmp_path, mixing=drawn, **options)
     progress = trainer.fit()

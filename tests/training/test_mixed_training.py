@@ -1,4 +1,4 @@
-"""Training on mixed samples: what it equals, what it reports, what it goes together with."""
+"""Training on mixed samples: what it equals, what it reports, what it can be combined with."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from utils.training.objective import Precision
 
 
 class AllOwn(Mixing):
-    """Partners are drawn, and lambda is 1."""
+    """Draws partners, with lambda 1."""
 
     def draw(self, n, epoch, step, generator):
         drawn = super().draw(n, epoch, step, generator)
@@ -63,7 +63,7 @@ def test_mixing_changes_neither_order_nor_augmentation():
 
 
 @pytest.mark.parametrize("form", ["policy", "sample"])
-def test_clean_samples_lie_apart_from_their_step(form):
+def test_clean_samples_are_not_those_of_their_step(form):
     mixing = Mixing(alpha=1.0, block=4, learned=form, clean=6, clean_every=2)
     data = loader(4, 2, mixing=mixing)
     order, batches = data.order(1), pieces(data, 1)
@@ -77,7 +77,7 @@ def test_clean_samples_lie_apart_from_their_step(form):
             places = [(8 * step + batch.step_samples + i) % len(order) for i in range(6)]
             assert not set(places) & set(range(8 * step, 8 * step + batch.step_samples))
             assert targets.tolist() == data.labels[order[places]].tolist()
-            if places[0] + 4 <= len(order) and places[0]:  # they come augmented as in the next step
+            if places[0] + 4 <= len(order) and places[0]:  # augmented as in the next step
                 assert torch.equal(inputs[:4], batches[number + 2 - number % 2].inputs[:4])
 
 
@@ -98,8 +98,8 @@ def test_lambda_1_trains_as_without_mixup(tmp_path):
 
 
 @pytest.mark.parametrize("n", [21, 22, 23])
-def test_accumulation_is_one_batch(tmp_path, n):
-    """Without what depends on the batch: BatchNorm and dropout."""
+def test_accumulation_equals_one_batch(tmp_path, n):
+    """Without BatchNorm and dropout, which depend on the batch."""
     results = []
     for size, accumulation in ((8, 1), (4, 2)):
         mixing = Mixing(alpha=1.0, block=4)
@@ -115,17 +115,17 @@ def test_accumulation_is_one_batch(tmp_path, n):
         torch.testing.assert_close(value, results[1][name], rtol=1e-4, atol=1e-6)
 
 
-def test_off_epoch_is_the_end_of_mixing(tmp_path):
+def test_mixing_ends_at_off_epoch(tmp_path):
     trainer = make_trainer(tmp_path, mixing=Mixing(alpha=1.0, block=4, off_epoch=2))
     trainer.fit()
     lines = [r for r in history(tmp_path) if r.get("average_over") == "epoch"]
     assert ["lambda" in line for line in lines] == [True, True, False]
 
 
-# ---- what it says -------------------------------------------------------------------------------
+# ---- what it reports ----------------------------------------------------------------------------
 
 
-def test_labelled_everywhere(tmp_path, capsys):
+def test_figures_of_mixed_samples_have_their_own_names(tmp_path, capsys):
     mixing = Mixing(alpha=1.0, block=4)
     trainer = make_trainer(tmp_path, mixing=mixing, clean_accuracy=True)
     trainer.fit()
@@ -140,7 +140,7 @@ def test_labelled_everywhere(tmp_path, capsys):
     assert "accuracy weighted by lambda" in said and ", unmixed " in said
 
 
-# ---- what it goes together with -----------------------------------------------------------------
+# ---- what it can be combined with ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -155,9 +155,9 @@ def test_labelled_everywhere(tmp_path, capsys):
     ],
     ids=str,
 )
-def test_together_with(tmp_path, options):
+def test_it_trains_together_with(tmp_path, options):
     size = options.get("batch_size", 4)
-    if not options.get("norm", True):  # which cannot take a batch of one
+    if not options.get("norm", True):  # BatchNorm cannot take a batch of one
         options = {"batch_size": size, "model": network(norm=False)}
     mixing = Mixing(
         alpha=0.4, cutmix_alpha=1.0, block=size, per_sample=True, different=True, height=8, width=8
@@ -168,8 +168,8 @@ def test_together_with(tmp_path, options):
     assert all(torch.isfinite(value).all() for value in weights(trainer).values())
 
 
-def test_precision_is_of_the_forward_pass_alone():
-    """The mixing is done in the inputs' own precision."""
+def test_autocast_does_not_round_the_mixing():
+    """Inputs are mixed in their own precision."""
     data = loader(4, mixing=Mixing(alpha=1.0, block=4))
     batch = pieces(data)[0]
     with Precision("bf16", CPU).autocast():

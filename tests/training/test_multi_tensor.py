@@ -1,4 +1,4 @@
-"""What follows the backward pass takes as many calls for a deep model as for a shallow one."""
+"""After the backward pass a deep model takes as many calls as a shallow one."""
 
 from collections import Counter
 
@@ -31,7 +31,7 @@ def calls(function) -> Counter:
 
 
 def network(layers: int, device="cpu") -> nn.Module:
-    """With gradients."""
+    """A network with gradients."""
     parts = [nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6)) for _ in range(layers)]
     model = nn.Sequential(*parts).to(device)
     for parameter in model.parameters():
@@ -42,7 +42,7 @@ def network(layers: int, device="cpu") -> nn.Module:
 def optimizer_step(model, name):
     optimizer = build_optimizer(name, model, lr=0.1, weight_decay=0.1)
     optimizer.found_inf = torch.zeros(())
-    optimizer.step()  # makes its state
+    optimizer.step()  # creates its state
     return optimizer.step
 
 
@@ -72,7 +72,7 @@ def averaging(model):
         (clipping, "cpu", 8),
         (guarding, "cpu", 4),
         (averaging, "cpu", 6),
-        (averaging, "meta", 6),  # goes the way of a GPU
+        (averaging, "meta", 6),  # by selection, as on a GPU
     ],
     ids=["sgd", "adamw", "clip", "guard", "average", "average on a GPU"],
 )

@@ -150,8 +150,8 @@ def test_sums_of_a_mixed_batch():
     }
 
 
-def test_a_look_at_the_unmixed_leaves_no_trace():
-    """Statistics, random state, gradient and the mode of each module are as without it."""
+def test_evaluating_a_part_unmixed_leaves_no_trace():
+    """Statistics, random state, gradients and the mode of each module are the same without it."""
     states = []
     for clean in (False, True):
         torch.manual_seed(0)
@@ -159,7 +159,7 @@ def test_a_look_at_the_unmixed_leaves_no_trace():
             torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.5),
             torch.nn.Linear(8, 3),
         )  # fmt: skip
-        model[1].eval()  # as a frozen one
+        model[1].eval()  # as if frozen
         objective = Classification(model, Precision("bf16", CPU), 0.1, True, clean)
         inputs, targets = torch.randn(16, 4), torch.randint(0, 3, (16,))
         plan = MixPlan(torch.randperm(16), torch.rand(16))
@@ -173,7 +173,7 @@ def test_a_look_at_the_unmixed_leaves_no_trace():
 
 
 class MixesInside(torch.nn.Module):
-    """Of pairs of numbers as in PackedTokens; counts how it was called."""
+    """A model of pairs of numbers, packed as texts are; records its calls."""
 
     def __init__(self):
         super().__init__()
@@ -200,9 +200,9 @@ def test_a_model_that_mixes_inside_is_handed_the_plan():
     plan = MixPlan(torch.randperm(9), torch.rand(9))
     objective = Classification(model, precision, 0.1, True, clean_accuracy=True, mixes_inside=True)
     loss, sums = objective(Rows(rows), targets, plan)
-    assert model.calls == [(9, plan), (2, None)]  # the second is the unmixed part
+    assert model.calls == [(9, plan), (2, None)]  # the second one is unmixed
     linear = Classification(model.linear, precision, 0.1, True, clean_accuracy=True)
-    expected, expected_sums = linear(rows, targets, plan)  # a linear model: the same
+    expected, expected_sums = linear(rows, targets, plan)  # the same, since the model is linear
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(sums, expected_sums)
     unmixed, _ = objective(Rows(rows), targets)

@@ -1,4 +1,4 @@
-"""A resumed run is the uninterrupted one, to the bit: weights, optimizer, order, losses."""
+"""A resumed run equals the uninterrupted one to the bit: weights, optimizer, order, losses."""
 
 import dataclasses
 import functools
@@ -93,8 +93,8 @@ class SignalAt(NoSignals):
 
 
 def make_case(folder, *, losses=None, accuracies=None, **options):
-    """A trainer of toy.py. Its evaluations are followed by these figures, one for each epoch, so
-    that what depends on them happens on every CPU."""
+    """A trainer of toy.py whose evaluations give these figures, one for each epoch, so that what
+    depends on them happens on every CPU."""
     trainer = toy.make_trainer(folder, **options)
     evaluate, steps = trainer.evaluate, trainer.loader.steps_per_epoch
 
@@ -111,7 +111,8 @@ def make_case(folder, *, losses=None, accuracies=None, **options):
 
 
 def steps_of(whole, every: bool) -> list[int]:
-    """To resume from: of all, up to 25, or the first, the end of an epoch, and within another."""
+    """The steps to resume from: the first, the end of an epoch and one within another; with `every`
+    all, or of more than 25 every fifth."""
     last, epoch = whole.progress.step, whole.loader.steps_per_epoch
     if every:
         return list(range(1, last, 1 if last < 25 else 5))
@@ -147,7 +148,7 @@ def test_a_resumed_run_is_bit_equal(tmp_path, case, every, monkeypatch):
         assert stop.value.exit_code == 143
         assert stopped.saver.store.steps()[-1] == step
 
-        torch.manual_seed(99)  # what is drawn must come from the checkpoint
+        torch.manual_seed(99)  # the random state must come from the checkpoint
         resumed = make_case(folder, model=network(dropout=0.2, seed=77), **options)
         checkpoint = resumed.saver.store.load()
         resumed.log.metrics.cut(checkpoint.state["metrics_bytes"])
@@ -159,7 +160,7 @@ def test_a_resumed_run_is_bit_equal(tmp_path, case, every, monkeypatch):
 
 
 def test_resume_after_a_kill_cuts_the_metrics_back(tmp_path):
-    """Checkpoints every 2 steps; the run dies later; it resumes from an older checkpoint."""
+    """With checkpoints every 2 steps, a run dies later and resumes from an older one."""
     torch.manual_seed(5)
     whole = make_trainer(tmp_path / "whole", save_steps=2)
     whole.fit()
@@ -185,8 +186,8 @@ def test_resume_after_a_kill_cuts_the_metrics_back(tmp_path):
         assert history(folder) == history(tmp_path / "whole")
 
 
-def test_longer_run_continues(tmp_path):
-    """More --epochs: the same weights, a longer plan."""
+def test_a_resumed_run_may_be_longer(tmp_path):
+    """More --epochs: the same weights, a longer schedule."""
     short = make_trainer(tmp_path, epochs=1)
     short.fit()
     longer = make_trainer(tmp_path, epochs=3)
@@ -194,8 +195,8 @@ def test_longer_run_continues(tmp_path):
     assert longer.fit().step == 3 * short.plan.total_steps
 
 
-def test_the_loss_scaler_comes_back(tmp_path):
-    """Its scale and the steps since it grew last: it grows on in the middle of its interval."""
+def test_the_loss_scaler_is_restored(tmp_path):
+    """With the steps since its last growth: it goes on in the middle of its interval."""
 
     def part(folder, scaler=None, **options):
         trainer = make_trainer(
@@ -226,7 +227,7 @@ def test_the_loss_scaler_comes_back(tmp_path):
     assert resumed.train_step.scaler.state_dict() == whole.train_step.scaler.state_dict()
 
 
-def test_memory_format_comes_back(tmp_path):
+def test_the_memory_format_is_restored(tmp_path):
     first = make_trainer(tmp_path, epochs=1)
     first.fit()
     second = make_trainer(tmp_path, epochs=1)
@@ -246,8 +247,8 @@ def test_another_optimizer_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
-def test_the_first_epoch_of_one_step_is_ended_on_resume(tmp_path, epochs):
-    """Stopped in the evaluation after the first step of all, which ended an epoch."""
+def test_a_first_epoch_of_one_step_is_ended_on_resume(tmp_path, epochs):
+    """The run was stopped in the evaluation after its first step, which ended an epoch."""
     options = {"epochs": epochs, "data": toy.loader(4, n=4)}
     torch.manual_seed(5)
     whole = make_trainer(tmp_path / "whole", **options)

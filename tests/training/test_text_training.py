@@ -1,4 +1,4 @@
-"""Training on texts with the trainer of all entries: any accumulation, resume, evaluation."""
+"""Training on texts: any accumulation, resume, evaluation."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ FP32 = Precision("fp32", CPU)
 
 
 def data(n=38, batch_size=4, accumulation=1, shuffle=True, **options):
-    """Texts of three classes, each with a word of its own."""
+    """Texts of three classes, each with its own word."""
     rng = np.random.default_rng(0)
     lengths, labels = rng.integers(2, 12, n), np.arange(n) % 3
     offsets = np.append(0, np.cumsum(lengths))
@@ -73,7 +73,7 @@ def test_resumed_is_uninterrupted(tmp_path, batch_tokens):
 
 
 @pytest.mark.parametrize("mixup_at", ["sentence", "embeddings"])
-def test_any_division_of_a_step_trains_alike(tmp_path, mixup_at):
+def test_any_division_of_a_step_trains_the_same(tmp_path, mixup_at):
     weights = []
     for batch_size, accumulation in ((8, 1), (4, 2), (2, 4)):
         mixing = Mixing(alpha=0.5, block=2, per_sample=True)

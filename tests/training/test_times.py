@@ -1,4 +1,4 @@
-"""Where the time goes: shares of an epoch, and advice where a phase takes much of it."""
+"""Time fractions of an epoch's phases, and advice if one takes much of it."""
 
 import time
 
@@ -26,10 +26,10 @@ def test_time_belongs_to_the_mark_at_its_end(monkeypatch):
     }  # fmt: skip
     now[0] += 3
     times.mark("checkpoint")
-    assert times.shares()["checkpoint"] == 1.0  # counted from anew
+    assert times.shares()["checkpoint"] == 1.0  # counted from zero again
 
 
-def test_every_epoch_tells_its_shares(tmp_path):
+def test_every_epoch_reports_its_time_fractions(tmp_path):
     import json
 
     make_trainer(tmp_path, save_steps=3).fit()
@@ -45,7 +45,7 @@ def test_every_epoch_tells_its_shares(tmp_path):
     assert "time_share" not in history(tmp_path)[-2]
 
 
-def test_advice_is_said_once_for_the_phase_that_dominates(tmp_path, capsys):
+def test_advice_is_given_once_for_the_phase_that_dominates(tmp_path, capsys):
     trainer = make_trainer(tmp_path, advice={"evaluation": "do A", "checkpoint": "do B"})
 
     def slow(real=trainer.evaluate):

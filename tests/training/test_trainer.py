@@ -1,4 +1,4 @@
-"""The loop against plain ones, and what it does with numbers that are not finite."""
+"""The training loop against plain ones, and with numbers that are not finite."""
 
 import math
 
@@ -36,7 +36,7 @@ def plain_loop(model, data, *, epochs, lr, weight_decay, total, warmup, smoothin
     return losses
 
 
-def test_equals_a_plain_loop(tmp_path):
+def test_it_equals_a_plain_loop(tmp_path):
     trainer = make_trainer(tmp_path, dropout=0.0, log_every=1)
     model = network(dropout=0.0)
     trainer.fit()
@@ -53,7 +53,7 @@ def test_equals_a_plain_loop(tmp_path):
 
 
 class DoubleLoader:
-    """The same batches in float64."""
+    """A loader with its batches in float64."""
 
     def __init__(self, inner):
         self.inner = inner
@@ -109,7 +109,7 @@ def test_ten_steps_without_a_host_read(tmp_path, optimizer, precision):
 
 
 class Poisoned(Classification):
-    """NaN in the loss, or in the gradient alone, at the given calls."""
+    """An objective with NaN in the loss, or in the gradient alone, at the given calls."""
 
     def __init__(self, model, calls, where="loss"):
         super().__init__(model, Precision("fp32", CPU), 0.0)
@@ -151,7 +151,7 @@ def test_a_step_that_is_not_finite_leaves_no_trace(tmp_path, where, optimizer, b
     assert trainer.train_step.window[2].item() == 4 * 4
 
 
-def test_not_finite_stops_with_the_step_and_what_to_do(tmp_path):
+def test_a_step_that_is_not_finite_stops_the_run_with_advice(tmp_path):
     model = network()
     trainer = make_trainer(tmp_path, model=model, objective=Poisoned(model, {4}), save_steps=2)
     with pytest.raises(UserError, match=r"step 5: .*--lr 0.05.*--on_nonfinite skip.*of step 4"):
@@ -161,7 +161,7 @@ def test_not_finite_stops_with_the_step_and_what_to_do(tmp_path):
     assert all(torch.isfinite(t.float()).all() for t in checkpoint.model.values())
 
 
-def test_not_finite_skipped_is_counted(tmp_path):
+def test_skipped_steps_are_counted(tmp_path):
     model = network()
     objective = Poisoned(model, {2, 7})
     trainer = make_trainer(tmp_path, model=model, objective=objective, on_nonfinite="skip")
@@ -182,7 +182,7 @@ def test_one_bad_step_is_skipped_at_any_log_interval(tmp_path, log_every, save_s
     assert trainer.fit().left_out.steps == 3
 
 
-def test_nothing_but_skipped_steps_stops(tmp_path):
+def test_a_run_with_nothing_but_skipped_steps_stops(tmp_path):
     model = network()
     objective = Poisoned(model, set(range(1000)))
     trainer = make_trainer(
@@ -192,7 +192,7 @@ def test_nothing_but_skipped_steps_stops(tmp_path):
         trainer.fit()
 
 
-def test_fp16_scale_that_collapses_stops(tmp_path):
+def test_an_fp16_scale_that_collapses_stops_the_run(tmp_path):
     model = network()
     objective = Poisoned(model, set(range(10**6)), "gradient")
     trainer = make_trainer(tmp_path, model=model, objective=objective, precision="fp16", epochs=30)
@@ -200,7 +200,7 @@ def test_fp16_scale_that_collapses_stops(tmp_path):
         trainer.fit()
 
 
-def test_best_checkpoint_is_kept(tmp_path):
+def test_the_best_checkpoint_is_kept(tmp_path):
     trainer = make_trainer(tmp_path, val=True, epochs=6, save_steps=1, lr=1e-6)
     trainer.saver.store.keep = 2
     progress = trainer.fit()
@@ -225,7 +225,7 @@ def test_figures_do_not_depend_on_the_log_interval(tmp_path):
 
 
 def test_the_first_step_alone_has_no_speed(tmp_path):
-    """It is left out, since memory is set up and code compiled in it."""
+    """The speed excludes it, as memory is set up and code compiled in it."""
     trainer = make_trainer(tmp_path, max_steps=1)
     trainer.fit()
     assert trainer.progress.seconds_training > 0 and trainer.samples_per_second is None

@@ -1,4 +1,4 @@
-"""The protocol of a loader names all that is asked of one, and the loaders have it."""
+"""The protocol TrainingLoader has all that is used of a loader, and the loaders have it all."""
 
 import ast
 from pathlib import Path
@@ -33,7 +33,7 @@ def test_both_loaders_are_training_loaders(tokens):
 
 
 def asked_of_loaders(path: Path) -> set[str]:
-    """Attributes of whatever is called `loader` or ends in `.loader`."""
+    """Attributes that the code uses of names that are, or end in, `loader`."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Attribute):
@@ -43,10 +43,10 @@ def asked_of_loaders(path: Path) -> set[str]:
     return found
 
 
-def test_nothing_else_is_asked_of_a_loader():
+def test_nothing_else_is_used_of_a_loader():
     asked = set()
     for room in ("training", "engines", "runs"):
         for path in (ROOT / "utils" / room).rglob("*.py"):
             asked |= asked_of_loaders(path)
     assert asked <= MEMBERS, asked - MEMBERS
-    assert MEMBERS - asked == {"resize"}  # of the other splits' loaders, by utils/tasks
+    assert MEMBERS - asked == {"resize"}  # used by utils/tasks, of the other splits' loaders

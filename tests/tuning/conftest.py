@@ -68,7 +68,7 @@ def refuse(tmp_path, capsys):
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
-    """The folder of a search that nobody disturbed, and what it said."""
+    """The folder of an undisturbed search, and its output."""
     folder = tmp_path_factory.mktemp("reference")
     done = subprocess.run(
         [sys.executable, str(HERE / "fake_tuning.py"), *BASE, "--output", "study", *SHORT],

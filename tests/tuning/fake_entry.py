@@ -1,7 +1,7 @@
 """An entry that "trains" in milliseconds: its accuracy is a formula of its settings.
 
 FAKE_SECONDS: how long it takes. FAKE_TRACE: a file to which every start and end of a run adds a
-line. FAKE_HOLD: a run ("0001/rung0") that stays in its midst until it is told to stop. It saves
+line. FAKE_HOLD: a run ("0001/rung0") that waits in its middle until it is told to stop. It saves
 after each tenth, honours SIGTERM and --resume, and fails like the real ones.
 """
 
@@ -32,7 +32,7 @@ class Settings(ImageSettings):
 
 
 def accuracy(settings: Settings) -> float:
-    """Best at a rate of 0.3 and a smoothing of 0.1; more epochs and data help."""
+    """Highest at a rate of 0.3 and a smoothing of 0.1; more epochs and data help."""
     amount = settings.epochs * (settings.subset if settings.subset <= 1 else 0.1)
     distance = math.log10(settings.lr / 0.3) ** 2 + 4 * (settings.label_smoothing - 0.1) ** 2
     noise = math.sin(1e4 * settings.lr + settings.seed)

@@ -1,6 +1,6 @@
 """The tuning entry of fake_entry.py: `python fake_tuning.py --flag value ...`.
 
-FAKE_CLOCK: for the search a second goes by when a run starts or ends, and at no other time.
+FAKE_CLOCK: the search's clock advances by a second when a run starts or ends, and only then.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What a study found, read from its folder, and what its runs have done so far."""
+"""The results of a study, read from its folder, and what its runs have done so far."""
 
 import csv
 from collections import Counter
@@ -15,7 +15,7 @@ def rows(folder: Path) -> list[dict]:
 
 
 def results(folder: Path) -> dict[str, tuple]:
-    """What a study found, without its times."""
+    """The results of a study, without its times."""
     return {
         row["trial"]: tuple(v for k, v in row.items() if k != "seconds") for row in rows(folder)
     }

@@ -1,4 +1,4 @@
-"""Which trial is handed over."""
+"""Which trial becomes the recipe."""
 
 import math
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ SAMPLES = 5000
 
 
 def confirmation(first: dict[int, float], confirm=2, default_state=TrialState.COMPLETE):
-    """Over trials of these scores, with two stages and the seed 0."""
+    """A Confirmation of trials with these scores, two stages and the seed 0."""
     trials = [
         SimpleNamespace(
             number=number,
@@ -34,7 +34,7 @@ def confirmation(first: dict[int, float], confirm=2, default_state=TrialState.CO
 
 
 def told(made: Confirmation, again: dict[int, list]):
-    """With these scores of the further seeds; a word is a failure."""
+    """The verdict after these scores of the further seeds; a word is a failure."""
     for number, scores in again.items():
         for seed, score in enumerate(scores, 1):
             failed = isinstance(score, str)
@@ -44,7 +44,7 @@ def told(made: Confirmation, again: dict[int, list]):
     return made.verdict()
 
 
-def test_the_better_finalist_by_all_its_scores_is_compared_by_the_further_ones():
+def test_the_better_finalist_is_compared_by_the_further_seeds():
     made = confirmation({0: 48.0, 3: 49.0, 5: 50.0, 8: 48.9})
     assert made.finalists == [5, 3]
     assert set(made.items) == {(n, seed) for n in (0, 3, 5) for seed in (1, 2)}
@@ -53,12 +53,12 @@ def test_the_better_finalist_by_all_its_scores_is_compared_by_the_further_ones()
     assert verdict.scores == {0: [45.0, 46.0], 5: [46.0, 45.5], 3: [48.0, 47.0]}
     assert "trial 3 has 47.50 %, the default recipe 45.50 %" in verdict.lines[0]
     assert verdict.lines[1].startswith("trial 5, the other finalist, has 45.75 % (")
-    # What was better by the search's own seed alone is not compared by it.
+    # The score by the search's own seed, which chose the trial, does not count.
     stands = told(confirmation({0: 40.0, 3: 42.0}), {0: [45.0, 45.0], 3: [44.0, 44.5]})
     assert stands.number == 0 and stands.difference == -0.75 and "by chance" in stands.lines[1]
 
 
-def test_only_what_is_near_is_trained_again():
+def test_only_trials_near_the_best_are_trained_again():
     assert confirmation({0: 40.0, 3: 60.0, 5: 45.0}).finalists == [3]
     far = confirmation({0: 60.0, 3: 45.0, 5: 40.0})
     assert far.finalists == far.items == []
@@ -69,7 +69,7 @@ def test_only_what_is_near_is_trained_again():
     assert none.number == 3 and none.within_noise and none.scores == {}
 
 
-def test_what_fails_is_not_handed_over():
+def test_a_trial_that_fails_is_not_the_recipe():
     first = {0: 48.0, 3: 49.0, 5: 50.0}
     again = {0: [45.0, 45.0], 3: [46.0, 46.0], 5: [50.0, "not finite"]}
     verdict = told(confirmation(first), again)
@@ -81,7 +81,7 @@ def test_what_fails_is_not_handed_over():
     assert default.number == 3 and "trial 3 takes its place" in default.lines[-1]
 
 
-def test_without_a_default_or_a_rival():
+def test_the_verdict_without_a_default_or_a_rival():
     alone = confirmation({0: 48.0}).verdict()
     assert alone.number == 0 and "no trial has come to its end" in alone.lines[0]
     failed = confirmation({0: None, 3: 30.0}, default_state=TrialState.FAIL)
@@ -93,13 +93,13 @@ def test_standard_error():
     half = standard_error([(50.0, 50.0)], [1000])
     assert half == pytest.approx(100 * math.sqrt(2 * 0.25 / 1000))
     assert standard_error([(50.0, 50.0)] * 4, [1000] * 4) == pytest.approx(half / 2)
-    # Of the same samples for every seed there are no more for more seeds.
+    # More seeds evaluate the same samples, and do not add any.
     assert standard_error([(50.0, 50.0)] * 4, [1000] * 4, shared=True) == pytest.approx(half)
     wide = standard_error([(60.0, 50.0), (40.0, 50.0)], [1000, 1000])
     assert wide == pytest.approx(20 / math.sqrt(2) / math.sqrt(2))
 
 
-def test_verdicts():
+def test_verdicts_say_whether_a_difference_may_be_chance():
     taken = judge(7, [(80.0, 70.0), (81.0, 70.5)], [2000, 2000], "over 2 seeds")
     assert taken.number == 7 and not taken.within_noise
     assert "over 2 seeds: trial 7 has 80.50 %, the default recipe 70.25 %, +10.25" in taken.lines[0]

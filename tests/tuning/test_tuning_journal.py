@@ -1,4 +1,4 @@
-"""The journal: half a line, damage, a full disk, several writers."""
+"""The journal of a study: half a line, damage, a full disk, several writers."""
 
 import json
 import multiprocessing
@@ -20,7 +20,7 @@ def path(tmp_path):
     return tmp_path / "journal.jsonl"
 
 
-def test_lines_come_back(path):
+def test_lines_are_read_back(path):
     one, other = Journal(path), Journal(path)
     one.append_logs([{"a": 1}, {"b": "ä"}])
     assert other.read_logs(0) == [{"a": 1}, {"b": "ä"}]
@@ -41,7 +41,7 @@ def test_half_a_line_is_cut_off(path, tail):
     assert path.read_bytes() == b'{"a":1}\n{"b":2}\n'
 
 
-def test_damage_within_is_named(path):
+def test_damage_before_the_last_line_is_named(path):
     Journal(path).append_logs([{"a": 1}, {"b": 2}])
     path.write_bytes(path.read_bytes().replace(b'{"b"', b'#"b"'))
     with pytest.raises(UserError, match=f"{path}: line 2 is damaged"):
@@ -50,7 +50,7 @@ def test_damage_within_is_named(path):
 
 @pytest.mark.parametrize("cut", range(1, 12))
 def test_a_study_survives_any_truncation(path, cut):
-    """What was told before the damaged line is there; the rest is done again."""
+    """What was recorded before the damaged line counts; the rest is done again."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
 
     def study():
@@ -68,7 +68,7 @@ def test_a_study_survives_any_truncation(path, cut):
         json.loads(line)
 
 
-def test_full_disk(tmp_path):
+def test_a_full_disk_is_an_error_and_leaves_whole_lines(tmp_path):
     with small_disk(tmp_path / "small", "64k") as folder:
         journal = Journal(folder / "journal.jsonl")
         journal.append_logs([{"a": 1}])
@@ -83,8 +83,7 @@ def test_full_disk(tmp_path):
         assert Journal(folder / "journal.jsonl").read_logs(0) == [{"a": 1}, {"b": 2}]
 
 
-def test_a_disk_that_takes_a_part(path):
-    """And has room for the rest the moment that part is gone."""
+def test_a_line_of_which_only_a_part_fits_is_removed(path):
     journal = Journal(path)
     journal.append_logs([{"a": 1}])
     limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.getsignal(signal.SIGXFSZ)
@@ -106,7 +105,7 @@ def _write(path, name):
         journal.read_logs(0)
 
 
-def test_many_writers(path):
+def test_lines_of_many_writers_are_whole(path):
     context = multiprocessing.get_context("spawn")
     writers = [context.Process(target=_write, args=(path, name)) for name in range(3)]
     for writer in writers:
@@ -120,7 +119,7 @@ def test_many_writers(path):
         assert numbers == sorted(numbers)
 
 
-def test_a_folder_in_its_place(path):
+def test_a_folder_in_its_place_is_an_error(path):
     os.mkdir(path)
     with pytest.raises(UserError, match="Is a directory"):
         Journal(path).append_logs([{}])

@@ -22,7 +22,7 @@ def children(pid: int) -> list[int]:
 
 
 def let_it_run(process, trace, rng) -> None:
-    """Returns at a random moment: of the search's progress, so that no machine is too fast."""
+    """Returns at a random moment of the search's progress, whatever the speed of the machine."""
 
     def length():
         return trace.stat().st_size if trace.exists() else 0
@@ -34,7 +34,7 @@ def let_it_run(process, trace, rng) -> None:
 
 
 def kill_and_go_on(start, tmp_path, rng, jobs="1", children_too=False):
-    """Kills the search at random moments until it ends by itself; the number of kills."""
+    """Kills the search at random moments until it ends by itself; returns the number of kills."""
     for kills in range(KILLS + 1):
         process = start(*SHORT, "--jobs", jobs, env={"FAKE_SECONDS": "0.2"})
         if kills < KILLS:
@@ -44,7 +44,7 @@ def kill_and_go_on(start, tmp_path, rng, jobs="1", children_too=False):
         its = children(process.pid) if children_too else []
         process.kill()
         for child in its:
-            with contextlib.suppress(ProcessLookupError):  # it had ended
+            with contextlib.suppress(ProcessLookupError):  # it had ended already
                 os.kill(child, signal.SIGKILL)
         process.communicate()
     _, err = process.communicate(timeout=PATIENCE)
@@ -54,7 +54,7 @@ def kill_and_go_on(start, tmp_path, rng, jobs="1", children_too=False):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
-def test_killed_at_random_moments(start, tmp_path, reference, seed):
+def test_a_search_killed_at_random_moments(start, tmp_path, reference, seed):
     """Nothing is lost or repeated: every run ends once, and the study is the undisturbed one."""
     assert kill_and_go_on(start, tmp_path, random.Random(seed)) >= 2
     assert results(tmp_path / "study") == results(reference[0])
@@ -65,14 +65,14 @@ def test_killed_at_random_moments(start, tmp_path, reference, seed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2, 6))
-def test_killed_with_its_runs(start, tmp_path, reference, seed):
+def test_a_search_killed_with_its_runs(start, tmp_path, reference, seed):
     """As by a power cut."""
     kill_and_go_on(start, tmp_path, random.Random(seed), children_too=True)
     assert results(tmp_path / "study") == results(reference[0])
 
 
 @pytest.mark.slow
-def test_killed_with_two_jobs(start, tmp_path):
+def test_a_search_killed_with_two_jobs(start, tmp_path):
     kill_and_go_on(start, tmp_path, random.Random(9), jobs="2")
     found = results(tmp_path / "study")
     assert set(found) == {str(number) for number in range(7)}
@@ -93,7 +93,7 @@ def test_two_processes_share_a_study(start, tmp_path):
 
 @pytest.mark.slow
 def test_an_orphan_is_taken_over_by_the_other_process(start, tmp_path):
-    """One of two processes dies without a word; the other one goes on with its trial."""
+    """One of two processes is killed; the other one goes on with its trial."""
     one = start(*SHORT, env={"FAKE_HOLD": "0000/rung2"})
     wait_for_trace(tmp_path, "hold")
     other = start(*SHORT)
@@ -106,4 +106,4 @@ def test_an_orphan_is_taken_over_by_the_other_process(start, tmp_path):
     assert set(ends(tmp_path).values()) == {1}
     lines = (tmp_path / "trace").read_text().splitlines()
     starts = [line.split() for line in lines if "start" in line]
-    assert any(int(step) > 0 for _, _, step in starts)  # within its run
+    assert any(int(step) > 0 for _, _, step in starts)  # in the middle of its run

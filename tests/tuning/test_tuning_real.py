@@ -79,8 +79,8 @@ def test_the_recipe_reproduces_its_score_to_the_bit(name, tmp_path):
 
 
 @pytest.mark.slow
-def test_killed_and_stopped_in_the_midst_of_runs(tmp_path):
-    """The same trials, to the bit, as a search that nobody disturbed."""
+def test_a_search_killed_and_stopped_within_runs(tmp_path):
+    """It has the same trials, to the bit, as an undisturbed one."""
     flags = [*PICTURES, "--subset", "600", "--epochs", "2", "--confirm", "0", "--log_every", "1"]
     for name in ("whole", "broken"):
         (tmp_path / name).mkdir()
@@ -109,14 +109,14 @@ def test_killed_and_stopped_in_the_midst_of_runs(tmp_path):
 
 
 @pytest.mark.slow
-def test_data_that_is_not_there_is_one_line(tmp_path):
+def test_missing_data_is_reported_in_one_line(tmp_path):
     process = begin("resnet50", tmp_path, "--dataset", "imagefolder", "--data_dir", "nowhere")
     _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 2 and err.count("\n") == 1 and "nowhere" in err
 
 
 @pytest.mark.slow
-def test_a_run_that_looks_at_no_test_set(tmp_path):
+def test_a_run_may_do_without_the_test_set(tmp_path):
     words = [*PICTURES, "--subset", "50", "--epochs", "1", "--output", "run", "--device", "cpu"]
     entry = [sys.executable, str(ROOT / "resnet50_test.py")]
 
@@ -139,7 +139,7 @@ def test_a_run_that_looks_at_no_test_set(tmp_path):
 
 @pytest.mark.slow
 def test_the_benchmark(tmp_path):
-    """Tiny: that it runs, goes on, and compares."""
+    """A tiny one runs, can be continued, and compares."""
     words = ["--seeds", "1", "--trials", "3", "--epochs", "1", "--train_samples", "100", "--width",
              "4", "--batch", "16", "--rungs", "2", "--precision", "fp32", "--pruned_trials", "3",
              "--again", "1", "--jobs", "2"]  # fmt: skip

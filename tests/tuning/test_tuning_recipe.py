@@ -1,4 +1,4 @@
-"""Stages, settings of a trial, and what is handed over."""
+"""Stages, settings of a trial, and the recipe."""
 
 import itertools
 
@@ -32,8 +32,8 @@ def test_rungs_grow_by_the_reduction(epochs, subset, number, reduction):
 
 
 def halve(scores, rungs=3, reduction=3):
-    """A search of trials with these scores, the same at every rung: (what was done in which order,
-    as (trial, rung), how far each came)."""
+    """Runs a search of trials with these scores, the same at every rung: (the order of runs as
+    (trial, rung), the last rung of each trial)."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(direction="maximize")
     order, done = [], {}
@@ -60,26 +60,26 @@ def halve(scores, rungs=3, reduction=3):
             study.tell(trial, scores[number])
 
 
-def test_halving_lets_the_best_share_go_on():
+def test_halving_continues_the_best_fraction():
     order, done = halve([50, 9, 11, 8, 12, 13, 7, 11.8, 10, 14, 1, 2, 3])
-    # The default to its end; of three others the best, 2; of six the best of those left, 5; ...
+    # The default, to its end; of three others the best, 2; of six the best of the rest, 5; ...
     assert order[:5] == [(0, 2), (1, 0), (2, 0), (3, 0), (2, 1)]
     assert order.index((5, 1)) == order.index((6, 0)) + 1
     assert {number for number, rung in done.items() if rung >= 1} == {0, 2, 4, 5, 9}
-    # ... of the first three there the best, when 9 has come: there are three, and one may go on.
+    # ... and at the next rung, when 9 is the third there, the best of the three.
     assert [number for number, rung in done.items() if rung == 2] == [0, 9]
     assert order.index((9, 2)) == order.index((9, 1)) + 1
 
 
-def test_one_trial_comes_to_the_end_however_few_there_are():
+def test_one_trial_reaches_the_last_rung_however_few_there_are():
     for count in range(2, 7):
         _, done = halve([50, *range(count - 1)])
         assert done[count - 1] == 2 and done[0] == 2
     assert halve([50]) == ([(0, 2)], {0: 2})
 
 
-def test_a_trial_is_at_work_until_its_end_is_noted():
-    """A process may die after it has reported the last stage: another one takes it up."""
+def test_a_trial_is_unfinished_until_its_end_is_recorded():
+    """If its process dies after it has reported the last stage, another one finishes it."""
     study = optuna.create_study(direction="maximize")
     study.ask()
     trial = study.ask()
@@ -88,7 +88,7 @@ def test_a_trial_is_at_work_until_its_end_is_noted():
     assert is_waiting(frozen, rungs=2) and not is_waiting(frozen, rungs=1)
 
 
-def test_one_that_fails_is_in_nobodys_way():
+def test_a_failed_trial_does_not_count_in_halving():
     study = optuna.create_study(direction="maximize")
     study.ask()
     for score in (3.0, 2.0, 1.0):
@@ -99,7 +99,7 @@ def test_one_that_fails_is_in_nobodys_way():
     assert next_to_go_on(frozen, 3, 9, at_end=True).number == 2
 
 
-def test_halving_with_one_rung_stops_nothing():
+def test_halving_with_one_rung_stops_no_trial():
     order, done = halve([1, 2, 3, 4], rungs=1)
     assert order == [(0, 0), (1, 0), (2, 0), (3, 0)] and set(done.values()) == {0}
 
@@ -120,13 +120,13 @@ def test_proposals_depend_on_seed_and_number_alone():
     assert whole != proposals(study(2), 14)
     broken = study(1)
     first = proposals(broken, 9)
-    # A new process: another sampler, the same history.
+    # As in a new process: another sampler with the same history.
     broken.sampler = SeededSampler("tpe", 1)
     assert first + proposals(broken, 5) == whole
 
 
-def test_what_waits_is_learnt_from():
-    """The next proposals lie where trials that wait were good, as where they were pruned."""
+def test_the_sampler_learns_from_waiting_trials():
+    """It proposes the same as if they had been pruned."""
 
     def proposals(wait):
         study = optuna.create_study(direction="maximize", sampler=SeededSampler("tpe", 3))
@@ -161,7 +161,7 @@ def recipe_of(flags, batch=None, parameters=()):
     return Recipe(space, RUNGS, 0.2, batch)
 
 
-def test_what_is_counted_in_epochs_keeps_its_share():
+def test_lengths_in_epochs_keep_their_fraction_of_the_run():
     recipe = recipe_of(
         ["--sched", "multistep", "--milestones", "25,40", "--warmup_epochs", "5", "--mixup", "0.2",
          "--mixup_off_epoch", "45", "--early_stop_patience", "3"]
@@ -177,7 +177,7 @@ def test_what_is_counted_in_epochs_keeps_its_share():
     assert not {"subset", "final_test"} & {*handed}
 
 
-def test_a_share_of_the_epochs():
+def test_a_tuned_fraction_of_the_epochs():
     warmup = parameter("warmup_epochs", 0, 0.4, 0.0, of_epochs=True)
     recipe = recipe_of(["--epochs", "50"], parameters=[warmup])
     assert recipe.of_trial({"warmup_epochs": 0.2}, Rung(10, 0.2), 0)["warmup_epochs"] == 2
@@ -194,7 +194,7 @@ def test_a_share_of_the_epochs():
         (["--ngd", "--ngd_norm", "gradient"], 4, "linear rule"),
     ],
 )
-def test_the_rate_goes_with_the_batch_by_a_stated_rule(flags, factor, rule):
+def test_the_rate_scales_with_the_batch_by_the_optimizers_rule(flags, factor, rule):
     recipe = recipe_of([*flags, "--bs", "64"], batch=256)
     handed = recipe.handed_over({"lr": 0.01})
     assert handed["lr"] == 0.01 * factor and handed["batch_size"] == 256
@@ -206,7 +206,7 @@ def test_the_rate_goes_with_the_batch_by_a_stated_rule(flags, factor, rule):
     assert "handed over unchanged" in same.lr_rule({"lr": 0.01})
 
 
-def test_a_batch_that_is_tuned_is_handed_over():
+def test_a_tuned_batch_size_is_in_the_recipe():
     recipe = recipe_of(["--batch_size", "128"])
     handed = recipe.handed_over({"batch_size": 32, "lr": 0.2})
     assert (handed["batch_size"], handed["lr"]) == (32, 0.2)
@@ -214,13 +214,13 @@ def test_a_batch_that_is_tuned_is_handed_over():
     assert (handed["batch_size"], handed["lr"]) == (64, 0.4)
 
 
-def test_what_needs_a_validation_split_keeps_one():
+def test_settings_that_need_a_validation_split_keep_it():
     for flags in (["--sched", "plateau"], ["--early_stop_patience", "3"]):
         assert recipe_of(flags).handed_over({})["val_fraction"] == 0.2
     assert recipe_of(["--sched", "plateau"]).of_trial({}, RUNGS[1], 0)["eval_every"] == 1
 
 
-def test_nothing_of_the_place_is_handed_over(tmp_path):
+def test_the_recipe_has_no_setting_of_the_machine(tmp_path):
     flags = ["--cache_dir", "/x", "--threads", "3", "--device", "cpu", "--workers", "2"]
     flags += ["--dataset", "imagefolder", "--data_dir", "my_pictures"]
     handed = recipe_of(flags).handed_over({"lr": 0.2})
@@ -233,7 +233,7 @@ def test_nothing_of_the_place_is_handed_over(tmp_path):
     assert settings.lr == 0.2 and settings.depth == 50
 
 
-def test_flags_that_make_a_trial_of_the_recipe(tmp_path):
+def test_recipe_and_flags_make_a_trials_settings(tmp_path):
     recipe = recipe_of(["--warmup_epochs", "5", "--bs", "64"], batch=256)
     trial = recipe.of_trial({"lr": 0.2}, Rung(10, 0.2), 3)
     handed = recipe.handed_over({"lr": 0.2})
@@ -245,7 +245,7 @@ def test_flags_that_make_a_trial_of_the_recipe(tmp_path):
         assert getattr(again, name) == value, name
 
 
-def test_values_that_contradict_each_other():
+def test_contradictory_values_are_refused():
     recipe = recipe_of([])
     with pytest.raises(UserError, match="--min_lr"):
         recipe.of_trial({"lr": 0.1, "min_lr": 0.2}, Rung(2, 0.1), 0)

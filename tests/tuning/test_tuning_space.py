@@ -16,7 +16,7 @@ from utils.settings.config import fields, parse
 
 
 def space_of(path, *flags, tuning=resnet50_tuning):
-    """(Space, raw, notes) as a search reads it."""
+    """(Space, raw, notes) as read by a search."""
     settings, origin = parse(tuning.Settings, for_trials(list(flags)), "")
     known = fields(tuning.TARGET.config_class)
     base = tuning.TARGET.config_class(**{name: getattr(settings, name) for name in known})
@@ -50,7 +50,7 @@ def tuned(space):
         (["--params", "lr,momentum"], {"lr", "momentum"}),
     ],
 )  # fmt: skip
-def test_what_the_pictures_space_tunes(flags, names):
+def test_parameters_of_the_space_for_pictures(flags, names):
     space, _, notes = space_of(resnet50_tuning.TARGET.space, *flags)
     assert set(tuned(space)) == names
     assert not any("widened" in note for note in notes)
@@ -60,8 +60,8 @@ def test_what_the_pictures_space_tunes(flags, names):
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("tuning", [resnet50_tuning, transformer_tuning])
-def test_shipped_spaces_hold_every_default(tuning, optimizer):
-    """The first trial is the default recipe, of any optimizer and with either norm of ngd."""
+def test_shipped_spaces_contain_every_default(tuning, optimizer):
+    """So the first trial can be the default recipe, with any optimizer and either norm of ngd."""
     for more in ([], ["--ngd_norm", "gradient"] if optimizer == "ngd" else []):
         space, raw, notes = space_of(
             tuning.TARGET.space, "--optimizer", optimizer, *more, tuning=tuning
@@ -78,7 +78,7 @@ def test_shipped_spaces_hold_every_default(tuning, optimizer):
         assert space.grid()
 
 
-def test_a_recipes_value_is_where_it_begins(space_file, tmp_path):
+def test_a_value_of_the_recipe_is_the_default(space_file, tmp_path):
     recipe = tmp_path / "base.yaml"
     recipe.write_text("lr: 2.0\nwarmup_epochs: 5\nlabel_smoothing: 0.1\n")
     path = space_file(
@@ -92,7 +92,7 @@ def test_a_recipes_value_is_where_it_begins(space_file, tmp_path):
     assert any("widened to 0.01 to 2" in note for note in notes)
 
 
-def test_conditions_follow_what_is_tuned(space_file):
+def test_conditions_hold_by_tuned_values(space_file):
     path = space_file(
         "optimizer: {choices: [sgd, adamw]}\n"
         "lr:\n"
@@ -122,7 +122,7 @@ def ranges_of(space):
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_ranges_that_the_optimizer_states(space_file, optimizer):
+def test_ranges_are_those_that_the_optimizer_states(space_file, optimizer):
     path = space_file(
         "lr:\n"
         "  - {when: {optimizer: muon}, low: 0.0001, high: 0.5, scale: log}\n"
@@ -133,13 +133,13 @@ def test_ranges_that_the_optimizer_states(space_file, optimizer):
     space, _, _ = space_of(path, "--optimizer", optimizer)
     entry = OPTIMIZERS[optimizer]
     stated = {name: (one[0].low, one[0].high) for name, one in entry.ranges.items()}
-    if optimizer == "muon":  # what stands before comes first
+    if optimizer == "muon":  # earlier parameters come first
         stated["lr"] = (0.0001, 0.5)
     assert ranges_of(space) == stated
     assert [one.key for one in space.parameters if one.name == "lr"] == ["lr"]
 
 
-def test_ngd_is_tuned_as_its_norm_asks_for():
+def test_the_ranges_of_ngd_depend_on_its_norm():
     for norm, other in (("gradient", "sgd"), ("fixed", "ngd")):
         path = resnet50_tuning.TARGET.space
         space, _, _ = space_of(path, "--ngd", "--ngd_norm", norm)
@@ -156,7 +156,7 @@ def test_an_optimizer_that_is_tuned_brings_its_own_ranges(space_file):
     assert {"lr.1", "lr.2", "weight_decay.1", "weight_decay.2"} < keys
 
 
-def test_proposed_numbers_are_short_and_whole_where_they_must(space_file):
+def test_proposed_numbers_are_rounded_and_whole_where_needed(space_file):
     path = space_file(
         "lr: {low: 0.0001, high: 1.0, scale: log}\nlayers: {low: 1, high: 8, scale: int}\n"
         "lookahead_k: {choices: [null, 5, 10]}\n"
@@ -201,7 +201,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("text", BAD)
-def test_bad_spaces(space_file, text):
+def test_mistakes_in_a_space_are_named(space_file, text):
     path = space_file(text)
     with pytest.raises(UserError) as error:
         space_of(path, tuning=transformer_tuning if "layers" in text else resnet50_tuning)
@@ -230,7 +230,7 @@ FLAGS = {
 
 
 @pytest.mark.parametrize("flags", FLAGS, ids=" ".join)
-def test_bad_flags(refuse, flags):
+def test_mistakes_in_flags_are_named(refuse, flags):
     assert FLAGS[flags] in refuse(*flags)
 
 
@@ -248,7 +248,7 @@ def test_words_that_are_about_the_trials():
     ]
 
 
-def test_flags_of_a_search_are_none_of_an_entry():
+def test_flags_of_a_search_differ_from_those_of_entries():
     for entry in (resnet50_test, transformer_test):
         own = {field.name for field in dataclasses.fields(entry.Settings)}
         assert not own & {"trials", "timeout", "jobs", "sampler", "space", "confirm"}

@@ -20,7 +20,7 @@ from tuning.runner import Runner
 HERE = Path(__file__).parent
 
 
-def test_what_a_search_leaves(reference):
+def test_files_of_a_search(reference):
     folder, said = reference
     for name in ("best.yaml", "trials.csv", "report.json", "history.png", "slices.png",
                  "learning_rate.png", "log.txt", "study.yaml"):  # fmt: skip
@@ -42,8 +42,8 @@ def test_what_a_search_leaves(reference):
 
 
 def test_a_trial_has_one_line(reference):
-    """Without a terminal, however many stages it goes through; the log has a line for each stage.
-    That of a new best names it alone."""
+    """Without a terminal, whatever the number of its stages; the log has a line for each stage. A
+    new best has a line of its own."""
     folder, said = reference
     stages = {path.name: len([*path.glob("rung?")]) for path in (folder / "trials").iterdir()}
     assert max(stages.values()) == 3
@@ -57,7 +57,7 @@ def test_a_trial_has_one_line(reference):
 
 
 def test_the_recipe_reproduces_its_score(reference, tmp_path):
-    """The command in its head, word for word, gives the same bits."""
+    """The command in its header gives the same result to the bit."""
     folder, _ = reference
     head = (folder / "best.yaml").read_text().splitlines()
     command = next(line for line in head if line.startswith("#   python "))
@@ -86,8 +86,8 @@ def test_the_same_command_again_trains_nothing(reference, tmp_path):
     assert results(folder) == before
 
 
-def test_a_trial_that_is_finished_is_read(reference):
-    """As after a search that was killed between a run's end and its report."""
+def test_a_finished_run_is_not_trained_again(reference):
+    """As when a search was killed between the end of a run and its record."""
     folder, _ = reference
     finished = next(folder.rglob("summary.json")).parent
     outcome = Runner(Path("nothing.py"), 1, []).run(finished, {}, 0, -1)
@@ -96,7 +96,7 @@ def test_a_trial_that_is_finished_is_read(reference):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_killed_and_then_stopped_by_a_signal(start, tmp_path, reference, signum):
+def test_a_search_killed_and_then_stopped_by_a_signal(start, tmp_path, reference, signum):
     """Nothing is lost or repeated: every run ends once, and the study is the undisturbed one."""
     process = start(*SHORT, env={"FAKE_HOLD": "0001/rung0"})
     wait_for_trace(tmp_path, "hold 0001")
@@ -119,7 +119,7 @@ def test_killed_and_then_stopped_by_a_signal(start, tmp_path, reference, signum)
 
 
 @pytest.mark.slow
-def test_the_time_is_up(search, tmp_path):
+def test_a_search_ends_when_its_time_is_up(search, tmp_path):
     words, env = ["--trials", "100", "--timeout", "8s"], {"FAKE_CLOCK": "", "FAKE_SECONDS": "0.3"}
     code, out, err = search(*words, env=env)
     assert code == 0, err
@@ -131,8 +131,8 @@ def test_the_time_is_up(search, tmp_path):
 
 
 @pytest.mark.slow
-def test_when_the_time_is_up_one_comes_to_the_end(search, tmp_path):
-    """Time for the default and a few first stages: the best of these is there to be compared."""
+def test_when_time_is_up_one_trial_is_trained_to_the_end(search, tmp_path):
+    """The best of a few first stages, for which there was time, is compared with the default."""
     words = ["--trials", "100", "--timeout", "10s", "--confirm", "1"]
     code, out, err = search(*words, env={"FAKE_CLOCK": "", "FAKE_SECONDS": "0.3"})
     assert code == 0, err
@@ -145,12 +145,12 @@ def test_when_the_time_is_up_one_comes_to_the_end(search, tmp_path):
     ("lr", "trials"),
     [
         ("{low: 0.6, high: 2.0, scale: log, default: 0.6}", 10),
-        # More than a table shows, and enough good ones to say what matters.
+        # More than the table shows, and enough good ones to rank the parameters.
         pytest.param("{low: 0.05, high: 2.0, scale: log}", 40, marks=pytest.mark.slow),
     ],
 )
-def test_trials_that_fail_are_no_end(search, tmp_path, lr, trials):
-    """Diverged, out of memory, a bug: each is a failed trial with its reason."""
+def test_failed_trials_do_not_end_the_search(search, tmp_path, lr, trials):
+    """One that diverged, ran out of memory or met a bug is recorded with the reason."""
     space = tmp_path / "space.yaml"
     space.write_text(f"lr: {lr}\n")
     code, _, err = search(
@@ -167,19 +167,19 @@ def test_trials_that_fail_are_no_end(search, tmp_path, lr, trials):
     )
 
 
-def test_where_every_trial_fails(search):
+def test_a_search_ends_if_every_trial_fails(search):
     code, _, err = search("--lr", "0.95", "--trials", "9")
     assert code == 2 and err.startswith("error: all 3 trials have failed, the last one: step 3")
 
 
-def test_what_no_trial_can_mend_ends_the_search(search, tmp_path):
-    """A full disk: one line, and the trial is gone on with, not failed."""
+def test_a_fault_that_is_no_trials_own_ends_the_search(search, tmp_path):
+    """A full disk: one line, and the trial has not failed but is continued later."""
     code, _, err = search("--trials", "4", "--out_of_disk")
     assert code == 2 and err.count("\n") == 1 and "No space left on device" in err
     assert not (tmp_path / "study" / "trials.csv").exists()
 
 
-def test_a_full_disk(search, tmp_path, start):
+def test_a_full_disk_of_the_search_ends_it(search, tmp_path, start):
     with small_disk(tmp_path / "small", "300k") as folder:
         words = ["--trials", "2", "--confirm", "0", "--output", folder / "study"]
         (folder / "filler").write_bytes(b"0" * 200_000)
@@ -193,7 +193,7 @@ def test_a_full_disk(search, tmp_path, start):
 
 
 @pytest.mark.slow
-def test_a_truncated_journal(search, tmp_path, reference):
+def test_a_truncated_journal_is_completed_from_the_runs(search, tmp_path, reference):
     code, _, err = search(*SHORT)
     assert code == 0, err
     journal = tmp_path / "study" / "journal.jsonl"
@@ -203,7 +203,7 @@ def test_a_truncated_journal(search, tmp_path, reference):
     code, _, err = search(*SHORT)
     assert code == 0, err
     assert results(tmp_path / "study") == results(reference[0])
-    assert not (tmp_path / "trace").exists()  # the runs themselves were all there
+    assert not (tmp_path / "trace").exists()  # all runs were there, and none was trained
 
 
 def test_other_settings_are_refused_by_name(search, tmp_path, refuse, reference):
@@ -226,7 +226,7 @@ def test_other_settings_are_refused_by_name(search, tmp_path, refuse, reference)
 
 @pytest.mark.slow
 def test_a_grid_of_choices(search, tmp_path):
-    """All of its points, the default once, and a table of words."""
+    """All points are tried, the default once."""
     space = tmp_path / "space.yaml"
     space.write_text(
         "sched: {choices: [cosine, linear]}\n"
@@ -244,14 +244,14 @@ def test_a_grid_of_choices(search, tmp_path):
     assert (tmp_path / "study" / "grid.png").stat().st_size
 
 
-def test_grid(search, tmp_path):
+def test_points_of_a_grid(search, tmp_path):
     words = ["--sampler", "grid", "--mixup", "fixed", "--sched", "step"]
     code, out, err = search(*words, "--params", "alpha,gamma", "--confirm", "0")
     assert code == 0, err
     found = rows(tmp_path / "study")
     points = {(float(row["alpha"]), float(row["gamma"])) for row in found}
     grid = {(a, g) for a in (0.2, 1.0) for g in (0.1, 0.3)}
-    assert points == grid  # the default is one of them
+    assert points == grid  # which contains the default
     assert "alpha \\ gamma       0.1       0.3" in out and "[4/4]" in out
     assert len(found) == 4 and {row["state"] for row in found} == {"complete"}
     assert (tmp_path / "study" / "grid.png").stat().st_size
@@ -261,7 +261,7 @@ def test_grid(search, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_border_is_noted_and_the_default_can_stand(search, tmp_path):
+def test_a_best_value_at_the_edge_is_noted_and_the_default_may_win(search, tmp_path):
     space = tmp_path / "space.yaml"
     space.write_text("lr: {low: 0.3, high: 0.305, scale: log, default: 0.3, grid: [0.3, 0.305]}\n")
     code, out, err = search("--space", space, "--trials", "3", "--confirm", "0")
@@ -285,7 +285,7 @@ def test_jobs_share_the_cores(search, tmp_path):
     assert config["threads"] == max(1, cores // 2)
 
 
-def test_from_any_folder(tmp_path):
+def test_a_search_can_be_started_from_any_folder(tmp_path):
     for name in ("resnet50", "transformer"):
         script = HERE.parents[1] / "tuning" / f"{name}_tuning.sh"
         done = subprocess.run(

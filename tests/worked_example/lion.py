@@ -1,8 +1,8 @@
 """Lion: Chen et al., "Symbolic discovery of optimization algorithms" (2023), arXiv:2302.06675,
 algorithm 2.
 
-The learning rate is the change of every weight in a step; weight decay shrinks the weight by it
-times the learning rate. Both go by the paper's rule: a tenth of AdamW's rate, ten times its decay.
+The learning rate is the change of every weight in a step; weight decay shrinks a weight by that
+rate times the decay. Defaults follow the paper: a tenth of AdamW's rate, ten times its decay.
 """
 
 import functools

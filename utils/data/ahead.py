@@ -11,7 +11,7 @@ from utils.data.batch import Batch
 
 def one_ahead(makers: Iterable[Callable[[], Batch]], device: torch.device) -> Iterator[Batch]:
     """Makes each batch on a side stream while the previous one is in use."""
-    side = _side_stream(device)
+    side = side_stream(device)
     side.wait_stream(torch.cuda.current_stream(device))  # the resident images were copied there
     ahead = None
     for make in chain(makers, [None]):
@@ -29,6 +29,6 @@ def one_ahead(makers: Iterable[Callable[[], Batch]], device: torch.device) -> It
 
 
 @functools.cache
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
+def side_stream(device: torch.device) -> torch.cuda.Stream:
     """The same for all epochs: the allocator reuses memory within a stream only."""
     return torch.cuda.Stream(device)

@@ -50,6 +50,7 @@ class GraphedStep:
         console: where it says whether graphs are used.
         recorder: captures the work of its device.
         asked: the user has asked for graphs; otherwise they are used if steps are launch-bound.
+        rate_dtype: in which kernels read the learning rate: float32 on a GPU, float64 on a CPU.
     """
 
     def __init__(
@@ -59,14 +60,13 @@ class GraphedStep:
         console: Console,
         recorder: Recorder,
         asked: bool = True,
+        rate_dtype: torch.dtype = torch.float32,
     ):
         self.train_step, self.loader, self.console = train_step, loader, console
-        self.recorder, self.asked = recorder, asked
+        self.recorder, self.asked, self.rate_dtype = recorder, asked, rate_dtype
         device = train_step.precision.device
-        # Kernels read the learning rate as float32 on a GPU, as float64 on a CPU (in tests).
-        self._rate_dtype = torch.float32 if device.type == "cuda" else torch.float64
         groups = train_step.optimizer.param_groups
-        self._rates = [torch.zeros((), dtype=self._rate_dtype, device=device) for _ in groups]
+        self._rates = [torch.zeros((), dtype=rate_dtype, device=device) for _ in groups]
         self._step = torch.zeros((), dtype=torch.int64, device=device)
         self._ema_weight = torch.zeros((), device=device)
         # By the signature of a batch, since batches may be mixed in different ways:
@@ -202,7 +202,7 @@ class GraphedStep:
         groups = self.train_step.optimizer.param_groups
         kept = [group["lr"] for group in groups]
         for group, lr in zip(groups, kept, strict=True):
-            group["lr"] = torch.tensor(lr, dtype=self._rate_dtype).item()  # of a CPU: no wait
+            group["lr"] = torch.tensor(lr, dtype=self.rate_dtype).item()  # of a CPU: no wait
         try:
             yield
         finally:

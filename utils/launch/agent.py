@@ -70,7 +70,7 @@ def run_agent(arguments: list[str], restarts: int, remote: tuple[str, int] | Non
             raise
         say(f"the rendezvous does not answer: its node is gone, or cannot be reached; {go_on}")
     finally:
-        _kill(_children())
+        kill_groups(children())
     return 1
 
 
@@ -152,7 +152,7 @@ class _Events(logging.Handler):
         elif text.startswith("Sending process"):
             if not self.gently and _signal_behind(sys.exc_info()[1]) is None:
                 self.killed.add(arguments[0])
-                _kill([arguments[0]])
+                kill_groups([arguments[0]])
         elif text.startswith("failed (exitcode") and self.started < self.restarts:
             self.started += 1
             if previous_exit_code() is None:
@@ -195,16 +195,16 @@ def _watch(remote: tuple[str, int], go_on: str) -> None:
             answered = time.monotonic()
         if answered is not None and time.monotonic() - answered > SILENCE:
             break
-    workers = _children()
-    _kill(workers)
+    workers = children()
+    kill_groups(workers)
     time.sleep(GRACE)
     say(f"the rendezvous has not answered for {SILENCE + GRACE} s; {go_on}")
-    _kill(_children())
+    kill_groups(children())
     shutil.rmtree(os.environ[LAUNCH_FOLDER], ignore_errors=True)
     os._exit(1)
 
 
-def _children() -> list[int]:
+def children() -> list[int]:
     """Process ids of this process's children (empty except on Linux)."""
     found = []
     for path in Path("/proc/self/task").glob("*/children"):
@@ -213,7 +213,7 @@ def _children() -> list[int]:
     return found
 
 
-def _kill(processes: list[int]) -> None:
+def kill_groups(processes: list[int]) -> None:
     """Each with its process group: torchrun makes every worker the leader of one."""
     for process in processes:
         with contextlib.suppress(OSError):

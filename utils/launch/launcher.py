@@ -22,6 +22,7 @@ from utils.errors import UserError
 from utils.launch.agent import run_agent
 from utils.launch.environment import LAUNCH_FOLDER
 from utils.launch.plan import VARIABLES, Plan, read_plan
+from utils.machine.cores import usable_cores
 from utils.reporting.run_folder import default_path, refuse_run
 from utils.settings.config import DEFAULT, fields, parse
 
@@ -82,7 +83,9 @@ def prepare(argv: list[str], environ: Mapping[str, str]) -> tuple[Job, Plan, boo
     """
     entry, flags, demo = _what(argv)
     job = check(find_entry(entry), flags)
-    plan = read_plan(environ, lambda: _gpus(job.device), _cores(), without_gpu=2 if demo else 1)
+    plan = read_plan(
+        environ, lambda: _gpus(job.device), usable_cores(), without_gpu=2 if demo else 1
+    )
     if job.folder and plan.max_nodes == 1 and not job.resumed:
         refuse_run(Path(job.folder))
     if job.folder and plan.max_nodes > 1 and not job.named:
@@ -212,13 +215,6 @@ def _gpus(device: str) -> int:
     import torch
 
     return torch.cuda.device_count()
-
-
-def _cores() -> int:
-    """CPU cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def local_address(host: str, port: int) -> str:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import torch
 
+from utils.machine.cores import usable_cores
+
 SECONDS = 2.0  # minimum time between two measurements
 # A core counts as busy if others use at least BUSY of its time: a program that would use a whole
 # core gets half of it if one of our threads is on it. It counts as free again below FREE.
@@ -44,7 +46,7 @@ class FreeCores:
         clock: Callable[[], float] = time.monotonic,
     ):
         self.max_threads, self.say, self.log = max_threads, say, log
-        self.cores = cores or len(os.sched_getaffinity(0))
+        self.cores = cores or usable_cores()
         self.others_seconds, self.clock = others_seconds or cpu_seconds_of_others, clock
         self.threads = max_threads
         self.last_seconds, self.last_time = self.others_seconds(), clock()

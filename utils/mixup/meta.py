@@ -193,7 +193,7 @@ class PolicyMixup:
         if plan is None or not plan.learned:
             return plan
         if plan.update_pairs is not None:
-            self._pieces.append(_pairs(batch, plan.update_pairs))
+            self._pieces.append(pairs_of(batch, plan.update_pairs))
             mixed_by_model = self._pieces[-1].plan is not None
             self._total = batch.step_samples if mixed_by_model else plan.update_total
             self._clean = batch.clean
@@ -250,7 +250,7 @@ class SampleMixup:
         plan = batch.mixing
         if plan is None or not plan.learned:
             return plan
-        hypergradient = self.virtual.batch_hypergradient(_pairs(batch), plan.lam, batch.clean, lr)
+        hypergradient = self.virtual.batch_hypergradient(pairs_of(batch), plan.lam, batch.clean, lr)
         return plan.with_lam(descend(plan.lam, hypergradient, self.step))
 
     def update(self, bad: Tensor, lr: float) -> None:
@@ -288,7 +288,7 @@ def sum_over_ranks(exchange: Exchange, tensors: list[Tensor]) -> list[Tensor]:
     return result
 
 
-def _pairs(batch, places: Tensor | slice = slice(None)) -> Pairs:
+def pairs_of(batch, places: Tensor | slice = slice(None)) -> Pairs:
     """The pairs at `places`, (m,) int64, of the micro-batch; all of them for texts, since the model
     mixes these and needs the partners, wherever they are."""
     plan, inputs, targets = batch.mixing, batch.inputs, batch.targets

@@ -170,7 +170,7 @@ class Attention(nn.Module):
         else:
             q, k, v = linear(x, weight, bias).chunk(3, 1)
         rate = self.dropout if self.training else 0.0
-        if layout.offsets is not None and not rate and _varlen_works(q, self.heads):
+        if layout.offsets is not None and not rate and varlen_works(q, self.heads):
             q, k, v = (part.unflatten(1, (self.heads, -1)) for part in (q, k, v))
             ends, longest = layout.offsets, layout.longest
             q_ends, q_longest = ends, longest
@@ -208,7 +208,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, keys: Tensor | None, rate: float) ->
     return dropout(scores.softmax(3), rate).to(v.dtype) @ v
 
 
-def _varlen_works(q: Tensor, heads: int) -> bool:
+def varlen_works(q: Tensor, heads: int) -> bool:
     """Whether attention can run on packed rows: FlashAttention, in half precision. That has neither
     dropout nor a second derivative, and its summation order is not deterministic."""
     width = q.shape[1] // heads
@@ -362,17 +362,17 @@ class Transformer(nn.Module):
         if rows != ids.shape[0]:
             extra = (0, rows - ids.shape[0])
             ids, position = F.pad(ids, extra), F.pad(position, extra)
-        return self._embed_tokens(ids) + self.positions(position), packed_layout(texts, rows)
+        return self.embed_tokens(ids) + self.positions(position), packed_layout(texts, rows)
 
     def _embed_grid(self, ids: Tensor) -> tuple[Tensor, Layout]:
         length = ids.shape[1]
         if not is_compiling():  # an exported graph has it as a range constraint
             self._check_length(length)
-        x = self._embed_tokens(ids) + self.positions.weight[:length]  # (n, length, dim)
+        x = self.embed_tokens(ids) + self.positions.weight[:length]  # (n, length, dim)
         lengths = (ids != self.pad).sum(1).clamp_min(1)
         return x.flatten(0, 1), grid_layout(lengths, length)
 
-    def _embed_tokens(self, ids: Tensor) -> Tensor:
+    def embed_tokens(self, ids: Tensor) -> Tensor:
         """(...) int64 -> (..., dim): token embeddings, with token dropout in training."""
         x = self.tokens(ids)
         if not (self.training and self.token_dropout.rate):

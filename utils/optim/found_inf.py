@@ -16,6 +16,11 @@ from torch import Tensor
 _ABSENT = object()
 
 
+def is_on_host(flag: Tensor) -> bool:
+    """Whether the host can read the flag without waiting for a device."""
+    return flag.device.type == "cpu"
+
+
 class LateFlag:
     """A flag of the device that the host learns one step later.
 
@@ -83,7 +88,7 @@ class HonoursFoundInf:
         self._late.settle()
         if self.found_inf is None:
             return super().step(closure)
-        if self.found_inf.device.type == "cpu":
+        if is_on_host(self.found_inf):
             return None if self.found_inf else super().step(closure)
         return self._step_by_selection(closure)
 

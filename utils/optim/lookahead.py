@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from utils.optim.found_inf import LateFlag
+from utils.optim.found_inf import LateFlag, is_on_host
 
 SLOW, COUNT = "slow_weight", "lookahead_step"  # keys in the state, and in the parameter groups
 
@@ -58,7 +58,7 @@ class Lookahead(Optimizer):
         self._late.settle()
         flag = self.optimizer.found_inf = self.found_inf
         loss = self.optimizer.step(closure)
-        if flag is not None and flag.device.type == "cpu":
+        if flag is not None and is_on_host(flag):
             if flag:
                 return loss
             flag = None

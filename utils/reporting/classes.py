@@ -35,7 +35,7 @@ def write_class_report(matrix: np.ndarray, classes: list[str], folder: Path) -> 
     header = ["true class \\ predicted", *map(_cell, classes)]
     rows = ([_cell(name), *row] for name, row in zip(classes, matrix.tolist(), strict=True))
     replace_file(folder / "confusion.csv", _table([header, *rows]))
-    replace_file(folder / "confusion.png", _picture(matrix, classes))
+    replace_file(folder / "confusion.png", draw_confusions(matrix, classes))
 
 
 def class_scores(matrix: np.ndarray) -> dict[str, np.ndarray]:
@@ -114,7 +114,7 @@ def _cell(name: str) -> str:
 # ---- the picture ------------------------------------------------------------------------------
 
 
-def _picture(matrix: np.ndarray, classes: list[str]) -> bytes:
+def draw_confusions(matrix: np.ndarray, classes: list[str]) -> bytes:
     """A PNG; each row is coloured by its shares, so that rare classes are as visible."""
     os.environ.setdefault("MPLBACKEND", "Agg")
     from matplotlib.colors import PowerNorm

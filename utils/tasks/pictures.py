@@ -1,7 +1,6 @@
 """What the entry scripts for pictures assemble alike: data set, splits, loaders."""
 
 import math
-import os
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +16,7 @@ from utils.data.splits import stratified_split, stratified_subset
 from utils.data.workers import WorkerPool
 from utils.errors import UserError
 from utils.exchange import Exchange
+from utils.machine.cores import usable_cores
 from utils.machine.host_memory import available_memory
 from utils.pieces import largest_piece
 from utils.reporting.console import Console
@@ -160,7 +160,7 @@ def _pool(settings: ImageSettings, train: PictureSplit, console: Console) -> Wor
         return None
     if workers is None:
         large = len(train) * math.prod(train.shape) > available_memory() / 2
-        workers = min(AUTOMATIC_WORKERS, _cores()) if large else 0
+        workers = min(AUTOMATIC_WORKERS, usable_cores()) if large else 0
     largest = largest_batch(settings.batch_size, train)
     return WorkerPool(workers, largest, warn=console.say) if workers else None
 
@@ -168,11 +168,6 @@ def _pool(settings: ImageSettings, train: PictureSplit, console: Console) -> Wor
 def largest_batch(batch_size: int, split: PictureSplit) -> int:
     """Bytes of the pictures of the largest micro-batch."""
     return largest_piece(batch_size) * math.prod(split.shape)
-
-
-def _cores() -> int:
-    """CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 # ---- for the way from settings to a model -------------------------------------------------------

@@ -101,11 +101,11 @@ def _search(
         needs[index] = room.needed(loader.largest())
         return needs[index] <= available
 
-    first = _first(fits, len(cuts))
+    first = first_that_fits(fits, len(cuts))
     return first, needs[min(first, len(cuts) - 1)]
 
 
-def _first(fits: Callable[[int], bool], count: int) -> int:
+def first_that_fits(fits: Callable[[int], bool], count: int) -> int:
     """The first of 0 to count - 1 that fits, where all after it do; count if none does. The one
     before the answer (and the last one, if none fits) has been asked about."""
     if fits(0):
@@ -212,8 +212,8 @@ class OnCPU:
         self.least = SMALL if batch.clean is None else max(SMALL, len(batch.clean[1]))
         model.rounds_rows = False  # of few short texts what is added would be most (transformer.py)
         try:
-            small = _kept_by(model, passes, loader.trial(self.least))
-            larger = _kept_by(model, passes, loader.trial(self.least + FURTHER))
+            small = kept_by(model, passes, loader.trial(self.least))
+            larger = kept_by(model, passes, loader.trial(self.least + FURTHER))
         finally:
             del model.rounds_rows
         self.lines = [
@@ -231,7 +231,7 @@ class OnCPU:
         return (self.beside + self.factor * kept + CPU_ONCE) / (1 - CPU_RESERVE)
 
 
-def _kept_by(model: nn.Module, passes: Callable, batch) -> list[int]:
+def kept_by(model: nn.Module, passes: Callable, batch) -> list[int]:
     """The most bytes that each pass keeps at a time."""
     kept, most = KeptBytes(model), []
     with torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack):
@@ -243,12 +243,17 @@ def _kept_by(model: nn.Module, passes: Callable, batch) -> list[int]:
 
 class KeptBytes:
     """Counts what autograd keeps for the backward pass, each memory once, without a model's own
-    tensors. `most` is the largest number of bytes at a time."""
+    tensors.
+
+    Attributes:
+        now: bytes kept at present.
+        most: the largest value of `now` so far.
+    """
 
     def __init__(self, model: nn.Module):
         self._own = {t.untyped_storage().data_ptr() for t in model.state_dict().values()}
         self._users: dict[int, int] = {}  # of each memory: so many tensors are kept in it
-        self._now = self.most = 0
+        self.now = self.most = 0
 
     def pack(self, tensor: Tensor) -> "_Kept":
         storage = tensor.untyped_storage()
@@ -256,8 +261,8 @@ class KeptBytes:
         if place not in self._own:
             self._users[place] = self._users.get(place, 0) + 1
             if self._users[place] == 1:
-                self._now += storage.nbytes()
-                self.most = max(self.most, self._now)
+                self.now += storage.nbytes()
+                self.most = max(self.most, self.now)
         return _Kept(tensor, self)
 
     def unpack(self, kept: "_Kept") -> Tensor:
@@ -270,7 +275,7 @@ class KeptBytes:
             self._users[place] -= 1
             if not self._users[place]:
                 del self._users[place]
-                self._now -= storage.nbytes()
+                self.now -= storage.nbytes()
 
 
 class _Kept:

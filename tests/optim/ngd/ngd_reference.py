@@ -1,7 +1,7 @@
 """Natural-gradient descent in plain float64 NumPy, one tensor and one axis at a time.
 
 Written from the equations at the head of `utils/optim/ngd/fisher.py`, not from its code: here F
-and G are whole D x D matrices, which are built and inverted as they stand. Slow, and easy to check.
+and G are whole D x D matrices, built and inverted directly. Slow, and easy to check.
 """
 
 from dataclasses import dataclass
@@ -64,7 +64,7 @@ def first_axis(length: int, rank: int | None) -> Axis:
 
 
 class Weight:
-    """One tensor with its momentum and the axes that are longer than 1, if there are two."""
+    """One tensor with its momentum, and its axes longer than 1, if there are at least two."""
 
     def __init__(self, start: np.ndarray, rank: int | None, axes: str):
         self.value, self.momentum, self.steps = start.astype(np.float64), None, 0

@@ -1,4 +1,4 @@
-"""What the tests of natural gradient share: weights, gradients, runs and comparisons."""
+"""Shared by the tests of natural gradient: weights, gradients, runs and comparisons."""
 
 import io
 import math
@@ -70,8 +70,8 @@ def run(start: dict, gradients: list[dict], dtype=torch.float64, optimizer=NGD, 
 
 
 def assert_near(ours: list[dict], expected: list[dict], tolerance: float) -> None:
-    """Of each tensor at each step: the largest difference, relative to the largest element so far.
-    (A single number that passes zero keeps the rounding of when it was larger.)"""
+    """Asserts that each tensor at each step has no larger difference than this, relative to its
+    largest element so far. (A number that passes zero keeps its earlier rounding.)"""
     largest = {}
     for step, (one, other) in enumerate(zip(ours, expected, strict=True)):
         assert one.keys() == other.keys()
@@ -92,7 +92,7 @@ def weights(shapes=PARAMETERS, dtype=torch.float32, seed=0) -> list[nn.Parameter
 
 
 def give_gradients(parameters, step: int, scale=1.0) -> None:
-    """The same for the same step; larger along some channels than along others."""
+    """Sets gradients that depend on the step alone, larger along some channels than others."""
     for index, parameter in enumerate(parameters):
         generator = torch.Generator().manual_seed(1000 * step + index)
         gradient = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)

@@ -10,7 +10,7 @@ from utils.optim.ngd.inverse_root import inverse_root, polish
 
 
 def symmetric(eigenvalues: torch.Tensor, seed=0) -> torch.Tensor:
-    """(B, r, r) of these eigenvalues (r,), in random bases."""
+    """(B, r, r) matrices with these eigenvalues (r,), in random bases."""
     generator, rank = torch.Generator().manual_seed(seed), len(eigenvalues)
     q = torch.linalg.qr(torch.randn(3, rank, rank, generator=generator, dtype=torch.float64)).Q
     return q @ torch.diag(eigenvalues) @ q.mT
@@ -18,8 +18,8 @@ def symmetric(eigenvalues: torch.Tensor, seed=0) -> torch.Tensor:
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
 @pytest.mark.parametrize("rank", [1, 2, 40])
-def test_inverse_root(rank, scale):
-    """Alone to a thousandth, which is enough for `polish` to bring it to rounding."""
+def test_it_equals_that_by_eigenvectors(rank, scale):
+    """By itself to a thousandth, from which `polish` reaches rounding error."""
     for condition in (10, 1e2, 1e3, 1e4, 1e5, 1e6):
         z = scale * symmetric(torch.logspace(0, -math.log10(condition), rank).double())
         eigenvalues, vectors = torch.linalg.eigh(z)
@@ -38,5 +38,5 @@ def test_inverse_root_of_a_singular_matrix_is_finite(rank, dtype):
     eigenvalues = torch.zeros(8, dtype=torch.float64)
     eigenvalues[:rank] = 1.0
     found = inverse_root(symmetric(eigenvalues).to(dtype))
-    if rank:  # of a matrix of zeros there is none: the caller leaves such a one out
+    if rank:  # zeros have none: the caller skips such a matrix
         assert found.isfinite().all()

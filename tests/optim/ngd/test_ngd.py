@@ -1,4 +1,4 @@
-"""Natural gradient against its equations in plain NumPy, and gradients that are hard on it."""
+"""Natural gradient against its equations in plain NumPy, and with difficult gradients."""
 
 import functools
 
@@ -21,7 +21,7 @@ from ngd_tools import (
 
 # ---- trajectories against the reference ---------------------------------------------------------
 
-# Every pair of two settings' values appears together in one of these at least.
+# Each value of a setting meets each value of every other one in at least one of these.
 SETTINGS = {
     "defaults": {},
     "coupled": {"weight_decay": 0.1, "update_period": 1, "axes": "channels", "nesterov": False},
@@ -55,7 +55,7 @@ WIDE = {"wide": (96, 48), "wide_conv": (40, 24, 3, 3)}  # axes that are not shor
 
 @functools.cache
 def case(settings: str):
-    """(start, gradients, trajectory) of 50 steps with the lr that is used by the tests"""
+    """(start, gradients, trajectory) of 50 steps with the learning rate of the tests"""
     shapes = SHAPES if settings in ("defaults", "coupled") else WITHOUT_LONG_AXIS
     start, gradients = random_start(shapes), random_gradients(shapes, 50)
     return start, gradients, trajectory(start, gradients, lr=0.05, **SETTINGS[settings])
@@ -71,8 +71,8 @@ def test_fifty_steps_are_those_of_the_equations(settings, dtype, foreach):
 
 
 @pytest.mark.parametrize("norm", ["gradient", "fixed"])
-def test_fast_products_are_the_same_to_their_rounding(norm):
-    """Bit-equal where the machine has no unit that multiplies short floats."""
+def test_fast_products_give_the_same_up_to_their_rounding(norm):
+    """To the bit on machines without units that multiply short floats."""
     start, gradients = random_start(SMALL | WIDE), random_gradients(SMALL | WIDE, 20)
     settings = {"lr": 0.05, "weight_decay": 0.1, "norm": norm}
     expected, _ = run(start, gradients, torch.float32, **settings)
@@ -82,7 +82,7 @@ def test_fast_products_are_the_same_to_their_rounding(norm):
         assert np.linalg.norm(ours[-1][name] - value) <= 0.02 * moved, name
 
 
-def test_what_the_process_has_set_for_products_is_kept_and_has_no_effect():
+def test_the_process_wide_precision_of_products_is_kept_and_has_no_effect():
     start, gradients = random_start(WIDE), random_gradients(WIDE, 12)
     expected, _ = run(start, gradients, torch.float32)
     backend = torch.backends.mkldnn.matmul
@@ -109,7 +109,7 @@ def test_gradients_that_jump_in_scale(dtype, foreach):
 
 
 @each_foreach
-def test_zero_gradients_are_taken_up_like_any_others(foreach):
+def test_zero_gradients_update_f_like_any_others(foreach):
     """S = 0, so F shrinks by 1 - eta; where F is still 0, it stays 0."""
     start, gradients = random_start(SMALL), random_gradients(SMALL, 12)
     for index in (0, 1, 5, 6, 7):
@@ -119,8 +119,8 @@ def test_zero_gradients_are_taken_up_like_any_others(foreach):
 
 
 @each_foreach
-def test_a_weight_without_gradient_rests(foreach):
-    """Weights of one shape get out of step with each other, and each goes its own way."""
+def test_a_weight_without_gradient_is_not_stepped(foreach):
+    """So weights of one shape have different step counts, and each is right by itself."""
     start, gradients = random_start(SHAPES), random_gradients(SHAPES, 30)
     for index, step in enumerate(gradients):
         if index % 3 == 0:
@@ -134,7 +134,7 @@ def test_a_weight_without_gradient_rests(foreach):
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3, 80])
-def test_any_rank(rank):
+def test_it_equals_the_equations_at_any_rank(rank):
     start, gradients = random_start(SMALL), random_gradients(SMALL, 20)
     ours, optimizer = run(start, gradients, rank=rank)
     assert_near(ours, trajectory(start, gradients, rank=rank), 1e-9)
@@ -144,7 +144,7 @@ def test_any_rank(rank):
                 assert state[f"basis_{axis}"].shape == (min(rank, length - 1), length)
 
 
-# ---- hard gradients -----------------------------------------------------------------------------
+# ---- difficult gradients ------------------------------------------------------------------------
 
 HARD = {"conv": (6, 4, 3, 3), "linear": (10, 12), "pair": (2, 2), "bias": (5,), "one": (1, 1)}
 
@@ -159,7 +159,7 @@ def is_finite(after: list[dict], optimizer) -> bool:
 @each_foreach
 @each_dtype
 @pytest.mark.parametrize("name", ["zero", "zero_then_not", "not_then_zero", "one_row", "one_entry"])
-def test_degenerate_gradients(name, dtype, foreach):
+def test_degenerate_gradients_give_finite_steps(name, dtype, foreach):
     start, gradients = random_start(HARD), random_gradients(HARD, 25)
     for index, step in enumerate(gradients):
         for key, value in step.items():
@@ -204,7 +204,7 @@ def narrow_gradients(kind: str, shape: tuple, steps: int) -> list[dict]:
     ["one_direction", "one_direction_and_noise", "other_direction_each_step", "dead_channels"],
 )
 def test_the_basis_is_kept_by_gradients_of_low_rank(kind, dtype, foreach):
-    """A row of R that is lost is lost for good: Y = R T has no part in its direction."""
+    """A lost row of R would be lost for good: Y = R T has no component along it."""
     shape = (10, 12)
     start, gradients = random_start({"w": shape}), narrow_gradients(kind, shape, 130)
     settings = {"momentum": 0.0, "nesterov": False, "lr": 1.0, "update_period": 1}
@@ -238,8 +238,8 @@ def test_gradients_at_the_end_of_the_range(dtype, foreach, scale):
 
 @each_foreach
 @each_dtype
-def test_a_spike(dtype, foreach):
-    """One gradient that is 1e6 as large: F is full of it, and forgets it again."""
+def test_a_spike_is_forgotten(dtype, foreach):
+    """One gradient is 1e6 times as large: F is dominated by it, and recovers."""
     start, gradients = random_start(HARD), random_gradients(HARD, 60)
     gradients[20] = {name: 1e6 * value for name, value in gradients[20].items()}
     settings = {"momentum": 0.0, "nesterov": False, "lr": 1.0, "update_period": 1}

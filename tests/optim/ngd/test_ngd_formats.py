@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from flags_of_a_gpu import flags_as_on_a_gpu
 from ngd_tools import (
     FORMS,
     assert_equal_to_the_bit,
@@ -16,6 +17,7 @@ from ngd_tools import (
 from torch import nn
 
 from utils.checkpoints.checkpoint import optimizer_tensors, restore_optimizer
+from utils.optim.ngd import optimizer as ngd
 from utils.optim.ngd.optimizer import NGD
 
 
@@ -46,7 +48,7 @@ def test_channels_last_is_contiguous_to_rounding(foreach, gradients_channels_las
     assert is_channels_last(optimizers[1].state[last[0]]["momentum_buffer"])
 
 
-def test_a_state_from_contiguous_weights_serves_channels_last_ones():
+def test_a_state_of_contiguous_weights_can_be_loaded_for_channels_last_ones():
     plain, last = weights(), weights()
     optimizer = NGD(plain)
     train(optimizer, plain, range(5))
@@ -76,7 +78,7 @@ def test_weights_that_become_channels_last_between_steps():
 
 
 def momentum_is_right(dtype) -> bool:
-    """Of PyTorch's own fused SGD on a CPU: before torch 2.12 it is not, in half precision."""
+    """Whether PyTorch's fused SGD on a CPU is right: not in half precision before torch 2.12."""
     found = []
     for fused in (False, True):
         weight = nn.Parameter(torch.linspace(-1, 1, 40).to(dtype))
@@ -90,7 +92,7 @@ def momentum_is_right(dtype) -> bool:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_fisher_matrices_of_short_floats_are_float32(dtype):
-    """And stay so, to the bit, when a state is loaded, though PyTorch casts to the parameters'."""
+    """And stay so, to the bit, in a loaded state, which PyTorch casts to the parameters' dtype."""
     if not momentum_is_right(dtype):
         pytest.skip("this PyTorch's fused SGD is wrong in half precision on a CPU")
     parameters = weights(dtype=dtype)
@@ -116,7 +118,7 @@ def test_fisher_matrices_of_short_floats_are_float32(dtype):
 
 
 @each_foreach
-def test_several_dtypes_at_once(foreach):
+def test_several_dtypes_may_be_stepped_at_once(foreach):
     kinds = (torch.float32, torch.bfloat16, torch.float64)
     together = [weights(dtype=dtype) for dtype in kinds]
     apart = [weights(dtype=dtype) for dtype in kinds]
@@ -136,7 +138,7 @@ def test_several_dtypes_at_once(foreach):
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 5), (4, 0, 3), (5, 1), (1, 1, 6, 1)])
-def test_shapes_that_leave_nothing_to_learn(shape):
+def test_shapes_without_fisher_matrices(shape):
     parameters = weights([shape, (4, 3)])
     optimizer = NGD(parameters)
     train(optimizer, parameters, range(5))
@@ -144,7 +146,7 @@ def test_shapes_that_leave_nothing_to_learn(shape):
     assert parameters[1].isfinite().all()
 
 
-def test_transposed_weights():
+def test_transposed_weights_are_stepped_as_contiguous_ones():
     start = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
     plain, transposed = nn.Parameter(start.clone()), nn.Parameter(start.T.contiguous().T)
     for parameter in (plain, transposed):
@@ -153,7 +155,7 @@ def test_transposed_weights():
     torch.testing.assert_close(transposed, plain)
 
 
-# Views of larger tensors, of which they leave out elements.
+# Views that leave out elements of a larger tensor.
 VIEWS = {
     "columns": lambda: torch.randn(6, 9)[:, 2:6],
     "every second": lambda: torch.randn(10, 5, 2)[..., 0],
@@ -172,7 +174,7 @@ SETTINGS = {
 
 
 def part_of_a_larger_one(view: str, dtype=torch.float32) -> tuple[nn.Parameter, torch.Tensor]:
-    """(it, the memory that it lies in): what it leaves out is NaN, to which nobody may listen."""
+    """(view, its memory): all other elements are NaN, which must have no effect."""
     torch.manual_seed(3)
     part = VIEWS[view]()
     memory = torch.full((part.untyped_storage().nbytes() // 4,), float("nan"), dtype=dtype)
@@ -185,8 +187,8 @@ def part_of_a_larger_one(view: str, dtype=torch.float32) -> tuple[nn.Parameter, 
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_weights_that_are_a_part_of_a_larger_tensor(foreach, settings, view, dtype):
-    """Stepped as a contiguous copy of them, beside others of that shape; nothing else is written.
-    PyTorch's fused kernel takes weights for dense."""
+    """Stepped like a contiguous copy, beside others of that shape; nothing else is written.
+    PyTorch's fused kernel assumes dense weights."""
     if not momentum_is_right(dtype):
         pytest.skip("this PyTorch's fused SGD is wrong in half precision on a CPU")
     part, memory = part_of_a_larger_one(view, dtype)
@@ -220,7 +222,7 @@ def test_two_parts_of_one_tensor(foreach):
 @pytest.mark.parametrize("view", ["columns", "vector"])
 @pytest.mark.parametrize("found_inf", [0.0, 1.0])
 def test_flags_of_a_step_reach_a_part_of_a_larger_tensor(view, found_inf):
-    """The scale of a loss, and a step that is left out: as on a GPU, in the kernels."""
+    """The loss scale and a skipped step, in the kernels as on a GPU."""
     part, memory = part_of_a_larger_one(view)
     alone = nn.Parameter(part.detach().contiguous())
     before, found = memory.clone(), []
@@ -230,8 +232,8 @@ def test_flags_of_a_step_reach_a_part_of_a_larger_tensor(view, found_inf):
         give_gradients([parameter], 2, scale=8.0)
         optimizer.found_inf, optimizer.grad_scale = torch.tensor(found_inf), torch.tensor(8.0)
         earlier = parameter.detach().clone()
-        with torch.no_grad():
-            optimizer._step()
+        with flags_as_on_a_gpu(ngd):
+            optimizer.step()
         assert torch.equal(parameter, earlier) == (found_inf == 1.0)
         found.append(tensors(optimizer))
     assert_equal_to_the_bit(*found)
@@ -241,7 +243,7 @@ def test_flags_of_a_step_reach_a_part_of_a_larger_tensor(view, found_inf):
 @each_foreach
 @pytest.mark.parametrize("view", ["kernels", "vector"])
 def test_the_state_of_a_part_of_a_larger_tensor_is_saved(foreach, view):
-    """And loaded by such a part and by a contiguous copy; also by way of a checkpoint."""
+    """And can be loaded for such a part or a contiguous copy, also from a checkpoint."""
     part, _ = part_of_a_larger_one(view)
     optimizer = NGD([part], foreach=foreach)
     train(optimizer, [part], range(7))

@@ -1,4 +1,4 @@
-"""Natural gradient: what must hold by the theory, and the update of many tensors at once."""
+"""Natural gradient: properties by the theory, and the update of many tensors at once."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ from utils.optim.ngd.batched_fisher import (
 )
 from utils.optim.ngd.optimizer import NGD
 
-# ---- what the theory says -----------------------------------------------------------------------
+# ---- properties by the theory -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -100,7 +100,7 @@ def test_the_norm_of_each_gradient_is_kept(dtype, foreach):
                 np.linalg.norm(gradient), rel=20 * DTYPES[dtype]
             )
             turned += np.abs(natural - gradient).max() > 0.1
-    assert turned > 50  # most of them are not what they were
+    assert turned > 50  # most have another direction
 
 
 def batch_of(
@@ -116,7 +116,7 @@ def batch_of(
 
 
 def natural(gradients: torch.Tensor, axis: AxisBatch, learn=True) -> torch.Tensor:
-    """Gradients (B, ..., D) preconditioned along the last axis and scaled; `axis` takes them up."""
+    """Gradients (B, ..., D) preconditioned along the last axis and scaled; `axis` is updated."""
     x, square = gradients.clone(), square_norms(gradients)
     x, _ = precondition_(x, axis, torch.empty_like(x), square if learn else None)
     x = x * (square / square_norms(x)).sqrt().view(-1, *[1] * (x.ndim - 1))
@@ -181,7 +181,7 @@ def test_the_basis_stays_orthonormal_in_float32(rank):
 @each_foreach
 @pytest.mark.parametrize("axis", [0, 1])
 def test_a_rotation_of_gradients_and_basis_rotates_the_result(foreach, axis, form):
-    """With gradients Q g along an axis and R Q' at first, all weights are Q w."""
+    """With gradients Q g along an axis and R Q' at the start, all weights are Q w."""
     rng = np.random.default_rng(3)
     start, gradients = random_start({"w": (9, 11)}), random_gradients({"w": (9, 11)}, 25)
     length = start["w"].shape[axis]
@@ -245,12 +245,12 @@ def test_a_known_covariance_is_learned_and_whitened():
     assert (along.diagonal() / predicted - 1).abs().max() < 0.05
     off_diagonal = along - torch.diag(along.diagonal())
     assert off_diagonal.abs().max() < 0.02 * predicted.max()
-    # Whiter: the eigenvalue furthest from their mean, in the ratio that is predicted.
+    # Whiter: the eigenvalue furthest from their mean, by the predicted ratio.
     assert predicted.max() / predicted.min() < 10 < (eigenvalues.max() / eigenvalues.min())
 
 
 def test_the_trace_of_f_is_the_running_mean_of_squared_norms():
-    """tr F = tr T: no part of a gradient is lost by the low rank, but for delta's share."""
+    """tr F = tr T: the low rank loses no part of a gradient, except that of delta."""
     generator = torch.Generator().manual_seed(2)
     draw = correlated(15, 10, generator)
     axis, mean = batch_of(draw(), eta=0.2), torch.zeros(2, dtype=torch.float64)
@@ -282,8 +282,8 @@ def of_axis(axis: AxisBatch) -> list[torch.Tensor]:
     return [axis.basis.clone(), axis.spectrum.clone(), axis.rest.clone(), axis.multiplier.clone()]
 
 
-def test_an_update_is_left_out_by_selection():
-    """As a GPU does it, which does not tell the host."""
+def test_an_update_is_skipped_by_selection():
+    """As on a GPU, without the host."""
     flagged, taken, plain = noted_axes(), noted_axes(), noted_axes()
     update_(flagged, torch.tensor(True))
     update_(taken, torch.tensor(False))
@@ -296,7 +296,7 @@ def test_an_update_is_left_out_by_selection():
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_update_can_be_compiled():
-    """Traced as a whole, in graph and result; nothing in it asks for a value on the host."""
+    """As one graph, with the same result: nothing in it needs a value on the host."""
     plain, traced = noted_axes(), noted_axes()
     update_(plain, torch.tensor(False))
     torch._dynamo.reset()

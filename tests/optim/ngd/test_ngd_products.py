@@ -8,7 +8,7 @@ from utils.optim.ngd.batch import SHORT
 
 
 def test_only_products_along_long_axes_are_fast(monkeypatch):
-    """Asked for fast products, NGD takes them where they pay and leaves no trace in the process."""
+    """NGD takes fast products only where they pay, and leaves the process's setting alone."""
     seen, backend = set(), torch.backends.mkldnn.matmul
     before, plain = backend.fp32_precision, ngd_batch.precondition_
 

@@ -25,14 +25,14 @@ from utils.optim.ngd.optimizer import NGD
 @each_form
 @each_foreach
 @pytest.mark.parametrize("steps", [0, 1, 9, 10, 13])
-def test_a_loaded_state_goes_on_bit_equal(foreach, steps, form):
+def test_a_loaded_state_goes_on_to_the_bit(foreach, steps, form):
     settings = {"lr": 0.05, "weight_decay": 0.1, "foreach": foreach} | form
     parameters = weights()
     optimizer = NGD(parameters, **settings)
     train(optimizer, parameters, range(steps))
     again = [nn.Parameter(parameter.detach().clone()) for parameter in parameters]
-    loaded = NGD(again, lr=7.0, alpha=1.0)  # whose settings come with the state
-    if steps == 13:  # one that has a history of its own
+    loaded = NGD(again, lr=7.0, alpha=1.0)  # its settings come with the state
+    if steps == 13:  # load into one that has already made steps
         give_gradients(again, 50)
         loaded.step()
         for one, other in zip(again, parameters, strict=True):
@@ -73,7 +73,7 @@ def test_no_momentum_is_kept_where_there_is_none():
 
 
 @pytest.mark.parametrize("way", ["pickle", "deepcopy"])
-def test_copies_of_the_optimizer_go_on_alike(way):
+def test_a_copy_takes_the_same_steps(way):
     model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.Flatten(), nn.Linear(6, 4))
     optimizer = NGD(model.parameters(), lr=0.05, weight_decay=0.1)
     train(optimizer, list(model.parameters()), range(6))
@@ -92,7 +92,7 @@ def test_another_rank_needs_another_state(foreach):
     optimizer = NGD(parameters, rank=2, foreach=foreach)
     train(optimizer, parameters, range(3))
     other = NGD(parameters, rank=3, foreach=foreach)
-    other.load_state_dict(optimizer.state_dict())  # with its settings, as PyTorch does it
+    other.load_state_dict(optimizer.state_dict())  # with its settings, as in PyTorch
     train(other, parameters, range(3, 5))
     other.param_groups[0]["rank"] = 3
     give_gradients(parameters, 5)
@@ -100,7 +100,7 @@ def test_another_rank_needs_another_state(foreach):
         other.step()
 
 
-# ---- mistakes -----------------------------------------------------------------------------------
+# ---- refused ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -19,14 +19,14 @@ from torch import nn
 
 from utils.optim.ngd.optimizer import NGD
 
-# ---- scalers and steps that are left out --------------------------------------------------------
+# ---- scalers and skipped steps ------------------------------------------------------------------
 
 
 @each_foreach
 @pytest.mark.parametrize("unscale", [False, True], ids=["step_alone", "unscale_first"])
 @pytest.mark.parametrize("form", [*FORMS.values(), {"norm": "fixed"}], ids=[*FORMS, "fixed"])
 @pytest.mark.parametrize("decoupled", [False, True])
-def test_a_grad_scaler_of_a_users_own_loop(foreach, unscale, decoupled, form):
+def test_the_grad_scaler_of_a_users_own_loop(foreach, unscale, decoupled, form):
     """Scaled gradients give the same steps; a step that overflows changes nothing, to the bit."""
     settings = {"weight_decay": 0.1, "decoupled": decoupled, "foreach": foreach} | form
     settings["update_period"] = 1
@@ -73,7 +73,7 @@ def test_a_flagged_step_leaves_everything(foreach, decoupled, steps, form):
     optimizer.step()
     if steps:
         assert_equal_to_the_bit(tensors(optimizer), before)
-    else:  # state may come into being, but not from gradients
+    else:  # state may be created, but not from gradients
         assert_equal_to_the_bit(parameters, weights())
         for state in optimizer.state.values():
             assert not state["momentum_buffer"].any()
@@ -82,7 +82,7 @@ def test_a_flagged_step_leaves_everything(foreach, decoupled, steps, form):
 
 
 def with_a_flagged_step(at: int | None, **settings) -> list[torch.Tensor]:
-    """What is left of 16 steps, with a flagged one before step `at`."""
+    """Weights and state after 16 steps, with a flagged one before step `at`."""
     parameters = weights()
     optimizer = NGD(parameters, **settings)
     for step in range(16):
@@ -169,7 +169,7 @@ def test_under_autocast_the_loss_falls_and_fisher_matrices_stay_float32():
     assert all(each.dtype == torch.float32 and each.isfinite().all() for each in kept)
 
 
-# ---- what has a gradient when -------------------------------------------------------------------
+# ---- parameters without gradient -----------------------------------------------------------------
 
 
 @each_foreach
@@ -193,7 +193,7 @@ def test_parameters_without_gradient_stay_with_their_state(foreach):
             assert torch.equal(torch.as_tensor(one), torch.as_tensor(other))
 
 
-def test_no_gradient_at_all():
+def test_a_step_without_any_gradient_does_nothing():
     parameters = weights()
     optimizer = NGD(parameters)
     optimizer.step()
@@ -205,8 +205,8 @@ def test_no_gradient_at_all():
     assert_equal_to_the_bit(tensors(optimizer), before)
 
 
-def test_frozen_then_unfrozen():
-    """As where a backbone is frozen at first: it then starts as a fresh optimizer would."""
+def test_an_unfrozen_parameter_starts_afresh():
+    """As a backbone that was frozen at first."""
     parameters = weights()
     optimizer = NGD(parameters)
     frozen = parameters[:2]
@@ -231,7 +231,7 @@ def test_frozen_then_unfrozen():
 
 
 @each_foreach
-def test_groups_are_optimizers_of_their_own(foreach):
+def test_groups_are_stepped_like_separate_optimizers(foreach):
     settings = [
         {"lr": 0.2, "alpha": 1.0, "weight_decay": 0.1, "update_period": 1},
         {"lr": 0.05, "axes": "channels", "momentum": 0.5, "nesterov": False, "dampening": 0.2},
@@ -257,7 +257,7 @@ def test_groups_are_optimizers_of_their_own(foreach):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
-def test_a_group_that_comes_later():
+def test_a_group_may_be_added_later():
     old, new, alone = weights(seed=1), weights(seed=2), weights(seed=2)
     optimizer, other = NGD(old), NGD(alone, lr=0.3)
     train(optimizer, old, range(7))
@@ -275,7 +275,7 @@ def test_a_group_that_comes_later():
 
 @each_foreach
 def test_settings_may_change_between_steps(foreach):
-    """lr and weight decay at every step, others once: it is as with these from a saved state."""
+    """lr and weight decay at every step, others once: as with a saved state and new settings."""
     parameters = weights()
     optimizer = NGD(parameters, foreach=foreach)
     group = optimizer.param_groups[0]
@@ -349,7 +349,7 @@ def test_gradients_are_left_as_they_are():
 @each_foreach
 @pytest.mark.parametrize("change", [{"alpha": 100.0}, {"eta": 0.9}], ids=str)
 def test_alpha_and_eta_may_change_from_step_to_step(foreach, change):
-    """As for an optimizer that had them when it was made, and took over the state."""
+    """As in an optimizer that was made with them and loaded the state."""
     changed, made = weights(), weights()
     one = NGD(changed, foreach=foreach, update_period=1)
     train(one, changed, range(3))
@@ -370,8 +370,8 @@ def test_alpha_and_eta_may_change_from_step_to_step(foreach, change):
     assert not torch.equal(changed[0], plain[0]) and not torch.equal(changed[0], before[0])
 
 
-def test_a_state_that_knows_fewer_settings_takes_the_defaults():
-    """As one that an older version has written."""
+def test_a_state_with_fewer_settings_takes_defaults_for_the_others():
+    """As written by an older version."""
     parameters, again = weights(), weights()
     expected, ours = NGD(parameters), NGD(again)
     state = copy.deepcopy(expected.state_dict())

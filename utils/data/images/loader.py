@@ -129,7 +129,7 @@ class ImageLoader(Loader):
         if device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(device)
             if len(labels) * images[0].nbytes <= GPU_SHARE * free:
-                self.images, self.labels = _upload(images, rows, device), self.labels.to(device)
+                self.images, self.labels = upload(images, rows, device), self.labels.to(device)
                 self.rows = pool = None
         self._pool = pool
         self._reader = pool.reader(images, augment) if pool is not None else None
@@ -187,7 +187,7 @@ class ImageLoader(Loader):
         return self.normalize(to_device(images, self.device))
 
 
-def _upload(images: np.ndarray, rows: np.ndarray | None, device: torch.device) -> Tensor:
+def upload(images: np.ndarray, rows: np.ndarray | None, device: torch.device) -> Tensor:
     """The pictures `rows` on the device, a few MiB at a time: they may be more than the memory."""
     n = len(images) if rows is None else len(rows)
     resident = torch.empty(n, *images.shape[1:], dtype=torch.uint8, device=device)

@@ -8,6 +8,7 @@ from torch.optim import Optimizer
 
 from utils.exchange import Exchange
 from utils.machine.float32 import float32_products
+from utils.optim.found_inf import is_on_host
 from utils.optim.ngd.batch import Batch, Flags, is_expanded, is_plain, kind_of
 from utils.optim.ngd.batched_fisher import FISHER, update_
 from utils.optim.ngd.shares import Shares, shares_of
@@ -173,8 +174,8 @@ class NGD(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         flag = getattr(self, "found_inf", None)
-        if flag is not None and flag.device.type == "cpu" and flag:
-            return loss  # to read it costs nothing here
+        if flag is not None and is_on_host(flag) and flag:
+            return loss
         parameters = (p for group in self.param_groups for p in group["params"])
         device = next((p.device.type for p in parameters), "cpu")
         # Whoever steps within it, and whatever the process has set for products.
