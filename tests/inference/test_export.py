@@ -13,8 +13,9 @@ from toy import network
 from utils.data.images.loader import Normalize
 from utils.errors import UserError
 from utils.files import written_aside
-from utils.inference import export
-from utils.inference.export import export_onnx, export_safetensors
+from utils.inference import export_onnx as onnx_module
+from utils.inference.export_onnx import close, export_onnx, multiply_adds, trace
+from utils.inference.export_safetensors import export_safetensors
 from utils.models.resnet import ResNet
 from utils.weights.card import ModelCard
 from utils.weights.pretrained import fit_weights, load_pretrained
@@ -91,7 +92,7 @@ def test_safetensors_that_read_back_otherwise_are_not_left(tmp_path, monkeypatch
         fit_weights(model, pretrained)
         model[0].weight.data += 1
 
-    monkeypatch.setattr(export, "fit_weights", forget)
+    monkeypatch.setattr("utils.inference.export_safetensors.fit_weights", forget)
     path = tmp_path / "model.safetensors"
     model = network()
     model.HEAD = "7"
@@ -212,7 +213,7 @@ def test_onnx_of_gray_pictures_with_metadata_and_no_paths(tmp_path):
 def test_onnx_without_onnx_runtime(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     assert "onnx.reference is within" in export_onnx(network(), CARD, tmp_path / "a.onnx")
-    monkeypatch.setattr(export, "REFERENCE_MULTIPLY_ADDS", 10)
+    monkeypatch.setattr(onnx_module, "REFERENCE_MULTIPLY_ADDS", 10)
     said = export_onnx(network(), CARD, tmp_path / "b.onnx")
     assert said == "graph valid; not run: pip install onnxruntime to have its answers compared"
     assert sorted(os.listdir(tmp_path)) == ["a.onnx", "b.onnx"]
@@ -221,13 +222,12 @@ def test_onnx_without_onnx_runtime(tmp_path, monkeypatch):
 def test_multiply_adds():
     convolution = torch.nn.Conv2d(3, 4, 3, padding=1)
     inputs = torch.zeros(2, 3, 8, 8)
-    assert export._multiply_adds(convolution, inputs) == 2 * (8 * 8) * 4 * (3 * 3 * 3)
-    assert export._multiply_adds(torch.nn.Linear(3, 4), torch.zeros(2, 5, 3)) == 2 * 5 * 4 * 3
+    assert multiply_adds(convolution, inputs) == 2 * (8 * 8) * 4 * (3 * 3 * 3)
+    assert multiply_adds(torch.nn.Linear(3, 4), torch.zeros(2, 5, 3)) == 2 * 5 * 4 * 3
 
 
 @needs_onnx
 def test_onnx_that_answers_otherwise_is_not_left(tmp_path, monkeypatch):
-    trace = export._trace
     path = tmp_path / "model.onnx"
     export_onnx(Tiny(), CARD, path)
     before = path.read_bytes()
@@ -238,7 +238,7 @@ def test_onnx_that_answers_otherwise_is_not_left(tmp_path, monkeypatch):
         model.fc.bias.data[0] -= 1e-2
         return proto
 
-    monkeypatch.setattr(export, "_trace", wrong)
+    monkeypatch.setattr(onnx_module, "trace", wrong)
     refused(
         export_onnx, Tiny(), CARD, path, says="differ too much from PyTorch's .*no file is left"
     )
@@ -247,23 +247,22 @@ def test_onnx_that_answers_otherwise_is_not_left(tmp_path, monkeypatch):
 
 def test_certainty_does_not_hide_differences():
     certain = np.array([[1.0, 1e-20, 1e-36]], np.float32)
-    assert export._close(certain, certain)
-    assert export._close(np.array([[1.0, 1.05e-20, 0]], np.float32), certain)
-    assert not export._close(np.array([[1.0, 1e-15, 1e-36]], np.float32), certain)
-    assert not export._close(np.array([[0.9998, 1e-20, 1e-36]], np.float32), certain)
-    assert not export._close(np.array([[np.nan, 1e-20, 1e-36]], np.float32), certain)
+    assert close(certain, certain)
+    assert close(np.array([[1.0, 1.05e-20, 0]], np.float32), certain)
+    assert not close(np.array([[1.0, 1e-15, 1e-36]], np.float32), certain)
+    assert not close(np.array([[0.9998, 1e-20, 1e-36]], np.float32), certain)
+    assert not close(np.array([[np.nan, 1e-20, 1e-36]], np.float32), certain)
 
 
 @needs_onnx
 def test_onnx_graph_that_is_not_valid(tmp_path, monkeypatch):
-    trace = export._trace
 
     def broken(module, card):
         proto = trace(module, card)
         proto.graph.node[0].op_type = "NoSuchOperator"
         return proto
 
-    monkeypatch.setattr(export, "_trace", broken)
+    monkeypatch.setattr(onnx_module, "trace", broken)
     refused(export_onnx, Tiny(), CARD, tmp_path / "m.onnx", says="NoSuchOperator.*safetensors")
     assert os.listdir(tmp_path) == []
 
@@ -280,7 +279,7 @@ def test_model_that_has_no_graph(tmp_path):
 
 @needs_onnx
 def test_model_beyond_two_gigabytes(tmp_path, monkeypatch):
-    monkeypatch.setattr(export, "ONNX_BYTES", 10)
+    monkeypatch.setattr(onnx_module, "ONNX_BYTES", 10)
     refused(export_onnx, Tiny(), CARD, tmp_path / "m.onnx", says="an ONNX file holds 2 GB")
 
 

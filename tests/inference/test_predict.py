@@ -34,7 +34,7 @@ def make_pictures(folder, names) -> list[str]:
 
 
 def predicted(paths, output, model=None, card=CARD, **settings):
-    settings = {"batch_size": 2, "precision": Precision("fp32", CPU), "device": CPU} | settings
+    settings = {"batch_size": 2, "precision": Precision("fp32", CPU)} | settings
     model = network() if model is None else model
     return predict_images(model, card, paths, output_csv=output, workers=2, **settings)
 

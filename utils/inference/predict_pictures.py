@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from utils.data.images.decode import decode_all, strict_pillow
 from utils.data.images.loader import Normalize
 from utils.errors import UserError
 from utils.files import reason, written_aside
+from utils.inference.csv_fields import quoted, safe_path, safe_text
 from utils.reporting.console import PLAIN_LINE_SECONDS
 from utils.training.objective import Precision
 from utils.weights.card import ModelCard
@@ -73,7 +74,6 @@ def predict_images(
     output_csv: str | Path,
     batch_size: int,
     precision: Precision,
-    device: torch.device,
     on_bad: str = "error",
     workers: int | None = None,
     channels_last: bool = True,
@@ -89,7 +89,8 @@ def predict_images(
     time.
 
     Args:
-        model: on `device`; inputs (n, channels, height, width) -> logits (n, classes).
+        model: on the device of `precision`; inputs (n, channels, height, width) -> logits (n,
+            classes).
         batch_size: the largest number of pictures in a forward pass.
         on_bad: "error" or "skip", for files that are no readable picture.
         workers: decoding threads; None: one per core.
@@ -109,10 +110,8 @@ def predict_images(
             f"--predict: the model takes pictures of {card.height}x{card.width}, and files of any "
             "shape are cropped and resized to squares only: train with square pictures"
         )
-    workers = max(1, workers or os.cpu_count() or 1)
-    normalize = Normalize(card.mean, card.std, card.width, device, channels_last)
-    done = pictures_done = 0
-    skipped: list[str] = []
+    normalize = Normalize(card.mean, card.std, card.width, precision.device, channels_last)
+    decoded = _Decoded(paths, card, max(1, workers or os.cpu_count() or 1), on_bad)
     training = model.training
     model.eval()
     try:
@@ -120,43 +119,24 @@ def predict_images(
             written_aside(output_csv) as aside,
             open(aside, "w", encoding="utf-8", errors="backslashreplace", newline="") as file,
             _Progress(len(paths), say) as progress,
-            strict_pillow(),
-            contextlib.closing(decode_all(list(paths), card.height, workers)) as chunks,
+            contextlib.closing(decoded.batches(batch_size, progress.advance)) as batches,
         ):
             file.write(HEADER)
-            for pictures, errors in chunks:
-                length = len(pictures) + len(errors)
-                chunk = paths[done : done + length]
-                for offset, why in errors.items():
-                    if on_bad == "error":
+            for names, pictures in batches:
+                if interrupted():
+                    raise _Interrupted
+                inputs = normalize(torch.from_numpy(pictures).to(precision.device))
+                probabilities, classes = _predict(model, inputs, precision)
+                for name, index, p in zip(names, classes, probabilities, strict=True):
+                    if p != p:
                         raise UserError(
-                            f"{chunk[offset]} is no readable image ({why}): remove it, or leave "
-                            "out all such files with --on_bad skip"
+                            f"the model's answer to {name} is not a number: try --precision "
+                            "fp32, or another checkpoint"
                         )
-                    skipped.append(f"{chunk[offset]}: {why}")
-                names = [path for offset, path in enumerate(chunk) if offset not in errors]
-                if card.channels == 1:
-                    pictures = to_gray(pictures)
-                for start in range(0, len(names), batch_size):
-                    if interrupted():
-                        raise _Interrupted
-                    piece = slice(start, start + batch_size)
-                    inputs = normalize(torch.from_numpy(pictures[piece]).to(device))
-                    probabilities, classes = _predict(model, inputs, precision)
-                    for name, index, p in zip(names[piece], classes, probabilities, strict=True):
-                        if p != p:
-                            raise UserError(
-                                f"the model's answer to {name} is not a number: try --precision "
-                                "fp32, or another checkpoint"
-                            )
-                        label = safe_text(card.classes[index])
-                        file.write(f"{quoted(_safe_path(name))},{quoted(label)},{p:.6f}\n")
-                    progress.advance(len(names[piece]))
-                progress.advance(len(errors))
-                done += length
-                pictures_done += len(names)
-            if not pictures_done:
-                example = f", such as {skipped[0]}" if skipped else ""
+                    label = safe_text(card.classes[index])
+                    file.write(f"{quoted(safe_path(name))},{quoted(label)},{p:.6f}\n")
+            if not decoded.pictures:
+                example = f", such as {decoded.skipped[0]}" if decoded.skipped else ""
                 raise UserError(
                     f"--predict: none of the {len(paths):,} files is a readable image{example}"
                 )
@@ -164,9 +144,67 @@ def predict_images(
         return None
     finally:
         model.train(training)
+    skipped = decoded.skipped
     if skipped:
         say(f"{len(skipped):,} bad files left out, such as {skipped[0]}")
-    return Predictions(pictures_done, len(skipped))
+    return Predictions(decoded.pictures, len(skipped))
+
+
+class _Decoded:
+    """Files decoded by threads, a few chunks ahead.
+
+    Args:
+        workers: threads.
+        on_bad: "error" or "skip", for files that are no readable picture.
+
+    Attributes:
+        pictures: how many were handed out so far.
+        skipped: the files left out so far, and why.
+    """
+
+    def __init__(self, paths: Sequence[str], card: ModelCard, workers: int, on_bad: str):
+        self.paths, self.card, self.workers, self.on_bad = list(paths), card, workers, on_bad
+        self.pictures = 0
+        self.skipped: list[str] = []
+
+    def batches(
+        self, size: int, advance: Callable[[int], None]
+    ) -> Generator[tuple[list[str], np.ndarray]]:
+        """Paths and pictures, (n, height, width, channels) uint8, of at most `size` at a time.
+
+        Args:
+            advance: told the number of files of each batch when the next one is asked for.
+
+        Raises:
+            UserError: a file is no picture, with `on_bad` "error".
+        """
+        done = 0
+        with (
+            strict_pillow(),
+            contextlib.closing(decode_all(self.paths, self.card.height, self.workers)) as chunks,
+        ):
+            for pictures, errors in chunks:
+                length = len(pictures) + len(errors)
+                names = self._readable(self.paths[done : done + length], errors)
+                if self.card.channels == 1:
+                    pictures = to_gray(pictures)
+                for start in range(0, len(names), size):
+                    piece = slice(start, start + size)
+                    yield names[piece], pictures[piece]
+                    self.pictures += len(names[piece])
+                    advance(len(names[piece]))
+                advance(len(errors))
+                done += length
+
+    def _readable(self, paths: list[str], errors: dict[int, str]) -> list[str]:
+        for offset, why in errors.items():
+            if self.on_bad == "error":
+                raise UserError(
+                    f"{paths[offset]} is no readable image ({why}): remove it, or leave out all "
+                    "such files with --on_bad skip"
+                )
+            self.skipped.append(f"{paths[offset]}: {why}")
+        return [path for offset, path in enumerate(paths) if offset not in errors]
 
 
 def to_gray(pictures: np.ndarray) -> np.ndarray:
@@ -224,31 +262,3 @@ class _Progress:
 
 def _is_ignored(name: str) -> bool:
     return name.startswith(".") or name.lower() in CLUTTER
-
-
-def quoted(text: str) -> str:
-    """A field of a CSV file: RFC 4180."""
-    if any(character in text for character in ',"\r\n'):
-        return '"' + text.replace('"', '""') + '"'
-    return text
-
-
-# A cell that begins with one of these is a formula for spreadsheets, which can fetch and run
-# things: OWASP, "CSV injection".
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
-
-
-def _safe_path(path: str) -> str:
-    """The same file, under a name that is no formula."""
-    return os.path.join(".", path) if path.startswith(_FORMULA) else path
-
-
-def safe_text(text: str) -> str:
-    """Text that is no formula; a number is none."""
-    if not text.startswith(_FORMULA):
-        return text
-    try:
-        float(text)
-    except ValueError:
-        return f"'{text}"
-    return text

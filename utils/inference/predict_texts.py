@@ -12,7 +12,7 @@ from utils.data.texts.rows import read_texts
 from utils.data.texts.tokenizer import encode, tokenizer_from_json
 from utils.errors import UserError
 from utils.files import written_aside
-from utils.inference.predict_pictures import quoted, safe_text
+from utils.inference.csv_fields import quoted, safe_text
 from utils.training.objective import Precision
 from utils.weights.card import TextCard
 

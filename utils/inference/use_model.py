@@ -5,7 +5,8 @@ from pathlib import Path
 from utils.checkpoints.checkpoint import Checkpoint
 from utils.data.texts.rows import column_names
 from utils.files import replace_file
-from utils.inference.export import export_onnx, export_safetensors
+from utils.inference.export_onnx import export_onnx
+from utils.inference.export_safetensors import export_safetensors
 from utils.inference.predict_pictures import list_pictures, predict_images
 from utils.inference.predict_texts import predict_texts
 from utils.launch.signals import Stopped
@@ -51,7 +52,6 @@ def predict_pictures(run: Run, model, card: ModelCard, output: Path) -> int | No
         output_csv=output,
         batch_size=settings.batch_size,
         precision=run.precision,
-        device=run.device,
         on_bad=settings.on_bad,
         workers=settings.workers,
         channels_last=settings.channels_last,

@@ -10,7 +10,7 @@ from utils.augment.chain import Chain
 from utils.augment.crop_flip import CropFlip
 from utils.augment.random_erasing import RandomErasing
 from utils.data.images.loader import Augmentation
-from utils.data.images.sources import PictureSplit, load_image_data
+from utils.data.images.sources import ImageData, PictureSplit, load_image_data
 from utils.data.loader import Loader
 from utils.data.splits import stratified_split, stratified_subset
 from utils.data.workers import WorkerPool
@@ -77,28 +77,8 @@ def load_image_task(
             test_fraction=settings.test_fraction,
             workers=settings.workers,
         )
-    chosen, val = np.arange(len(data.train)), data.val
-    if settings.val_fraction and val is not None:
-        raise UserError(
-            f"--val_fraction: the val/ folder in {settings.data_dir} is the validation split; "
-            "leave the flag out"
-        )
-    if settings.val_fraction:
-        chosen, held_out = stratified_split(
-            data.train.labels, settings.val_fraction, settings.seed, data.classes
-        )
-        val = data.train.part(held_out)
-    if settings.subset is not None:
-        amount = settings.subset if settings.subset <= 1 else int(settings.subset)
-        chosen = chosen[stratified_subset(data.train.labels[chosen], amount, settings.seed)]
-    whole = len(chosen) == len(data.train)
-    train = data.train if whole else data.train.part(chosen)
-    note = ", synthetic" if data.synthetic else ""
-    note += f", {data.skipped} bad files left out" if data.skipped else ""
-    console.say(
-        f"{data.name}{note}: {len(train):,} training, {len(val) if val else 0:,} validation, "
-        f"{len(data.test):,} test pictures of {len(data.classes)} classes from {data.source}"
-    )
+    train, val = _divide(data, settings)
+    console.say(_in_words(data, train, val))
     height, width, channels = data.train.shape
     normalisation = source and source.normalisation(channels)
     mean, std = normalisation or (data.mean, data.std)
@@ -134,6 +114,35 @@ def load_image_task(
         test=loader(data.test),
         val=loader(val) if val else None,
         pool=pool,
+    )
+
+
+def _divide(data: ImageData, settings: ImageSettings) -> tuple[PictureSplit, PictureSplit | None]:
+    """(what is trained on, what is held out for validation): the validation pictures are taken
+    from the training pictures first, then the subset from the rest."""
+    chosen, val, labels = np.arange(len(data.train)), data.val, data.train.labels
+    if settings.val_fraction and val is not None:
+        raise UserError(
+            f"--val_fraction: the val/ folder in {settings.data_dir} is the validation split; "
+            "leave the flag out"
+        )
+    if settings.val_fraction:
+        chosen, held_out = stratified_split(
+            labels, settings.val_fraction, settings.seed, data.classes
+        )
+        val = data.train.part(held_out)
+    if settings.subset is not None:
+        amount = settings.subset if settings.subset <= 1 else int(settings.subset)
+        chosen = chosen[stratified_subset(labels[chosen], amount, settings.seed)]
+    return data.train if len(chosen) == len(data.train) else data.train.part(chosen), val
+
+
+def _in_words(data: ImageData, train: PictureSplit, val: PictureSplit | None) -> str:
+    note = ", synthetic" if data.synthetic else ""
+    note += f", {data.skipped} bad files left out" if data.skipped else ""
+    return (
+        f"{data.name}{note}: {len(train):,} training, {len(val) if val else 0:,} validation, "
+        f"{len(data.test):,} test pictures of {len(data.classes)} classes from {data.source}"
     )
 
 

@@ -1,0 +1,140 @@
+"""Which weights fit a model, what is made of those that do not quite, and the card."""
+
+import json
+
+import pytest
+import torch
+from weight_tools import CARD, assert_holds, resnet, trained
+
+from utils.errors import UserError
+from utils.models.resnet import ResNet
+from utils.weights.card import ModelCard
+from utils.weights.pretrained import Pretrained, fit_weights
+
+# ---- what fits --------------------------------------------------------------------------------
+
+
+def pretrained(tensors) -> Pretrained:
+    return Pretrained(tensors, "file.pth")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda t: t, "head of 5 classes replaced by one of 2"),
+        (lambda t: {n: v for n, v in t.items() if "fc." not in n}, "no head in the file"),
+    ],
+)
+def test_head_of_another_size_stays_fresh(change, says):
+    model, said = resnet(classes=2), []
+    fresh = model.fc.weight.clone()
+    fit_weights(model, pretrained(change(trained())), say=said.append)
+    assert len(said) == 1 and says in said[0] and "\n" not in said[0]
+    assert torch.equal(model.fc.weight, fresh)
+    assert torch.equal(model.bn1.running_var, trained()["bn1.running_var"])
+
+
+def gray(model: ResNet) -> ResNet:
+    model.conv1 = torch.nn.Conv2d(1, 4, 3, padding=1, bias=False)
+    return model
+
+
+def test_colours_are_summed_for_gray_pictures():
+    colour, said = resnet(), []
+    colour.load_state_dict(trained())
+    model = gray(resnet())
+    fit_weights(model, pretrained(trained()), say=said.append)
+    assert len(said) == 1 and "conv1.weight summed over its 3 colours" in said[0]
+    images = torch.rand(2, 1, 8, 8)
+    with torch.inference_mode():
+        expected = colour.eval()(images.expand(2, 3, 8, 8))
+        torch.testing.assert_close(model.eval()(images), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_normalisation_of_gray_pictures():
+    known = Pretrained({}, "", (0.1, 0.2, 0.6), (0.2, 0.3, 0.4))
+    assert known.normalisation(3) == ((0.1, 0.2, 0.6), (0.2, 0.3, 0.4))
+    assert known.normalisation(1) == (pytest.approx((0.3,)), pytest.approx((0.3,)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "advice"),
+    [
+        ({"stem": "imagenet"}, "train with --stem imagenet"),
+        ({"width": 8}, "train with --width 8"),
+        ({"depth": 34}, "train with --depth 34"),
+        ({"depth": 50, "width": 2}, "train with --width 2 --depth 50"),
+    ],
+)
+def test_another_architecture_is_named(settings, advice):
+    model = resnet()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(UserError) as error:
+        fit_weights(model, pretrained(trained(**settings)))
+    assert "does not fit the model" in str(error.value) and advice in str(error.value)
+    assert_holds(model, before)  # nothing was applied
+
+
+def test_up_to_three_tensors_are_named_with_both_shapes():
+    tensors = trained()
+    tensors["conv1.weight"] = torch.rand(4, 3, 7, 7)
+    with pytest.raises(UserError, match=r"conv1.weight is 4x3x7x7, in the model 4x3x3x3: train"):
+        fit_weights(resnet(), pretrained(tensors))
+    tensors = trained() | {f"extra{i}": torch.ones(2, 3) for i in range(5)}
+    with pytest.raises(UserError, match=r"extra0 2x3 has no place .*extra2 .* and 2 more: take"):
+        fit_weights(resnet(), pretrained(tensors))
+    tensors = trained()
+    del tensors["bn1.weight"]
+    with pytest.raises(UserError, match=r"bn1.weight 4 is missing"):
+        fit_weights(resnet(), pretrained(tensors))
+    with pytest.raises(UserError, match=r"pictures of 3 channels|none that there is here"):
+        fit_weights(gray(resnet()), pretrained({"conv1.weight": torch.ones(4, 2, 3, 3)}))
+
+
+def test_gray_weights_do_not_fit_colours():
+    with pytest.raises(UserError, match="train with pictures of 1 channels"):
+        fit_weights(resnet(), pretrained(gray(resnet()).state_dict()))
+
+
+def test_numbers_that_are_not_finite():
+    tensors = trained()
+    tensors["layer4.1.bn2.bias"][0] = float("nan")
+    model = resnet()
+    before = model.conv1.weight.clone()
+    with pytest.raises(UserError, match=r"layer4.1.bn2.bias holds values that are not finite"):
+        fit_weights(model, pretrained(tensors))
+    assert torch.equal(model.conv1.weight, before)
+
+
+# ---- the card ---------------------------------------------------------------------------------
+
+
+def test_card_round_trip():
+    card = ModelCard.from_dict(CARD | {"something": "new"})
+    assert card.classes == ("cat", "dog") and card.std == (0.4, 0.5, 0.6)
+    assert ModelCard.from_dict(json.loads(json.dumps(card.to_dict()))) == card
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"classes": []}, "classes must be"),
+        ({"classes": "cat"}, "classes must be a list"),
+        ({"mean": [0.1]}, "mean must be one finite number"),
+        ({"std": [0.1, 0.2, float("inf")]}, "std must be one finite number"),
+        ({"mean": None}, "mean must be a list"),
+        ({"height": 0}, "height must be"),
+        ({"width": True}, "width must be"),
+        ({"channels": 2}, "channels must be 1 or 3"),
+    ],
+)
+def test_card_of_no_model(change, says):
+    with pytest.raises(ValueError, match=says):
+        ModelCard.from_dict(CARD | change)
+
+
+def test_card_that_is_incomplete():
+    with pytest.raises(ValueError, match="std is missing"):
+        ModelCard.from_dict({name: value for name, value in CARD.items() if name != "std"})
+    with pytest.raises(ValueError, match="not a JSON object"):
+        ModelCard.from_dict([1])

@@ -1,0 +1,99 @@
+"""What an exported model is traced and checked with: samples, and how they become inputs."""
+
+import copy
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from utils.data.images.loader import Normalize
+from utils.data.texts.tokenizer import pad_id, tokenizer_from_json, vocabulary_size
+from utils.weights.card import ModelCard, TextCard
+
+SAMPLES = 5  # in a check; another number than in the trace, so that the batch must be dynamic
+
+
+class PictureSamples:
+    """Of a model of pictures."""
+
+    name, what, metadata = "images", "pictures", ("classes", "mean", "std")
+
+    def __init__(self, card: ModelCard):
+        self.card = card
+        self.normalize = Normalize(card.mean, card.std, card.width, torch.device("cpu"))
+
+    def example(self) -> Tensor:
+        card = self.card
+        return torch.zeros(2, card.height, card.width, card.channels, dtype=torch.uint8)
+
+    def random(self) -> np.ndarray:
+        """(SAMPLES, height, width, channels) uint8: noise of several strengths, black, white."""
+        shape = (SAMPLES, *self.example().shape[1:])
+        pictures = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+        pictures[1] //= 4
+        pictures[-2], pictures[-1] = 0, 255
+        return pictures
+
+    def prepared(self, pictures: np.ndarray) -> Tensor:
+        """As in training: (n, channels, height, width) float32."""
+        return self.normalize(torch.from_numpy(pictures))
+
+    def dynamic_shapes(self) -> dict:
+        return {0: torch.export.Dim("batch")}
+
+    def graph(self, model: nn.Module) -> nn.Module:
+        return _FromPixels(model, self.card)
+
+
+class TextSamples:
+    """Of a model of texts."""
+
+    name, what, metadata = "ids", "texts", ("classes", "max_len", "clean")
+
+    def __init__(self, card: TextCard):
+        tokenizer = tokenizer_from_json(card.tokenizer)
+        self.size, self.pad = vocabulary_size(tokenizer), pad_id(tokenizer)
+        self.max_len, self.length = card.max_len, min(card.max_len, 24)
+
+    def example(self) -> Tensor:
+        return torch.from_numpy(self.random()[:2, : max(2, self.length // 2)])
+
+    def random(self) -> np.ndarray:
+        """(SAMPLES, length) int64: texts of several lengths, the shortest of one token."""
+        ids = np.random.default_rng(0).integers(0, self.size, (SAMPLES, self.length))
+        ids[ids == self.pad] = (self.pad + 1) % self.size
+        lengths = np.linspace(self.length, 1, SAMPLES).astype(int)
+        return np.where(np.arange(self.length) < lengths[:, None], ids, self.pad)
+
+    def prepared(self, ids: np.ndarray) -> Tensor:
+        return torch.from_numpy(ids)
+
+    def dynamic_shapes(self) -> dict:
+        return {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=self.max_len)}
+
+    def graph(self, model: nn.Module) -> nn.Module:
+        return nn.Sequential(model, nn.Softmax(1))
+
+
+def samples_for(card: ModelCard | TextCard) -> PictureSamples | TextSamples:
+    return TextSamples(card) if isinstance(card, TextCard) else PictureSamples(card)
+
+
+class _FromPixels(nn.Module):
+    """uint8 (n, height, width, channels) -> probabilities (n, classes)."""
+
+    def __init__(self, model: nn.Module, card: ModelCard):
+        super().__init__()
+        self.model = model
+        normalize = Normalize(card.mean, card.std, 1, torch.device("cpu"))
+        self.register_buffer("scale", normalize.scale)  # (channels,)
+        self.register_buffer("shift", normalize.shift)
+
+    def forward(self, images: Tensor) -> Tensor:
+        pixels = images.float() * self.scale + self.shift
+        return self.model(pixels.permute(0, 3, 1, 2)).softmax(1)
+
+
+def plain_copy(model: nn.Module) -> nn.Module:
+    """In float32 on the CPU, for evaluation."""
+    return copy.deepcopy(model).cpu().float().eval()
