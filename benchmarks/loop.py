@@ -26,7 +26,7 @@ from utils.training.log import TrainingLog
 from utils.training.objective import Classification, Precision
 from utils.training.progress import Progress
 from utils.training.train_step import TrainStep
-from utils.training.trainer import Plan, Trainer
+from utils.training.trainer import Trainer, TrainingPlan
 
 EPOCH = 400  # steps
 
@@ -105,7 +105,7 @@ def make_trainer(
     return Trainer(
         train_step=train_step,
         loader=loader,
-        plan=Plan(total_steps=0, eval_every=0),
+        plan=TrainingPlan(total_steps=0, eval_every=0),
         evaluate=lambda: None,
         log=TrainingLog(console, metrics),
         saver=Saver(kind(folder / "checkpoints"), metrics, console),

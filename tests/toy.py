@@ -32,7 +32,7 @@ from utils.training.log import TrainingLog
 from utils.training.objective import Classification, Precision, mixed_cross_entropy
 from utils.training.progress import Progress
 from utils.training.train_step import TrainStep
-from utils.training.trainer import Plan, Trainer
+from utils.training.trainer import Trainer, TrainingPlan
 
 CPU = torch.device("cpu")
 
@@ -124,7 +124,7 @@ def make_trainer(
 ):
     """A trainer over random pictures with BatchNorm and dropout, writing below `folder`. With an
     `exchange` it is one rank of several, and `batch_size` is that of each. `strategy`: one, or its
-    name. `learner` learns how to mix, in place of the usual one; `plan`: see Plan."""
+    name. `learner` learns how to mix, in place of the usual one; `plan`: see TrainingPlan."""
     folder.mkdir(parents=True, exist_ok=True)
     exchange = exchange or Exchange()
     ranks = {"rank": exchange.rank, "ranks": exchange.size, "least": least}
@@ -171,7 +171,7 @@ def make_trainer(
     return Trainer(
         train_step=train_step,
         loader=data,
-        plan=Plan(total, **plan),
+        plan=TrainingPlan(total, **plan),
         evaluate=lambda: evaluate(
             model,
             test.epoch(),

@@ -115,8 +115,9 @@ class CropFlip:
         return np.stack([index, *plan])
 
     def carry_out(self, images: Tensor, packed: Tensor) -> Tensor:
-        """The reference implementation: source row and column of each target pixel, and one gather.
-        Involves only the device, so it can be captured in a CUDA graph.
+        """The crop on a GPU, and the reference for `apply_rows`: source row and column of each
+        target pixel, and one gather. Involves only the device, so it can be captured in a CUDA
+        graph.
 
         Args:
             packed: from `pack`.
@@ -128,7 +129,8 @@ class CropFlip:
         rows = torch.arange(height, device=images.device)
         columns = torch.arange(width, device=images.device)
         mirrored = torch.where(flip[:, None] == 1, width - 1 - columns, columns)
-        y = rows + top[:, None] - self.padding  # (n, height), from -padding to height + padding
+        # (n, height), from -padding to height - 1 + padding
+        y = rows + top[:, None] - self.padding
         x = mirrored + left[:, None] - self.padding  # (n, width)
         blank = torch.zeros(n, height, width, dtype=torch.bool, device=images.device)
         if self.mode == "zeros":
@@ -138,13 +140,13 @@ class CropFlip:
                 self._in_square(rows, hole_y[:, None])[:, :, None]
                 & self._in_square(columns, hole_x[:, None])[:, None, :]
             )
-        y, x = _mirror(y, height), _mirror(x, width)
+        y, x = _reflect(y, height), _reflect(x, width)
         gathered = images[sample[:, None, None], y[:, :, None], x[:, None, :]]
         return gathered.masked_fill_(blank[..., None], 0)
 
     def apply_rows(self, images: np.ndarray, plan: CropFlipPlan, index: np.ndarray) -> np.ndarray:
-        """`apply` in NumPy, in few passes over memory: images are copied into padded buffers, those
-        to be mirrored last, and each crop is copied from there row by row."""
+        """`apply` on a CPU, in NumPy, in few passes over memory: images are copied into padded
+        buffers, those to be mirrored last, and each crop is copied from there row by row."""
         n, p = len(index), self.padding
         if self._buffers is None or not self._buffers.fits(n, images):
             self._buffers = _Buffers(n, images, p)
@@ -177,7 +179,7 @@ class CropFlip:
         return (positions >= start) & (positions < start + self.cutout)
 
 
-def _mirror(index: Tensor, size: int) -> Tensor:
+def _reflect(index: Tensor, size: int) -> Tensor:
     """Reflects indices outside 0 to size - 1; the border itself is not repeated."""
     index = index.abs()
     return index.where(index < size, 2 * (size - 1) - index)

@@ -27,6 +27,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from utils.checkpoints.shards import (
+    PARTS,
     Rows,
     file_names,
     is_by_element,
@@ -46,7 +47,6 @@ MODEL, OPTIMIZER, STATE, SUMS = (
     "state.json",
     "SHA256SUMS",
 )
-PARTS = ("model", "optimizer", "average", "mixup")  # names of attributes and of files
 # Keys of a parameter group that change with the steps: the last learning rate (the schedule sets
 # the next), and counts of steps.
 OF_THE_STEPS = (

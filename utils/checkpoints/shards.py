@@ -22,9 +22,11 @@ from utils.exchange import Exchange, Rows
 from utils.files import reason
 from utils.optim.table import OPTIMIZERS
 
-DIVIDED_PARTS = ("model", "average", "optimizer")
+PARTS = ("model", "optimizer", "average", "mixup")  # attributes of a Checkpoint, and its files
+DIVIDED_PARTS = ("model", "average", "optimizer")  # of which each rank may write its rows
 FILE = re.compile(
-    r"state\.json|((model|average|optimizer)(\.rank-\d{5}-of-\d{5})?|mixup)\.safetensors"
+    rf"state\.json|({'|'.join(PARTS)})\.safetensors"
+    rf"|({'|'.join(DIVIDED_PARTS)})\.rank-\d{{5}}-of-\d{{5}}\.safetensors"
 )
 # How keys of optimizer state begin that belong to a whole parameter and are equal on all ranks.
 OF_THE_WHOLE = tuple(key for entry in OPTIMIZERS.values() for key in entry.whole_state)

@@ -60,8 +60,8 @@ def is_lost_peer(error: BaseException) -> bool:
 class Agreement:
     """The maximum over the ranks of each of a few numbers, after every step.
 
-    Nobody waits: a call starts this step's all-reduce and returns the previous one's result, which
-    has arrived meanwhile. So all ranks get the same answer in the same call.
+    A call starts this step's all-reduce and returns the result of the previous one, which has
+    usually arrived meanwhile. So all ranks get the same answer in the same call, and hardly wait.
 
     Args:
         count: how many numbers.

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: finish the step, save, and exit with 130 or 143."""
+"""Notes SIGINT and SIGTERM, by which the training loop finishes the step, saves and stops."""
 
 import contextlib
 import os
@@ -8,14 +8,15 @@ import time
 
 from utils.launch.environment import LAUNCH_FOLDER
 
-# In a launched process a second signal this soon counts as a repetition of the first.
+# In a launched process a second signal this soon is ignored.
 REPEATED_SECONDS = 3.0
-# After this time `Stopped` is raised again if Python ignored it.
+# After this time `Stopped` is raised again if it was raised where Python discards exceptions.
 AGAIN_SECONDS = 0.01
 
 
 class Stopped(BaseException):
-    """A signal has ended the run. `line` says what was saved and how to resume."""
+    """A signal has ended the run, with exit code 130 or 143. `line` says what was saved and how to
+    resume."""
 
     def __init__(self, signum: int, line: str):
         super().__init__(line)
@@ -27,8 +28,8 @@ class Stopping:
 
     Args:
         signals: of this process.
-        agree: (numbers) -> the maximum of each over the ranks, of this call or of the previous one;
-            None: a single process.
+        agree: (numbers) -> the maximum of each over the ranks; None: a single process. An
+            `Agreement` returns that of the previous call, so ranks stop one step later.
 
     Attributes:
         signum: the signal that stops the run; None: none so far.
@@ -39,7 +40,8 @@ class Stopping:
         self.signum: int | None = None
 
     def ask(self, due: bool = False) -> bool:
-        """Whether a checkpoint is due on any rank. Collective."""
+        """Whether a checkpoint is due on any rank; notes in `signum` whether to stop.
+        Collective."""
         numbers = self.signals.received or 0, int(due)
         signum, due = self.agree(*numbers) if self.agree else numbers
         self.signum = self.signum or signum or None
@@ -52,11 +54,11 @@ class Stopping:
 
 
 class Signals:
-    """Catches both signals from its construction on.
+    """Catches SIGINT and SIGTERM from its construction on.
 
     Until `defer` is called a signal raises `Stopped` at once, as nothing is trained yet. From then
     on it only sets `received`, which the loop reads after every step. A second signal ends the
-    process immediately.
+    process immediately, but for the repetition that a launched process may get.
     """
 
     def __init__(self):
@@ -78,7 +80,7 @@ class Signals:
 
     def _stop_unless_deferred(self, *_) -> None:
         if self.received is not None and not self._deferred:
-            signal.setitimer(signal.ITIMER_REAL, 0)  # once is enough
+            signal.setitimer(signal.ITIMER_REAL, 0)  # the timer of `_raise_again`
             raise Stopped(self.received, "stopped before the first step: nothing to save")
 
     def _raise_again(self, unraisable) -> None:
@@ -92,7 +94,7 @@ class Signals:
 
     def defer(self) -> None:
         """From now on a signal only sets `received`."""
-        self._stop_unless_deferred()  # it came while an exception could not be raised
+        self._stop_unless_deferred()  # a signal may have come where none could be raised
         self._deferred = True
 
     @contextlib.contextmanager

@@ -1,14 +1,14 @@
 """Learning-rate schedules, counted in optimizer steps.
 
-All but one are pure functions of the step, so a resumed run needs none of its past; `Plateau` has
-a state, which is saved with every checkpoint. The learning rate is a number on the host: setting
-it waits for nothing.
+All but `Plateau` depend on the step alone, so that resuming needs no state; its state is saved with
+every checkpoint. The learning rate is a number on the host: setting it waits for nothing.
 """
 
 import math
 from dataclasses import dataclass
 
-# name -> the settings that it has besides those of all (flags of the entries)
+# name -> the flags that have an effect with it; "warmup" stands for both of the warm-up's. A
+# schedule is a line here, its factor in `Schedule.after_warmup`, and a row in docs/flags.md.
 SCHEDULES: dict[str, tuple[str, ...]] = {
     "cosine": ("min_lr", "warmup"),
     "linear": ("min_lr", "warmup"),
@@ -18,28 +18,31 @@ SCHEDULES: dict[str, tuple[str, ...]] = {
     "plateau": ("gamma", "plateau_patience", "min_lr", "warmup"),
     "constant": ("warmup",),
 }
-# onecycle: share of the run in which the rate rises, the divisor at its start and, from there,
-# at its end: the defaults of PyTorch's OneCycleLR.
+# Schedules that do not depend on how many steps there will be.
+WITHOUT_SPAN = ("plateau", "constant")
+# onecycle, as PyTorch's OneCycleLR by default: the fraction of the run in which the rate rises,
+# what the peak rate is divided by for the first step, and what that is divided by for the last one.
 RISE, START_DIVISOR, END_DIVISOR = 0.3, 25.0, 1e4
-# plateau: a loss counts as lower when it is so by this share (PyTorch's ReduceLROnPlateau).
+# plateau: a loss must fall by this fraction to count as lower (PyTorch's ReduceLROnPlateau).
 PLATEAU_THRESHOLD = 1e-4
 
 
 @dataclass
 class Schedule:
-    """factor(step) of the base learning rate: linear warm-up, then the named shape.
+    """factor(step) of the peak learning rate: linear warm-up, then the named shape.
 
     Args:
         name: a key of SCHEDULES but "plateau" (see `Plateau`). Cosine: Loshchilov and Hutter,
             "SGDR" (2017), without restarts; onecycle: Smith and Topin, "Super-convergence"
-            (2018), the learning rate alone; step and multistep: PyTorch's StepLR, MultiStepLR.
-        total_steps: optimizer steps of the schedule, the warm-up among them; later steps have
-            the factor of its end.
+            (2018), without its cycle of the momentum; step and multistep: PyTorch's StepLR and
+            MultiStepLR.
+        total_steps: optimizer steps of the schedule, with the warm-up. cosine, linear and onecycle
+            keep their last factor after it.
         warmup_steps: step 0 gets 1 / warmup_steps of the rate, step warmup_steps - 1 all of it.
-        min_factor: where cosine and linear end, 0 to 1.
-        gamma: of step and multistep: the factor at each of their borders.
-        step_size: of step: optimizer steps between two borders, the warm-up counted.
-        milestones: of multistep: the optimizer steps at which the rate falls.
+        min_factor: the factor that cosine and linear end with, and plateau's lowest, 0 to 1.
+        gamma: what step, multistep and plateau multiply the rate by when it falls.
+        step_size: "step" only: it falls every so many optimizer steps, counted from step 0.
+        milestones: "multistep" only: the optimizer steps at which it falls.
     """
 
     name: str
@@ -60,6 +63,7 @@ class Schedule:
         return self.after_warmup(step)
 
     def after_warmup(self, step: int) -> float:
+        """The factor of a step that is counted from 0, and comes after the warm-up."""
         after = max(1, self.total_steps - self.warmup_steps)
         progress = min(1.0, (step - self.warmup_steps) / after)
         if self.name == "cosine":
@@ -69,9 +73,10 @@ class Schedule:
         if self.name == "step":
             return self.gamma ** (step // self.step_size)
         if self.name == "multistep":
-            return self.gamma ** sum(step >= border for border in self.milestones)
+            return self.gamma ** sum(step >= milestone for milestone in self.milestones)
         if self.name == "onecycle":
             return _one_cycle(step, self.total_steps)
+        assert self.name == "constant", f"no factor for the schedule {self.name}"
         return 1.0
 
     def apply(self, optimizer, step: int) -> None:
@@ -81,7 +86,7 @@ class Schedule:
             group["lr"] = group["base_lr"] * factor
 
     def observe(self, loss: float) -> bool:
-        """Told the validation loss after each evaluation; whether the rate falls by it."""
+        """Takes the validation loss after each evaluation; returns whether the rate is lowered."""
         return False
 
     def state_dict(self) -> dict:
@@ -154,19 +159,19 @@ def build_schedule(
     milestones: list[float] | None = None,
     plateau_patience: int = 5,
 ) -> Schedule:
-    """The schedule `name` (a key of SCHEDULES) with its lengths given in epochs.
+    """The schedule `name` (a key of SCHEDULES), with some of its lengths given in epochs.
 
     Args:
         lr, min_lr: peak and lowest learning rate.
         total_steps: optimizer steps that the schedule spans.
-        step_epochs: of step; None: a third of the schedule.
-        milestones: of multistep, in epochs; None: after a half and three quarters of it
+        step_epochs: of "step"; None: a third of the schedule.
+        milestones: of "multistep", in epochs; None: after a half and three quarters of the schedule
             (He et al., "Deep residual learning" (2016), section 4.2).
-        plateau_patience: of plateau, in evaluations.
+        plateau_patience: of "plateau", in evaluations.
     """
     step_size = total_steps / 3 if step_epochs is None else step_epochs * steps_per_epoch
     borders = (
-        [total_steps * share for share in (0.5, 0.75)]
+        [total_steps * fraction for fraction in (0.5, 0.75)]
         if milestones is None
         else [epoch * steps_per_epoch for epoch in milestones]
     )

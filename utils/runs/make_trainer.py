@@ -28,7 +28,7 @@ from utils.training.guard import Guard
 from utils.training.log import TrainingLog
 from utils.training.times import Clock
 from utils.training.train_step import TrainStep
-from utils.training.trainer import Plan, Trainer
+from utils.training.trainer import Trainer, TrainingPlan
 from utils.weights.card import TextCard
 
 
@@ -83,7 +83,7 @@ def build_trainer(
         train_step=train_step,
         stepper=engine.stepper(train_step, loader, run.console, launch_advice(settings)),
         loader=loader,
-        plan=Plan(
+        plan=TrainingPlan(
             total_steps,
             eval_split="val" if task.val else "test",
             eval_every=settings.eval_every,

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from utils.errors import UserError
 from utils.optim.entry import GROUP
-from utils.optim.schedules import SCHEDULES
+from utils.optim.schedules import SCHEDULES, WITHOUT_SPAN
 from utils.optim.table import OPTIMIZERS
 from utils.setting import setting
 from utils.settings.config import Config
@@ -244,7 +244,7 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):
     def schedule_has_span(self) -> bool:
         """Whether the learning rate depends on the number of epochs."""
         fixed = {"step": self.step_epochs, "multistep": self.milestones}
-        return self.sched not in ("plateau", "constant") and fixed.get(self.sched) is None
+        return self.sched not in WITHOUT_SPAN and fixed.get(self.sched) is None
 
 
 def milestone_epochs(text: str | None) -> list[float] | None:

@@ -94,18 +94,18 @@ class OnNonFinite:
                 "--precision bf16 or fp32, or a lower --lr"
             )
 
-    def judge(self, new: int, first: int, others: bool, optimizer) -> None:
+    def judge(self, new: int, first: int, applied: bool, optimizer) -> None:
         """Called when the host reads the metrics.
 
         Args:
             new: steps that were not applied since the last call.
             first: the number of the first such step of the run.
-            others: some steps were applied since the last call.
+            applied: some steps were applied since the last call.
 
         Raises:
             UserError: the run is to stop.
         """
-        self._barren_steps = 0 if others else self._barren_steps + new
+        self._barren_steps = 0 if applied else self._barren_steps + new
         if self.policy == "skip" and self._barren_steps < BARREN_STEPS:
             self.console.say(f"{new} step(s) with a loss or gradient that is not finite: skipped")
             return

@@ -1,4 +1,8 @@
-"""What a checkpoint holds of a training, and how it comes back."""
+"""What a checkpoint holds of a training, and how it comes back.
+
+`Saver.save` adds two entries to its state: the facts that a resumed run must know ("settings", made
+by utils/runs/make_trainer.py) and the length of the metrics.
+"""
 
 from dataclasses import asdict
 
@@ -35,7 +39,7 @@ def snapshot(train_step: TrainStep) -> Checkpoint:
         "model": strategy.tensors(),
         "optimizer": tensors,
         "average": train_step.average and train_step.average.state_dict(),
-        # A form that learns nothing lasting has nothing to save.
+        # Meta-mixup that learns a lambda for each pair keeps nothing.
         "mixup": (train_step.meta and train_step.meta.state_dict()) or None,
     }
     step = train_step.progress.step
@@ -72,6 +76,7 @@ def restore(train_step: TrainStep, checkpoint: Checkpoint) -> None:
     restore_optimizer(train_step.optimizer, names, *saved, exchange)
     train_step.schedule.load_state_dict(state.get("schedule", {}))
     if train_step.average is not None:
+        # A run without an average so far begins one with its weights.
         train_step.average.load_state_dict(checkpoint.weights)
     if train_step.meta is not None:
         train_step.meta.load_state_dict(checkpoint.mixup or {})

@@ -1,6 +1,6 @@
 """One optimizer step: the passes of its micro-batches, then the update.
 
-The device is never waited for, but in `read_sums`.
+Only `read_sums` waits for the device.
 """
 
 import contextlib
@@ -21,10 +21,10 @@ class TrainStep:
 
     Args:
         strategy: how the model is spread over processes; it has wrapped the model.
-        objective: (inputs, targets, mixing) -> summed loss, sums; its attribute `sums` names them
-            if they are not SUMS (see objective.py).
+        objective: (inputs, targets, mixing) -> summed loss, sums; `objective.sums` names the sums,
+            the loss first; by default SUMS (see objective.py).
         optimizer: honours `found_inf` (see optim/factory.py).
-        schedule: `apply(optimizer, step)` sets the learning rate at the beginning of a step.
+        schedule: `apply(optimizer, step)` sets the learning rate.
         precision: its loss scaler is used around the backward pass.
         progress: counts the steps.
         guard: judges whether a step is finite.
@@ -32,7 +32,7 @@ class TrainStep:
         average: moving average of the weights, which is evaluated in their place; None: none.
         meta: learns how samples are mixed: `choose(batch, lr)` returns the mixing plan of a
             micro-batch; `update(bad, lr)` is called when the weights' `grad` holds the gradient of
-            the step (see mixup/meta.py). None: lambda is drawn.
+            the step (see mixup/meta.py). None: the plan, if there is one, comes with the batch.
     """
 
     settling = False  # see Stepper; these steps are all alike
@@ -59,7 +59,9 @@ class TrainStep:
         self.sum_names = getattr(objective, "sums", SUMS)
         zeros = torch.zeros(len(self.sum_names), dtype=torch.float64, device=precision.device)
         self.step_sums, self.window = zeros, zeros.clone()  # of this step; since the last log line
-        self.updating = False  # weights, optimizer and average are of different steps
+        # An update is half done: weights, optimizer and average are of different steps, and the
+        # state must not be saved.
+        self.updating = False
 
     def start(self) -> None:
         """To be called before the first step."""
@@ -67,8 +69,8 @@ class TrainStep:
         self.guard.remember()
 
     def forward_backward(self, batch: Batch) -> None:
-        """The passes of a micro-batch."""
-        # Before anything reads the learning rate. All micro-batches of a step set the same one.
+        """Forward and backward pass of a micro-batch."""
+        # First, since `meta` reads the learning rate; all micro-batches of a step set the same one.
         self.schedule.apply(self.optimizer, self.progress.step)
         self.forward_backward_device(batch)
 
@@ -79,8 +81,10 @@ class TrainStep:
             mixing = self.meta.choose(batch, self.learning_rate)
         with self.strategy.micro_batch(batch.ends_step):
             loss, sums = self.objective(batch.inputs, batch.targets, mixing)
-            # Gradients are averaged over the ranks. Scaled by their number, the result is the
-            # gradient of the mean loss over the samples of the step.
+            # The strategy averages gradients over the ranks. So the loss is multiplied by their
+            # number here: the result is the gradient of the mean over the samples of the whole
+            # step. A filler counts for nothing, and is there because all ranks run equally many
+            # passes.
             mean = loss / (batch.step_samples / self.exchange.size)
             self.scaler.scale(mean * 0 if batch.filler else mean).backward()
         if not batch.filler:
@@ -101,7 +105,8 @@ class TrainStep:
         self.updating = False
 
     def update_device(self, step: int | torch.Tensor, ema_weight: float | torch.Tensor) -> None:
-        """Device part of `update`; `step` and `ema_weight` come from the host."""
+        """Device part of `update`; for a CUDA graph `step` and `ema_weight` are tensors that the
+        host fills."""
         self.strategy.collect_gradients()
         self.scaler.unscale_(self.optimizer)
         norm, loss = self.guard.gradient_norm(), self.guard.agree(self.step_sums[0])
@@ -127,8 +132,7 @@ class TrainStep:
         return ""
 
     def pass_without_effect(self, batch: Batch) -> None:
-        """A forward and backward pass that leaves no trace, which settles the order in which DDP
-        adds gradients (see `Strategy.adds_in_order`)."""
+        """A forward and backward pass that leaves no trace."""
         loss, _ = self.objective(batch.inputs, batch.targets, batch.mixing)
         (loss * 0).backward()
         self.take_back()
@@ -145,12 +149,13 @@ class TrainStep:
         run that were left out). Here alone the host waits for the device. Collective."""
         window = self.exchange.sum(self.window)
         values = torch.cat([window, self.guard.left_out.double()]).tolist()
-        sums = dict(zip(self.sum_names, values, strict=False))
-        return sums, LeftOut(*map(int, values[len(sums) :]))
+        count = len(self.sum_names)
+        sums = dict(zip(self.sum_names, values[:count], strict=True))
+        return sums, LeftOut(*map(int, values[count:]))
 
     def load_sums(self) -> None:
         """Takes over the sums of `progress`, which is that of a checkpoint."""
-        if self.exchange.rank == 0:  # they are sums over all ranks
+        if self.exchange.rank == 0:  # they are over all ranks: one of them takes them over
             sums = self.progress.window_sums
             self.window.copy_(torch.tensor(sums, dtype=torch.float64))
         self.guard.left_out = torch.tensor(self.progress.left_out, device=self.precision.device)

@@ -1,7 +1,7 @@
 """The training loop of all entries.
 
-The host runs ahead of the device. It reads from the device at a log line, before a checkpoint and
-at the end of an epoch, and nowhere else (`_read_sums`).
+The host runs ahead of the device. It reads from the device after the first step, at log lines,
+before a checkpoint and at the end of an epoch, and nowhere else (`_read_sums`).
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ from utils.training.train_step import TrainStep
 
 
 @dataclass
-class Plan:
+class TrainingPlan:
     """How long a training lasts, and what it does when.
 
     Args:
@@ -58,7 +58,7 @@ class Trainer:
         stepper: takes the steps, where an engine does so; None: `train_step` itself.
         loader: of the training split.
         plan: how long, and what when.
-        evaluate: () -> Evaluation, or None when interrupted; called at the end of epochs.
+        evaluate: () -> Evaluation, or None if a signal interrupted it; called at the end of epochs.
         log: where lines and records go.
         saver: where and how often checkpoints are saved.
         stopping: whether to stop, agreed by all ranks.
@@ -71,7 +71,7 @@ class Trainer:
         *,
         train_step: TrainStep,
         loader: TrainingLoader,
-        plan: Plan,
+        plan: TrainingPlan,
         evaluate: Callable[[], Evaluation | None],
         log: TrainingLog,
         saver: Saver,
@@ -89,6 +89,7 @@ class Trainer:
         self.clock, self.times = clock or Clock(self.progress, device), PhaseTimes(device)
         self.on_nonfinite = OnNonFinite(plan.on_nonfinite, log.console, saver)
         searches = device.type == "cuda" and not torch.are_deterministic_algorithms_enabled()
+        # Samples of the micro-batches for which cuDNN searches plans; None: it does not.
         self.searched_samples = loader.largest() if searches else None
 
     # ---- one step ---------------------------------------------------------------------------
@@ -113,7 +114,7 @@ class Trainer:
 
         Args:
             profiler: `step()` is called after every optimizer step.
-            free_cores: `look()`, likewise, adjusts the number of threads; None: it stays.
+            free_cores: `look()`, called likewise, adjusts the number of threads; None: that stays.
         """
         return self.within_memory(lambda: self._fit(profiler, free_cores))
 
@@ -145,7 +146,7 @@ class Trainer:
             while not progress.stopped_early and (
                 progress.step < total_steps or self._end_is_due()
             ):
-                if not self._end_is_due():
+                if not self._end_is_due():  # it is where a run was stopped in an evaluation
                     self.train_to_epoch_end(profiler, free_cores)
                 self._end_epoch()
                 if self.stopping.signum is not None and progress.step < total_steps:
@@ -156,7 +157,8 @@ class Trainer:
         return progress
 
     def settle_order(self) -> None:
-        """A pass without effect (see `TrainStep.pass_without_effect`)."""
+        """Spends a pass, as DDP settles the order in which it adds gradients in its first one (see
+        `Strategy.adds_in_order`)."""
         device = self.train_step.precision.device
         self.prepare(0)
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -213,25 +215,26 @@ class Trainer:
         clock.pause()
 
     def _save_is_due(self) -> bool:
-        """Whether a checkpoint is due, agreed by all ranks; also updates `stopping`. An interval in
-        steps is known to all; one in seconds is measured by rank 0, whose answer arrives a step
-        later."""
+        """Whether a checkpoint is due, agreed by all ranks; also updates `stopping`, so that every
+        rank must call it equally often. An interval in steps is known to all; one in seconds is
+        measured by rank 0, whose answer arrives a step later where there are several."""
         saver, step, rank = self.saver, self.progress.step, self.train_step.exchange.rank
         by_steps = saver.every_steps is not None
         due = self.stopping.ask(not by_steps and rank == 0 and saver.is_due(step))
         if by_steps:
             return saver.is_due(step)
-        return due and step > saver.saved_step + 1  # otherwise the answer is older than the save
+        return due and step > saver.saved_step + 1  # an older answer is from before the save
 
     def _end_is_due(self) -> bool:
-        """An epoch or the run has ended, and `_end_epoch` has not been carried out for it."""
+        """Whether an epoch or the run has ended, and `_end_epoch` is still to be done for it."""
         step = self.progress.step
         at_end = step % self.loader.steps_per_epoch == 0 or step >= self.plan.total_steps
-        return 0 < step != self.progress.ended_step and at_end
+        return at_end and step > 0 and step != self.progress.ended_step
 
     def _end_epoch(self) -> None:
-        """Figures of the epoch, evaluation, best step, checkpoint. Done again from its start after
-        an interruption, so it changes `progress` only when nothing can interrupt it any more."""
+        """Figures of the epoch, evaluation, best step, checkpoint. If the evaluation is
+        interrupted, a resumed run does all of this again; so `progress` is changed only after
+        it."""
         progress, plan, train_step, log = self.progress, self.plan, self.train_step, self.log
         finished, at = progress.step >= plan.total_steps, self._position()
         sums = dict(zip(train_step.sum_names, progress.epoch_sums, strict=True))
@@ -243,7 +246,7 @@ class Trainer:
                 evaluation = self.evaluate()
             self.times.mark("evaluation")
             if evaluation is None:
-                self.stopping.ask()
+                self.stopping.ask()  # which signal it was
                 self._stop()
         progress.ended_step, progress.train = progress.step, train
         progress.epoch_sums = self._no_sums()
@@ -261,7 +264,8 @@ class Trainer:
                 best, note = self._judge(evaluation, at["epoch"])
         log.say_epoch(at["epoch"], train, plan.eval_split, evaluation, note)
         log.advise(time_share)
-        if self._save_is_due() or finished or best or progress.stopped_early:
+        due = self._save_is_due()  # asked by all ranks, whatever else holds
+        if due or finished or best or progress.stopped_early:
             self.save(final=finished or progress.stopped_early)
 
     def _judge(self, evaluation: Evaluation, epochs_done: float) -> tuple[bool, str]:
@@ -297,9 +301,11 @@ class Trainer:
         step, progress = self.train_step, self.progress
         sums, left_out = step.read_sums()
         self.on_nonfinite.check_scale(step.scaler, progress.step)
-        new, progress.left_out = left_out.steps - progress.left_out.steps, left_out
-        if new:
-            self.on_nonfinite.judge(new, left_out.first, sums["samples"] > 0, step.optimizer)
+        newly_left_out = left_out.steps - progress.left_out.steps
+        progress.left_out = left_out
+        if newly_left_out:
+            applied = sums["samples"] > 0
+            self.on_nonfinite.judge(newly_left_out, left_out.first, applied, step.optimizer)
         return sums
 
     def _log_window(self) -> None:
@@ -323,13 +329,13 @@ class Trainer:
         self.log.show(sums, self._position()["epoch"], left, speed)
 
     def _position(self) -> dict:
-        """Of a record in the metrics."""
+        """{"step", "epoch"} of a record in the metrics."""
         step = self.progress.step
         return {"step": step, "epoch": step / self.loader.steps_per_epoch}
 
     @property
     def samples_per_second(self) -> float | None:
-        """In this process, without its first step."""
+        """The speed of this process so far, its first step excluded."""
         return self.clock.speed(self.samples_until)
 
     def samples_until(self, step: int) -> int:
@@ -359,7 +365,9 @@ class Trainer:
         step = self.progress.step
         if step == 0:
             return ""
-        if self.train_step.updating:
+        if (
+            self.train_step.updating
+        ):  # it broke off in the middle: only the last checkpoint is whole
             steps = self.saver.store.steps()
             if not steps:
                 return ""

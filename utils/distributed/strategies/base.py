@@ -74,7 +74,7 @@ class Strategy(ModelTensors):
         return norm
 
     def agree(self, loss: Tensor, statistics: list[Tensor]) -> Tensor:
-        """What all ranks know in a step, before it is judged: the loss, (), summed over them.
+        """What all ranks know in a step, before it is judged: the loss, (), as their mean.
 
         Args:
             statistics: floating-point buffers, such as BatchNorm's, which each rank takes of its

@@ -21,17 +21,21 @@ The axes of a tensor are processed in order: each axis takes as X the result of 
 With coupled weight decay, the gradient includes the decay. Each X is preconditioned by F as of the
 previous gradients, and F is updated with X afterwards.
 
-Precondition. The gradient is multiplied by the inverse of F, smoothed by alpha times F's mean
-diagonal element, and rescaled to its previous norm:
+Precondition. The gradient is multiplied by the inverse of F, which is damped by alpha times its
+mean diagonal element, and rescaled to its previous norm:
 
     G = F + (alpha / D) tr(F) I            X_hat = X G^-1 |X| / |X G^-1|
 
-With beta0 = alpha tr(F) / D and beta = rho + beta0 this takes only a product of rank r:
-beta G^-1 = I - R' (I - beta (Lambda + beta0 I)^-1) R.
+The damping adds beta0 = alpha tr(F) / D to every eigenvalue of F; in the directions that are not
+tracked the sum is beta = rho + beta0. So a product of rank r is enough:
+
+    beta G^-1 = I - R' (I - beta (Lambda + beta0 I)^-1) R
 
 A power p other than the paper's 1 takes G^-p in the place of G^-1:
-beta^p G^-p = I - R' (I - beta^p (Lambda + beta0 I)^-p) R. With p = 1/2 the directions of large
-gradients are held down less. It is Adam's exponent; Shampoo (Gupta, Koren and Singer (2018),
+
+    beta^p G^-p = I - R' (I - beta^p (Lambda + beta0 I)^-p) R
+
+With p = 1/2 the directions of large gradients are held down less. It is Adam's exponent; Shampoo (Gupta, Koren and Singer (2018),
 arXiv:1802.09568) takes 1/4 on each of two axes.
 
 Update, by one step of subspace iteration on T = eta (S + delta s I) + (1 - eta) F:

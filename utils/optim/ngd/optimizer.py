@@ -71,7 +71,7 @@ class NGD(Optimizer):
         momentum, nesterov, dampening: as in torch.optim.SGD.
         weight_decay: times the weight, it is added to the gradient before that is preconditioned.
         decoupled: instead of that the weight shrinks, by lr * weight_decay of itself.
-        alpha: smoothing: the multiple of its mean diagonal that is added to a Fisher matrix.
+        alpha: damping: the multiple of its mean diagonal that is added to a Fisher matrix.
             Larger is nearer to SGD.
         rank: of the part of low rank, below the axis's length D; None: min((D + 1) // 2, 80).
         update_period: steps between two updates of the Fisher matrices, after the first ten.
