@@ -35,8 +35,8 @@ A power p other than the paper's 1 takes G^-p in the place of G^-1:
 
     beta^p G^-p = I - R' (I - beta^p (Lambda + beta0 I)^-p) R
 
-With p = 1/2 the directions of large gradients are held down less. It is Adam's exponent; Shampoo (Gupta, Koren and Singer (2018),
-arXiv:1802.09568) takes 1/4 on each of two axes.
+With p = 1/2 the directions of large gradients are held down less. It is Adam's exponent; Shampoo
+(Gupta, Koren and Singer (2018), arXiv:1802.09568) takes 1/4 on each of two axes.
 
 Update, by one step of subspace iteration on T = eta (S + delta s I) + (1 - eta) F:
 
