@@ -119,8 +119,8 @@ def test_every_form_of_importing_torch_distributed_is_found(source, uses):
 
 
 def test_torch_distributed_is_imported_where_processes_are_known():
-    rooms = {"distributed", "launch"}
-    outside = [path for path in MODULES if not rooms & {*path.relative_to(ROOT).parts}]
+    packages = {"distributed", "launch"}
+    outside = [path for path in MODULES if not packages & {*path.relative_to(ROOT).parts}]
     assert [module_name(p) for p in outside if uses_distributed(p.read_text("utf-8"))] == []
 
 

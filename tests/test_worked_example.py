@@ -25,9 +25,9 @@ STEPS = 4  # in the epoch
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory) -> Path:
+def checkout(tmp_path_factory) -> Path:
     """A copy of the project's tracked files, with Lion's file and its line in the table."""
-    folder = tmp_path_factory.mktemp("house")
+    folder = tmp_path_factory.mktemp("checkout")
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -42,36 +42,36 @@ def house(tmp_path_factory) -> Path:
     return folder
 
 
-def said(house: Path, folder: Path, command: str) -> str:
+def said(checkout: Path, folder: Path, command: str) -> str:
     """The output of a command, which must succeed."""
-    done = call(house, command, folder, capture_output=True, text=True, timeout=PATIENCE)
+    done = call(checkout, command, folder, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def python(house: Path, *words: str) -> subprocess.CompletedProcess:
+def python(checkout: Path, *words: str) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, *words], cwd=house, capture_output=True, text=True, timeout=PATIENCE
+        [sys.executable, *words], cwd=checkout, capture_output=True, text=True, timeout=PATIENCE
     )
 
 
-def run_pytest(house: Path, *words: str) -> subprocess.CompletedProcess:
+def run_pytest(checkout: Path, *words: str) -> subprocess.CompletedProcess:
     """Runs tests of the copy: their files, then which of their names (-k)."""
     *files, names = words
-    return python(house, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files, "-k", names)
+    return python(checkout, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files, "-k", names)
 
 
-def test_help_has_it_with_its_flag_and_defaults(house, tmp_path):
-    text = " ".join(said(house, tmp_path, "python resnet50_test.py --help").split())
+def test_help_has_it_with_its_flag_and_defaults(checkout, tmp_path):
+    text = " ".join(said(checkout, tmp_path, "python resnet50_test.py --help").split())
     assert "one of sgd, adamw, lamb, muon, madgrad, ngd, lion;" in text
     assert re.search(r"--lion_beta2 FLOAT How much .*? default: 0.99\)", text)
     assert "0.0001 with lion" in text and "except with madgrad and lion" in text
     assert text.index("--ngd_norm") < text.index("--lion_beta2") < text.index("--lookahead_k")
     code = "import sys, resnet50_test; assert 'torch' not in sys.modules"
-    assert python(house, "-c", code).returncode == 0
+    assert python(checkout, "-c", code).returncode == 0
 
 
-def test_settings_know_it(house):
+def test_settings_know_it(checkout):
     """Its flag has an effect with it alone, and FSDP can shard its parameters."""
     code = """
 from resnet50_test import Settings
@@ -85,11 +85,11 @@ try:
 except UserError as error:
     print(error)
 """
-    done = python(house, "-c", code)
+    done = python(checkout, "-c", code)
     assert done.stdout == "--lion_beta2 has no effect: --optimizer sgd has none\n", done.stderr
 
 
-def test_the_search_has_its_ranges(house):
+def test_the_search_has_its_ranges(checkout):
     code = """
 import sys
 sys.path.append("tests/tuning")
@@ -99,19 +99,19 @@ for tuning in (resnet50_tuning, transformer_tuning):
     space, _, _ = space_of(tuning.TARGET.space, "--optimizer", "lion", tuning=tuning)
     print([ranges_of(space)[name] for name in ("lr", "weight_decay", "lion_beta2")])
 """
-    done = python(house, "-c", code)
+    done = python(checkout, "-c", code)
     assert done.stdout == 2 * "[(1e-05, 0.002), (0.01, 5.0), (0.9, 0.999)]\n", done.stderr
 
 
 @pytest.mark.slow
-def test_a_resumed_run_is_the_whole_run_to_the_bit(house, tmp_path):
-    out = said(house, tmp_path, f"{RUN} --output whole")
+def test_a_resumed_run_is_the_whole_run_to_the_bit(checkout, tmp_path):
+    out = said(checkout, tmp_path, f"{RUN} --output whole")
     summary = json.loads((tmp_path / "whole/summary.json").read_text())
     assert (summary["optimizer"], summary["steps"]) == ("lion", STEPS), out
     shutil.copytree(tmp_path / "whole", tmp_path / "half")
     for step in (STEPS - 1, STEPS):
         shutil.rmtree(tmp_path / f"half/checkpoints/step-{step:08}", ignore_errors=True)
-    out = said(house, tmp_path, "python resnet50_test.py --resume half")
+    out = said(checkout, tmp_path, "python resnet50_test.py --resume half")
     assert f"from step {STEPS - 2}" in out
     for file in ("model.safetensors", "optimizer.safetensors"):
         whole, half = (
@@ -122,10 +122,10 @@ def test_a_resumed_run_is_the_whole_run_to_the_bit(house, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_search_ends_with_a_recipe(house, tmp_path):
+def test_a_search_ends_with_a_recipe(checkout, tmp_path):
     write_data(tmp_path)
     said(
-        house,
+        checkout,
         tmp_path,
         "bash tuning/resnet50_tuning.sh --optimizer lion --dataset imagefolder --data_dir pictures "
         "--depth 18 --width 4 --bs 16 --epochs 1 --threads 1 --device cpu --val_fraction 0.25 "
@@ -136,24 +136,24 @@ def test_a_search_ends_with_a_recipe(house, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_tests_of_every_optimizer_pass(house):
+def test_the_tests_of_every_optimizer_pass(checkout):
     """Flagged steps, checkpoints, frozen parameters, what its entry says."""
     files = ("factory", "optimizer_steps", "optimizer_entries")
-    done = run_pytest(house, *(f"tests/optim/test_{name}.py" for name in files), "lion")
+    done = run_pytest(checkout, *(f"tests/optim/test_{name}.py" for name in files), "lion")
     assert done.returncode == 0, done.stdout
     assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 40
 
 
 @pytest.mark.slow
-def test_the_page_of_flags_lacks_a_row_that_its_test_shows(house):
+def test_the_page_of_flags_lacks_a_row_that_its_test_shows(checkout):
     words = "tests/end_to_end/test_docs.py", "lion or every_flag or flags_that_are_named"
-    done = run_pytest(house, *words)
+    done = run_pytest(checkout, *words)
     row = re.search(r"AssertionError: docs/flags.md: (\| `lion` .*\|)$", done.stdout, re.M)
     assert done.returncode == 1 and row, done.stdout
-    page = house / "docs/flags.md"
+    page = checkout / "docs/flags.md"
     content = page.read_text()
     last = next(line for line in content.splitlines() if line.startswith("| `ngd` |"))
     page.write_text(content.replace(last, f"{last}\n{row[1]}"))
-    done = run_pytest(house, *words)
+    done = run_pytest(checkout, *words)
     page.write_text(content)
     assert done.returncode == 0, done.stdout
