@@ -201,7 +201,7 @@ class Usual:
 
     def shares(self) -> dict[str, float]:
         """Fraction of the time since the last call, by phase."""
-        return self.times.shares()
+        return self.times.fractions()
 
 
 class Ours:

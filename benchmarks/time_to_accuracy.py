@@ -172,7 +172,7 @@ def usual_curve(way: Way, course: Course, workers: int) -> list[tuple[float, flo
             loop.step(*next(loop.batches))
             step += 1
         seconds += time.perf_counter() - started
-        loop.times.shares()
+        loop.times.fractions()
         precision = Precision(way.precision, device)
         curve.append((seconds, evaluate(loop.model, course.test.epoch(), precision).accuracy))
     return curve

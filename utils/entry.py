@@ -25,7 +25,7 @@ from utils.settings.config import parse
 
 # PyTorch is imported inside the functions that need it: --help and wrong flags answer at once.
 
-# How long a CPU thread that has finished its share spins before it sleeps, in turns of a loop.
+# How long a CPU thread that has finished its part spins before it sleeps, in turns of a loop.
 # With OpenMP's default a single other busy process makes two training threads wait for each other
 # most of the time (see benchmarks/results/busy_machine.md).
 SPIN_TURNS = "10000"

@@ -65,7 +65,7 @@ def test_no_wait_with_an_average_and_a_frozen_backbone(tmp_path, optimizer, prec
     run_epoch_without_waiting(trainer, 3)
     if precision != "fp16":  # whose scaler may have skipped the few steps
         assert not torch.equal(frozen, before)
-    shares = trainer.times.shares()
+    shares = trainer.times.fractions()
     assert shares["forward_backward"] > 0 and sum(shares.values()) == pytest.approx(1, abs=0.01)
 
 
@@ -148,7 +148,7 @@ def test_times_are_those_of_the_device():
     times.read()
     assert host < device / 2
     assert sum(times.seconds.values()) == pytest.approx(device, rel=0.2)
-    shares = times.shares()
+    shares = times.fractions()
     assert shares["forward_backward"] == pytest.approx(0.6, abs=0.1)
     assert shares["data"] == pytest.approx(0.2, abs=0.1)
     assert shares["checkpoint"] == 0

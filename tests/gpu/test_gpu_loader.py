@@ -38,7 +38,7 @@ def loader(device, images=None, labels=None, **options):
 @pytest.fixture
 def in_host_memory(monkeypatch):
     """Pretends that the GPU has no room for pictures."""
-    monkeypatch.setattr("utils.data.images.loader.GPU_SHARE", 0.0)
+    monkeypatch.setattr("utils.data.images.loader.GPU_FRACTION", 0.0)
 
 
 @pytest.fixture

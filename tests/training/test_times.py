@@ -20,13 +20,13 @@ def test_time_belongs_to_the_mark_at_its_end(monkeypatch):
         times.read()
     now[0] += 2
     times.mark("evaluation")
-    assert times.shares() == {
+    assert times.fractions() == {
         "data": 0.2, "forward_backward": 0.5, "optimizer": 0.1, "checkpoint": 0.0,
         "evaluation": 0.2, "other": 0.0,
     }  # fmt: skip
     now[0] += 3
     times.mark("checkpoint")
-    assert times.shares()["checkpoint"] == 1.0  # counted from zero again
+    assert times.fractions()["checkpoint"] == 1.0  # counted from zero again
 
 
 def test_every_epoch_reports_its_time_fractions(tmp_path):

@@ -112,15 +112,15 @@ class PhaseTimes:
             self.seconds[phase] += before.elapsed_time(now) / 1000 if cuda else now - before
         del self._marks[:-1]
 
-    def shares(self) -> dict[str, float]:
+    def fractions(self) -> dict[str, float]:
         """{phase: its fraction of the time since the last call}, to 3 digits. Waits for the
         device."""
         wait_for(self.device)
         self.read()
         total = sum(self.seconds.values())
-        shares = {phase: round(s / total, 3) for phase, s in self.seconds.items() if total}
+        fractions = {phase: round(s / total, 3) for phase, s in self.seconds.items() if total}
         self.seconds = dict.fromkeys(self.seconds, 0.0)
-        return shares
+        return fractions
 
 
 def wait_for(device: torch.device) -> None:

@@ -250,7 +250,7 @@ class Trainer:
                 self._stop()
         progress.ended_step, progress.train = progress.step, train
         progress.epoch_sums = self._no_sums()
-        time_share = self.times.shares()
+        time_share = self.times.fractions()
         memory = peak_memory(train_step.precision.device)
         log.write_epoch(
             at, train, lr=train_step.learning_rate, speed=self.samples_per_second,

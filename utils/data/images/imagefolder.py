@@ -104,7 +104,7 @@ def load_imagefolder(
 
 
 def _divide(index: Index, everything: DecodedSplit, fraction: float, source: str) -> ImageData:
-    """A single tree in two. The cache is the same for every share: the parts are rows of it."""
+    """Divides a single tree. The cache is the same for every fraction: the parts are rows of it."""
     kept, held_out = stratified_split(everything.labels, fraction, TEST_SEED, index.classes)
     train, test = everything.part(kept), everything.part(held_out)
     mean, std = channel_statistics(train)

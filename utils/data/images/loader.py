@@ -14,8 +14,8 @@ from utils.data.steps import Piece
 from utils.data.workers import WorkerPool
 from utils.to_device import to_device
 
-# Share of the free memory of a GPU that a data set may take to live there.
-GPU_SHARE = 0.25
+# Fraction of a GPU's free memory that a data set may take to live there.
+GPU_FRACTION = 0.25
 
 
 class Augmentation(Protocol):
@@ -128,7 +128,7 @@ class ImageLoader(Loader):
         self.rows = rows
         if device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(device)
-            if len(labels) * images[0].nbytes <= GPU_SHARE * free:
+            if len(labels) * images[0].nbytes <= GPU_FRACTION * free:
                 self.images, self.labels = upload(images, rows, device), self.labels.to(device)
                 self.rows = pool = None
         self._pool = pool

@@ -67,7 +67,7 @@ def draw(name: str, n: int, rng: np.random.Generator) -> np.ndarray:
     tilt = uniform(-max_tilt, max_tilt, 1, 1)  # tangent of the angle
     norm = np.sqrt(1 + tilt * tilt) * radius
     u, v = (x + tilt * y) / norm, (y - tilt * x) / norm  # (n, SIDE, SIDE), the shape has radius 1
-    cover = np.clip(0.5 - distance(u, v) * radius, 0, 1)[..., None]  # share of each pixel
+    cover = np.clip(0.5 - distance(u, v) * radius, 0, 1)[..., None]  # fraction of each pixel
 
     # Brighter than a dark background and darker than a bright one, each channel for itself: over
     # many pictures the shape's mean is its background's, which leaves a linear classifier nothing.

@@ -120,8 +120,8 @@ def load_image_data(
         cache_dir: where imagefolder keeps its decoded pictures.
         image_size: side in pixels (imagefolder only); None: chosen from the pictures.
         on_bad: "error" or "skip", for files that are no readable image (imagefolder only).
-        test_fraction: share in (0, 1) of a single tree that becomes the test set (imagefolder
-            only), always the same pictures.
+        test_fraction: fraction, in (0, 1), of a single tree that becomes the test set (imagefolder
+            only); always the same pictures.
         workers: decoding threads; None: one per core.
         progress: show a bar on a terminal, or a plain line otherwise.
 

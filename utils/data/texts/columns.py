@@ -182,9 +182,9 @@ def _guess_label(
     cells = {column: [(row.cells[column] or "").strip() for row in sample] for column in columns}
     if classes:
         known = set(classes)
-        share = {j: sum(cell in known for cell in cells[j]) / len(sample) for j in columns}
-        best = max(columns, key=lambda j: share[j], default=None)
-        if best is not None and share[best] >= 0.5:
+        known_part = {j: sum(cell in known for cell in cells[j]) / len(sample) for j in columns}
+        best = max(columns, key=lambda j: known_part[j], default=None)
+        if best is not None and known_part[best] >= 0.5:
             return best
     values = {j: len(set(cells[j])) for j in columns}
     length = {j: sum(map(len, cells[j])) / len(sample) for j in columns}
