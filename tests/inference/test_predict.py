@@ -123,7 +123,7 @@ def test_probabilities_are_those_of_evaluation(tmp_path, batch_size):
 
 
 def test_order_over_many_chunks(tmp_path):
-    """Pictures of 1000 pixels are decoded two in a chunk."""
+    """At 1000x1000 pixels, a chunk has two pictures."""
     card = ModelCard(CLASSES, CARD.mean, CARD.std, 1000, 1000, 3)
     paths = make_pictures(tmp_path / "in", [f"{i}.png" for i in range(7)])
     (tmp_path / "in" / "3.png").write_bytes(b"bad")
