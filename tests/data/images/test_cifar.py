@@ -206,7 +206,7 @@ def test_a_link_in_place_of_a_file_is_refused(imitation, tmp_path, kind):
     file = imitation.train_file
     link = member(f"{imitation.folder}/{file}", kind, "/etc/passwd")
     imitation.pin(imitation.write_archive(tmp_path, without=file, extra=[(link, b"")]))
-    with pytest.raises(UserError, match="no regular file"):
+    with pytest.raises(UserError, match="not a regular file"):
         imitation.load(tmp_path)
 
 

@@ -98,7 +98,7 @@ def test_trees_that_cannot_be_used(tree, tmp_path):
     (tmp_path / "empty").mkdir()
     refused(tmp_path / "empty", "no class folders")
     refused(tree, "--test_fraction has no effect", test_fraction=0.1)
-    refused(make_tree(tmp_path / "one", classes=("cat",)), "one class folder only, 'cat'")
+    refused(make_tree(tmp_path / "one", classes=("cat",)), "only one class folder, 'cat'")
     refused(make_tree(tmp_path / "single", ("",)), "--test_fraction")
     refused(make_tree(tmp_path / "train only", ("train",)), "--test_fraction")
     refused(make_tree(tmp_path / "no train", ("test",)), "no train/")

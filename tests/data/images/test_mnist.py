@@ -177,9 +177,9 @@ FAULTS = {
     "truncated": (TRAIN_IMAGES, gzip.compress(idx(IMAGES))[:-20], "ended before"),
     "bit": (TRAIN_LABELS, gzip.compress(idx(LABELS))[:-8] + b"\1" * 8, "CRC check failed"),
     "no gzip": (TRAIN_IMAGES, b"<html>Please log in</html>", "[Nn]ot a gzipped file"),
-    "empty": (TRAIN_LABELS, b"", "no IDX file of 1 dimensions"),
-    "labels for images": (TRAIN_IMAGES, gzip.compress(idx(LABELS)), "no IDX file of 3 dim"),
-    "other type": (TRAIN_IMAGES, gzip.compress(idx(IMAGES, kind=13)), "no IDX file of 3 dim"),
+    "empty": (TRAIN_LABELS, b"", "not an IDX file of 1 dimensions"),
+    "labels for images": (TRAIN_IMAGES, gzip.compress(idx(LABELS)), "not an IDX file of 3 dim"),
+    "other type": (TRAIN_IMAGES, gzip.compress(idx(IMAGES, kind=13)), "not an IDX file of 3 dim"),
     "other number": (TRAIN_LABELS, gzip.compress(idx(LABELS[1:])), "dimensions are not 30"),
     "other size": (TRAIN_IMAGES, gzip.compress(idx(IMAGES[:, 1:])), "are not 30 x 28 x 28"),
     "too short": (

@@ -1,4 +1,4 @@
-"""Batches of pictures that live as uint8 in memory, on a GPU if they are few enough."""
+"""Batches of uint8 pictures kept on a GPU if they fit, else in memory or in a memory map."""
 
 import warnings
 from typing import NamedTuple, Protocol
@@ -14,16 +14,16 @@ from utils.data.steps import Piece
 from utils.data.workers import WorkerPool
 from utils.to_device import to_device
 
-# Fraction of a GPU's free memory that a data set may take to live there.
+# Largest part of a GPU's free memory that a data set may take.
 GPU_FRACTION = 0.25
 
 
 class Augmentation(Protocol):
-    """Draws for a whole epoch, applies to any slice of it (see utils/augment)."""
+    """Random choices are drawn for a whole epoch and applied to any slice (see utils/augment)."""
 
     def draw(self, n: int, generator: np.random.Generator): ...
 
-    def apply(self, images, plan, index: np.ndarray): ...  # an array or a tensor, and so back
+    def apply(self, images, plan, index: np.ndarray): ...  # array -> array, tensor -> tensor
 
     # The same in two parts: (rows, n) int64, and what the device makes of that.
     def pack(self, plan, index: np.ndarray) -> np.ndarray: ...
