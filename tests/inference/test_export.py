@@ -1,4 +1,4 @@
-"""Exported models: the same answers elsewhere, or no file at all."""
+"""Exported models give the same outputs elsewhere; if they do not, no file is left."""
 
 import json
 import os
@@ -25,12 +25,12 @@ CARD = ModelCard(CLASSES, (0.4, 0.5, 0.6), (0.2, 0.3, 0.0), 8, 8, 3)
 
 
 def resnet(depth=18, width=4, stem="cifar", side=8, channels_last=False) -> ResNet:
-    """With the statistics of random pictures, so that its answers depend on the picture."""
+    """BatchNorm statistics are those of random pictures, so that outputs depend on the picture."""
     torch.manual_seed(0)
     model = ResNet(depth, 3, width, stem)
     norms = [m for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)]
     for module in norms:
-        module.momentum = 1.0  # the statistics become those of the next batch
+        module.momentum = 1.0  # the next batch alone determines the statistics
     with torch.no_grad():
         model(torch.randn(8, 3, side, side))
     for module in norms:
@@ -96,7 +96,7 @@ def test_safetensors_that_read_back_otherwise_are_not_left(tmp_path, monkeypatch
     path = tmp_path / "model.safetensors"
     model = network()
     model.HEAD = "7"
-    refused(export_safetensors, model, CARD, path, "toy", says="answers otherwise")
+    refused(export_safetensors, model, CARD, path, "toy", says="give other outputs")
     assert os.listdir(tmp_path) == []
 
 
@@ -130,7 +130,7 @@ def test_written_aside_keeps_the_old_file_whatever_happens(tmp_path):
 
 
 class Tiny(torch.nn.Module):
-    """Traced in less than a second."""
+    """A model that is traced in less than a second."""
 
     def __init__(self, channels=3):
         super().__init__()

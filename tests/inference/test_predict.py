@@ -1,4 +1,4 @@
-"""Predictions of a folder: the numbers of evaluation, in a CSV file that is whole or absent."""
+"""--predict for pictures: probabilities as in evaluation, a CSV file that is complete or absent."""
 
 import csv
 import io
@@ -13,7 +13,12 @@ from toy import CPU, network
 from utils.data.images.decode import decode
 from utils.data.images.loader import ImageLoader
 from utils.errors import UserError
-from utils.inference.predict_pictures import list_pictures, predict_images, to_gray
+from utils.inference.predict_pictures import (
+    PictureFiles,
+    list_pictures,
+    predict_images,
+    to_gray,
+)
 from utils.training.objective import Precision
 from utils.weights.card import ModelCard
 
@@ -33,10 +38,11 @@ def make_pictures(folder, names) -> list[str]:
     return list_pictures(folder)
 
 
-def predicted(paths, output, model=None, card=CARD, **settings):
+def predicted(paths, output, model=None, card=CARD, on_bad="error", **settings):
     settings = {"batch_size": 2, "precision": Precision("fp32", CPU)} | settings
     model = network() if model is None else model
-    return predict_images(model, card, paths, output_csv=output, workers=2, **settings)
+    files = PictureFiles(paths, card, workers=2, on_bad=on_bad)
+    return predict_images(model, files, output_csv=output, **settings)
 
 
 def refused(paths, output, *parts, **settings) -> None:
@@ -117,7 +123,7 @@ def test_probabilities_are_those_of_evaluation(tmp_path, batch_size):
 
 
 def test_order_over_many_chunks(tmp_path):
-    """Pictures of 1000 pixels are decoded two in a chunk."""
+    """At 1000x1000 pixels, a chunk has two pictures."""
     card = ModelCard(CLASSES, CARD.mean, CARD.std, 1000, 1000, 3)
     paths = make_pictures(tmp_path / "in", [f"{i}.png" for i in range(7)])
     (tmp_path / "in" / "3.png").write_bytes(b"bad")

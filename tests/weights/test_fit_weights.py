@@ -1,4 +1,4 @@
-"""Which weights fit a model, what is made of those that do not quite, and the card."""
+"""fit_weights: what fits a model, what is adapted, what is refused. And the model card."""
 
 import json
 
@@ -22,7 +22,7 @@ def pretrained(tensors) -> Pretrained:
     ("change", "says"),
     [
         (lambda t: t, "head of 5 classes replaced by one of 2"),
-        (lambda t: {n: v for n, v in t.items() if "fc." not in n}, "no head in the file"),
+        (lambda t: {n: v for n, v in t.items() if "fc." not in n}, "there is no head"),
     ],
 )
 def test_head_of_another_size_stays_fresh(change, says):
@@ -81,13 +81,13 @@ def test_up_to_three_tensors_are_named_with_both_shapes():
     with pytest.raises(UserError, match=r"conv1.weight is 4x3x7x7, in the model 4x3x3x3: train"):
         fit_weights(resnet(), pretrained(tensors))
     tensors = trained() | {f"extra{i}": torch.ones(2, 3) for i in range(5)}
-    with pytest.raises(UserError, match=r"extra0 2x3 has no place .*extra2 .* and 2 more: take"):
+    with pytest.raises(UserError, match=r"extra0 2x3 has no place .*extra2 .* and 2 more: give"):
         fit_weights(resnet(), pretrained(tensors))
     tensors = trained()
     del tensors["bn1.weight"]
     with pytest.raises(UserError, match=r"bn1.weight 4 is missing"):
         fit_weights(resnet(), pretrained(tensors))
-    with pytest.raises(UserError, match=r"pictures of 3 channels|none that there is here"):
+    with pytest.raises(UserError, match=r"pictures of 3 channels|no model here has"):
         fit_weights(gray(resnet()), pretrained({"conv1.weight": torch.ones(4, 2, 3, 3)}))
 
 

@@ -1,4 +1,4 @@
-"""Weights from every kind of file into a model, and files that are none."""
+"""Pretrained weights from every kind of file, from runs and from torchvision; bad files."""
 
 import argparse
 import json
@@ -131,7 +131,7 @@ def test_a_whole_model_is_refused_with_what_to_save(tmp_path):
         (b"", "is empty"),
         (b"\n <!DOCTYPE html><html>404</html>", "web page"),
         (b"version https://git-lfs.github.com/spec/v1\noid", "git lfs pull"),
-        (b"\xff" * 100, "no file of weights"),
+        (b"\xff" * 100, "not a file of weights"),
     ],
 )
 def test_files_that_are_no_weights(tmp_path, ending, content, says):
@@ -145,7 +145,7 @@ def test_half_a_file(tmp_path, ending):
     path = tmp_path / f"weights.{ending}"
     torch.save(trained(), path) if ending == "pth" else save_file(trained(), path)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    refused(path, path, "damaged or no file of weights", "again")
+    refused(path, path, "damaged or not a file of weights", "again")
 
 
 @pytest.mark.parametrize("content", [[1, 2], {"epoch": 3}, {}, torch.ones(2), {1: torch.ones(2)}])
@@ -235,7 +235,7 @@ def test_folder_without_a_checkpoint(tmp_path):
 
 
 def test_imagenet_from_the_cache(tmp_path, monkeypatch):
-    """Files in PyTorch's cache are used as they are: no network."""
+    """A file in PyTorch's cache is used without a network."""
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setattr(torch.hub, "_hub_dir", None)
     folder = tmp_path / "hub" / "checkpoints"
@@ -266,7 +266,7 @@ def test_imagenet_without_a_network(tmp_path, monkeypatch):
 
 def test_imagenet_of_another_architecture():
     assert torchvision_name(resnet(50, width=64), "resnet50") == "resnet50"
-    with pytest.raises(UserError, match=r"resnet50w32; they are of --width 64 .* 50, 101, 152$"):
+    with pytest.raises(UserError, match=r"resnet50w32; there are for --width 64 .* 50, 101, 152$"):
         torchvision_name(resnet(50, width=32), "resnet50w32")
-    with pytest.raises(UserError, match="no ImageNet weights of mine; name a run or a file"):
+    with pytest.raises(UserError, match="no ImageNet weights for mine; give a run or a file"):
         torchvision_name(torch.nn.Linear(2, 2), "mine")

@@ -1,4 +1,4 @@
-"""What the tests of weights from elsewhere share."""
+"""Helpers for the tests of pretrained weights."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def resnet(depth=18, classes=5, width=4, seed=0, **settings) -> ResNet:
 
 
 def trained(**settings) -> dict:
-    """Weights and statistics that no fresh model has."""
+    """Weights and statistics that differ from those of a new model."""
     state = resnet(seed=1, **settings).state_dict()
     return {name: torch.rand_like(t) if t.is_floating_point() else t for name, t in state.items()}
 

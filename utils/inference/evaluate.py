@@ -1,4 +1,4 @@
-"""`--eval_only`: the weights of a checkpoint on the test set."""
+"""`--eval_only`: evaluates the weights of a checkpoint on the test set."""
 
 from utils.checkpoints.checkpoint import Checkpoint
 from utils.reporting.run_folder import REPORT
@@ -10,7 +10,7 @@ from utils.tasks.task import Task
 
 
 def evaluate_only(run: Run, ready: ReadyModel, task: Task, checkpoint: Checkpoint) -> None:
-    """Measures the weights of `checkpoint`; changes nothing in the run's folder but its report."""
+    """Evaluates `checkpoint`. In the run's folder only the report (--report) is written."""
     folder, report = run.resumed_folder(), run.settings.report
     ready.strategy.load(checkpoint.weights)
     classes = task.data.classes

@@ -1,4 +1,4 @@
-"""A trained model as an ONNX graph, checked before its file takes its name."""
+"""Export to ONNX. The graph is checked before the file gets its final name."""
 
 import contextlib
 import io
@@ -23,12 +23,12 @@ from utils.inference.export_samples import (
 )
 from utils.weights.card import ModelCard, TextCard
 
-# Between PyTorch and another engine in float32: of probabilities, and of their logarithms, where a
-# model that is certain of one class shows its differences.
+# Largest differences in float32 between PyTorch and another engine: of probabilities, and of their
+# logarithms, which alone show a difference where the model is certain of one class.
 TOLERANCE, LOG_TOLERANCE = 1e-4, 0.1
-# What a protocol buffer can hold; beyond it ONNX keeps the weights in a second file.
+# The most that a protocol buffer holds; ONNX keeps larger weights in a second file.
 ONNX_BYTES = 2_000_000_000
-# onnx.reference does some 5e9 multiply-adds in a second; it is asked for ten seconds at most.
+# Ten seconds of onnx.reference, which computes about 5e9 multiply-adds per second.
 REFERENCE_MULTIPLY_ADDS = 50_000_000_000
 _OTHER_WAY = "export to safetensors, or try other versions of torch, onnx and onnxscript"
 
@@ -36,20 +36,23 @@ _OTHER_WAY = "export to safetensors, or try other versions of torch, onnx and on
 def export_onnx(
     model: nn.Module, card: ModelCard | TextCard, path: str | Path, architecture: str = ""
 ) -> str:
-    """Writes a graph that needs nothing else: normalisation, model and softmax in float32.
+    """Writes a graph of normalisation (of pictures), model and softmax, in float32.
 
-    Input of a model of pictures, "images": (batch, height, width, channels) uint8, as decoders
-    give them; of a model of texts, "ids": (batch, length) int64, the class token first, padded at
-    the end with the tokenizer's padding, up to `max_len` tokens. Output "probabilities": (batch,
-    classes) float32. The batch is of any size. The metadata holds `classes`, `mean` and `std`, or
-    `classes`, `max_len` and `clean`, as JSON, and `architecture`.
+    Input for pictures, "images": (batch, height, width, channels) uint8, as decoders return them.
+    Input for texts, "ids": (batch, length) int64, up to `max_len` tokens: the class token first,
+    the tokenizer's padding at the end. Output "probabilities": (batch, classes) float32. The batch
+    may have any size. The metadata holds `architecture` and, as JSON, `classes` with `mean` and
+    `std` (pictures) or with `max_len` and `clean` (texts).
 
-    Returns what was checked: the graph, by `onnx.checker`, and its answers to random inputs
-    compared with PyTorch's, by ONNX Runtime where that is installed.
+    `onnx.checker` checks the graph. ONNX Runtime where it is installed, else onnx.reference for a
+    small model, computes probabilities of random inputs, which are compared with PyTorch's.
+
+    Returns:
+        the outcome of these checks, in one line.
 
     Raises:
-        UserError: a package is missing, the model cannot be expressed, its file cannot be
-            written, or another engine does not get the same probabilities from it.
+        UserError: a package is missing, the model has no ONNX form or is too large, the file
+            cannot be written, or a check fails.
     """
     path = Path(path)
     if path.suffix != ".onnx":
@@ -97,7 +100,7 @@ def export_onnx(
 
 
 def trace(model: nn.Module, samples: PictureSamples | TextSamples):
-    """The ONNX model, without the paths and lines of source that the exporter leaves in it."""
+    """The ONNX model, without the source paths and lines that the exporter writes into it."""
     try:
         with _silence():
             program = torch.onnx.export(
@@ -124,7 +127,7 @@ def trace(model: nn.Module, samples: PictureSamples | TextSamples):
 def _answers(
     proto, model: nn.Module, samples: PictureSamples | TextSamples, inputs: np.ndarray
 ) -> tuple[np.ndarray | None, str]:
-    """Probabilities by another engine and its name, or None and why there are none."""
+    """(probabilities from another engine, its name), or (None, why it did not run)."""
     try:
         import onnxruntime
     except ImportError:
@@ -135,14 +138,14 @@ def _answers(
 
         return ReferenceEvaluator(proto).run(None, {samples.name: inputs})[0], "onnx.reference"
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # errors alone
+    options.log_severity_level = 3  # errors only
     options.intra_op_num_threads = torch.get_num_threads()
     try:
         session = onnxruntime.InferenceSession(
             proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
         )
         probabilities = session.run(None, {samples.name: inputs})[0]
-    except Exception as error:  # its exceptions have no public base
+    except Exception as error:  # ONNX Runtime's exceptions have no public base class
         raise UserError(
             f"ONNX Runtime refuses the graph ({_one_line(error)}): {_OTHER_WAY}"
         ) from error
@@ -150,15 +153,15 @@ def _answers(
 
 
 def close(probabilities: np.ndarray, expected: np.ndarray) -> bool:
-    """Both within the tolerances; not if one of them is not a number."""
-    large = expected > 1e-30  # the others are at the end of float32's range
+    """Whether probabilities and their logarithms are within the tolerances; NaN is not."""
+    large = expected > 1e-30  # smaller ones are near the end of float32's range
     logarithms = np.log(np.maximum(probabilities[large], 1e-38)) - np.log(expected[large])
     difference = np.abs(probabilities - expected).max()
     return bool(difference < TOLERANCE and np.abs(logarithms).max() < LOG_TOLERANCE)
 
 
 def multiply_adds(model: nn.Module, inputs: Tensor) -> int:
-    """Of convolutions and linear layers, for these inputs."""
+    """Multiply-adds of convolutions and linear layers for `inputs`."""
     total = 0
 
     def count(module: nn.Module, _, output: Tensor) -> None:
@@ -176,7 +179,7 @@ def multiply_adds(model: nn.Module, inputs: Tensor) -> int:
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """Without the warnings, log lines and progress of the exporter, which concern its authors."""
+    """Hides the exporter's warnings, log lines and progress, which are for its developers."""
     before = logging.root.manager.disable
     with (
         warnings.catch_warnings(),

@@ -1,4 +1,4 @@
-"""A trained model as one safetensors file, checked before it takes its name."""
+"""Export to safetensors. The file is read back before it gets its final name."""
 
 import copy
 import json
@@ -19,13 +19,17 @@ from utils.weights.pretrained import fit_weights, load_pretrained
 def export_safetensors(
     model: nn.Module, card: ModelCard | TextCard, path: str | Path, architecture: str = ""
 ) -> str:
-    """Writes the weights, with `card` and `architecture` in the one metadata key, `CARD`.
+    """Writes the weights, with `card` and `architecture` as JSON in one metadata key, `CARD`.
 
-    `load_pretrained` reads the file, and so does every other reader of safetensors. It is loaded
-    on the spot into a copy of the model that was emptied before, which must then answer random
-    inputs with the same bits. The same weights give the same bytes.
+    `load_pretrained` and any other reader of safetensors can read the file. As a check it is
+    loaded into a copy of the model whose weights were set to zero; for random inputs the copy must
+    give the same outputs to the bit. The same weights give the same bytes.
 
-    Returns what was checked. Raises UserError where the file cannot be written.
+    Returns:
+        the outcome of the check, in one line.
+
+    Raises:
+        UserError: the file cannot be written, or the check fails.
     """
     path = Path(path)
     if path.suffix != ".safetensors":
@@ -44,7 +48,7 @@ def export_safetensors(
         with torch.inference_mode():
             if not torch.equal(model(inputs), restored(inputs)):
                 raise UserError(
-                    f"{path}: what was read back answers otherwise than the model; the disk or the "
-                    "memory is at fault, try again"
+                    f"{path}: the weights read back give other outputs than the model; the disk or "
+                    "the memory is at fault, try again"
                 )
     return f"read back, and equal to the bit on {SAMPLES} random {samples.what}"

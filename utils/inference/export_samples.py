@@ -1,4 +1,4 @@
-"""What an exported model is traced and checked with: samples, and how they become inputs."""
+"""Samples by which an exported model is traced and checked, and how they become its inputs."""
 
 import copy
 
@@ -10,11 +10,14 @@ from utils.data.images.loader import Normalize
 from utils.data.texts.tokenizer import pad_id, tokenizer_from_json, vocabulary_size
 from utils.weights.card import ModelCard, TextCard
 
-SAMPLES = 5  # in a check; another number than in the trace, so that the batch must be dynamic
+SAMPLES = 5  # in a check; not 2 as in `example`, so that a batch of fixed size fails the check
 
 
 class PictureSamples:
-    """Of a model of pictures."""
+    """For a model of pictures.
+
+    `name` is the graph's input, `metadata` the entries of the card that are kept with the graph.
+    """
 
     name, what, metadata = "images", "pictures", ("classes", "mean", "std")
 
@@ -23,6 +26,7 @@ class PictureSamples:
         self.normalize = Normalize(card.mean, card.std, card.width, torch.device("cpu"))
 
     def example(self) -> Tensor:
+        """(2, height, width, channels) uint8, for tracing."""
         card = self.card
         return torch.zeros(2, card.height, card.width, card.channels, dtype=torch.uint8)
 
@@ -35,7 +39,7 @@ class PictureSamples:
         return pictures
 
     def prepared(self, pictures: np.ndarray) -> Tensor:
-        """As in training: (n, channels, height, width) float32."""
+        """The model's inputs, normalised as in training: (n, channels, height, width) float32."""
         return self.normalize(torch.from_numpy(pictures))
 
     def dynamic_shapes(self) -> dict:
@@ -46,7 +50,7 @@ class PictureSamples:
 
 
 class TextSamples:
-    """Of a model of texts."""
+    """For a model of texts; see PictureSamples."""
 
     name, what, metadata = "ids", "texts", ("classes", "max_len", "clean")
 
@@ -56,6 +60,7 @@ class TextSamples:
         self.max_len, self.length = card.max_len, min(card.max_len, 24)
 
     def example(self) -> Tensor:
+        """(2, length) int64, for tracing."""
         return torch.from_numpy(self.random()[:2, : max(2, self.length // 2)])
 
     def random(self) -> np.ndarray:
@@ -95,5 +100,5 @@ class _FromPixels(nn.Module):
 
 
 def plain_copy(model: nn.Module) -> nn.Module:
-    """In float32 on the CPU, for evaluation."""
+    """A copy of the model in float32 on the CPU, in evaluation mode."""
     return copy.deepcopy(model).cpu().float().eval()

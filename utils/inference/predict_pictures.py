@@ -1,4 +1,4 @@
-"""What a trained model says of pictures that nobody has labelled: a CSV file with a line for each.
+"""Predictions of a trained model for unlabelled pictures: a CSV file with a row for each.
 
 The pictures are decoded and normalised exactly as the training pictures were.
 """
@@ -26,20 +26,21 @@ from utils.training.objective import Precision
 from utils.weights.card import ModelCard
 
 HEADER = "file,class,probability\n"
-# What operating systems put beside pictures.
+# Created beside pictures by operating systems.
 CLUTTER = {"thumbs.db", "desktop.ini", "__macosx"}
 
 
 @dataclass(frozen=True)
 class Predictions:
-    pictures: int  # lines in the file
-    skipped: int  # files that are no pictures
+    pictures: int  # rows in the file, without the header
+    skipped: int  # files that could not be decoded
 
 
 def list_pictures(path: str | Path) -> list[str]:
     """The file `path`, or every file below the folder `path`, sorted; links are followed.
 
-    Hidden files and folders are left out. Whether a file is a picture shows when it is decoded.
+    Hidden files and folders are left out. Files are not opened: what is no picture is found out
+    when it is decoded.
 
     Raises:
         UserError: there is nothing at `path`, or no file in it.
@@ -68,60 +69,55 @@ def list_pictures(path: str | Path) -> list[str]:
 
 def predict_images(
     model: nn.Module,
-    card: ModelCard,
-    paths: Sequence[str],
+    files: "PictureFiles",
     *,
     output_csv: str | Path,
     batch_size: int,
     precision: Precision,
-    on_bad: str = "error",
-    workers: int | None = None,
     channels_last: bool = True,
     say: Callable[[str], None] = print,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> Predictions | None:
     """Writes the most probable class of each picture and its probability into `output_csv`.
 
-    The file has the columns file, class and probability (0 to 1), in the order of `paths`, in
-    UTF-8; bytes of a name that are no text are written as \\xNN. What a spreadsheet would take
-    for a formula is written so that it does not: a file `=1.png` as `./=1.png`, a class `=1` as
-    `'=1`. It is there when all is done, or not at all. A few chunks of pictures are in memory at a
-    time.
+    The columns are file, class and probability (0 to 1); rows are in the order of `files.paths`.
+    The encoding is UTF-8, with other bytes of a file name written as \\udcNN. Names that a
+    spreadsheet would run as formulas are changed: the file `=1.png` to `./=1.png`, the class `=1`
+    to `'=1`. `output_csv` is replaced only when all rows are written. A few chunks of pictures are
+    in memory at a time.
 
     Args:
         model: on the device of `precision`; inputs (n, channels, height, width) -> logits (n,
             classes).
         batch_size: the largest number of pictures in a forward pass.
-        on_bad: "error" or "skip", for files that are no readable picture.
-        workers: decoding threads; None: one per core.
         channels_last: memory order of the inputs.
-        say: told, in a line, how far it is (without a terminal) and what was left out.
-        interrupted: asked after every batch.
+        say: is given lines of progress (where there is no terminal) and a line on skipped files.
+        interrupted: called before each forward pass; True ends the predictions.
 
     Returns:
-        None when `interrupted()` turned true; no file is written then.
+        None if interrupted; no file is written then.
 
     Raises:
-        UserError: a file is no picture, none is left, the model is unsuitable, or the file cannot
-            be written.
+        UserError: a file is no picture, none can be decoded, the model does not take square
+            pictures or gives NaN, or `output_csv` cannot be written.
     """
+    card = files.card
     if card.height != card.width:
         raise UserError(
             f"--predict: the model takes pictures of {card.height}x{card.width}, and files of any "
             "shape are cropped and resized to squares only: train with square pictures"
         )
     normalize = Normalize(card.mean, card.std, card.width, precision.device, channels_last)
-    decoded = _Decoded(paths, card, max(1, workers or os.cpu_count() or 1), on_bad)
     training = model.training
     model.eval()
     try:
         with (
             written_aside(output_csv) as aside,
-            open(aside, "w", encoding="utf-8", errors="backslashreplace", newline="") as file,
-            _Progress(len(paths), say) as progress,
-            contextlib.closing(decoded.batches(batch_size, progress.advance)) as batches,
+            open(aside, "w", encoding="utf-8", errors="backslashreplace", newline="") as table,
+            _Progress(len(files.paths), say) as progress,
+            contextlib.closing(files.batches(batch_size, progress.advance)) as batches,
         ):
-            file.write(HEADER)
+            table.write(HEADER)
             for names, pictures in batches:
                 if interrupted():
                     raise _Interrupted
@@ -134,36 +130,44 @@ def predict_images(
                             "fp32, or another checkpoint"
                         )
                     label = safe_text(card.classes[index])
-                    file.write(f"{quoted(safe_path(name))},{quoted(label)},{p:.6f}\n")
-            if not decoded.pictures:
-                example = f", such as {decoded.skipped[0]}" if decoded.skipped else ""
+                    table.write(f"{quoted(safe_path(name))},{quoted(label)},{p:.6f}\n")
+            if not files.pictures:
+                example = f", such as {files.skipped[0]}" if files.skipped else ""
                 raise UserError(
-                    f"--predict: none of the {len(paths):,} files is a readable image{example}"
+                    f"--predict: none of the {len(files.paths):,} files is a readable image"
+                    f"{example}"
                 )
     except _Interrupted:
         return None
     finally:
         model.train(training)
-    skipped = decoded.skipped
-    if skipped:
-        say(f"{len(skipped):,} bad files left out, such as {skipped[0]}")
-    return Predictions(decoded.pictures, len(skipped))
+    if files.skipped:
+        say(f"{len(files.skipped):,} bad files left out, such as {files.skipped[0]}")
+    return Predictions(files.pictures, len(files.skipped))
 
 
-class _Decoded:
-    """Files decoded by threads, a few chunks ahead.
+class PictureFiles:
+    """Files, decoded by threads a few chunks ahead. To be read once.
 
     Args:
-        workers: threads.
-        on_bad: "error" or "skip", for files that are no readable picture.
+        card: of the model; gives the size and the channels of the decoded pictures.
+        workers: threads; None: one per core.
+        on_bad: "error" or "skip", for files that cannot be decoded.
 
     Attributes:
-        pictures: how many were handed out so far.
-        skipped: the files left out so far, and why.
+        pictures: number of pictures that `batches` has yielded and its caller is done with.
+        skipped: "path: reason" for each file skipped so far.
     """
 
-    def __init__(self, paths: Sequence[str], card: ModelCard, workers: int, on_bad: str):
-        self.paths, self.card, self.workers, self.on_bad = list(paths), card, workers, on_bad
+    def __init__(
+        self,
+        paths: Sequence[str],
+        card: ModelCard,
+        workers: int | None = None,
+        on_bad: str = "error",
+    ):
+        self.paths, self.card, self.on_bad = list(paths), card, on_bad
+        self.workers = max(1, workers or os.cpu_count() or 1)
         self.pictures = 0
         self.skipped: list[str] = []
 
@@ -173,10 +177,11 @@ class _Decoded:
         """Paths and pictures, (n, height, width, channels) uint8, of at most `size` at a time.
 
         Args:
-            advance: told the number of files of each batch when the next one is asked for.
+            advance: called with the number of files that are done: of each batch when the next
+                one is requested, and of the skipped files of each chunk.
 
         Raises:
-            UserError: a file is no picture, with `on_bad` "error".
+            UserError: a file cannot be decoded, and `on_bad` is "error".
         """
         done = 0
         with (
@@ -218,7 +223,7 @@ def to_gray(pictures: np.ndarray) -> np.ndarray:
 
 
 class _Interrupted(Exception):
-    """Leaves the blocks in which a file is being written."""
+    """Leaves `written_aside` by an exception, so that no file is written."""
 
 
 def _predict(
@@ -233,7 +238,7 @@ def _predict(
 
 
 class _Progress:
-    """A bar on a terminal, else a line now and then."""
+    """A bar on a terminal, else a line at intervals."""
 
     def __init__(self, total: int, say: Callable[[str], None]):
         self._total, self._say, self._done = total, say, 0

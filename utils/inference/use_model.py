@@ -7,7 +7,7 @@ from utils.data.texts.rows import column_names
 from utils.files import replace_file
 from utils.inference.export_onnx import export_onnx
 from utils.inference.export_safetensors import export_safetensors
-from utils.inference.predict_pictures import list_pictures, predict_images
+from utils.inference.predict_pictures import PictureFiles, list_pictures, predict_images
 from utils.inference.predict_texts import predict_texts
 from utils.launch.signals import Stopped
 from utils.reporting.run_folder import TOKENIZER
@@ -16,7 +16,7 @@ from utils.weights.card import ModelCard, TextCard
 
 
 def use_model(run: Run, model, checkpoint: Checkpoint, card: ModelCard | TextCard) -> None:
-    """Does what --predict or --export asks for, with the weights of `checkpoint`."""
+    """Carries out --predict or --export with the weights of `checkpoint`."""
     settings, say = run.settings, run.console.say
     model.load_state_dict(checkpoint.weights)
     folder = run.resumed_folder()
@@ -33,27 +33,27 @@ def use_model(run: Run, model, checkpoint: Checkpoint, card: ModelCard | TextCar
         say(f"{path}: {checked}")
         if isinstance(card, TextCard):
             replace_file(path.with_name(TOKENIZER), card.tokenizer.encode())
-            say(f"{path.with_name(TOKENIZER)}: what makes ids of texts, for `tokenizers`")
+            say(f"{path.with_name(TOKENIZER)}: the tokenizer, for the `tokenizers` library")
         return
     output = Path(settings.predictions or folder / "predictions.csv")
     run.signals.defer()
     done = PREDICT[settings.task](run, model, card, output)
     if done is None:
-        raise Stopped(run.signals.received, "stopped before the last one: no CSV was written")
+        raise Stopped(
+            run.signals.received, "stopped before the last prediction: no CSV file was written"
+        )
     say(f"{done:,} predictions: {output}")
 
 
 def predict_pictures(run: Run, model, card: ModelCard, output: Path) -> int | None:
     settings = run.settings
+    paths = list_pictures(settings.predict)
     done = predict_images(
         model,
-        card,
-        list_pictures(settings.predict),
+        PictureFiles(paths, card, settings.workers, settings.on_bad),
         output_csv=output,
         batch_size=settings.batch_size,
         precision=run.precision,
-        on_bad=settings.on_bad,
-        workers=settings.workers,
         channels_last=settings.channels_last,
         say=run.console.say,
         interrupted=run.interrupted,
@@ -77,5 +77,5 @@ def predict_rows(run: Run, model, card: TextCard, output: Path) -> int | None:
     )
 
 
-# For each kind of task, by the names of utils/tasks/kinds.py.
+# By the kinds of task in utils/tasks/kinds.py.
 PREDICT = {"pictures": predict_pictures, "texts": predict_rows}

@@ -1,4 +1,4 @@
-"""What the entry scripts for pictures assemble alike: data set, splits, loaders."""
+"""Tasks of pictures: data set, splits and loaders, from the settings."""
 
 import math
 from dataclasses import dataclass
@@ -27,15 +27,15 @@ from utils.tasks.task import Task
 from utils.weights.card import ModelCard
 from utils.weights.imagenet import torchvision_name
 
-# Most processes that are started unasked: two read faster than a GPU trains a small network.
+# Limit where --workers is not given: two processes read faster than a GPU trains a small network.
 AUTOMATIC_WORKERS = 4
-# Classes and size of ImageNet's pictures, for the model that its weights are of.
+# For building the model that fits ImageNet weights; only the sizes and the number of classes count.
 IMAGENET = ModelCard(tuple(map(str, range(1000))), (0.5,) * 3, (0.5,) * 3, 224, 224, 3)
 
 
 @dataclass(frozen=True)
 class ImageTask(Task):
-    """Of pictures. To be closed."""
+    """A task of pictures. `close` ends its reading processes."""
 
     SKIPPED = "skipped_files"
 
@@ -59,15 +59,15 @@ def load_image_task(
     source=None,
     exchange: Exchange | None = None,
 ) -> ImageTask:
-    """Loads the data set that the settings name, and cuts it as they say.
+    """Loads the data set, splits it and makes the loaders, all as `settings` say.
 
     Args:
-        source: where the weights come from (a ModelCard or Pretrained), whose normalisation the
-            pictures then get; None: that of the data.
-        exchange: of this process with the others of the run; None: it is alone.
+        source: the ModelCard or Pretrained that came with the weights; pictures are normalised as
+            it says. None, or one without a normalisation: by the statistics of the data.
+        exchange: with the other ranks; None: a single process.
     """
     exchange = exchange or Exchange()
-    with exchange.in_turn():  # one downloads and decodes, the others find it done
+    with exchange.in_turn():  # one rank downloads and decodes, the others find it done
         data = load_image_data(
             settings.dataset,
             data_dir=settings.data_dir,
@@ -78,7 +78,7 @@ def load_image_task(
             workers=settings.workers,
         )
     train, val = _divide(data, settings)
-    console.say(_in_words(data, train, val))
+    console.say(_description(data, train, val))
     height, width, channels = data.train.shape
     normalisation = source and source.normalisation(channels)
     mean, std = normalisation or (data.mean, data.std)
@@ -118,8 +118,8 @@ def load_image_task(
 
 
 def _divide(data: ImageData, settings: ImageSettings) -> tuple[PictureSplit, PictureSplit | None]:
-    """(what is trained on, what is held out for validation): the validation pictures are taken
-    from the training pictures first, then the subset from the rest."""
+    """(training split, validation split). Validation pictures are held out of the training
+    pictures before --subset is taken of the rest."""
     chosen, val, labels = np.arange(len(data.train)), data.val, data.train.labels
     if settings.val_fraction and val is not None:
         raise UserError(
@@ -137,7 +137,7 @@ def _divide(data: ImageData, settings: ImageSettings) -> tuple[PictureSplit, Pic
     return data.train if len(chosen) == len(data.train) else data.train.part(chosen), val
 
 
-def _in_words(data: ImageData, train: PictureSplit, val: PictureSplit | None) -> str:
+def _description(data: ImageData, train: PictureSplit, val: PictureSplit | None) -> str:
     note = ", synthetic" if data.synthetic else ""
     note += f", {data.skipped} bad files left out" if data.skipped else ""
     return (
@@ -163,7 +163,8 @@ def _augmentation(settings: ImageSettings, card: ModelCard) -> Augmentation:
 
 
 def _pool(settings: ImageSettings, train: PictureSplit, console: Console) -> WorkerPool | None:
-    """Processes to read with; None where the pictures lie in memory, or will stay in it."""
+    """Reading processes. None: the pictures are in memory, --workers is 0, or it is not given and
+    the training split takes at most half of the available memory."""
     workers = settings.workers
     if not train.on_disk:
         return None
@@ -175,15 +176,15 @@ def _pool(settings: ImageSettings, train: PictureSplit, console: Console) -> Wor
 
 
 def largest_batch(batch_size: int, split: PictureSplit) -> int:
-    """Bytes of the pictures of the largest micro-batch."""
+    """Bytes of the pictures in the largest micro-batch."""
     return largest_piece(batch_size) * math.prod(split.shape)
 
 
-# ---- for the way from settings to a model -------------------------------------------------------
+# ---- for runs -----------------------------------------------------------------------------------
 
 
 class Pictures(Kind):
-    """Channels lie last in memory where that is faster; the normalisation comes with weights."""
+    """The kind of task whose samples are pictures."""
 
     card_class = ModelCard
 
@@ -193,8 +194,8 @@ class Pictures(Kind):
         return super().build_model(card).to(memory_format=memory_format)
 
     def imagenet_name(self) -> str:
-        # The weights are chosen before the data set is there, whose pictures get their
-        # normalisation. So a model without memory, for ImageNet's own pictures, is asked.
+        # The weights are loaded before the data set, since their normalisation is for its pictures.
+        # So the architecture is that of a model for ImageNet, built without allocating memory.
         with torch.device("meta"):
             model = self._build(self.settings, IMAGENET)
         return torchvision_name(model, self.model_name)

@@ -1,1 +1,1 @@
-"""Weights from elsewhere, and the card that goes with ours."""
+"""Pretrained weights, and the card that describes a trained model."""

@@ -1,4 +1,4 @@
-"""What a trained classifier needs to be used; kept with every checkpoint and export of it."""
+"""Cards: what must be known to use a trained classifier; kept in its checkpoints and exports."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -6,13 +6,13 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True)
 class ModelCard:
-    """What it takes to use a trained classifier: what goes in, and what its outputs are called.
+    """Of a classifier of pictures: the names of its outputs, and the form of its inputs.
 
     `mean` and `std` are per channel, of pixels scaled to 0..1; `height` and `width` are in pixels.
-    Raises ValueError where the values cannot be those of a model.
+    Raises ValueError for values that no model can have.
     """
 
-    classes: tuple[str, ...]
+    classes: tuple[str, ...]  # in the order of the logits
     mean: tuple[float, ...]
     std: tuple[float, ...]
     height: int
@@ -36,9 +36,9 @@ class ModelCard:
 
     @classmethod
     def from_dict(cls, values: dict) -> "ModelCard":
-        """From `to_dict`, or state["settings"]["data"] of a checkpoint; further keys are ignored.
+        """From `to_dict`, or state["settings"]["data"] of a checkpoint; other keys are ignored.
 
-        Raises ValueError, saying what is missing or wrong.
+        Raises ValueError, which says what is missing or wrong.
         """
         try:
             lists = {name: values[name] for name in ("classes", "mean", "std")}
@@ -53,7 +53,7 @@ class ModelCard:
         return cls(**{name: tuple(entries) for name, entries in lists.items()}, **numbers)
 
     def normalisation(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-        """(mean, std) for pictures of `channels`, None where the model takes others."""
+        """(mean, std), or None if the model takes pictures of another number of channels."""
         return (self.mean, self.std) if channels == self.channels else None
 
     def to_dict(self) -> dict:
@@ -63,14 +63,15 @@ class ModelCard:
 
 @dataclass(frozen=True)
 class TextCard:
-    """The same of a classifier of texts.
+    """Of a classifier of texts: the names of its outputs, and the form of its inputs.
 
     `tokenizer` is the JSON of the `tokenizers` library, `clean` whether texts are cleaned before
-    it (utils/data/texts/clean.py), `max_len` the tokens that are read. `heads` and `pooling` are
-    what the shapes of the weights do not show of the model; None where unknown. Raises ValueError.
+    they are tokenized (utils/data/texts/clean.py), `max_len` the most tokens that are read of a
+    text. `heads` and `pooling` are settings of the model that the shapes of its weights do not
+    show; None: unknown. Raises ValueError for values that no model can have.
     """
 
-    classes: tuple[str, ...]
+    classes: tuple[str, ...]  # in the order of the logits
     tokenizer: str
     clean: bool
     max_len: int
@@ -87,7 +88,7 @@ class TextCard:
 
     @classmethod
     def from_dict(cls, values: dict) -> "TextCard":
-        """From `to_dict`; further keys are ignored. Raises ValueError."""
+        """From `to_dict`; other keys are ignored. Raises ValueError."""
         try:
             classes, *others = (values[n] for n in ("classes", "tokenizer", "clean", "max_len"))
             return cls(tuple(classes), *others, values.get("heads"), values.get("pooling"))
@@ -102,6 +103,6 @@ class TextCard:
 
 
 def card_of(values: dict) -> ModelCard | TextCard:
-    """Of whichever kind the values are. Raises ValueError."""
+    """The card of either kind whose `to_dict` gave `values`. Raises ValueError."""
     kind = TextCard if isinstance(values, dict) and "tokenizer" in values else ModelCard
     return kind.from_dict(values)

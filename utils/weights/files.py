@@ -1,6 +1,6 @@
-"""Files of weights, read so that nothing hidden in them can run: .safetensors and PyTorch's .pth.
+"""Reads files of weights, .safetensors and PyTorch's .pth, without running code hidden in them.
 
-A `.pth` file is a pickle; `weights_only=True` admits tensors and plain containers alone.
+A `.pth` file is a pickle; `weights_only=True` admits tensors and plain containers only.
 """
 
 import argparse
@@ -19,16 +19,16 @@ from utils.errors import UserError
 from utils.files import reason
 from utils.weights.card import ModelCard, TextCard, card_of
 
-CARD = "model_card"  # the one metadata key of a .safetensors file of ours
-# Where training scripts keep the weights inside a .pth file, the averaged ones first: they are
-# what those scripts evaluate (timm: "state_dict_ema", torchvision's references: "model_ema").
+CARD = "model_card"  # the only metadata key in our .safetensors files
+# Keys under which training scripts keep the weights in a .pth file. Averaged weights come first:
+# those scripts evaluate them (timm: "state_dict_ema", torchvision's references: "model_ema").
 NESTS = ("state_dict_ema", "model_ema", "state_dict", "model", "module")
-# What DistributedDataParallel, torch.compile and Lightning put before every name.
+# Prefixes that DistributedDataParallel, torch.compile and Lightning add to every name.
 PREFIXES = ("module.", "_orig_mod.", "model.")
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, Tensor], ModelCard | TextCard | None]:
-    """The tensors, and what the metadata says of the model where we exported it."""
+    """The tensors, and the card in the metadata; None in files that we did not export."""
     try:
         with safe_open(path, framework="pt") as file:
             text = (file.metadata() or {}).get(CARD)
@@ -44,21 +44,21 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], ModelCard | TextCar
 
 
 def read_pth(path: Path) -> tuple[dict[str, Tensor], str]:
-    """The tensors under canonical names, and the keys that they lay below: "model", say, or ""."""
+    """The tensors under canonical names, and the keys that led to them, as "model" or ""."""
     try:
-        # torchvision's training script saves its arguments beside the weights; a Namespace is
-        # a bag of values, which restoring it cannot make do anything.
+        # torchvision's training script saves its arguments beside the weights. Unpickling a
+        # Namespace only sets its attributes.
         with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             content = torch.load(
                 path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
             )
-    except Exception as error:  # PyTorch raises anything at all for a broken file
+    except Exception as error:  # a damaged file can make PyTorch raise any exception
         foreign = re.search(r"GLOBAL ([\w.]+) (?:was|whose)", str(error))
         if foreign:
             raise UserError(
-                f"{path} holds {foreign[1]}, which is no tensor and is not loaded, as it could run "
-                "any code: where the file was made, save the weights alone, "
+                f"{path} holds {foreign[1]}, which is not loaded because it could run any code: "
+                "where the file was made, save only the weights, "
                 "torch.save(model.state_dict(), path)"
             ) from None
         what = error.strerror if isinstance(error, OSError) and error.strerror else "not PyTorch's"
@@ -74,16 +74,16 @@ def read_pth(path: Path) -> tuple[dict[str, Tensor], str]:
 
 
 def canonical(content, source: str) -> dict[str, Tensor]:
-    """Named tensors of a foreign file without the prefixes of wrappers.
+    """The tensors in `content`, by their names without the prefixes of wrappers.
 
-    Raises UserError for anything else; `source` names it there.
+    Raises UserError, which names `source`, for anything but a mapping with dense tensors.
     """
     named = isinstance(content, Mapping) and all(isinstance(name, str) for name in content)
     if not named or not any(isinstance(value, Tensor) for value in content.values()):
         raise UserError(f"{source} holds no named weights: give a file with a state_dict")
     tensors = {}
     for name, tensor in content.items():
-        # torch.optim.swa_utils.AveragedModel counts its updates; what is no tensor is no weight.
+        # "n_averaged" is a counter of torch.optim.swa_utils.AveragedModel.
         if name == "n_averaged" or not isinstance(tensor, Tensor):
             continue
         short = name
@@ -91,20 +91,21 @@ def canonical(content, source: str) -> dict[str, Tensor]:
             short = short.removeprefix(prefix)
         if short in tensors:
             raise UserError(
-                f"{source} has {short} twice, with and without a prefix: save the weights of one "
-                "model alone"
+                f"{source} has {short} twice, with and without a prefix: save the weights of only "
+                "one model"
             )
         dense = tensor.layout == torch.strided and tensor.device.type == "cpu"
         if not dense or tensor.is_quantized or tensor.is_complex():
             raise UserError(
-                f"{source}: {name} is no dense tensor of real numbers: save the model unconverted"
+                f"{source}: {name} is no dense tensor of real numbers: save the model before it is "
+                "made sparse or quantized"
             )
         tensors[short] = tensor.detach()
     return tensors
 
 
 def _unreadable(path: Path, why: str) -> str:
-    """One line on a file that is none of weights; a look at its start tells the usual cause."""
+    """A message on a file that cannot be read; its first bytes show the usual causes."""
     try:
         size = path.stat().st_size
         with open(path, "rb") as file:
@@ -114,8 +115,8 @@ def _unreadable(path: Path, why: str) -> str:
     if not size:
         return f"{path} is empty: download or save it again"
     if start.startswith((b"<!doctype", b"<html", b"<?xml")):
-        return f"{path} is a web page, not weights: download the file itself, by its own link"
+        return f"{path} is a web page, not weights: download the file itself, from its direct link"
     if start.startswith(b"version https://git-lfs"):
-        return f"{path} is a pointer of Git LFS, not weights: get the file itself by git lfs pull"
+        return f"{path} is a Git LFS pointer, not weights: get the file itself with git lfs pull"
     why = " ".join(why.split())[:200]
-    return f"{path} is damaged or no file of weights ({why}): download or save it again"
+    return f"{path} is damaged or not a file of weights ({why}): download or save it again"

@@ -13,41 +13,45 @@ from utils.errors import UserError
 from utils.weights.files import canonical
 from utils.weights.pretrained import Pretrained
 
-TIMEOUT_S = 30  # of a download, without a single byte
+TIMEOUT_S = 30  # longest wait for the next byte of a download
 
 
 def torchvision_name(model: nn.Module, model_name: str) -> str:
-    """What torchvision calls the architecture of `model`, in these settings called `model_name`.
+    """torchvision's name for the architecture of `model`.
 
-    A model of whose class torchvision has weights says so: `torchvision_name` is that name, or None
-    for an architecture without weights, and `PUBLISHED` names those with weights, as flags.
+    It is the model's attribute `torchvision_name`, absent or None where torchvision has no weights
+    for the model. `PUBLISHED` of its class says by which flags there are weights.
+
+    Args:
+        model_name: for the message of the error.
 
     Raises:
-        UserError: torchvision has no weights for it.
+        UserError: torchvision has no weights for the model.
     """
     name = getattr(model, "torchvision_name", None)
     if name is None:
         published = getattr(model, "PUBLISHED", "")
         raise UserError(
-            f"--pretrained imagenet: there are no ImageNet weights of {model_name}; "
-            + (f"they are of {published}" if published else "name a run or a file")
+            f"--pretrained imagenet: there are no ImageNet weights for {model_name}; "
+            + (f"there are for {published}" if published else "give a run or a file")
         )
     return name
 
 
 def load_imagenet(architecture: str) -> Pretrained:
-    """The weights of this architecture, in torchvision's name for it; `TORCH_HOME` says where they
-    are kept.
+    """Loads the weights for `architecture`, torchvision's name; downloads them if necessary.
+
+    The environment variable `TORCH_HOME` says where downloads are kept.
 
     Raises:
-        UserError: they cannot be had.
+        UserError: the download fails, or the file is damaged.
     """
-    from torchvision.models import get_model_weights  # takes a second
+    from torchvision.models import get_model_weights  # slow to import
 
     weights = get_model_weights(architecture).DEFAULT
     cached = Path(torch.hub.get_dir(), "checkpoints", weights.url.rpartition("/")[2])
     waited = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(TIMEOUT_S)  # PyTorch would wait for a silent server for ever
+    socket.setdefaulttimeout(TIMEOUT_S)  # else PyTorch waits forever
     try:
         # PyTorch announces the download on stdout, which is for results.
         with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
@@ -59,14 +63,17 @@ def load_imagenet(architecture: str) -> Pretrained:
                 check_hash=True,
                 weights_only=True,
             )
-    except Exception as error:  # of the network, the disk, the sum or the unpickler
+    except Exception as error:  # network, disk, checksum or unpickler
         if cached.exists():
-            raise UserError(f"{cached} is damaged: remove it, it is downloaded anew") from error
+            raise UserError(
+                f"{cached} is damaged: remove it, and it will be downloaded again"
+            ) from error
         cause = getattr(error, "reason", error)
         text = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
         raise UserError(
-            f"--pretrained imagenet: cannot get {weights.url}: {' '.join(text.split())}; download "
-            f"it elsewhere and give the file, or put it at {cached}"
+            f"--pretrained imagenet: cannot download {weights.url}: "
+            f"{' '.join(text.split())}; download it elsewhere and give the file, or put it at "
+            f"{cached}"
         ) from error
     finally:
         socket.setdefaulttimeout(waited)

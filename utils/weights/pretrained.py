@@ -1,6 +1,6 @@
-"""Weights from elsewhere into a model: from files and from runs of ours (imagenet.py has others).
+"""Pretrained weights from files and runs (ImageNet weights: imagenet.py).
 
-`load_pretrained` reads them, `fit_weights` puts them into a model: all of them, or nothing.
+`load_pretrained` reads them, `fit_weights` copies all or none of them into a model.
 """
 
 from collections.abc import Callable
@@ -28,18 +28,18 @@ PICKLED = (".pth", ".pt", ".bin")
 class Pretrained:
     """Weights on the CPU under canonical names, and where they came from.
 
-    `mean` and `std` are those that the model was trained with, per channel, None where unknown:
-    the model works best with pictures normalised alike.
+    `mean` and `std`, per channel, normalised the pictures that the model was trained with; None:
+    unknown. Other pictures should be normalised by them, too.
     """
 
     tensors: dict[str, Tensor]
-    source_text: str
+    source_text: str  # for messages
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
-    texts: TextCard | None = None  # of a model of texts
+    texts: TextCard | None = None  # None: a model of pictures, or unknown
 
     def normalisation(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-        """(mean, std) for pictures of `channels`: gray ones get the average over the colours."""
+        """(mean, std) for pictures of `channels`; for gray ones the average over the colours."""
         if self.mean is None or self.std is None:
             return None
         if channels == 1:
@@ -48,25 +48,27 @@ class Pretrained:
 
 
 def load_pretrained(source: str | Path, say: Callable = print) -> Pretrained:
-    """Reads weights, from one of
+    """Reads weights from one of
 
-    - the folder of a run (its best checkpoint where it has a validation split, else its newest) or
-      of one checkpoint, the averaged weights where there are any;
+    - the folder of a run: its best checkpoint if it has a validation split, else its newest;
+    - the folder of a checkpoint;
     - a `.safetensors` file, or a `.pth`, `.pt` or `.bin` file of PyTorch.
 
+    Of a checkpoint, the averaged weights are read if there are any.
+
     Args:
-        source: the folder or the file.
-        say: told, in a line, what was passed over.
+        say: is given a line on each checkpoint skipped because it is damaged.
 
     Raises:
-        UserError: there are no weights to be had from there.
+        UserError: no weights can be read from `source`.
     """
     path = Path(source)
     if path.is_dir():
         return _from_folder(path, say)
     if not path.is_file():
         raise UserError(
-            f"--pretrained {source}: there is no such file or folder; give one, or imagenet"
+            f"--pretrained {source}: there is no such file or folder; give one that exists, or "
+            "imagenet"
         )
     if path.suffix == ".safetensors":
         tensors, card = read_safetensors(path)
@@ -75,38 +77,40 @@ def load_pretrained(source: str | Path, say: Callable = print) -> Pretrained:
         tensors, nest = read_pth(path)
         return Pretrained(tensors, f"{path} ({nest})" if nest else str(path))
     raise UserError(
-        f"--pretrained {path} is no file of weights: give a .safetensors, .pth, .pt or .bin file, "
-        "the folder of a run, or imagenet"
+        f"--pretrained {path} is not a file of weights: give a .safetensors, .pth, .pt or .bin "
+        "file, the folder of a run, or imagenet"
     )
 
 
 def fit_weights(model: nn.Module, pretrained: Pretrained, say: Callable = print) -> None:
-    """Copies `pretrained` into `model`, all of it or, where it does not fit, nothing.
+    """Copies `pretrained` into `model`, or nothing if it does not fit.
 
-    Two things may differ, and are said. A head of another shape, or none, leaves the model's as it
-    is. A first convolution over colours is summed over them for a model of gray pictures, which
-    gives what the original gives for a gray picture (as timm does: `adapt_input_conv` in
-    timm/models/_manipulate.py). Numbers of another precision are converted.
+    Two differences are allowed, with a note to `say`. If the file's head has another shape or is
+    missing, the model's head stays as it is. If the first convolution takes 3 colours and the
+    model gray pictures, it is summed over the colours, which gives the same output for a gray
+    picture (as in timm: `adapt_input_conv` in timm/models/_manipulate.py). Tensors of another
+    dtype are converted.
 
     Args:
-        model: `HEAD` names its module that turns features into logits. It may have
-            `flags_for(tensors)`, which says by which flags it would get their shapes: a list,
-            empty where that cannot be told, None where no model of its class has them.
+        model: `HEAD` names its last layer. It may have `flags_for(tensors)`: the changes, mostly
+            flags, by which its parameters would have the shapes of `tensors`; an empty list if
+            they cannot be determined, None if no model of its class has those shapes.
 
     Raises:
-        UserError: anything else is missing, left over or of another shape.
+        UserError: any other tensor is missing, superfluous or of another shape, or values are not
+            finite.
     """
     head = model.HEAD
     state = model.state_dict()  # shares the memory of the model
     tensors = dict(pretrained.tensors)
     notes = []
-    ours = {name for name in state if name.startswith(f"{head}.")}
-    theirs = {name for name in tensors if name.startswith(f"{head}.")}
-    if {name: state[name].shape for name in ours} != {name: tensors[name].shape for name in theirs}:
+    ours = {name: t.shape for name, t in state.items() if name.startswith(f"{head}.")}
+    theirs = {name: t.shape for name, t in tensors.items() if name.startswith(f"{head}.")}
+    if ours != theirs:
         classes = len(state[f"{head}.weight"])
         weight = tensors.get(f"{head}.weight")
         if weight is None:
-            notes.append(f"no head in the file: one of {classes} classes starts untrained")
+            notes.append(f"there is no head: one of {classes} classes starts untrained")
         else:
             notes.append(f"head of {len(weight)} classes replaced by one of {classes}")
         state = {name: tensor for name, tensor in state.items() if name not in ours}
@@ -131,13 +135,13 @@ def _check_fit(
     """UserError unless `tensors` has the names and shapes of `state`, and finite numbers.
 
     Args:
-        state: the part of the model's that is to be copied into.
+        state: the tensors of `model` that would be overwritten.
     """
     wrong = []
     for name in sorted(state.keys() | tensors.keys()):
         if name not in tensors:
-            # The counter is missing in files older than PyTorch 0.4.1, and has no use with a
-            # fixed momentum.
+            # Files older than PyTorch 0.4.1 lack this counter, which BatchNorm with a fixed
+            # momentum does not use.
             if not name.endswith("num_batches_tracked"):
                 wrong.append(f"{name} {_shape(state[name])} is missing")
         elif name not in state:
@@ -154,18 +158,18 @@ def _check_fit(
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not torch.isfinite(tensor.float()).all():
             raise UserError(
-                f"{source}: {name} holds values that are not finite; take an earlier checkpoint, "
+                f"{source}: {name} holds values that are not finite; give an earlier checkpoint "
                 "or another file"
             )
 
 
 def _advice(model: nn.Module, tensors: dict[str, Tensor]) -> str:
-    """What to do about weights of another architecture; the model knows its own relatives."""
+    """The end of a message: what to do about weights of another architecture."""
     changes = model.flags_for(tensors) if hasattr(model, "flags_for") else []
     if changes is None:
-        return "its architecture is none that there is here; take other weights"
+        return "no model here has its architecture; give other weights"
     if not changes:
-        return "take weights of the same architecture"
+        return "give weights of the same architecture"
     return f"train with {' '.join(changes)}"
 
 
@@ -203,7 +207,7 @@ def _from_folder(path: Path, say: Callable) -> Pretrained:
                     checkpoint = read_checkpoint(better)
                     path = better
                 except DamagedCheckpoint as error:
-                    say(f"the best checkpoint, {better}, is damaged ({error}): the newest is taken")
+                    say(f"the best checkpoint, {better}, is damaged ({error}): using the newest")
     except DamagedCheckpoint as error:
         raise UserError(
             f"--pretrained {path} is damaged ({error}): give another checkpoint of the run"
@@ -214,7 +218,7 @@ def _from_folder(path: Path, say: Callable) -> Pretrained:
     try:
         card = card_of(data) if data else None
     except ValueError as error:
-        raise UserError(f"{source}: what it says of its data is wrong ({error})") from None
+        raise UserError(f"{source}: its description of the data is wrong ({error})") from None
     return _with_card(checkpoint.weights, source, card)
 
 

@@ -1,4 +1,4 @@
-"""Small imitations of the archives of CIFAR-10 and CIFAR-100, pickled as Python 2 did."""
+"""Small imitations of the archives of CIFAR-10 and CIFAR-100, pickled like Python 2 did."""
 
 import dataclasses
 import hashlib
@@ -19,8 +19,8 @@ PER_FILE = 20
 
 
 class Python2Pickler(pickle._Pickler):
-    """Writes str and bytes as the 8-bit strings of Python 2, NumPy's old module name, and 0 and 1
-    for the flags of a dtype."""
+    """Writes str and bytes as Python 2's 8-bit strings, the flags of a dtype as 0 and 1, and NumPy's
+    old module name."""
 
     def save_flag(self, value):
         self.write(pickle.BININT1 + bytes([value]))
@@ -48,8 +48,8 @@ def pickled(content):
 
 
 class Imitation:
-    """The files of one of the two data sets, with few pictures; `pin` puts their sums where
-    those of the published ones stand."""
+    """The files of one of the two data sets, with few pictures; `pin` replaces the published
+    checksums by theirs."""
 
     def __init__(self, name, monkeypatch):
         self.name, self.monkeypatch = name, monkeypatch
@@ -68,7 +68,7 @@ class Imitation:
 
     @property
     def train_file(self):
-        """The last one of the training files."""
+        """The last of the training files."""
         return list(self.real.train)[-1]
 
     @property

@@ -1,4 +1,4 @@
-"""A second kind of PictureSplit: each picture is decoded when a batch needs it."""
+"""A second kind of PictureSplit: pictures are decoded on demand."""
 
 import zlib
 from dataclasses import dataclass

@@ -44,7 +44,7 @@ def test_archive_folder_and_files_are_the_same_data(imitation, tmp_path, no_netw
     picture = sets[0].train.images[5 - PER_FILE]
     assert picture[7, 11].tolist() == [row[c * 1024 + 7 * 32 + 11] for c in range(3)]
     assert sets[0].train.labels[5 - PER_FILE] == last[imitation.real.labels][5]
-    # Nothing was unpacked, nothing left behind.
+    # Nothing was unpacked or left behind.
     assert os.listdir(tmp_path / "packed") == [imitation.archive]
 
 
@@ -64,7 +64,7 @@ def test_the_published_sums(name):
     sums = published.checksums
     assert len(published.sha256) == 64 and all(len(value) == 32 for value in sums.values())
     assert len(set(sums.values())) == {"cifar10": 7, "cifar100": 3}[name]
-    spec = importlib.util.find_spec("torchvision")  # found, not imported, which takes seconds
+    spec = importlib.util.find_spec("torchvision")  # importing it would take seconds
     if spec is None:
         pytest.skip("needs torchvision to compare the sums with")
     source = Path(spec.origin).parent.joinpath("datasets", "cifar.py").read_text(encoding="utf-8")
@@ -76,7 +76,7 @@ def test_the_published_sums(name):
 
 
 def test_the_fingerprint_of_cifar10_stays():
-    """So that runs from before CIFAR-100 was here can go on."""
+    """Runs from before CIFAR-100 was added can be resumed only if it stays."""
     assert fingerprint(cifar.PUBLISHED["cifar10"].checksums) == (
         "f1c51809828e6c098a2e14d9748984bdf9d03fea0ff743faaf58350938aed564"
     )
@@ -122,7 +122,7 @@ def test_broken_archive(imitation, tmp_path, damage, sum_is_right):
     bit[len(whole) // 2] ^= 1
     broken = {"truncated": whole[: len(whole) // 2], "bit": bit, "empty": b""}
     archive.write_bytes(broken.get(damage, b"<html>Please log in</html>" * 99))
-    if sum_is_right:  # what lies behind the first check holds, too
+    if sum_is_right:  # the checks after that of the archive's checksum
         imitation.pin(archive)
     with pytest.raises(UserError, match="delete it to download it again") as error:
         imitation.load(tmp_path)
@@ -206,7 +206,7 @@ def test_a_link_in_place_of_a_file_is_refused(imitation, tmp_path, kind):
     file = imitation.train_file
     link = member(f"{imitation.folder}/{file}", kind, "/etc/passwd")
     imitation.pin(imitation.write_archive(tmp_path, without=file, extra=[(link, b"")]))
-    with pytest.raises(UserError, match="no regular file"):
+    with pytest.raises(UserError, match="not a regular file"):
         imitation.load(tmp_path)
 
 

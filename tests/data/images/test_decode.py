@@ -1,4 +1,4 @@
-"""One picture of any kind as RGB of one size, compared with what Pillow computes."""
+"""Decoding to RGB of one size, compared with Pillow."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def test_resize_and_centre_crop(tmp_path):
             left, top = ((length - side) // 2 for length in size)
             resized = image.resize(size, Image.Resampling.BICUBIC)
             expected = resized.crop((left, top, left + side, top + side))
-            # Off by the rounding between Pillow's two passes, whose order differs.
+            # Pillow rounds between its two passes, whose order differs here.
             assert abs(decode(path, side).astype(int) - np.asarray(expected)).max() <= 1
 
 
@@ -34,7 +34,7 @@ def test_large_jpeg_is_decoded_smaller_and_looks_the_same(tmp_path):
 
 
 def in_mode(mode):
-    """A picture of `mode` in a file format that keeps it, and the RGB pixels to expect."""
+    """A picture of `mode`, a file format that keeps the mode, and the expected RGB picture."""
     colour = Image.fromarray(noise())
     gray = colour.convert("L")
     if mode == "LA":

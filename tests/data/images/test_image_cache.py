@@ -1,4 +1,4 @@
-"""The cache of decoded pictures: found again, rebuilt, and whole whatever happens."""
+"""The cache of decoded pictures: reused, rebuilt when files change, and never incomplete."""
 
 import os
 import signal
@@ -167,5 +167,5 @@ def test_real_pictures(tmp_path, no_decoding):
     assert data.train.images.shape == (50_000, 32, 32, 3)
     assert data.test.images.shape == (10_000, 32, 32, 3)
     assert np.bincount(data.train.labels).tolist() == [5000] * 10
-    # The mean of CIFAR-10, which compression to JPEG leaves where it was.
+    # The mean of CIFAR-10, which JPEG compression hardly changes.
     np.testing.assert_allclose(data.mean, (0.4914, 0.4822, 0.4465), atol=0.002)

@@ -1,4 +1,4 @@
-"""Folders of image files: their layouts, their names, and files that are no pictures."""
+"""Image folders: layouts, names, and files that cannot be decoded."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def test_a_single_tree_is_divided(tmp_path, no_decoding, below):
     make_tree(root, (below,), per_class=10)
     data = load(root, test_fraction=0.3)
     no_decoding()  # one cache serves every division
-    again, other = (load(root, test_fraction=share) for share in (0.3, 0.4))
+    again, other = (load(root, test_fraction=fraction) for fraction in (0.3, 0.4))
     assert np.bincount(data.train.labels).tolist() == [7, 7]
     assert np.bincount(data.test.labels).tolist() == [3, 3]
     assert data.fingerprint == again.fingerprint != other.fingerprint
@@ -54,7 +54,7 @@ def test_a_single_tree_is_divided(tmp_path, no_decoding, below):
     assert len(other.test) == 8
     together = {picture.tobytes() for picture in [*shown(data.train), *shown(data.test)]}
     assert together == {noise(8, seed).tobytes() for seed in range(20)}
-    # Neither part is a copy: both are rows of the one cache, however large it is.
+    # Neither part is a copy: both are rows of one cache.
     assert isinstance(data.train.images, np.memmap) and data.train.images is data.test.images
     pixels = shown(data.train).reshape(-1, 3) / 255
     np.testing.assert_allclose(data.mean, pixels.mean(0))
@@ -98,7 +98,7 @@ def test_trees_that_cannot_be_used(tree, tmp_path):
     (tmp_path / "empty").mkdir()
     refused(tmp_path / "empty", "no class folders")
     refused(tree, "--test_fraction has no effect", test_fraction=0.1)
-    refused(make_tree(tmp_path / "one", classes=("cat",)), "one class folder only, 'cat'")
+    refused(make_tree(tmp_path / "one", classes=("cat",)), "only one class folder, 'cat'")
     refused(make_tree(tmp_path / "single", ("",)), "--test_fraction")
     refused(make_tree(tmp_path / "train only", ("train",)), "--test_fraction")
     refused(make_tree(tmp_path / "no train", ("test",)), "no train/")
@@ -137,7 +137,7 @@ def spoil(path, kind):
         Image.new("1", (1000, 1000)).save(path)
     elif kind == "float":
         Image.fromarray(np.ones((8, 8), np.float32)).save(path, format="tiff")
-    elif kind == "postscript":  # Pillow would start another program on it
+    elif kind == "postscript":  # Pillow would start another program to read it
         Image.fromarray(noise()).save(path, format="eps")
     elif kind == "broken link":
         path.symlink_to("nowhere.png")
@@ -150,7 +150,7 @@ def spoil(path, kind):
     ["text", "empty", "truncated", "bomb", "float", "postscript", "broken link", "pipe"],
 )
 def test_bad_file_is_named_or_skipped(tree, monkeypatch, kind):
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 600_000)  # where Pillow only warns of the bomb
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 600_000)  # Pillow only warns of the bomb then
     bad = tree / "train" / "cat" / "001 bad.png"
     spoil(bad, kind)
     refused(tree, bad, "no readable image", "--on_bad skip")
@@ -161,7 +161,7 @@ def test_bad_file_is_named_or_skipped(tree, monkeypatch, kind):
     assert np.array_equal(data.train.images[2], noise(8, 2))
     (index,) = (tree.parent / "cache").glob("*/index.json")
     assert str(bad) in json.loads(index.read_text())["skipped_first"][0]
-    # The cache of the run that skipped it does not hide it from one that must not.
+    # With that cache, a run without --on_bad skip still reports the file.
     refused(tree, bad, "--on_bad skip")
     assert load(tree, on_bad="skip").skipped == 1
 

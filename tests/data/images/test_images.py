@@ -1,4 +1,4 @@
-"""The arithmetic that every data set shares: statistics, fingerprints, divisions."""
+"""Shared by all data sets of pictures: statistics, fingerprints, parts of splits, settings."""
 
 import subprocess
 import sys
@@ -22,7 +22,7 @@ def test_channel_statistics_are_exact(shape):
 
 @pytest.mark.parametrize("value", [0, 255])
 def test_channel_statistics_of_one_colour_do_not_overflow(value):
-    images = np.full((70_000, 1, 1, 3), value, np.uint8)  # more rows than fit one 32-bit sum
+    images = np.full((70_000, 1, 1, 3), value, np.uint8)  # more rows than a 32-bit sum can hold
     assert channel_statistics(images) == ((value / 255,) * 3, (0.0,) * 3)
 
 

@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST from small imitations of their files, and grey pictures on the way."""
+"""MNIST and Fashion-MNIST from small imitations of their files, and batches of gray pictures."""
 
 import dataclasses
 import gzip
@@ -30,8 +30,8 @@ def idx(array, *, kind=8, dimensions=None):
 
 
 class Imitation:
-    """The files of one of the two data sets, with few pictures; `pin` puts their sums where
-    those of the published ones stand."""
+    """The files of one of the two data sets, with few pictures; `pin` replaces the published
+    checksums by theirs."""
 
     def __init__(self, name, monkeypatch):
         self.name, self.monkeypatch = name, monkeypatch
@@ -96,7 +96,9 @@ def test_as_torchvision_puts_it_and_flat(imitation, tmp_path, no_network):
         scaled = imitation.arrays[TRAIN_IMAGES] / 255
         assert data.mean == pytest.approx((scaled.mean(),))
         assert data.std == pytest.approx((scaled.std(),))
-    assert sorted(os.listdir(home)) == sorted(imitation.files)  # nothing unpacked, nothing left
+    assert sorted(os.listdir(home)) == sorted(
+        imitation.files
+    )  # nothing was unpacked or left behind
 
 
 def test_absent_files_are_downloaded_to_where_torchvision_looks(imitation, tmp_path, monkeypatch):
@@ -137,7 +139,7 @@ def test_the_published_sums(name):
     published = mnist.PUBLISHED[name]
     assert len(published.md5) == 4 and len(published.classes) == 10
     assert (published.train_samples, published.test_samples) == (60_000, 10_000)
-    spec = importlib.util.find_spec("torchvision")  # found, not imported, which takes seconds
+    spec = importlib.util.find_spec("torchvision")  # importing it would take seconds
     if spec is None:
         pytest.skip("needs torchvision to compare the sums with")
     source = Path(spec.origin).parent.joinpath("datasets", "mnist.py").read_text(encoding="utf-8")
@@ -177,9 +179,9 @@ FAULTS = {
     "truncated": (TRAIN_IMAGES, gzip.compress(idx(IMAGES))[:-20], "ended before"),
     "bit": (TRAIN_LABELS, gzip.compress(idx(LABELS))[:-8] + b"\1" * 8, "CRC check failed"),
     "no gzip": (TRAIN_IMAGES, b"<html>Please log in</html>", "[Nn]ot a gzipped file"),
-    "empty": (TRAIN_LABELS, b"", "no IDX file of 1 dimensions"),
-    "labels for images": (TRAIN_IMAGES, gzip.compress(idx(LABELS)), "no IDX file of 3 dim"),
-    "other type": (TRAIN_IMAGES, gzip.compress(idx(IMAGES, kind=13)), "no IDX file of 3 dim"),
+    "empty": (TRAIN_LABELS, b"", "not an IDX file of 1 dimensions"),
+    "labels for images": (TRAIN_IMAGES, gzip.compress(idx(LABELS)), "not an IDX file of 3 dim"),
+    "other type": (TRAIN_IMAGES, gzip.compress(idx(IMAGES, kind=13)), "not an IDX file of 3 dim"),
     "other number": (TRAIN_LABELS, gzip.compress(idx(LABELS[1:])), "dimensions are not 30"),
     "other size": (TRAIN_IMAGES, gzip.compress(idx(IMAGES[:, 1:])), "are not 30 x 28 x 28"),
     "too short": (
@@ -198,7 +200,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_contents_that_the_data_set_cannot_have(tmp_path, monkeypatch, fault, no_network):
-    """What lies behind the checksum holds, too."""
+    """The checks that follow that of the checksum."""
     imitation = Imitation("mnist", monkeypatch)
     name, content, message = FAULTS[fault]
     imitation.files[name] = content
@@ -211,7 +213,7 @@ def test_contents_that_the_data_set_cannot_have(tmp_path, monkeypatch, fault, no
 
 
 def test_a_bomb_is_not_unpacked(tmp_path, monkeypatch, no_network):
-    """64 KiB that unpack to 64 MiB: no more than the expected number of bytes is asked for."""
+    """64 KiB that unpack to 64 MiB: never more than the expected bytes and one are unpacked."""
     imitation = Imitation("mnist", monkeypatch)
     imitation.files[TRAIN_IMAGES] = gzip.compress(idx(IMAGES) + bytes(64 << 20), 1)
     imitation.write(tmp_path)
@@ -239,11 +241,11 @@ def test_folder_settings_are_refused(name, tmp_path):
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_grey_batches_are_the_pictures_normalised(tmp_path, monkeypatch, channels_last, no_network):
+def test_gray_batches_are_the_pictures_normalised(tmp_path, monkeypatch, channels_last, no_network):
     imitation = Imitation("mnist", monkeypatch)
     imitation.write(tmp_path)
     data = imitation.load(tmp_path)
-    nothing = CropFlip(28, 28, padding=0, flip=0.0)  # the way of the augmentation
+    nothing = CropFlip(28, 28, padding=0, flip=0.0)  # the code path of augmentation
     for augment in (None, nothing):
         loader = ImageLoader(
             data.train.images,
@@ -265,17 +267,17 @@ def test_grey_batches_are_the_pictures_normalised(tmp_path, monkeypatch, channel
 
 
 @pytest.mark.parametrize("mode", ["zeros", "reflect"])
-def test_grey_pictures_are_augmented_as_those_of_three_channels(mode):
-    """The first of three equal channels is what becomes of one channel."""
+def test_gray_pictures_are_augmented_as_those_of_three_channels(mode):
+    """One channel gives the same as the first of three equal channels."""
     rng = np.random.default_rng(0)
-    grey = torch.from_numpy(rng.integers(1, 256, (12, 28, 28, 1), dtype=np.uint8))
+    gray = torch.from_numpy(rng.integers(1, 256, (12, 28, 28, 1), dtype=np.uint8))
     augment = CropFlip(28, 28, padding=4, mode=mode, flip=0.5, cutout=8)
     plan = augment.draw(12, rng)
     index = rng.permutation(12)
-    augmented = augment.apply(grey, plan, index)
-    assert augmented.shape == grey.shape
-    assert torch.equal(augmented, augment.apply_gather(grey, plan, index))
+    augmented = augment.apply(gray, plan, index)
+    assert augmented.shape == gray.shape
+    assert torch.equal(augmented, augment.apply_gather(gray, plan, index))
     colour = CropFlip(28, 28, padding=4, mode=mode, flip=0.5, cutout=8)
-    thrice = colour.apply(grey.expand(-1, -1, -1, 3).contiguous(), plan, index)
+    thrice = colour.apply(gray.expand(-1, -1, -1, 3).contiguous(), plan, index)
     assert torch.equal(augmented, thrice[..., :1])
-    assert not torch.equal(augmented, grey[index])
+    assert not torch.equal(augmented, gray[index])

@@ -1,4 +1,4 @@
-"""The built-in pictures: the same everywhere, and worth learning."""
+"""The built-in pictures: the same on every machine, and not learnt by a linear classifier."""
 
 import hashlib
 
@@ -24,7 +24,7 @@ def test_form(shapes):
 
 
 def test_the_same_bytes_on_every_machine(shapes):
-    """Pinned: whoever changes the pictures changes what a resumed run was trained on."""
+    """A change of the pictures would change the data of resumed runs."""
     assert (
         hashlib.sha256(shapes.test.images).hexdigest()
         == "b438d0ad2bc2d04260186d9268362998e96cd8cf994562619d7e6d296718d67a"
@@ -40,7 +40,7 @@ def test_no_picture_is_in_both_splits(shapes):
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_flip_or_a_shift_keeps_the_class(name):
-    """The shape is symmetric and, with corners and tips, not much larger than its radius."""
+    """The shape is symmetric, and its corners are not far outside of its radius."""
     distance, _ = SHAPES[name]
     grid = np.linspace(-3, 3, 241, dtype=np.float32)
     u, v = np.meshgrid(grid, grid)

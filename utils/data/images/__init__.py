@@ -1,1 +1,1 @@
-"""Pictures: sources, decoding, loader."""
+"""Pictures: data sets, decoding, loader."""

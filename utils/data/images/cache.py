@@ -1,8 +1,8 @@
-"""Decoded pictures on disk: written once, mapped in by every later run.
+"""Decoded pictures on disk: written once, memory-mapped by every later run.
 
 A cache is a folder `<cache_dir>/<key>/` with `<split>.npy`, `<split>_labels.npy` and
-`index.json`. It is built under a temporary name, flushed to disk and renamed, so that it is there
-whole or not at all, whoever dies or builds the same one meanwhile.
+`index.json`. It is built under a temporary name, flushed to disk and renamed, so that it is
+complete or absent even if a process is killed or several build the same cache.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from utils.data.images.decoded import DecodedSplit, channel_statistics, content_
 from utils.errors import UserError
 from utils.files import sync_folder
 
-VERSION = 1  # of the pictures in a cache and of its layout; part of every key
+VERSION = 1  # of decoding and of the cache's layout; part of every key
 
 
 @dataclass(frozen=True)
 class Source:
-    """The files of one split: absolute paths and the index of each one's class."""
+    """The files of one split."""
 
     paths: list[str]
-    labels: list[int]
+    labels: list[int]  # indices into the classes, one for each path
 
 
 @dataclass(frozen=True)
 class Index:
-    """`index.json`. `skipped_first` holds the first few of the `skipped` files, with reasons."""
+    """Content of `index.json`; `skipped_first`: the first skipped files, with the reasons."""
 
     version: int
     classes: list[str]
@@ -52,7 +52,7 @@ class Index:
 
 
 def open_cache(folder: Path) -> tuple[Index, dict[str, DecodedSplit]] | None:
-    """Map in the cache at `folder`; None where there is none or it is not whole."""
+    """Memory-map the cache at `folder`; None if it is absent, damaged or of another version."""
     try:
         raw = json.loads((folder / "index.json").read_text(encoding="utf-8"))
         index = Index(**{**raw, "mean": tuple(raw["mean"]), "std": tuple(raw["std"])})
@@ -80,11 +80,11 @@ def build_cache(
     workers: int,
     progress: bool,
 ) -> tuple[Index, dict[str, DecodedSplit]]:
-    """Decode every file of `sources` (split -> files) into the cache `folder`, and map it in.
+    """Decode every file of `sources` (split -> files) into the cache `folder`, and map it.
 
     Raises:
-        UserError: a file is no readable image (unless `on_bad` is "skip"), a split or a class of
-            the training pictures has none left, or the cache cannot be written.
+        UserError: a file cannot be decoded (unless `on_bad` is "skip"), no picture is left of a
+            split or of a class of the training pictures, or the cache cannot be written.
     """
     parent = folder.parent
     try:
@@ -101,7 +101,7 @@ def build_cache(
         reason = error.strerror or str(error)
         raise UserError(
             f"cannot write the cache of decoded pictures in {parent}: {reason}; "
-            "name another folder with --cache_dir"
+            "choose another folder with --cache_dir"
         ) from error
     cache = open_cache(folder)
     assert cache is not None, f"the cache {folder} cannot be read back"
@@ -136,7 +136,8 @@ def _write(
                 open(folder / f"{name}.npy", "w+b") as file,
                 contextlib.closing(decode_all(source.paths, image_size, workers)) as chunks,
             ):
-                # The header has room for any number of pictures and is written again at the end.
+                # Written again at the end with the number of good pictures; NumPy pads the header,
+                # so that its length stays.
                 shape = (len(labels), image_size, image_size, 3)
                 _write_header(file, shape)
                 done = 0
@@ -183,16 +184,13 @@ def _write(
 
 
 def _check_something_left(name: str, source: Source, good: np.ndarray, classes: list[str]) -> None:
-    """Of the first split (the training pictures) every class needs one, of others any class."""
+    """Every class needs a training picture; any other split needs a picture of some class."""
     labels = np.asarray(source.labels)
     needed = set(source.labels) if name in ("train", "all") else set()
     lost = needed - set(labels[good].tolist())
     if lost or not good.any():
         what = f"class {classes[min(lost)]!r}" if lost else f"{name}/"
         raise UserError(f"no readable image is left in {what}: add some, or remove the folder")
-
-
-# Files and folders
 
 
 def _write_header(file: io.BufferedIOBase, shape: tuple[int, ...]) -> None:
@@ -208,6 +206,6 @@ def _check_space(parent: Path, sources: dict[str, Source], image_size: int) -> N
     if free < needed:
         raise UserError(
             f"the cache of decoded pictures needs {needed / 1e6:,.0f} MB and {parent} has "
-            f"{free / 1e6:,.0f} MB free: make room, name another folder with --cache_dir, or take "
-            "a smaller --image_size"
+            f"{free / 1e6:,.0f} MB free: free some space, choose another folder with --cache_dir, "
+            "or a smaller --image_size"
         )

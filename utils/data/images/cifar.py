@@ -1,7 +1,7 @@
-"""CIFAR-10 and CIFAR-100 from their official archives, or from the files that those hold.
+"""CIFAR-10 and CIFAR-100 from their official archives, or from the files in those.
 
-The files are Python 2 pickles. Each one is read into memory, compared with its pinned checksum,
-and only then unpickled, by an unpickler that knows nothing but NumPy arrays.
+The files are Python 2 pickles. Each is read into memory and compared with its pinned checksum
+before it is unpickled, by an unpickler that admits only NumPy arrays.
 
 Krizhevsky, Learning Multiple Layers of Features from Tiny Images (2009);
 https://www.cs.toronto.edu/~kriz/cifar.html.
@@ -27,16 +27,16 @@ from utils.data.images.published import Contents, Published, md5
 from utils.data.images.sources import ImageData
 
 MAX_FILE_BYTES = 320 << 20  # twice the largest, CIFAR-100's train
-MAX_ARCHIVE_BYTES = 512 << 20  # unpacked; the real ones have 186 MB
+MAX_ARCHIVE_BYTES = 512 << 20  # unpacked; the published ones have 186 MB
 
 
 @dataclass(frozen=True, kw_only=True)
 class Archive(Published):
-    """A tar archive; the MD5 sums of its files, in hexadecimal, are by name."""
+    """A tar archive. `train`, `test` and `meta` map file names to MD5 sums (hexadecimal)."""
 
     SIDE = 32
     INSTEAD = (
-        "point --data_dir to a folder with a copy of it, take your own pictures with "
+        "point --data_dir to a folder with a copy of it, use your own pictures with "
         "--dataset imagefolder, or the built-in ones with --dataset shapes"
     )
 
@@ -57,8 +57,8 @@ class Archive(Published):
         return {**self.train, **self.test, **self.meta}
 
     def contents(self, data_dir: Path) -> Contents:
-        """Looks into `data_dir` for the folder or the files that torchvision unpacks, then for the
-        archive, which is downloaded when it is not there."""
+        """Looks in `data_dir` for the folder that torchvision unpacks, for its files, and for the
+        archive, in this order; without any of them the archive is downloaded."""
         checksums, archive = self.checksums, data_dir / self.archive
         for folder in (data_dir / self.folder, data_dir):
             if all(os.path.isfile(folder / file) for file in checksums):
@@ -86,13 +86,13 @@ class Archive(Published):
             (meta,) = contents.values()
             classes = [str(label) for label in meta[self.class_names]]
             if len(classes) != self.classes:
-                raise ValueError(f"{len(classes)} names of classes")
+                raise ValueError(f"{len(classes)} class names")
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise self.broken(source, f"not what {self.name} holds: {error}") from error
         return Contents(classes, train, test, source)
 
     def _read_archive(self, path: Path) -> dict[str, bytes]:
-        """The files of a verified archive, by name. Nothing is written to disk."""
+        """Verifies the archive; returns its files by name. Nothing is written to disk."""
         names, found = self.checksums.keys(), {}
         try:
             with open(path, "rb") as file:
@@ -110,7 +110,7 @@ class Archive(Published):
                             continue
                         if not member.isreg() or name in found:
                             raise self.broken(
-                                path, f"{member.name!r} is no regular file, or there twice"
+                                path, f"{member.name!r} is not a regular file, or is there twice"
                             )
                         found[name] = archive.extractfile(member).read()
         except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
@@ -120,10 +120,14 @@ class Archive(Published):
         return found
 
     def _to_split(self, batches: list[dict]) -> DecodedSplit:
-        """Batches of `data`, (samples, 3072) uint8 in planes of R, G, B, and a list of labels.
+        """One split from the unpickled files.
+
+        Args:
+            batches: each has `data`, (samples, 3072) uint8: a plane of red, one of green and one
+                of blue; and under the key `self.labels` a list of labels.
 
         Raises:
-            AttributeError, KeyError, TypeError, ValueError: a batch holds something else.
+            AttributeError, KeyError, TypeError, ValueError: a batch has another form.
         """
         labels = [np.asarray(batch[self.labels], np.int64) for batch in batches]
         images = np.empty((sum(map(len, labels)), self.SIDE, self.SIDE, 3), np.uint8)
@@ -131,7 +135,7 @@ class Archive(Published):
         for batch, label in zip(batches, labels, strict=True):
             data = batch["data"]
             if data.dtype != np.uint8 or data.shape != (len(label), 3 * self.SIDE * self.SIDE):
-                raise ValueError(f"an array {data.dtype} {data.shape} for {len(label)} labels")
+                raise ValueError(f"{data.dtype} array {data.shape} for {len(label)} labels")
             if len(label) and not 0 <= label.min() <= label.max() < self.classes:
                 raise ValueError(f"labels from {label.min()} to {label.max()}")
             planes = data.reshape(-1, 3, self.SIDE, self.SIDE)
@@ -187,14 +191,14 @@ def load_cifar100(**settings) -> ImageData:
 
 
 def _make_dtype(spec: str, align: int, copy: int) -> np.dtype:
-    """The published files have 0 and 1 for the flags, where some NumPy releases want a bool."""
+    """The published files hold 0 and 1 as flags, for which some NumPy releases need a bool."""
     return np.dtype(spec, bool(align), bool(copy))
 
 
 class ArrayUnpickler(pickle.Unpickler):
-    """Admits the three names by which a NumPy array is pickled, and refuses every other one."""
+    """Admits the three names by which NumPy arrays are pickled, and no other."""
 
-    # `numpy.core` is what the published files say; NumPy 2 has moved it to `numpy._core`.
+    # The published files have `numpy.core`, which NumPy 2 has renamed to `numpy._core`.
     _ADMITTED: ClassVar = {
         ("numpy.core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
         ("numpy._core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],

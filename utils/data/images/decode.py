@@ -1,4 +1,4 @@
-"""Decoding image files of any kind to RGB pictures of one size."""
+"""Decodes image files of many formats to RGB pictures of one size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from PIL import Image
 
-# Pillow knows more, some of which start other programs (EPS) or hold no picture.
+# Pillow knows more formats; some start other programs (EPS) or hold no picture.
 FORMATS = (
     *("AVIF", "BMP", "GIF", "ICO", "JPEG", "JPEG2000", "MPO", "PCX", "PNG", "PPM", "QOI", "SGI"),
     *("TGA", "TIFF", "WEBP"),
@@ -32,21 +32,23 @@ _UPRIGHT = {
 
 
 def open_image(path: str) -> Image.Image:
-    """Read the header of an image file. Raises OSError or ValueError for anything else."""
-    if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would be waited for
+    """Read the header of an image file. Raises OSError or ValueError for any other file."""
+    if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would block
         raise ValueError("not a regular file")
     return Image.open(path, formats=_known_formats())
 
 
 def decode(path: str, size: int) -> np.ndarray:
-    """One file as (size, size, 3) uint8: upright, RGB, its central square resized bicubically.
+    """The picture as (size, size, 3) uint8 RGB: turned as its EXIF orientation says, its central
+    square resized bicubically.
 
-    Of an animation it is the first frame. Transparency is dropped (as torchvision does), 16-bit
-    gray is scaled to 8 bits. Raises whatever Pillow raises for a broken file, ValueError for
+    Of an animation the first frame is decoded. Transparency is dropped (as in torchvision), 16-bit
+    gray is scaled to 8 bits. Raises any of Pillow's exceptions for a damaged file, ValueError for
     pixels without a known range.
     """
     with open_image(path) as image:
-        if image.format == "JPEG":  # decode at 1/2, 1/4 or 1/8, still twice what is needed
+        # Decoding at 1/2, 1/4 or 1/8 is faster; no side shrinks below twice `size`.
+        if image.format == "JPEG":
             image.draft(None, (2 * size, 2 * size))
         image.load()
         turn = _UPRIGHT.get(_orientation(image))
@@ -64,7 +66,7 @@ def decode(path: str, size: int) -> np.ndarray:
 
 def to_rgb(image: Image.Image) -> Image.Image:
     """A loaded picture of any mode as 8-bit RGB."""
-    if image.mode.startswith("I"):  # 16 bits; "I" is where Pillow keeps them in 32
+    if image.mode.startswith("I"):  # 16 bits, which Pillow may keep in 32 ("I")
         pixels = np.asarray(image).astype(np.int64)
         if pixels.min() < 0 or pixels.max() > 65535:
             raise ValueError("32-bit pixels, which have no known range")
@@ -72,14 +74,14 @@ def to_rgb(image: Image.Image) -> Image.Image:
     elif image.mode == "F":
         raise ValueError("floating-point pixels, which have no known range")
     elif image.mode in ("P", "PA"):
-        image = image.convert("RGBA")  # through its palette; "RGB" at once would lose "PA"
+        image = image.convert("RGBA")  # applies the palette
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def _orientation(image: Image.Image) -> int:
     try:
         return image.getexif().get(_EXIF_ORIENTATION, 1)
-    except Exception:  # broken EXIF says nothing about the picture
+    except Exception:  # damaged EXIF does not mean that the picture is damaged
         return 1
 
 
@@ -92,10 +94,11 @@ def _known_formats() -> tuple[str, ...]:
 def decode_all(
     paths: list[str], size: int, workers: int
 ) -> Iterator[tuple[np.ndarray, dict[int, str]]]:
-    """Decode in order, several chunks at once; Pillow leaves the interpreter to other threads.
+    """Decode files in `workers` threads, a chunk in each; Pillow releases the GIL.
 
-    Yields for each chunk the good pictures, (number, size, size, 3) uint8, and the reasons why
-    others are bad by their offset in the chunk. A few chunks of at most 8 MiB are in memory.
+    Yields in order, for each chunk, the decoded pictures, (n, size, size, 3) uint8, and for files
+    that cannot be decoded: offset in the chunk -> reason. A few more than `workers` chunks, of
+    about 8 MiB at most, are in memory.
     """
     length = max(1, min(256, (8 << 20) // (3 * size * size)))
 
@@ -106,7 +109,7 @@ def decode_all(
             try:
                 pictures[good] = decode(path, size)
                 good += 1
-            except Exception as error:  # Pillow raises anything at all for a broken file
+            except Exception as error:  # a damaged file can make Pillow raise any exception
                 text = getattr(error, "strerror", None) or str(error) or type(error).__name__
                 if isinstance(error, Image.UnidentifiedImageError):
                     text = "not an image of a known format"
@@ -129,7 +132,7 @@ def decode_all(
 
 @contextlib.contextmanager
 def strict_pillow() -> Iterator[None]:
-    """A picture so large that Pillow would only warn is an error; its other warnings are noise."""
+    """Makes Pillow's warning of a too large picture an error, and hides its other warnings."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="PIL")
         warnings.simplefilter("error", Image.DecompressionBombWarning)

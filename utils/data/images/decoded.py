@@ -1,4 +1,4 @@
-"""Pictures that are decoded: arrays of uint8, in memory or mapped from a file."""
+"""Decoded pictures: arrays of uint8, in memory or memory-mapped."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class DecodedSplit:
-    """Pictures and their classes.
+    """Decoded pictures and their classes.
 
-    `images` may be a read-only memory map, larger than the memory. So a part of a split shares
-    the pictures of the whole, and `rows` says which of them are its own.
+    `images` may be a read-only memory map larger than memory. So a part of a split is no copy: it
+    shares `images` with the whole, and `rows` are its samples.
     """
 
     images: np.ndarray  # (pictures, height, width, channels) uint8
     labels: np.ndarray  # (samples,) int64
-    rows: np.ndarray | None = None  # (samples,) int64: places in `images`; None: all, in order
+    rows: np.ndarray | None = None  # (samples,) int64: indices into `images`; None: all, in order
 
     def __post_init__(self) -> None:
         assert self.images.ndim == 4 and self.images.dtype == np.uint8
@@ -60,7 +60,7 @@ class DecodedSplit:
             yield self.images[piece if self.rows is None else self.rows[piece]]
 
     def loader(self, *, pool: WorkerPool | None = None, **options) -> ImageLoader:
-        """Batches of these pictures; pictures that lie in memory need no `pool`."""
+        """Batches of these pictures; `pool` is used only if they are on disk."""
         from utils.data.images.loader import ImageLoader  # PyTorch takes seconds
 
         pool = pool if self.on_disk else None
@@ -72,16 +72,16 @@ def channel_statistics(
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation (of the population) per channel, of pixels scaled to 0..1.
 
-    Exact: the sums of pixels and of their squares are integers, and the variance is formed from
-    Python integers before the only rounding. Reads `images`, (samples, height, width, channels)
-    uint8 or the pictures of a split, once, a few MiB at a time.
+    The sums of pixels and of their squares are exact integers; only the final divisions and the
+    square root round. Reads `images`, (samples, height, width, channels) uint8 or a split, once, a
+    few MiB at a time.
     """
     if not isinstance(images, DecodedSplit):
         images = DecodedSplit(images, np.zeros(len(images), np.int64))
     samples, channels = len(images), images.images.shape[-1]
     assert samples
     row = images.images[0].size  # height * width * channels
-    # A column is summed in uint32: 65,025 * 66,051 rows are the most that cannot overflow it.
+    # Columns are summed in uint32, which holds 255 * 255 of 66,051 rows at most.
     rows = max(1, min(1 << 16, (1 << 21) // row))
     sums, squares = np.zeros(row, np.int64), np.zeros(row, np.int64)
     for chunk in images.chunks(rows):
@@ -101,7 +101,7 @@ def channel_statistics(
 
 
 def content_fingerprint(classes: Sequence[str], splits: dict[str, DecodedSplit | None]) -> str:
-    """SHA-256 (hexadecimal) over class names and each split's name, shape, labels and pixels."""
+    """SHA-256 (hexadecimal) of the class names and each split's name, shape, labels and pixels."""
     digest = hashlib.sha256(json.dumps(list(classes)).encode())
     for name, split in splits.items():
         if split is None:

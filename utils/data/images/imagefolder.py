@@ -1,10 +1,10 @@
-"""Pictures in a folder per class, as most tools write and read them.
+"""Pictures in one folder per class.
 
-    data_dir/train/<class>/...   with test/<class>/... (and perhaps val/<class>/...), or val/ only
-    data_dir/<class>/...         with `test_fraction`
+    data_dir/train/<class>/...   and test/<class>/... or val/<class>/... or both
+    data_dir/<class>/...         with `test_fraction` (also for train/ alone)
 
 Classes are the sorted folder names of the training pictures. The files are decoded once into a
-cache (`image_cache`), whose key changes with them.
+cache (cache.py), whose key changes when they change.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ def load_imagefolder(
     workers: int = 1,
     progress: bool = True,
 ) -> ImageData:
-    """Decode the tree at `data_dir` into `cache_dir`, or map in what a former run has decoded.
+    """Decode the tree at `data_dir` into `cache_dir`, or memory-map what an earlier run decoded.
 
-    With train/, val/ and test/, val/ is the validation split; without test/ it is the test set.
+    val/ is the validation split if there is test/, else the test set.
 
     Raises:
-        UserError: the tree is not as it should be, a file in it is no image (unless `on_bad` is
+        UserError: the tree has another layout, a file in it cannot be decoded (unless `on_bad` is
             "skip"), or the cache cannot be written.
     """
     listings = _list_tree(data_dir, test_fraction, cache_dir)
@@ -104,7 +104,7 @@ def load_imagefolder(
 
 
 def _divide(index: Index, everything: DecodedSplit, fraction: float, source: str) -> ImageData:
-    """Divides a single tree. The cache is the same for every fraction: the parts are rows of it."""
+    """Divides a single tree. The parts are rows of one cache, which serves any fraction."""
     kept, held_out = stratified_split(everything.labels, fraction, TEST_SEED, index.classes)
     train, test = everything.part(kept), everything.part(held_out)
     mean, std = channel_statistics(train)
@@ -125,12 +125,12 @@ def _divide(index: Index, everything: DecodedSplit, fraction: float, source: str
 def _list_tree(data_dir: Path, test_fraction: float | None, cache_dir: Path) -> dict[str, Listing]:
     """Split -> its files: {"train", "test" and/or "val"}, or {"all"} for a tree to be divided.
 
-    A cache that lies in the tree is no part of it.
+    `cache_dir` is skipped if it is inside the tree.
     """
     folders = _folders(data_dir, cache_dir)
     beside = [name for name in _SPLITS if name in folders]
     others = [name for name in folders if name not in _SPLITS]
-    # A class may be called "train", too: it is one if it holds no folders and others stand by.
+    # "train" is a class if it holds no folders and there are folders of other classes beside it.
     if "train" in beside and (not others or _folders(data_dir / "train", cache_dir)):
         held_out = [name for name in beside if name != "train"]
         if held_out and test_fraction is not None:
@@ -149,7 +149,7 @@ def _list_tree(data_dir: Path, test_fraction: float | None, cache_dir: Path) -> 
         if test_fraction is None:
             raise UserError(
                 f"{data_dir} has no test/ or val/ folder beside train/: hold out a part of the "
-                "pictures for the test by --test_fraction 0.2 (say), or add such a folder"
+                "pictures as test set, as with --test_fraction 0.2, or add such a folder"
             )
         return {"all": _list_split(root, None, cache_dir)}
     train = _list_split(root, None, cache_dir)
@@ -166,7 +166,7 @@ def _list_split(root: Path, known: list[str] | None, cache_dir: Path) -> Listing
         raise UserError(f"{root} has no class folders: {LAYOUT}")
     if known is None and len(names) == 1:
         raise UserError(
-            f"{root} has one class folder only, {names[0]!r}: a classifier needs two or more"
+            f"{root} has only one class folder, {names[0]!r}: a classifier needs two or more"
         )
     unknown = [name for name in names if known is not None and name not in known]
     if unknown:
@@ -191,9 +191,10 @@ def _list_split(root: Path, known: list[str] | None, cache_dir: Path) -> Listing
 def _walk(
     folder: Path | str, prefix: str, seen: set[tuple[int, int]]
 ) -> list[tuple[str, int, int]]:
-    """(path below the split, bytes, modification time in ns) of every file below `folder`.
+    """(path relative to the split, bytes, modification time in ns) of every file below `folder`.
 
-    Links are followed; `seen` keeps a folder from being read twice, and a loop from going on.
+    Links are followed. `seen` holds (device, inode) of the folders read so far: none is read
+    twice, so that a loop of links ends.
     """
     try:
         here = os.stat(folder)
@@ -211,7 +212,7 @@ def _walk(
         path = f"{prefix}/{entry.name}"
         try:
             found = entry.stat()
-        except OSError:  # a broken link: a bad file, which decoding it will report
+        except OSError:  # a broken link, which decoding reports as a bad file
             files.append((path, -1, 0))
             continue
         if stat.S_ISDIR(found.st_mode):
@@ -245,7 +246,10 @@ def _is_ignored(name: str) -> bool:
 
 
 def _choose_size(listing: Listing) -> int:
-    """The common side of small square pictures, by the first readable one of each class."""
+    """The side of the pictures if they are square, equal and small, else DEFAULT_SIZE.
+
+    Judged by the first picture of each class whose header can be read, among five files.
+    """
     sizes = set()
     tried: dict[int, int] = {}
     done = set()
@@ -256,7 +260,7 @@ def _choose_size(listing: Listing) -> int:
         try:
             with strict_pillow(), open_image(os.path.join(listing.root, path)) as image:
                 sizes.add(image.size)
-        except Exception:  # a bad file, which decoding it will report
+        except Exception:  # decoding reports it as a bad file
             continue
         done.add(label)
     if len(sizes) == 1:
@@ -267,9 +271,9 @@ def _choose_size(listing: Listing) -> int:
 
 
 def _key(listings: dict[str, Listing], image_size: int) -> str:
-    """SHA-256 over what the cache's content depends on: settings, and each file's name and stat.
+    """SHA-256 of what the cache depends on: version, size, classes, each file's name and stat.
 
-    Not `on_bad`, nor how a single tree is divided: one cache serves all.
+    Neither `on_bad` nor the division of a single tree changes the key.
     """
     digest = hashlib.sha256(json.dumps([VERSION, image_size]).encode())
     for name, listing in listings.items():

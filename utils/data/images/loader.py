@@ -1,4 +1,4 @@
-"""Batches of pictures that live as uint8 in memory, on a GPU if they are few enough."""
+"""Batches of uint8 pictures kept on a GPU if they fit, else in memory or in a memory map."""
 
 import warnings
 from typing import NamedTuple, Protocol
@@ -14,26 +14,27 @@ from utils.data.steps import Piece
 from utils.data.workers import WorkerPool
 from utils.to_device import to_device
 
-# Fraction of a GPU's free memory that a data set may take to live there.
+# Largest part of a GPU's free memory that a data set may take.
 GPU_FRACTION = 0.25
 
 
 class Augmentation(Protocol):
-    """Draws for a whole epoch, applies to any slice of it (see utils/augment)."""
+    """Random choices are drawn for a whole epoch and applied to any slice (see utils/augment)."""
 
     def draw(self, n: int, generator: np.random.Generator): ...
 
-    def apply(self, images, plan, index: np.ndarray): ...  # an array or a tensor, and so back
+    def apply(self, images, plan, index: np.ndarray): ...  # array -> array, tensor -> tensor
 
-    # The same in two parts: (rows, n) int64, and what the device makes of that.
+    # `apply` in two parts: the host packs plan and index into (rows, n) int64, which the device
+    # carries out.
     def pack(self, plan, index: np.ndarray) -> np.ndarray: ...
 
     def carry_out(self, images: Tensor, packed: Tensor) -> Tensor: ...
 
 
 class Packed(NamedTuple):
-    """Inputs that are still to be made, by `ImageLoader.made`: which pictures, and what happens to
-    each, (rows, n) int64 on the device."""
+    """Inputs that `ImageLoader.made` has yet to make: which pictures, and how each is augmented,
+    (rows, n) int64 on the device."""
 
     choices: Tensor
 
@@ -41,14 +42,14 @@ class Packed(NamedTuple):
 class Normalize:
     """uint8 (n, height, width, channels) -> float32 (n, channels, height, width).
 
-    y = (x / 255 - mean) / std, computed as x * scale + shift, one row of pixels at a time. The
-    result stays in channels_last order, as the images are, or is copied to the contiguous one.
+    y = (x / 255 - mean) / std, computed as x * scale + shift on rows of pixels. The result is in
+    channels_last order like `images`, or copied to contiguous order.
     """
 
     def __init__(self, mean, std, width: int, device: torch.device, channels_last: bool = True):
         self.channels_last = channels_last
         std = torch.tensor(std, dtype=torch.float64)
-        std = torch.where(std > 0, std, 1.0)  # a channel of one value becomes 0 everywhere
+        std = torch.where(std > 0, std, 1.0)  # a constant channel becomes 0
         mean = torch.tensor(mean, dtype=torch.float64)
         self.scale = (1 / (255 * std)).float().repeat(width).to(device)  # (width * channels,)
         self.shift = (-mean / std).float().repeat(width).to(device)
@@ -62,27 +63,27 @@ class Normalize:
 
 
 class ImageLoader(Loader):
-    """Batches of images.
+    """Batches of pictures.
 
-    On a GPU the images live there when they take at most a quarter of its free memory, else in
-    host memory. With a `pool` the pictures of host memory are gathered and augmented by its
-    processes, ahead.
+    For a GPU the pictures are kept in its memory if they take at most a quarter of what is free
+    there, else in host memory. With a `pool`, its processes gather and augment the pictures of
+    host memory ahead of time.
 
     Args:
-        images: (pictures, height, width, channels) uint8, in memory or mapped from a file.
+        images: (pictures, height, width, channels) uint8, in memory or memory-mapped.
         labels: (samples,) int64.
         mean, std: per channel, of pixels scaled to 0..1.
         batch_size: samples in a micro-batch.
         device: where the batches are needed.
-        accumulation: micro-batches in an optimizer step, of each rank.
-        step_size: samples in an optimizer step instead, of all ranks.
+        accumulation: micro-batches of each rank in a step.
+        step_size: samples of all ranks in a step; overrides `accumulation`.
         augment: crop, flip and so on; None for evaluation.
-        shuffle: a new order every epoch, else the order of `images`.
-        seed: of the order and the augmentation.
+        shuffle: a new order every epoch, else the order of the samples.
+        seed: of order and augmentation.
         channels_last: memory order of the batches.
-        rows: (samples,) int64, where in `images` each sample lies; None: all, in order.
-        pool: processes to read with, where `images` are mapped from a file; None: none.
-        mixing: how samples are mixed with each other; None: not at all.
+        rows: (samples,) int64, indices of the samples into `images`; None: all, in order.
+        pool: processes that read memory-mapped `images`; None: this process reads.
+        mixing: how samples are mixed with each other; None: they are not.
         rank, ranks, least: see Steps.
     """
 
@@ -122,7 +123,7 @@ class ImageLoader(Loader):
         )
         self.augment = augment
         self.normalize = Normalize(mean, std, images.shape[2], device, channels_last)
-        with warnings.catch_warnings():  # a map of a file is read-only, and is only read
+        with warnings.catch_warnings():  # of a read-only memory map; never written
             warnings.filterwarnings("ignore", message=".*not writable.*")
             self.images = torch.from_numpy(images)
         self.rows = rows
@@ -177,18 +178,18 @@ class ImageLoader(Loader):
         return to_device(packed, self.device)
 
     def _gather(self, rows: np.ndarray, plan) -> Tensor:
-        """(n, height, width, channels) uint8, where the images are."""
+        """(n, height, width, channels) uint8, on the device of `self.images`."""
         if plan is not None:
             return self.augment.apply(self.images, plan, rows)
         return self.images.index_select(0, to_device(rows, self.images.device))
 
     def _finish(self, images: Tensor | np.ndarray) -> Tensor:
-        """A new tensor: a worker's array is used again."""
+        """Normalised inputs. A new tensor, since workers reuse their arrays."""
         return self.normalize(to_device(images, self.device))
 
 
 def upload(images: np.ndarray, rows: np.ndarray | None, device: torch.device) -> Tensor:
-    """The pictures `rows` on the device, a few MiB at a time: they may be more than the memory."""
+    """The pictures `rows` on the device, copied a few MiB at a time to need little host memory."""
     n = len(images) if rows is None else len(rows)
     resident = torch.empty(n, *images.shape[1:], dtype=torch.uint8, device=device)
     size = max(1, (1 << 24) // images[0].nbytes)

@@ -1,9 +1,9 @@
 """MNIST and Fashion-MNIST from the four gzip-compressed IDX files in which both are published.
 
-A file is read into memory and compared with its pinned checksum; then exactly as much of it is
-unpacked as the published one holds. The format: two zero bytes, a type (8: unsigned bytes), the
-number of dimensions, each dimension as a big-endian 32-bit integer, then the values, row by row
-(https://yann.lecun.com/exdb/mnist/).
+Each file is read into memory and compared with its pinned checksum before it is unpacked, and no
+more is unpacked than the published file holds. The format: two zero bytes, a type (8: unsigned
+bytes), the number of dimensions, each dimension as a big-endian 32-bit integer, then the values,
+row by row (https://yann.lecun.com/exdb/mnist/).
 
 LeCun, Bottou, Bengio and Haffner, Gradient-Based Learning Applied to Document Recognition (1998).
 Xiao, Rasul and Vollgraf, Fashion-MNIST (2017), https://github.com/zalandoresearch/fashion-mnist.
@@ -27,7 +27,7 @@ from utils.data.images.decoded import DecodedSplit
 from utils.data.images.published import Contents, Published, md5
 from utils.data.images.sources import ImageData
 
-UNSIGNED_BYTES = 8  # the type that all four files have
+UNSIGNED_BYTES = 8  # the type of the values in all four files
 MAX_FILE_BYTES = 64 << 20  # packed; twice the largest, Fashion-MNIST's training pictures
 TRAIN_IMAGES, TRAIN_LABELS = "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"
 TEST_IMAGES, TEST_LABELS = "t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"
@@ -35,14 +35,14 @@ TEST_IMAGES, TEST_LABELS = "t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.
 
 @dataclass(frozen=True, kw_only=True)
 class IdxFiles(Published):
-    """Four packed files; `url` is that of their folder, `folder` lies below --data_dir, as
-    torchvision calls it."""
+    """Four packed files; `url` is that of their folder, `folder` torchvision's name for the folder
+    below --data_dir."""
 
     SIDE = 28
     INSTEAD = (
-        "point --data_dir to a folder with the four .gz files (not unpacked: no sums of those are "
-        "published), take your own pictures with --dataset imagefolder, or the built-in ones with "
-        "--dataset shapes"
+        "point --data_dir to a folder with the four .gz files (not unpacked: checksums are "
+        "published only for the .gz files), use your own pictures with --dataset imagefolder, or "
+        "the built-in ones with --dataset shapes"
     )
 
     md5: dict[str, str]  # of the packed files, hexadecimal
@@ -56,7 +56,7 @@ class IdxFiles(Published):
 
     def contents(self, data_dir: Path) -> Contents:
         """Looks for each packed file where torchvision puts it, MNIST/raw or FashionMNIST/raw below
-        `data_dir`, then in `data_dir` itself; one that is in neither is downloaded to the former.
+        `data_dir`, then in `data_dir` itself; if it is in neither, it is downloaded to the former.
         """
         paths = {file: self._find(data_dir, file) for file in self.md5}
         train = self._read_split(paths, TRAIN_IMAGES, TRAIN_LABELS, self.train_samples)
@@ -64,12 +64,12 @@ class IdxFiles(Published):
         return Contents(list(self.classes), train, test, paths[TRAIN_IMAGES].parent)
 
     def _find(self, data_dir: Path, name: str) -> Path:
-        """The path of a file, which is downloaded where there is none."""
+        """The path of a file, which is downloaded if it is absent."""
         home = data_dir / self.folder / name
         if os.path.exists(home):
             return home
         beside = data_dir / name
-        # Both data sets give their files the same names: the other one's are not ours.
+        # The files of both data sets have the same names: skip a file of the other one.
         if os.path.isfile(beside):
             content = self.read_file(beside, MAX_FILE_BYTES)
             if md5(content) not in self._sums_of_others():
@@ -91,8 +91,11 @@ class IdxFiles(Published):
         return DecodedSplit(images[..., np.newaxis], labels.astype(np.int64))
 
     def _read_idx(self, path: Path, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        """The values of a packed IDX file, an array of `shape` uint8. Never unpacks more than
-        that."""
+        """The values of a packed IDX file, an array of `shape` uint8.
+
+        Args:
+            name: of the published file.
+        """
         packed = self.read_file(path, MAX_FILE_BYTES)
         if md5(packed) != self.md5[name]:
             raise self.broken(path, "its MD5 is not that of the published file")
@@ -100,12 +103,12 @@ class IdxFiles(Published):
         size = len(header) + math.prod(shape)
         try:
             with gzip.GzipFile(fileobj=io.BytesIO(packed)) as file:
-                # One byte more than there is: gzip checks its sum at the end of the file.
+                # One byte more than expected: gzip checks its CRC at the end of the file.
                 content = file.read(size + 1)
         except (OSError, EOFError, zlib.error) as error:
             raise self.broken(path, str(error)) from error
         if content[:4] != header[:4]:
-            raise self.broken(path, f"no IDX file of {len(shape)} dimensions of unsigned bytes")
+            raise self.broken(path, f"not an IDX file of {len(shape)} dimensions of unsigned bytes")
         if content[: len(header)] != header:
             raise self.broken(path, f"its dimensions are not {' x '.join(map(str, shape))}")
         if len(content) != size:
@@ -114,8 +117,8 @@ class IdxFiles(Published):
         return np.frombuffer(content, np.uint8, offset=len(header)).reshape(shape)
 
 
-# The MD5 sums are those of torchvision (datasets/mnist.py), and so is MNIST's address.
-# Fashion-MNIST's is the repository of its authors: torchvision's is plain HTTP.
+# The MD5 sums and MNIST's address are those of torchvision (datasets/mnist.py). Fashion-MNIST's
+# address is its authors' repository, since torchvision's is plain HTTP.
 PUBLISHED = {
     "mnist": IdxFiles(
         name="mnist",
@@ -156,11 +159,11 @@ PUBLISHED = {
 
 
 def load_mnist(**settings) -> ImageData:
-    """60,000 training and 10,000 test pictures of digits, 28x28 grey, 10 classes; see
+    """60,000 training and 10,000 test pictures of digits, 28x28 gray, 10 classes; see
     `Published.load`."""
     return PUBLISHED["mnist"].load(**settings)
 
 
 def load_fashion_mnist(**settings) -> ImageData:
-    """The same with pictures of clothes; see `Published.load`."""
+    """The same numbers of pictures of clothes; see `Published.load`."""
     return PUBLISHED["fashion_mnist"].load(**settings)

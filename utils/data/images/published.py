@@ -1,7 +1,7 @@
-"""What data sets of small pictures have in common that their authors published as a few files.
+"""Base of data sets of small pictures that are published as a few files.
 
-The files are looked for, downloaded where there are none, read into memory and compared with
-pinned checksums before anything in them is unpacked.
+Files are searched for, downloaded if absent, read into memory and compared with pinned checksums
+before anything in them is unpacked.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from utils.errors import UserError
 
 
 class Contents(NamedTuple):
-    """What the files hold."""
+    """The data set read from the published files."""
 
     classes: list[str]
     train: DecodedSplit
     test: DecodedSplit
-    source: Path  # where they lay
+    source: Path  # where the files were found
 
 
 @dataclass(frozen=True, kw_only=True)
 class Published(ABC):
-    """A data set as it was published."""
+    """A published data set."""
 
     SIDE: ClassVar[int]  # of all pictures, in pixels
-    INSTEAD: ClassVar[str]  # what the user can do where the files cannot be had
+    INSTEAD: ClassVar[str]  # end of an error message: what to do without the published files
 
     name: str  # of --dataset
     url: str
@@ -45,10 +45,10 @@ class Published(ABC):
 
     @abstractmethod
     def contents(self, data_dir: Path) -> Contents:
-        """Of the files in `data_dir`, where they are downloaded to.
+        """Reads the files in `data_dir`, to which absent ones are downloaded.
 
         Raises:
-            UserError: a download failed, or a file is not the one that was published.
+            UserError: a download failed, or a file differs from the published one.
         """
 
     def load(
@@ -59,7 +59,7 @@ class Published(ABC):
         test_fraction: float | None = None,
         **_unused,
     ) -> ImageData:
-        """A PictureSource; see `contents` for where the files are looked for, and errors."""
+        """A PictureSource. `contents` says where the files are searched for, and what it raises."""
         refuse_folder_settings(self.name, self.SIDE, image_size, test_fraction)
         classes, train, test, source = self.contents(data_dir)
         mean, std = channel_statistics(train.images)
@@ -76,7 +76,7 @@ class Published(ABC):
         )
 
     def read_file(self, path: Path, most: int) -> bytes:
-        """The first `most` bytes of a file."""
+        """The first `most` bytes of a file. Raises UserError if it cannot be read."""
         try:
             with open(path, "rb") as file:
                 return file.read(most)
@@ -84,9 +84,10 @@ class Published(ABC):
             raise UserError(f"cannot read {path}: {error.strerror}; {self.INSTEAD}") from error
 
     def broken(self, path: Path, reason: str) -> UserError:
+        """The error to raise for a file that is not as published."""
         reason = " ".join(reason.split())
         return UserError(
-            f"{path} is broken ({reason}): delete it to download it again, or {self.INSTEAD}"
+            f"{path} is damaged ({reason}): delete it to download it again, or {self.INSTEAD}"
         )
 
 

@@ -1,10 +1,9 @@
 """Built-in synthetic pictures: ten kinds of shapes, 32x32 RGB, drawn by arithmetic.
 
-No file and no network is needed, and the pictures are always the same ones: the seed is fixed,
-and the drawing uses only operations that IEEE 754 rounds exactly (no sine, no exponential), so
-that every machine draws the same bytes. The classes survive a horizontal flip and a shift by
-4 pixels; a linear classifier cannot tell them apart, because place, size, colours and whether the
-shape is brighter or darker than what surrounds it are random.
+No file and no network is needed. Every machine draws the same bytes: the seed is fixed, and the
+drawing uses only operations that IEEE 754 rounds exactly (no sine, no exponential). A horizontal
+flip or a shift by 4 pixels does not change the class. Place, size, colours and the sign of the
+contrast are random, so that a linear classifier can hardly tell the classes apart.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _SEED = 20240229
 def load_shapes(
     *, image_size: int | None = None, test_fraction: float | None = None, **_unused
 ) -> ImageData:
-    """5,000 training and 1,000 test pictures, balanced. Same result in every run."""
+    """5,000 training and 1,000 test pictures with equally many of each class, always the same."""
     refuse_folder_settings("shapes", SIDE, image_size, test_fraction)
     train = draw_split(TRAIN_PER_CLASS, np.random.default_rng(_SEED))
     test = draw_split(TEST_PER_CLASS, np.random.default_rng(_SEED + 1))
@@ -59,18 +58,18 @@ def draw(name: str, n: int, rng: np.random.Generator) -> np.ndarray:
     def uniform(low: float, high: float, *shape: int) -> np.ndarray:
         return low + (high - low) * rng.random((n, *shape), dtype=np.float32)
 
-    # |offset| + radius <= 12: after a shift by 4 pixels the shape is still inside (but for a tip).
+    # |offset| + radius <= 12: a shift by 4 pixels leaves the shape inside, except for tips.
     radius = uniform(5.5, 9.5, 1, 1)
     middle = (SIDE - 1) / 2
     x = np.arange(SIDE, dtype=np.float32) - middle - uniform(-1, 1, 1, 1) * (12 - radius)
     y = np.arange(SIDE, dtype=np.float32)[:, None] - middle - uniform(-1, 1, 1, 1) * (12 - radius)
     tilt = uniform(-max_tilt, max_tilt, 1, 1)  # tangent of the angle
     norm = np.sqrt(1 + tilt * tilt) * radius
-    u, v = (x + tilt * y) / norm, (y - tilt * x) / norm  # (n, SIDE, SIDE), the shape has radius 1
+    u, v = (x + tilt * y) / norm, (y - tilt * x) / norm  # (n, SIDE, SIDE), in units of the radius
     cover = np.clip(0.5 - distance(u, v) * radius, 0, 1)[..., None]  # fraction of each pixel
 
-    # Brighter than a dark background and darker than a bright one, each channel for itself: over
-    # many pictures the shape's mean is its background's, which leaves a linear classifier nothing.
+    # In each channel the shape is brighter than a dark background and darker than a bright one.
+    # Averaged over pictures both have the same mean, of which a linear classifier learns nothing.
     back = uniform(0.1, 0.9, 1, 1, 3)
     step = uniform(0.2, 0.5, 1, 1, 3)
     front = np.where(back < 0.5, back + step, back - step)
@@ -82,8 +81,8 @@ def draw(name: str, n: int, rng: np.random.Generator) -> np.ndarray:
     return (np.clip(picture, 0, 1) * 255 + 0.5).astype(np.uint8)
 
 
-# Signed distance to a shape of radius about 1 around the origin, negative inside, from
-# coordinates u (rightwards) and v (downwards). All are symmetric under u -> -u.
+# Signed distances to shapes of radius about 1 around the origin, negative inside; coordinates are
+# u (rightwards) and v (downwards). All are symmetric under u -> -u.
 
 
 def _circle(u, v):
@@ -111,7 +110,7 @@ def _diamond(u, v):
 
 
 def _star(u, v):
-    """Five points, one upwards: fold the plane into half of one point, then one straight edge."""
+    """Five points, one upwards: folds the plane onto half a point, which has one straight edge."""
     cos, sin = math.cos(math.pi / 5), math.sin(math.pi / 5)
     x, y = abs(u), -v
     for mirror in (1, -1):  # reflect in the lines at right angles to (mirror * cos, -sin)
@@ -124,7 +123,7 @@ def _star(u, v):
 
 
 def _stripes(w, period):
-    """Stripes across w, half of the period wide, one of them over the origin."""
+    """Stripes at right angles to w, half a period wide, one of them centred on the origin."""
     cycles = w / period
     return (abs(cycles - np.floor(cycles + 0.5)) - 0.25) * period
 
@@ -138,12 +137,12 @@ def _vertical_bars(u, v):
 
 
 def _checkerboard(u, v):
-    """Three by three: where the bars across and the bars down differ there is background."""
+    """Three by three: inside where either a horizontal or a vertical bar is, but not both."""
     a, b = _stripes(u, 1.2), _stripes(v, 1.2)
     return np.maximum(_box(u, v, 0.9, 0.9), np.maximum(np.minimum(a, b), -np.maximum(a, b)))
 
 
-# Class -> (signed distance, largest tangent of its tilt). Sorted, as an image folder would be.
+# Class -> (signed distance, largest tangent of its tilt), sorted like the classes of a folder.
 SHAPES = {
     "checkerboard": (_checkerboard, 0.15),
     "circle": (_circle, 0.0),

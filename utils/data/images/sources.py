@@ -1,8 +1,7 @@
-"""Sources of pictures: the table of data sets, and what each of them gives.
+"""Sources of pictures: the table of data sets, and the interfaces that they implement.
 
-A data set is one module in this folder and one line in `IMAGE_DATASETS`, which names a
-`PictureSource`. It gives its pictures as any kind of `PictureSplit`: today as decoded arrays (see
-decoded.py).
+A data set is a module in this folder with a `PictureSource`, and a line in `IMAGE_DATASETS`. Its
+splits may be any kind of `PictureSplit`; those here are decoded arrays (decoded.py).
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ IMAGE_DATASETS = {
 
 
 class PictureSplit(Protocol):
-    """Pictures and their classes: what tasks ask of them, whatever kind they are kept as."""
+    """Pictures and their classes, however they are stored."""
 
     @property
     def labels(self) -> np.ndarray:
@@ -41,11 +40,11 @@ class PictureSplit(Protocol):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of a picture in a batch, uint8: height, width (in pixels), channels."""
+        """(height, width, channels) of the uint8 pictures in a batch."""
 
     @property
     def on_disk(self) -> bool:
-        """Whether reading a picture may wait for a disk, which reading processes can do ahead."""
+        """Whether reading a picture may wait for a disk; worker processes can read ahead then."""
 
     def __len__(self) -> int:
         """Samples."""
@@ -54,10 +53,10 @@ class PictureSplit(Protocol):
         """The samples `index` (n,) int64 of this split, in that order; no picture is copied."""
 
     def loader(self, *, pool: WorkerPool | None = None, **options) -> Loader:
-        """Batches of these pictures, read by the processes of `pool` where that is of use.
+        """Batches of these pictures, read by the processes of `pool` if that is faster.
 
         Args:
-            options: those of ImageLoader (see loader.py) but for the pictures themselves.
+            options: those of ImageLoader (loader.py), except `images`, `labels` and `rows`.
         """
 
 
@@ -65,10 +64,10 @@ class PictureSplit(Protocol):
 class ImageData:
     """A whole data set.
 
-    `mean` and `std` are per channel, of pixels scaled to 0..1, from the training images alone.
-    `fingerprint` is a SHA-256 (hexadecimal) of the content: pixels, labels and class names. `val`
-    is there only where the data set brings its own validation split. `skipped` counts the files
-    left out by `on_bad="skip"`; `source` says on the console where the pictures came from.
+    `mean` and `std` are per channel, of pixels scaled to 0..1, from the training pictures only.
+    `fingerprint` is a SHA-256 (hexadecimal) that changes with pixels, labels and class names. `val`
+    is None unless the data set has its own validation split. `skipped` counts the files left out by
+    `on_bad="skip"`; `source` says, for messages, where the pictures came from.
     """
 
     name: str
@@ -85,8 +84,9 @@ class ImageData:
 
 
 class PictureSource(Protocol):
-    """What a line of `IMAGE_DATASETS` names. The arguments are those of `load_image_data`; a source
-    refuses what would have no effect on it (see `refuse_folder_settings`).
+    """A function in `IMAGE_DATASETS`, with the arguments of `load_image_data`.
+
+    It raises UserError for settings without effect on it (see `refuse_folder_settings`).
     """
 
     def __call__(
@@ -116,17 +116,17 @@ def load_image_data(
     """Load the data set `name` of `IMAGE_DATASETS`.
 
     Args:
-        data_dir: where the files lie (cifar10: also where they are downloaded to).
-        cache_dir: where imagefolder keeps its decoded pictures.
+        data_dir: folder of the files, and of the downloads of published data sets.
+        cache_dir: folder of the decoded pictures of imagefolder.
         image_size: side in pixels (imagefolder only); None: chosen from the pictures.
-        on_bad: "error" or "skip", for files that are no readable image (imagefolder only).
+        on_bad: "error" or "skip", for files that cannot be decoded (imagefolder only).
         test_fraction: fraction, in (0, 1), of a single tree that becomes the test set (imagefolder
             only); always the same pictures.
         workers: decoding threads; None: one per core.
         progress: show a bar on a terminal, or a plain line otherwise.
 
     Raises:
-        UserError: the data is missing, broken or unsuitable, or a setting does not apply to it.
+        UserError: the data is missing, damaged or unsuitable, or a setting does not apply to it.
     """
     if name not in IMAGE_DATASETS:
         known = ", ".join(sorted(IMAGE_DATASETS))
@@ -153,7 +153,11 @@ def load_image_data(
 def refuse_folder_settings(
     name: str, side: int, image_size: int | None, test_fraction: float | None
 ) -> None:
-    """UserError for settings that have no effect on a set of fixed `side` with its own test set."""
+    """Raises UserError for settings that have an effect on image folders only.
+
+    The data set `name` has its own test set and pictures of one `side`, which may be given as
+    `image_size`.
+    """
     if image_size not in (None, side):
         raise UserError(
             f"--image_size {image_size} has no effect on --dataset {name}, whose pictures are "
