@@ -33,29 +33,31 @@ SPIN_TURNS = "10000"
 LOST_PEER_SECONDS = 3.0
 
 
-def run_entry(config_class, train: Callable, description: str, argv: list[str] | None = None):
+def run_entry(config_class, act: Callable, description: str, argv: list[str] | None = None):
     """Runs an entry script; returns its exit code.
 
-    0: done. 2: settings or data that the user can mend, in one line. 130, 143: stopped by a
-    signal. Anything else is a bug and keeps its traceback.
+    0: done. 2: settings or data that the user can mend, in one line. 130, 143: stopped by a signal.
+    Anything else is a bug and keeps its traceback; where another process of the run is gone, a line
+    says so.
 
     Args:
-        train: called as `train(settings, origin, signals)`.
+        act: called as `act(settings, origin, signals)`, where `origin` says of each setting where
+            it comes from.
     """
     place = launched()
     if place is not None:
         die_with_launcher()
         code = previous_exit_code()
-        if code is not None:  # this process is started again for what a restart cannot mend
+        if code is not None:  # a worker has ended this launch for good: a restart ends alike
             return code
     signals = Signals()
     argv = sys.argv[1:] if argv is None else argv
     os.environ.update(environment_of_entries())
     try:
         settings, origin = parse(config_class, _as_launched(argv, place), description)
-        train(settings, origin, signals)
+        act(settings, origin, signals)
     except UserError as error:
-        if note_exit_code(2):  # of processes that train together one says it
+        if note_exit_code(2):  # one of the launched processes says it
             print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except Stopped as stopped:
@@ -67,10 +69,11 @@ def run_entry(config_class, train: Callable, description: str, argv: list[str] |
             raise
         print(f"rank {place.rank}: another process of this run is gone", file=sys.stderr)
         sys.stderr.flush()
-        # The launcher is to see the other one's end first, and name it; then it ends this one.
+        # Waits until the launcher has seen the other process end, and names that one; it then ends
+        # this one by SIGTERM.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(LOST_PEER_SECONDS)
-        os._exit(1)  # what hangs in the group is not waited for
+        os._exit(1)  # without waiting for what hangs in the process group
     return 0
 
 
@@ -84,7 +87,8 @@ def run_model(
     """Runs the entry script of a model: does what its settings ask for; returns its exit code.
 
     Args:
-        config_class: settings of the model; their base says which kind of task it is for.
+        config_class: settings of the model; their base class, ImageSettings or TextSettings, says
+            which kind of task it is for.
         build_model: (settings, card) -> the model, on the CPU.
         model_name: (settings) -> its name, for messages, the run's folder and the summary.
     """
@@ -98,20 +102,20 @@ def run_model(
             kind.set_environment()
             checkpoint = run.load_checkpoint()
             card = kind.card(checkpoint) if checkpoint else None
-            act_on = _with_data if settings.action.needs_data else _use
-            act_on(run, kind, checkpoint, card)
+            do = _train_or_evaluate if settings.action.needs_data else _predict_or_export
+            do(run, kind, checkpoint, card)
 
     return run_entry(config_class, act, description, argv)
 
 
-def _use(run: Run, kind, checkpoint, card) -> None:
+def _predict_or_export(run: Run, kind, checkpoint, card) -> None:
     from utils.inference.use_model import use_model
 
     use_model(run, kind.build_model(card).to(run.device), checkpoint, card)
 
 
-def _with_data(run: Run, kind, checkpoint, card) -> None:
-    """Trains, or does what else needs the data set: --eval_only and --dry_run."""
+def _train_or_evaluate(run: Run, kind, checkpoint, card) -> None:
+    """What needs the data set: training, --dry_run and --eval_only."""
     from utils.inference.evaluate import evaluate_only
     from utils.runs.prepare import prepare_model
     from utils.runs.train_classifier import train_classifier
@@ -142,8 +146,8 @@ def _load_pretrained(run: Run, kind):
 def end_process(code: int) -> NoReturn:
     """Ends the process of an entry script with this exit code.
 
-    Of processes that train together each ends before Python takes itself apart: threads of
-    PyTorch's process groups still run then, and one that comes upon Python aborts the process.
+    A launched process ends without Python's own shutdown: threads of PyTorch's process groups still
+    run then, and one that calls into Python would abort the process.
     """
     if launched() is None:
         sys.exit(code)

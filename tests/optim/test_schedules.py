@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import (
     StepLR,
 )
 
-from utils.optim.schedules import SCHEDULES, Plateau, Schedule, build_schedule
+from utils.optim.schedules import SCHEDULES, WITHOUT_SPAN, Plateau, Schedule, build_schedule
 
 # onecycle has its own warm-up, plateau follows the loss.
 WARMED = [name for name in SCHEDULES if name not in ("onecycle", "plateau")]
@@ -164,3 +164,23 @@ def test_apply_scales_every_group_by_its_own_peak():
 def test_an_unknown_name_is_refused():
     with pytest.raises(ValueError, match="cosine"):
         Schedule("lineal", 10)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_without_span_are_the_schedules_that_the_number_of_steps_does_not_change(name):
+    short, long = (
+        build_schedule(name, lr=1.0, total_steps=total, steps_per_epoch=1) for total in (60, 90)
+    )
+    unchanged = [short.factor(step) for step in range(60)] == [long.factor(s) for s in range(60)]
+    assert unchanged == (name in WITHOUT_SPAN)
+
+
+@pytest.mark.parametrize(
+    "name, fixed", [("step", {"step_epochs": 7}), ("multistep", {"milestones": [9]})]
+)
+def test_where_the_rate_falls_can_be_fixed(name, fixed):
+    short, long = (
+        build_schedule(name, lr=1.0, total_steps=total, steps_per_epoch=1, **fixed)
+        for total in (60, 90)
+    )
+    assert [short.factor(step) for step in range(60)] == [long.factor(s) for s in range(60)]

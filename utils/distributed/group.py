@@ -58,10 +58,11 @@ def is_lost_peer(error: BaseException) -> bool:
 
 
 class Agreement:
-    """The maximum over the ranks of each of a few numbers, after every step.
+    """The maximum over the ranks of each of a few numbers.
 
-    A call starts this step's all-reduce and returns the result of the previous one, which has
-    usually arrived meanwhile. So all ranks get the same answer in the same call, and hardly wait.
+    Each call sends this rank's numbers and returns the maxima of the previous call (zeros in the
+    first), which have usually arrived meanwhile, so that ranks hardly wait. Every rank must call it
+    equally often; then all get the same answer in the same call.
 
     Args:
         count: how many numbers.

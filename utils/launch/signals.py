@@ -1,4 +1,4 @@
-"""Notes SIGINT and SIGTERM, by which the training loop finishes the step, saves and stops."""
+"""Catches SIGINT and SIGTERM, and tells the training loop to finish its step, save and stop."""
 
 import contextlib
 import os
@@ -8,9 +8,9 @@ import time
 
 from utils.launch.environment import LAUNCH_FOLDER
 
-# In a launched process a second signal this soon is ignored.
+# A launched process ignores a second signal that comes within so many seconds of the first.
 REPEATED_SECONDS = 3.0
-# After this time `Stopped` is raised again if it was raised where Python discards exceptions.
+# Seconds until `Stopped` is raised again where Python has discarded it (see `_raise_again`).
 AGAIN_SECONDS = 0.01
 
 
@@ -24,12 +24,13 @@ class Stopped(BaseException):
 
 
 class Stopping:
-    """Whether a signal stops the run and whether a checkpoint is due: the same answer on all ranks.
+    """Tells whether a signal stops the run and whether a checkpoint is due, equally on all ranks.
 
     Args:
         signals: of this process.
         agree: (numbers) -> the maximum of each over the ranks; None: a single process. An
-            `Agreement` returns that of the previous call, so ranks stop one step later.
+            `Agreement` returns the result of the previous call, so all ranks stop one call after
+            the signal; of several signals the largest number counts.
 
     Attributes:
         signum: the signal that stops the run; None: none so far.
@@ -40,11 +41,11 @@ class Stopping:
         self.signum: int | None = None
 
     def ask(self, due: bool = False) -> bool:
-        """Whether a checkpoint is due on any rank; notes in `signum` whether to stop.
+        """Whether a checkpoint is due on any rank; sets `signum` if the run is to stop.
         Collective."""
         numbers = self.signals.received or 0, int(due)
         signum, due = self.agree(*numbers) if self.agree else numbers
-        self.signum = self.signum or signum or None
+        self.signum = self.signum or signum or None  # the first one stays
         return bool(due)
 
     def asked(self) -> bool:
@@ -56,9 +57,10 @@ class Stopping:
 class Signals:
     """Catches SIGINT and SIGTERM from its construction on.
 
-    Until `defer` is called a signal raises `Stopped` at once, as nothing is trained yet. From then
-    on it only sets `received`, which the loop reads after every step. A second signal ends the
-    process immediately, but for the repetition that a launched process may get.
+    Until `defer` is called a signal raises `Stopped` at once, as this process has trained nothing
+    yet; `held` delays that for a block. From then on it only sets `received`, which the loop reads
+    between steps. A second signal ends the process immediately; a launched one ignores it within
+    REPEATED_SECONDS.
     """
 
     def __init__(self):

@@ -1,14 +1,15 @@
 """Learning-rate schedules, counted in optimizer steps.
 
-All but `Plateau` depend on the step alone, so that resuming needs no state; its state is saved with
-every checkpoint. The learning rate is a number on the host: setting it waits for nothing.
+All but `Plateau` are functions of the step alone; only `Plateau` has a state, which every
+checkpoint holds. The learning rate is a number on the host: setting it waits for nothing.
 """
 
 import math
 from dataclasses import dataclass
 
-# name -> the flags that have an effect with it; "warmup" stands for both of the warm-up's. A
-# schedule is a line here, its factor in `Schedule.after_warmup`, and a row in docs/flags.md.
+# name -> the flags that have an effect with it; "warmup" stands for --warmup_epochs and
+# --warmup_steps. A schedule is a line here, its factor in `Schedule.after_warmup`, a row in
+# docs/flags.md, and a name in WITHOUT_SPAN if it has no end.
 SCHEDULES: dict[str, tuple[str, ...]] = {
     "cosine": ("min_lr", "warmup"),
     "linear": ("min_lr", "warmup"),
@@ -18,7 +19,8 @@ SCHEDULES: dict[str, tuple[str, ...]] = {
     "plateau": ("gamma", "plateau_patience", "min_lr", "warmup"),
     "constant": ("warmup",),
 }
-# Schedules that do not depend on how many steps there will be.
+# Schedules that do not depend on how many steps there will be. (step and multistep do not either,
+# where --step_epochs or --milestones say when the rate falls.)
 WITHOUT_SPAN = ("plateau", "constant")
 # onecycle, as PyTorch's OneCycleLR by default: the fraction of the run in which the rate rises,
 # what the peak rate is divided by for the first step, and what that is divided by for the last one.
@@ -36,13 +38,13 @@ class Schedule:
             "SGDR" (2017), without restarts; onecycle: Smith and Topin, "Super-convergence"
             (2018), without its cycle of the momentum; step and multistep: PyTorch's StepLR and
             MultiStepLR.
-        total_steps: optimizer steps of the schedule, with the warm-up. cosine, linear and onecycle
-            keep their last factor after it.
+        total_steps: optimizer steps of the schedule, with the warm-up. Beyond it cosine, linear and
+            onecycle keep their last factor.
         warmup_steps: step 0 gets 1 / warmup_steps of the rate, step warmup_steps - 1 all of it.
         min_factor: the factor that cosine and linear end with, and plateau's lowest, 0 to 1.
         gamma: what step, multistep and plateau multiply the rate by when it falls.
-        step_size: "step" only: it falls every so many optimizer steps, counted from step 0.
-        milestones: "multistep" only: the optimizer steps at which it falls.
+        step_size: "step" only: optimizer steps between two falls of the rate, from step 0 on.
+        milestones: "multistep" only: the optimizer steps at which the rate falls.
     """
 
     name: str
@@ -63,7 +65,8 @@ class Schedule:
         return self.after_warmup(step)
 
     def after_warmup(self, step: int) -> float:
-        """The factor of a step that is counted from 0, and comes after the warm-up."""
+        """`step` counts from the start of the run, and is not in the warm-up: at its first step the
+        factor is 1 for the schedules that begin at the peak."""
         after = max(1, self.total_steps - self.warmup_steps)
         progress = min(1.0, (step - self.warmup_steps) / after)
         if self.name == "cosine":

@@ -1,4 +1,4 @@
-"""Builds the trainer from the settings, and prepares the run's folder."""
+"""Builds the trainer from the settings, and opens the run's records."""
 
 import json
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from utils.checkpoints.checkpoint import Checkpoint, Checkpoints
 from utils.checkpoints.saver import Saver
 from utils.engines.choose import choose_engine
-from utils.engines.engine import RunFacts
+from utils.engines.engine import Engine, RunFacts
 from utils.errors import UserError
 from utils.optim.factory import is_capturable
 from utils.runs.advice import launch_advice, memory_advice, phase_advice
@@ -39,13 +39,12 @@ def build_trainer(
     checkpoint: Checkpoint | None,
     evaluate: Callable[[], Evaluation | None],
 ) -> Trainer | None:
-    """A Trainer as the settings ask for, restored from `checkpoint`.
+    """A Trainer as the settings ask for, restored from `checkpoint`. None, after a line on the
+    console, if the run is finished already.
 
     Args:
-        ready: with its initial weights.
-        evaluate: measures the validation split; the test set where there is none.
-
-    Returns None, and prints a line, if the run is finished already.
+        ready: the prepared model.
+        evaluate: measures the validation split, or the test set if there is no such split.
     """
     settings, loader = run.settings, task.train
     if task.val is None:
@@ -64,7 +63,9 @@ def build_trainer(
     span = total_steps
     if settings.epochs_for_sched is not None:
         span = settings.epochs_for_sched * loader.steps_per_epoch
-    with run.signals.held():  # imports PyTorch's compiler, where C++ calls Python
+    # Imports PyTorch's compiler, in which C++ calls Python: an exception there would abort the
+    # process.
+    with run.signals.held():
         engine, refusals = choose_engine(
             run_facts(run, ready, task),
             cuda_graphs=settings.cuda_graphs,
@@ -114,16 +115,20 @@ def build_trainer(
 
 
 def _train_step(
-    run: Run, ready: ReadyModel, task: Task, checkpoint: Checkpoint | None, span: int, engine
+    run: Run,
+    ready: ReadyModel,
+    task: Task,
+    checkpoint: Checkpoint | None,
+    span: int,
+    engine: Engine,
 ) -> TrainStep:
-    """Args:
-    span: optimizer steps of the schedule.
-    """
+    """The optimizer step, on the model as `engine` wraps it; `span`: optimizer steps of the
+    schedule."""
     settings, loader, strategy = run.settings, task.train, ready.strategy
     lr = learning_rate(run, loader.step_size)
     schedule = schedule_of(run, lr, span, loader.steps_per_epoch, checkpoint)
     guard = Guard(ready.model, strategy)
-    with run.signals.held():  # likewise
+    with run.signals.held():  # an import of PyTorch's compiler, as in build_trainer
         optimizer = build_optimizer_of(
             run, ready.model, lr, strategy.own, strategy.optimizer_exchange
         )
@@ -132,7 +137,7 @@ def _train_step(
         average = Average(ready.model, settings.ema_decay, strategy)
     return TrainStep(
         strategy=strategy,
-        objective=ready.objective(engine.wrap(ready.wrapped)),
+        objective=ready.make_objective(engine.wrap(ready.wrapped)),
         optimizer=optimizer,
         schedule=schedule,
         precision=run.precision,
@@ -145,6 +150,7 @@ def _train_step(
 
 
 def _saved_settings(run: Run, task: Task, span: int) -> dict:
+    """What a resumed run must know of this one; the flags themselves are in config.yaml."""
     settings = run.settings
     return {
         "entry": settings.entry,
@@ -180,7 +186,8 @@ def _needs_validation(settings) -> list[str]:
 
 
 def _is_finished(run: Run, checkpoint: Checkpoint, total_steps: int, limit: str) -> bool:
-    """Whether the resumed run has nothing left to do; prints a line if so."""
+    """Whether the resumed run has nothing left to do; prints a line if so. UserError if it has done
+    more than it is asked for."""
     step, path = checkpoint.step, run.folder.path
     if step > total_steps:
         raise UserError(

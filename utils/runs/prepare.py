@@ -21,30 +21,32 @@ from utils.weights.pretrained import Pretrained, fit_weights
 
 @dataclass(frozen=True)
 class ReadyModel:
-    """
+    """A model that can be trained or measured.
+
     Attributes:
         model: on its device, with its canonical names.
-        wrapped: by the strategy; the objective calls it in the model's place.
-        strategy: has wrapped it.
-        objective: (what to call) -> the objective.
+        wrapped: the model as the strategy wraps it, which is what the objective calls.
+        strategy: how the model is spread over processes.
+        make_objective: (what it calls for the model's answers) -> the objective.
         freeze: which part of it trains in which epoch; None: all of it.
     """
 
     model: nn.Module
     wrapped: nn.Module
     strategy: Strategy
-    objective: Callable[[Callable], Classification]
+    make_objective: Callable[[Callable], Classification]
     freeze: Freeze | None
 
 
 def prepare_model(
     run: Run, model: nn.Module, task: Task, pretrained: Pretrained | None = None
 ) -> ReadyModel:
-    """
+    """Gives the model its weights, device, fused modules and strategy.
+
     Args:
-        model: on the CPU; `HEAD` names its last layer; with a true `mixes_inside` its forward takes
-            the mixing plan as second argument.
-        task: with --auto_batch its loaders get the micro-batch that fits.
+        model: on the CPU; `HEAD` names its last layer; if it has `mixes_inside = True`, its forward
+            takes the mixing plan as second argument.
+        task: changed in place by --auto_batch: its loaders get the micro-batch that fits.
         pretrained: weights to start from.
     """
     settings = run.settings
@@ -55,12 +57,13 @@ def prepare_model(
     if settings.freeze_backbone:
         freeze = Freeze(model, model.HEAD, settings.unfreeze_epoch)
         if settings.unfreeze_epoch is None:
-            freeze.apply(0)  # what never trains needs no optimizer state, nor communication
+            # For good, so that optimizer and strategy leave out what never trains.
+            freeze.apply(0)
     fuse(model, settings.fused)
     _say_fused(run)
     mixes_inside = getattr(model, "mixes_inside", False)
 
-    def objective(called: Callable) -> Classification:
+    def make_objective(called: Callable) -> Classification:
         return Classification(
             called,
             run.precision,
@@ -72,16 +75,17 @@ def prepare_model(
         )
 
     if settings.auto_batch and settings.resume is None:  # a resumed run keeps what was found
-        choose_micro_batch(run, model, objective(model), freeze, task)
+        choose_micro_batch(run, model, make_objective(model), freeze, task)
     if settings.sync_bn:
         if not any(isinstance(module, _BatchNorm) for module in model.modules()):
             raise UserError(f"--sync_bn: {run.model_name} has no BatchNorm; leave it out")
         model = fuse(sync_batch_norms(model, run.exchange), settings.fused)
     strategy = build_strategy(settings.strategy, run.exchange)
     wrapped = strategy.wrap(model, unfreezes=settings.unfreeze_epoch is not None)
-    if run.exchange.rank > 0:  # dropout differs between the ranks; the weights are equal by now
+    # Each rank draws its own dropout from here on; with equal seeds so far, the weights are equal.
+    if run.exchange.rank > 0:
         torch.manual_seed(settings.seed + run.exchange.rank)
-    return ReadyModel(model, wrapped, strategy, objective, freeze)
+    return ReadyModel(model, wrapped, strategy, make_objective, freeze)
 
 
 def _say_fused(run: Run) -> None:

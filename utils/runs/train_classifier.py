@@ -77,7 +77,7 @@ def run_training(run: Run, trainer: Trainer, ready: ReadyModel, task: Task) -> N
         if result is None:  # a signal; the finished training is saved already
             report("interrupted")
             raise Stopped(
-                run.signals.received,
+                run.stopping.signum,  # another rank's, perhaps
                 "stopped before the last evaluation, all steps are saved; go on with "
                 f"--resume {folder.path}",
             )

@@ -7,7 +7,7 @@ from utils.reporting.metrics import MetricsLog
 from utils.training.evaluation import Evaluation
 from utils.training.progress import LeftOut
 
-# Fractions of an epoch's time from which on a phase is worth a line of advice.
+# A phase that takes at least this fraction of an epoch's time gets a line of advice.
 NOTABLE = {
     "data": 0.2,
     "forward_backward": 0.7,
@@ -22,10 +22,11 @@ class TrainingLog:
 
     Args:
         console, metrics: of the run.
-        advice: {phase: which flag helps}, printed once if that phase takes a notable part of an
-            epoch's time.
+        advice: {phase: which flag helps}, said once if that phase takes a notable part of an
+            epoch's time; "memory": which one helps where that has run out, for the Trainer.
 
-    `at` is the position of a record: {"step": ..., "epoch": ...}.
+    What is written goes to metrics.jsonl, what is said or shown to the console. Methods that write
+    take `at`, the position of the record: {"step": ..., "epoch": ...}.
     """
 
     def __init__(self, console: Console, metrics: MetricsLog, advice: dict[str, str] | None = None):
@@ -34,7 +35,7 @@ class TrainingLog:
     def write_steps(
         self, at: dict, sums: Mapping[str, float], *, lr: float, speed: float, left_out: LeftOut
     ) -> None:
-        """The record of a log line: means since the last one."""
+        """Writes the record that goes with a log line: means since the last one."""
         self.metrics.write(
             **at, split="train", average_over="steps", **figures(sums), lr=lr,
             samples_per_second=round(speed, 1), skipped_steps=left_out.steps + left_out.by_scaler,
@@ -43,7 +44,8 @@ class TrainingLog:
     def show(
         self, sums: Mapping[str, float], epoch: float, samples_left: int, speed: float | None = None
     ) -> None:
-        """Beside the progress bar, or as a plain line now and then."""
+        """Shows loss and accuracy beside the progress bar; without a terminal as a plain line, now
+        and then."""
         live = self.console.live
         text = bar_text(sums) if live else log_text(sums, epoch, samples_left, speed)
         self.console.progress(text)
@@ -58,10 +60,10 @@ class TrainingLog:
         time_share: dict,
         memory: int,
     ) -> None:
-        """The record of a finished epoch.
+        """Writes the record of a finished epoch.
 
         Args:
-            train: its `figures`.
+            train: the epoch's `figures`.
             time_share: {phase: fraction of the time}.
             memory: the peak, in bytes.
         """
@@ -81,9 +83,9 @@ class TrainingLog:
     def advise(self, time_share: Mapping[str, float]) -> None:
         """Says which flag helps where a phase takes a notable part of an epoch's time."""
         for phase, part in time_share.items():
-            if part >= NOTABLE.get(phase, 2.0) and phase in self.advice:
+            if phase in self.advice and part >= NOTABLE[phase]:
                 took = f"{phase.replace('_', ' and ')} took {part:.0%} of the time"
-                self.console.say(f"{took}: {self.advice.pop(phase)}")
+                self.console.say(f"{took}: {self.advice.pop(phase)}")  # once
 
     def unfrozen(self, step: int, epoch: int) -> None:
         self.metrics.write(step=step, epoch=float(epoch), split="event", event="unfrozen")
@@ -91,10 +93,13 @@ class TrainingLog:
 
 
 def figures(sums: Mapping[str, float]) -> dict:
-    """Means from an objective's sums by name; accuracies in per cent. With SUMS alone they are
-    `loss` and `accuracy`. With MIXED_SUMS too the accuracy is `accuracy_weighted`, by lambda; where
-    samples were mixed there is `lambda`, the mean of the larger of lambda and 1 - lambda, and where
-    unmixed samples were evaluated `accuracy_clean`."""
+    """Means from an objective's sums by name (see objective.py); accuracies in per cent.
+
+    With SUMS alone they are `loss` and `accuracy`. With MIXED_SUMS the accuracy is weighted by
+    lambda and called `accuracy_weighted`. `lambda` is there where samples were mixed: the mean of
+    the larger of lambda and 1 - lambda. `accuracy_clean` is there where unmixed samples were
+    evaluated.
+    """
     mixed = "mixed" in sums
     accuracy, samples = "accuracy_weighted" if mixed else "accuracy", sums["samples"]
     if not samples:
@@ -128,7 +133,7 @@ def bar_text(sums: Mapping[str, float]) -> str:
 def log_text(
     sums: Mapping[str, float], epoch: float, samples_left: int, speed: float | None
 ) -> str:
-    """The same as a line of its own, where the output is no terminal.
+    """Loss and accuracy, speed and the time left, as a line of its own.
 
     Args:
         epoch: epochs trained.

@@ -19,8 +19,8 @@ PER_FILE = 20
 
 
 class Python2Pickler(pickle._Pickler):
-    """Writes str and bytes as Python 2's 8-bit strings, the flags of a dtype as 0 and 1, and NumPy's
-    old module name."""
+    """Writes str and bytes as Python 2's 8-bit strings, the flags of a dtype as 0 and 1, and
+    NumPy's old module name."""
 
     def save_flag(self, value):
         self.write(pickle.BININT1 + bytes([value]))
