@@ -17,6 +17,7 @@ def setting(
     default_text: str = "",
     bare=None,
     resume: str = "fixed",
+    before=None,
 ):
     """A dataclass field that is a setting.
 
@@ -31,5 +32,7 @@ def setting(
         bare: the value of the flag given without one; None where a value is needed.
         resume: "fixed" if a resumed run must keep it, "free" if it may be changed, "evaluation"
             if it may be changed where nothing is trained.
+        before: its value in runs that were started before the setting was introduced, if that is
+            not what `default` stands for.
     """
     return dataclasses.field(default=default, metadata=locals() | {"setting": True})

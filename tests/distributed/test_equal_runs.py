@@ -36,7 +36,7 @@ CASES = {
     },
     "sync_bn": {"norm": True, "least": 1},
     "texts": {"texts": True, "optimizer": "adamw", "lr": 0.001},
-    "texts, ngd": {"texts": True, "optimizer": "ngd", "lr": 0.01, "accumulation": 2},
+    "texts, ngd": {"texts": True, "optimizer": "ngd", "lr": 0.004, "accumulation": 2},
     "texts, meta-mixup": {"texts": True, "mixing": LEARNED, "exact": True},
     "adamw": {"optimizer": "adamw", "lr": 0.01},
     "accumulation": {"accumulation": 2},

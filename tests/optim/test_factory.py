@@ -121,6 +121,49 @@ def test_ngd_with_a_fixed_norm_decouples_weight_decay(norm, decoupled):
         assert (group["norm"], group["decoupled"]) == (norm, decoupled)
 
 
+def stepped_by_adam(model: nn.Module, **settings) -> set[str]:
+    """The names of the parameters that NGD steps as AdamW does."""
+    groups = build("ngd", model, **settings).param_groups
+    own = {p for group in groups if group["adam"] for p in group["params"]}
+    assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
+    return {name for name, parameter in model.named_parameters() if parameter in own}
+
+
+@pytest.mark.parametrize("decay_all", [False, True])
+def test_ngd_leaves_embeddings_norms_and_biases_to_adam(decay_all):
+    assert stepped_by_adam(text_model(), decay_all=decay_all) == {
+        "tokens.weight", "bag.weight", "hidden.bias", "norm.weight", "norm.bias", "head.bias",
+    }  # fmt: skip
+    assert stepped_by_adam(small_model(), decay_all=decay_all) == {
+        "0.bias", "1.weight", "1.bias", "6.bias",
+    }  # fmt: skip
+    groups = build("ngd", text_model(), weight_decay=0.1, decay_all=decay_all).param_groups
+    decays = {group["weight_decay"] for group in groups if group["adam"]}
+    assert decays == ({0.1} if decay_all else {0.0})
+
+
+def test_ngd_leaves_to_adam_what_the_model_lists():
+    model = Named({"position"})
+    assert "position" in stepped_by_adam(model)
+    assert "body.tokens.weight" not in stepped_by_adam(model)
+
+
+def test_ngd_leaves_nothing_to_adam_in_the_papers_form_or_where_told():
+    assert not stepped_by_adam(text_model(), ngd_norm="gradient")
+    assert not stepped_by_adam(text_model(), ngd_adam=False)
+    assert stepped_by_adam(text_model(), ngd_norm="gradient", ngd_adam=True)
+
+
+def test_ngd_takes_the_papers_form_with_steps_as_long_as_the_gradient():
+    keys = ("power", "momentum_first", "alpha")
+    forms = {"fixed": (0.5, True, 0.01), "gradient": (1.0, False, 4.0)}
+    for norm, expected in forms.items():
+        group = build("ngd", small_model(), ngd_norm=norm).param_groups[0]
+        assert tuple(group[key] for key in keys) == expected
+    group = build("ngd", small_model(), ngd_power=1.0, ngd_momentum_first=False).param_groups[0]
+    assert tuple(group[key] for key in keys) == (1.0, False, 4.0)
+
+
 def test_a_setting_of_another_optimizer_is_refused():
     with pytest.raises(TypeError, match="ngd_alpha"):
         build("sgd", small_model(), ngd_alpha=2.0)

@@ -28,7 +28,7 @@ def test_one_letter_flags_take_their_value_attached():
     assert settings_of("-b64").batch_size == 64
 
 
-@pytest.mark.parametrize("name", [n for n in OTHERS if FIELDS[n].type is bool])
+@pytest.mark.parametrize("name", [n for n in OTHERS if FIELDS[n].type in (bool, bool | None)])
 def test_booleans_are_flags_or_take_a_word(name):
     def value(*argv):
         return getattr(settings_of(*NEEDS.get(name, []), *argv), name)

@@ -61,6 +61,18 @@ def test_settings_that_must_never_change_are_fixed():
     assert not fixed & {"epochs", "save_every", "output", "workers", "checkpoint_hist", "data_dir"}
 
 
+def test_a_run_older_than_a_setting_keeps_to_what_it_did(make_run):
+    run = make_run("--ngd", "--ngd_alpha", 4)
+    path = run / "config.yaml"
+    newer = ("ngd_power", "ngd_momentum_first", "ngd_adam")
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(line for line in lines if not line.startswith(newer)))
+    settings = settings_of("--resume", run)
+    assert [getattr(settings, name) for name in newer] == [1.0, False, False]
+    assert "--ngd_power 0.5: the run in" in refused("--resume", run, "--ngd_power", 0.5)
+    assert settings_of("--ngd").ngd_power == 0.5
+
+
 def test_settings_of_the_run_may_be_repeated(make_run):
     run = make_run("--optimizer", "adamw", "--width", 16)
     assert settings_of("--resume", run, "--optimizer", "adamw", "--width", 16).width == 16

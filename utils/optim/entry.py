@@ -110,6 +110,10 @@ class OptimizerEntry:
         """Learning rate, weight decay and momentum unless others are asked for."""
         return {"lr": self.lr, "weight_decay": self.weight_decay, "momentum": self.momentum}
 
+    def own_defaults(self, **own) -> dict[str, object]:
+        """Defaults of its own flags that depend on others of them."""
+        return {}
+
     def lr_scaling(self, **own) -> str:
         """`scaling`, unless its own settings make it another."""
         return self.scaling

@@ -69,7 +69,7 @@ def parse(config_class, argv: list[str], description: str):
     new = from_file | typed
     if new.get("resume") is not None:
         run = _find_run(config_class, new)
-        saved = read_yaml(config_class, run / "config.yaml")
+        saved = _before(config_class) | read_yaml(config_class, run / "config.yaml")
         _check_unchanged(config_class, run, saved, new)
         values |= saved | {"output": str(run)}
         origin |= _read_origins(run / "config.yaml")
@@ -87,6 +87,12 @@ def parse(config_class, argv: list[str], description: str):
             raise UserError(f"--{name} has no effect: {reason}")
     settings.check()
     return settings, origin
+
+
+def _before(config_class) -> dict:
+    """Settings that say what a run did that was started before they were introduced."""
+    befores = {name: field.metadata["before"] for name, field in fields(config_class).items()}
+    return {name: before for name, before in befores.items() if before is not None}
 
 
 def _find_run(config_class, new: Mapping) -> Path:

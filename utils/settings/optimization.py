@@ -227,7 +227,8 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):
     def check(self):
         super().check()
         entry = OPTIMIZERS[self.optimizer]
-        for name, value in entry.defaults(**entry.values_of(self)).items():
+        own = entry.values_of(self)
+        for name, value in (entry.defaults(**own) | entry.own_defaults(**own)).items():
             if getattr(self, name) is None:
                 setattr(self, name, value)
         if "min_lr" in SCHEDULES[self.sched] and self.min_lr > self.lr:

@@ -21,11 +21,13 @@ WITHOUT_LONG_AXIS = {name: shape for name, shape in SHAPES.items() if name != "e
 DTYPES = {torch.float64: 1e-9, torch.float32: 1e-4}
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=["float64", "float32"])
 # The paper's form, and momentum before inverse roots, with steps of fixed length.
-FORMS = {
+NATURAL = {
     "paper": {},
     "root": {"momentum_first": True, "power": 0.5, "alpha": 0.01, "norm": "fixed"},
 }
+FORMS = NATURAL | {"adam": {"adam": True}}
 each_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+each_natural_form = pytest.mark.parametrize("form", NATURAL.values(), ids=NATURAL)
 each_foreach = pytest.mark.parametrize("foreach", [True, False], ids=["foreach", "one_by_one"])
 
 

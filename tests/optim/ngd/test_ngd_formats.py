@@ -170,6 +170,7 @@ SETTINGS = {
     "fixed norm, decoupled": {"norm": "fixed", "weight_decay": 0.1, "decoupled": True},
     "heavy ball, dampened": {"nesterov": False, "dampening": 0.3, "norm": "fixed"},
     "momentum first": {"weight_decay": 0.1, **FORMS["root"]},
+    "adam": {"weight_decay": 0.1, "decoupled": True, **FORMS["adam"]},
 }
 
 

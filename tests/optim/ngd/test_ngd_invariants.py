@@ -12,7 +12,7 @@ from ngd_tools import (
     assert_near,
     each_dtype,
     each_foreach,
-    each_form,
+    each_natural_form,
     random_gradients,
     random_start,
     run,
@@ -177,7 +177,7 @@ def test_the_basis_stays_orthonormal_in_float32(rank):
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
-@each_form
+@each_natural_form
 @each_foreach
 @pytest.mark.parametrize("axis", [0, 1])
 def test_a_rotation_of_gradients_and_basis_rotates_the_result(foreach, axis, form):

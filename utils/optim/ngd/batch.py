@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,6 +11,7 @@ from utils.exchange import Exchange
 from utils.machine.float32 import float32_products
 from utils.optim.ngd import fisher
 from utils.optim.ngd.batched_fisher import FISHER, AxisBatch, precondition_, square_norms
+from utils.optim.ngd.parameters import Flags, Parameters
 
 EARLY_UPDATES = 10  # the first steps all update the Fisher matrices, as in Kaldi
 # Root mean square of a step with norm "fixed", before the learning rate. It is that of AdamW's
@@ -21,29 +21,7 @@ FIXED_RMS = 0.2
 SHORT = 16  # up to this axis length, rounding the inputs takes longer than multiplying them
 
 
-@dataclass
-class Flags:
-    """Inputs of a step from outside, as set by GradScaler: () tensors or None."""
-
-    found_inf: Tensor | None
-    grad_scale: Tensor | None
-
-    @staticmethod
-    def of(optimizer, device: torch.device) -> Flags:
-        found_inf = getattr(optimizer, "found_inf", None)
-        scale = getattr(optimizer, "grad_scale", None)
-        return Flags(
-            None if found_inf is None else found_inf.to(device, non_blocking=True),
-            None if scale is None else scale.to(device, non_blocking=True),
-        )
-
-    @property
-    def left_out(self) -> Tensor | None:
-        """() bool: the step must change nothing."""
-        return None if self.found_inf is None else self.found_inf > 0
-
-
-class Batch:
+class Batch(Parameters):
     """Parameters of one group, shape and step count, and their state; any shapes if `is_plain`.
 
     Stacked gradients have the shape (B, D0, kernel ..., D1), the memory order of a convolution's
@@ -52,10 +30,6 @@ class Batch:
     of whole parameters, while momentum and step cover this rank's rows.
 
     Attributes:
-        views: indices of the parameters that are not dense in memory. The fused kernel assumes
-            dense tensors, and would overwrite the elements in between.
-        dense: the tensors that the fused kernel updates: the parameters, or contiguous copies of
-            those in `views`.
         numbers: the axes of a parameter that have a Fisher matrix.
         size: elements of the stacked gradients, 0 if `is_plain`.
         lies_stacked: whether parameters have the memory order and dtype of the stacked gradients.
@@ -65,24 +39,13 @@ class Batch:
     def __init__(
         self, group: dict, parameters: list[Tensor], state: dict, step: int, exchange: Exchange
     ):
+        super().__init__(group, parameters)
         first = parameters[0]
-        self.group, self.parameters, self.step, self.exchange = group, parameters, step, exchange
+        self.step, self.exchange = step, exchange
         self.of_one = exchange.shape(first)
         self.is_divided = exchange.is_divided(first)
-        self.device, self.dtype = first.device, kind_of(first)["dtype"]
-        self.views = [index for index, p in enumerate(parameters) if not is_dense(p)]
-        self.dense = list(parameters)
-        for index in self.views:
-            self.dense[index] = parameters[index].clone(memory_format=torch.contiguous_format)
-        self.momenta = []
-        if group["momentum"]:
-            for parameter, dense in zip(parameters, self.dense, strict=True):
-                buffer = state[parameter].get("momentum_buffer")
-                if buffer is None:
-                    state[parameter]["momentum_buffer"] = torch.zeros_like(dense)
-                elif buffer.stride() != dense.stride():  # the fused kernel works in memory order
-                    state[parameter]["momentum_buffer"] = torch.empty_like(dense).copy_(buffer)
-            self.momenta = [state[parameter]["momentum_buffer"] for parameter in parameters]
+        self.dtype = kind_of(first)["dtype"]
+        self.momenta = self.buffers(state, "momentum_buffer") if group["momentum"] else []
         self.numbers = axes_of(self.of_one, group["axes"])
         self.axes = [self._axis(number, state) for number in self.numbers]
         self.is_plain = is_plain(self.of_one, group)
@@ -140,9 +103,6 @@ class Batch:
             axis.eta = self.group["eta"]
             axis.set_alpha(self.group["alpha"])
 
-    def gradients(self) -> list[Tensor]:
-        return [parameter.grad for parameter in self.parameters]
-
     @property
     def momentum_first(self) -> bool:
         """Momentum is taken of the gradients that are preconditioned, not of natural gradients."""
@@ -155,7 +115,7 @@ class Batch:
             return flags
         group = self.group
         self._fused_sgd(
-            self._dense(self.gradients()),
+            self.make_dense(self.gradients()),
             flags,
             lr=0.0,  # the parameters stay as they are
             momenta=self.momenta,
@@ -287,7 +247,7 @@ class Batch:
     def descend(self, gradients: list[Tensor], flags: Flags) -> None:
         """Momentum, unless it came first, and parameter update."""
         group, decay, coupled = self.group, self.group["weight_decay"], not self.group["decoupled"]
-        gradients = self._dense(gradients)
+        gradients = self.make_dense(gradients)
         if decay and not coupled:
             shrink = 1 - group["lr"] * decay
             if flags.found_inf is not None:
@@ -302,16 +262,7 @@ class Batch:
             weight_decay=decay if coupled and self.is_plain else 0.0,
             grad_scale=flags.grad_scale if self.is_plain else None,
         )
-        for index in self.views:
-            self.parameters[index].copy_(self.dense[index])
-
-    def _dense(self, gradients: list[Tensor]) -> list[Tensor]:
-        """The gradients as the fused kernel takes them, for `dense`, which gets the parameters."""
-        gradients = list(gradients)
-        for index in self.views:
-            self.dense[index].copy_(self.parameters[index])
-            gradients[index] = gradients[index].contiguous()
-        return gradients
+        self.write_views()
 
     def _fused_sgd(
         self,
@@ -362,22 +313,6 @@ def axes_of(shape: torch.Size, which: str) -> list[int]:
     if len(long) < 2 or shape.numel() == 0:
         return []
     return long if which == "all" else [number for number in long if number < 2]
-
-
-def is_dense(parameter: Tensor) -> bool:
-    """Whether the elements fill a block of memory without gaps, in any order of the axes."""
-    size = 1
-    for stride, length in sorted(zip(parameter.stride(), parameter.shape, strict=True)):
-        if length != 1 and stride != size:
-            return parameter.numel() == 0
-        size *= length
-    return True
-
-
-def is_expanded(parameter: Tensor) -> bool:
-    """Whether several elements share memory, by the check that PyTorch makes before writing."""
-    strides = zip(parameter.stride(), parameter.shape, strict=True)
-    return parameter.numel() > 0 and any(s == 0 and length > 1 for s, length in strides)
 
 
 def kind_of(parameter: Tensor) -> dict:

@@ -4,6 +4,7 @@ Learning rate and weight decay mean what they do with AdamW, with `ngd_norm` "gr
 with SGD.
 """
 
+import dataclasses
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -19,12 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class NgdFlags:
-    ngd_alpha: float = setting(
-        4.0,
+    ngd_alpha: float | None = setting(
+        None,
         "Damping of ngd's Fisher matrices, in multiples of their mean diagonal; larger is "
         "closer to the plain gradient",
         group=GROUP,
         above=0,
+        default_text="0.01 with --ngd_power 0.5, 4 with 1",
     )
     ngd_rank: int | None = setting(
         None,
@@ -58,24 +60,63 @@ class NgdFlags:
     ngd_norm: str = setting(
         "fixed",
         "Length of ngd's steps: fixed, where --lr and --weight_decay mean what they do with "
-        "adamw and muon; or that of the gradient, where they mean what they do with sgd, "
-        "whose defaults then hold",
+        "adamw and muon; or that of the gradient, as in the paper, where they mean what they do "
+        "with sgd, whose defaults then hold",
         group=GROUP,
         choices=("fixed", "gradient"),
     )
-    ngd_power: float = setting(
-        1.0,
-        "Power of the inverse Fisher matrix of each axis: 1 is that of the paper; 0.5 holds strong "
-        "directions down less, and takes a smaller --ngd_alpha, such as 0.01",
+    ngd_power: float | None = setting(
+        None,
+        "Power of the inverse Fisher matrix of each axis: 0.5, its inverse square root; or 1, its "
+        "inverse, as in the paper, which slows strong directions down further",
         group=GROUP,
-        choices=(1.0, 0.5),
+        choices=(0.5, 1.0),
+        default_text="0.5 with --ngd_norm fixed, 1 with gradient",
+        before=1.0,
     )
-    ngd_momentum_first: bool = setting(
-        False,
-        "Takes momentum before ngd's Fisher matrices, not after them, so that each step has the "
-        "length that --ngd_norm says",
+    ngd_momentum_first: bool | None = setting(
+        None,
+        "Momentum of the gradients, before ngd's Fisher matrices are applied, so that each step "
+        "has the length that --ngd_norm says; off: momentum of natural gradients, as in the paper",
         group=GROUP,
+        default_text="on with --ngd_norm fixed, off with gradient",
+        before=False,
     )
+    ngd_adam: bool | None = setting(
+        None,
+        "With ngd, steps of AdamW for embeddings, norms and biases, with the same --lr",
+        group=GROUP,
+        default_text="on with --ngd_norm fixed, off with gradient",
+        before=False,
+    )
+
+
+def form(
+    *,
+    ngd_norm: str = "fixed",
+    ngd_power: float | None = None,
+    ngd_momentum_first: bool | None = None,
+    ngd_adam: bool | None = None,
+    ngd_alpha: float | None = None,
+    **others,
+) -> dict[str, object]:
+    """The flags among these that are None, with their values: those of the paper with steps as long
+    as the gradient, else those that were found to be better (benchmarks/results/ngd.md)."""
+    fixed = ngd_norm == "fixed"
+    power = (0.5 if fixed else 1.0) if ngd_power is None else ngd_power
+    defaults = {
+        "ngd_power": power,
+        "ngd_momentum_first": fixed,
+        "ngd_adam": fixed,
+        "ngd_alpha": 4.0 if power == 1 else 0.01,
+    }
+    given = {
+        "ngd_power": ngd_power,
+        "ngd_momentum_first": ngd_momentum_first,
+        "ngd_adam": ngd_adam,
+        "ngd_alpha": ngd_alpha,
+    }
+    return {name: value for name, value in defaults.items() if given[name] is None}
 
 
 def make(
@@ -83,39 +124,45 @@ def make(
     *,
     lr: float,
     momentum: float,
-    ngd_alpha: float = 4.0,
-    ngd_rank: int | None = None,
-    ngd_update_period: int = 4,
-    ngd_eta: float = 0.1,
-    ngd_axes: str = "all",
-    ngd_norm: str = "fixed",
-    ngd_power: float = 1.0,
-    ngd_momentum_first: bool = False,
     ngd_products: str = "float32",
     exchange: "Exchange | None" = None,
+    **flags,
 ) -> "Optimizer":
     """With Nesterov momentum (plain where momentum is 0). Weight decay is decoupled with `ngd_norm`
     "fixed", whose steps would else turn with it. Ranks share the updates of Fisher matrices through
-    `exchange`."""
+    `exchange`.
+
+    Args:
+        groups: the first has all matrices that are no embeddings.
+        flags: of NgdFlags.
+    """
     from utils.optim.ngd.optimizer import NGD
 
+    flags = dataclasses.asdict(NgdFlags(**flags))
+    flags |= form(**flags)
+    own = {name.removeprefix("ngd_"): value for name, value in flags.items()}
+    if own.pop("adam"):
+        groups = _with_adam(groups)
     return NGD(
         groups,
         lr=lr,
         momentum=momentum,
         nesterov=momentum > 0,
-        decoupled=ngd_norm == "fixed",
-        alpha=ngd_alpha,
-        rank=ngd_rank,
-        update_period=ngd_update_period,
-        eta=ngd_eta,
-        axes=ngd_axes,
-        norm=ngd_norm,
-        power=ngd_power,
-        momentum_first=ngd_momentum_first,
+        decoupled=own["norm"] == "fixed",
         products=ngd_products,
         exchange=exchange,
+        **own,
     )
+
+
+def _with_adam(groups: list[dict]) -> list[dict]:
+    """The matrices of the first group, and apart from them all that Adam is to step."""
+    group, *others = groups
+    matrices = [p for p in group["params"] if p.ndim > 1]
+    rest = [p for p in group["params"] if p.ndim <= 1]
+    own = [group | {"params": matrices}, group | {"params": rest, "adam": True}]
+    own += [other | {"adam": True} for other in others]
+    return [each for each in own if each["params"]]
 
 
 class NgdEntry(OptimizerEntry):
@@ -123,6 +170,9 @@ class NgdEntry(OptimizerEntry):
 
     def defaults(self, *, ngd_norm: str = "fixed", **own) -> dict[str, float | None]:
         return SGD.defaults() if ngd_norm == "gradient" else super().defaults()
+
+    def own_defaults(self, **own) -> dict[str, object]:
+        return form(**own)
 
     def lr_scaling(self, *, ngd_norm: str = "fixed", **own) -> str:
         return SGD.lr_scaling() if ngd_norm == "gradient" else super().lr_scaling()
@@ -158,7 +208,10 @@ NGD_ENTRY = NgdEntry(
             Range(1e-3, 0.5, grid=(0.01, 0.05, 0.2), when=FIXED),
             _of_sgd("weight_decay"),
         ),
-        "ngd_alpha": (Range(0.5, 32.0, grid=(1.0, 4.0, 16.0)),),
+        "ngd_alpha": (
+            Range(1e-3, 0.3, grid=(3e-3, 0.01, 0.03), when=FIXED),
+            Range(0.5, 32.0, grid=(1.0, 4.0, 16.0), when=(("ngd_norm", "gradient"),)),
+        ),
         "ngd_eta": (Range(0.02, 0.5, grid=(0.05, 0.1, 0.3)),),
         "ngd_update_period": (Range(1, 16, grid=(2, 4, 8)),),
     },

@@ -9,8 +9,10 @@ from torch.optim import Optimizer
 from utils.exchange import Exchange
 from utils.machine.float32 import float32_products
 from utils.optim.found_inf import is_on_host
-from utils.optim.ngd.batch import Batch, Flags, is_expanded, is_plain, kind_of
+from utils.optim.ngd.adam import AdamParameters
+from utils.optim.ngd.batch import Batch, is_plain, kind_of
 from utils.optim.ngd.batched_fisher import FISHER, update_
+from utils.optim.ngd.parameters import Flags, is_expanded
 from utils.optim.ngd.shares import Shares, shares_of
 
 AXES = ("all", "channels")
@@ -86,6 +88,8 @@ class NGD(Optimizer):
             down less and takes a smaller alpha, such as .01 (see fisher.py).
         momentum_first: momentum comes before the Fisher matrices, not after them; their scatter is
             then that of the averaged gradients.
+        adam: all parameters of the group take AdamW's steps (see adam.py), with its `lr` and
+            `weight_decay`: for embeddings, norms and biases.
         products: "float32", or "fast" for those with gradients as matrix units multiply, added up
             in float32: of TF32 on a GPU, of bfloat16 on a CPU that has such units. What gradients
             computed in bfloat16 are worth is not lost by it.
@@ -126,6 +130,7 @@ class NGD(Optimizer):
         norm: str = "gradient",
         power: float = 1.0,
         momentum_first: bool = False,
+        adam: bool = False,
         products: str = "float32",
         foreach: bool | None = True,
         exchange: Exchange | None = None,
@@ -134,11 +139,12 @@ class NGD(Optimizer):
             "lr": lr, "momentum": momentum, "nesterov": nesterov, "dampening": dampening,
             "weight_decay": weight_decay, "decoupled": decoupled, "alpha": alpha, "rank": rank,
             "update_period": update_period, "eta": eta, "axes": axes,
-            "norm": norm, "power": power, "momentum_first": momentum_first, "products": products,
-            "foreach": foreach is None or bool(foreach),
+            "norm": norm, "power": power, "momentum_first": momentum_first, "adam": adam,
+            "products": products, "foreach": foreach is None or bool(foreach),
         }  # fmt: skip
         self._exchange = exchange or Exchange()
         self._batches: list[Batch] = []
+        self._adams: list[AdamParameters] = []
         self._shares: list[Shares] = []
         self._signature = None
         super().__init__(params, settings)
@@ -152,11 +158,11 @@ class NGD(Optimizer):
         for group in self.param_groups:  # of another optimizer, or of an older version of this
             for name in self.defaults.keys() - {"differentiable"}:  # PyTorch's own
                 group.setdefault(name, self.defaults[name])
-        self._batches, self._signature = [], None
+        self._batches, self._adams, self._signature = [], [], None
 
     def load_state_dict(self, state_dict: dict) -> None:
         super().load_state_dict(state_dict)
-        self._batches, self._signature = [], None
+        self._batches, self._adams, self._signature = [], [], None
         # PyTorch has given all of it the dtype of its parameter; Fisher matrices have their own.
         saved = [key for group in state_dict["param_groups"] for key in group["params"]]
         own = [parameter for group in self.param_groups for parameter in group["params"]]
@@ -185,6 +191,8 @@ class NGD(Optimizer):
 
     def _step(self) -> None:
         self._gather()
+        for parameters in self._adams:
+            parameters.step_(Flags.of(self, parameters.device))
         due: dict[tuple, list[Batch]] = {}
         for batch in self._batches:
             flags = Flags.of(self, batch.device)
@@ -215,11 +223,13 @@ class NGD(Optimizer):
             settings.append([group["momentum"] > 0] + [group[name] for name in _OF_BATCHES])
             present += [(number, p) for p in group["params"] if p.grad is not None]
         signature = [(number, id(p), p.stride()) for number, p in present], settings
-        if signature == self._signature and all(b.is_of(self.state) for b in self._batches):
+        gathered = (*self._batches, *self._adams)
+        if signature == self._signature and all(each.is_of(self.state) for each in gathered):
             for batch in self._batches:
                 batch.follow_settings()
             return
         members: dict[tuple, list[Tensor]] = {}
+        adams: dict[tuple, list[Tensor]] = {}
         for number, parameter in present:
             if parameter.grad.is_sparse or parameter.is_complex():
                 raise RuntimeError("NGD takes dense, real gradients only")
@@ -228,6 +238,9 @@ class NGD(Optimizer):
                     "NGD takes no parameter of which several elements are one in memory, as "
                     "expand() makes it: give it a copy (clone) of its own"
                 )
+            if self.param_groups[number]["adam"]:
+                adams.setdefault((number, parameter.device, parameter.dtype), []).append(parameter)
+                continue
             step = self.state[parameter].get("step", 0)
             shape, divided = self._exchange.shape(parameter), self._exchange.is_divided(parameter)
             if is_plain(shape, self.param_groups[number]):
@@ -237,6 +250,10 @@ class NGD(Optimizer):
         self._batches = [
             Batch(self.param_groups[kind[0]], parameters, self.state, kind[-1], self._exchange)
             for kind, parameters in members.items()
+        ]
+        self._adams = [
+            AdamParameters(self.param_groups[kind[0]], parameters, self.state)
+            for kind, parameters in adams.items()
         ]
         self._shares = shares_of(self._batches, self._exchange)
         self._signature = signature
@@ -282,7 +299,17 @@ _RANGES = {
     "norm": (lambda value: value in NORMS, f"one of {', '.join(NORMS)}"),
     "power": (lambda value: value in POWERS, "1 or 0.5"),
     "momentum_first": (lambda value: isinstance(value, bool), "true or false"),
+    "adam": (lambda value: isinstance(value, bool), "true or false"),
     "products": (lambda value: value in PRODUCTS, f"one of {', '.join(PRODUCTS)}"),
 }
 # Settings that batches are made of: where one changes, they are made anew.
-_OF_BATCHES = ("rank", "axes", "norm", "power", "momentum_first", "foreach", "update_period")
+_OF_BATCHES = (
+    "rank",
+    "axes",
+    "norm",
+    "power",
+    "momentum_first",
+    "adam",
+    "foreach",
+    "update_period",
+)
