@@ -24,7 +24,6 @@ import argparse
 import dataclasses
 import hashlib
 import json
-import math
 import os
 import shlex
 import statistics
@@ -50,11 +49,6 @@ METHODS = {
     "cutmix": "--cutmix_alpha 1 --mixup_prob 0.5",  # as its paper has it for CIFAR
     "meta": "--mixup meta --alpha {alpha}",
 }
-# Student's t for a two-sided interval of 95 %, by degrees of freedom; beyond, the next lower one.
-T95 = {
-    1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262,
-    10: 2.228, 12: 2.179, 14: 2.145, 16: 2.120, 19: 2.093, 24: 2.064, 29: 2.045, 59: 2.001,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -264,7 +258,7 @@ def study(options) -> None:
                 "test_accuracy": accuracy[label],
                 "mean": statistics.mean(accuracy[label]),
                 "minus": {
-                    base: paired(accuracy[label], accuracy[base])
+                    base: studies.paired(accuracy[label], accuracy[base])
                     for base in baselines
                     if base != label
                 },
@@ -280,15 +274,6 @@ def study(options) -> None:
     if summary["tuning"]:
         plots["alphas.png"] = draw_alphas
     studies.write_results(options.output, summary, table(summary), plots)
-
-
-def paired(one: list[float], other: list[float]) -> dict:
-    """Mean of the differences seed by seed, and half the width of its 95 % interval (Student)."""
-    differences = [a - b for a, b in zip(one, other, strict=True)]
-    n = len(differences)
-    t = T95[max(freedom for freedom in T95 if freedom <= n - 1)]
-    half = t * statistics.stdev(differences) / math.sqrt(n)
-    return {"mean": statistics.mean(differences), "half": half, "seeds": n}
 
 
 def table(summary: dict) -> str:

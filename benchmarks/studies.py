@@ -3,12 +3,20 @@
 import argparse
 import contextlib
 import json
+import math
+import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from utils.errors import UserError
 from utils.files import reason, replace_file
+
+# Student's t for a two-sided interval of 95 %, by degrees of freedom; beyond, the next lower one.
+T95 = {
+    1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262,
+    10: 2.228, 12: 2.179, 14: 2.145, 16: 2.120, 19: 2.093, 24: 2.064, 29: 2.045, 59: 2.001,
+}  # fmt: skip
 
 
 def parser(name: str, description: str) -> argparse.ArgumentParser:
@@ -46,6 +54,15 @@ def data_flags(options: argparse.Namespace) -> list[str]:
 def last_line(text: str) -> str:
     """Of what a failed process wrote to stderr: its reason."""
     return (text.strip().splitlines() or ["no message"])[-1].removeprefix("error: ")
+
+
+def paired(one: list[float], other: list[float]) -> dict:
+    """Mean of the differences seed by seed, and half the width of its 95 % interval (Student)."""
+    differences = [a - b for a, b in zip(one, other, strict=True)]
+    n = len(differences)
+    t = T95[max(freedom for freedom in T95 if freedom <= n - 1)]
+    half = t * statistics.stdev(differences) / math.sqrt(n)
+    return {"mean": statistics.mean(differences), "half": half, "seeds": n}
 
 
 def markdown(head: list[str], rows: Iterable[list[str]], left: int = 1) -> str:

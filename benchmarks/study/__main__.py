@@ -28,6 +28,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks import studies
 from benchmarks.common import in_words, machine
+from benchmarks.study.others import CONTENDERS
 from benchmarks.study.plan import Case, Optimizer, Plan, Result, Run, finished_runs, next_runs
 from benchmarks.study.plots import draw_accuracy, draw_learning_rates
 from benchmarks.study.pool import train_all
@@ -35,7 +36,6 @@ from benchmarks.study.store import Store
 from benchmarks.study.summary import summarize, table
 from benchmarks.study.train import DEPTH, Bench, Setting
 from utils.errors import UserError
-from utils.optim.table import OPTIMIZERS
 from utils.reporting.console import duration
 
 
@@ -93,9 +93,9 @@ def parse_optimizers(names: str, variants: list[str]) -> list[Optimizer]:
     for text in texts + variants:
         label, _, rest = text.partition("=")
         name, _, pairs = rest.partition(":")
-        if name not in OPTIMIZERS:
+        if name not in CONTENDERS:
             raise UserError(
-                f"unknown optimizer {name!r}: the optimizers are {', '.join(OPTIMIZERS)}"
+                f"unknown optimizer {name!r}: the optimizers are {', '.join(CONTENDERS)}"
             )
         if label in (one.label for one in optimizers):
             raise UserError(f"{label!r} is named twice: give the variant another label")
@@ -105,12 +105,12 @@ def parse_optimizers(names: str, variants: list[str]) -> list[Optimizer]:
             if not equals:
                 raise UserError(f"--variant {text}: {pair!r} is not KEY=VALUE")
             settings[key] = parse_value(value)
-        entry = OPTIMIZERS[name]
+        entry = CONTENDERS[name]
         lr = settings.pop("lr", entry.lr)
         decay = settings.pop("weight_decay", entry.weight_decay)
         optimizers.append(Optimizer(label, name, tuple(sorted(settings.items())), lr, decay))
     if not optimizers:
-        raise UserError(f"--optimizers: name one or more of {', '.join(OPTIMIZERS)}")
+        raise UserError(f"--optimizers: name one or more of {', '.join(CONTENDERS)}")
     return optimizers
 
 

@@ -18,7 +18,7 @@ class Optimizer:
     """One line of the comparison: an optimizer of the factory, perhaps with own settings."""
 
     label: str
-    name: str  # a key of utils.optim.table.OPTIMIZERS
+    name: str  # a key of OPTIMIZERS or OTHERS
     settings: tuple[tuple[str, object], ...]  # further arguments of build_optimizer
     lr: float  # centre of the search at a batch of 128
     weight_decay: float  # centre of the search; 0: none is searched
@@ -138,7 +138,9 @@ class Search:
     wanted: list[Run]  # to train next; empty when it is over
     lr_trials: list[Run]  # done, at the centre's weight decay, by rising learning rate
     decay_trials: list[Run]  # done, at the best of these learning rates, by rising weight decay
-    lr_at_edge: bool  # the best learning rate is the highest or lowest tried
+    # The best one is the highest or lowest tried.
+    lr_at_edge: bool
+    decay_at_edge: bool = False
 
     def best(self, results: Results) -> Run:
         """The trial with the highest validation accuracy; of equal ones the gentlest."""
@@ -167,12 +169,14 @@ def search(case: Case, plan: Plan, results: Results) -> Search:
     if wanted or not decay_budget:
         return Search(wanted, lr_runs, [], at_edge)
     lr = on_grid(case.lr, best_position(lr_scores))
-    wanted, decay_runs, _ = _line(
+    wanted, decay_runs, decay_scores = _line(
         lambda position: trial(lr, on_grid(decay, position)),
         decay_budget + 1,  # the centre is known already
         results,
     )
-    return Search(wanted, lr_runs, decay_runs, at_edge)
+    ends = (min(decay_scores), max(decay_scores))
+    decay_at_edge = len(decay_scores) > 1 and best_position(decay_scores) in ends
+    return Search(wanted, lr_runs, decay_runs, at_edge, decay_at_edge)
 
 
 def _line(run_at, budget: int, results: Results) -> tuple[list[Run], list[Run], dict[int, float]]:

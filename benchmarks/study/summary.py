@@ -2,9 +2,9 @@
 
 import statistics
 
-from benchmarks.studies import markdown
+from benchmarks.studies import markdown, paired
+from benchmarks.study.others import CONTENDERS
 from benchmarks.study.plan import Case, Plan, Results, epochs_to_target, final_runs, search
-from utils.optim.table import OPTIMIZERS
 
 
 def summarize(
@@ -74,6 +74,7 @@ def _case(case: Case, plan: Plan, results: Results) -> dict:
         "lr": best.lr,
         "weight_decay": best.weight_decay,
         "lr_at_edge": tuning.lr_at_edge,
+        "decay_at_edge": tuning.decay_at_edge,
         "tuning_val_accuracy": results[best].accuracy,
         "lr_trials": _trials(tuning.lr_trials, results),
         "weight_decay_trials": _trials(tuning.decay_trials, results),
@@ -116,18 +117,41 @@ def _batch_table(batch: dict) -> str:
     rows = []
     for label, figures in optimizers.items():
         edge = "*" if figures["lr_at_edge"] else ""
-        row = [label, f"{figures['lr']:g}{edge}", f"{figures['weight_decay']:g}"]
+        decay_edge = "*" if figures["decay_at_edge"] else ""
+        row = [label, f"{figures['lr']:g}{edge}", f"{figures['weight_decay']:g}{decay_edge}"]
         row += [_accuracy(length) for length in figures["lengths"]]
         row += [_amount(figures, "epochs_to_target"), f"{figures['seconds_per_epoch']:.3g}"]
         row += [f"{figures['time_per_epoch_relative']:.2f}"]
         rows.append([*row, _amount(figures, "seconds_to_target")])
     text = f"## Batch {batch['batch']}\n\n{markdown(head, rows)}"
-    if any(figures["lr_at_edge"] for figures in optimizers.values()):
-        text += "\n\\* the highest or lowest learning rate tried: a better one may lie beyond.\n"
+    if any(one["lr_at_edge"] or one["decay_at_edge"] for one in optimizers.values()):
+        text += "\n\\* the highest or lowest value tried: a better one may lie beyond.\n"
     for name in dict.fromkeys(figures["optimizer"] for figures in optimizers.values()):
-        if OPTIMIZERS[name].first_steps:
-            text += f"\nNot in the seconds: {OPTIMIZERS[name].first_steps}.\n"
-    return text
+        if CONTENDERS[name].first_steps:
+            text += f"\nNot in the seconds: {CONTENDERS[name].first_steps}.\n"
+    return text + differences(batch)
+
+
+def differences(batch: dict) -> str:
+    """Accuracies minus those of the baseline with the same seed: means and 95 % intervals."""
+    optimizers, baseline = batch["optimizers"], batch["baseline"]
+    base = optimizers[baseline]
+    if len(optimizers) < 2 or len(base["lengths"][0]["accuracies"]) < 2:
+        return ""
+    head = [f"minus {baseline}", *(f"{length['epochs']:g} epochs" for length in base["lengths"])]
+    rows = [
+        [label, *map(_difference, figures["lengths"], base["lengths"])]
+        for label, figures in optimizers.items()
+        if label != baseline
+    ]
+    return f"\n{markdown(head, rows)}"
+
+
+def _difference(length: dict, base: dict) -> str:
+    if length["diverged"] or base["diverged"]:
+        return "diverged"
+    found = paired(length["accuracies"], base["accuracies"])
+    return f"{found['mean']:+.2f} ± {found['half']:.2f}"
 
 
 def _accuracy(length: dict) -> str:

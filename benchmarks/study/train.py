@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from benchmarks.common import side_by_side
+from benchmarks.study.others import OTHERS
 from benchmarks.study.plan import Case, Optimizer, Result, Run
 from utils.augment.crop_flip import CropFlip
 from utils.data.batch import Batch
@@ -109,6 +110,8 @@ class Bench:
         return model.to(self.device, memory_format=torch.channels_last)
 
     def optimizer(self, model: nn.Module, of: Optimizer | Run, lr: float, weight_decay: float):
+        if of.name in OTHERS:
+            return OTHERS[of.name].make(model, lr, weight_decay, **dict(of.settings))
         own = OPTIMIZERS[of.name].products(self.setting.precision) | dict(of.settings)
         return build_optimizer(of.name, model, lr=lr, weight_decay=weight_decay, **own)
 

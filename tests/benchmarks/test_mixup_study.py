@@ -5,7 +5,8 @@ import json
 import pytest
 
 from benchmarks import mixup_study
-from benchmarks.mixup_study import main, paired, table
+from benchmarks.mixup_study import main, table
+from benchmarks.studies import paired
 
 FLAGS = [
     "--epochs", "1", "--width", "4", "--batch", "16", "--train_samples", "48", "--precision",

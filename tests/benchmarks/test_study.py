@@ -16,6 +16,7 @@ from benchmarks.study import __main__ as entry
 from benchmarks.study.plan import Case, Optimizer
 from benchmarks.study.pool import Processes
 from benchmarks.study.store import Store
+from benchmarks.study.summary import differences
 from benchmarks.study.train import Bench, Setting
 from utils.errors import UserError
 
@@ -162,6 +163,21 @@ def test_mistakes_are_reported_in_one_line(flags, said, tmp_path, capsys):
     assert entry.main([*SMALLEST, "--output", str(tmp_path), *flags]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ") and said in line
+
+
+def test_an_optimizer_of_another_package_says_how_to_get_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
+    assert entry.main([*SMALLEST, "--output", str(tmp_path), "--optimizers", "soap"]) == 2
+    assert "pip install pytorch_optimizer" in capsys.readouterr().err
+
+
+def test_differences_are_taken_seed_by_seed():
+    def figures(*accuracies):
+        return {"lengths": [{"epochs": 5, "accuracies": accuracies, "diverged": 0}]}
+
+    batch = {"baseline": "sgd", "optimizers": {"sgd": figures(2, 3, 4), "ngd": figures(3, 5, 7)}}
+    assert "| ngd | +2.00 ± 2.48 |" in differences(batch)  # 4.303 / sqrt(3)
+    assert differences({"baseline": "sgd", "optimizers": {"sgd": figures(2, 3, 4)}}) == ""
 
 
 def test_a_strange_file_is_not_taken_for_results(tmp_path):

@@ -89,6 +89,7 @@ def test_tuning_takes_learning_rates_first_then_weight_decays():
     assert not found.lr_at_edge
     assert {run.lr for run in found.decay_trials} == {0.32}
     assert [run.weight_decay for run in found.decay_trials] == [0.00016, 0.0005, 0.0016, 0.005]
+    assert found.decay_at_edge
     best = found.best(results)
     assert (best.lr, best.weight_decay) == (0.32, 0.005)
     tuning = [run for run in results if run.split == "val"]
