@@ -25,17 +25,17 @@ def draw_curves(records: list[dict], path: Path, title: str) -> None:
     os.environ.setdefault("MPLBACKEND", "Agg")
     from matplotlib.figure import Figure
 
-    shares = [r for r in records if r.get("time_share")]
+    timed = [r for r in records if r.get("time_share")]
     mixed = any("lambda" in r for r in records)
-    panels = 3 + bool(shares) + mixed
+    panels = 3 + bool(timed) + mixed
     figure = Figure(figsize=(4.2 * panels, 3.8), layout="constrained")
     axes = figure.subplots(1, panels)
     best = _best_epoch(records)
     _draw_figure(axes[0], records, "loss", best)
     _draw_figure(axes[1], records, "accuracy", best)
     _draw_learning_rate(axes[2], records)
-    if shares:
-        _draw_time_shares(axes[3], shares)
+    if timed:
+        _draw_times(axes[3], timed)
     if mixed:
         _draw_lambda(axes[-1], records)
     last = max((r["epoch"] for r in records), default=0.0)
@@ -163,12 +163,12 @@ def _draw_lambda(axis, records: list[dict]) -> None:
     axis.set_title("larger share of a mixed pair (mean)")
 
 
-def _draw_time_shares(axis, records: list[dict]) -> None:
+def _draw_times(axis, records: list[dict]) -> None:
     """The fraction of each epoch's time that each phase took, stacked."""
     totals: dict[str, float] = {}
     for record in records:
-        for phase, share in record["time_share"].items():
-            totals[phase] = totals.get(phase, 0.0) + _number(share)
+        for phase, fraction in record["time_share"].items():
+            totals[phase] = totals.get(phase, 0.0) + _number(fraction)
     # The wait for data, which the user can reduce, is red and at the bottom.
     phases = sorted(totals, key=lambda phase: (phase != "data", -totals[phase]))
     right = [r["epoch"] for r in records]
