@@ -13,19 +13,19 @@ bash run_distributed.sh ENTRY --help               the flags of an entry
 Environment:
   NPROC            processes on this node (default: its number of GPUs, else 1)
   NNODES           number of nodes, or a range such as 1:4 (default: 1)
-  NODE_RANK        of this node, from 0; node 0 holds the rendezvous (default: found by its name)
+  NODE_RANK        number of this node, from 0; node 0 hosts the rendezvous (default: by its name)
   RDZV_ENDPOINT    host:port of the rendezvous, the same on all nodes; needed with several
   RDZV_ID          name of the run, the same on all nodes (default: training)
   JOIN_TIMEOUT     seconds for which a node waits for the others (default: 600)
-  MAX_RESTARTS     failures after which the run is given up (default: 3)
+  MAX_RESTARTS     restarts after failures before the run is given up (default: 3)
   OMP_NUM_THREADS  CPU threads of each process (default: cores per process)
   PYTHON           the interpreter (default: .venv/bin/python beside this script, else python3)
 
-In an allocation of Slurm all of this is read from Slurm:
+In a Slurm allocation nodes, GPUs and cores are read from Slurm:
   srun --ntasks-per-node=1 bash run_distributed.sh ENTRY --output FOLDER ...
 
-Exit codes: 0 done; 2 a setting is wrong; 130, 143 stopped by SIGINT, SIGTERM, and saved;
-otherwise that of the process that failed first. More: docs/distributed.md
+Exit codes: 0 done; 2 a setting is wrong; 130, 143 saved and stopped by SIGINT, SIGTERM;
+otherwise the code of the process that failed first. More: docs/distributed.md
 TEXT
 }
 
@@ -44,5 +44,5 @@ if [ -z "$python" ]; then
         python=$root/.venv/bin/python
     fi
 fi
-# -P: a folder named utils where the command is given does not count.
+# -P: a folder named utils in the current directory is not imported.
 PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} exec "$python" -P -m utils.launch.launcher "$@"

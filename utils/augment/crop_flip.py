@@ -69,9 +69,8 @@ class CropFlip:
             )
 
     def __getstate__(self) -> dict:
-        return self.__dict__ | {
-            "_buffers": None
-        }  # another process gets the settings, not the memory
+        # Another process gets the settings, not the memory.
+        return self.__dict__ | {"_buffers": None}
 
     def draw(self, n: int, generator: np.random.Generator) -> CropFlipPlan:
         """A plan for n samples. Random numbers are drawn for disabled features, too, so that

@@ -1,1 +1,1 @@
-"""Who computes the optimizer step."""
+"""Engines: how an optimizer step is computed."""

@@ -1,11 +1,11 @@
 """Captures the work of a GPU with `torch.cuda.graph`, and cleans up after a capture that fails.
 
 What a failed capture leaves behind depends on the version of PyTorch. Up to 2.11 at least,
-`torch.cuda.graph` raises before it has put anything back: its stream stays the current one, the
-allocator goes on as if the capture did (blocks that another stream has used are never given back,
-and running out of memory ends in an internal error), and the generator refuses to draw, so the
-next dropout raises. Newer versions put back most of it when the graph is reset. `_clean_up` works
-for both, and then draws a number to see whether the process is well again.
+`torch.cuda.graph` raises before it has restored anything: its stream stays the current one; the
+allocator behaves as if the capture were still running (blocks that another stream has used are
+never freed, and running out of memory ends in an internal error); and the random generator refuses
+to draw, so the next dropout raises. Newer versions restore most of this when the graph is reset.
+`_clean_up` works for both, and then draws a random number to check that the process works again.
 """
 
 import contextlib
@@ -21,45 +21,45 @@ import torch
 from utils.engines.launch_bound import Mark, mark_on
 from utils.errors import UserError
 
-AHEAD = 2  # replays that the host may be ahead of the GPU
-WAIT = "called a synchronizing CUDA operation"  # PyTorch's words in its sync debug mode
+AHEAD = 2  # replays by which the host may be ahead of the GPU
+WAIT = "called a synchronizing CUDA operation"  # PyTorch's message in its sync debug mode
 
 
 class Recorder(Protocol):
     """Captures work of the device."""
 
     def warm_up(self) -> contextlib.AbstractContextManager:
-        """Around work like that which is captured later."""
+        """The context for running work that is captured later."""
 
     def watched(self) -> contextlib.AbstractContextManager[list[str]]:
-        """Lists the places within it where the host waits for the device, which no capture allows.
-        The work itself is done as ever."""
+        """A context that lists the places within it where the host waits for the device, which a
+        capture does not allow. The work itself runs as usual."""
 
     def capture(self, function: Callable[[], None]) -> Callable[[], None]:
-        """Returns what does the work of function() again, with the present content of the tensors
-        that it reads. Nothing is computed during the capture.
+        """Returns a replay function: it repeats the work of function() with the current content of
+        the tensors that function() reads. Nothing is computed during the capture.
 
         Raises:
-            RuntimeError: it cannot be captured, or leaves too little memory to ordinary work. The
+            RuntimeError: it cannot be captured, or leaves too little memory for ordinary work. The
                 process is as it was before.
-            UserError: it could not be captured, and the process cannot go on.
+            UserError: it could not be captured, and the process cannot continue.
         """
 
     def keep_pace(self) -> None:
-        """After each replay: waits for the one AHEAD replays before it."""
+        """To be called after each replay: waits until only AHEAD replays are pending."""
 
     def mark(self) -> Mark:
-        """A mark where the device's work ends at present."""
+        """A mark at the end of the work submitted so far."""
 
 
 class CudaRecorder:
-    """A Recorder of a GPU. All graphs share a pool of memory, for none leaves anything in it.
+    """A Recorder of a GPU. All graphs share a memory pool, since none leaves anything in it.
 
-    Ordinary work is expected to need as much memory as the most that it has needed so far.
+    Ordinary work is assumed to need at most as much memory as it has needed so far.
     """
 
     # Graphs whose capture has failed. PyTorch 2.11 leaves pointers to them in its allocator of
-    # pinned memory, so they live as long as the process.
+    # pinned memory, so they must live as long as the process.
     failed: ClassVar[list[torch.cuda.CUDAGraph]] = []
 
     def __init__(self, device: torch.device):
@@ -77,9 +77,9 @@ class CudaRecorder:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[list[str]]:
-        """By PyTorch's sync debug mode, which warns here. As an error it would end a step half-way,
-        with weights changed in part. Other threads that Python has started, such as the one
-        that writes checkpoints, may wait; autograd's own were started by C++ and may not."""
+        """Uses PyTorch's sync debug mode, set to warn: its errors would end a step half-way, with
+        some of the weights changed. Other threads that Python has started, such as the one that
+        writes checkpoints, may wait. Autograd's threads, which C++ has started, may not."""
         places: list[str] = []
         mode, own = torch.cuda.get_sync_debug_mode(), threading.current_thread()
         with warnings.catch_warnings():
@@ -106,15 +106,15 @@ class CudaRecorder:
         needed = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
         training, failure = torch.cuda.current_stream(device), ""
         try:
-            # The thread that writes checkpoints may go on meanwhile.
+            # thread_local: the thread that writes checkpoints may continue meanwhile.
             with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
                 function()
         except Exception as error:
             failure = _first_line(error)
-        if failure:  # outside the handler, which holds the tensors of the capture
+        if failure:  # not in the handler, whose exception keeps the capture's tensors alive
             self._clean_up(graph, training, failure)
             raise RuntimeError(failure)
-        # What was reserved and unused has been given back before the capture.
+        # torch.cuda.graph has emptied the allocator's cache before the capture.
         free, _ = torch.cuda.mem_get_info(device)
         if free < needed:
             raise RuntimeError(
@@ -126,18 +126,19 @@ class CudaRecorder:
     def _clean_up(
         self, graph: torch.cuda.CUDAGraph, training: torch.cuda.Stream, failure: str
     ) -> None:
-        """Puts the process back to before a capture that has failed; see the head of this file."""
+        """Restores the process after a failed capture; see the head of this file."""
         device = training.device
         try:
             torch.cuda.set_stream(training)
             graph.reset()
             self.failed.append(graph)
-            # The capture's stream has a workspace in the pool, which would keep the pool.
+            # The capture's stream has a cuBLAS workspace in the pool, which would keep the pool.
             torch._C._cuda_clearCublasWorkspaces()
-            with contextlib.suppress(RuntimeError):  # it has been ended, and so released, already
+            with contextlib.suppress(RuntimeError):  # the pool may have been released already
                 torch._C._cuda_endAllocateToPool(device.index, self.pool)
                 torch._C._cuda_releasePool(device.index, self.pool)
-            # A copy draws the same numbers and belongs to no capture. The first copy is for trying.
+            # A copy of the generator's state draws the same numbers and belongs to no capture. One
+            # copy is used up by the trial draw, the other one stays.
             generator = torch.cuda.default_generators[device.index]
             fresh = generator.clone_state()
             generator.graphsafe_set_state(generator.clone_state())
@@ -152,9 +153,9 @@ class CudaRecorder:
             ) from error
 
     def keep_pace(self) -> None:
-        """A replay costs the host next to nothing: without this it would hand over all batches up
-        to the next log line at once, and each of them would take memory until its turn. The GPU
-        has the latest replays still to do while the host sleeps here, so it never waits."""
+        """A replay costs the host almost nothing: without this wait it would submit all batches up
+        to the next log line at once, and each would take memory until its turn. The GPU still has
+        the latest replays to do while the host sleeps here, so it never runs out of work."""
         event = torch.cuda.Event(blocking=True)
         event.record(torch.cuda.current_stream(self.side.device))
         self._replays.append(event)
@@ -166,7 +167,7 @@ class CudaRecorder:
 
 
 def _first_line(error: BaseException) -> str:
-    """Of what went wrong first: the end of the capture fails too, because of it."""
+    """The first line of the original error: because of it, ending the capture fails as well."""
     while error.__context__ is not None and not error.__suppress_context__:
         error = error.__context__
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

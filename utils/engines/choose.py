@@ -21,12 +21,12 @@ ENGINES = {
 def choose_engine(
     facts: RunFacts, *, cuda_graphs: str, deterministic: bool
 ) -> tuple[Engine, list[str]]:
-    """The engine that serves a run, and a line for each one that was asked for and cannot.
+    """The engine that serves a run, and a line for each engine that was asked for and cannot.
 
     Args:
-        cuda_graphs: "on": a line says why not; "auto": only where they gain time, else nothing is
-            said; "off".
-        deterministic: two runs must take the same steps by graphs.
+        cuda_graphs: "on": used if possible, else a line says why not; "auto": used only where they
+            save time, else no line; "off".
+        deterministic: two runs must use graphs for the same steps, so "auto" does not use any.
     """
     refusals = []
     for name, asked in _wanted(facts.compiled, cuda_graphs, deterministic):

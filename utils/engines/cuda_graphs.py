@@ -16,8 +16,8 @@ from utils.training.train_step import TrainStep
 
 
 class CudaGraphs(Eager):
-    """An Engine for steps that are alike and that the host decides nothing in. Unless it is asked
-    for, only launch-bound steps are taken by graphs."""
+    """An Engine for steps that are all alike and in which the host decides nothing. Unless graphs
+    were asked for, they are used only if steps are launch-bound."""
 
     def why_not(self, facts: RunFacts) -> str | None:
         if facts.device.type != "cuda":

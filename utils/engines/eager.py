@@ -1,4 +1,4 @@
-"""PyTorch as it comes: the model is called, and TrainStep takes its own steps."""
+"""Plain PyTorch: the model is called as it is, and TrainStep takes its own steps."""
 
 import functools
 from collections.abc import Callable

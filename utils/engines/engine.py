@@ -1,6 +1,6 @@
-"""What an engine is, and what it is told of a run.
+"""The interface of an engine, and the facts of a run on which its use depends.
 
-An engine is a file in this folder and a line of the table in choose.py.
+To add an engine, write its file in this folder and a line in the table in choose.py.
 """
 
 from collections.abc import Callable
@@ -17,18 +17,18 @@ from utils.training.train_step import TrainStep
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What decides which engines can serve a run.
+    """The facts that decide which engines can serve a run.
 
     Args:
         device: where the model is.
         compiled: the user wants the model compiled.
         texts: batches are of texts, and so of many sizes.
         scales_loss: training is in fp16, with a loss scaler.
-        processes: number of them.
-        accumulation: micro-batches in an optimizer step.
+        processes: how many train together.
+        accumulation: micro-batches of each rank in an optimizer step.
         capturable: a CUDA graph can hold the optimizer's step.
         learns_mixing: some steps also learn how samples are mixed.
-        unfreezes: which parameters are trained changes in the course of the run.
+        unfreezes: frozen parameters are trained from some epoch on.
     """
 
     device: torch.device
@@ -43,11 +43,11 @@ class RunFacts:
 
 
 class Engine(Protocol):
-    """Computes the steps of a training. It is made with one argument:
+    """Computes the optimizer steps. It is made with one argument:
 
     Args:
-        asked: the user has asked for it by name, and is told what keeps it from serving. Otherwise
-            it is tried, and nothing is said.
+        asked: the user has asked for it by name, and is told why if it cannot be used. Otherwise it
+            is tried without a message.
     """
 
     def why_not(self, facts: RunFacts) -> str | None:
@@ -59,9 +59,9 @@ class Engine(Protocol):
     def stepper(
         self, train_step: TrainStep, loader: TrainingLoader, console: Console, advice: str
     ) -> Stepper:
-        """What takes the steps of a training.
+        """Returns the object that takes the optimizer steps.
 
         Args:
-            console: where it says what it does.
-            advice: what to say where steps are launch-bound and it can do nothing about it.
+            console: for messages.
+            advice: what to tell the user if steps are launch-bound and the engine cannot help.
         """

@@ -8,9 +8,9 @@ weight of the average) is written into tensors before a replay. Dropout draws fr
 generator, which `torch.cuda.graph` registers with the graph. If the pictures are on the device, a
 batch holds their indices and the augmentation's choices; otherwise the loader has augmented them.
 
-A batch of another size, such as the last one of an epoch, takes an ordinary step. The graph's
-memory cannot be used by anything else, so the memory of a step is needed twice; without that there
-are no graphs.
+A batch of another size, such as the last one of an epoch, takes an ordinary step. Nothing else can
+use the graph's memory, so the memory of a step is needed twice; if there is too little, graphs are
+not used.
 
 By default the first few steps are ordinary ones that are timed, and graphs are captured only if
 steps are launch-bound (see launch_bound.py): on a GPU that is slower than the host they would cost
@@ -19,9 +19,9 @@ same settings. A replay does the arithmetic of an ordinary step with the learnin
 float32, which the ordinary steps of a GraphedStep read too; that both give the same bits has not
 been tested on a GPU. So under --deterministic graphs are used only if they are asked for.
 
-Waits of the host, which would break a capture, are looked for in the last ordinary step before it.
-If a capture fails nevertheless, the process is cleaned up and the run continues with ordinary
-steps; only if that fails, too, the run ends with a line (see capture.py).
+The last ordinary step before a capture is searched for places where the host waits, which would
+break the capture. If it fails nevertheless, the process is cleaned up and the run continues with
+ordinary steps; only if that fails, too, the run ends with an error (see capture.py).
 """
 
 import contextlib
@@ -44,13 +44,14 @@ class GraphedStep:
     """A Stepper that replays the steps of a TrainStep.
 
     Args:
-        train_step: of a run that CUDA graphs can serve (see cuda_graphs.py); in tests without a
-            GPU.
+        train_step: of a run that CUDA graphs can serve (see cuda_graphs.py), or one on a CPU in
+            tests.
         loader: of the training split.
-        console: where it says whether graphs are used.
-        recorder: captures the work of its device.
+        console: reports whether graphs are used.
+        recorder: captures the device's work.
         asked: the user has asked for graphs; otherwise they are used if steps are launch-bound.
-        rate_dtype: in which kernels read the learning rate: float32 on a GPU, float64 on a CPU.
+        rate_dtype: type in which kernels read the learning rate: float32 on a GPU, float64 on a
+            CPU.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class GraphedStep:
         self._warms_up = self._watches = self._replayed = False
         self._waits: list[str] = []  # where the host waited in a watched step
         self.settling = False  # see Stepper
-        # Until it is known whether steps are launch-bound.
+        # None once it is known, or does not matter, whether steps are launch-bound.
         self._launches = None if asked else LaunchBound(recorder.mark)
         self._timed = Counter()  # whole steps, by their signature
         if asked:
@@ -202,7 +203,7 @@ class GraphedStep:
         groups = self.train_step.optimizer.param_groups
         kept = [group["lr"] for group in groups]
         for group, lr in zip(groups, kept, strict=True):
-            group["lr"] = torch.tensor(lr, dtype=self.rate_dtype).item()  # of a CPU: no wait
+            group["lr"] = torch.tensor(lr, dtype=self.rate_dtype).item()  # on the CPU: no wait
         try:
             yield
         finally:

@@ -98,19 +98,19 @@ def mark_on(device: torch.device) -> Mark:
 
 
 class TimedSteps:
-    """A Stepper that times steps until a few have been timed, and tells if all of these were
-    launch-bound. (All, because steps of texts differ in size.)
+    """A Stepper that times a few steps, and calls `tell` if all of these were launch-bound. (All,
+    because steps of texts differ in size.)
 
     Args:
-        steps: takes them.
+        steps: takes the steps.
         launches: times them.
-        whole: samples in an ordinary step; one of less than half of them is not timed.
-        tell: called once, if they were launch-bound.
+        whole: samples in an ordinary step; a step of less than half as many is not timed.
+        tell: called once at most.
     """
 
     def __init__(self, steps: Stepper, launches: LaunchBound, whole: int, tell: Callable[[], None]):
         self.steps, self.whole, self.tell = steps, whole, tell
-        self.launches: LaunchBound | None = launches  # None: enough has been timed
+        self.launches: LaunchBound | None = launches  # None: enough steps have been timed
         self._steps, self._begun = 0, False
 
     @property

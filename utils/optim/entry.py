@@ -1,7 +1,7 @@
-"""What an optimizer says of itself; see table.py for how one is added.
+"""What the rest of the toolkit knows of an optimizer; see table.py for how to add one.
 
-`--help` reads the entries, so neither this module nor theirs import PyTorch before they make
-something.
+`--help` reads the entries, so this module and the optimizers' files import PyTorch only when they
+make an optimizer.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-GROUP = "optimization"  # the heading of --help for an optimizer's own flags
+GROUP = "optimization"  # heading in --help of an optimizer's own flags
 
-# What a step needs to know of a parameter to change any element of it: its gradient there; norms
-# of the whole parameter; the whole as a matrix. FSDP divides parameters among the ranks.
+# What a step needs of a parameter in order to change one element: that element's gradient, norms of
+# the whole parameter, or the whole parameter as a matrix. Matters to FSDP, which shards parameters.
 ELEMENTS, NORMS, MATRICES = "elements", "norms", "matrices"
 
-# How the learning rate goes with the batch (Goyal et al., 2017; Malladi et al., 2022).
+# How the learning rate scales with the batch (Goyal et al., 2017; Malladi et al., 2022).
 LINEAR, SQUARE_ROOT = "linear", "square root"
 
 
 @dataclass(frozen=True)
 class Range:
-    """Where the search (tuning/) looks for a setting, unless the space says otherwise.
+    """Values of a setting that a search (tuning/) tries, unless its space has others.
 
     Attributes:
         low, high: its ends.
         grid: points of --sampler grid.
         scale: "log", "linear" or "int".
-        when: (setting, value) pairs with which this range counts.
+        when: (setting, value) pairs; the range applies only if all of these settings are so.
     """
 
     low: float
@@ -44,31 +44,31 @@ class Range:
 
 @dataclass
 class NoFlags:
-    """Of an optimizer without settings of its own."""
+    """The flags of an optimizer that has none of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerEntry:
-    """An optimizer, as far as the rest of the toolkit knows it. `own`, below, are the values of its
-    own flags, by name.
+    """An optimizer in the table. The argument `own` of the methods is the values of its own flags,
+    by name.
 
     Attributes:
-        summary: what it is, as docs/flags.md lists it.
+        summary: what it is, as in docs/flags.md.
         make: (groups, lr=, and each of `settings`) -> an optimizer that honours `found_inf`, see
             `utils.optim.factory.build_optimizer`.
-        lr, weight_decay, momentum: defaults; momentum is None where that is no setting of it.
+        lr, weight_decay, momentum: defaults; momentum is None if the optimizer has no such setting.
         nesterov: its momentum is Nesterov's.
         flags: a dataclass of `setting`s that no other optimizer has.
         needs: ELEMENTS, NORMS or MATRICES.
-        takes_exchange: `make` also takes `exchange`, by which it gets from the other ranks what it
-            needs and they do not repeat each other's work.
-        whole_state: how the keys of its state begin that belong to a whole parameter, whatever
-            their shape; other entries of the parameter's shape have a value for each element.
-        group_state: keys of a parameter group that its steps change, such as a count of them.
+        takes_exchange: `make` also takes `exchange`, with which the optimizer gathers what it needs
+            of sharded parameters and shares work with the other ranks.
+        whole_state: prefixes of state keys whose values belong to the whole parameter, whatever
+            their shape; any other value of the parameter's shape has one number per element.
+        group_state: keys of a parameter group that steps change, such as a step count.
         capturable: a CUDA graph can hold its step: the host decides nothing and counts nothing.
-        scaling: how its learning rate goes with the batch, LINEAR or SQUARE_ROOT.
+        scaling: how its learning rate scales with the batch, LINEAR or SQUARE_ROOT.
         ranges: setting -> its ranges in a search.
-        first_steps: a remark on the time of its first steps, where they take longer.
+        first_steps: a remark for tables of step times, if its first steps take longer; else empty.
     """
 
     summary: str
@@ -89,25 +89,25 @@ class OptimizerEntry:
 
     @property
     def own(self) -> tuple[str, ...]:
-        """Settings that no other optimizer has."""
+        """Names of the settings that no other optimizer has."""
         return tuple(field.name for field in dataclasses.fields(self.flags))
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """What `make` takes of the settings besides the learning rate."""
+        """Names of the settings that `make` takes besides the learning rate."""
         return (() if self.momentum is None else ("momentum",)) + self.own
 
     @property
     def can_be_divided(self) -> bool:
-        """Whether it can step parameters of which each rank has a part."""
+        """Whether it can step parameters that are sharded among the ranks."""
         return self.needs == ELEMENTS or self.takes_exchange
 
     def values_of(self, settings) -> dict[str, object]:
-        """`own` of an object with the settings of all optimizers."""
+        """The values of `own`, from an object with the settings of all optimizers."""
         return {name: getattr(settings, name) for name in self.own}
 
     def defaults(self, **own) -> dict[str, float | None]:
-        """Learning rate, weight decay and momentum unless others are asked for."""
+        """Learning rate, weight decay and momentum that are used if the user sets none."""
         return {"lr": self.lr, "weight_decay": self.weight_decay, "momentum": self.momentum}
 
     def own_defaults(self, **own) -> dict[str, object]:
@@ -115,7 +115,7 @@ class OptimizerEntry:
         return {}
 
     def lr_scaling(self, **own) -> str:
-        """`scaling`, unless its own settings make it another."""
+        """`scaling`, unless its own settings change it."""
         return self.scaling
 
     def products(self, precision: str) -> dict[str, object]:
@@ -123,5 +123,5 @@ class OptimizerEntry:
         return {}
 
     def advice(self, **own) -> str:
-        """What makes its steps cheaper, for a run in which they take too much of the time."""
+        """How to make its steps cheaper, for a run in which they take too much time."""
         return ""

@@ -1,4 +1,4 @@
-"""Makes the optimizers of the table: the trainer, the entries and the tests use nothing else."""
+"""Makes the optimizers in the table; all other code makes them through `build_optimizer`."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def parameter_groups(
 ) -> list[dict]:
     """Parameters with weight decay, then those without.
 
-    Without are vectors and scalars, which are biases and the scales of norms (He et al., "Bag of
-    tricks" (2019), section 3.1), and what `model.no_weight_decay()` names. A model without this
-    method, which is that of timm's models, spares the tables of embeddings, of which a step shrinks
-    the rows that it does not use.
+    Exempt are vectors and scalars, that is biases and the scales of norms (He et al., "Bag of
+    tricks" (2019), section 3.1), and the parameters that `model.no_weight_decay()` names, as in
+    timm. In models without this method embedding tables are exempt: weight decay would shrink even
+    the rows that a step does not use.
 
     Args:
-        decay_all: those have weight decay too.
-        own: what is stepped in a parameter's place.
+        decay_all: no parameter is exempt.
+        own: parameter of the model -> what the optimizer steps in its place.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     exempt = _never_decayed(model)
@@ -45,7 +45,7 @@ def parameter_groups(
 
 
 def _never_decayed(model: nn.Module) -> set[Tensor]:
-    """Parameters that have no weight decay whatever their shape, unless all have it."""
+    """Parameters that are exempt from weight decay whatever their shape."""
     from torch import nn
 
     if hasattr(model, "no_weight_decay"):
@@ -60,8 +60,8 @@ def _never_decayed(model: nn.Module) -> set[Tensor]:
 
 
 def is_capturable(name: str, lookahead_k: int | None) -> bool:
-    """Whether a CUDA graph can hold the steps of the optimizer `name`; Lookahead counts its own on
-    the host."""
+    """Whether a CUDA graph can hold the steps of the optimizer `name`. Not with Lookahead, which
+    counts its steps on the host."""
     return OPTIMIZERS[name].capturable and lookahead_k is None
 
 
@@ -79,24 +79,24 @@ def build_optimizer(
     exchange: Exchange | None = None,
     **own,
 ) -> Optimizer:
-    """The optimizer `name` (a key of OPTIMIZERS) over the parameters of `model` that are trained.
+    """The optimizer `name` (a key of OPTIMIZERS) over the trainable parameters of `model`.
 
-    Every optimizer made here leaves its parameters and its state as they were when its attribute
-    `found_inf`, a float tensor of shape () on the device, is 1 at the time of `step()`; a flagged
-    first step is as if it had not been. The device never waits for the host, nor the host for the
-    present step: see found_inf.py for those that count on the host (timm's, and lookahead), of
-    which `state_dict()` gives the state, `state` itself not before the next step. Each parameter
-    group keeps the peak rate as `base_lr` for the schedule.
+    Every optimizer made here has an attribute `found_inf`, a float tensor of shape () on the
+    device. If it is 1 at the time of `step()`, parameters and optimizer state stay as they were,
+    even at the first step. The device never waits for the host, nor the host for the current step.
+    Optimizers that count on the host (timm's, and Lookahead) read the flag a step later (see
+    found_inf.py): after a flagged step, `state_dict()` is right at once, `state` only after the
+    next step. Each parameter group keeps the peak learning rate as `base_lr` for the schedule.
 
     Args:
-        lr, weight_decay: mean what the file of the optimizer says.
-        momentum: None for the default of the optimizer; no effect where that has none.
+        lr, weight_decay: as the optimizer's file defines them.
+        momentum: None: the optimizer's default; no effect if the optimizer has none.
         decay_all: weight decay on biases, norms and embeddings too.
-        lookahead_k: steps between two synchronisations of Lookahead; None for none.
-        lookahead_alpha: how far the slow weights go; no effect without `lookahead_k`.
-        in_place_of: what is stepped in place of a parameter of the model: the part that this
-            process holds.
-        exchange: the other ranks; None: a process alone. Most optimizers ask nothing of them.
+        lookahead_k: steps between two synchronisations of Lookahead; None: no Lookahead.
+        lookahead_alpha: how far the slow weights move; no effect without `lookahead_k`.
+        in_place_of: parameter of the model -> what the optimizer steps in its place: the part that
+            this process holds.
+        exchange: with the other ranks, for the few optimizers that use it; None: a single process.
         own: settings of this optimizer alone (`OptimizerEntry.own`), and its `products`.
     """
     entry = OPTIMIZERS[name]

@@ -1,9 +1,9 @@
-"""`found_inf` for optimizers that know nothing of it, and for what a host counts.
+"""`found_inf` for optimizers that do not know it, and for numbers that the host keeps.
 
-The trainer says with this flag, a float tensor () on the device, that a step must leave no trace.
-PyTorch's fused optimizers read it on the device. Others are made to honour it here: tensors on the
-device are put back there by selection, in the step itself; numbers that the host keeps (the steps
-done, say) are put back at the next step, for until then the host need not know.
+If this flag, a float tensor () on the device, is not 0, a step must leave no trace. PyTorch's fused
+optimizers read it on the device. Other optimizers are made to honour it here: tensors on the device
+are restored by selection, within the step; numbers on the host (a step count, say) are restored at
+the next step, since the host does not need them earlier.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ def is_on_host(flag: Tensor) -> bool:
 
 
 class LateFlag:
-    """A flag of the device that the host learns one step later.
+    """A flag on the device that the host reads one step later.
 
-    By then the device has computed it long ago, unless the host is more than a whole step ahead:
-    only then does the host wait, and the device never runs out of work by it.
+    By then the device has usually computed it. The host waits only if it is more than a whole step
+    ahead, so the device never runs out of work.
     """
 
     def __init__(self):
@@ -35,7 +35,7 @@ class LateFlag:
         """`undo` is called by the next `settle` if `flag`, (), is not 0."""
         ready = None
         if flag.is_cuda:
-            if self._pinned is None:  # kept: to make one can hold up the device
+            if self._pinned is None:  # kept: allocating pinned memory can stall the device
                 self._pinned = torch.empty((), dtype=flag.dtype, pin_memory=True)
             on_host = self._pinned.copy_(flag, non_blocking=True)
             ready = torch.cuda.Event()
@@ -45,7 +45,7 @@ class LateFlag:
         self._pending = on_host, ready, undo
 
     def settle(self) -> None:
-        """Before anything that depends on what the host counts."""
+        """To be called before anything that uses the host's numbers."""
         if self._pending is None:
             return
         (on_host, ready, undo), self._pending = self._pending, None
@@ -56,13 +56,13 @@ class LateFlag:
 
 
 class HonoursFoundInf:
-    """Goes before an optimizer class among the bases of a class, and makes it honour `found_inf`.
+    """A mixin, to be listed before an optimizer class, that makes it honour `found_inf`.
 
-    Nothing is left of a step at which it is 1: parameters, state and the numbers that the step
-    changes in the parameter groups are those of before, to the bit. On the CPU the flag is read
-    and the step not taken: it returns None, and the closure is not called. On a GPU the step is
-    taken beside copies of parameters and state, which cost their memory meanwhile, and the host is
-    at most one step ahead: it waits for the flag of the step before.
+    A step with `found_inf` 1 leaves no trace: parameters, state and what the step changed in the
+    parameter groups are as before, to the bit. On the CPU the flag is read and the step is not
+    taken: `step` returns None without calling the closure. On a GPU parameters and state are copied
+    before the step, which takes memory while it runs, and the host is at most one step ahead: it
+    waits for the previous step's flag.
     """
 
     found_inf: Tensor | None = None
@@ -73,7 +73,7 @@ class HonoursFoundInf:
 
     def __setstate__(self, state: dict) -> None:
         super().__setstate__(state)
-        self._late = LateFlag()  # what was expected concerns a state that is gone
+        self._late = LateFlag()  # a pending flag belongs to the state that was replaced
 
     def __init__(self, *args, **kwargs):
         self._late = LateFlag()
@@ -101,7 +101,7 @@ class HonoursFoundInf:
 
 
 class _Before:
-    """What an optimizer was before a step."""
+    """A copy of an optimizer's parameters, state and groups from before a step."""
 
     def __init__(self, optimizer, device: torch.device):
         self.optimizer = optimizer
@@ -121,15 +121,15 @@ class _Before:
         self.copies = [tensor.clone() for tensor in self.tensors]
 
     def select(self, flag: Tensor) -> None:
-        """Puts tensors on the device back where `flag`."""
+        """Restores the tensors on the device if `flag` is not 0."""
         left_out = flag > 0
         for tensor, copy in zip(self.tensors, self.copies, strict=True):
             torch.where(left_out, copy, tensor, out=tensor)
         self.copies = []
 
     def undo_on_host(self, groups: list[dict]) -> Callable[[], None]:
-        """A function that puts back what lies on the host, and drops state that is new."""
-        # In the groups only what the step has changed: others change them too (the schedule).
+        """A function that restores what is on the host, and drops new state."""
+        # In the groups only what the step changed: the schedule changes them, too.
         changed = [
             (group, key, old.get(key, _ABSENT))
             for group, old in zip(groups, self.groups, strict=True)

@@ -1,6 +1,6 @@
-"""Optimizers of timm, made to honour `found_inf`. timm is imported when one is made.
+"""timm's optimizers, made to honour `found_inf`. timm is imported when one is made.
 
-Their state is made at their first step, which therefore takes longer than the others.
+They create their state at the first step, which therefore takes longer.
 """
 
 from __future__ import annotations

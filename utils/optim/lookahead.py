@@ -1,8 +1,8 @@
-"""Lookahead: slow weights that follow, every few steps, those of any optimizer.
+"""Lookahead: slow weights that follow those of any optimizer every few steps.
 
-timm has one, which does not do here: its slow weights begin at the first synchronisation, as the
-fast ones of that moment, so that this does nothing; its count of steps is the host's alone, so that
-a step left out by the device (`found_inf`) would count; and it hands `found_inf` to no one.
+timm's Lookahead cannot be used here. Its slow weights start as a copy of the fast ones at the first
+synchronisation, which therefore has no effect; it counts steps that the device leaves out
+(`found_inf`); and it does not pass `found_inf` on.
 """
 
 from __future__ import annotations
@@ -17,25 +17,26 @@ SLOW, COUNT = "slow_weight", "lookahead_step"  # keys in the state, and in the p
 
 
 class Lookahead(Optimizer):
-    """After every k steps of `optimizer` both its weights p and the slow ones s, which start as
-    the weights that it is given, become s + alpha (p - s).
+    """After every k steps of `optimizer`, its weights p and the slow weights s both become
+    s + alpha (p - s). The slow weights start as the initial weights.
 
     Source: Zhang, Lucas, Hinton and Ba, "Lookahead Optimizer: k steps forward, 1 step back"
     (2019), arXiv:1907.08610, algorithm 1.
 
-    Its state is that of `optimizer` with the slow weights besides; groups, which count the steps,
-    are those of `optimizer` too. Honours `found_inf` if `optimizer` does: a step at which it is 1
-    does not count.
+    The state is that of `optimizer` plus the slow weights. The parameter groups are those of
+    `optimizer`; they also hold the step count. Honours `found_inf` if `optimizer` does: a step at
+    which it is 1 does not count.
 
     Args:
-        optimizer: honours `found_inf`, if that is ever set.
+        optimizer: must honour `found_inf` if that is ever set.
         k: steps between two synchronisations, 1 or more.
-        alpha: how far the slow weights go, in (0, 1]; 1 is `optimizer` alone.
+        alpha: how far the slow weights move, in (0, 1]; 1 is the same as `optimizer` alone.
     """
 
     found_inf: Tensor | None = None
 
-    # Optimizer.__init__ would make groups and state of its own; __setstate__ makes hooks alone.
+    # Optimizer.__init__ is not called, since it would make groups and state of its own;
+    # __setstate__ makes only the hooks.
     def __init__(self, optimizer: Optimizer, k: int = 5, alpha: float = 0.5):
         if k < 1 or not 0 < alpha <= 1:
             raise ValueError(f"Lookahead takes k of 1 or more, alpha in (0, 1]; not {k}, {alpha}")
@@ -45,7 +46,7 @@ class Lookahead(Optimizer):
         self.__setstate__({})
 
     def __getstate__(self) -> dict:
-        """For pickle and deepcopy; without hooks, as of any optimizer."""
+        """For pickle and deepcopy; without hooks, as in any optimizer."""
         self._late.settle()
         return {name: getattr(self, name) for name in ("optimizer", "k", "alpha", "_slow")}
 
@@ -66,7 +67,8 @@ class Lookahead(Optimizer):
         return loss
 
     def _follow(self, flag: Tensor | None) -> None:
-        """What comes after a step; `flag`: whether that was left out, if only the device knows."""
+        """Counts a step, and synchronizes if it is due. `flag`: not 0 if the step was left out;
+        None: it was taken."""
         before = self.param_groups[0][COUNT]
         self._count(before + 1)
         if (before + 1) % self.k == 0:
@@ -103,7 +105,7 @@ class Lookahead(Optimizer):
 
     @property
     def state(self) -> dict:
-        """Of each parameter; a view: nothing is set in it."""
+        """Of each parameter. Read-only: changes to the dictionary are lost."""
         own = self.optimizer.state
         return {p: {**own.get(p, {}), SLOW: slow} for p, slow in self._slow.items()}
 
@@ -132,7 +134,7 @@ class Lookahead(Optimizer):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict) -> None:
-        """Raises KeyError where there are no slow weights."""
+        """Raises KeyError if the state has no slow weights."""
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             changed = hook(self, state_dict)
             state_dict = state_dict if changed is None else changed
@@ -142,7 +144,7 @@ class Lookahead(Optimizer):
             key: {name: value for name, value in values.items() if name != SLOW}
             for key, values in state_dict["state"].items()
         }
-        # An optimizer without a state yet is to find none, not an empty one.
+        # An optimizer that has no state for a parameter yet must not find an empty one.
         state = {key: values for key, values in state.items() if values}
         self.optimizer.load_state_dict(state_dict | {"state": state})
         self._late = LateFlag()

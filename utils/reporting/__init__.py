@@ -1,1 +1,1 @@
-"""What a run tells: console, run folder, metrics, plots."""
+"""The output of a run: console, run folder, metrics, trackers, plots."""

@@ -1,4 +1,4 @@
-"""What the model takes for what: a table, a matrix and a picture of every pair of classes."""
+"""The report on classes: scores of each class, the confusion matrix, and a plot of it."""
 
 import csv
 import io
@@ -11,21 +11,21 @@ import numpy as np
 
 from utils.files import replace_file
 
-# The picture says in numbers what fits: up to so many classes each cell, each name.
+# Most classes for which plots have a number in every cell, and the name of every class.
 CLASSES_WITH_NUMBERS = 20
 CLASSES_WITH_NAMES = 60
-# What a spreadsheet takes for the start of a formula (OWASP, CSV injection).
+# Characters with which a formula begins in a spreadsheet (OWASP, CSV injection).
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 def write_class_report(matrix: np.ndarray, classes: list[str], folder: Path) -> None:
-    """Writes per_class.csv, confusion.csv and confusion.png, each in one moment.
+    """Writes per_class.csv, confusion.csv and confusion.png, each atomically.
 
     Args:
-        matrix: int64 (classes, classes), samples; a row for each true class, a column for each
-            predicted one.
-        classes: their names, of any letters and length.
-        folder: of the run.
+        matrix: (classes, classes) int64, numbers of samples; a row for each true class, a column
+            for each predicted class.
+        classes: their names, of any characters and length.
+        folder: where the files go.
 
     Raises:
         OSError: a file cannot be written.
@@ -41,8 +41,8 @@ def write_class_report(matrix: np.ndarray, classes: list[str], folder: Path) -> 
 def class_scores(matrix: np.ndarray) -> dict[str, np.ndarray]:
     """Per class: samples, and recall (the class's accuracy), precision and F1 from 0 to 1.
 
-    Not a number where there is nothing to measure: recall without samples, precision without
-    predictions, F1 without either. F1 is 2 true positives / (samples + predictions).
+    NaN where there is nothing to measure: recall without samples, precision without predictions, F1
+    without both. F1 is 2 true positives / (samples + predictions).
     """
     hits = matrix.diagonal().astype(float)
     samples, predicted = matrix.sum(1), matrix.sum(0)
@@ -61,7 +61,7 @@ def summary_lines(matrix: np.ndarray, classes: list[str], count: int = 5) -> lis
     measured = np.flatnonzero(~np.isnan(recall))
     if not measured.size:
         return []
-    # The worst first; of equally bad ones the more frequent.
+    # The worst first; among equally bad ones, the more frequent first.
     order = np.lexsort((-matrix.sum(1)[measured], recall[measured]))
     worst = [f"{short_name(classes[i])} {100 * recall[i]:.1f} %" for i in measured[order][:count]]
     lines = [f"worst classes of {len(measured)}: {', '.join(worst)}"]
@@ -100,29 +100,30 @@ def _per_class(matrix: np.ndarray, classes: list[str]) -> list[list]:
 
 
 def _table(rows) -> bytes:
-    """CSV (RFC 4180). With a byte-order mark, without which Excel takes UTF-8 for Latin-1."""
+    """CSV (RFC 4180), with a byte-order mark, since Excel takes UTF-8 without one for Latin-1."""
     text = io.StringIO(newline="")
     csv.writer(text).writerows(rows)
     return text.getvalue().encode("utf-8-sig", errors="backslashreplace")
 
 
 def _cell(name: str) -> str:
-    """A name that a spreadsheet would calculate gets an apostrophe, and stays text."""
+    """The name, after an apostrophe if a spreadsheet would take it for a formula."""
     return f"'{name}" if name.startswith(FORMULA) else name
 
 
-# ---- the picture ------------------------------------------------------------------------------
+# ---- the plot ---------------------------------------------------------------------------------
 
 
 def draw_confusions(matrix: np.ndarray, classes: list[str]) -> bytes:
-    """A PNG; each row is coloured by its shares, so that rare classes are as visible."""
+    """A PNG. Colours show percentages of each row, so that rare classes are equally visible."""
     os.environ.setdefault("MPLBACKEND", "Agg")
     from matplotlib.colors import PowerNorm
     from matplotlib.figure import Figure
 
     count = len(classes)
     samples = matrix.sum(1, keepdims=True)
-    shares = np.divide(100 * matrix, samples, out=np.full(matrix.shape, np.nan), where=samples > 0)
+    nan = np.full(matrix.shape, np.nan)
+    percent = np.divide(100 * matrix, samples, out=nan, where=samples > 0)
     with_numbers = count <= CLASSES_WITH_NUMBERS
     inches = min(max(4.5, 0.55 * count), 10.0)
     figure = Figure(figsize=(inches + 2, inches + 1), layout="compressed")
@@ -130,7 +131,7 @@ def draw_confusions(matrix: np.ndarray, classes: list[str]) -> bytes:
     axis.set_facecolor("lightgray")  # a class without samples
     # Single confusions in a large matrix are faint: the cube root gives 1 % a fifth of the colour.
     image = axis.imshow(
-        _largest_of_blocks(shares, 250),
+        _largest_of_blocks(percent, 250),
         norm=PowerNorm(1 if with_numbers else 1 / 3, vmin=0, vmax=100),
         cmap="Blues",
         interpolation="nearest",
@@ -146,48 +147,49 @@ def draw_confusions(matrix: np.ndarray, classes: list[str]) -> bytes:
         axis.set_xticks(range(count), names, rotation=0 if upright else 90, **style)
         axis.set_yticks(range(count), names, **style)
     if with_numbers:
-        _write_numbers(axis, matrix, shares)
+        _write_numbers(axis, matrix, percent)
     axis.set_xlabel("predicted class")
     axis.set_ylabel("true class")
     correct, total = int(matrix.trace()), int(matrix.sum())
     if total:
         axis.set_title(f"{100 * correct / total:.2f} % of {total:,} correct", fontsize=10)
     content = io.BytesIO()
-    with warnings.catch_warnings():  # letters that the font lacks are drawn as boxes
+    with warnings.catch_warnings():  # characters that the font lacks are drawn as boxes
         warnings.filterwarnings("ignore", message="Glyph")
         figure.savefig(content, format="png", dpi=110)
     return content.getvalue()
 
 
-def _write_numbers(axis, matrix: np.ndarray, shares: np.ndarray) -> None:
-    """Samples in each cell that has some, and below them the share where that fits."""
+def _write_numbers(axis, matrix: np.ndarray, percent: np.ndarray) -> None:
+    """Number of samples in each cell that has some, and below it the percentage, if that fits."""
     few = len(matrix) <= 10
     for (i, j), value in np.ndenumerate(matrix):
         if value:
-            colour = "white" if shares[i, j] > 55 else "black"
-            text = _number(int(value)) + (f"\n{shares[i, j]:.0f} %" if few else "")
+            colour = "white" if percent[i, j] > 55 else "black"
+            text = _number(int(value)) + (f"\n{percent[i, j]:.0f} %" if few else "")
             size = 12 if len(matrix) <= 4 else 8
             axis.text(j, i, text, ha="center", va="center", color=colour, fontsize=size)
 
 
-def _largest_of_blocks(shares: np.ndarray, limit: int) -> np.ndarray:
-    """The matrix in at most limit x limit cells, each the largest entry of its block."""
-    block = -(-len(shares) // limit)
+def _largest_of_blocks(matrix: np.ndarray, limit: int) -> np.ndarray:
+    """The matrix reduced to at most limit x limit cells, each the largest entry of its block."""
+    block = -(-len(matrix) // limit)
     if block == 1:
-        return shares
-    starts = np.arange(0, len(shares), block)
-    return np.fmax.reduceat(np.fmax.reduceat(shares, starts, axis=0), starts, axis=1)
+        return matrix
+    starts = np.arange(0, len(matrix), block)
+    return np.fmax.reduceat(np.fmax.reduceat(matrix, starts, axis=0), starts, axis=1)
 
 
 def _number(value: int) -> str:
-    """As many as five characters: 12345, 123k, 12M."""
+    """In at most five characters: 12345, 123k, 12M."""
     if value < 100_000:
         return str(value)
     return f"{value / 1e3:.0f}k" if value < 1_000_000 else f"{value / 1e6:.0f}M"
 
 
 def short_name(name: str, length: int = 24) -> str:
-    """One line of printable letters, cut in the middle: the ends tell names apart."""
+    """The name on one line of printable characters, shortened in the middle, since names differ at
+    their ends."""
     printable = "".join(
         letter if unicodedata.category(letter)[0] != "C" else "\N{REPLACEMENT CHARACTER}"
         for letter in " ".join(name.split())

@@ -12,12 +12,12 @@ from utils.reporting.classes import CLASSES_WITH_NAMES, CLASSES_WITH_NUMBERS, sh
 
 
 def draw_mean_lambda(mean: np.ndarray, classes: list[str], path: Path) -> None:
-    """Draws the mean share of the larger part of a mixed pair, for each pair of classes.
+    """Draws the mean of the larger weight of a mixed pair for each pair of classes.
 
     Args:
         mean: (classes, classes), 1/2 (half and half) to 1 (not mixed).
-        classes: their names, of any letters and length.
-        path: of the PNG, replaced in one moment.
+        classes: their names, of any characters and length.
+        path: of the PNG, replaced atomically.
 
     Raises:
         OSError: the file cannot be written.
@@ -31,7 +31,7 @@ def draw_mean_lambda(mean: np.ndarray, classes: list[str], path: Path) -> None:
     figure = Figure(figsize=(inches + 2, inches + 1), layout="compressed")
     axis = figure.subplots()
     low, high = float(mean.min()), float(mean.max())
-    room = max(0.02, (high - low) / 20)  # pairs that are alike shall look alike
+    room = max(0.02, (high - low) / 20)  # so that nearly equal values have nearly equal colours
     image = axis.imshow(mean, vmin=low - room, vmax=high + room, cmap="viridis")
     bar = figure.colorbar(image, ax=axis, shrink=0.8, fraction=0.04)
     bar.set_label("mean share of the larger part")
@@ -46,7 +46,7 @@ def draw_mean_lambda(mean: np.ndarray, classes: list[str], path: Path) -> None:
             axis.text(j, i, f"{value:.2f}", ha="center", va="center", color=colour, fontsize=8)
     axis.set_title("what mixup has learned: 0.5 is half and half, 1 is not mixed", fontsize=9)
     content = io.BytesIO()
-    with warnings.catch_warnings():  # letters that the font lacks are drawn as boxes
+    with warnings.catch_warnings():  # characters that the font lacks are drawn as boxes
         warnings.filterwarnings("ignore", message="Glyph")
         figure.savefig(content, format="png", dpi=110)
     replace_file(path, content.getvalue())

@@ -1,4 +1,4 @@
-"""curves.png: loss, accuracy, learning rate, and where the time went, over the epochs of a run."""
+"""curves.png: loss, accuracy, learning rate and phases of the time, over the epochs of a run."""
 
 import itertools
 import math
@@ -6,18 +6,18 @@ import os
 from pathlib import Path
 
 COLOURS = {"train": "tab:blue", "val": "tab:orange", "test": "tab:green"}
-# Parts of an epoch's time besides the wait for data, the largest first.
+# For the phases of an epoch other than the wait for data, the longest first.
 PHASE_COLOURS = ("#9ecae1", "#c7c7c7", "#a1d99b", "#bcbddc", "#fdd0a2")
-# More points than this are drawn without a marker at each.
+# Curves with more points than this have no markers.
 MARKED_POINTS = 60
 
 
 def draw_curves(records: list[dict], path: Path, title: str) -> None:
-    """Draws the records of metrics.jsonl; replaces `path` in one moment.
+    """Draws the records of metrics.jsonl; replaces `path` atomically.
 
-    Faint: the training figures of each log line; strong: those of whole epochs. A star marks the
-    epoch of the best validation accuracy, dotted lines the records with an "event". There are
-    panels more where records have "time_share" or, of mixed samples, "lambda".
+    Faint lines are training figures of each log line, strong ones those of whole epochs. A star
+    marks the epoch of the best validation accuracy, a dotted line each record with an "event".
+    There is one more panel if records have "time_share", and one if they have "lambda".
 
     Raises:
         OSError: the file cannot be written.
@@ -25,17 +25,17 @@ def draw_curves(records: list[dict], path: Path, title: str) -> None:
     os.environ.setdefault("MPLBACKEND", "Agg")
     from matplotlib.figure import Figure
 
-    shares = [r for r in records if r.get("time_share")]
+    timed = [r for r in records if r.get("time_share")]
     mixed = any("lambda" in r for r in records)
-    panels = 3 + bool(shares) + mixed
+    panels = 3 + bool(timed) + mixed
     figure = Figure(figsize=(4.2 * panels, 3.8), layout="constrained")
     axes = figure.subplots(1, panels)
     best = _best_epoch(records)
     _draw_figure(axes[0], records, "loss", best)
     _draw_figure(axes[1], records, "accuracy", best)
     _draw_learning_rate(axes[2], records)
-    if shares:
-        _draw_time_shares(axes[3], shares)
+    if timed:
+        _draw_times(axes[3], timed)
     if mixed:
         _draw_lambda(axes[-1], records)
     last = max((r["epoch"] for r in records), default=0.0)
@@ -49,7 +49,7 @@ def draw_curves(records: list[dict], path: Path, title: str) -> None:
 
 
 def save_figure(figure, path: Path) -> None:
-    """As PNG, whole or not at all. Raises OSError."""
+    """Writes a PNG atomically. Raises OSError."""
     aside = path.with_name(f".{path.name}.tmp")
     try:
         figure.savefig(aside, format="png", dpi=110)
@@ -65,7 +65,7 @@ def save_figure(figure, path: Path) -> None:
 def _draw_figure(axis, records: list[dict], key: str, best: float | None) -> None:
     """Loss or accuracy of every split."""
     unit, digits, better = ("", 3, min) if key == "loss" else (" %", 2, max)
-    weighted = f"{key}_weighted"  # by lambda: of the training data where it was mixed
+    weighted = f"{key}_weighted"  # by lambda, on mixed training samples
     keys = {"train": weighted if any(weighted in r for r in records) else key}
     names = {"train": "train (weighted by lambda)"} if keys["train"] == weighted else {}
     windows = _curve(_of(records, "train", steps=True), keys["train"])
@@ -79,7 +79,7 @@ def _draw_figure(axis, records: list[dict], key: str, best: float | None) -> Non
     marker = "." if len(windows[0]) <= MARKED_POINTS else None
     axis.plot(*windows, color=COLOURS["train"], alpha=0.25, lw=1, marker=marker, label=label)
     for split, (x, y) in ends.items():
-        if not y:  # a run that diverged, or has no such split
+        if not y:  # the run diverged, or has no such split
             continue
         label = f"{names.get(split, split)} {y[-1]:.{digits}f}{unit}"
         if _lost(_of(records, split, steps=False), keys.get(split, key)):
@@ -102,7 +102,7 @@ def _draw_figure(axis, records: list[dict], key: str, best: float | None) -> Non
     axis.set_title("loss" if key == "loss" else "accuracy (%)")
     if key == "loss":
         _limit_loss(axis, windows, ends)
-        for line in axis.lines:  # a lone point may stick out of the panel, but not lie outside
+        for line in axis.lines:  # a single point may overlap the panel's edge, but not lie outside
             if not line.get_clip_on() and max(line.get_ydata()) > axis.get_ylim()[1]:
                 line.set_clip_on(True)
     if axis.get_legend_handles_labels()[0]:
@@ -112,10 +112,11 @@ def _draw_figure(axis, records: list[dict], key: str, best: float | None) -> Non
 
 
 def _limit_loss(axis, windows, ends) -> None:
-    """Cuts off a start, or an end, that would flatten everything else, and says so.
+    """Cuts off high values that would flatten the rest of the curves, and notes how many.
 
-    Cut at three times the 75th percentile of the epochs' values (of the log lines' too where there
-    is hardly an epoch), and only where more than half of the panel would be lost otherwise.
+    The limit is three times the 75th percentile of the epochs' values (with fewer than four of
+    them, of the log lines' values too). Nothing is cut unless the highest value is at least twice
+    the limit, so that more than half of the panel would be wasted.
     """
     means = [value for _, y in ends.values() for value in y]
     everything = means + windows[1]
@@ -133,7 +134,7 @@ def _limit_loss(axis, windows, ends) -> None:
 
 
 def _draw_learning_rate(axis, records: list[dict]) -> None:
-    """On a logarithmic scale where most of the run lies far below the highest rate."""
+    """On a logarithmic scale if the median is far below the highest rate."""
     x, y = _curve(_of(records, "train", steps=True), "lr")
     if len(y) < 2:
         x, y = _curve(sorted(records, key=lambda r: r["epoch"]), "lr")
@@ -150,7 +151,7 @@ def _draw_learning_rate(axis, records: list[dict]) -> None:
 
 
 def _draw_lambda(axis, records: list[dict]) -> None:
-    """How much was mixed: the larger one of lambda and 1 - lambda, in the mean."""
+    """How much was mixed: the mean of max(lambda, 1 - lambda)."""
     faint = _curve(_of(records, "train", steps=True), "lambda")
     x, y = _curve(_of(records, "train", steps=False), "lambda")
     axis.plot(*faint, color="tab:purple", alpha=0.25, lw=1)
@@ -162,17 +163,17 @@ def _draw_lambda(axis, records: list[dict]) -> None:
     axis.set_title("larger share of a mixed pair (mean)")
 
 
-def _draw_time_shares(axis, records: list[dict]) -> None:
-    """What each epoch's time went into, stacked."""
+def _draw_times(axis, records: list[dict]) -> None:
+    """The fraction of each epoch's time that each phase took, stacked."""
     totals: dict[str, float] = {}
     for record in records:
-        for phase, share in record["time_share"].items():
-            totals[phase] = totals.get(phase, 0.0) + _number(share)
-    # The wait for data, which the user can mend, is red and lies at the bottom.
+        for phase, fraction in record["time_share"].items():
+            totals[phase] = totals.get(phase, 0.0) + _number(fraction)
+    # The wait for data, which the user can reduce, is red and at the bottom.
     phases = sorted(totals, key=lambda phase: (phase != "data", -totals[phase]))
     right = [r["epoch"] for r in records]
     left = [0.0, *right[:-1]]
-    # Each epoch is a flat step from its beginning to its end.
+    # Each epoch is a horizontal line from its beginning to its end.
     x = [edge for pair in zip(left, right, strict=True) for edge in pair]
     parts = [
         [100 * _number(r["time_share"].get(phase)) for r in records for _ in range(2)]
@@ -207,7 +208,8 @@ def _say(axis, text: str, y: float = 0.5, size: int = 9) -> None:
 def _of(records: list[dict], split: str, *, steps: bool) -> list[dict]:
     """The records of a split: of log lines, or of whole epochs and evaluations.
 
-    Figures of other weights than the run's main ones ("model") are left to the trackers.
+    Records with a "model", which are of other weights than the run's main ones, are for the
+    trackers only.
     """
     return [
         r
@@ -224,12 +226,12 @@ def _curve(records: list[dict], key: str) -> tuple[list, list]:
 
 
 def _lost(records: list[dict], key: str) -> bool:
-    """Whether the last figure is not finite, which metrics.jsonl has as null."""
+    """Whether the last figure is not finite, which is null in metrics.jsonl."""
     return bool(records) and key in records[-1] and not _is_finite(records[-1][key])
 
 
 def _best_epoch(records: list[dict]) -> float | None:
-    """The first epoch of the highest validation accuracy; None with fewer than two of them."""
+    """The first epoch of the highest validation accuracy; None after fewer than two evaluations."""
     x, y = _curve(_of(records, "val", steps=False), "accuracy")
     return x[y.index(max(y))] if len(y) > 1 else None
 

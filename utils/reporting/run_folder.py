@@ -130,8 +130,8 @@ class RunFolder:
         return self.path / "checkpoints"
 
     def discard(self) -> None:
-        """After a failure before the first step: unless an earlier start of the run has left a
-        checkpoint, the folder no longer counts as a run."""
+        """To be called after a failure before the first step: the folder no longer counts as a run,
+        unless an earlier start of the run has left a checkpoint."""
         if not any(self.checkpoints.glob("step-*")):
             self.config.unlink(missing_ok=True)
 

@@ -1,7 +1,7 @@
-"""TensorBoard and Weights & Biases: both are told every record that goes to metrics.jsonl.
+"""TensorBoard and Weights & Biases: both receive every record that goes to metrics.jsonl.
 
-A tracker is an object with `log(record)` and `close()`, neither of which ever raises: what goes
-wrong after the start is said once, and the training goes on without the tracker.
+A tracker is an object with `log(record)` and `close()`, neither of which ever raises: the first
+failure after the start is reported once, and training continues without the tracker.
 """
 
 import contextlib
@@ -15,22 +15,23 @@ from pathlib import Path
 from utils.errors import UserError
 from utils.files import reason, replace_file
 
-# TensorBoard and wandb are imported inside: together they take half a second, and most runs use
-# neither.
+# TensorBoard and wandb are imported inside functions: together they take half a second, and most
+# runs use neither.
 
-# Keys of a record that say what it is about; every other number in it is a figure.
+# Keys of a record that say what it belongs to; every other number in it is a figure.
 POSITION = {"step", "epoch", "split", "average_over", "model", "event", "samples"}
 
 
 def figures(record: dict) -> dict[str, float]:
     """The figures of a record under the names of their charts.
 
-    What stands before the last slash groups the charts, so that one figure's train, val and test
-    lie beside each other: loss/train_steps (the mean since the last log line), loss/train (of the
-    epoch), loss/val, loss/val_average (of the averaged weights), time_share/data; lr stands alone.
+    Charts are grouped by the part before the last slash, so that a figure's train, val and test
+    charts are beside each other: loss/train_steps (the mean since the last log line), loss/train
+    (of the epoch), loss/val, loss/val_average (of the averaged weights), time_share/data. The name
+    of lr has no slash.
 
     Args:
-        record: as in metrics.jsonl. What is None, not finite or no number is left out.
+        record: as in metrics.jsonl. Values that are None, not finite or not numbers are left out.
     """
     series = record.get("split", "train")
     if record.get("average_over") == "steps":
@@ -53,7 +54,7 @@ def _is_figure(value) -> bool:
 
 
 class _Tracker:
-    """Says the first failure and is silent from then on."""
+    """Reports the first failure, and is silent from then on."""
 
     name: str
 
@@ -64,7 +65,7 @@ class _Tracker:
     def _guarded(self):
         try:
             yield
-        except Exception as error:  # of a foreign package, whose errors are not ours to list
+        except Exception as error:  # the package may raise anything
             if self._works:
                 self._works = False
                 told = reason(error) if isinstance(error, OSError) else _one_line(error)
@@ -72,17 +73,17 @@ class _Tracker:
 
 
 class TensorBoard(_Tracker):
-    """Event files that `tensorboard --logdir` shows, also while the run goes on.
+    """Event files that `tensorboard --logdir` shows, even while the run is going on.
 
-    Each record is in the file within milliseconds (with TensorFlow installed, whose files the
-    package then uses, within five seconds), so a killed run loses hardly any. A failing write (a
-    full disk) is said at one of the next calls.
+    Each record is in the file within milliseconds (within five seconds if TensorFlow is installed,
+    whose file functions the package then uses), so a killed run loses hardly any. A failed write (a
+    full disk) is reported at one of the next calls.
 
     Args:
-        folder: made where it is missing; one event file in it for each start of the run.
-        purge_step: on resume, the first step that is done again or anew: TensorBoard drops what
-            the earlier files say about it and the steps after it.
-        warn: told once, in a line, when the events cannot be written.
+        folder: created if missing; it gets one event file for each start of the run.
+        purge_step: on resume, the first step that is trained now: TensorBoard drops the records of
+            this step and later ones from the earlier files.
+        warn: called with a line, once, if the events cannot be written.
 
     Raises:
         UserError: the package is missing.
@@ -101,7 +102,8 @@ class TensorBoard(_Tracker):
         self._summary = Summary
         _silence_its_thread()
         with self._guarded():
-            # The values wait here only while the thread that writes them waits for the disk.
+            # max_queue is large, since the queue fills only while the thread that empties it waits
+            # for the disk.
             self._writer = SummaryWriter(
                 str(folder), purge_step=purge_step, max_queue=1000, flush_secs=5
             )
@@ -126,11 +128,8 @@ class TensorBoard(_Tracker):
 
 
 def _silence_its_thread() -> None:
-    """SummaryWriter's thread prints no traceback when it fails.
-
-    It keeps its exception for the next call, which raises it, and would print it on stderr as
-    well, in the midst of the progress bar.
-    """
+    """Keeps SummaryWriter's thread from printing a traceback into the progress bar when it fails.
+    The next call raises the exception anyway."""
     say = threading.excepthook
 
     def hook(arguments) -> None:
@@ -140,14 +139,14 @@ def _silence_its_thread() -> None:
     threading.excepthook = hook
 
 
-# wandb.Settings: only the figures and the settings of the run leave the machine. Options that the
-# installed version lacks are left out (0.31 has all of them).
+# Options of wandb.Settings, so that only the figures and settings of the run leave the machine.
+# Options that the installed version lacks are left out (0.31 has all of them).
 PRIVATE = {
     "save_code": False,
     "disable_code": True,
     "disable_git": True,
     "disable_job_creation": True,
-    "console": "off",  # log.txt has what the console said
+    "console": "off",  # log.txt has the lines of the console
     "label_disable": True,  # reads the program's source for labels
     "sagemaker_disable": True,
     "symlink": False,
@@ -156,7 +155,7 @@ PRIVATE = {
     "x_disable_meta": True,  # command line, host, user, system
     "x_disable_stats": True,  # use of CPU, GPU, disk and network
     "x_save_requirements": False,
-    # wandb fills these in by itself where they are None.
+    # wandb fills these in if they are None.
     "docker": "",
     "email": "",
     "host": "",
@@ -166,7 +165,7 @@ PRIVATE = {
     "username": "",
     "x_executable": "",
 }
-# Seconds: a server that does not answer delays the start and the end of a run by no more.
+# Seconds by which a server that does not answer may delay the start and the end of a run.
 LIMITS = {"init_timeout": 30.0, "login_timeout": 5.0, "finish_timeout": 60.0}
 
 
@@ -174,17 +173,17 @@ class Wandb(_Tracker):
     """A run at Weights & Biases, or in offline mode its files, for `wandb sync` later.
 
     Sends the figures and the settings, and nothing about the code, the machine, the user, the
-    command line or the environment; of a setting that is an absolute path, the last part alone.
-    What wandb adds cannot be turned off: its own version, Python's, "linux-x86_64", and which
-    well-known packages are imported.
+    command line or the environment. Of a setting that is an absolute path, only the last part is
+    sent. Some facts that wandb adds cannot be turned off: its own version, Python's,
+    "linux-x86_64", and which well-known packages are imported.
 
     Args:
-        folder: of the run. wandb's files go below wandb/ there; wandb/run_id keeps the run's
-            identity, so that a resumed run goes on with the same one.
+        folder: of the run. wandb's files go to its subfolder wandb/; wandb/run_id keeps the run's
+            ID there, so that a resumed run continues under the same one.
         mode: "online" or "offline".
-        project, name, tags: as the web page shows them; no name: one that wandb makes up.
+        project, name, tags: as the web page shows them; without a name wandb makes one up.
         settings: of the run.
-        warn: told once, in a line, when a record cannot be logged.
+        warn: called with a line, once, if a record cannot be logged.
 
     Raises:
         UserError: the package is missing, nobody is logged in, the server cannot be reached, or
@@ -197,7 +196,7 @@ class Wandb(_Tracker):
                  tags=(), settings: dict | None = None, warn=print):  # fmt: skip
         super().__init__(warn)
         self._run = None
-        os.environ["WANDB_ERROR_REPORTING"] = "false"  # reports of wandb's crashes to its makers
+        os.environ["WANDB_ERROR_REPORTING"] = "false"  # no crash reports to wandb's developers
         try:
             import wandb
         except ImportError:
@@ -223,7 +222,7 @@ class Wandb(_Tracker):
                 # A resumed run repeats steps, which wandb's own count of steps would refuse.
                 self._run.define_metric("step", hidden=True)
                 self._run.define_metric("*", step_metric="step")
-        except Exception as error:  # of a foreign package: no login, no network, a bad name
+        except Exception as error:  # any of wandb's: no login, no network, a bad name
             told = reason(error) if isinstance(error, OSError) else _one_line(error)
             way_out = "mend it, or take --wandb disabled"
             if mode == "online":
@@ -251,7 +250,7 @@ class Wandb(_Tracker):
 
 
 def run_id(folder: Path) -> str:
-    """The identity of the run in this folder, made up the first time. Raises OSError."""
+    """The ID of the run in this folder, created at the first call. Raises OSError."""
     path = Path(folder) / "wandb" / "run_id"
     with contextlib.suppress(FileNotFoundError):
         return path.read_text(encoding="ascii").strip()
@@ -262,10 +261,8 @@ def run_id(folder: Path) -> str:
 
 
 def wandb_options(settings_class, options: dict) -> dict:
-    """Those of the options that this version of wandb.Settings has.
-
-    Before 0.19 the options that now begin with x_ began with an underscore.
-    """
+    """The options that this version of wandb.Settings has, as it spells them: before 0.19, an
+    underscore stood in place of the prefix x_."""
     known = getattr(settings_class, "model_fields", None) or settings_class.__annotations__
     found = {}
     for key, value in options.items():
@@ -278,7 +275,7 @@ def wandb_options(settings_class, options: dict) -> dict:
 
 @contextlib.contextmanager
 def _no_questions():
-    """Without a terminal to ask at, wandb reports that nobody is logged in."""
+    """Hides the terminal: if nobody is logged in, wandb then raises an error instead of asking."""
     terminal = sys.stdin
     with open(os.devnull) as nobody:
         sys.stdin = nobody
@@ -289,7 +286,7 @@ def _no_questions():
 
 
 def _public(value):
-    """A setting as wandb takes it, without the folders of this machine."""
+    """A setting in a form that wandb accepts, without folders of this machine."""
     if isinstance(value, dict):
         return {str(key): _public(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):

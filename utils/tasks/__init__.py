@@ -1,1 +1,1 @@
-"""What a run trains on: data set, splits, loaders."""
+"""Tasks: data set, splits and loaders of a run."""

@@ -28,7 +28,7 @@ class Kind:
         self.settings, self._build, self.model_name = settings, build, model_name
 
     def set_environment(self) -> None:
-        """Sets them. To be called before PyTorch computes anything."""
+        """Sets the variables of `environment`. To be called before PyTorch computes anything."""
         for name, value in self.environment.items():
             os.environ.setdefault(name, value)
 
@@ -57,9 +57,9 @@ class Kind:
         """A Task: the data set with its splits and loaders.
 
         Args:
-            run: a `utils.runs.run.Run`, which closes what must be closed.
-            card: of the resumed run, whose normalisation or tokenizer is kept; None at its start.
-            pretrained: weights from elsewhere, likewise; or None.
+            run: a `utils.runs.run.Run`, which closes the task if necessary.
+            card: of the resumed run, whose normalisation or tokenizer is kept; None for a new run.
+            pretrained: a `Pretrained`, whose normalisation or tokenizer is kept; or None.
         """
         raise NotImplementedError
 

@@ -27,7 +27,7 @@ from utils.tasks.task import Task
 from utils.weights.card import ModelCard
 from utils.weights.imagenet import torchvision_name
 
-# Limit where --workers is not given: two processes read faster than a GPU trains a small network.
+# Most workers if --workers is not given: even two read faster than a GPU trains a small network.
 AUTOMATIC_WORKERS = 4
 # For building the model that fits ImageNet weights; only the sizes and the number of classes count.
 IMAGENET = ModelCard(tuple(map(str, range(1000))), (0.5,) * 3, (0.5,) * 3, 224, 224, 3)
@@ -35,14 +35,14 @@ IMAGENET = ModelCard(tuple(map(str, range(1000))), (0.5,) * 3, (0.5,) * 3, 224, 
 
 @dataclass(frozen=True)
 class ImageTask(Task):
-    """A task of pictures. `close` ends its reading processes."""
+    """A task of pictures. `close` ends its worker processes."""
 
     SKIPPED = "skipped_files"
 
     pool: WorkerPool | None = None
 
     def close(self) -> None:
-        """Ends the reading processes, if there are any."""
+        """Ends the worker processes, if there are any."""
         if self.pool is not None:
             self.pool.close()
 
@@ -62,8 +62,8 @@ def load_image_task(
     """Loads the data set, splits it and makes the loaders, all as `settings` say.
 
     Args:
-        source: the ModelCard or Pretrained that came with the weights; pictures are normalised as
-            it says. None, or one without a normalisation: by the statistics of the data.
+        source: the ModelCard or Pretrained that came with the weights; pictures are normalised by
+            its mean and standard deviation. None, or one without these: by those of the data set.
         exchange: with the other ranks; None: a single process.
     """
     exchange = exchange or Exchange()
@@ -163,8 +163,8 @@ def _augmentation(settings: ImageSettings, card: ModelCard) -> Augmentation:
 
 
 def _pool(settings: ImageSettings, train: PictureSplit, console: Console) -> WorkerPool | None:
-    """Reading processes. None: the pictures are in memory, --workers is 0, or it is not given and
-    the training split takes at most half of the available memory."""
+    """Worker processes that read pictures. None if the pictures are in memory, --workers is 0, or
+    it is not given and the training split takes at most half of the available memory."""
     workers = settings.workers
     if not train.on_disk:
         return None
@@ -194,8 +194,9 @@ class Pictures(Kind):
         return super().build_model(card).to(memory_format=memory_format)
 
     def imagenet_name(self) -> str:
-        # The weights are loaded before the data set, since their normalisation is for its pictures.
-        # So the architecture is that of a model for ImageNet, built without allocating memory.
+        # The weights are loaded before the data set, whose pictures are normalised as they require,
+        # so the data set's card is not known yet. The architecture is found from a model for
+        # ImageNet, built without allocating memory.
         with torch.device("meta"):
             model = self._build(self.settings, IMAGENET)
         return torchvision_name(model, self.model_name)

@@ -1,4 +1,4 @@
-"""What a kind of task makes of the settings: a data set with its splits and loaders."""
+"""A task: a data set with its splits and loaders."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Task:
 
     Attributes:
         data: the data set: `classes`, `skipped`, `synthetic`, `fingerprint`, ...
-        card: what a model needs to know of it.
-        val: None: there is no validation split.
+        card: what must be known of the data set to use a model that was trained on it.
+        val: None if there is no validation split.
     """
 
     SKIPPED: ClassVar[str]  # what the summary calls the samples left out by --on_bad skip
@@ -28,13 +28,13 @@ class Task:
     val: Loader | None
 
     def follow(self, batch_size: int, ranks: int) -> None:
-        """The training has batches of another size from here on: so have the others."""
+        """Gives the other loaders the training's new batch size."""
         for loader in filter(None, (self.test, self.val)):
             loader.resize(batch_size, batch_size * ranks)
 
     @property
     def sizes(self) -> dict:
-        """For the summary."""
+        """Entries of the summary."""
         sizes = {
             "classes": len(self.data.classes),
             self.SKIPPED: self.data.skipped,

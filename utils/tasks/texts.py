@@ -47,11 +47,11 @@ def load_text_task(
     Args:
         tokenizer: JSON of the tokenizer that the weights were trained with; None: that of the
             settings.
-        exchange: with the other ranks; None: there are none.
+        exchange: with the other ranks; None: a single process.
         micro_batches: of all ranks in an optimizer step; None: as the settings say.
     """
     exchange = exchange or Exchange()
-    with exchange.in_turn():  # one rank downloads and encodes, the others map in its files
+    with exchange.in_turn():  # one rank downloads and encodes, the others memory-map its files
         data = _load_data(settings, tokenizer)
     for note in data.notes:
         console.say(note)
@@ -127,7 +127,8 @@ def _loader(
 
 
 class Texts(Kind):
-    """Texts, as a kind of task. Weights are used with the tokenizer that they were trained with."""
+    """The kind of task whose samples are texts. Weights keep the tokenizer that they were trained
+    with."""
 
     card_class = TextCard
     # oneDNN caches compiled code for each shape of a matrix product in half precision, and batches
@@ -139,7 +140,7 @@ class Texts(Kind):
         if pretrained is not None and pretrained.texts is not None:
             card = pretrained.texts
             check_belongs(settings, run.origin, card)
-        tokenizer = None  # that of the settings
+        tokenizer = None  # as the settings say
         if settings.pretrained or not settings.tokenizer_is_trained:
             tokenizer = card and card.tokenizer
         return load_text_task(

@@ -248,7 +248,7 @@ def _is_ignored(name: str) -> bool:
 def _choose_size(listing: Listing) -> int:
     """The side of the pictures if they are square, equal and small, else DEFAULT_SIZE.
 
-    Judged by the first picture of each class whose header can be read, among five files.
+    Judged by the first picture with a readable header among the first five files of each class.
     """
     sizes = set()
     tried: dict[int, int] = {}

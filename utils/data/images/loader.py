@@ -33,10 +33,9 @@ class Augmentation(Protocol):
 
 
 class Packed(NamedTuple):
-    """Inputs that `ImageLoader.made` has yet to make: which pictures, and how each is augmented,
-    (rows, n) int64 on the device."""
+    """Inputs that `ImageLoader.made` has yet to make."""
 
-    choices: Tensor
+    choices: Tensor  # (rows, n) int64, on the device: which pictures, and how each is augmented
 
 
 class Normalize:
