@@ -77,7 +77,7 @@ def test_abbreviations_are_refused(flag):
         (["--weight-decy", "0"], ["--weight-decy", "did you mean --weight_decay?"]),
         (["--smoothin", "0"], ["did you mean --label_smoothing?"]),  # by way of an alias
         (["--qqqq"], ["unknown flag --qqqq"]),
-        (["resnet18"], ["'resnet18' stands alone"]),
+        (["resnet18"], ["'resnet18' belongs to no flag"]),
         (["--epochs"], ["--epochs", "expected one argument"]),
         (["--epochs", "many"], ["--epochs", "'many'", "a whole number"]),
         (["--epochs", "1.5"], ["--epochs", "a whole number"]),
@@ -107,7 +107,7 @@ def test_abbreviations_are_refused(flag):
         (["--eval_only"], ["--eval_only", "--resume"]),
         (["--predict", "x"], ["--predict", "--resume RUN"]),
         (["--export", "onnx"], ["--export", "--resume RUN"]),
-        (["--export", "onnx", "--eval_only"], ["--eval_only and --export", "one at a time"]),
+        (["--export", "onnx", "--eval_only"], ["--eval_only and --export", "only one of them"]),
         (["--export", "tflite"], ["--export", "onnx, safetensors"]),
         (["--sched", "multistep", "--milestones", "30,20"], ["--milestones 30,20", "30,60,80"]),
         (["--sched", "multistep", "--milestones", "x"], ["--milestones x", "30,60,80"]),
