@@ -89,7 +89,7 @@ def test_abbreviations_are_refused(flag):
         (["--hflip", "1.01"], ["--hflip", "up to 1"]),
         (["--momentum", "1"], ["--momentum", "below 1"]),
         (["--ngd", "--ngd_alpha", "0"], ["--ngd_alpha", "above 0"]),
-        (["--ngd", "--ngd_eta", "1.5"], ["--ngd_eta", "above 0 up to 1"]),
+        (["--ngd", "--ngd_eta", "1.5"], ["--ngd_eta", "above 0 and up to 1"]),
         (["--ngd", "--ngd_axes", "rows"], ["--ngd_axes", "one of all, channels"]),
         (["--lookahead_k", "0"], ["--lookahead_k", "1 or more"]),
         (["--lookahead_alpha", "0.5"], ["--lookahead_alpha has no effect", "--lookahead_k"]),

@@ -324,7 +324,7 @@ def _values_text(field: dataclasses.Field) -> str:
         f"up to {high}" if high is not None else "",
         f"below {below}" if below is not None else "",
     ]
-    return " ".join([text, *filter(None, bounds)])
+    return f"{text} {' and '.join(filter(None, bounds))}".strip()
 
 
 def _choices(meta) -> list:
