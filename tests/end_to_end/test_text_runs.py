@@ -224,7 +224,7 @@ def test_dry_run_and_report(run):
         (["--dim", "10", "--heads", "4"], "no multiple of --heads"),
         (["--cutmix_alpha", "1"], "pastes boxes of pictures"),
         (["--workers", "2"], "encoded once"),
-        (["--train_file", "x.csv"], "belongs to csv"),
+        (["--train_file", "x.csv"], "the flag is for csv"),
         (["--mixup_at", "embeddings"], "nothing is mixed"),
         (["--batch_tokens", "400"], "--batch_tokens takes its place"),
         (["--tokenizer", "bpe", "--vocab_size", "9"], "--vocab_size"),

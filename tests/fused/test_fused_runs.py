@@ -65,7 +65,7 @@ def test_a_run_equals_the_plain_one(tmp_path, main, flags, modes):
     [
         (["--compile"], "--compile decides"),
         (["--mixup", "meta", "--meta_form", "sample"], "virtual steps"),
-        (["--pretrained", "x.pth", "--freeze_backbone"], "keeps nothing"),
+        (["--pretrained", "x.pth", "--freeze_backbone"], "keeps no activations"),
     ],
 )
 def test_it_is_refused_where_it_has_no_effect(flags, reason, mode):

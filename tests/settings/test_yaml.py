@@ -29,9 +29,9 @@ from utils.settings.config import COMMAND_LINE, DEFAULT, FILE, parse, to_yaml
         ("label_smoothing: 1", ["label_smoothing", "below 1"]),
         ("dataset: cifar11", ["dataset", "did you mean cifar10?"]),
         ("resume: false", ["resume"]),
-        ("epochs: [1", ["no valid YAML"]),
-        ("a: b: c", ["no valid YAML"]),
-        ("epochs: !!python/object/apply:os.getcwd []", ["no valid YAML"]),
+        ("epochs: [1", ["not valid YAML"]),
+        ("a: b: c", ["not valid YAML"]),
+        ("epochs: !!python/object/apply:os.getcwd []", ["not valid YAML"]),
         ("- epochs\n- 3", ["'name: value' lines are needed"]),
         ("epochs 3", ["'name: value' lines are needed"]),
         ("bs: 3\nbatch_size: 4", ["batch_size is set twice"]),
@@ -48,7 +48,7 @@ def test_wrong_yaml_is_named_with_its_file(content, parts, write):
 def test_yaml_that_is_no_text_is_refused(tmp_path):
     path = tmp_path / "bad.yaml"
     path.write_bytes(b"\xff\xfe\x00epochs")
-    assert "no valid YAML" in refused("--config", path)
+    assert "not valid YAML" in refused("--config", path)
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,7 @@ BAD = {
     "label_smoothing: {low: 0, high: 0.2, scale: log}": "scale log needs low above 0",
     "lr: {lo: 0.1, high: 1}": "unknown key 'lo', did you mean low?",
     "lr: {low: x, high: 1}": "low: 'x' is not a number",
-    "momentum: {low: 0.5, high: 1.5}": "high: 1.5 is not a number of 0 or more below 1",
+    "momentum: {low: 0.5, high: 1.5}": "high: 1.5 is not a number of 0 or more and below 1",
     "lr: {choices: [0.1]}": "choices is a list of two or more",
     "lr: {choices: [0.1, 0.2], low: 0.1}": "without low, high, scale",
     "sched: {low: 0.1, high: 1}": "sched: low",

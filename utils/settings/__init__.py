@@ -1,6 +1,6 @@
 """The settings that entries share; an entry adds those of its model (see resnet50_test.py).
 
-A file for each group of flags, in the order of `--help` from the last base to the first.
+Each group of flags has a file. `--help` lists the groups from the last base class to the first.
 """
 
 from dataclasses import dataclass

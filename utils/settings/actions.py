@@ -1,12 +1,9 @@
-"""What can be done with a run: the table of actions.
-
-utils/entry.py has the functions.
-"""
+"""What can be done with a run: the table of actions, whose functions utils/entry.py calls."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-# Settings without effect where nothing is trained.
+# Settings without effect if nothing is trained.
 OF_TRAINING = (
     *("epochs", "lr", "clip", "max_steps", "epochs_for_sched", "early_stop_patience"),
     *("auto_batch",),
@@ -21,13 +18,13 @@ class Action:
     """
     Attributes:
         name: of the setting that asks for it; training itself has none.
-        trains: it trains, from the start or from where `--resume` left off; the others need a
-            trained model, which --resume names, and make no folder of their own.
-        needs_data: it reads the data set of the run; the others do with the checkpoint.
+        trains: it trains, from the start or from a checkpoint of `--resume`; the others need a
+            trained model, which --resume names, and create no run folder.
+        needs_data: it reads the data set of the run; the others need only the checkpoint.
         many_processes: it can be done by several processes at once.
         options: settings that belong to it alone.
-        without_effect: further settings that have no effect with it, and why; OF_TRAINING has
-            those of all that do not train.
+        without_effect: {setting: why it has no effect with this action}, beside OF_TRAINING for
+            an action that does not train.
     """
 
     name: str
@@ -48,7 +45,7 @@ class Action:
 
 
 TRAIN = Action("train", trains=True, many_processes=True)
-# Of those that are asked for the first one is done.
+# If several are asked for, the first one is done.
 ACTIONS = (
     Action("eval_only", many_processes=True),
     Action("predict", needs_data=False, options=("predictions",), without_effect=NO_REPORT),
@@ -65,5 +62,5 @@ ACTIONS = (
 
 
 def asked_for(settings: Mapping) -> list[Action]:
-    """Those that the settings ask for, TRAIN always among them."""
+    """The actions that the settings ask for; the last one is always TRAIN."""
     return [action for action in ACTIONS if action.asked_for(settings)]

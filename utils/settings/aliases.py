@@ -1,7 +1,7 @@
-"""Other names for settings and their values; the one table of them."""
+"""Other names for settings and their values."""
 
-# Other names for a setting: what users of timm, torchvision's references and hand-made scripts
-# type. Each works on the command line and as a YAML key, where the entry has the setting.
+# Names that users of timm, torchvision's references and hand-made scripts type -> the setting. Each
+# works on the command line and as a YAML key, if the entry has the setting.
 ALIASES = {
     "amp_dtype": "precision",
     "b": "batch_size",
@@ -38,10 +38,10 @@ ALIASES = {
     "wd": "weight_decay",
     "weights": "pretrained",
 }
-# Flags without a value that are short for a setting with one; in YAML, `ngd: true`.
+# Flags without a value -> the setting and value that they are short for; in YAML `ngd: true`.
 SHORT_FOR = {"meta_learning": ("mixup", "meta"), "ngd": ("optimizer", "ngd")}
-# A number as the value of a setting: short for a word and a number for another setting, or for
-# the last word where it is 0.
+# Settings whose value may be a number in place of a word: --mixup 0.2 is short for --mixup fixed
+# --alpha 0.2, and --mixup 0 for --mixup none.
 NUMBER_FOR = {"mixup": ("fixed", "alpha", "none")}
 # Other spellings of a value.
 VALUE_ALIASES = {

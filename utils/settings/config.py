@@ -1,9 +1,9 @@
 """Typed settings: a dataclass becomes flags and YAML keys, checked in one place.
 
-A setting is a dataclass field made by `setting(...)` of utils/setting.py. Its value comes, later
-ones winning, from its default, the settings of the run that is resumed, `--config FILE.yaml`, the
+A setting is a dataclass field made by `setting(...)` of utils/setting.py. Its value comes from the
+last of these that gives one: its default, the run that is resumed, `--config FILE.yaml`, the
 command line. An unknown flag or key, a value of the wrong type or out of range, and a setting that
-has no effect with the others are a UserError of one line.
+has no effect beside the others are a UserError of one line.
 
 Nothing here imports PyTorch, so `--help` and wrong flags answer at once.
 """
@@ -32,8 +32,8 @@ PROBED = "auto_batch"  # found at the start of the run
 
 
 def changed(config_class, name: str, default=..., **metadata):
-    """The setting `name` of another class with another default, or other arguments of `setting`;
-    for a class that inherits it."""
+    """The setting `name` of `config_class` with another default, or other arguments of `setting`,
+    for a class derived from it."""
     before = fields(config_class)[name]
     default = before.default if default is ... else default
     new = before.metadata | {"default": default} | metadata
@@ -48,7 +48,8 @@ class Config:
         yield from ()
 
     def check(self) -> None:
-        """Raises UserError where settings contradict each other; fills what depends on others."""
+        """Raises UserError if settings contradict each other; sets those whose default depends on
+        others."""
 
 
 def fields(config_class) -> dict[str, dataclasses.Field]:
@@ -79,8 +80,8 @@ def parse(config_class, argv: list[str], description: str):
     origin |= dict.fromkeys(from_file, FILE) | dict.fromkeys(typed, COMMAND_LINE)
     settings = config_class(**values)
     for name, reason, cause in settings.ineffective():
-        # A recipe's setting gives way to what the command line says, and to what no recipe can
-        # say; otherwise both are meant.
+        # A setting of a recipe may lose its effect through the command line, or through a setting
+        # that no recipe has; through another one of the recipe it is a mistake.
         gives_way = cause in typed or cause in INVOCATION_ONLY
         in_file = values[name] != fields(config_class)[name].default and not gives_way
         if name in typed or (name in from_file and in_file):
@@ -109,7 +110,7 @@ def _find_run(config_class, new: Mapping) -> Path:
 
 
 def _check_unchanged(config_class, run: Path, saved: Mapping, new: Mapping) -> None:
-    """UserError for a setting that is given anew, differs, and must stay as the run has it."""
+    """Raises UserError for a new value of a setting that a resumed run must keep."""
     training = asked_for(new)[0].trains
     free = {"free"} if training else {"free", "evaluation"}
     for name, field in fields(config_class).items():
@@ -123,7 +124,7 @@ def _check_unchanged(config_class, run: Path, saved: Mapping, new: Mapping) -> N
 
 
 def _read_origins(path: Path) -> dict[str, str]:
-    """Where the settings of a run came from: the comments that `to_yaml` has written."""
+    """Where the settings of a run came from, by the comments that `to_yaml` has written."""
     lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     pairs = [(line.split(":")[0], line.rpartition("  # ")[2]) for line in lines if ":" in line]
     return {name: came for name, came in pairs if came in (DEFAULT, FILE, COMMAND_LINE, PROBED)}
@@ -137,7 +138,7 @@ def read_yaml(config_class, path: Path) -> dict:
         raise UserError(f"--config {path}: {error.strerror or error}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
-        raise UserError(f"--config {path} is no valid YAML: {reason}") from None
+        raise UserError(f"--config {path} is not valid YAML: {reason}") from None
     content = {} if content is None else content
     if not isinstance(content, Mapping):
         raise UserError(f"--config {path}: 'name: value' lines are needed, one for each setting")
@@ -152,7 +153,7 @@ def read_yaml(config_class, path: Path) -> dict:
         if name not in known:
             raise UserError(f"{path}: unknown setting {key!r}{_suggest(str(key), known)}")
         if name == "config":
-            raise UserError(f"{path}: a recipe cannot name another one; put its settings here")
+            raise UserError(f"{path}: a recipe cannot name another recipe; put its settings here")
         if name in values:
             raise UserError(f"{path}: {name} is set twice")
         values[name] = convert(known[name], value, f"{path}: {key}")
@@ -160,9 +161,9 @@ def read_yaml(config_class, path: Path) -> dict:
 
 
 def to_yaml(settings, origin: Mapping[str, str]) -> str:
-    """Every setting with a comment on where it came from; `--config` takes the text back.
+    """Every setting with a comment on where it came from, as a recipe for `--config`.
 
-    What belongs to one invocation alone (INVOCATION_ONLY) is commented out.
+    Settings of one invocation (INVOCATION_ONLY) are commented out.
     """
     lines = []
     for name in fields(type(settings)):
@@ -207,7 +208,7 @@ def convert(field: dataclasses.Field, value, where: str):
     except (ValueError, TypeError, OverflowError):
         raise wrong from None
     if field.name in NUMBER_FOR and (number := _number(value)) is not None:
-        return number  # _spelled_out says what it means
+        return number  # `_spelled_out` replaces it
     choices = _choices(meta)
     if choices and value not in choices:
         raise UserError(
@@ -227,14 +228,14 @@ def convert(field: dataclasses.Field, value, where: str):
 
 
 def _read_flags(config_class, argv: list[str], description: str) -> dict:
-    """What the command line sets, converted; prints the help and exits where that is asked for."""
+    """{name: converted value} of what the command line sets; with --help prints it and exits."""
     known = fields(config_class)
     parser = _Parser(
         usage="%(prog)s [--flag value ...]",
         description=description,
-        epilog="Every flag can also stand in a YAML file (--config), and may be written with "
-        "hyphens for underscores; --no_flag switches off what is on, and the value none takes an "
-        "optional setting back.",
+        epilog="Every flag can also be set in a YAML file (--config), and may be written with "
+        "hyphens instead of underscores. --no_NAME switches a flag off, and the value none unsets "
+        "an optional one.",
         allow_abbrev=False,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=28, width=100),
     )
@@ -257,7 +258,7 @@ def _read_flags(config_class, argv: list[str], description: str) -> dict:
     if unknown:
         flag = unknown[0].split("=")[0]
         if not flag.startswith("-"):
-            raise UserError(f"{flag!r} stands alone: a flag is --name value; see --help")
+            raise UserError(f"{flag!r} belongs to no flag: write --name value; see --help")
         raise UserError(f"unknown flag {flag}{_suggest(flag, known, '--')}; see --help")
     given = vars(typed)
     short = {name for name in _short_for(known) if given.pop(name, False)}
@@ -329,7 +330,7 @@ def _values_text(field: dataclasses.Field) -> str:
         f"up to {high}" if high is not None else "",
         f"below {below}" if below is not None else "",
     ]
-    return " ".join([text, *filter(None, bounds)])
+    return f"{text} {' and '.join(filter(None, bounds))}".strip()
 
 
 def _choices(meta) -> list:
@@ -338,7 +339,7 @@ def _choices(meta) -> list:
 
 
 def _is_switch(meta) -> bool:
-    """One of on, off and other words: understands what a bool does, too."""
+    """Whether on and off are among the choices; such a setting also accepts what a bool does."""
     return {"on", "off"} <= set(_choices(meta))
 
 
@@ -361,8 +362,9 @@ def _short_for(known) -> dict[str, tuple[str, object]]:
 
 
 def _spelled_out(known, values: dict, short: set[str], where: str) -> dict:
-    """`values` with what the flags in `short` and numbers in place of words (NUMBER_FOR) stand
-    for; a UserError where both are given."""
+    """`values` with the flags in `short` (SHORT_FOR) and the numbers in place of words (NUMBER_FOR)
+    replaced by the settings that they stand for. Raises UserError if one of these is given with
+    another value, too."""
     for name, (word, other, zero) in NUMBER_FOR.items():
         number = values.get(name)
         if not isinstance(number, float):

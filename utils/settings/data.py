@@ -1,4 +1,4 @@
-"""Flags of the data, whatever it is."""
+"""Flags of the data that pictures and texts share."""
 
 from dataclasses import dataclass
 
@@ -39,7 +39,7 @@ class DataSettings(Config):
         group=GROUP,
         low=0,
         unit="processes",
-        default_text="as many as cores, up to 4, where the set is larger than half of the memory",
+        default_text="as many as cores, up to 4, if the set is larger than half of the free memory",
         resume="free",
     )
 

@@ -1,4 +1,4 @@
-"""Flags of runs with many processes."""
+"""Flags of runs with several processes."""
 
 from dataclasses import dataclass
 
@@ -52,7 +52,7 @@ class DistributedSettings(Config):
     )
     dist_timeout: float = setting(
         10.0,
-        "How long a process may make no step before the run is given up", group=GROUP,
+        "Time without a step of a process after which the run is given up", group=GROUP,
         above=0, unit="minutes", resume="free",
     )  # fmt: skip
 
@@ -60,9 +60,9 @@ class DistributedSettings(Config):
         yield from super().ineffective()
         if not self.distributed:
             for name in ("strategy", "dist_timeout", "sync_bn"):
-                yield name, "it takes --distributed, by run_distributed.sh", "distributed"
+                yield name, "it is for --distributed, which run_distributed.sh sets", "distributed"
         if self.global_batch is not None:
-            reason = "--global_batch takes as many batches as it needs"
+            reason = "--global_batch decides how many batches are accumulated"
             yield "accumulation_steps", reason, "global_batch"
             if getattr(self, "batch_tokens", None) is not None:
                 yield "global_batch", "--batch_tokens sets the batch by tokens", "batch_tokens"
@@ -73,9 +73,11 @@ class DistributedSettings(Config):
             return
         for action in asked_for(vars(self)):
             if not action.many_processes:
-                raise UserError(f"--{action.name} takes one process: leave --distributed out")
+                raise UserError(f"--{action.name} takes one process: do not use run_distributed.sh")
         if self.sync_bn and self.meta_exact:
-            raise UserError("--meta_exact differentiates twice, which --sync_bn cannot: drop one")
+            raise UserError(
+                "--meta_exact differentiates twice, which --sync_bn cannot: leave one of them out"
+            )
         facts = STRATEGIES[self.strategy]
         if facts.divides and not OPTIMIZERS[self.optimizer].can_be_divided:
             raise UserError(
@@ -84,5 +86,5 @@ class DistributedSettings(Config):
             )
         if self.unfreeze_epoch is not None and not facts.unfreezes:
             raise UserError(
-                f"--unfreeze_epoch: --strategy {self.strategy} cannot thaw a model; take ddp"
+                f"--unfreeze_epoch: --strategy {self.strategy} cannot unfreeze a model; take ddp"
             )

@@ -82,14 +82,16 @@ class EngineSettings(Config):
     def ineffective(self):
         yield from super().ineffective()
         if self.device == "cuda":
-            yield "keep_freed_memory", "only what is computed on a CPU is kept so", "device"
+            yield "keep_freed_memory", "it is for computing on a CPU", "device"
         if self.deterministic and self.device == "cpu":
             yield "deterministic", "runs on a CPU are always deterministic", "device"
         if self.fused != "none":
             if self.compile:
                 yield "fused", "--compile decides by itself what is kept", "compile"
             if self.freeze_backbone and self.unfreeze_epoch is None:
-                yield "fused", "a frozen backbone keeps nothing anyway", "freeze_backbone"
+                yield "fused", "a frozen backbone keeps no activations anyway", "freeze_backbone"
             if self.mixup == "meta" and self.meta_form == "sample":
-                reason = "the virtual steps of --meta_form sample are plain, and need the most"
+                reason = (
+                    "the virtual steps of --meta_form sample are not fused, and need most memory"
+                )
                 yield "fused", reason, "meta_form"

@@ -37,7 +37,7 @@ class PictureSettings(Config):
     )
     on_bad: str = setting(
         "error",
-        "What to do with a file that is no picture: stop, or skip it and count it",
+        "What to do with a file that is not a picture: stop, or skip it and count it",
         group=GROUP,
         choices=("error", "skip"),
         resume="evaluation",
@@ -84,7 +84,7 @@ class PictureSettings(Config):
     def ineffective(self):
         yield from super().ineffective()
         if self.dataset != "imagefolder":
-            own = f"--dataset {self.dataset} brings its own pictures; it belongs to imagefolder"
+            own = f"--dataset {self.dataset} brings its own pictures; the flag is for imagefolder"
             names = ("image_size", "test_fraction", "cache_dir")
             names += () if self.predict else ("on_bad", "workers")
             yield from ((name, own, "dataset") for name in names)

@@ -7,8 +7,10 @@ from utils.setting import setting
 from utils.settings.config import Config
 
 GROUP = "mixup"
+# Flags with an effect however samples are mixed; those of both forms of meta-mixup.
 ALWAYS = ("mixup_prob", "mixup_off_epoch", "mixup_inter", "mixup_block", "log_clean_accuracy")
 META = ("meta_form", "meta_batch", "meta_lr", "meta_exact")
+# Defaults of --meta_lr, by --meta_form.
 META_LR = {"policy": 0.05, "sample": 0.1}
 
 
@@ -147,12 +149,12 @@ class MixingSettings(Config):
             self.meta_lr = META_LR[self.meta_form]
         if self.mixup_off_epoch >= self.epochs:
             raise UserError(
-                f"--mixup_off_epoch {self.mixup_off_epoch} never comes in --epochs {self.epochs}: "
-                "leave it out, or take an earlier one"
+                f"--mixup_off_epoch {self.mixup_off_epoch} is not reached in --epochs "
+                f"{self.epochs}: leave it out, or take an earlier one"
             )
         if self.mixup_block is not None and self.batch_size % self.mixup_block:
             raise UserError(
-                f"--batch_size {self.batch_size} is no multiple of --mixup_block "
+                f"--batch_size {self.batch_size} is not a multiple of --mixup_block "
                 f"{self.mixup_block}: a block must not be cut"
             )
 

@@ -9,7 +9,7 @@ from utils.optim.table import OPTIMIZERS
 from utils.setting import setting
 from utils.settings.config import Config
 
-# The optimizers' own flags, as bases: a dataclass takes the fields of its last base first.
+# The optimizers' own flags, as base classes: a dataclass takes the fields of its last base first.
 OWN_FLAGS = [entry.flags for entry in reversed(OPTIMIZERS.values()) if entry.own]
 
 
@@ -26,7 +26,7 @@ def _without_nesterov() -> str:
 
 @dataclass
 class RateSettings(Config):
-    """What stands before the optimizers' own flags."""
+    """The flags that `--help` lists before the optimizers' own."""
 
     epochs: int = setting(
         50, "Passes over the training data", group=GROUP, low=1, unit="epochs", resume="free"

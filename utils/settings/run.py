@@ -1,4 +1,4 @@
-"""Flags of the run: what is done, where it is kept, what is said and reported."""
+"""Flags of the run: what it does, where it is kept, what is logged and reported."""
 
 from dataclasses import dataclass
 
@@ -149,7 +149,7 @@ class RunSettings(Config):
         super().check()
         chosen = [action.name for action in asked_for(vars(self)) if not action.trains]
         if len(chosen) > 1:
-            raise UserError(f"--{chosen[0]} and --{chosen[1]}: one at a time")
+            raise UserError(f"--{chosen[0]} and --{chosen[1]}: give only one of them")
         if chosen and self.resume is None:
             raise UserError(f"--{chosen[0]} needs a trained model: name its run by --resume RUN")
         if self.early_stop_patience is not None:
@@ -166,9 +166,10 @@ class RunSettings(Config):
         return asked_for(vars(self))[0]
 
     def _need_validation(self, flag: str) -> None:
-        """The split itself may come with the data, so `build_trainer` looks for it."""
+        """Raises UserError if nothing is evaluated. Whether there is a validation split is known
+        when the data are loaded, and `build_trainer` checks it."""
         if self.eval_every == 0:
-            raise UserError(f"{flag} follows evaluations, and --eval_every 0 makes none")
+            raise UserError(f"{flag} needs evaluations, and --eval_every 0 makes none")
 
 
 def save_interval(text: str) -> tuple[int | None, float | None]:

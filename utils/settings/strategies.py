@@ -9,10 +9,10 @@ class StrategyFacts:
     """What the flags need to know of a strategy.
 
     Attributes:
-        place: of its class.
+        place: where its class is, as module:name.
         summary: for `--help`.
-        divides: a process holds a part of each parameter.
-        unfreezes: parameters may begin to train in the course of a run.
+        divides: each process holds a part of every parameter.
+        unfreezes: frozen parameters may begin to train during a run.
     """
 
     place: str

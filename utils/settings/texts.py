@@ -10,7 +10,7 @@ from utils.settings.mixing import GROUP as MIXUP
 from utils.settings.optimization import GROUP as OPTIMIZATION
 
 GROUP = "texts"
-# Most tokens of a text that can be asked for; the data are encoded that far.
+# The largest --max_len; the cache holds up to this many tokens of a text.
 MOST_TOKENS = 2048
 
 
@@ -40,11 +40,11 @@ class TextFlags(Config):
     text_columns: str | None = setting(
         None,
         "Columns with text, by name or number from 1, to be joined by a space: 'title,body'",
-        group=GROUP, default_text="guessed for each file, and said", resume="evaluation",
+        group=GROUP, default_text="guessed for each file, and printed", resume="evaluation",
     )  # fmt: skip
     label_column: str | None = setting(
         None, "Column with the class, by name or number from 1", group=GROUP,
-        default_text="guessed for each file, and said",
+        default_text="guessed for each file, and printed",
     )  # fmt: skip
     test_fraction: float | None = setting(
         None,
@@ -103,7 +103,7 @@ class TextFlags(Config):
     def ineffective(self):
         yield from super().ineffective()
         if self.dataset != "csv":
-            own = f"--dataset {self.dataset} brings its own texts; it belongs to csv"
+            own = f"--dataset {self.dataset} brings its own texts; the flag is for csv"
             for name in ("train_file", "test_file", "val_file", "label_column", "test_fraction"):
                 yield name, own, "dataset"
             if not self.predict:
@@ -120,10 +120,10 @@ class TextFlags(Config):
             yield "val_fraction", "--val_file is the validation split", "val_file"
         if not self.tokenizer_is_trained:
             for name in ("vocab_size", "lowercase"):
-                yield name, f"the tokenizer of {self.tokenizer} is as it is", "tokenizer"
+                yield name, f"the tokenizer of {self.tokenizer} is already trained", "tokenizer"
         if self.mixup == "none":
             yield "mixup_at", "nothing is mixed without --mixup", "mixup"
-        yield "workers", "texts are encoded once, by all cores, and mapped in from then on", ""
+        yield "workers", "texts are encoded once, by all cores, and then read from the cache", ""
         if self.batch_tokens is not None and self.action.trains:
             yield "batch_size", "--batch_tokens takes its place", "batch_tokens"
 

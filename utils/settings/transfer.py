@@ -1,4 +1,4 @@
-"""Flags for training that starts from weights that are there already."""
+"""Flags for training that starts from trained weights."""
 
 from dataclasses import dataclass
 
@@ -41,6 +41,6 @@ class TransferSettings(Config):
             )
         if self.unfreeze_epoch is not None and self.unfreeze_epoch >= self.epochs:
             raise UserError(
-                f"--unfreeze_epoch {self.unfreeze_epoch} never comes in --epochs {self.epochs}: "
+                f"--unfreeze_epoch {self.unfreeze_epoch} is not reached in --epochs {self.epochs}: "
                 "leave it out, or take an earlier one"
             )
