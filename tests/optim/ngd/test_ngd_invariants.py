@@ -21,8 +21,8 @@ from ngd_tools import (
 from utils.optim.ngd import fisher
 from utils.optim.ngd.batched_fisher import (
     AxisBatch,
+    norms,
     precondition_,
-    square_norms,
     update_,
 )
 from utils.optim.ngd.optimizer import NGD
@@ -117,9 +117,9 @@ def batch_of(
 
 def natural(gradients: torch.Tensor, axis: AxisBatch, learn=True) -> torch.Tensor:
     """Gradients (B, ..., D) preconditioned along the last axis and scaled; `axis` is updated."""
-    x, square = gradients.clone(), square_norms(gradients)
+    x, square = gradients.clone(), norms(gradients).square()
     x, _ = precondition_(x, axis, torch.empty_like(x), square if learn else None)
-    x = x * (square / square_norms(x)).sqrt().view(-1, *[1] * (x.ndim - 1))
+    x = x * (square.sqrt() / norms(x)).view(-1, *[1] * (x.ndim - 1))
     if learn:
         update_([axis], None)
     return x
@@ -257,7 +257,7 @@ def test_the_trace_of_f_is_the_running_mean_of_squared_norms():
     for _ in range(30):
         x = draw()
         natural(x, axis)
-        mean = 0.8 * mean + 0.2 * square_norms(x) / 15
+        mean = 0.8 * mean + 0.2 * norms(x).square() / 15
         trace = full(axis).diagonal(dim1=1, dim2=2).sum(1)
         assert ((trace / mean - 1) > 0).all() and ((trace / mean - 1) < 0.01).all()
 
@@ -273,7 +273,7 @@ def noted_axes() -> list[AxisBatch]:
         new = fisher.zero_fisher(rank, length)
         stacked = [torch.stack([each] * 2) for each in (new.basis, new.spectrum, new.rest)]
         axis = AxisBatch(2, 4.0, 0.1, *stacked)
-        precondition_(x, axis, torch.empty_like(x), square_norms(x))
+        precondition_(x, axis, torch.empty_like(x), norms(x).square())
         made.append(axis)
     return made
 

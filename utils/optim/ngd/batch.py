@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import math
 
 import torch
 from torch import Tensor
 
 from utils.exchange import Exchange
 from utils.machine.float32 import float32_products
+from utils.optim.found_inf import is_on_host
 from utils.optim.ngd import fisher
-from utils.optim.ngd.batched_fisher import FISHER, AxisBatch, precondition_, square_norms
+from utils.optim.ngd.batched_fisher import FISHER, AxisBatch, norms, precondition_
 from utils.optim.ngd.parameters import Flags, Parameters
 
 EARLY_UPDATES = 10  # the first steps all update the Fisher matrices, as in Kaldi
@@ -114,12 +116,19 @@ class Batch(Parameters):
         if not self.momentum_first:
             return flags
         group = self.group
+        coupled_decay = 0.0 if group["decoupled"] else group["weight_decay"]
+        dampening = group["dampening"] if self.step else 0.0  # as in SGD: b = g at first
+        on_host = flags.found_inf is None or is_on_host(flags.found_inf)  # and zero, then
+        if on_host and flags.grad_scale is None and not coupled_decay and not dampening:
+            for buffer, gradient in zip(self.momenta, self.gradients(), strict=True):
+                torch.add(gradient, buffer, alpha=group["momentum"], out=buffer)
+            return flags
         self._fused_sgd(
             self.make_dense(self.gradients()),
             flags,
             lr=0.0,  # the parameters stay as they are
             momenta=self.momenta,
-            weight_decay=0.0 if group["decoupled"] else group["weight_decay"],
+            weight_decay=coupled_decay,
             grad_scale=flags.grad_scale,
         )
         return Flags(flags.found_inf, None)
@@ -135,14 +144,15 @@ class Batch(Parameters):
         other = other[: self.size].view(self.shape) if self.takes_two else None
         flags = self._take_momentum(flags)
         self._stack_gradients(x, flags)
-        square = square_norms(x)
+        keeps_norm = self.group["norm"] == "gradient"
+        before = norms(x) if keeps_norm or (self.updates_now and self.axes) else None
         for axis in self.axes:
             update = self.updates_now and axis.is_ours
             with self._products(axis):
-                x, other = precondition_(x, axis, other, square if update else None)
-        target = square if self.group["norm"] == "gradient" else fixed_square(self.of_one)
-        scale = (target / (square_norms(x) if self.axes else square)).sqrt()
-        x *= torch.where(scale.isfinite(), scale, 1.0).view(-1, *[1] * len(self.of_one))
+                x, other = precondition_(x, axis, other, before.square() if update else None)
+        scale = (before if keeps_norm else fixed_norm(self.of_one)) / norms(x)
+        scale.nan_to_num_(1.0, posinf=1.0)  # of zeros, or of what float32 cannot square
+        x *= scale.view(-1, *[1] * len(self.of_one))
         natural = _as_parameters(x)
         if self.is_divided:
             parts = zip(self.parameters, natural, strict=True)
@@ -189,13 +199,16 @@ class Batch(Parameters):
             and flags.grad_scale is None
             and self.dtype == parameters[0].dtype
         ):
-            # One pass over memory.
-            for target, gradient, parameter in zip(stacked, gradients, parameters, strict=True):
-                if decay:
+            # As few passes over memory as there can be.
+            if decay:
+                for target, gradient, parameter in zip(stacked, gradients, parameters, strict=True):
                     torch.add(gradient, parameter, alpha=decay, out=target)
-                else:
-                    target.copy_(gradient)
-            self._add_momenta(stacked)
+                self._add_momenta(stacked)
+            elif self.momentum_first:
+                for target, gradient, buffer in zip(stacked, gradients, self.momenta, strict=True):
+                    torch.add(gradient, buffer, alpha=self.group["momentum"], out=target)
+            else:
+                torch._foreach_copy_(stacked, gradients)
             return
         torch._foreach_copy_(stacked, gradients)
         if flags.grad_scale is not None:
@@ -238,7 +251,7 @@ class Batch(Parameters):
                         value.copy_(getattr(after, name))
                 gradient = x_hat.view(axis_last.shape).movedim(-1, number)
             if group["norm"] == "fixed":
-                scale = (fixed_square(self.of_one) / gradient.square().sum()).sqrt()
+                scale = fixed_norm(self.of_one) / gradient.norm()
                 gradient = gradient * scale if scale.isfinite() else gradient
             part = self.exchange.part(parameter, gradient)
             natural.append(torch.empty_like(self.dense[index]).copy_(part))
@@ -246,9 +259,11 @@ class Batch(Parameters):
 
     def descend(self, gradients: list[Tensor], flags: Flags) -> None:
         """Momentum, unless it came first, and parameter update."""
-        group, decay, coupled = self.group, self.group["weight_decay"], not self.group["decoupled"]
+        group, decay = self.group, self.group["weight_decay"]
         gradients = self.make_dense(gradients)
-        if decay and not coupled:
+        # Without momentum the kernel's coupled decay is a decoupled one.
+        of_kernel = self.momentum_first if group["decoupled"] else self.is_plain
+        if decay and group["decoupled"] and not of_kernel:
             shrink = 1 - group["lr"] * decay
             if flags.found_inf is not None:
                 one = torch.ones((), dtype=self.dtype, device=self.device)
@@ -259,7 +274,7 @@ class Batch(Parameters):
             flags,
             lr=group["lr"],
             momenta=[] if self.momentum_first else self.momenta,
-            weight_decay=decay if coupled and self.is_plain else 0.0,
+            weight_decay=decay if of_kernel else 0.0,
             grad_scale=flags.grad_scale if self.is_plain else None,
         )
         self.write_views()
@@ -297,9 +312,9 @@ def _as_parameters(stacked: Tensor) -> tuple[Tensor, ...]:
     return (stacked.movedim(-1, 2) if stacked.ndim > 3 else stacked).unbind()
 
 
-def fixed_square(shape: torch.Size) -> float:
-    """The squared norm of a step with norm "fixed", before the learning rate."""
-    return FIXED_RMS**2 * shape.numel()
+def fixed_norm(shape: torch.Size) -> float:
+    """The norm of a step with norm "fixed", before the learning rate."""
+    return FIXED_RMS * math.sqrt(shape.numel())
 
 
 def is_plain(shape: torch.Size, group: dict) -> bool:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from utils.optim.ngd.fisher import DELTA, smallest
-from utils.optim.ngd.inverse_root import inverse_root, polish
+from utils.optim.ngd.inverse_root import add_to_diagonal_, inverse_root, polish
 
 FISHER = ("basis", "spectrum", "rest")  # fields of an axis; the state's keys are `basis_0`, ...
 
@@ -36,7 +36,8 @@ class AxisBatch:
         dim: the axis's dimension in the stacked gradients, whose dimension 0 is the tensors.
         alpha, eta, power: see `fisher.py`.
         basis: R, (B, r, D). spectrum: Lambda, (B, r, r). rest: rho, (B,).
-        multiplier: see `multiplier`.
+        multiplier: V (B, r, D), or I - R'V (B, D, D) where `whole`.
+        whole: see `is_whole`.
         scatter: the last gradient's, where `update_` has yet to use it.
         own: which of the B tensors this process updates; None: all.
         is_shared: other ranks update the rest; whoever distributes the results recomputes
@@ -56,11 +57,11 @@ class AxisBatch:
 
     def __post_init__(self):
         self.own = slice(0, len(self.rest)) if self.own is None else self.own
-        self.whole = is_whole(*self.basis.shape[1:])
-        self._make_multiplier()
-
-    def _make_multiplier(self) -> None:
-        self.multiplier = multiplier(self.basis, self.spectrum, self.rest, self.alpha, self.power)
+        fisher_rank, length = self.basis.shape[1:]
+        self.whole = is_whole(fisher_rank, length)
+        rows = length if self.whole else fisher_rank
+        self.multiplier = self.basis.new_empty(len(self.rest), rows, length)
+        renew_multipliers_([self])
 
     @property
     def settings(self) -> tuple:
@@ -75,15 +76,16 @@ class AxisBatch:
     def set_alpha(self, alpha: float) -> None:
         if alpha != self.alpha:
             self.alpha = alpha
-            self._make_multiplier()
+            renew_multipliers_([self])
 
 
 @dataclass
 class Scatter:
-    """The scatter S of the B tensors that this process updates."""
+    """The scatter S of the B tensors that this process updates, as their gradients came to this
+    axis."""
 
     product: Tensor  # R X'X, (B, r, D)
-    scale: Tensor  # S / X'X, (B,)
+    norm: Tensor  # |X|, (B,)
     trace: Tensor  # tr(S), (B,)
 
 
@@ -138,9 +140,7 @@ def precondition_(
         if axis.whole:
             product = axis.basis[own] @ product
         inverse_n = length / x[0].numel()  # 1 / N
-        current, square = square_norms(x[own]), square[own]
-        scale = torch.where(current > 0, square / current * inverse_n, 0.0)
-        axis.scatter = Scatter(product, scale, square * inverse_n)
+        axis.scatter = Scatter(product, norms(x[own]), square[own] * inverse_n)
     if axis.whole:
         factors = (matrices, multiplier) if last else (multiplier.mT, matrices)
         matrices = torch.bmm(*factors, out=other.view(matrices.shape))
@@ -160,9 +160,9 @@ def _times_transposed(h: Tensor, x: Tensor) -> Tensor:
     return (x @ h.mT).mT.contiguous()  # ten times faster for one matrix where inputs are rounded
 
 
-def square_norms(x: Tensor) -> Tensor:
+def norms(x: Tensor) -> Tensor:
     """(B, ...) -> (B,)"""
-    return torch.linalg.vector_norm(x.reshape(len(x), -1), dim=1).square()
+    return torch.linalg.vector_norm(x.reshape(len(x), -1), dim=1)
 
 
 def update_(axes: list[AxisBatch], left_out: Tensor | None) -> None:
@@ -189,6 +189,7 @@ def update_(axes: list[AxisBatch], left_out: Tensor | None) -> None:
         if left_out is not None:
             good = good & ~left_out
         each.store(good, basis, spectrum, rest)
+    renew_multipliers_([axis for axis in axes if not axis.is_shared])
 
 
 class _Smoothed:
@@ -204,24 +205,24 @@ class _Smoothed:
         self.basis, self.spectrum, self.rest = (
             _joined([getattr(axis, name)[axis.own] for axis in axes]) for name in FISHER
         )
-        product, scale, trace = (
+        product, norm, trace = (
             _joined([getattr(axis.scatter, name) for axis in axes])
-            for name in ("product", "scale", "trace")
+            for name in ("product", "norm", "trace")
         )
+        scale = torch.where(norm > 0, trace / norm.square(), 0.0)  # S / X'X
         fisher_rank, length = self.basis.shape[1:]
         # Computed in the memory of `product`, since newly allocated memory is slow.
         r_scatter_norm = scale * normalize_(product)  # |R S|
         self.shift = eta * DELTA * r_scatter_norm
         inner = (1 - eta) * self.spectrum
-        inner.diagonal(dim1=1, dim2=2).add_(self.shift[:, None])
+        add_to_diagonal_(inner, self.shift[:, None])
         self.y = product.mul_((eta * r_scatter_norm)[:, None, None]).baddbmm_(inner, self.basis)
         self.size = normalize_(self.y)
         old_trace = _trace(self.spectrum) + (length - fisher_rank) * self.rest
         self.trace = eta * trace + self.shift * length + (1 - eta) * old_trace
 
     def store(self, good: Tensor, *new: Tensor) -> None:
-        """Sets R, Lambda and rho to `new` where `good`, (B,), and recomputes the multiplier unless
-        the axes are shared."""
+        """Sets R, Lambda and rho to `new` where `good`, (B,)."""
         matrices = good[:, None, None]
         new = [
             torch.where(condition, value, old)
@@ -229,58 +230,78 @@ class _Smoothed:
                 (matrices, matrices, good), new, (self.basis, self.spectrum, self.rest), strict=True
             )
         ]
-        names = FISHER
-        if not self.axes[0].is_shared:
-            new.append(multiplier(*new, self.axes[0].alpha, self.axes[0].power))
-            names = (*FISHER, "multiplier")
         counts = [axis.own.stop - axis.own.start for axis in self.axes]
-        for axis, *values in zip(self.axes, *(value.split(counts) for value in new), strict=True):
-            for name, value in zip(names, values, strict=True):
-                getattr(axis, name)[axis.own].copy_(value)
+        for name, value in zip(FISHER, new, strict=True):
+            own = [getattr(axis, name)[axis.own] for axis in self.axes]
+            torch._foreach_copy_(own, value.split(counts))
+        for axis in self.axes:
             axis.scatter = None
 
 
 def renew_multipliers_(axes: list[AxisBatch]) -> None:
-    """Recomputes the multipliers of axes whose Fisher matrices have changed."""
+    """Recomputes the multipliers of axes from their Fisher matrices, by
+
+    beta^p G^-p = I - R'V        V = (I - beta^p (Lambda + beta0 I)^-p) R        see `fisher.py`
+    """
     alike: dict[tuple, list[AxisBatch]] = {}
     for axis in axes:
         alike.setdefault((axis.basis.shape[1:], axis.alpha, axis.power), []).append(axis)
-    for (_, alpha, power), members in alike.items():
-        matrices = [_joined([getattr(axis, name) for axis in members]) for name in FISHER]
-        new = multiplier(*matrices, alpha, power).split([len(axis.rest) for axis in members])
-        for axis, value in zip(members, new, strict=True):
-            axis.multiplier.copy_(value)
+    groups = [_Damped(members) for members in alike.values()]
+    by_cholesky = [group for group in groups if group.power == 1]
+    by_root = [group for group in groups if group.power == 0.5]
+    for group in by_cholesky:
+        group.renew_(_inverse(group.damped))
+    roots = _batched_by_size(inverse_root, [group.damped for group in by_root])
+    near_eye = [root @ group.damped @ root for root, group in zip(roots, by_root, strict=True)]
+    polished = _batched_by_size(polish, near_eye)
+    for group, root, other in zip(by_root, roots, polished, strict=True):
+        group.renew_(other @ root)
 
 
-def multiplier(
-    basis: Tensor, spectrum: Tensor, rest: Tensor, alpha: float, power: float = 1.0
-) -> Tensor:
-    """V (B, r, D), or I - R'V (B, D, D) where `is_whole`. While F is zero, V is zero.
+class _Damped:
+    """Lambda + beta0 I of axes with the same shapes and settings, B tensors in all.
 
-    Args:
-        power: 1 or 1/2.
+    Attributes:
+        damped: (B, r, r); I while F is zero.
+        factor: beta^p, (B, 1, 1).
+        known: whether F is not zero, (B, 1, 1).
     """
-    fisher_rank, length = basis.shape[1:]
-    trace = _trace(spectrum) + (length - fisher_rank) * rest
-    known = trace > 0
-    beta0 = torch.where(known, alpha / length * trace, 1.0)
-    damped = spectrum + torch.diag_embed(beta0[:, None].expand(-1, fisher_rank))
-    eye = torch.eye(fisher_rank, dtype=damped.dtype, device=damped.device)
-    beta = (rest + beta0)[:, None, None]
-    if power == 1:
-        # Positive definite, so cholesky_ex, which skips the synchronizing error check, is safe.
-        factor = torch.linalg.cholesky_ex(damped).L
-        root = torch.linalg.solve_triangular(factor, eye.expand_as(factor), upper=False)
-        middle = eye - beta * (root.mT @ root)
-    else:
-        root = inverse_root(damped)
-        middle = eye - beta.sqrt() * (polish(root @ damped @ root) @ root)
-    v = torch.where(known[:, None, None], middle, 0.0) @ basis
-    if not is_whole(fisher_rank, length):
-        return v
-    product = (basis.mT @ v).neg_()
-    product.diagonal(dim1=1, dim2=2).add_(1)
-    return product
+
+    def __init__(self, axes: list[AxisBatch]):
+        self.axes, self.power = axes, axes[0].power
+        self.basis, spectrum, rest = (
+            _joined([getattr(axis, name) for axis in axes]) for name in FISHER
+        )
+        fisher_rank, length = self.basis.shape[1:]
+        trace = _trace(spectrum) + (length - fisher_rank) * rest
+        known = trace > 0
+        beta0 = torch.where(known, axes[0].alpha / length * trace, 1.0)
+        self.damped = spectrum.clone()
+        add_to_diagonal_(self.damped, beta0[:, None])
+        beta = rest + beta0
+        self.factor = (beta if self.power == 1 else beta.sqrt())[:, None, None]
+        self.known = known[:, None, None]
+
+    def renew_(self, inverse: Tensor) -> None:
+        """Sets the axes' multipliers from (Lambda + beta0 I)^-p: V = (I - beta^p inverse) R, or
+        I - R'V where `is_whole`. V = 0 while F is zero."""
+        middle = -self.factor * inverse
+        add_to_diagonal_(middle, 1)
+        value = torch.where(self.known, middle, 0.0) @ self.basis
+        if self.axes[0].whole:
+            value = (self.basis.mT @ value).neg_()
+            add_to_diagonal_(value, 1)
+        values = value.split([len(axis.rest) for axis in self.axes])
+        torch._foreach_copy_([axis.multiplier for axis in self.axes], values)
+
+
+def _inverse(matrices: Tensor) -> Tensor:
+    """Of symmetric positive definite matrices (B, r, r), for which cholesky_ex, which skips the
+    error check and its wait, is safe."""
+    factor = torch.linalg.cholesky_ex(matrices).L
+    eye = torch.eye(matrices.shape[-1], dtype=matrices.dtype, device=matrices.device)
+    root = torch.linalg.solve_triangular(factor, eye.expand_as(factor), upper=False)
+    return root.mT @ root
 
 
 def _batched_by_size(function: Callable, matrices: list[Tensor]) -> list[Tensor]:
@@ -304,9 +325,9 @@ def normalize_(matrices: Tensor) -> Tensor:
     like `size_of` in fisher.py to avoid overflow and underflow; zero matrices stay zero."""
     tiny = torch.finfo(matrices.dtype).tiny
     largest = torch.maximum(matrices.amax((1, 2)), -matrices.amin((1, 2))).clamp_min(tiny)
-    norms = torch.linalg.matrix_norm(matrices.div_(largest[:, None, None]))
-    matrices.div_(norms.clamp_min(tiny)[:, None, None])
-    return largest * norms
+    scaled_norms = torch.linalg.matrix_norm(matrices.div_(largest[:, None, None]))
+    matrices.div_(scaled_norms.clamp_min(tiny)[:, None, None])
+    return largest * scaled_norms
 
 
 def _joined(tensors: list[Tensor]) -> Tensor:

@@ -30,9 +30,9 @@ def inverse_root(z: Tensor) -> Tensor:
     the rounding error of the largest one; `polish` corrects these.
     """
     size = torch.linalg.matrix_norm(z)[:, None, None]
-    eye = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)
+    z = z / size
     # Rounding must not make the smallest eigenvalues negative.
-    z = z / size + 16 * torch.finfo(z.dtype).eps * eye
+    add_to_diagonal_(z, 16 * torch.finfo(z.dtype).eps)
     return to_polar_factor(z, ROOT_POLYNOMIALS) * size.rsqrt()
 
 
@@ -42,13 +42,19 @@ def to_polar_factor(z: Tensor, polynomials) -> Tensor:
     Each polynomial is p(Y) = (a I + b YY' + c (YY')^2) Y. P is the product of the brackets, which
     depend on Z alone, and commute, being polynomials in Z.
     """
-    eye, root = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device), None
+    root = None
     for number, (a, b, c) in enumerate(polynomials):
-        bracket = torch.baddbmm(b * z, z, z, alpha=c) + a * eye
+        bracket = torch.baddbmm(z, z, z, beta=b, alpha=c)
+        add_to_diagonal_(bracket, a)
         root = bracket if root is None else bracket @ root
         if number + 1 < len(polynomials):
             z = bracket @ z @ bracket
     return root
+
+
+def add_to_diagonal_(matrices: Tensor, value: float | Tensor) -> None:
+    """Adds value I to each of (B, r, r). `value`: one for all, or (B, 1)."""
+    matrices.diagonal(dim1=1, dim2=2).add_(value)
 
 
 def polish(z: Tensor) -> Tensor:
