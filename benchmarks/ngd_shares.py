@@ -43,7 +43,7 @@ def build_steps(exchange, folder: str, options) -> Callable:
         F.cross_entropy(model(inputs), labels).backward()
 
     passes()
-    parameters = with_gradients(model, torch.device("cpu"))
+    parameters = list(with_gradients(model, torch.device("cpu")).parameters())
     optimizers = {
         DIVIDED: NGD(parameters, exchange=exchange),
         ALONE: NGD(parameters, exchange=Exchange()),

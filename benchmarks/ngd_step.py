@@ -9,8 +9,9 @@
 with float32 and with "fast" products, against fused and foreach SGD, against the definition in
 utils/optim/ngd/fisher.py (`foreach=False`), and against natural gradient as PyTorch code for it is
 usually written (`Usual`, below): tensor after tensor, axis after axis, with numbers read by the
-host. They take turns; one turn is one period of updates. The usual version is checked to take the
-same steps as ours.
+host. They take turns; one turn is one period of updates. "NGD" is the default form of --ngd, "NGD,
+paper" that of the usual version, which is checked to take the same steps. "products alone" are the
+matrix products of "NGD" and nothing else.
 
 `training`: forward, backward and step of ResNet-50 on pictures of 32x32, with NGD and with fused
 SGD. On a GPU it also runs a period in which PyTorch raises an error wherever the host waits.
@@ -27,11 +28,13 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.common import parser, ratios, report, side_by_side
 from benchmarks.made_up import random_batch
 from utils.models.resnet import ResNet
+from utils.optim.factory import build_optimizer
 from utils.optim.ngd.batch import EARLY_UPDATES
 from utils.optim.ngd.fisher import DELTA, default_rank, first_basis
 from utils.optim.ngd.optimizer import NGD
@@ -120,18 +123,72 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def optimizers(lr: float) -> dict[str, Callable]:
-    sgd = partial(torch.optim.SGD, lr=lr, weight_decay=DECAY, **MOMENTUM)
-    ngd = partial(NGD, lr=lr, weight_decay=DECAY, update_period=PERIOD, **MOMENTUM)
+def optimizers(lr: float) -> dict[str, Callable[[nn.Module], torch.optim.Optimizer]]:
+    def of_parameters(kind: Callable, **settings) -> Callable:
+        return lambda model: kind(model.parameters(), lr=lr, **settings)
+
+    ngd = partial(
+        build_optimizer, "ngd", lr=lr, weight_decay=DECAY, momentum=0.9, ngd_update_period=PERIOD
+    )
+    paper = {"weight_decay": DECAY, "update_period": PERIOD, **MOMENTUM}
+    sgd = {"weight_decay": DECAY, **MOMENTUM}
     return {
         "NGD": ngd,
-        "NGD, fast": partial(ngd, products="fast"),
-        "NGD, channels": partial(ngd, axes="channels"),
-        "fused SGD": partial(sgd, fused=True),
-        "foreach SGD": partial(sgd, foreach=True),
-        "usual NGD": partial(Usual, lr=lr),
-        "NGD's definition": partial(ngd, foreach=False),
+        "NGD, fast": partial(ngd, ngd_products="fast"),
+        "NGD, channels": partial(ngd, ngd_axes="channels"),
+        "NGD, paper": of_parameters(NGD, **paper),
+        "fused SGD": of_parameters(torch.optim.SGD, fused=True, **sgd),
+        "foreach SGD": of_parameters(torch.optim.SGD, foreach=True, **sgd),
+        "usual NGD": of_parameters(Usual),
+        "NGD's definition": of_parameters(NGD, foreach=False, **paper),
     }
+
+
+class Products(TorchDispatchMode):
+    """Notes the matrix products that are computed within it, and repeats them.
+
+    Tensors of one shape in one place are one tensor when repeated: all would not fit into memory.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.tensors = [], {}
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if operation.overloadpacket.__name__ in ("bmm", "mm", "baddbmm", "baddbmm_"):
+            own = {name: self._like(name, value) for name, value in kwargs.items()}
+            self.calls.append((operation, [*map(self._like, range(len(args)), args)], own))
+        return operation(*args, **kwargs)
+
+    def _like(self, place: int | str, value):
+        if not isinstance(value, Tensor):
+            return value
+        key = (place, value.shape, value.stride())
+        if key not in self.tensors:
+            like = torch.empty_strided(value.shape, value.stride(), device=value.device)
+            self.tensors[key] = like.fill_(1e-3)
+        return self.tensors[key]
+
+    def repeat(self) -> None:
+        for operation, args, kwargs in self.calls:
+            operation(*args, **kwargs)
+
+
+def products_alone(optimizer: torch.optim.Optimizer, device: torch.device) -> Callable:
+    """() -> steps per second over one period, if they were their matrix products alone."""
+    with Products() as products:
+        for _ in range(PERIOD):
+            optimizer.step()
+
+    def run() -> float:
+        synchronize(device)
+        started = time.perf_counter()
+        products.repeat()
+        synchronize(device)
+        return PERIOD / (time.perf_counter() - started)
+
+    return run
 
 
 def synchronize(device: torch.device) -> None:
@@ -139,22 +196,22 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-def with_gradients(model: nn.Module, device: torch.device) -> list[Tensor]:
-    """Parameters whose gradients are of low rank and noisy, as real ones are."""
+def with_gradients(model: nn.Module, device: torch.device) -> nn.Module:
+    """A copy of the model with gradients of low rank and noise, as real ones are."""
     generator = torch.Generator().manual_seed(0)
-    parameters = list(model.to(device).parameters())
-    for parameter in parameters:
+    model = copy.deepcopy(model).to(device)
+    for parameter in model.parameters():
         rows = parameter.shape[0]
         noise = torch.randn(parameter.shape, generator=generator) * 1e-4
         some = torch.randn(8, parameter[0].numel(), generator=generator) * 1e-3
         low = torch.randn(rows, 8, generator=generator) @ some
         parameter.grad = torch.empty_like(parameter).copy_(noise + low.view(parameter.shape))
-    return parameters
+    return model
 
 
-def time_steps(make: Callable, parameters: list[Tensor], device: torch.device) -> Callable:
+def time_steps(make: Callable, model: nn.Module, device: torch.device) -> Callable:
     """() -> steps per second over one period of updates."""
-    optimizer = make(parameters)
+    optimizer = make(with_gradients(model, device))
     for _ in range(EARLY_UPDATES + 2):
         optimizer.step()
 
@@ -173,12 +230,12 @@ def time_steps(make: Callable, parameters: list[Tensor], device: torch.device) -
 def check_same(model: nn.Module, device: torch.device) -> float:
     """Largest relative difference of the weights after 14 steps of ours and the usual version."""
     made = []
-    for name in ("NGD", "usual NGD"):
-        parameters = with_gradients(copy.deepcopy(model), device)
-        optimizer = optimizers(0.1)[name](parameters)
+    for name in ("NGD, paper", "usual NGD"):
+        stepped = with_gradients(model, device)
+        optimizer = optimizers(0.1)[name](stepped)
         for _ in range(14):
             optimizer.step()
-        made.append(parameters)
+        made.append(stepped.parameters())
     return max(
         ((a - b).norm() / b.norm()).item() for a, b in zip(*made, strict=True) if b.norm() > 0
     )
@@ -200,11 +257,9 @@ def measure_steps(device: torch.device, repetitions: int) -> dict:
         model = make_model()
         difference = check_same(model, device)
         assert difference < 1e-3, f"{case}: the usual version differs by {difference}"
-        runs = {
-            name: time_steps(make, with_gradients(copy.deepcopy(model), device), device)
-            for name, make in optimizers(1e-6).items()
-        }
+        runs = {name: time_steps(make, model, device) for name, make in optimizers(1e-6).items()}
         ngd = runs["NGD"].optimizer
+        runs["products alone"] = products_alone(ngd, device)
         weights = sum(p.nbytes for p in model.parameters()) / 1e6
         fisher = state_bytes(ngd, lambda name: name.startswith(("basis", "spectrum", "rest"))) / 1e6
         multipliers = sum(axis.multiplier.nbytes for b in ngd._batches for axis in b.axes) / 1e6
@@ -216,7 +271,7 @@ def measure_steps(device: torch.device, repetitions: int) -> dict:
         )
         figures = side_by_side(runs, repetitions)
         pairs = [("NGD", name) for name in runs if name != "NGD"]
-        pairs.append(("NGD, fast", "usual NGD"))
+        pairs += [("NGD, fast", "usual NGD"), ("NGD, paper", "usual NGD")]
         results[case] = {
             "steps_per_second": figures,
             "megabytes": {
@@ -240,7 +295,7 @@ def measure_training(device: torch.device, repetitions: int, batch: int, precisi
 
     def training(name: str) -> Callable:
         model = MODELS["ResNet-50"]().to(device)
-        optimizer = optimizers(1e-3)[name](model.parameters())
+        optimizer = optimizers(1e-3)[name](model)
 
         def run(steps: int = steps) -> float:
             synchronize(device)

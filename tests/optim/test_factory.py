@@ -176,7 +176,9 @@ def test_defaults_are_those_of_the_published_runs():
         "lamb": (1.25e-3, 0.02, None),
         "muon": (1e-3, 0.05, 0.95),
         "madgrad": (2.5e-4, 1e-4, 0.9),
-        "ngd": (9e-3, 0.05, 0.9),
+        "ngd": (0.02, 0.05, 0.9),
     }
     assert {name: tuple(OPTIMIZERS[name].defaults().values()) for name in published} == published
     assert OPTIMIZERS["ngd"].defaults(ngd_norm="gradient") == OPTIMIZERS["sgd"].defaults()
+    assert OPTIMIZERS["ngd"].defaults(texts=True)["lr"] == 2e-3
+    assert OPTIMIZERS["muon"].defaults(texts=True) == OPTIMIZERS["muon"].defaults()

@@ -57,6 +57,7 @@ class OptimizerEntry:
         make: (groups, lr=, and each of `settings`) -> an optimizer that honours `found_inf`, see
             `utils.optim.factory.build_optimizer`.
         lr, weight_decay, momentum: defaults; momentum is None if the optimizer has no such setting.
+        lr_of_texts: the default learning rate for texts, where it is another.
         nesterov: its momentum is Nesterov's.
         flags: a dataclass of `setting`s that no other optimizer has.
         needs: ELEMENTS, NORMS or MATRICES.
@@ -76,6 +77,7 @@ class OptimizerEntry:
     lr: float
     weight_decay: float
     momentum: float | None = None
+    lr_of_texts: float | None = None
     nesterov: bool = True
     flags: type = NoFlags
     needs: str = ELEMENTS
@@ -106,9 +108,14 @@ class OptimizerEntry:
         """The values of `own`, from an object with the settings of all optimizers."""
         return {name: getattr(settings, name) for name in self.own}
 
-    def defaults(self, **own) -> dict[str, float | None]:
-        """Learning rate, weight decay and momentum that are used if the user sets none."""
-        return {"lr": self.lr, "weight_decay": self.weight_decay, "momentum": self.momentum}
+    def defaults(self, texts: bool = False, **own) -> dict[str, float | None]:
+        """Learning rate, weight decay and momentum that are used if the user sets none.
+
+        Args:
+            texts: a text classifier is trained.
+        """
+        lr = self.lr if self.lr_of_texts is None or not texts else self.lr_of_texts
+        return {"lr": lr, "weight_decay": self.weight_decay, "momentum": self.momentum}
 
     def own_defaults(self, **own) -> dict[str, object]:
         """Defaults of its own flags that depend on others of them."""

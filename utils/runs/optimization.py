@@ -60,7 +60,7 @@ def say_foreign_rates(run: Run) -> None:
     one."""
     settings, origin = run.settings, run.origin
     entry = OPTIMIZERS[settings.optimizer]
-    own = entry.defaults(**entry.values_of(settings))
+    own = entry.defaults(settings.task == "texts", **entry.values_of(settings))
     foreign = [n for n in own if origin[n] == FILE and own[n] not in (None, getattr(settings, n))]
     if origin["optimizer"] == COMMAND_LINE and foreign:
         run.console.say(

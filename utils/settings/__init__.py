@@ -34,7 +34,7 @@ class TrainSettings(
 class ImageSettings(PictureSettings, TrainSettings):
     """What training on pictures adds."""
 
-    task = "pictures"  # see utils/tasks/kinds.py
+    task = "pictures"
 
 
 @dataclass

@@ -43,6 +43,8 @@ def changed(config_class, name: str, default=..., **metadata):
 class Config:
     """Base of an entry's settings: a dataclass whose fields are all made by `setting`."""
 
+    task = ""  # what is trained on, see utils/tasks/kinds.py
+
     def ineffective(self) -> Iterator[tuple[str, str, str]]:
         """(setting, reason, the other setting that is the cause) for each without effect."""
         yield from ()

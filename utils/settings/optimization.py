@@ -15,7 +15,11 @@ OWN_FLAGS = [entry.flags for entry in reversed(OPTIMIZERS.values()) if entry.own
 
 def _by_optimizer(name: str) -> str:
     values = {key: getattr(entry, name) for key, entry in OPTIMIZERS.items()}
-    return ", ".join(f"{v:g} with {key}" for key, v in values.items() if v is not None)
+    text = ", ".join(f"{v:g} with {key}" for key, v in values.items() if v is not None)
+    if name == "lr":
+        others = {key: entry.lr_of_texts for key, entry in OPTIMIZERS.items() if entry.lr_of_texts}
+        text += "".join(f"; {value:g} with {key} for texts" for key, value in others.items())
+    return text
 
 
 def _without_nesterov() -> str:
@@ -228,7 +232,8 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):
         super().check()
         entry = OPTIMIZERS[self.optimizer]
         own = entry.values_of(self)
-        for name, value in (entry.defaults(**own) | entry.own_defaults(**own)).items():
+        defaults = entry.defaults(self.task == "texts", **own) | entry.own_defaults(**own)
+        for name, value in defaults.items():
             if getattr(self, name) is None:
                 setattr(self, name, value)
         if "min_lr" in SCHEDULES[self.sched] and self.min_lr > self.lr:
