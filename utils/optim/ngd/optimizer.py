@@ -22,18 +22,19 @@ POWERS = (1.0, 0.5)
 
 
 class NGD(Optimizer):
-    """Stochastic gradient descent with momentum on natural gradients.
+    """Natural gradients with momentum, in the paper's form or one that trains better.
 
-    The gradient of a weight is multiplied by the inverse of a Fisher matrix, which is the scatter
-    of past gradients, so that directions in which gradients are large and noisy are slowed down
-    and the others count for more; then it is scaled, to its own norm or a fixed one (`norm`, by
-    which the rest of this is for "gradient"). The Fisher matrix is a
-    Kronecker product of one matrix for each axis of the tensor (output channels, input channels,
-    rows and columns of a kernel), each a multiple of the identity plus a part of low rank, which
-    makes a step cost a few matrix products. Source: Povey, Zhang and Khudanpur, "Parallel training
-    of DNNs with natural gradient and parameter averaging" (2015), arXiv:1410.7455; `fisher.py` has
-    the equations. Parameters with fewer than two axes longer than 1 (biases, the scales of norms)
-    take plain momentum.
+    The gradient of a weight is multiplied by a power of the inverse of a Fisher matrix, which is
+    the scatter of past gradients, so that directions in which gradients are large and noisy are
+    slowed down and the others count for more; then it is scaled, to its own norm or a fixed one
+    (`norm`). The Fisher matrix is a Kronecker product of one matrix for each axis of the tensor
+    (output channels, input channels, rows and columns of a kernel), each a multiple of the identity
+    plus a part of low rank, which makes a step cost a few matrix products. Source: Povey, Zhang and
+    Khudanpur, "Parallel training of DNNs with natural gradient and parameter averaging" (2015),
+    arXiv:1410.7455; `fisher.py` has the equations. Parameters with fewer than two axes longer than
+    1 (biases, the scales of norms) have no Fisher matrix.
+
+    The defaults are the paper's: SGD with momentum of natural gradients.
 
         g = gradient + weight_decay * p         or, decoupled: p = (1 - lr * weight_decay) * p
         g = |g| * direction of (G_1^-1 x G_2^-1 x ...) g
@@ -42,7 +43,9 @@ class NGD(Optimizer):
 
     With `momentum_first` it is the momentum of plain gradients that is preconditioned, so that no
     noisy step is scaled to full length before it is averaged with others, and each step has the
-    length that `norm` says:
+    length that `norm` says. With power=0.5, alpha=0.01, norm="fixed", decoupled=True and `adam` for
+    what has no Fisher matrix this is what --ngd trains with; `build_optimizer("ngd", model, lr=...,
+    weight_decay=...)` of utils/optim/factory.py makes it, groups included.
 
         g = gradient + weight_decay * p         or, decoupled, as above
         b = momentum * b + (1 - dampening) * g
@@ -58,7 +61,7 @@ class NGD(Optimizer):
     k `basis_k` (r, D), `spectrum_k` (r, r) and `rest_k` (), float32 (float64 for float64
     parameters); besides, `step`, an int: how often it was stepped, by which the updates of the
     Fisher matrices are timed. (On a GPU steps that were left out count, since the host does not
-    know of them.)
+    know of them.) Groups with `adam` have the state of torch.optim.AdamW, see adam.py.
 
     Over several ranks, all of which step the same parameters with the same reduced gradients, each
     rank makes about 1 / N of the updates of Fisher matrices and tells the others of them
