@@ -1,4 +1,4 @@
-"""The best trials and the default recipe once more, with seeds that had no part in the search.
+"""Trains the best trials and the default recipe again, with seeds that the search did not use.
 
 The better one of two finalists is found by the same seeds by which it is then compared with the
 default, which flatters it a little; the report says so.
@@ -15,16 +15,16 @@ from tuning.halving import DEFAULT_TRIAL
 from tuning.runner import Outcome
 
 WAIT_SECONDS = 0.5
-# So many trials beside the default.
+# Trials that are confirmed beside the default.
 FINALISTS = 2
-# Standard errors by which a trial may be behind, with the seed of the search, and is confirmed all
-# the same: seeds differ by more than the validation samples alone let one expect.
+# A trial is confirmed unless it is more than so many standard errors behind, with the search's
+# seed. Seeds differ by more than the number of validation samples explains.
 NEAR = 4
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Which trial is handed over, and how sure that is.
+    """Which trial becomes the recipe, and how sure that is.
 
     Attributes:
         number: of the trial; 0 is the default recipe.
@@ -83,12 +83,13 @@ class Confirmation:
         return [pair], [self.first[one]["val_samples"]]
 
     def _is_near(self, one: int, other: int) -> bool:
-        """Whether the first may be the better one for all that is known."""
+        """Whether the first may be the better one, within the error of their scores."""
         pairs, samples = self._first_pair(one, other)
         return pairs[0][0] - pairs[0][1] >= -NEAR * standard_error(pairs, samples)
 
     def work(self, slot: int) -> None:
-        """Of one job: takes runs that nobody has, until all are done."""
+        """The work of one job: takes one run after another that no process has, until all are
+        done."""
         search = self.search
         while not search.runner.stopping.is_set():
             left = [item for item in self.items if item not in self.outcomes]
@@ -109,7 +110,7 @@ class Confirmation:
 
     def verdict(self) -> Verdict:
         if not self.rivals:
-            return Verdict(DEFAULT_TRIAL, ["no trial has come to its end: the default stands"])
+            return Verdict(DEFAULT_TRIAL, ["no trial has finished: the default recipe stays"])
         best = self.rivals[0]
         if "score" not in self.first[DEFAULT_TRIAL]:
             why = "has failed" if self.default_failed else "is not at its end"
@@ -123,8 +124,8 @@ class Confirmation:
         lines = [f"with another seed trial {n} has failed ({failed[n]})"
                  for n in self.finalists if n in failed]  # fmt: skip
         if not left:
-            return Verdict(DEFAULT_TRIAL, [*lines, "the default stands"])
-        # All have been chosen by their first score alike: it counts among them, and no further.
+            return Verdict(DEFAULT_TRIAL, [*lines, "the default recipe stays"])
+        # Their first scores chose all of them alike, so they count among these, but not later.
         best = max(left, key=lambda n: statistics.mean([self.first[n]["score"], *self._again(n)]))
         if DEFAULT_TRIAL in failed:
             why = f"with another seed the default recipe has failed ({failed[DEFAULT_TRIAL]})"
@@ -158,7 +159,7 @@ def judge(
     was_better: bool = False,
     shared: bool = False,
 ) -> Verdict:
-    """Whether the best trial is handed over.
+    """Whether the best trial becomes the recipe.
 
     Args:
         pairs: (best, default), accuracies in per cent, of each seed.
@@ -177,8 +178,8 @@ def judge(
     lines = [line]
     taken = difference > 0
     if not taken:
-        by_chance = "the default recipe stands: what was better in the search was so by chance"
-        none = "no trial is better than the default recipe: it stands"
+        by_chance = "the default recipe stays: the trial was better in the search by chance"
+        none = "no trial is better than the default recipe, which stays"
         lines.append(by_chance if was_better else none)
     if abs(difference) <= 2 * error:
         lines.append("note: the difference is within noise (two standard errors or less)")
@@ -188,8 +189,9 @@ def judge(
 def standard_error(
     pairs: list[tuple[float, float]], samples: list[int], shared: bool = False
 ) -> float:
-    """Of the mean difference, in points: the larger one of what the validation samples give, as
-    two independent draws of them for each seed (`shared`: for all seeds), and what the seeds show.
+    """Standard error of the mean difference, in points: the larger one of what the validation
+    samples give, as two independent draws of them for each seed (`shared`: for all seeds), and what
+    the seeds show.
     """
     variances = [
         sum(p / 100 * (1 - p / 100) for p in pair) / count

@@ -9,7 +9,7 @@ from utils.settings.actions import ACTIONS
 from utils.settings.config import Config, changed
 
 GROUP = "tuning"
-# Words of the command line that are about the trials, and the one for what they mean elsewhere.
+# Flags that are about the trials here, and the one for what each means in the entry script.
 OF_TRIALS = {
     "epochs": "trial_epochs",
     "epoch": "trial_epochs",
@@ -17,7 +17,7 @@ OF_TRIALS = {
     "val_fraction": "trial_val_fraction",
     "recipe_epochs": "epochs",
 }
-# Settings of the entry that a search has no use for, and why.
+# Settings of the entry script that a search does not take, and why.
 REFUSED = {
     "resume": "the same command goes on with a search",
     "max_steps": "the length of a trial is --epochs",
@@ -156,7 +156,7 @@ class TuningFlags(Config):
 
 
 def for_trials(argv: list[str]) -> list[str]:
-    """The command line with the words of OF_TRIALS replaced by what they mean in a search.
+    """The command line with the flags of OF_TRIALS replaced by what they mean in a search.
     UserError for --resume, which is read before any other flag is checked."""
     if any(word.split("=")[0] in ("--resume", "-r") for word in argv):
         raise UserError(f"--resume has no place in a search: {REFUSED['resume']}")
@@ -170,7 +170,7 @@ def for_trials(argv: list[str]) -> list[str]:
 
 
 def seconds(text: str | None) -> float | None:
-    """ "30m" -> 1800.0; UserError where it is no time."""
+    """ "30m" -> 1800.0; UserError if it is not a time."""
     if text is None:
         return None
     number, unit = (text[:-1], text[-1]) if text[-1:] in UNITS else (text, "s")

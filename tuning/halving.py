@@ -17,9 +17,9 @@ from optuna.trial import FrozenTrial, TrialState
 
 # Trials of random settings before TPE learns from them.
 STARTUP_TRIALS = 8
-# The first trial, of the default recipe, which comes to the last rung in any case.
+# The first trial is of the default recipe, and reaches the last rung in any case.
 DEFAULT_TRIAL = 0
-# Attribute of a trial: the rung up to which it may go.
+# Attribute of a trial: the last rung that it may train.
 ALLOWED = "allowed_rung"
 
 
@@ -32,15 +32,15 @@ class Rung:
 
 
 def build_rungs(epochs: int, subset: float, number: int, reduction: int) -> list[Rung]:
-    """From the shortest to `Rung(epochs, subset)`; fewer where two would be alike."""
+    """From the shortest to `Rung(epochs, subset)`; fewer if two would be equal."""
     rungs = []
     for index in range(number):
         smaller = reduction ** (number - 1 - index)
         its_epochs = max(1, round(epochs / smaller**0.5))
-        share = subset * epochs / smaller / its_epochs
-        share = min(subset, max(1.0, round(share)) if subset > 1 else round(share, 6))
-        if not rungs or rungs[-1] != Rung(its_epochs, share):
-            rungs.append(Rung(its_epochs, share))
+        part = subset * epochs / smaller / its_epochs
+        part = min(subset, max(1.0, round(part)) if subset > 1 else round(part, 6))
+        if not rungs or rungs[-1] != Rung(its_epochs, part):
+            rungs.append(Rung(its_epochs, part))
     return rungs
 
 
@@ -81,7 +81,7 @@ def next_to_go_on(
 
 
 def _is_at(trial: FrozenTrial, rung: int) -> bool:
-    """Whether that is as far as it has come, and may go."""
+    """Whether this rung is the last one that it has done, and may do."""
     return trial.last_step == rung and trial.user_attrs.get(ALLOWED, 0) <= rung
 
 
@@ -128,8 +128,8 @@ class SeededSampler(BaseSampler):
 
 
 def _as_told(study, trial) -> optuna.Study:
-    """The study as a sampler is to see it: what waits or is at work counts as pruned, with its
-    score so far; without one it counts as bad, so that two jobs do not try the same."""
+    """The study as the sampler sees it: trials that wait or train count as pruned, with their score
+    so far, or as bad without one, so that two jobs do not try the same settings."""
     told = optuna.create_study(direction="maximize")
     for other in study.get_trials(deepcopy=False):
         if other.number == trial.number or not other.params:

@@ -1,4 +1,4 @@
-"""The journal of a study: what Optuna notes, a JSON object a line, in a file that processes share.
+"""The journal of a study: Optuna's records, a JSON object per line, in a file that processes share.
 
 Optuna's own file backend leaves a lock behind when its holder is killed, for which others wait half
 a minute, and reads nothing more after half a line. Here the lock is the kernel's, which dies with
@@ -30,7 +30,7 @@ class Journal(BaseJournalBackend):
         self._starts = [0]  # of each line that was read, in bytes; the last: of the next one
 
     def read_logs(self, log_number_from: int) -> list[dict]:
-        """The whole lines from a number on; one that is still being written is left out."""
+        """The complete lines from a number on, without one that is still being written."""
         start = min(log_number_from, len(self._starts) - 1)
         del self._starts[start + 1 :]
         try:
@@ -52,10 +52,10 @@ class Journal(BaseJournalBackend):
         return logs[log_number_from - start :]
 
     def append_logs(self, logs: list[dict]) -> None:
-        """All of the lines, on disk on return, or none."""
+        """Writes all of the lines, to disk, or none of them."""
         lines = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs).encode()
         try:
-            # Without a buffer: what a full disk did not take is not written later.
+            # Unbuffered, so that what did not fit on a full disk is not written later.
             with open(self.path, "ab+", buffering=0) as file, _locked(file):
                 end = _whole_lines(file)
                 os.ftruncate(file.fileno(), end)
@@ -77,13 +77,13 @@ class Journal(BaseJournalBackend):
 
 @contextlib.contextmanager
 def _locked(file) -> Iterator[None]:
-    """Closing the file lets it go."""
+    """Closing the file releases the lock."""
     fcntl.flock(file, fcntl.LOCK_EX)
     yield
 
 
 def _whole_lines(file) -> int:
-    """Bytes up to the end of the last whole line."""
+    """Bytes up to the end of the last complete line."""
     end = file.seek(0, os.SEEK_END)
     while end:
         start = max(0, end - 4096)

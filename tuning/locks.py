@@ -1,5 +1,5 @@
-"""Kernel locks by which processes, also of several machines, share a study: they die with their
-holders, and with the children that these have passed them on to."""
+"""Kernel locks for the processes that share a study, also across machines. A lock is released when
+its holder dies, and all children that inherited it."""
 
 import contextlib
 import fcntl
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def held(path: Path) -> Iterator[None]:
-    """Waits until nobody else holds it. Raises OSError."""
+    """Waits until no other process holds it. Raises OSError."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -20,7 +20,7 @@ def held(path: Path) -> Iterator[None]:
 
 
 def take(path: Path) -> int | None:
-    """The handle of a lock, to be closed; None where somebody holds it. Raises OSError."""
+    """The handle of a lock, to be closed; None if another process holds it. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:

@@ -1,4 +1,4 @@
-"""`of: optimizer` in a space: the ranges that the optimizers state themselves (utils/optim/)."""
+"""`of: optimizer` in a space: the ranges that optimizers state in their files (utils/optim/)."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def _is_marker(entry) -> bool:
 
 
 def _of_setting(name: str) -> list[dict]:
-    """Ranges of a setting that several optimizers have. A range names one optimizer alone, so that
-    a new one changes nothing in the studies of others."""
+    """Ranges of a setting that several optimizers have. Each range names one optimizer only, so
+    that a new optimizer changes nothing in studies of the others."""
     return [
         _written(one, {"optimizer": optimizer})
         for optimizer, entry in OPTIMIZERS.items()
@@ -55,7 +55,7 @@ def _of_setting(name: str) -> list[dict]:
 
 
 def _of_flags() -> dict[str, dict]:
-    """Ranges of what a single optimizer has, and what has no effect with the others."""
+    """Ranges of settings that only one optimizer has."""
     return {
         name: [_written(one, {}) for one in ranges]
         for entry in OPTIMIZERS.values()
@@ -65,7 +65,7 @@ def _of_flags() -> dict[str, dict]:
 
 
 def _written(one: Range, when: dict) -> dict:
-    """As in a space file."""
+    """A range as a space file has it."""
     when = when | dict(one.when)
     ends = {"low": one.low, "high": one.high, "scale": one.scale, "grid": [*one.grid]}
     return ends | ({"when": when} if when else {})

@@ -13,11 +13,11 @@ from tuning.halving import DEFAULT_TRIAL, Rung
 from tuning.space import Parameter, Space, shown
 from utils.reporting.plots import save_figure
 
-# Of rungs that are not the last; the last one is drawn strong.
+# Opacity of rungs before the last.
 LOWER = ("#c6dbef", "#9ecae1", "#6baed6")
 LAST, DEFAULT, CHOSEN, FAILED = "tab:blue", "tab:orange", "tab:red", "tab:gray"
 COLUMNS = 3
-# Fewer trials than this say nothing about what matters.
+# With fewer trials no importances are drawn.
 LEAST_TRIALS = 8
 
 
@@ -33,7 +33,7 @@ def draw_plots(
     are tuned, by a `grid` of points. Raises OSError."""
     os.environ.setdefault("MPLBACKEND", "Agg")
     done = [trial for trial in trials if trial.state.is_finished()]
-    # Where all failed, or nothing is at its end yet, there is nothing to draw.
+    # If all trials failed, or none has finished yet, there is nothing to draw.
     if not any(trial.intermediate_values for trial in done):
         return
     save_figure(_history(done, rungs, chosen), folder / "history.png")
@@ -59,8 +59,8 @@ def draw_plots(
 
 
 def importances(trials: list[FrozenTrial]) -> dict[str, float]:
-    """Share of each setting in what makes a trial good, by PED-ANOVA (Watanabe et al., 2023), of
-    the scores at the first rung, which all trials have; {} with too few of them."""
+    """How much each setting matters for a good trial (sum 1), by PED-ANOVA (Watanabe et al., 2023),
+    of the scores at the first rung, which all trials have; {} with too few of them."""
     import optuna
     from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 
@@ -83,13 +83,13 @@ def importances(trials: list[FrozenTrial]) -> dict[str, float]:
     )
     if len(study.trials) < LEAST_TRIALS:
         return {}
-    # The best quarter against all: of so few trials a tenth, the usual share, is one or two.
+    # The best quarter against all: of so few trials a tenth, the usual fraction, is one or two.
     words = inspect.signature(PedAnovaImportanceEvaluator).parameters
     # The second is its older name.
     word = "target_quantile" if "target_quantile" in words else "baseline_quantile"
     evaluator = PedAnovaImportanceEvaluator(**{word: 0.25})
     shares = get_param_importances(study, evaluator=evaluator, normalize=True)
-    return {n: share for n, share in shares.items() if math.isfinite(share)}
+    return {n: fraction for n, fraction in shares.items() if math.isfinite(fraction)}
 
 
 def _figure(width: float, height: float):
@@ -104,8 +104,8 @@ def _colour(rung: int, last: int) -> str:
 
 
 def _label(rung: Rung) -> str:
-    share = f"{100 * rung.subset:.3g} %" if rung.subset <= 1 else f"{rung.subset:,.0f}"
-    return f"{rung.epochs} epochs, {share} of the data"
+    part = f"{100 * rung.subset:.3g} %" if rung.subset <= 1 else f"{rung.subset:,.0f}"
+    return f"{rung.epochs} epochs, {part} of the data"
 
 
 def _by_rung(trials: list[FrozenTrial], rungs: list[Rung]):
@@ -180,7 +180,7 @@ def _slices(trials, tuned: list[Parameter], rungs: list[Rung], chosen: int):
 
 
 def _slice(axis, trials, parameter: Parameter, rungs: list[Rung], chosen: int) -> None:
-    """One setting against the score, of the trials that have it."""
+    """One setting against the score, for the trials that have it."""
     last, key = len(rungs) - 1, parameter.key
     choice = parameter.scale == "choice"
 
@@ -207,7 +207,7 @@ def _slice(axis, trials, parameter: Parameter, rungs: list[Rung], chosen: int) -
         axis.set_xscale("log")
     if choice:
         axis.set_xticks(range(len(parameter.choices)), [str(c) for c in parameter.choices])
-    of = " (share of the epochs)" if parameter.of_epochs else ""
+    of = " (fraction of the epochs)" if parameter.of_epochs else ""
     axis.set_xlabel(f"{key}{of}")
     axis.grid(alpha=0.3)
 
@@ -228,7 +228,7 @@ def _importance(shares: dict[str, float], trials: list[FrozenTrial]):
 
 
 def _grid(trials, first: Parameter, second: Parameter):
-    """The scores of a grid as a table of colours; None where no point of it is at its end."""
+    """The scores of a grid as a table of colours; None if no point of it has finished."""
     scores = {
         (t.params[first.key], t.params[second.key]): t.value
         for t in trials

@@ -12,14 +12,14 @@ from utils.optim.entry import LINEAR
 from utils.optim.table import OPTIMIZERS
 from utils.settings.config import Config, fields
 
-# Settings counted in epochs (and steps) of the run: they keep their share of it.
+# Settings counted in epochs (and steps) of the run: they keep their fraction of it.
 WHOLE_EPOCHS = ("mixup_off_epoch", "unfreeze_epoch")
-# Of the place where the search ran, not of the recipe.
+# Settings of the machine where the search ran, not of the recipe.
 OF_THE_PLACE = (
     *("config", "output", "cache_dir", "device", "threads", "workers", "save_every"),
     *("wandb", "wandb_project", "wandb_tags", "log_every"),
 )
-# Always written down, whether they are defaults or not; and those of the model.
+# Written into the recipe even if they are defaults; and the settings of the model.
 WRITTEN = (
     "dataset",
     "epochs",
@@ -52,13 +52,13 @@ class Recipe:
         self.recipe_batch = recipe_batch
 
     def _tuned(self, values: Mapping, epochs: int) -> dict:
-        """The values of a trial as settings of a run of so many epochs."""
+        """The values of a trial as settings of a run of `epochs` epochs."""
         shares = {parameter.name for parameter in self.space.parameters if parameter.of_epochs}
         return {n: round(v * epochs, DIGITS) if n in shares else v for n, v in values.items()}
 
     def of_trial(self, values: Mapping, rung: Rung, seed: int) -> dict:
-        """The settings of a trial's run, for the entry's --config. Raises UserError where they
-        contradict each other."""
+        """The settings of a trial's run, for the entry's --config. UserError if they contradict
+        each other."""
         base, epochs = self.base, rung.epochs
         settings = {**self.raw, "epochs": epochs, "subset": rung.subset, "seed": seed}
         shorter = epochs / base.epochs
@@ -76,8 +76,8 @@ class Recipe:
         if self.raw.get("unfreeze_epoch") and not settings["unfreeze_epoch"]:
             del settings["unfreeze_epoch"]
         if self.raw.get("warmup_steps"):
-            share = rung.subset if rung.subset <= 1 else rung.subset / self.rungs[-1].subset
-            settings["warmup_steps"] = max(1, round(self.raw["warmup_steps"] * shorter * share))
+            fraction = rung.subset if rung.subset <= 1 else rung.subset / self.rungs[-1].subset
+            settings["warmup_steps"] = max(1, round(self.raw["warmup_steps"] * shorter * fraction))
         settings |= self._tuned(values, epochs)
         settings.pop("early_stop_patience", None)
         if self.val_fraction is not None:
@@ -108,7 +108,8 @@ class Recipe:
         return dict(sorted(settings.items(), key=lambda item: order.index(item[0])))
 
     def _checked(self, settings: dict) -> dict:
-        """Without what has no effect beside a trial's values; UserError for what contradicts."""
+        """Without settings that have no effect with a trial's values; UserError for
+        contradictions."""
         made = effective(self.config_class, settings)
         idle = {name for name, _, _ in made.ineffective()}
         made.check()
@@ -129,18 +130,18 @@ class Recipe:
         return ratio if self._linear(found) else ratio**0.5
 
     def lr_rule(self, values: Mapping) -> str:
-        """How the learning rate is handed over, for people."""
+        """How the recipe's learning rate follows from the trial's, in words."""
         found = effective(self.config_class, {**self.raw, **values})
         found.check()
         last = self.rungs[-1]
-        share = f"{100 * last.subset:g} %" if last.subset <= 1 else f"{last.subset:,.0f} samples"
+        part = f"{100 * last.subset:g} %" if last.subset <= 1 else f"{last.subset:,.0f} samples"
         found_on = (
-            f"found with {last.epochs} epochs on {share} of the training data, for "
+            f"found with {last.epochs} epochs on {part} of the training data, for "
             f"{self.base.epochs} epochs on all of it"
         )
         if self._batch(found) == found.batch_size:
             return (
-                f"lr {found.lr:g} is handed over unchanged, as the batch of {found.batch_size} is "
+                f"lr {found.lr:g} stays unchanged, as the batch of {found.batch_size} is "
                 f"({found_on}: the shape of the schedule stretches, its peak stays)"
             )
         rule = (

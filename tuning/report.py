@@ -37,7 +37,7 @@ def ranked(trials: list[FrozenTrial]) -> list[FrozenTrial]:
 
 
 def best_first(trials: list[FrozenTrial]) -> list[FrozenTrial]:
-    """Those that came to the last rung; the default before others that are as good."""
+    """Those that reached the last rung; the default before others that are as good."""
     complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
     return sorted(complete, key=lambda trial: (-trial.value, trial.number))
 
@@ -116,7 +116,7 @@ class Report:
         say(f"recipe: {self.folder / 'best.yaml'}; table and plots beside it")
 
     def values(self, number: int) -> dict:
-        """The settings of a trial; those of the default where it is not at its end."""
+        """The settings of a trial; those of the default if it has not finished."""
         if not self.trials[number].state.is_finished():
             return self.space.propose(lambda one: one.default)
         return self.study.values(self.trials[number])
@@ -159,7 +159,7 @@ class Report:
         titles = map(self.space.title, names)
         lines = [["rank", "trial", "accuracy", "epochs", "data", *titles, ""]]
         for row in listed:
-            share = row["subset"]
+            part = row["subset"]
             score = "-" if row["score"] is None else f"{row['score']:.2f} %"
             lines.append(
                 [
@@ -167,7 +167,7 @@ class Report:
                     f"{row['trial']}{' (default)' if row['trial'] == DEFAULT_TRIAL else ''}",
                     score,
                     str(row["epochs"]),
-                    f"{100 * share:.3g} %" if share <= 1 else f"{share:,.0f}",
+                    f"{100 * part:.3g} %" if part <= 1 else f"{part:,.0f}",
                     *(shown(row["settings"].get(name, "")) for name in names),
                     "" if row["state"] == "complete" else row["failure"][:40] or row["state"],
                 ]
@@ -213,7 +213,7 @@ class Report:
     # ---- the recipe's head ----------------------------------------------------------------------
 
     def border_notes(self, number: int) -> list[str]:
-        """Where the trial that is handed over lies at an end of a range."""
+        """Notes on settings of the chosen trial that lie at the border of their range."""
         values, notes = self.values(number), []
         if number == DEFAULT_TRIAL:
             return []
@@ -227,7 +227,7 @@ class Report:
                 if self.space.ends_there(parameter, end):
                     continue
                 notes.append(
-                    f"note: {name} {shown(values[name])} lies on the border of its range (at "
+                    f"note: {name} {shown(values[name])} lies at the border of its range (at "
                     f"{end:g}): a wider range in the space may hold a better one"
                 )
         return notes
@@ -247,13 +247,11 @@ class Report:
         run = trials[number].user_attrs.get(f"rung{len(self.rungs) - 1}") if trials else None
         values = self.values(number)
         if run:
-            share = (
-                f"{100 * last.subset:g} %" if last.subset <= 1 else f"{last.subset:,.0f} samples"
-            )
+            part = f"{100 * last.subset:g} %" if last.subset <= 1 else f"{last.subset:,.0f} samples"
             lines.append(
                 f"Its score: {run['score']:.2f} % of {run['val_samples']:,} validation samples cut "
-                f"from the training data, after {last.epochs} epochs on {share} of it; the test "
-                "set was not looked at. The same run again:"
+                f"from the training data, after {last.epochs} epochs on {part} of it; the test "
+                "set was not used. The same run again:"
             )
             again = {**search.recipe.of_trial(values, last, search.seed), "threads": search.threads}
             flags = as_flags(again, search.recipe.handed_over(values))

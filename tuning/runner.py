@@ -19,23 +19,23 @@ from utils.files import reason, replace_file
 from utils.reporting.metrics import read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
-# What a run says that the settings of its trial are to blame for; any other error of exit code 2
-# is the user's to mend, and would hit every trial.
+# Errors that the settings of a trial cause; any other error with exit code 2 is one that the user
+# has to mend, and that every trial would meet.
 OF_A_TRIAL = ("not finite", "out of memory", "no loss scale keeps", "has no effect")
 # Exit codes of a run that was told to stop, before its first import and after.
 STOPPED = [code for number in (signal.SIGINT, signal.SIGTERM) for code in (-number, 128 + number)]
 POLL_SECONDS = 0.1
-# What a run that goes on is told anew: it may lie elsewhere by now.
+# Settings that a resumed run is given again, as the files may have moved.
 OF_THE_PLACE = ("data_dir", "cache_dir", "train_file", "test_file", "val_file", "device", "workers")
 
 
 class Interrupted(Exception):
-    """The search is to stop: the run is saved, and goes on the next time."""
+    """The search was told to stop; the run is saved, and is resumed the next time."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a run. Of one that failed there is `failure`, in words, and nothing else.
+    """The result of a run. If it failed, only `failure` is set, to the reason in words.
 
     Attributes:
         score: accuracy on the validation split, in per cent.
@@ -85,7 +85,7 @@ class Runner:
                     replace_file(failed, failure.encode())
                     return Outcome(failure=failure)
             outcome = self._read(folder)
-            # The recipe and its figures stay; the weights of a trial are of no use.
+            # Settings and figures stay; nobody needs the weights of a trial.
             for name in ("checkpoints", "tensorboard"):
                 shutil.rmtree(folder / name, ignore_errors=True)
         except OSError as error:
@@ -100,7 +100,7 @@ class Runner:
         return summary.get("status") in ("finished", "stopped_early")
 
     def _train(self, folder: Path, settings: dict, slot: int, lock: int) -> str | None:
-        """Until it is finished; why it failed, in a line."""
+        """Trains until the run is finished; returns why it failed, in a line, or None."""
         folder.parent.mkdir(parents=True, exist_ok=True)
         recipe = folder.with_name(f"{folder.name}.yaml")
         replace_file(recipe, to_yaml(settings, []).encode("utf-8", "surrogateescape"))
@@ -122,7 +122,7 @@ class Runner:
         if code == 2 and not any(words in line for words in OF_A_TRIAL):
             raise UserError(f"{line} ({folder})")
         if code < 0:
-            return f"killed by signal {-code}, perhaps for want of memory"
+            return f"killed by signal {-code}, perhaps for lack of memory"
         return " ".join(line.split()) if code == 2 else f"exit code {code}: {line}"
 
     def _start(self, words: list[str], slot: int, lock: int) -> tuple[int, str]:

@@ -25,15 +25,15 @@ from utils.settings.config import Config, fields, parse
 
 # Trials at once without a GPU, unless --jobs says otherwise.
 MOST_JOBS = 4
-# So many failures, and nothing else, end a search.
+# A search ends after so many failures without any success.
 HOPELESS = 3
 POLL_SECONDS = 0.2
-# Optimizer steps of a first stage that tells good from bad: 28 did not, see
+# A first stage with fewer optimizer steps hardly tells good settings from bad ones: 28 did not, see
 # benchmarks/results/tuning.md.
 ENOUGH_STEPS = 100
-# Of NVIDIA's driver, Windows' and AMD's.
+# Environment variables of NVIDIA's driver, Windows and AMD's driver.
 DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
-# Settings of the entry that may differ when a study goes on: the same data, elsewhere.
+# Settings that may change when a study is continued: the same data in another place.
 FREE = ("data_dir", "cache_dir", "train_file", "test_file", "val_file", "device", "threads")
 FREE += ("workers", "save_every", "log_every", "checkpoint_hist", "wandb", "wandb_project")
 OF_THE_STUDY = ("sampler", "prune", "rungs", "reduction", "trial_epochs", "trial_subset")
@@ -57,7 +57,7 @@ class Target:
 
 
 def search(target: Target, search_class: type[Config], description: str, argv=None) -> int:
-    """Runs a search; returns its exit code, as `utils.entry.run_entry` does."""
+    """Runs a search and returns its exit code, like `utils.entry.run_entry`."""
     signals = Signals()
     try:
         argv = for_trials(sys.argv[1:] if argv is None else argv)
@@ -94,18 +94,18 @@ class Search:
         path = target.space if settings.space is None else Path(settings.space)
         space, raw, notes = load_space(path, target.config_class, base, origin, settings.params)
         self.space = space
-        subset, share = raw.pop("subset", None), settings.trial_val_fraction
+        subset, fraction = raw.pop("subset", None), settings.trial_val_fraction
         if settings.trial_subset is None:
             whole = subset or 1.0
             settings.trial_subset = 0.2 * whole if whole <= 1 else float(round(0.2 * whole))
-        if share is None and not own_validation(base):
-            share = base.val_fraction or 0.2
-        settings.trial_val_fraction = share
+        if fraction is None and not own_validation(base):
+            fraction = base.val_fraction or 0.2
+        settings.trial_val_fraction = fraction
         number = settings.rungs if settings.prune else 1
         rungs = build_rungs(
             settings.trial_epochs, settings.trial_subset, number, settings.reduction
         )
-        self.recipe = Recipe(space, rungs, share, settings.recipe_batch_size)
+        self.recipe = Recipe(space, rungs, fraction, settings.recipe_batch_size)
         default = space.propose(lambda one: one.default)
         for rung in rungs:  # wrong flags are said before anything is trained
             self.recipe.of_trial(default, rung, base.seed)
@@ -134,7 +134,7 @@ class Search:
         self._introduce(notes)
 
     def _plan(self) -> dict:
-        """What makes the trials of a study comparable, flat and by name."""
+        """The settings that make the trials of a study comparable, by name."""
         settings = self.settings
         plan = {"entry": self.target.script.name, "seed": self.seed}
         plan |= {name: getattr(settings, name) for name in OF_THE_STUDY}
@@ -165,8 +165,10 @@ class Search:
             for rung in self.recipe.rungs
         )
         say(f"tuning {', '.join(names)} of {self.target.script.name} by {settings.sampler}")
-        share = settings.trial_val_fraction
-        scored = "their own validation split" if share is None else f"{100 * share:g} % held out"
+        fraction = settings.trial_val_fraction
+        scored = (
+            "their own validation split" if fraction is None else f"{100 * fraction:g} % held out"
+        )
         say(
             f"{self.total} trials, {self.jobs} at once with {self.threads} CPU thread(s) each;"
             f" epochs x training data of a trial: {stages}; scored on {scored}"
@@ -177,7 +179,7 @@ class Search:
     # ---- the work -----------------------------------------------------------------------------
 
     def run(self) -> None:
-        """All of it. Raises UserError, Stopped."""
+        """The whole search. Raises UserError, Stopped."""
         from tuning.confirm import Confirmation
         from tuning.report import Report
 
@@ -201,7 +203,7 @@ class Search:
             self.console.close()
 
     def _in_threads(self, work: Callable[[int], None]) -> None:
-        """work(slot) for each job, until they return; then what went wrong is raised."""
+        """Runs work(slot) for each job until all return; raises the first error."""
 
         def guarded(slot: int) -> None:
             try:
@@ -229,7 +231,7 @@ class Search:
             raise Stopped(15, self._stopped_line())
 
     def _stopped_line(self) -> str:
-        return f"stopped, and kept in {self.folder}: the same command goes on with the search"
+        return f"stopped; the search is kept in {self.folder}, and the same command continues it"
 
     def _time_is_up(self) -> bool:
         if self.limit is None:
@@ -259,7 +261,8 @@ class Search:
                 claim.close()
 
     def _bring_one_to_end(self, slot: int) -> None:
-        """So that a search whose time is up has found something to compare with the default."""
+        """Trains the best of the waiting trials to the end when the time is up, so that there is
+        one to compare with the default."""
         while slot == 0 and not self.runner.stopping.is_set():
             claim = self.study.claim_to_end()
             if claim is None:
@@ -270,7 +273,8 @@ class Search:
                 claim.close()
 
     def _carry_out(self, claim, slot: int) -> None:
-        """A trial through all the stages that it may do; the default through the last one alone."""
+        """Trains a trial through the stages that it may do; the default through the last one
+        only."""
         from optuna.trial import TrialState
 
         from tuning.halving import DEFAULT_TRIAL
@@ -306,8 +310,8 @@ class Search:
         if is_first and outcome.steps < ENOUGH_STEPS:
             with self._say_lock:
                 self.console.say(
-                    f"note: the first stage of a trial has {outcome.steps} optimizer steps only; "
-                    "more of --epochs or --subset, or fewer --rungs, make it a better judge"
+                    f"note: the first stage of a trial has only {outcome.steps} optimizer steps, "
+                    "which tells little; raise --epochs or --subset, or lower --rungs"
                 )
 
     def _reserve(self, seconds: float) -> None:

@@ -26,7 +26,7 @@ class Parameter:
         default: where the search begins; in the range.
         grid: points of --sampler grid.
         when: setting -> the values with which this range counts.
-        of_epochs: the value is a share of the run's epochs.
+        of_epochs: the value is a fraction of the run's epochs.
         integer: the setting is a whole number, on whatever scale.
         note: for the user, where the range could not stay as it was.
     """
@@ -93,7 +93,7 @@ class Space:
         return self.propose(lambda parameter: parameter.suggest(trial))
 
     def title(self, name: str) -> str:
-        """Of a setting in a table or line: what its value is a share of stands behind it."""
+        """A setting's name in a table or line, with what its value is a fraction of."""
         of_epochs = any(one.of_epochs for one in self.parameters if one.name == name)
         return f"{name}/epochs" if of_epochs else name
 

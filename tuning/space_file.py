@@ -179,10 +179,12 @@ def _parameter(
         if given is None:
             raise UserError(f"{where}: {word} is missing")
         if of_epochs:
-            share = _number(given)
-            if share is None or not 0 <= share <= 1:
-                raise UserError(f"{where}: {word} {given!r} is no share of the epochs, 0 to 1")
-            return share
+            fraction = _number(given)
+            if fraction is None or not 0 <= fraction <= 1:
+                raise UserError(
+                    f"{where}: {word} {given!r} is not a fraction of the epochs, 0 to 1"
+                )
+            return fraction
         return convert(field, given, f"{where}: {word}")
 
     if "default" in entry and (of_epochs or not holds) and name not in raw:

@@ -76,14 +76,14 @@ def test_a_trial_that_fails_is_not_the_recipe():
     assert verdict.number == 3
     assert "with another seed trial 5 has failed (not finite)" in verdict.lines
     both = told(confirmation(first), again | {3: ["diverged", 46.0]})
-    assert both.number == 0 and both.lines[-1] == "the default stands"
+    assert both.number == 0 and both.lines[-1] == "the default recipe stays"
     default = told(confirmation(first), again | {0: [45.0, "killed"]})
     assert default.number == 3 and "trial 3 takes its place" in default.lines[-1]
 
 
 def test_the_verdict_without_a_default_or_a_rival():
     alone = confirmation({0: 48.0}).verdict()
-    assert alone.number == 0 and "no trial has come to its end" in alone.lines[0]
+    assert alone.number == 0 and "no trial has finished" in alone.lines[0]
     failed = confirmation({0: None, 3: 30.0}, default_state=TrialState.FAIL)
     assert failed.items == []
     assert failed.verdict().number == 3 and "has failed" in failed.verdict().lines[0]

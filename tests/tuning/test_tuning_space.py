@@ -188,7 +188,7 @@ BAD = {
     "lr: {low: 0.1, high: 1, when: {optimiser: sgd}}": "unknown setting 'optimiser', did you mean",
     "lr: {low: 0.1, high: 1, when: {optimizer: sdg}}": "did you mean sgd?",
     "lr: {low: 0.1, high: 1, when: sgd}": "when: 'setting: value' is needed",
-    "warmup_epochs: {low: 0, high: 3, of: epochs}": "is no share of the epochs",
+    "warmup_epochs: {low: 0, high: 3, of: epochs}": "is not a fraction of the epochs",
     "warmup_epochs: {low: 0, high: 3, of: steps}": "of: 'steps' is not epochs",
     "clip: {of: optimizer}": "no optimizer states a range",
     "clip: {low: 0.1, high: 10, scale: log}": "the recipe has None",

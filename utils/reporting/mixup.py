@@ -34,7 +34,7 @@ def draw_mean_lambda(mean: np.ndarray, classes: list[str], path: Path) -> None:
     room = max(0.02, (high - low) / 20)  # so that nearly equal values have nearly equal colours
     image = axis.imshow(mean, vmin=low - room, vmax=high + room, cmap="viridis")
     bar = figure.colorbar(image, ax=axis, shrink=0.8, fraction=0.04)
-    bar.set_label("mean share of the larger part")
+    bar.set_label("mean weight of the larger part")
     if count <= CLASSES_WITH_NAMES:
         names = [short_name(name) for name in classes]
         style = {"fontsize": 9 if with_numbers else 6, "parse_math": False}
