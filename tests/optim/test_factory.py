@@ -180,5 +180,5 @@ def test_defaults_are_those_of_the_published_runs():
     }
     assert {name: tuple(OPTIMIZERS[name].defaults().values()) for name in published} == published
     assert OPTIMIZERS["ngd"].defaults(ngd_norm="gradient") == OPTIMIZERS["sgd"].defaults()
-    assert OPTIMIZERS["ngd"].defaults(texts=True)["lr"] == 2e-3
+    assert OPTIMIZERS["ngd"].defaults(texts=True)["lr"] == 4e-3
     assert OPTIMIZERS["muon"].defaults(texts=True) == OPTIMIZERS["muon"].defaults()

@@ -199,7 +199,7 @@ NGD_ENTRY = NgdEntry(
     # Found in benchmarks/results/ngd.md for batches of 128 pictures and 64 texts; the momentum of
     # sgd, and the weight decay of the others for runs longer than those.
     lr=0.02,
-    lr_of_texts=2e-3,
+    lr_of_texts=4e-3,
     weight_decay=0.05,
     momentum=0.9,
     flags=NgdFlags,
