@@ -10,6 +10,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
 ]
+ROOT = {"norm": "fixed", "power": 0.5, "momentum_first": True, "alpha": 0.01}
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 SHAPES = (
     (64, 32, 3, 3), (64, 32, 3, 3), (64, 64, 1, 1), (10, 64), (200, 17), (8, 4, 5), (2, 2),
@@ -59,9 +60,11 @@ def run(optimizer, parameters, steps: list[list[torch.Tensor]]) -> None:
         {"weight_decay": 0.1, "update_period": 1, "axes": "channels"},
         {"weight_decay": 0.1, "decoupled": True, "nesterov": False, "rank": 3},
         {"norm": "fixed", "weight_decay": 0.1, "decoupled": True},
+        {"weight_decay": 0.1, "decoupled": True, **ROOT},
+        {"weight_decay": 0.1, "decoupled": True, "adam": True},
         {"foreach": False},
     ],
-    ids=["defaults", "channels", "decoupled", "fixed", "one_by_one"],
+    ids=["defaults", "channels", "decoupled", "fixed", "root", "adam", "one_by_one"],
 )
 def test_twenty_steps_are_those_of_the_cpu(channels_last, settings):
     results = []
@@ -74,12 +77,16 @@ def test_twenty_steps_are_those_of_the_cpu(channels_last, settings):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("norm", ["gradient", "fixed"])
+@pytest.mark.parametrize(
+    "form",
+    [{}, {"norm": "fixed"}, ROOT, {"adam": True}],
+    ids=["gradient", "fixed", "root", "adam"],
+)
 @pytest.mark.parametrize("decoupled", [False, True], ids=["coupled", "decoupled"])
-def test_no_step_waits(dtype, decoupled, norm):
+def test_no_step_waits(dtype, decoupled, form):
     """Not even with updates, flags, changed settings, or right after a state was loaded."""
     parameters = weights(CUDA, channels_last=True, dtype=dtype)
-    settings = {"decoupled": decoupled, "norm": norm, "products": "fast"}
+    settings = {"decoupled": decoupled, "products": "fast"} | form
     optimizer = NGD(parameters, weight_decay=0.1, **settings)
     steps = gradients(parameters, 16)
     flags = [torch.tensor(float(step == 7), device=CUDA) for step in range(16)]
@@ -101,11 +108,12 @@ def test_no_step_waits(dtype, decoupled, norm):
     assert all(parameter.isfinite().all() for parameter in parameters)
 
 
+@pytest.mark.parametrize("form", [{}, ROOT, {"adam": True}], ids=["paper", "root", "adam"])
 @pytest.mark.parametrize("decoupled", [False, True], ids=["coupled", "decoupled"])
 @pytest.mark.parametrize("at", [1, 8, 11])
-def test_a_flagged_step_leaves_everything_to_the_bit(decoupled, at):
+def test_a_flagged_step_leaves_everything_to_the_bit(decoupled, at, form):
     parameters = weights(CUDA, channels_last=True)
-    optimizer = NGD(parameters, weight_decay=0.1, decoupled=decoupled)
+    optimizer = NGD(parameters, weight_decay=0.1, decoupled=decoupled, **form)
     run(optimizer, parameters, gradients(parameters, at))
     before = [parameter.detach().clone() for parameter in parameters]
     state = [

@@ -125,7 +125,7 @@ def test_lookahead(tmp_path, gpu, optimizer):
     "options",
     [
         {"ngd_norm": "gradient"},
-        {"ngd_power": 0.5, "ngd_momentum_first": True, "ngd_alpha": 0.01},
+        {"ngd_power": 1.0, "ngd_momentum_first": False, "ngd_adam": False},
         {"ngd_products": "fast"},
         {"ngd_axes": "channels", "ngd_rank": 2},
         {"lookahead_k": 2},

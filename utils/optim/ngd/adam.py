@@ -24,8 +24,10 @@ class AdamParameters(Parameters):
         super().__init__(group, parameters)
         self.moments = [self.buffers(state, name) for name in ("exp_avg", "exp_avg_sq")]
         for parameter in parameters:
-            step = torch.as_tensor(state[parameter].get("step", 0.0), dtype=torch.float32)
-            state[parameter]["step"] = step.to(self.device)
+            if "step" not in state[parameter]:
+                state[parameter]["step"] = torch.zeros((), device=self.device)
+            step = state[parameter]["step"].to(self.device, torch.float32, non_blocking=True)
+            state[parameter]["step"] = step
         self.steps = [state[parameter]["step"] for parameter in parameters]
 
     def is_of(self, state: dict) -> bool:
