@@ -101,6 +101,26 @@ def test_frozen_parameters_are_left_out(name):
 
 
 @each_optimizer
+def test_only_embeddings_and_vectors_may_be_trained(name):
+    model = text_model()
+    for layer in (model["hidden"], model["head"]):
+        layer.weight.requires_grad_(False)
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    optimizer = build(name, model, lr=0.1, weight_decay=0.1)
+    for step in range(4):
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                generator = torch.Generator().manual_seed(step)
+                parameter.grad = torch.randn(parameter.shape, generator=generator)
+        optimizer.step()
+    for n, parameter in model.named_parameters():
+        assert torch.equal(parameter, before[n]) != parameter.requires_grad
+    if name == "ngd":
+        adams = [g for g in optimizer.param_groups if g["adam"]]
+        assert sum(len(group["params"]) for group in adams) == 6
+
+
+@each_optimizer
 def test_groups_keep_the_peak_rate(name):
     optimizer = build(name, small_model(), lr=0.025)
     assert {group["base_lr"] for group in optimizer.param_groups} == {0.025}

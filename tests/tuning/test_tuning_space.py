@@ -252,3 +252,14 @@ def test_flags_of_a_search_differ_from_those_of_entries():
     for entry in (resnet50_test, transformer_test):
         own = {field.name for field in dataclasses.fields(entry.Settings)}
         assert not own & {"trials", "timeout", "jobs", "sampler", "space", "confirm"}
+
+
+def test_the_range_of_ngds_damping_depends_on_its_power():
+    for flags, low in (
+        ([], 1e-3),
+        (["--ngd_power", "1"], 0.5),
+        (["--ngd_norm", "gradient"], 0.5),
+        (["--ngd_norm", "gradient", "--ngd_power", "0.5"], 1e-3),
+    ):
+        space, _, _ = space_of(resnet50_tuning.TARGET.space, "--ngd", *flags)
+        assert [one.low for one in space.parameters if one.name == "ngd_alpha"] == [low]

@@ -20,7 +20,7 @@ def parameter_groups(
     decay_all: bool = False,
     own: Callable[[Tensor], Tensor] = lambda parameter: parameter,
 ) -> list[dict]:
-    """Parameters with weight decay, then those without.
+    """Parameters with weight decay, then those without, if there are any.
 
     Exempt are vectors and scalars, that is biases and the scales of norms (He et al., "Bag of
     tricks" (2019), section 3.1), and the parameters that `model.no_weight_decay()` names, as in
@@ -41,7 +41,8 @@ def parameter_groups(
             "weight_decay": weight_decay if decay_all else 0.0,
         },
     ]
-    return [group for group in groups if group["params"]]
+    # The first one stays even if it is empty: optimizers know by its place what may be a matrix.
+    return groups if groups[1]["params"] else groups[:1]
 
 
 def _never_decayed(model: nn.Module) -> set[Tensor]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 # name -> the flags that have an effect with it; "warmup" stands for --warmup_epochs and
 # --warmup_steps. A schedule is a line here, its factor in `Schedule.after_warmup`, a row in
-# docs/flags.md, and a name in WITHOUT_SPAN if it has no end.
+# docs/flags.md, and a name in WITHOUT_SPAN if its factors do not depend on the number of steps.
 SCHEDULES: dict[str, tuple[str, ...]] = {
     "cosine": ("min_lr", "warmup"),
     "linear": ("min_lr", "warmup"),

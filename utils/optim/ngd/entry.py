@@ -91,7 +91,7 @@ class NgdFlags:
     )
 
 
-def form(
+def missing_flags(
     *,
     ngd_norm: str = "fixed",
     ngd_power: float | None = None,
@@ -100,8 +100,8 @@ def form(
     ngd_alpha: float | None = None,
     **others,
 ) -> dict[str, object]:
-    """The flags among these that are None, with their values: those of the paper with steps as long
-    as the gradient, else those that were found to be better (benchmarks/results/ngd.md)."""
+    """Defaults of those flags that are None: the paper's with steps as long as the gradient, else
+    those that were found to be better (benchmarks/results/ngd.md)."""
     fixed = ngd_norm == "fixed"
     power = (0.5 if fixed else 1.0) if ngd_power is None else ngd_power
     defaults = {
@@ -139,7 +139,7 @@ def make(
     from utils.optim.ngd.optimizer import NGD
 
     flags = dataclasses.asdict(NgdFlags(**flags))
-    flags |= form(**flags)
+    flags |= missing_flags(**flags)
     own = {name.removeprefix("ngd_"): value for name, value in flags.items()}
     if own.pop("adam"):
         groups = _with_adam(groups)
@@ -174,7 +174,7 @@ class NgdEntry(OptimizerEntry):
         return SGD.defaults(texts) if ngd_norm == "gradient" else super().defaults(texts)
 
     def own_defaults(self, **own) -> dict[str, object]:
-        return form(**own)
+        return missing_flags(**own)
 
     def lr_scaling(self, *, ngd_norm: str = "fixed", **own) -> str:
         return SGD.lr_scaling() if ngd_norm == "gradient" else super().lr_scaling()
@@ -193,6 +193,9 @@ def _of_sgd(name: str) -> Range:
 
 
 FIXED = (("ngd_norm", "fixed"),)
+# Of the damping.
+OF_ROOTS = Range(1e-3, 0.3, grid=(3e-3, 0.01, 0.03))
+OF_INVERSES = Range(0.5, 32.0, grid=(1.0, 4.0, 16.0))
 NGD_ENTRY = NgdEntry(
     summary="momentum on natural gradients",
     make=make,
@@ -213,8 +216,11 @@ NGD_ENTRY = NgdEntry(
             _of_sgd("weight_decay"),
         ),
         "ngd_alpha": (
-            Range(1e-3, 0.3, grid=(3e-3, 0.01, 0.03), when=FIXED),
-            Range(0.5, 32.0, grid=(1.0, 4.0, 16.0), when=(("ngd_norm", "gradient"),)),
+            replace(OF_ROOTS, when=(("ngd_power", 0.5),)),
+            replace(OF_INVERSES, when=(("ngd_power", 1.0),)),
+            # The defaults of --ngd_power.
+            replace(OF_ROOTS, when=FIXED),
+            replace(OF_INVERSES, when=(("ngd_norm", "gradient"),)),
         ),
         "ngd_eta": (Range(0.02, 0.5, grid=(0.05, 0.1, 0.3)),),
         "ngd_update_period": (Range(1, 16, grid=(2, 4, 8)),),
