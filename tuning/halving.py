@@ -4,8 +4,8 @@ After Li et al., "A system for massively parallel hyperparameter tuning" (2020),
 has done a stage waits, and the best that waits goes on as soon as fewer have gone on than
 1 / reduction of all that have come as far. (ASHA lets each go on that is among the best
 1 / reduction at that moment, which in a short search are more.) Every rung is a whole run with its
-own schedule, on `reduction` times the samples of the one before: the root of that in epochs, and
-what is missing to it in training data.
+own schedule, on `reduction` times the samples of the one before: epochs grow by the root of that,
+and the training data by the rest.
 """
 
 import zlib
@@ -60,12 +60,12 @@ def next_to_go_on(
 
     From a rung that n trials have come to n // reduction go on, always the best that waits there,
     and from the later rungs first. `at_end`, when nothing else is left to do, the best of a rung
-    goes on in any case, if none that has not failed is better: it came late, or they were too few.
+    goes on in any case, unless a better one has gone on: it came late, or there were too few.
     The default, which goes on anyway, is not counted.
 
     Args:
         trials: all of the study, whatever became of them; a pure function of what they reported,
-            so that a study that was killed decides as it would have.
+            so that a killed study, continued, makes the same decisions.
         rungs: how many there are.
     """
     others = [trial for trial in trials if trial.number != DEFAULT_TRIAL]

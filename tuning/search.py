@@ -231,7 +231,7 @@ class Search:
             raise Stopped(15, self._stopped_line())
 
     def _stopped_line(self) -> str:
-        return f"stopped; the search is kept in {self.folder}, and the same command continues it"
+        return f"stopped; the search is kept in {self.folder}: the same command goes on with it"
 
     def _time_is_up(self) -> bool:
         if self.limit is None:

@@ -1,4 +1,4 @@
-"""A study in its folder: trials begun once each, by whichever process comes, and never lost.
+"""A study in its folder: any process can claim its trials; each is trained once, and none is lost.
 
 study.yaml              what it was started with
 journal.jsonl           Optuna's journal
@@ -29,7 +29,7 @@ from tuning.space import Space
 from utils.errors import UserError
 from utils.files import reason, replace_file
 
-# Begun by somebody who is still at it, while nothing else is left.
+# All trials that are left are in the hands of other processes.
 WAIT = "wait"
 NAME = "tuning"
 
@@ -122,7 +122,7 @@ class Study:
                 self.study.enqueue_trial(point)
 
     def held(self) -> contextlib.AbstractContextManager:
-        """Nobody else begins a trial, or writes the report, meanwhile."""
+        """A lock: no other process begins a trial or writes the report within it."""
         return locks.held(self.folder / ".lock")
 
     # ---- trials -------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ class Study:
                 at_end = full and not running
                 frozen = next_to_go_on(begun, self.rungs, self.reduction, at_end)
                 if frozen is not None:
-                    # Its process has told its score, and may not have let go of it yet.
+                    # Its process has reported the score, but may still hold the trial.
                     return self._take(frozen, frozen.last_step + 1) or WAIT
                 if full:
                     return WAIT if running else None
@@ -177,7 +177,7 @@ class Study:
 
     def claim_to_end(self) -> Claim | None:
         """When there is no time for more: the best trial that waits, as long as none but the
-        default has come to its end. Raises UserError."""
+        default has finished. Raises UserError."""
         try:
             with self.held():
                 begun = self.begun()
@@ -190,7 +190,7 @@ class Study:
 
     def _take(self, frozen: FrozenTrial, rung: int | None = None) -> Claim | None:
         """The trial, to go up to `rung` (None: as far as it may already), or None: another process
-        has it."""
+        holds it."""
         folder = self.trial_folder(frozen.number)
         lock = locks.take(folder / ".lock")
         if lock is None:
@@ -213,7 +213,7 @@ class Study:
 
     @contextlib.contextmanager
     def confirmation(self, name: str) -> Iterator[tuple[Path, int | None]]:
-        """The folder of a run with another seed, and its lock; None where another one has it."""
+        """The folder of a run with another seed, and its lock; None if another process holds it."""
         folder = self.folder / "confirm" / name
         try:
             lock = locks.take(folder / ".tuning")
@@ -227,7 +227,7 @@ class Study:
 
 
 def quiet() -> None:
-    """Optuna says what we say ourselves."""
+    """Silences Optuna, whose messages would repeat ours."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
     warnings.filterwarnings("ignore", module="optuna")

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 def make(groups: list[dict], *, lr: float) -> Optimizer:
-    """Parameters without weight decay take the plain step of Adam. Where some join later
-    (--unfreeze_epoch), they begin with the bias correction of the step at which they join, since
-    timm counts by group: without weight decay their first steps are up to 6.5 times those of Adam.
-    (timm also scales the gradient down to a norm of 1 by default, which is no part of the paper:
-    that is what --clip is for.)
+    """Parameters without weight decay take plain Adam steps. Those that join later
+    (--unfreeze_epoch) begin with the bias correction of that step, since timm counts steps by
+    group: without weight decay their first steps are up to 6.5 times as long as Adam's.
+    (timm's default also scales the gradient down to a norm of 1, which the paper does not; --clip
+    does that.)
     """
     return of_timm("Lamb")(groups, lr=lr, max_grad_norm=None)
 

@@ -1,8 +1,8 @@
-"""What a strategy decides, and the one of a process alone.
+"""How a model is spread over ranks: the base of all strategies, which is also that of one process.
 
-The trainer and what it hands on know a model's parameters by `parameters`, ordinary tensors on
-this rank's device, and never a wrapper of the model. Which rank talks to which about the model, and
-when, is decided here and by nobody else.
+The trainer sees a model's parameters only as `parameters`, ordinary tensors on this rank's device,
+never as a wrapper of the model. Only strategies decide what ranks communicate about the model, and
+when.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from utils.settings.strategies import STRATEGIES
 
 
 class Strategy(ModelTensors):
-    """One process, no communication. The other strategies change what differs.
+    """One process, no communication. Other strategies override what differs.
 
     In the order of a step: `micro_batch` around each forward and backward pass,
     `collect_gradients`, `norm`, `agree`, the optimizer's step, `drop_gradients`, `after_step`.
@@ -29,11 +29,11 @@ class Strategy(ModelTensors):
     Attributes:
         exchange: with the other ranks.
         model: with its canonical names.
-        parameters: {name: what the optimizer steps}.
-        divided: whether these are parts.
+        parameters: {name: tensor that the optimizer steps}.
+        divided: whether `parameters` are this rank's parts of larger tensors.
         adds_in_order: whether gradients are added in the same order in every step from the first
             one (see DDP).
-        skeleton: the model whole, to be called with other weights (torch.func.functional_call).
+        skeleton: the whole model, to be called with other weights (torch.func.functional_call).
     """
 
     divided, adds_in_order = False, True
@@ -62,28 +62,28 @@ class Strategy(ModelTensors):
     # ---- a step ---------------------------------------------------------------------------------
 
     def micro_batch(self, last: bool) -> contextlib.AbstractContextManager:
-        """Around forward and backward of one; gradients are exchanged in the last one of a step,
-        and after it are sums over all ranks divided by their number."""
+        """The context of a micro-batch's forward and backward pass. Gradients are exchanged in the
+        last one of a step, and are then the sum over all ranks divided by their number."""
         return contextlib.nullcontext()
 
     def collect_gradients(self) -> None:
         """After the backward passes of a step: the gradients are in `parameters`."""
 
     def norm(self, norm: Tensor) -> Tensor:
-        """Of the whole gradient, from that of this rank's, ()."""
+        """The norm of the whole gradient, from that of this rank's `parameters`, ()."""
         return norm
 
     def agree(self, loss: Tensor, statistics: list[Tensor]) -> Tensor:
-        """What all ranks know in a step, before it is judged: the loss, (), as their mean.
+        """The mean loss of all ranks, (), by which a step is accepted or left out.
 
         Args:
-            statistics: floating-point buffers, such as BatchNorm's, which each rank takes of its
-                own samples; they become the mean over the ranks, in place.
+            statistics: floating-point buffers, such as BatchNorm's, of each rank's own samples;
+                replaced by the mean over the ranks, in place.
         """
         return loss
 
     def drop_gradients(self) -> None:
-        """The next backward pass begins anew."""
+        """Clears the gradients for the next step."""
         for parameter in self.parameters.values():
             parameter.grad = None
 
@@ -96,13 +96,13 @@ class Strategy(ModelTensors):
         """
 
     def make_equal(self) -> None:
-        """Before an evaluation and before a checkpoint: all ranks hold the same model from here
-        on. Strategies whose ranks do so after every step have nothing to do."""
+        """Makes all ranks hold the same model; called before an evaluation or a checkpoint.
+        Strategies whose ranks are equal after every step have nothing to do."""
 
     @property
     def optimizer_exchange(self) -> Exchange:
-        """By which an optimizer shares work with the other ranks, as they all take the same steps
-        with the same gradients."""
+        """Through which an optimizer can share its work among the ranks, which all take the same
+        steps with the same gradients."""
         return self.exchange
 
     # ---- the model ------------------------------------------------------------------------------
@@ -139,14 +139,14 @@ class Strategy(ModelTensors):
         self.weights_changed()
 
     def weights_changed(self) -> None:
-        """To be called after the weights were written to by others than the optimizer."""
+        """To be called after anything but the optimizer has written to the weights."""
 
 
 class Synchronous(Strategy):
     """Ranks that take every step together, and hold the same model after it."""
 
     def agree(self, loss: Tensor, statistics: list[Tensor]) -> Tensor:
-        # In one collective. Of a ResNet-50 the statistics are 0.2 % of what its gradients are.
+        # In one collective. ResNet-50's statistics have 0.2 % of the size of its gradients.
         flat = torch.cat([loss.view(1), *(values.double() for values in statistics)])
         sizes = [1, *(len(values) for values in statistics)]
         loss, *means = self.exchange.mean(flat).split(sizes)
@@ -156,7 +156,7 @@ class Synchronous(Strategy):
 
 
 def build_strategy(name: str, exchange: Exchange) -> Strategy:
-    """`name`: a key of STRATEGIES; no effect where `exchange` is of a process alone."""
+    """`name`: a key of STRATEGIES; no effect if there is only one process."""
     if exchange.size == 1:
         return Strategy(exchange)
     return pkgutil.resolve_name(STRATEGIES[name].place)(exchange)
