@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from utils.augment.crop_flip import CropFlip
 from utils.checkpoints.checkpoint import Checkpoints
 from utils.checkpoints.saver import Saver
+from utils.data.hold_out import HoldOut
 from utils.data.images.loader import ImageLoader
 from utils.distributed.strategies.base import Strategy, build_strategy
 from utils.engines.choose import choose_engine
@@ -18,7 +19,9 @@ from utils.engines.engine import RunFacts
 from utils.engines.graphed_step import GraphedStep
 from utils.exchange import Exchange
 from utils.launch.signals import Stopping
+from utils.mixup.auto import AutoStrength
 from utils.mixup.meta import PolicyMixup, SampleMixup, VirtualStep
+from utils.mixup.mixing import Mixing
 from utils.mixup.policy import MixupPolicy
 from utils.optim.factory import build_optimizer
 from utils.optim.schedules import Schedule
@@ -29,12 +32,14 @@ from utils.training.evaluation import evaluate
 from utils.training.freeze import Freeze
 from utils.training.guard import Guard
 from utils.training.log import TrainingLog
+from utils.training.mixing_control import MixingControl
 from utils.training.objective import Classification, Precision, mixed_cross_entropy
 from utils.training.progress import Progress
 from utils.training.train_step import TrainStep
 from utils.training.trainer import Trainer, TrainingPlan
 
 CPU = torch.device("cpu")
+HELD_OUT = np.array([5, 8, 12, 20])  # of the samples of `loader`
 
 
 class RefuseHostReads(TorchDispatchMode):
@@ -110,6 +115,7 @@ def make_trainer(
     freeze_until=None,
     save_steps=10**9,
     mixing=None,
+    auto=False,
     clean_accuracy=False,
     exact=False,
     exchange=None,
@@ -122,14 +128,22 @@ def make_trainer(
     stopping=None,
     **plan,
 ):
-    """A trainer over random pictures with BatchNorm and dropout, writing below `folder`. With an
-    `exchange` it is one rank of several, and `batch_size` is that of each. `strategy`: one, or its
-    name. `learner` learns how to mix, in place of the usual one; `plan`: see TrainingPlan."""
+    """A trainer over random pictures with BatchNorm and dropout, writing below `folder`.
+
+    With an `exchange` it is one rank of several, and `batch_size` is that of each. `strategy`: one,
+    or its name. With `auto` the strength of mixing follows the loss of HELD_OUT. `learner` learns
+    how to mix, in place of the usual one; `plan`: see TrainingPlan."""
     folder.mkdir(parents=True, exist_ok=True)
     exchange = exchange or Exchange()
     ranks = {"rank": exchange.rank, "ranks": exchange.size, "least": least}
     model = (model if model is not None else network(dropout=dropout)).to(device)
-    data = data or loader(batch_size, accumulation, device=device, mixing=mixing, **ranks)
+    hold_out = None
+    if auto:
+        mixing = Mixing(alpha=1.0, block=2, strength=AutoStrength(len(HELD_OUT), cost=1.0))
+        hold_out = HoldOut(HELD_OUT, 23)
+    data = data or loader(
+        batch_size, accumulation, device=device, mixing=mixing, hold_out=hold_out, **ranks
+    )
     arithmetic = Precision(precision, device)
     signals = signals or NoSignals()
     test = loader(5, n=12, augment=False, shuffle=False, device=device, **ranks)
@@ -183,7 +197,26 @@ def make_trainer(
         saver=Saver(store, metrics, console, save_steps),
         stopping=stopping or Stopping(signals),
         freeze=freeze_until and Freeze(model, f"{len(model) - 1}", freeze_until),
+        mixing_control=control(model, data, arithmetic, total, exchange) if auto else None,
     )
+
+
+def control(model, data, precision, total_steps, exchange):
+    """What adjusts the strength of the loader's mixing."""
+    strength, (images, labels) = data.mixing.strength, pictures()
+
+    def loss(rows) -> float:
+        samples = ImageLoader(
+            images, labels[rows], rows=rows, mean=(0.5,) * 3, std=(0.25,) * 3, batch_size=4,
+            device=precision.device, rank=exchange.rank, ranks=exchange.size, least=data.least,
+        )  # fmt: skip
+        return evaluate(model, samples.epoch(), precision, exchange=exchange).loss
+
+    def gap() -> float:
+        return 1 - loss(HELD_OUT - 1) / loss(HELD_OUT)
+
+    joins = strength.plan(total_steps, data.steps_per_epoch, data.step_size)
+    return MixingControl(strength, data.hold_out, gap, joins, data.steps_per_epoch)
 
 
 def facts_of(trainer, *, compiled=False, texts=False) -> RunFacts:

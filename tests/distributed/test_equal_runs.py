@@ -27,6 +27,7 @@ CASES = {
         "optimizer_options": {"ngd_norm": "gradient"},
     },
     "mixup and cutmix": {"mixing": MIXED | {"cutmix_alpha": 1.0, "per_sample": True}},
+    "auto": {"auto": True},
     "meta-mixup": {"mixing": LEARNED | {"clean_every": 10}, "micro": 2},
     "meta-mixup, exact": {"mixing": LEARNED, "exact": True, "optimizer": "ngd", "lr": 0.01},
     "meta-mixup of every pair": {

@@ -14,6 +14,8 @@ from settings_of_pictures import refused, settings_of
         (["--mixup", "0"], "none", 0.2, "none"),
         (["--mixup", "0", "--cutmix", "1.0"], "none", 0.2, "cutmix"),
         (["--mixup", "0.4", "--alpha", "0.4"], "fixed", 0.4, "fixed"),
+        (["--mixup", "auto"], "auto", 0.2, "auto"),
+        (["--mixup", "auto", "--cutmix", "1"], "auto", 0.2, "auto, cutmix"),
         (["--meta_learning"], "meta", 0.2, "meta"),
         (["--meta-learning", "--alpha", "0.5", "--cutmix-alpha", "1"], "meta", 0.5, "meta, cutmix"),
     ],
@@ -22,7 +24,8 @@ def test_mixup_takes_a_number_or_a_word(argv, mixup, alpha, mixing, write):
     in_file, words = {}, [*argv, "end"]
     for word, value in itertools.pairwise(words):
         if word.startswith("--"):
-            in_file[word[2:]] = True if value.startswith("--") or value == "end" else float(value)
+            given = True if value.startswith("--") or value == "end" else value
+            in_file[word[2:]] = float(value) if value[0].isdigit() else given
     for settings in (settings_of(*argv), settings_of("--config", write(in_file))):
         assert (settings.mixup, settings.alpha, settings.mixing) == (mixup, alpha, mixing)
 
@@ -32,10 +35,11 @@ def test_mixup_takes_a_number_or_a_word(argv, mixup, alpha, mixing, write):
     [
         (["--mixup", "0.4", "--alpha", "0.3"], ["--mixup 0.4 is short for --alpha", "0.3"]),
         (["--mixup", "0.4", "--meta_learning"], ["--meta_learning is short for --mixup meta"]),
+        (["--mixup", "auto", "--alpha", "1"], ["--alpha has no effect", "--mixup auto"]),
         (["--mixup", "-1"], ["--mixup", "above 0"]),
         (["--mixup", "nan"], ["--mixup"]),
         (["--mixup", "1000"], ["--mixup", "up to 100"]),
-        (["--mixup", "some"], ["--mixup", "none, fixed, meta"]),
+        (["--mixup", "some"], ["--mixup", "none, fixed, auto, meta"]),
         (["--mixup", "1", "--mixup_off_epoch", "5", "--epochs", "5"], ["--mixup_off_epoch 5"]),
         (["--mixup", "1", "--mixup_block", "48"], ["--batch_size 128", "--mixup_block 48"]),
     ],

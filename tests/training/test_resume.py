@@ -45,6 +45,8 @@ CASES = {
         "clean_accuracy": True,
         "accumulation": 2,
     },
+    "auto": {"auto": True, "epochs": 5},
+    "auto, unfreeze, average": {"auto": True, "epochs": 4, "freeze_until": 2, "ema_decay": 0.9},
     "policy": {"mixing": Mixing(alpha=0.5, block=4, learned="policy", clean=4, clean_every=2)},
     "policy, exact, cutmix, adamw, accumulation, average": {
         "mixing": Mixing(

@@ -24,6 +24,7 @@ from utils.data.draws import (
     random_generator,
     trial_draws,
 )
+from utils.data.hold_out import HoldOut
 from utils.data.steps import Piece, Steps
 from utils.to_device import to_device
 
@@ -38,14 +39,23 @@ class Loader(Steps, ABC):
         labels: (samples,) int64.
         device: where the batches are needed.
         seed: of the order, and of all else that is drawn.
+        hold_out: samples that the first epochs leave out; None: there are none.
         options: see Steps.
     """
 
     workers = 0  # processes that read ahead
 
-    def __init__(self, labels: np.ndarray, *, device: torch.device, seed: int, **options):
+    def __init__(
+        self,
+        labels: np.ndarray,
+        *,
+        device: torch.device,
+        seed: int,
+        hold_out: HoldOut | None = None,
+        **options,
+    ):
         super().__init__(len(labels), **options)
-        self.device, self.seed = device, seed
+        self.device, self.seed, self.hold_out = device, seed, hold_out
         self._deferred = False
         self.labels = torch.from_numpy(np.array(labels, dtype=np.int64))
 
@@ -60,8 +70,14 @@ class Loader(Steps, ABC):
         """(samples,) int64: the samples of an epoch in the order in which they are visited."""
         if not self.shuffle:
             return np.arange(len(self.labels))
-        generator = random_generator(self.seed, ORDER_STREAM, epoch)
-        return generator.permutation(len(self.labels))[: self.samples]
+        return self._permutation(epoch, random_generator(self.seed, ORDER_STREAM, epoch))
+
+    def _permutation(self, epoch: int, generator: np.random.Generator) -> np.ndarray:
+        """(samples,) int64: the samples of a training epoch, in random order."""
+        order = generator.permutation(len(self.labels))
+        if self.hold_out is not None:
+            order = self.hold_out.replace(order, epoch, generator)
+        return order[: self.samples]
 
     def epoch(self, epoch: int = 0, start_step: int = 0) -> Iterator[Batch]:
         """The micro-batches of one epoch, from optimizer step `start_step` (of the epoch) on."""

@@ -10,6 +10,7 @@ takes its slice as a `MixPlan` on its device, which the objective applies.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -200,6 +201,8 @@ class Mixing:
         clean: size of the clean batch for a learned lambda, and number of pairs, evenly spaced over
             the step, that an update of the policy uses.
         clean_every: steps between two updates of a policy, each with a clean batch.
+        strength: step of the run -> factor of both alphas, 0 to 1; at 0 the step is not mixed.
+            None: 1.
     """
 
     def __init__(
@@ -217,6 +220,7 @@ class Mixing:
         learned: str = "",
         clean: int = 0,
         clean_every: int = 1,
+        strength: Callable[[int], float] | None = None,
     ):
         if alpha < 0 or cutmix_alpha < 0 or not alpha + cutmix_alpha:
             raise ValueError("alpha or cutmix_alpha must be above 0, and none below")
@@ -226,6 +230,7 @@ class Mixing:
         self.per_sample, self.block, self.off_epoch = per_sample, block, off_epoch
         self.different, self.height, self.width = different, height, width
         self.learned, self.clean, self.clean_every = learned, clean, clean_every
+        self.strength = strength
 
     def check(self, samples: int, step_size: int) -> None:
         """Raises UserError where an epoch of `samples` leaves no clean samples outside a step."""
@@ -244,13 +249,16 @@ class Mixing:
         """
         if self.off_epoch and epoch >= self.off_epoch:
             return None
+        strength = 1.0 if self.strength is None else self.strength(step)
+        if not strength:
+            return None
         partner = draw_partners(n, self.block, generator)
         switch = generator.random()
         count = n if self.per_sample else 1
         mixed, quantile, *centre = generator.random((4, count))
         use_cutmix = self.cutmix_alpha and (not self.alpha or switch < CUTMIX_FRACTION)
         learned, box = bool(self.learned) and not use_cutmix, None
-        alpha = self.cutmix_alpha if use_cutmix else self.alpha
+        alpha = strength * (self.cutmix_alpha if use_cutmix else self.alpha)
         if learned and self.learned == "sample":
             lam = generator.beta(alpha, alpha, n)
         elif learned:

@@ -17,7 +17,8 @@ def draw_curves(records: list[dict], path: Path, title: str) -> None:
 
     Faint lines are training figures of each log line, strong ones those of whole epochs. A star
     marks the epoch of the best validation accuracy, a dotted line each record with an "event".
-    There is one more panel if records have "time_share", and one if they have "lambda".
+    There is one more panel if records have "time_share", one if they have "lambda", and one if they
+    have "strength".
 
     Raises:
         OSError: the file cannot be written.
@@ -27,7 +28,8 @@ def draw_curves(records: list[dict], path: Path, title: str) -> None:
 
     timed = [r for r in records if r.get("time_share")]
     mixed = any("lambda" in r for r in records)
-    panels = 3 + bool(timed) + mixed
+    controlled = [r for r in records if "strength" in r]
+    panels = 3 + bool(timed) + mixed + bool(controlled)
     figure = Figure(figsize=(4.2 * panels, 3.8), layout="constrained")
     axes = figure.subplots(1, panels)
     best = _best_epoch(records)
@@ -37,7 +39,9 @@ def draw_curves(records: list[dict], path: Path, title: str) -> None:
     if timed:
         _draw_times(axes[3], timed)
     if mixed:
-        _draw_lambda(axes[-1], records)
+        _draw_lambda(axes[3 + bool(timed)], records)
+    if controlled:
+        _draw_strength(axes[-1], controlled)
     last = max((r["epoch"] for r in records), default=0.0)
     for axis in axes:
         axis.set_xlabel("epoch")
@@ -161,6 +165,20 @@ def _draw_lambda(axis, records: list[dict]) -> None:
         axis.legend(frameon=True, framealpha=0.7, edgecolor="none", fontsize=8)
     axis.set_ylim(0.48, 1.02)
     axis.set_title("larger share of a mixed pair (mean)")
+
+
+def _draw_strength(axis, records: list[dict]) -> None:
+    """What --mixup auto has measured, and the strength of mixing that followed."""
+    for key, label, colour in (
+        ("strength", "strength of mixing", "tab:purple"),
+        ("gap", "gap: 1 - trained / held-out loss", "tab:red"),
+    ):
+        x, y = _curve(records, key)
+        steps = {"drawstyle": "steps-post"} if key == "strength" else {}
+        axis.plot(x, y, color=colour, marker="o", ms=3, lw=1.5, label=label, **steps)
+    axis.set_ylim(min(-0.05, *(r["gap"] for r in records if r["gap"] is not None)), 1.05)
+    axis.legend(frameon=True, framealpha=0.7, edgecolor="none", fontsize=8)
+    axis.set_title("--mixup auto")
 
 
 def _draw_times(axis, records: list[dict]) -> None:

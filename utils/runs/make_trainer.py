@@ -10,6 +10,7 @@ from utils.engines.engine import Engine, RunFacts
 from utils.errors import UserError
 from utils.optim.factory import is_capturable
 from utils.runs.advice import launch_advice, memory_advice, phase_advice
+from utils.runs.mixing_control import build_mixing_control
 from utils.runs.optimization import (
     build_meta,
     build_optimizer_of,
@@ -105,6 +106,7 @@ def build_trainer(
         ),
         stopping=run.stopping,
         freeze=ready.freeze,
+        mixing_control=build_mixing_control(run, ready, task, total_steps),
         clock=Clock(run.progress, run.device, run.started),
     )
     if checkpoint is not None:

@@ -39,6 +39,7 @@ def write_report(
         "dataset": run.data_name,
         "optimizer": settings.optimizer,
         "mixup": settings.mixing,
+        "mixing_strength": trainer.mixing_control and trainer.mixing_control.strength.current,
         "epochs": progress.step / trainer.loader.steps_per_epoch,
         "steps": progress.step,
         "train_samples": trainer.loader.samples,

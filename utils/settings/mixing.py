@@ -19,10 +19,11 @@ class MixingSettings(Config):
     mixup: str = setting(
         "none",
         "Train on weighted means of two samples. The weights are drawn from a fixed "
-        "distribution, or from one that is learned (meta); a number means fixed with this "
-        "--alpha",
+        "distribution, from one that follows how far the network overfits, measured on held-out "
+        "training samples (auto), or from one that is learned (meta); a number means fixed with "
+        "this --alpha",
         group=GROUP,
-        choices=("none", "fixed", "meta"),
+        choices=("none", "fixed", "auto", "meta"),
     )
     alpha: float = setting(
         0.2,
@@ -35,7 +36,8 @@ class MixingSettings(Config):
     cutmix_alpha: float = setting(
         0.0,
         "Paste a box of another picture, with an area from Beta(alpha, alpha); 1 is usual, 0:"
-        " never. Together with --mixup each step takes one of the two",
+        " never. Together with --mixup each step takes one of the two; with --mixup auto this is "
+        "the most that alpha becomes",
         group=GROUP,
         low=0,
         high=100,
@@ -127,6 +129,8 @@ class MixingSettings(Config):
     def _without_effect(self):
         if self.mixup == "none":
             yield "alpha", "there is no mixup without --mixup fixed or meta"
+        if self.mixup == "auto":
+            yield "alpha", "--mixup auto finds its own"
         if self.mixing == "none":
             for name in ("mixup_mode", *ALWAYS):
                 yield name, "nothing is mixed without --mixup or --cutmix_alpha"
@@ -160,6 +164,6 @@ class MixingSettings(Config):
 
     @property
     def mixing(self) -> str:
-        """What is mixed, for the summary: none, fixed, meta, cutmix, "fixed, cutmix", ..."""
+        """What is mixed, for the summary: none, fixed, auto, meta, cutmix, "fixed, cutmix", ..."""
         ways = [] if self.mixup == "none" else [self.mixup]
         return ", ".join(ways + (["cutmix"] if self.cutmix_alpha else [])) or "none"

@@ -1,18 +1,29 @@
-"""How the batches of a task are mixed."""
+"""How the batches of a task are mixed, and what is held out for `--mixup auto`."""
 
+from dataclasses import dataclass
+
+import numpy as np
+
+from utils.data.hold_out import HoldOut
+from utils.data.splits import stratified_order
+from utils.mixup.auto import AutoStrength, held_out_samples
 from utils.mixup.mixing import Mixing
 
 
-def build_mixing(settings, height: int = 1, width: int = 1) -> Mixing | None:
+def build_mixing(
+    settings, height: int = 1, width: int = 1, strength: AutoStrength | None = None
+) -> Mixing | None:
     """How training batches are mixed; None: not at all.
 
     Args:
         height, width: of pictures, in pixels.
+        strength: of --mixup auto.
     """
     if settings.mixing == "none":
         return None
+    alphas = {"none": 0.0, "auto": 1.0}  # auto: at full strength
     return Mixing(
-        alpha=0.0 if settings.mixup == "none" else settings.alpha,
+        alpha=alphas.get(settings.mixup, settings.alpha),
         cutmix_alpha=settings.cutmix_alpha,
         probability=settings.mixup_prob,
         per_sample=settings.mixup_mode == "sample",
@@ -24,4 +35,33 @@ def build_mixing(settings, height: int = 1, width: int = 1) -> Mixing | None:
         learned=settings.meta_form if settings.mixup == "meta" else "",
         clean=settings.meta_batch,
         clean_every=settings.meta_every,
+        strength=strength,
     )
+
+
+@dataclass(frozen=True)
+class AutoSplit:
+    """Which training samples --mixup auto compares.
+
+    Attributes:
+        held_out, trained: (m,) int64 each, indices into the training split, with the classes in
+            proportion.
+        strength: of mixing, which follows from the comparison.
+        hold_out: for the training loader.
+    """
+
+    held_out: np.ndarray
+    trained: np.ndarray
+    strength: AutoStrength
+    hold_out: HoldOut
+
+
+def auto_split(settings, labels: np.ndarray) -> AutoSplit | None:
+    """What --mixup auto compares, of a training split with these labels (samples,); None without
+    it. Of a set that is too small nothing is held out."""
+    if settings.mixup != "auto":
+        return None
+    count = held_out_samples(len(labels))
+    order = stratified_order(labels, settings.seed)
+    held_out, trained = np.sort(order[:count]), np.sort(order[count : 2 * count])
+    return AutoSplit(held_out, trained, AutoStrength(count), HoldOut(held_out, len(labels)))

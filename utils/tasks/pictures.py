@@ -22,7 +22,7 @@ from utils.pieces import largest_piece
 from utils.reporting.console import Console
 from utils.settings import ImageSettings
 from utils.tasks.kinds import Kind
-from utils.tasks.mixing import build_mixing
+from utils.tasks.mixing import auto_split, build_mixing
 from utils.tasks.task import Task
 from utils.weights.card import ModelCard
 from utils.weights.imagenet import torchvision_name
@@ -83,9 +83,9 @@ def load_image_task(
     normalisation = source and source.normalisation(channels)
     mean, std = normalisation or (data.mean, data.std)
     card = ModelCard(tuple(data.classes), mean, std, height, width, channels)
-    pool = _pool(settings, train, console)
+    pool, auto = _pool(settings, train, console), auto_split(settings, train.labels)
 
-    def loader(split: PictureSplit, **training) -> Loader:
+    def loader(split: PictureSplit, pool=pool, **training) -> Loader:
         return split.loader(
             pool=pool,
             mean=mean,
@@ -109,10 +109,15 @@ def load_image_task(
             augment=_augmentation(settings, card),
             shuffle=True,
             seed=settings.seed,
-            mixing=build_mixing(settings, card.height, card.width),
+            mixing=build_mixing(settings, card.height, card.width, auto and auto.strength),
+            hold_out=auto and auto.hold_out,
         ),
         test=loader(data.test),
         val=loader(val) if val else None,
+        auto=auto,
+        # Read in the middle of an epoch, for which the pool reads ahead.
+        held_out=auto and loader(train.part(auto.held_out), pool=None),
+        trained=auto and loader(train.part(auto.trained), pool=None),
         pool=pool,
     )
 

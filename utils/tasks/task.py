@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from utils.data.loader import Loader
+    from utils.tasks.mixing import AutoSplit
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,8 @@ class Task:
         data: the data set: `classes`, `skipped`, `synthetic`, `fingerprint`, ...
         card: what must be known of the data set to use a model that was trained on it.
         val: None if there is no validation split.
+        auto: what --mixup auto compares; None without it.
+        held_out, trained: loaders of the samples that it compares.
     """
 
     SKIPPED: ClassVar[str]  # what the summary calls the samples left out by --on_bad skip
@@ -26,10 +29,13 @@ class Task:
     train: Loader
     test: Loader
     val: Loader | None
+    auto: AutoSplit | None = None
+    held_out: Loader | None = None
+    trained: Loader | None = None
 
     def follow(self, batch_size: int, ranks: int) -> None:
         """Gives the other loaders the training's new batch size."""
-        for loader in filter(None, (self.test, self.val)):
+        for loader in filter(None, (self.test, self.val, self.held_out, self.trained)):
             loader.resize(batch_size, batch_size * ranks)
 
     @property

@@ -19,7 +19,7 @@ from utils.settings import TextSettings
 from utils.settings.config import DEFAULT
 from utils.settings.texts import MOST_TOKENS
 from utils.tasks.kinds import Kind
-from utils.tasks.mixing import build_mixing
+from utils.tasks.mixing import auto_split, build_mixing
 from utils.tasks.task import Task
 from utils.weights.card import TextCard
 
@@ -63,6 +63,7 @@ def load_text_task(
         settings.heads,
         settings.pooling,
     )
+    auto = auto_split(settings, data.train.labels)
     train = _loader(
         data.train,
         settings,
@@ -74,7 +75,8 @@ def load_text_task(
         step_size=settings.global_batch,
         micro_batches=micro_batches,
         batch_tokens=settings.batch_tokens,
-        mixing=build_mixing(settings),
+        mixing=build_mixing(settings, strength=auto and auto.strength),
+        hold_out=auto and auto.hold_out,
     )
     test = _loader(data.test, settings, device, exchange)
     val = None if data.val is None else _loader(data.val, settings, device, exchange)
@@ -84,7 +86,11 @@ def load_text_task(
         f"data: {data.source} ({len(data.classes)} classes, {counts}{synthetic}; "
         f"{data.train.lengths.mean():.0f} tokens each in the mean, vocabulary {data.vocab_size:,})"
     )
-    return TextTask(data, card, train, test, val)
+    held_out, trained = (
+        auto and _loader(data.train, settings, device, exchange, rows=rows)
+        for rows in ((auto.held_out, auto.trained) if auto else (None, None))
+    )
+    return TextTask(data, card, train, test, val, auto, held_out, trained)
 
 
 def _load_data(settings: TextSettings, tokenizer: str | None) -> TokenizedData:

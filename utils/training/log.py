@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from utils.mixup.auto import Reading
 from utils.reporting.console import Console, duration
 from utils.reporting.metrics import MetricsLog
 from utils.training.evaluation import Evaluation
@@ -79,6 +80,10 @@ class TrainingLog:
         if evaluation is not None:
             line += f"; {split} loss {evaluation.loss:.4f}, accuracy {evaluation.accuracy:.2f} %"
         self.console.say(line + note)
+
+    def write_mixing(self, at: dict, reading: Reading) -> None:
+        """Writes what --mixup auto has measured, and the strength that follows."""
+        self.metrics.write(**at, split="mixing", gap=reading.gap, strength=reading.strength)
 
     def advise(self, time_share: Mapping[str, float]) -> None:
         """Says which flag helps where a phase takes a notable part of an epoch's time."""

@@ -31,6 +31,7 @@ class Progress:
     best_val_accuracy: float | None = None
     since_best: int = 0  # evaluations on the validation split since the best one
     stopped_early: bool = False
+    mixing: dict | None = None  # with --mixup auto, see mixing_control.py
     seconds_training: float = 0.0  # without evaluations and checkpoints
     seconds_total: float = 0.0  # of all processes of the run, to the last checkpoint
 

@@ -1,7 +1,8 @@
 """The training loop of all entries.
 
 The host runs ahead of the device. It reads from the device after the first step, at log lines,
-before a checkpoint and at the end of an epoch, and nowhere else (`_read_sums`).
+before a checkpoint and at the end of an epoch (`_read_sums`), up to 16 times in a run with `--mixup
+auto` (`_control_mixing`), and nowhere else.
 """
 
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from utils.training.guard import OnNonFinite
 from utils.training.loader import TrainingLoader
 from utils.training.log import TrainingLog, figures
 from utils.training.memory import peak_memory, within_memory
+from utils.training.mixing_control import MixingControl
 from utils.training.progress import Progress
 from utils.training.snapshot import restore, snapshot
 from utils.training.stepper import Stepper
@@ -63,6 +65,7 @@ class Trainer:
         saver: where and how often checkpoints are saved.
         stopping: whether to stop, agreed by all ranks.
         freeze: which part of the model trains in which epoch; None: all of it.
+        mixing_control: adjusts how strongly samples are mixed; None: that is fixed.
         clock: made when the process began; None: now.
     """
 
@@ -78,12 +81,14 @@ class Trainer:
         stopping: Stopping,
         stepper: Stepper | None = None,
         freeze: Freeze | None = None,
+        mixing_control: MixingControl | None = None,
         clock: Clock | None = None,
     ):
         device = train_step.precision.device
         self.train_step, self.stepper = train_step, stepper or train_step
         self.loader, self.plan, self.evaluate, self.freeze = loader, plan, evaluate, freeze
         self.log, self.saver, self.stopping = log, saver, stopping
+        self.mixing_control = mixing_control
         self.progress = train_step.progress
         self.progress.epoch_sums = self._no_sums()
         self.clock, self.times = clock or Clock(self.progress, device), PhaseTimes(device)
@@ -194,6 +199,8 @@ class Trainer:
             if progress.step == clock.started_step + 1:
                 clock.end_first_step()
                 self._show(self._read_sums())
+            if self.mixing_control is not None:
+                self._control_mixing(epoch)
             if profiler is not None:
                 profiler.step()
                 times.mark("other")  # the profiler may have written its trace
@@ -213,6 +220,13 @@ class Trainer:
                 clock.resume()
         self._log_window()
         clock.pause()
+
+    def _control_mixing(self, epoch: int) -> None:
+        reading = self.mixing_control.after_step(self.progress.step)
+        if reading is not None:
+            self.log.write_mixing(self._position(), reading)
+            self.prepare(epoch)  # the evaluation has changed the mode of what is frozen, too
+            self.times.mark("evaluation")
 
     def _save_is_due(self) -> bool:
         """Whether a checkpoint is due, agreed by all ranks; also updates `stopping`, so that every
@@ -351,12 +365,16 @@ class Trainer:
         self.train_step.strategy.make_equal()
         self.progress.window_sums = list(self._read_sums().values())
         self.progress.seconds_total = self.clock.seconds_total
+        if self.mixing_control is not None:
+            self.progress.mixing = self.mixing_control.state_dict()
         self.saver.save(snapshot(self.train_step), self.progress.best_step, final)
         self.times.mark("checkpoint")
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Restores model, optimizer, random states and position."""
         restore(self.train_step, checkpoint)
+        if self.mixing_control is not None and self.progress.mixing is not None:
+            self.mixing_control.load_state_dict(self.progress.mixing, self.progress.step)
         self.progress.stopped_early = self._patience_is_over()
         self.clock.resumed()
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from utils.data.batch import Batch
 from utils.data.draws import AUGMENT_STREAM, Mixing, random_generator
+from utils.data.hold_out import HoldOut
 from utils.data.loader import Loader
 from utils.data.steps import Piece
 from utils.data.workers import WorkerPool
@@ -84,6 +85,7 @@ class ImageLoader(Loader):
         pool: processes that read memory-mapped `images`; None: this process reads.
         mixing: how samples are mixed with each other; None: they are not.
         rank, ranks, least: see Steps.
+        hold_out: see Loader.
     """
 
     def __init__(
@@ -107,6 +109,7 @@ class ImageLoader(Loader):
         rank: int = 0,
         ranks: int = 1,
         least: int = 2,
+        hold_out: HoldOut | None = None,
     ):
         super().__init__(
             labels,
@@ -119,6 +122,7 @@ class ImageLoader(Loader):
             rank=rank,
             ranks=ranks,
             least=least,
+            hold_out=hold_out,
         )
         self.augment = augment
         self.normalize = Normalize(mean, std, images.shape[2], device, channels_last)

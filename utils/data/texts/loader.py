@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from utils.data.draws import ORDER_STREAM, Mixing, random_generator
+from utils.data.hold_out import HoldOut
 from utils.data.loader import Loader
 from utils.data.micro_batches import micro_batch_sizes
 from utils.data.steps import Piece
@@ -43,6 +44,8 @@ class TextLoader(Loader):
             ten steps at least, so that there are four of them.
         mixing: how samples are mixed with each other; None: not at all.
         rank, ranks: see Steps.
+        hold_out: see Loader.
+        rows: (n,) int64, the samples that are used; None: all.
     """
 
     def __init__(
@@ -64,8 +67,12 @@ class TextLoader(Loader):
         mixing: Mixing | None = None,
         rank: int = 0,
         ranks: int = 1,
+        hold_out: HoldOut | None = None,
+        rows: np.ndarray | None = None,
     ):
         starts, lengths = offsets[:-1], np.diff(offsets)
+        if rows is not None:
+            starts, lengths, labels = starts[rows], lengths[rows], labels[rows]
         if len(starts) != len(labels):
             raise ValueError(f"{len(labels)} labels, but {len(starts)} texts")
         if lengths.min(initial=1) < 1:
@@ -91,6 +98,7 @@ class TextLoader(Loader):
             rank=rank,
             ranks=ranks,
             least=1,
+            hold_out=hold_out,
         )
 
     def _count_steps(self, batch_tokens: int) -> int:
@@ -136,7 +144,7 @@ class TextLoader(Loader):
         if not self.shuffle:
             return self._by_length, self._borders(self._by_length, 0)
         generator = random_generator(self.seed, ORDER_STREAM, epoch)
-        order = generator.permutation(len(self.labels))[: self.samples]
+        order = self._permutation(epoch, generator)
         # The last step is smaller if the samples do not fill it. Its texts are random: those at the
         # end of a sorted bucket would always be the longest or the shortest.
         rest = 0 if self.token_steps is not None else self.samples % self.step_size

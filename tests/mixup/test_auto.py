@@ -1,0 +1,295 @@
+"""--mixup auto: the strength of mixing, when it is measured, and what is held out for it."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from toy import CPU, HELD_OUT, history, loader, make_trainer, network
+
+from utils.data.draws import random_generator
+from utils.data.hold_out import HoldOut
+from utils.data.texts.loader import TextLoader
+from utils.mixup.auto import (
+    COST,
+    EVERY,
+    FADE,
+    FORWARD,
+    GAIN,
+    LAST,
+    LEAST,
+    TARGET,
+    AutoStrength,
+    Reading,
+    held_out_samples,
+    next_strength,
+    start_strength,
+)
+from utils.mixup.mixing import Mixing
+
+
+def planned(held_out=250, total_steps=1000, steps_per_epoch=10, step_size=10_000) -> AutoStrength:
+    strength = AutoStrength(held_out)
+    strength.plan(total_steps, steps_per_epoch, step_size)
+    return strength
+
+
+# ---- the strength -------------------------------------------------------------------------------
+
+
+def test_the_strength_moves_by_the_distance_from_the_target():
+    assert next_strength(0.5, TARGET) == 0.5
+    assert next_strength(0.5, TARGET + 0.2) == round(0.5 + 0.2 * GAIN, 2)
+    assert next_strength(0.5, TARGET - 0.2) == round(0.5 - 0.2 * GAIN, 2)
+    assert next_strength(0.9, 5.0) == 1.0
+    assert next_strength(0.1, -5.0) == 0.0
+    assert next_strength(LEAST, TARGET - 0.01 / GAIN) == 0.0, "hardly any mixing is none"
+
+
+@pytest.mark.parametrize("gap", [math.nan, math.inf, -math.inf])
+def test_a_gap_that_is_not_finite_changes_nothing(gap):
+    assert next_strength(0.37, gap) == 0.37
+
+
+def test_rounding_errors_of_the_losses_do_not_reach_the_strength():
+    for gap in (0.0, 0.1, 0.3137, 0.7):
+        assert next_strength(0.5, gap) == next_strength(0.5, gap + 1e-7)
+
+
+def test_it_starts_the_stronger_the_longer_the_run_is():
+    strengths = [start_strength(epochs) for epochs in (0.01, 1, 5, 10, 20, 40, 80, 1000)]
+    assert strengths == sorted(strengths) and strengths[0] >= 0 and strengths[-1] == 1
+    assert len(set(strengths)) > 3
+
+
+def test_a_network_that_overfits_is_mixed_more_until_the_gap_is_on_target():
+    """A network whose gap falls as the strength rises, in closed form: the fixed point of the
+    controller is where the gap is TARGET."""
+    strength = 0.0
+    for _ in range(100):
+        strength = next_strength(strength, 0.6 - 0.5 * strength)
+    assert strength == pytest.approx((0.6 - TARGET) / 0.5, abs=0.02)
+
+
+def test_a_measurement_takes_effect_a_step_later_than_it_could():
+    strength = planned()
+    start = strength.start
+    reading = strength.observe(100, TARGET - 0.5)
+    assert reading == Reading(100, TARGET - 0.5, next_strength(start, TARGET - 0.5))
+    assert [strength(step) for step in (99, 100)] == [start, start]
+    assert strength(101) == strength.current == reading.strength != start
+    strength.observe(200, TARGET + 0.3)
+    assert strength(200) == reading.strength and strength(201) == strength.current
+
+
+def test_it_fades_out_at_the_end():
+    strength = planned(total_steps=1000)
+    whole = strength(0)
+    assert strength(int(1000 * FADE)) == whole
+    halfway = int(1000 * (1 + FADE) / 2)
+    assert strength(halfway) == pytest.approx(whole / 2, rel=0.02)
+    assert 0 < strength(999) < 0.02
+
+
+def test_before_the_plan_it_is_as_strong_as_it_can_become():
+    assert AutoStrength(250)(0) == 1
+
+
+# ---- when it is measured ------------------------------------------------------------------------
+
+
+def due_steps(strength, total=1000) -> list[int]:
+    found = []
+    for step in range(1, total + 1):
+        if strength.due(step):
+            found.append(step)
+            strength.observe(step, 0.1)
+    return found
+
+
+def test_it_is_measured_regularly_in_the_first_four_fifths():
+    found = due_steps(planned())
+    assert (
+        found == list(range(50, 801, 50)) and found[0] == EVERY * 1000 and found[-1] == 1000 * LAST
+    )
+
+
+def test_measuring_costs_a_small_part_of_the_passes():
+    strength = planned(held_out=250, step_size=64)
+    measured = len(due_steps(strength))
+    assert 0 < measured * 2 * 250 * FORWARD <= COST * 1000 * 64
+
+
+def test_a_step_is_measured_once():
+    strength = planned()
+    strength.observe(50, 0.1)
+    assert not strength.due(50) and strength.due(100)
+
+
+def test_nothing_is_measured_where_nothing_is_held_out():
+    strength = planned(held_out=0)
+    assert due_steps(strength) == [] and strength(500) == strength.start
+
+
+@pytest.mark.parametrize(
+    ("epochs", "joins"), [(1, None), (2, None), (3, 2), (4, 3), (10, 8), (100, 80)]
+)
+def test_all_samples_train_in_the_last_fifth(epochs, joins):
+    strength = AutoStrength(250)
+    assert strength.plan(10 * epochs, 10, 10_000) == joins
+    last = due_steps(strength, 10 * epochs)[-1]
+    assert last <= 10 * (joins or epochs) and last <= 10 * epochs * LAST
+
+
+@pytest.mark.parametrize(
+    ("samples", "held_out"),
+    [(499, 0), (500, 50), (1_000, 100), (2_500, 250), (10_000, 250), (50_000, 1_000), (9, 0)],
+)
+def test_how_many_samples_are_held_out(samples, held_out):
+    assert held_out_samples(samples) == held_out
+
+
+# ---- what is held out ---------------------------------------------------------------------------
+
+
+def text_loader(**options) -> TextLoader:
+    lengths = np.random.default_rng(0).integers(2, 12, 23)
+    offsets = np.append(0, np.cumsum(lengths))
+    return TextLoader(
+        np.ones(offsets[-1], np.uint16), offsets, np.arange(23) % 3, device=CPU, max_len=12,
+        shuffle=True, batch_size=4, **options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [(loader, {}), (text_loader, {}), (text_loader, {"batch_tokens": 30})],
+    ids=["pictures", "texts", "tokens"],
+)
+def test_held_out_samples_are_replaced_until_they_join(make, options):
+    hold_out = HoldOut(HELD_OUT, 23)
+    hold_out.join_from(2)
+    data, plain = make(hold_out=hold_out, **options), make(**options)
+    assert data.steps_per_epoch == plain.steps_per_epoch
+    for epoch in range(4):
+        order = data.order(epoch)
+        assert len(order) == len(plain.order(epoch)) == 23
+        counts = np.bincount(order, minlength=23)
+        if epoch < 2:
+            others = np.delete(counts, HELD_OUT)
+            assert not counts[HELD_OUT].any() and set(others) == {1, 2}
+            assert (others == 2).sum() == len(HELD_OUT)
+        else:
+            assert (order == plain.order(epoch)).all()
+
+
+def test_other_samples_take_their_places_in_every_epoch():
+    hold_out = HoldOut(HELD_OUT, 23)
+    order = np.arange(23)
+    drawn = {
+        tuple(hold_out.replace(order, 0, np.random.default_rng(seed))[HELD_OUT])
+        for seed in range(20)
+    }
+    assert len(drawn) == 20
+    assert (order == np.arange(23)).all(), "the order that it was given"
+
+
+def test_a_text_loader_of_some_rows_has_these():
+    rows = np.array([3, 7, 8])
+    data, whole = text_loader(rows=rows), text_loader()
+    assert (data.lengths == whole.lengths[rows]).all() and (data.starts == whole.starts[rows]).all()
+    assert (data.labels == whole.labels[rows]).all()
+
+
+# ---- mixing and training ------------------------------------------------------------------------
+
+
+def draws(mixing, step):
+    return mixing.draw(8, 0, step, random_generator(0, 2, 0, step))
+
+
+@pytest.mark.parametrize("cutmix", [0.0, 1.0])
+def test_a_strength_is_a_factor_of_alpha(cutmix):
+    half = Mixing(
+        alpha=0.8, cutmix_alpha=cutmix, block=8, height=8, width=8, strength=lambda _: 0.5
+    )
+    plain = Mixing(alpha=0.4, cutmix_alpha=cutmix / 2, block=8, height=8, width=8)
+    for step in range(8):
+        for ours, theirs in zip(draws(half, step), draws(plain, step), strict=True):
+            assert np.array_equal(ours, theirs)
+
+
+def test_no_strength_is_no_mixing():
+    mixing = Mixing(alpha=1.0, block=8, strength=lambda step: float(step >= 3))
+    assert [draws(mixing, step) is None for step in range(5)] == [True] * 3 + [False] * 2
+
+
+def test_the_strength_of_a_run_is_what_its_records_say(tmp_path):
+    trainer = make_trainer(tmp_path, epochs=5, auto=True)
+    control, visited = trainer.mixing_control, []
+    trainer.fit()
+    records = [r for r in history(tmp_path) if r["split"] == "mixing"]
+    strength = control.strength
+    assert len(records) == len(strength.trace) >= 3
+    assert [(r["step"], r["gap"], r["strength"]) for r in records] == strength.trace
+    before = strength.start
+    for record in records:
+        assert record["strength"] == next_strength(before, record["gap"])
+        before = record["strength"]
+    for epoch in range(5):
+        visited.append(set(trainer.loader.order(epoch)) & set(HELD_OUT))
+    assert control.joins == 4 and visited == [set()] * 4 + [set(HELD_OUT)]
+
+
+def test_measuring_leaves_no_trace_in_model_and_random_numbers(tmp_path):
+    trainer = make_trainer(tmp_path, auto=True, model=network(dropout=0.5), freeze_until=2)
+    trainer.prepare(0)
+    modes = [module.training for module in trainer.train_step.model.modules()]
+    assert len(set(modes)) == 2
+    before = {k: t.clone() for k, t in trainer.train_step.model.state_dict().items()}
+    states = torch.get_rng_state()
+    trainer.progress.step = trainer.mixing_control.strength.every
+    trainer._control_mixing(0)
+    assert len(trainer.mixing_control.strength.trace) == 1
+    assert modes == [module.training for module in trainer.train_step.model.modules()]
+    assert torch.equal(states, torch.get_rng_state())
+    for name, tensor in trainer.train_step.model.state_dict().items():
+        assert torch.equal(tensor, before[name])
+
+
+def test_the_gap_is_that_of_the_two_losses_in_float64(tmp_path):
+    trainer = make_trainer(tmp_path, auto=True)
+    model = trainer.train_step.model
+    losses = []
+    for rows in (HELD_OUT - 1, HELD_OUT):
+        images = loader(4, augment=False, shuffle=False)
+        inputs = torch.cat([batch.inputs for batch in images.epoch()]).double()[rows]
+        targets = images.labels[rows]
+        logits = torch.func.functional_call(
+            model.eval(), {k: t.double() for k, t in model.state_dict().items()}, (inputs,)
+        )
+        losses.append(torch.nn.functional.cross_entropy(logits, targets).item())
+    assert trainer.mixing_control.measure() == pytest.approx(1 - losses[0] / losses[1], abs=1e-5)
+
+
+def test_a_longer_run_does_not_hold_out_what_it_has_trained_on(tmp_path):
+    short = make_trainer(tmp_path, epochs=5, auto=True)
+    short.fit()
+    longer = make_trainer(tmp_path, epochs=20, auto=True)
+    longer.restore(longer.saver.store.load())
+    readings = len(short.mixing_control.strength.trace)
+    assert longer.mixing_control.joins == 4
+    longer.fit()
+    assert len(longer.mixing_control.strength.trace) == readings
+    assert set(longer.loader.order(6)) >= set(HELD_OUT)
+
+
+def test_a_run_that_is_made_longer_early_goes_on_measuring(tmp_path):
+    short = make_trainer(tmp_path, epochs=5, max_steps=11, auto=True)
+    short.fit()
+    longer = make_trainer(tmp_path, epochs=20, auto=True)
+    longer.restore(longer.saver.store.load())
+    before = len(longer.mixing_control.strength.trace)
+    longer.fit()
+    assert longer.mixing_control.joins == 16
+    assert len(longer.mixing_control.strength.trace) > before

@@ -1,0 +1,42 @@
+"""Builds the control of `--mixup auto`."""
+
+from utils.runs.prepare import ReadyModel
+from utils.runs.run import Run
+from utils.tasks.task import Task
+from utils.training.evaluation import evaluate
+from utils.training.mixing_control import MixingControl
+
+
+def build_mixing_control(
+    run: Run, ready: ReadyModel, task: Task, total_steps: int
+) -> MixingControl | None:
+    """With --mixup auto, what adjusts the strength of mixing; says how."""
+    auto, loader = task.auto, task.train
+    if auto is None:
+        return None
+    epoch_steps = loader.steps_per_epoch
+    joins = auto.strength.plan(total_steps, epoch_steps, loader.step_size)
+    if run.progress.step == 0:
+        run.console.say(_description(auto.strength, loader.samples, joins))
+
+    def loss(samples) -> float:
+        return evaluate(ready.model, samples.epoch(), run.precision, exchange=run.exchange).loss
+
+    def gap() -> float:
+        trained, held_out = loss(task.trained), loss(task.held_out)
+        return 1 - trained / held_out if held_out else 0.0
+
+    return MixingControl(auto.strength, auto.hold_out, gap, joins, epoch_steps)
+
+
+def _description(strength, samples: int, joins: int | None) -> str:
+    if not strength.held_out:
+        return (
+            f"note: {samples:,} training samples are too few for --mixup auto to hold some of them "
+            f"out: the strength of mixing stays {strength.start:g}"
+        )
+    until = "" if joins is None else f" until epoch {joins}"
+    return (
+        f"--mixup auto: {strength.held_out:,} of the training samples are held out{until}, to "
+        "measure overfitting; others are taken twice in their place, so an epoch is as long as ever"
+    )
