@@ -64,7 +64,7 @@ class Run:
 class Result:
     """Accuracies in per cent, of the last weights."""
 
-    val: float
+    val: float | None  # None where there is no validation split
     test: float
     seconds: float
 
@@ -129,10 +129,11 @@ class Runner:
     Args:
         folder: of the study.
         common: flags of every run.
+        entry: the entry script.
     """
 
-    def __init__(self, folder: Path, common: list[str]):
-        self.folder, self.common = folder, common
+    def __init__(self, folder: Path, common: list[str], entry: Path = ENTRY):
+        self.folder, self.common, self.entry = folder, common, entry
         self.path = folder / "results.jsonl"
         self.results: dict[Run, Result] = {}
         self._processes: set[subprocess.Popen] = set()
@@ -158,10 +159,10 @@ class Runner:
                     run, result = started[future], future.result()
                     self.results[run] = result
                     self._keep(run, result)
+                    val = "" if result.val is None else f"validation {result.val:.2f} %, "
                     print(
-                        f"[{done}/{len(left)}] {run.label}, seed {run.seed}: validation "
-                        f"{result.val:.2f} %, test {result.test:.2f} %, "
-                        f"in {duration(result.seconds)}",
+                        f"[{done}/{len(left)}] {run.label}, seed {run.seed}: {val}"
+                        f"test {result.test:.2f} %, in {duration(result.seconds)}",
                         flush=True,
                     )
             except BaseException:
@@ -185,7 +186,7 @@ class Runner:
                 if self._stopping:
                     raise UserError("stopped")
                 process = subprocess.Popen(
-                    [sys.executable, str(ENTRY), *arguments],
+                    [sys.executable, str(self.entry), *arguments],
                     stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
                     start_new_session=True,  # Ctrl-C ends this one, which then ends them
                     env=os.environ | {"OMP_NUM_THREADS": words[words.index("--threads") + 1]},
@@ -198,8 +199,8 @@ class Runner:
                 raise UserError(f"{run.label}, seed {run.seed}: {last} ({folder})")
         found = json.loads(summary.read_text())
         records = read_metrics(folder / "metrics.jsonl")
-        val = [record["accuracy"] for record in records if record["split"] == "val"][-1]
-        return Result(val, found["test_accuracy"], time.monotonic() - started)
+        val = [record["accuracy"] for record in records if record["split"] == "val"]
+        return Result(val[-1] if val else None, found["test_accuracy"], time.monotonic() - started)
 
     def _stop(self) -> None:
         with self._lock:

@@ -29,6 +29,7 @@ def newest(run: str) -> Path:
         (["--cutmix", "1", "--mixup_mode", "elem"], "cutmix"),
         (["--mixup", "1", "--cutmix", "1", "--mixup_inter", "--log_clean_accuracy"],
          "fixed, cutmix"),
+        (["--mixup", "auto"], "auto"),
         (["--meta_learning", "--meta_batch", "8", "--meta_form", "sample"], "meta"),
     ],
 )  # fmt: skip
@@ -42,6 +43,38 @@ def test_messages_and_files_of_a_run(works, flags, mixup):
     assert left["mixup"] == mixup and left["train_accuracy"] == epoch["accuracy_weighted"]
     assert not Path("run/mixup_policy.png").exists()
     assert not (newest("run") / "mixup.safetensors").exists()
+
+
+AUTO = ["--mixup", "auto", "--cutmix", "1", "--subset", "500", "--epochs", "10", "--bs", "125"]
+
+
+def test_a_run_says_what_is_held_out_and_what_was_measured(works):
+    said = works(*TINY, *AUTO, "--output", "run")
+    assert "50 of the training samples are held out until epoch 8" in said
+    lines = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    measured = [line for line in lines if line["split"] == "mixing"]
+    assert len(measured) == 1 and measured[0]["step"] == 23
+    assert measured[0]["strength"] == summary("run")["mixing_strength"]
+    assert summary("run")["train_samples"] == 500 and summary("run")["mixup"] == "auto, cutmix"
+
+
+def test_too_few_samples_for_auto_are_said(works):
+    said = works(*TINY, "--mixup", "auto", "--output", "run")
+    assert "note: 80 training samples are too few for --mixup auto" in said
+    assert summary("run")["mixing_strength"] == 0.1
+
+
+def test_a_resumed_run_keeps_the_strength(works):
+    works(*TINY, *AUTO, "--output", "whole")
+    works(*TINY, *AUTO, "--output", "part", "--save_every", "24", "--checkpoint_hist", "9")
+    for folder in Path("part/checkpoints").glob("step-*"):
+        if folder.name > "step-00000024":
+            (folder / "SHA256SUMS").write_text("")
+    Path("part/summary.json").unlink()
+    works("--resume", "part")
+    ours, theirs = (newest(run) / "model.safetensors" for run in ("part", "whole"))
+    assert ours.read_bytes() == theirs.read_bytes()
+    assert summary("part")["mixing_strength"] == summary("whole")["mixing_strength"]
 
 
 def test_a_resumed_run_continues_the_policy(works, fails):
