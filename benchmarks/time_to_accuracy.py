@@ -124,33 +124,44 @@ def race(
     }  # fmt: skip
 
 
-def make_course(data: ImageData, plan: Race, device: torch.device) -> Course:
+def make_course(data: ImageData, plan: Race, device: torch.device, seed: int = 0) -> Course:
     """With fewer pictures than planned if the data has fewer. Raises ValueError without a whole
-    batch."""
+    batch.
+
+    Args:
+        seed: of the choice of pictures, the weights, and the order of the usual loop.
+    """
     pictures = min(plan.pictures, len(data.train)) // plan.batch * plan.batch
     if not pictures:
         raise ValueError(f"{len(data.train)} pictures are less than a batch of {plan.batch}")
-    train = data.train.part(stratified_subset(data.train.labels, pictures, 0))
+    train = data.train.part(stratified_subset(data.train.labels, pictures, seed))
     test = ImageLoader(
         data.test.images, data.test.labels, mean=data.mean, std=data.std, batch_size=500,
         device=device, rows=data.test.rows,
     )  # fmt: skip
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     model = ResNet(plan.depth, len(data.classes), plan.width)
     images = train.images[train.rows]
     return Course(plan, data, images, train.labels, model, test, device)
 
 
 class Racer:
-    """A contender with its data. Args: those of `race`."""
+    """A contender with its data. Args: those of `race` and `make_course`."""
 
     def __init__(
-        self, way: Way, load, plan: Race, device: torch.device, workers: int, folder: Path
+        self,
+        way: Way,
+        load,
+        plan: Race,
+        device: torch.device,
+        workers: int,
+        folder: Path,
+        seed: int = 0,
     ):
         if way.keeps:
             keep_freed_memory()
         self.way, self.workers, self.folder = way, workers, folder
-        self.course = make_course(load(), plan, device)
+        self.course = make_course(load(), plan, device, seed)
 
     def curve(self) -> list[tuple[float, float]]:
         if self.way.ours:
