@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from utils.mixup.policy import MAX_SHAPE, MixupPolicy, lambda_at
+from utils.mixup.policy import (
+    LOOKS,
+    MAX_SHAPE,
+    MixupPolicy,
+    can_tell_pairs_apart,
+    lambda_at,
+)
 
 GOOD, BAD = torch.tensor(False), torch.tensor(True)
 
@@ -139,3 +145,40 @@ def test_a_saved_policy_can_be_loaded():
 
 def test_mean_lambda_has_no_gradient():
     assert not policy().mean_lambda().requires_grad
+
+
+# ---- whether pairs of classes are told apart ----------------------------------------------------
+
+
+def test_pairs_are_told_apart_where_each_is_looked_at_often_enough():
+    pairs = 10 * 11 // 2
+    assert can_tell_pairs_apart(10, looks=pairs, updates=LOOKS, decay=0.0)
+    assert not can_tell_pairs_apart(10, looks=pairs, updates=LOOKS - 1, decay=0.0)
+    assert not can_tell_pairs_apart(10, looks=pairs, updates=10 * LOOKS, decay=0.1), "it forgets"
+    assert can_tell_pairs_apart(2, looks=64, updates=1000, decay=0.01)
+
+
+def step_of(one: MixupPolicy) -> None:
+    targets, partners = torch.tensor([0, 1, 2]), torch.tensor([1, 2, 2])
+    lam = one(targets, partners, torch.tensor([0.6, 0.7, 0.8]))
+    one.update(lam, torch.tensor([1.0, -2.0, 3.0]), GOOD)
+
+
+def test_without_pairs_the_shared_number_alone_learns_and_just_as_it_did():
+    with_pairs, without = policy(), policy(learns_pairs=False)
+    for one in (with_pairs, without):
+        step_of(one)
+    assert with_pairs.pair.any() and not without.pair.any()
+    assert torch.equal(with_pairs.shared, without.shared)
+
+
+def test_a_policy_that_has_learned_about_pairs_goes_on():
+    """A run of before --mixup meta asked whether pairs can be told apart."""
+    old, resumed, other = policy(), policy(learns_pairs=False), policy(learns_pairs=False)
+    step_of(old)
+    resumed.load_tensors(old.saved_tensors())
+    other.load_tensors(other.saved_tensors())
+    assert resumed.learns_pairs and not other.learns_pairs
+    for one in (old, resumed):
+        step_of(one)
+    assert torch.equal(old.pair, resumed.pair)

@@ -11,6 +11,21 @@ from utils.exchange import Exchange
 MAX_SHAPE = 4.0
 # Quantiles over which the mean of the distribution is computed.
 POINTS = 512
+# So many samples of a pair of classes are needed to tell its derivative from noise: that of all
+# pairs together took about as many (benchmarks/results/mixup.md).
+LOOKS = 1000
+
+
+def can_tell_pairs_apart(classes: int, looks: int, updates: int, decay: float) -> bool:
+    """Whether a run looks at every pair of classes often enough to learn something about it.
+
+    Args:
+        looks: samples that an update uses, of all classes.
+        updates: in the whole run.
+        decay: fraction of what was learned that each update takes back.
+    """
+    remembered = min(updates, 1 / decay) if decay else updates
+    return remembered * looks >= LOOKS * classes * (classes + 1) / 2
 
 
 def lambda_at(quantile: Tensor, shape: Tensor) -> Tensor:
@@ -40,10 +55,21 @@ class MixupPolicy(nn.Module):
         lr: Adam's (Kingma and Ba, 2015): about the largest change of a parameter in an update.
         decay: each update moves a parameter back towards its start by lr * decay of the distance.
         device: that of the batches.
+        learns_pairs: `pair` learns; else it stays 0. Tensors that are loaded with a `pair` that has
+            learned let it go on.
     """
 
-    def __init__(self, classes: int, alpha: float, lr: float, decay: float = 0.0, device=None):
+    def __init__(
+        self,
+        classes: int,
+        alpha: float,
+        lr: float,
+        decay: float = 0.0,
+        device=None,
+        learns_pairs: bool = True,
+    ):
         super().__init__()
+        self.learns_pairs = learns_pairs
         self.start = min(max(-math.log(alpha), -MAX_SHAPE), MAX_SHAPE)
         self.shared = nn.Parameter(torch.tensor(self.start, device=device))
         # Only the upper triangle is used.
@@ -80,7 +106,8 @@ class MixupPolicy(nn.Module):
         # A non-finite value for any lambda makes the gradient of `shared` non-finite.
         bad = bad | ~torch.isfinite(flat).all()
         flat = torch.where(bad, 0.0, flat)
-        self.shared.grad, self.pair.grad = flat[0], flat[1:].view(self.pair.shape)
+        self.shared.grad = flat[0]
+        self.pair.grad = flat[1:].view(self.pair.shape) * float(self.learns_pairs)
         self.optimizer.found_inf = bad.float()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -110,7 +137,8 @@ class MixupPolicy(nn.Module):
 
     @torch.no_grad()
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """The inverse of `saved_tensors`."""
+        """The inverse of `saved_tensors`. Synchronizes the host with the device."""
+        self.learns_pairs = self.learns_pairs or bool(tensors["pair"].any())
         for name, parameter in self.named_parameters():
             parameter.copy_(tensors[name])
             keys = [key for key in tensors if key.startswith(f"{name}/")]

@@ -15,6 +15,7 @@ from utils.runs.optimization import (
     build_meta,
     build_optimizer_of,
     learning_rate,
+    learns_pairs,
     say_foreign_rates,
     schedule_of,
 )
@@ -127,6 +128,13 @@ def _train_step(
     """The optimizer step, on the model as `engine` wraps it; `span`: optimizer steps of the
     schedule."""
     settings, loader, strategy = run.settings, task.train, ready.strategy
+    classes = len(task.card.classes)
+    pairs = learns_pairs(settings, classes, loader.step_size, span)
+    if settings.mixup == "meta" and settings.meta_form == "policy" and not pairs:
+        run.console.say(
+            f"--mixup meta learns one distribution for all pairs of the {classes} classes: the run "
+            "is too short to tell them apart, or forgets too fast (--meta_decay 0)"
+        )
     lr = learning_rate(run, loader.step_size)
     schedule = schedule_of(run, lr, span, loader.steps_per_epoch, checkpoint)
     guard = Guard(ready.model, strategy)
@@ -147,7 +155,7 @@ def _train_step(
         guard=guard,
         clip=settings.clip,
         average=average,
-        meta=build_meta(run, len(task.card.classes), strategy, run.exchange),
+        meta=build_meta(run, classes, strategy, run.exchange, pairs),
     )
 
 

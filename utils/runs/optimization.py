@@ -7,7 +7,7 @@ from utils.checkpoints.checkpoint import Checkpoint
 from utils.distributed.strategies.base import Strategy
 from utils.exchange import Exchange
 from utils.mixup.meta import PolicyMixup, SampleMixup, VirtualStep
-from utils.mixup.policy import MixupPolicy
+from utils.mixup.policy import MixupPolicy, can_tell_pairs_apart
 from utils.optim.factory import build_optimizer
 from utils.optim.schedules import build_schedule
 from utils.optim.table import OPTIMIZERS
@@ -110,14 +110,32 @@ def schedule_of(
     return schedule
 
 
+def learns_pairs(settings, classes: int, step_size: int, total_steps: int) -> bool:
+    """Whether the policy of --mixup meta can learn something about each pair of classes, in a run
+    of `total_steps` optimizer steps of `step_size` samples."""
+    if settings.mixup != "meta" or settings.meta_form != "policy":
+        return False
+    return can_tell_pairs_apart(
+        classes,
+        looks=step_size if settings.task == "texts" else min(settings.meta_batch, step_size),
+        updates=total_steps // settings.meta_every,
+        decay=settings.meta_lr * settings.meta_decay,
+    )
+
+
 def build_meta(
-    run: Run, classes: int, strategy: Strategy, exchange: Exchange | None = None
+    run: Run,
+    classes: int,
+    strategy: Strategy,
+    exchange: Exchange | None = None,
+    pairs: bool = True,
 ) -> PolicyMixup | SampleMixup | None:
     """With --mixup meta, the object that learns how to mix.
 
     Args:
         strategy: holds the model's tensors.
         exchange: with the other ranks; None: no communication.
+        pairs: see `learns_pairs`.
     """
     settings = run.settings
     if settings.mixup != "meta":
@@ -131,5 +149,7 @@ def build_meta(
     )
     if settings.meta_form == "sample":
         return SampleMixup(virtual, settings.meta_lr)
-    policy = MixupPolicy(classes, settings.alpha, settings.meta_lr, settings.meta_decay, run.device)
+    policy = MixupPolicy(
+        classes, settings.alpha, settings.meta_lr, settings.meta_decay, run.device, pairs
+    )
     return PolicyMixup(policy, virtual)

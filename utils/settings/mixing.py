@@ -20,8 +20,8 @@ class MixingSettings(Config):
         "none",
         "Train on weighted means of two samples. The weights are drawn from a fixed "
         "distribution, from one that follows how far the network overfits, measured on held-out "
-        "training samples (auto), or from one that is learned (meta); a number means fixed with "
-        "this --alpha",
+        "training samples (auto), or from one that is learned (meta; try auto first); a "
+        "number means fixed with this --alpha",
         group=GROUP,
         choices=("none", "fixed", "auto", "meta"),
     )
