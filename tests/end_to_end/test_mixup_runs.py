@@ -61,7 +61,7 @@ def test_a_run_says_what_is_held_out_and_what_was_measured(works):
 def test_too_few_samples_for_auto_are_said(works):
     said = works(*TINY, "--mixup", "auto", "--output", "run")
     assert "note: 80 training samples are too few for --mixup auto" in said
-    assert summary("run")["mixing_strength"] == 0.1
+    assert summary("run")["mixing_strength"] == 0.2
 
 
 def test_a_resumed_run_keeps_the_strength(works):

@@ -13,17 +13,14 @@ from utils.data.texts.loader import TextLoader
 from utils.mixup.auto import (
     COST,
     EVERY,
-    FADE,
+    FIXED,
     FORWARD,
-    GAIN,
     LAST,
     LEAST,
-    TARGET,
     AutoStrength,
     Reading,
     held_out_samples,
-    next_strength,
-    start_strength,
+    strength_at_gap,
 )
 from utils.mixup.mixing import Mixing
 
@@ -37,58 +34,40 @@ def planned(held_out=250, total_steps=1000, steps_per_epoch=10, step_size=10_000
 # ---- the strength -------------------------------------------------------------------------------
 
 
-def test_the_strength_moves_by_the_distance_from_the_target():
-    assert next_strength(0.5, TARGET) == 0.5
-    assert next_strength(0.5, TARGET + 0.2) == round(0.5 + 0.2 * GAIN, 2)
-    assert next_strength(0.5, TARGET - 0.2) == round(0.5 - 0.2 * GAIN, 2)
-    assert next_strength(0.9, 5.0) == 1.0
-    assert next_strength(0.1, -5.0) == 0.0
-    assert next_strength(LEAST, TARGET - 0.01 / GAIN) == 0.0, "hardly any mixing is none"
+def test_the_strength_is_the_gap():
+    assert strength_at_gap(0.5) == 0.5 and strength_at_gap(0.123) == 0.12
+    assert strength_at_gap(5.0) == 1.0 and strength_at_gap(-5.0) == 0.0
+    assert strength_at_gap(LEAST) == LEAST
+    assert strength_at_gap(LEAST - 0.01) == 0.0, "hardly any mixing is none"
 
 
 @pytest.mark.parametrize("gap", [math.nan, math.inf, -math.inf])
 def test_a_gap_that_is_not_finite_changes_nothing(gap):
-    assert next_strength(0.37, gap) == 0.37
+    strength = planned()
+    strength.observe(50, 0.37)
+    assert strength.observe(100, gap).strength == strength.current == 0.37
 
 
 def test_rounding_errors_of_the_losses_do_not_reach_the_strength():
     for gap in (0.0, 0.1, 0.3137, 0.7):
-        assert next_strength(0.5, gap) == next_strength(0.5, gap + 1e-7)
+        assert strength_at_gap(gap) == strength_at_gap(gap + 1e-7)
 
 
-def test_it_starts_the_stronger_the_longer_the_run_is():
-    strengths = [start_strength(epochs) for epochs in (0.01, 1, 5, 10, 20, 40, 80, 1000)]
-    assert strengths == sorted(strengths) and strengths[0] >= 0 and strengths[-1] == 1
-    assert len(set(strengths)) > 3
-
-
-def test_a_network_that_overfits_is_mixed_more_until_the_gap_is_on_target():
-    """A network whose gap falls as the strength rises, in closed form: the fixed point of the
-    controller is where the gap is TARGET."""
+def test_it_settles_where_the_gap_agrees_with_it():
+    """A network whose gap falls as the strength rises, in closed form."""
     strength = 0.0
     for _ in range(100):
-        strength = next_strength(strength, 0.6 - 0.5 * strength)
-    assert strength == pytest.approx((0.6 - TARGET) / 0.5, abs=0.02)
+        strength = strength_at_gap(0.6 - 0.5 * strength)
+    assert strength == pytest.approx(0.6 / 1.5, abs=0.02)
 
 
 def test_a_measurement_takes_effect_a_step_later_than_it_could():
     strength = planned()
-    start = strength.start
-    reading = strength.observe(100, TARGET - 0.5)
-    assert reading == Reading(100, TARGET - 0.5, next_strength(start, TARGET - 0.5))
-    assert [strength(step) for step in (99, 100)] == [start, start]
-    assert strength(101) == strength.current == reading.strength != start
-    strength.observe(200, TARGET + 0.3)
-    assert strength(200) == reading.strength and strength(201) == strength.current
-
-
-def test_it_fades_out_at_the_end():
-    strength = planned(total_steps=1000)
-    whole = strength(0)
-    assert strength(int(1000 * FADE)) == whole
-    halfway = int(1000 * (1 + FADE) / 2)
-    assert strength(halfway) == pytest.approx(whole / 2, rel=0.02)
-    assert 0 < strength(999) < 0.02
+    assert strength.observe(100, 0.4) == Reading(100, 0.4, 0.4)
+    assert [strength(step) for step in (0, 99, 100)] == [0.0] * 3
+    assert strength(101) == strength.current == 0.4
+    strength.observe(200, 0.7)
+    assert strength(200) == 0.4 and strength(201) == strength(999) == strength.current == 0.7
 
 
 def test_before_the_plan_it_is_as_strong_as_it_can_become():
@@ -128,7 +107,7 @@ def test_a_step_is_measured_once():
 
 def test_nothing_is_measured_where_nothing_is_held_out():
     strength = planned(held_out=0)
-    assert due_steps(strength) == [] and strength(500) == strength.start
+    assert due_steps(strength) == [] and strength(500) == strength.current == FIXED
 
 
 @pytest.mark.parametrize(
@@ -232,10 +211,8 @@ def test_the_strength_of_a_run_is_what_its_records_say(tmp_path):
     strength = control.strength
     assert len(records) == len(strength.trace) >= 3
     assert [(r["step"], r["gap"], r["strength"]) for r in records] == strength.trace
-    before = strength.start
     for record in records:
-        assert record["strength"] == next_strength(before, record["gap"])
-        before = record["strength"]
+        assert record["strength"] == strength_at_gap(record["gap"])
     for epoch in range(5):
         visited.append(set(trainer.loader.order(epoch)) & set(HELD_OUT))
     assert control.joins == 4 and visited == [set()] * 4 + [set(HELD_OUT)]

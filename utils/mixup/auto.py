@@ -4,27 +4,26 @@ Mixing pays where a network overfits, and costs accuracy where it does not. So s
 are held out, and now and then their loss is compared with that of samples that are trained on:
 
     gap = 1 - loss on trained samples / loss on held-out samples
-    strength <- strength + GAIN (gap - TARGET), between 0 and 1
+    strength = gap, between 0 and 1
 
-Lambda is then drawn from Beta(strength alpha, strength alpha). Controlling a regularisation by the
-overfitting that it prevents is from Karras et al., "Training generative adversarial networks with
-limited data" (2020), arXiv:2006.06676; here it is applied to mixing. How the numbers were found:
-benchmarks/results/mixup.md.
+Lambda is then drawn from Beta(strength, strength) until the next measurement. More mixing narrows
+the gap, so the two settle where they agree. Controlling a regularisation by the overfitting that it
+prevents is from Karras et al., "Training generative adversarial networks with limited data" (2020),
+arXiv:2006.06676; here it is applied to mixing. How the rule was found, and how it compares with
+fixed strengths: benchmarks/results/mixup.md.
 """
 
 import math
 from typing import NamedTuple
 
-TARGET, GAIN = 0.2, 0.5
-# Strength at the start of a run of so many epochs, in between linear in their logarithm, outside
-# constant: the more often a network sees the same samples, the further it overfits.
-START = ((5.0, 0.1), (50.0, 1.0))
 # A strength below it is 0. Strengths are rounded to hundredths, so that rounding errors of the
 # losses, which depend on the number of ranks, hardly ever reach lambda.
 LEAST = 0.05
+# Of a run that is too small to measure anything.
+FIXED = 0.2
 # Fractions of the run: a measurement is due this often at most; after the last one all samples
-# train, and the strength stays; in the end it fades out.
-EVERY, LAST, FADE = 1 / 20, 0.8, 0.9
+# train, and the strength stays.
+EVERY, LAST = 1 / 20, 0.8
 # Measuring may take this fraction of the time of the passes; evaluating a sample takes about a
 # third of the time of training on it.
 COST, FORWARD = 0.012, 1 / 3
@@ -47,32 +46,25 @@ def held_out_samples(n: int) -> int:
     return count if count >= LEAST_HELD_OUT else 0
 
 
-def start_strength(epochs: float) -> float:
-    """Strength at the start of a run of so many epochs, 0 to 1."""
-    (few, low), (many, high) = START
-    along = math.log(max(epochs, 1e-9) / few) / math.log(many / few)
-    return round(low + (high - low) * min(max(along, 0.0), 1.0), 2)
-
-
-def next_strength(strength: float, gap: float) -> float:
-    """The strength after a measured gap; one that is not finite changes nothing."""
-    if not math.isfinite(gap):
-        return strength
-    changed = round(min(max(strength + GAIN * (gap - TARGET), 0.0), 1.0), 2)
-    return changed if changed >= LEAST else 0.0
+def strength_at_gap(gap: float) -> float:
+    """The strength after a measured gap, 0 to 1."""
+    strength = round(min(max(gap, 0.0), 1.0), 2)
+    return strength if strength >= LEAST else 0.0
 
 
 class AutoStrength:
     """The strength of mixing at each step of a run, and when it is measured.
 
     Args:
-        held_out: samples that are held out; 0: the strength stays as it starts.
+        held_out: samples that are held out; 0: the strength is FIXED.
         cost: fraction of the time of the passes that measuring may take.
     """
 
     def __init__(self, held_out: int, cost: float = COST):
         self.held_out, self.cost = held_out, cost
-        self.start, self.total_steps = 1.0, 0  # until `plan`: as strong as it can become
+        self.start = (
+            1.0  # until `plan`: as strong as it can become, to try how much memory it takes
+        )
         self.every = self.last_step = 0
         self.trace: list[Reading] = []
 
@@ -83,8 +75,7 @@ class AutoStrength:
         Args:
             step_size: samples in an optimizer step.
         """
-        self.total_steps = total_steps
-        self.start = start_strength(total_steps / steps_per_epoch)
+        self.start = 0.0 if self.held_out else FIXED
         steps = 2 * self.held_out * FORWARD / step_size  # that take as long as a measurement
         self.every = math.ceil(max(EVERY * total_steps, steps / self.cost))
         epochs = -(-total_steps // steps_per_epoch)
@@ -103,8 +94,9 @@ class AutoStrength:
         return step % self.every == 0 and not (self.trace and self.trace[-1].step >= step)
 
     def observe(self, step: int, gap: float) -> Reading:
-        """Takes in the gap measured after `step` steps."""
-        reading = Reading(step, gap, next_strength(self.current, gap))
+        """Takes in the gap measured after `step` steps; one that is not finite changes nothing."""
+        strength = strength_at_gap(gap) if math.isfinite(gap) else self.current
+        reading = Reading(step, gap, strength)
         self.trace.append(reading)
         return reading
 
@@ -119,12 +111,5 @@ class AutoStrength:
         A measurement takes effect a step later than it could: on a GPU the next step's batch is
         made before the measurement, elsewhere after it, and both are to be mixed alike.
         """
-        strength = self.start
-        for reading in reversed(self.trace):
-            if reading.step < step:
-                strength = reading.strength
-                break
-        if not self.total_steps:
-            return strength
-        left = (self.total_steps - step) / ((1 - FADE) * self.total_steps)
-        return strength * min(max(left, 0.0), 1.0)
+        known = (reading.strength for reading in reversed(self.trace) if reading.step < step)
+        return next(known, self.start)

@@ -33,7 +33,7 @@ def _description(strength, samples: int, joins: int | None) -> str:
     if not strength.held_out:
         return (
             f"note: {samples:,} training samples are too few for --mixup auto to hold some of them "
-            f"out: the strength of mixing stays {strength.start:g}"
+            f"out: its strength stays {strength.start:g}"
         )
     until = "" if joins is None else f" until epoch {joins}"
     return (
