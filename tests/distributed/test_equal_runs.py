@@ -39,6 +39,7 @@ CASES = {
     "texts": {"texts": True, "optimizer": "adamw", "lr": 0.001},
     "texts, ngd": {"texts": True, "optimizer": "ngd", "lr": 0.004, "accumulation": 2},
     "texts, meta-mixup": {"texts": True, "mixing": LEARNED, "exact": True},
+    "lamb": {"optimizer": "lamb", "lr": 0.01},
     "adamw": {"optimizer": "adamw", "lr": 0.01},
     "accumulation": {"accumulation": 2},
     "average, clipped": {"ema_decay": 0.9, "clip": 0.1},

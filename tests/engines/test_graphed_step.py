@@ -78,6 +78,7 @@ CASES = {
     "no momentum, warm-up": {
         "optimizer_options": {}, "schedule": lambda: Schedule("linear", 18, 6), "ema_decay": 0.5,
     },
+    "lamb, average": {"optimizer": "lamb", "lr": 0.01, "ema_decay": 0.9},
     "mixup": {"mixing": mixing, "ema_decay": 0.9},
     "mixup for each sample, looked at unmixed": {
         "mixing": lambda: mixing(per_sample=True, different=True), "clean_accuracy": True,

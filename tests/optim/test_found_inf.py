@@ -12,7 +12,7 @@ from utils.optim import found_inf, libraries, lookahead
 from utils.optim.found_inf import HonoursFoundInf, LateFlag
 from utils.optim.table import OPTIMIZERS
 
-LIBRARY = ["lamb", "muon", "madgrad"]
+LIBRARY = ["muon", "madgrad"]
 CASES = [*LIBRARY, *(f"lookahead {name}" for name in OPTIMIZERS)]
 
 

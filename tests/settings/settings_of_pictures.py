@@ -28,7 +28,7 @@ NEEDS = {
     "wandb_project": ["--wandb", "offline"],
     "wandb_tags": ["--wandb", "offline"],
 }
-NEEDS |= {name: ["--ngd"] for name in OPTIMIZERS["ngd"].own}
+NEEDS |= {own: ["--optimizer", name] for name, entry in OPTIMIZERS.items() for own in entry.own}
 NEEDS |= {name: ["--distributed"] for name in ("strategy", "sync_bn", "dist_timeout")}
 NEEDS |= {name: ["--mixup", "fixed"] for name in FIELDS if name.startswith("mixup_")}
 NEEDS |= {name: ["--mixup", "fixed"] for name in ("alpha", "log_clean_accuracy")}

@@ -1,29 +1,47 @@
 """LAMB: You et al., "Large batch optimization for deep learning: training BERT in 76 minutes"
-(2020), arXiv:1904.00962, algorithm 2.
+(2020), arXiv:1904.00962, algorithm 2:
 
-The learning rate is about the relative change of a layer's weights; the weight times the weight
-decay is added to the step before that is scaled to the layer's norm.
+    m <- b1 m + (1 - b1) g,   v <- b2 v + (1 - b2) g^2
+    u = m' / (sqrt(v') + eps) + weight_decay w
+    w <- w - lr |w| / |u| u
+
+with m' and v' corrected for their start at 0, or without bias correction m and v themselves. The
+learning rate is about the relative change of a layer's weights. Weights without weight decay take
+plain Adam steps, and so do those whose |w| or |u| is 0.
 """
 
-from __future__ import annotations
-
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from utils.optim.entry import NORMS, OptimizerEntry, Range
-from utils.optim.libraries import of_timm
+from utils.optim.entry import GROUP, NORMS, OptimizerEntry, Range
+from utils.setting import setting
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
+    from utils.exchange import Exchange
 
-def make(groups: list[dict], *, lr: float) -> Optimizer:
-    """Parameters without weight decay take plain Adam steps. Those that join later
-    (--unfreeze_epoch) begin with the bias correction of that step, since timm counts steps by
-    group: without weight decay their first steps are up to 6.5 times as long as Adam's.
-    (timm's default also scales the gradient down to a norm of 1, which the paper does not; --clip
-    does that.)
-    """
-    return of_timm("Lamb")(groups, lr=lr, max_grad_norm=None)
+
+@dataclass
+class LambFlags:
+    lamb_bias_correction: bool = setting(
+        True,
+        "Correct lamb's moments for their start at 0, as the paper does; some programs for large "
+        "batches leave it out",
+        group=GROUP,
+    )
+
+
+def make(
+    groups: list[dict],
+    *,
+    lr: float,
+    lamb_bias_correction: bool = True,
+    exchange: "Exchange | None" = None,
+) -> "Optimizer":
+    from utils.optim.lamb_steps import Lamb
+
+    return Lamb(groups, lr=lr, bias_correction=lamb_bias_correction, exchange=exchange)
 
 
 LAMB = OptimizerEntry(
@@ -34,8 +52,11 @@ LAMB = OptimizerEntry(
     # batch, the rule of LAMB's paper.
     lr=1.25e-3,
     weight_decay=0.02,
+    flags=LambFlags,
     needs=NORMS,
+    takes_exchange=True,
     group_state=("step",),
+    capturable=True,
     ranges={
         "lr": (Range(1e-4, 0.02, grid=(3e-4, 1e-3, 3e-3)),),
         "weight_decay": (Range(1e-3, 0.5, grid=(0.01, 0.05, 0.2)),),

@@ -13,7 +13,7 @@ from utils.machine.float32 import float32_products
 from utils.optim.found_inf import is_on_host
 from utils.optim.ngd import fisher
 from utils.optim.ngd.batched_fisher import FISHER, AxisBatch, norms, precondition_
-from utils.optim.ngd.parameters import Flags, Parameters
+from utils.optim.parameters import Flags, Parameters
 
 EARLY_UPDATES = 10  # the first steps all update the Fisher matrices, as in Kaldi
 # Root mean square of a step with norm "fixed", before the learning rate. It is that of AdamW's

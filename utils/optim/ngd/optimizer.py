@@ -12,8 +12,8 @@ from utils.optim.found_inf import is_on_host
 from utils.optim.ngd.adam import AdamParameters
 from utils.optim.ngd.batch import Batch, is_plain, kind_of
 from utils.optim.ngd.batched_fisher import FISHER, update_
-from utils.optim.ngd.parameters import Flags, is_expanded
 from utils.optim.ngd.shares import Shares, shares_of
+from utils.optim.parameters import Flags, is_expanded
 
 AXES = ("all", "channels")
 NORMS = ("gradient", "fixed")

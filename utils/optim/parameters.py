@@ -1,4 +1,4 @@
-"""Parameters of a group of NGD as PyTorch's fused kernels take them."""
+"""Parameters of a group of an optimizer as PyTorch's fused kernels take them."""
 
 from __future__ import annotations
 

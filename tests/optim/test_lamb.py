@@ -1,0 +1,145 @@
+"""LAMB against timm's, its flags, its launches on a GPU, and checkpoints of when it was timm's."""
+
+import copy
+
+import pytest
+import timm.optim
+import torch
+from fake_cuda import CUDA, fake_cuda
+from launches import Launches, on_the_gpu, resnet50
+from optimizer_tools import backward, bits, build, poison, same, small_model
+from torch import nn
+
+from utils.checkpoints.checkpoint import optimizer_tensors, restore_optimizer
+from utils.optim.factory import build_optimizer, parameter_groups
+from utils.optim.lamb_steps import Lamb, trust_ratios
+
+
+def timms(model: nn.Module, bias_correction: bool, decay_all: bool):
+    groups = parameter_groups(model, 0.1, decay_all)
+    return timm.optim.Lamb(groups, lr=0.01, bias_correction=bias_correction, max_grad_norm=None)
+
+
+def steps(model: nn.Module, optimizer, first: int, last: int) -> None:
+    for step in range(first, last):
+        backward(model, step)
+        for group in optimizer.param_groups:
+            group["lr"] = 0.05 / (1 + step)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("bias_correction", [True, False])
+@pytest.mark.parametrize("decay_all", [True, False])
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_it_equals_timms(bias_correction, decay_all, channels_last):
+    """A bias that starts at 0 has no norm: its first step is Adam's."""
+    ours = small_model(channels_last)
+    nn.init.zeros_(ours[0].bias)
+    theirs = copy.deepcopy(ours)
+    optimizer = build("lamb", ours, decay_all=decay_all, lamb_bias_correction=bias_correction)
+    steps(ours, optimizer, 0, 50)
+    steps(theirs, timms(theirs, bias_correction, decay_all), 0, 50)
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_ratios_of_norms():
+    weights, moved = torch.tensor([3.0, 0.0, 2.0, 0.0]), torch.tensor([1.5, 1.0, 0.0, 0.0])
+    assert trust_ratios(weights, moved).tolist() == [2.0, 1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("flags", ["100", "0110", "1011"])
+@pytest.mark.parametrize("decay_all", [True, False])
+def test_a_flagged_step_leaves_no_trace(flags, decay_all):
+    runs = []
+    for with_flagged in (True, False):
+        model = small_model(True, torch.float32)
+        optimizer = build("lamb", model, decay_all=decay_all)
+        for step, flag in enumerate(map(int, flags)):
+            if flag and not with_flagged:
+                continue
+            backward(model, step)
+            if flag:
+                poison(model)
+            optimizer.found_inf = torch.tensor(float(flag))
+            optimizer.step()
+        counts = [group["step"].item() for group in optimizer.param_groups]
+        runs.append((bits(model, optimizer), counts))
+    assert same(runs[0][0], runs[1][0]) and runs[0][1] == runs[1][1] == [flags.count("0")] * len(
+        optimizer.param_groups
+    )
+
+
+def test_parameters_that_join_later_count_on():
+    model = small_model()
+    optimizer = build("lamb", model)
+    for parameter in model[0].parameters():
+        parameter.requires_grad_(False)
+    steps(model, optimizer, 0, 3)
+    assert model[0].weight not in optimizer.state
+    for parameter in model[0].parameters():
+        parameter.requires_grad_(True)
+    before = model[0].weight.clone()
+    steps(model, optimizer, 3, 4)
+    assert not torch.equal(before, model[0].weight)
+    assert optimizer.param_groups[0]["step"] == 4
+
+
+def test_parameters_of_other_dtypes_and_views_are_stepped():
+    torch.manual_seed(0)
+    wide = torch.randn(6, 8, dtype=torch.float64)
+    parameters = [
+        nn.Parameter(wide.clone()),
+        nn.Parameter(wide[:, ::2]),
+        nn.Parameter(torch.ones(3)),
+    ]
+    plain = [p.detach().clone() for p in parameters]
+    ours = Lamb([{"params": parameters, "weight_decay": 0.1}], lr=0.01)
+    copies = [nn.Parameter(p) for p in plain]
+    theirs = timm.optim.Lamb([{"params": copies, "weight_decay": 0.1}], lr=0.01, max_grad_norm=None)
+    for _ in range(3):
+        for one, other in zip(parameters, copies, strict=True):
+            other.grad = torch.randn(one.shape, dtype=one.dtype)
+            one.grad = other.grad.clone()
+        ours.step(), theirs.step()
+    assert ours.param_groups[0]["step"] == 3
+    for one, other in zip(parameters, copies, strict=True):
+        tolerance = 1e-12 if one.dtype == torch.float64 else 1e-6
+        torch.testing.assert_close(one.detach(), other.detach(), rtol=0, atol=tolerance)
+
+
+def test_a_checkpoint_of_timms_goes_on():
+    """Runs that were started before LAMB was ours."""
+    theirs = small_model()
+    optimizer = timms(theirs, True, decay_all=False)
+    steps(theirs, optimizer, 0, 5)
+    names = {parameter: name for name, parameter in theirs.named_parameters()}
+    tensors, rest = optimizer_tensors(optimizer, names)
+    ours = copy.deepcopy(theirs)
+    names = {parameter: name for name, parameter in ours.named_parameters()}
+    resumed = build("lamb", ours)
+    restore_optimizer(resumed, names, tensors, rest)
+    steps(theirs, optimizer, 5, 10)
+    steps(ours, resumed, 5, 10)
+    assert resumed.param_groups[0]["step"] == 10
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("decay_all", [True, False])
+def test_launches_of_a_step(decay_all):
+    """timm's launches 3,180."""
+    groups = build_optimizer(
+        "lamb", resnet50(), lr=0.02, weight_decay=0.05, decay_all=decay_all
+    ).param_groups
+    with fake_cuda():
+        for group in groups:
+            group["params"] = [nn.Parameter(on_the_gpu(p)) for p in group["params"]]
+            for parameter in group["params"]:
+                parameter.grad = on_the_gpu(parameter)
+        optimizer = Lamb(groups, lr=0.02)
+        optimizer.found_inf = torch.zeros((), device=CUDA)
+        optimizer.step()
+        with Launches() as launches:
+            optimizer.step()
+    assert launches.counts.total() <= 40, launches.counts

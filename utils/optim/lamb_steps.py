@@ -1,0 +1,192 @@
+"""LAMB as an optimizer (see lamb.py): on a GPU a step launches a few kernels for all parameters,
+and the host waits for nothing."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from utils.exchange import Exchange
+from utils.optim.parameters import Flags, Parameters
+
+BETAS, EPSILON = (0.9, 0.999), 1e-6
+
+
+def trust_ratios(weight_norms: Tensor, step_norms: Tensor) -> Tensor:
+    """|w| / |u| of each parameter, 1 where either is 0. All (n,)."""
+    without = torch.minimum(weight_norms, step_norms) <= 0
+    return (weight_norms / step_norms).masked_fill_(without, 1.0)
+
+
+class Lamb(torch.optim.Optimizer):
+    """See lamb.py. Honours `found_inf` by selection on the device.
+
+    State of a parameter: `exp_avg` and `exp_avg_sq`, of its shape. Each group counts its steps in
+    `step`, a float32 tensor () on the device, without those that were left out; parameters that
+    join a group later (--unfreeze_epoch) begin with the bias correction of that step.
+
+    Args:
+        params: parameters or groups with `weight_decay`.
+        lr: learning rate.
+        weight_decay: default of the groups; with 0 a group takes Adam's steps.
+        bias_correction: of the moments.
+        exchange: with the other ranks, where parameters are sharded; norms are of whole parameters.
+    """
+
+    found_inf: Tensor | None = None
+
+    def __init__(
+        self,
+        params,
+        lr: float,
+        weight_decay: float = 0.0,
+        bias_correction: bool = True,
+        exchange: Exchange | None = None,
+    ):
+        self.exchange, self._members = exchange or Exchange(), {}
+        super().__init__(
+            params, {"lr": lr, "weight_decay": weight_decay, "bias_correction": bias_correction}
+        )
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """One step. `closure`, if given, computes the loss again, which is returned."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for number, group in enumerate(self.param_groups):
+            kinds: dict[tuple, list[Tensor]] = {}  # a kernel takes tensors of one kind
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    kinds.setdefault((parameter.device, parameter.dtype), []).append(parameter)
+            if kinds:
+                device = next(iter(kinds))[0]
+                count_step(group, device, Flags.of(self, device))
+            for (device, dtype), parameters in kinds.items():
+                members = self._members_of((number, device, dtype), group, parameters)
+                members.step_(Flags.of(self, device))
+        return loss
+
+    def _members_of(self, key: tuple, group: dict, parameters: list[Tensor]) -> LambParameters:
+        """These parameters of a group, prepared once."""
+        known = self._members.get(key)
+        if known is None or not known.are(group, parameters, self.state):
+            known = LambParameters(group, parameters, self.state, self.exchange)
+            self._members[key] = known
+        return known
+
+
+def count_step(group: dict, device: torch.device, flags: Flags) -> None:
+    """Counts a step of the group on the device, unless it is left out."""
+    step = group.get("step", 0)
+    if not isinstance(step, Tensor):  # none yet, or from a checkpoint
+        step = torch.full((), float(step), device=device)
+    group["step"] = step
+    step.add_(1 if flags.found_inf is None else 1 - flags.found_inf)
+
+
+class LambParameters(Parameters):
+    """Parameters of one group. The steps of all lie in one tensor, those of parameters with equally
+    many elements side by side, so that one kernel scales them."""
+
+    def __init__(self, group: dict, parameters: list[Tensor], state: dict, exchange: Exchange):
+        order = sorted(range(len(parameters)), key=lambda i: parameters[i].numel())
+        super().__init__(group, [parameters[i] for i in order])
+        self.given = parameters  # in the group's order
+        self.exchange = exchange
+        self.moments = [self.buffers(state, name) for name in ("exp_avg", "exp_avg_sq")]
+        self.endless = torch.full((), torch.inf, device=self.device)
+        self.sizes = [
+            (numel, len(list(same)))
+            for numel, same in groupby(self.parameters, key=lambda p: p.numel())
+        ]
+        # Squared norms of sharded parameters are summed over the ranks, in the order of the group,
+        # since each rank has its own by size; those of the others are counted by one rank.
+        divided = [exchange.is_divided(p) for p in parameters]
+        self.is_sharded = any(divided)
+        counted = [one or exchange.rank == 0 for one in divided]
+        self.counted = torch.tensor(counted, device=self.device)
+        self.by_size = torch.tensor(order, device=self.device)
+        self.by_group = self.by_size.argsort()
+
+    def are(self, group: dict, parameters: list[Tensor], state: dict) -> bool:
+        """Whether these are the same parameters with the same state; they are not after loading a
+        state."""
+        return (
+            len(parameters) == len(self.given)
+            and all(map(_is, parameters, self.given))
+            and group is self.group
+            and all(
+                state[p].get("exp_avg") is own
+                for p, own in zip(self.parameters, self.moments[0], strict=True)
+            )
+        )
+
+    def step_(self, flags: Flags) -> None:
+        group, gradients = self.group, self.make_dense(self.gradients())
+        lr, decay = group["lr"], group["weight_decay"]
+        if not decay:
+            self._adam(self.dense, gradients, lr, flags)
+            self.write_views()
+            return
+        flat, steps = self._zeros()
+        self._adam(steps, gradients, 1.0, flags)  # now -m' / (sqrt(v') + eps); 0 if left out
+        torch._foreach_add_(steps, self.dense, alpha=-decay)  # now -u
+        scale = lr * trust_ratios(*self._norms(self.dense, steps))
+        if flags.left_out is not None:
+            scale.masked_fill_(flags.left_out, 0.0)
+        start = first = 0
+        for numel, count in self.sizes:
+            same = flat[start : start + numel * count].view(count, numel)
+            same.mul_(scale[first : first + count, None])
+            start, first = start + numel * count, first + count
+        torch._foreach_add_(self.dense, steps)
+        self.write_views()
+
+    def _adam(self, targets: list[Tensor], gradients: list[Tensor], lr, flags: Flags) -> None:
+        """Adds Adam's steps of this rate to the targets."""
+        # Without bias correction: as if the steps had gone on for ever.
+        count = self.group["step"] if self.group["bias_correction"] else self.endless
+        count = count.to(self.device, non_blocking=True)
+        torch._fused_adam_(
+            targets,
+            gradients,
+            *self.moments,
+            [],
+            [count] * len(targets),
+            lr=lr,
+            beta1=BETAS[0],
+            beta2=BETAS[1],
+            weight_decay=0.0,
+            eps=EPSILON,
+            amsgrad=False,
+            maximize=False,
+            grad_scale=flags.grad_scale,
+            found_inf=flags.found_inf,
+        )
+
+    def _zeros(self) -> tuple[Tensor, list[Tensor]]:
+        """A flat tensor, and the part of it for each parameter, in the memory order of `dense`."""
+        flat = self.dense[0].new_zeros(sum(p.numel() for p in self.dense))
+        parts, start = [], 0
+        for parameter in self.dense:
+            parts.append(flat.as_strided(parameter.shape, parameter.stride(), start))
+            start += parameter.numel()
+        return flat, parts
+
+    def _norms(self, *lists: list[Tensor]) -> tuple[Tensor, ...]:
+        """The norm of each tensor, (n,) for each list; of whole parameters. Collective if any of
+        them is sharded."""
+        norms = [torch.stack(torch._foreach_norm(tensors)) for tensors in lists]
+        if not self.is_sharded:
+            return tuple(norms)
+        squares = torch.stack(norms).square()[:, self.by_group]
+        squares = self.exchange.sum(torch.where(self.counted, squares, 0.0))
+        return squares.sqrt()[:, self.by_size].unbind()
+
+
+def _is(one: Tensor, other: Tensor) -> bool:
+    return one is other
