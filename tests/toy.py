@@ -17,7 +17,7 @@ from utils.engines.choose import choose_engine
 from utils.engines.engine import RunFacts
 from utils.engines.graphed_step import GraphedStep
 from utils.exchange import Exchange
-from utils.launch.signals import Stopping
+from utils.launch.signals import AgreedSignal
 from utils.mixup.meta import PolicyMixup, SampleMixup, VirtualStep
 from utils.mixup.policy import MixupPolicy
 from utils.optim.factory import build_optimizer
@@ -119,7 +119,7 @@ def make_trainer(
     clip=None,
     learner=None,
     advice=None,
-    stopping=None,
+    agreed_signal=None,
     **plan,
 ):
     """A trainer over random pictures with BatchNorm and dropout, writing below `folder`. With an
@@ -131,7 +131,7 @@ def make_trainer(
     model = (model if model is not None else network(dropout=dropout)).to(device)
     data = data or loader(batch_size, accumulation, device=device, mixing=mixing, **ranks)
     arithmetic = Precision(precision, device)
-    signals = signals or NoSignals()
+    agreed_signal = agreed_signal or AgreedSignal(signals or NoSignals())
     test = loader(5, n=12, augment=False, shuffle=False, device=device, **ranks)
     total = epochs * data.steps_per_epoch
     total = min(total, max_steps) if max_steps else total
@@ -176,12 +176,12 @@ def make_trainer(
             model,
             test.epoch(),
             arithmetic,
-            lambda: signals.received is not None,
+            agreed_signal.arrived,
             exchange=exchange,
         ),
         log=TrainingLog(console, metrics, advice),
         saver=Saver(store, metrics, console, save_steps),
-        stopping=stopping or Stopping(signals),
+        agreed_signal=agreed_signal,
         freeze=freeze_until and Freeze(model, f"{len(model) - 1}", freeze_until),
     )
 

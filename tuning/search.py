@@ -16,7 +16,7 @@ from pathlib import Path
 from tuning.flags import for_trials, seconds
 from utils.errors import UserError
 from utils.files import reason
-from utils.launch.signals import Signals, Stopped
+from utils.launch.signals import Signals, StoppedBySignal
 from utils.machine.cores import usable_cores
 from utils.reporting.console import Console
 from utils.settings.config import Config, fields, parse
@@ -66,7 +66,7 @@ def search(target: Target, search_class: type[Config], description: str, argv=No
     except UserError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
-    except Stopped as stopped:
+    except StoppedBySignal as stopped:
         print(stopped.line, file=sys.stderr)
         return stopped.exit_code
     return 0
@@ -179,7 +179,7 @@ class Search:
     # ---- the work -----------------------------------------------------------------------------
 
     def run(self) -> None:
-        """The whole search. Raises UserError, Stopped."""
+        """The whole search. Raises UserError, StoppedBySignal."""
         from tuning.confirm import Confirmation
         from tuning.report import Report
 
@@ -221,14 +221,14 @@ class Search:
             time.sleep(POLL_SECONDS)
         self.console.end_bar()
         if self.signals.received is not None:
-            raise Stopped(self.signals.received, self._stopped_line())
+            raise StoppedBySignal(self.signals.received, self._stopped_line())
         from tuning.runner import Interrupted
 
         real = [error for error in self.errors if not isinstance(error, Interrupted)]
         if real:
             raise real[0]
         if self.errors:  # a run was told to stop by somebody else
-            raise Stopped(15, self._stopped_line())
+            raise StoppedBySignal(15, self._stopped_line())
 
     def _stopped_line(self) -> str:
         return f"stopped; the search is kept in {self.folder}: the same command goes on with it"

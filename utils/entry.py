@@ -19,7 +19,7 @@ from utils.launch.environment import (
     note_exit_code,
     previous_exit_code,
 )
-from utils.launch.signals import Signals, Stopped
+from utils.launch.signals import Signals, StoppedBySignal
 from utils.runs.run import Run
 from utils.settings.config import parse
 
@@ -60,7 +60,7 @@ def run_entry(config_class, act: Callable, description: str, argv: list[str] | N
         if note_exit_code(2):  # one of the launched processes says it
             print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
-    except Stopped as stopped:
+    except StoppedBySignal as stopped:
         if place is None or place.rank == 0:
             print(stopped.line, file=sys.stderr)
         return stopped.exit_code

@@ -103,7 +103,7 @@ def build_trainer(
             run.another_exchange(),
             _saved_settings(run, task, span),
         ),
-        stopping=run.stopping,
+        agreed_signal=run.agreed_signal,
         freeze=ready.freeze,
         clock=Clock(run.progress, run.device, run.started),
     )
