@@ -47,6 +47,9 @@ MODEL, OPTIMIZER, STATE, SUMS = (
     "state.json",
     "SHA256SUMS",
 )
+# The key in state.json of `Checkpoint.run_info`. These are not the run's settings, which are in
+# config.yaml; the key stays so that old checkpoints can be read, and new ones by older versions.
+RUN_INFO = "settings"
 # Keys of a parameter group that change with the steps: the last learning rate (the schedule sets
 # the next), and counts of steps.
 OF_THE_STEPS = (
@@ -79,6 +82,12 @@ class Checkpoint:
     def weights(self) -> dict[str, Tensor]:
         """The weights to evaluate and use: the average if there is one."""
         return self.model if self.average is None else self.average
+
+    @property
+    def run_info(self) -> dict:
+        """What must be known of the run to resume it or to use the model: its data, the size of a
+        step, the device and so on (see utils/runs/make_trainer.py)."""
+        return self.state.get(RUN_INFO) or {}
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """The parts that are present."""

@@ -220,14 +220,14 @@ class Run:
             self.console.say(f"{source} has no checkpoint yet: the run starts from the beginning")
             return None
         for name, now in self.engine().items():
-            saved = loaded.state["settings"].get(name, now)
+            saved = loaded.run_info.get(name, now)
             if saved != now and settings.action.trains:
                 self.console.say(
                     f"note: {name} is {now} now and was {saved} before: results will differ "
                     "in the last bits"
                 )
         if settings.action.trains:
-            self._keep_step(loaded.state["settings"])
+            self._keep_step(loaded.run_info)
         return loaded
 
     def _keep_step(self, saved: dict) -> None:
@@ -247,10 +247,7 @@ class Run:
 
     def check_data(self, checkpoint, fingerprint: str) -> None:
         """Raises UserError if the data are not those of the checkpoint."""
-        if (
-            checkpoint is not None
-            and checkpoint.state["settings"]["data_fingerprint"] != fingerprint
-        ):
+        if checkpoint is not None and checkpoint.run_info["data_fingerprint"] != fingerprint:
             raise UserError(
                 f"the data of {self.settings.data_dir} is not what the run in "
                 f"{self.resumed_folder()} was trained on; bring the old data back, or start a new "

@@ -1,7 +1,6 @@
 """What a checkpoint holds of a training, and how it comes back.
 
-`Saver.save` adds two entries to its state: the facts that a resumed run must know ("settings", made
-by utils/runs/make_trainer.py) and the length of the metrics.
+`Saver.save` adds two entries to its state: `Checkpoint.run_info` and the length of the metrics.
 """
 
 from dataclasses import asdict
