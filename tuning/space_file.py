@@ -14,7 +14,8 @@ from tuning.space import DIGITS, Parameter, Space, effective
 from utils.errors import UserError
 from utils.files import reason
 from utils.settings.aliases import ALIASES
-from utils.settings.config import COMMAND_LINE, DEFAULT, Config, convert, fields
+from utils.settings.config import COMMAND_LINE, DEFAULT, Config, fields
+from utils.settings.values import convert
 
 KEYS = ("low", "high", "scale", "choices", "default", "grid", "when", "of")
 SCALES = ("log", "linear", "int")
