@@ -19,8 +19,8 @@ from utils.files import reason, replace_file
 from utils.reporting.metrics import read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
-# Errors that the settings of a trial cause; any other error with exit code 2 is one that the user
-# has to mend, and that every trial would meet.
+# Errors that the settings of a trial cause; any other error with exit code 2 would occur in every
+# trial, and the user has to fix it.
 OF_A_TRIAL = ("not finite", "out of memory", "no loss scale keeps", "has no effect")
 # Exit codes of a run that was told to stop, before its first import and after.
 STOPPED = [code for number in (signal.SIGINT, signal.SIGTERM) for code in (-number, 128 + number)]
@@ -73,7 +73,7 @@ class Runner:
 
         Raises:
             Interrupted: the search stops, or its time is up.
-            UserError: what no other settings of a trial would mend.
+            UserError: an error that every trial would meet.
         """
         failed = folder / "failure.txt"
         try:

@@ -36,7 +36,7 @@ LOST_PEER_SECONDS = 3.0
 def run_entry(config_class, act: Callable, description: str, argv: list[str] | None = None):
     """Runs an entry script; returns its exit code.
 
-    0: done. 2: settings or data that the user can mend, in one line. 130, 143: stopped by a signal.
+    0: done. 2: a mistake in settings or data, told in one line. 130, 143: stopped by a signal.
     Anything else is a bug and keeps its traceback; where another process of the run is gone, a line
     says so.
 

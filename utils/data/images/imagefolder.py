@@ -66,7 +66,7 @@ def load_imagefolder(
         image_size = _choose_size(next(iter(listings.values())))
     folder = cache_dir / _key(listings, image_size)
     cache = open_cache(folder)
-    source = f"{data_dir}, mapped in from {folder}"
+    source = f"{data_dir}, memory-mapped from {folder}"
     if cache is None:
         source = f"{data_dir}, decoded into {folder}"
         cache = build_cache(
