@@ -115,7 +115,7 @@ class Checkpoints:
     def steps(self) -> list[int]:
         """Steps that have a checkpoint, damaged or not, the oldest first."""
         found = {_step(path) for path in self.folder.glob("step-*") if path.is_dir()}
-        return sorted(found - {-1})  # -1: a name that is not ours
+        return sorted(found - {-1})  # -1: not the name of a checkpoint
 
     def save(self, checkpoint: Checkpoint, best_step: int | None = None) -> Path:
         """Writes a checkpoint (a copy: see `Checkpoint.copy`) durably, then deletes the oldest ones
@@ -209,8 +209,8 @@ class Checkpoints:
         return final
 
     def adopt(self, other: Path, step: int) -> None:
-        """Copies the checkpoint of `step` from another run's folder, if there is one. It is copied
-        unverified: that is done before it is used. Raises OSError."""
+        """Copies the checkpoint of `step` from another run's folder, if there is one. It is
+        verified when it is used, not here. Raises OSError."""
         final = self._path(step)
         if final.exists() or not (other / final.name).is_dir():
             return
@@ -290,7 +290,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise DamagedCheckpoint(f"{', '.join(wrong) or SUMS}: the content does not match its sum")
     try:
         state = json.loads((path / STATE).read_bytes())
-        shards = state.pop("shards", {})  # of these files; of no other checkpoint of this state
+        shards = state.pop("shards", {})  # holds for these files, not for later checkpoints
         there = {name.partition(".")[0] for name in names}
         tensors = {
             part: read_part(path, part, names, shards) if part in there else None for part in PARTS
