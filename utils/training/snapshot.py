@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a training, and how it comes back.
+"""What a checkpoint holds of a training, and how it is restored.
 
 `Saver.save` adds two entries to its state: `Checkpoint.run_info` and the length of the metrics.
 """
@@ -59,10 +59,10 @@ def snapshot(train_step: TrainStep) -> Checkpoint:
 
 
 def restore(train_step: TrainStep, checkpoint: Checkpoint) -> None:
-    """Puts everything back that `snapshot` has taken.
+    """Restores everything that `snapshot` has taken.
 
     Args:
-        checkpoint: whole, whoever wrote it.
+        checkpoint: with whole tensors, whichever strategy wrote it.
 
     Raises:
         UserError: the checkpoint is of another model or optimizer.
@@ -87,7 +87,7 @@ def restore(train_step: TrainStep, checkpoint: Checkpoint) -> None:
 
 
 def _optimizer_rows(tensors: dict[str, Tensor], rows: dict, parameters: dict[str, Tensor]) -> dict:
-    """Of the state's tensors, `<parameter>/<key>`, those that are divided as their parameter."""
+    """Rows of the state's tensors, `<parameter>/<key>`, that are divided like their parameter."""
     found = {}
     for name, tensor in tensors.items():
         parameter, _, entry = name.rpartition("/")

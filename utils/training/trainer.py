@@ -60,7 +60,7 @@ class Trainer:
         plan: how long, and what when.
         evaluate: () -> Evaluation, or None if `agreed_signal` interrupted it; called at the end of
             epochs.
-        log: where lines and records go.
+        log: writes lines and records.
         saver: where and how often checkpoints are saved.
         agreed_signal: the signal on which all ranks stop.
         freeze: which part of the model trains in which epoch; None: all of it.
@@ -115,7 +115,7 @@ class Trainer:
 
         Args:
             profiler: `step()` is called after every optimizer step.
-            free_cores: `look()`, called likewise, adjusts the number of threads; None: that stays.
+            free_cores: `look()`, called likewise, adjusts the number of threads; None: it stays.
         """
         return self.within_memory(lambda: self._fit(profiler, free_cores))
 
@@ -147,7 +147,7 @@ class Trainer:
             while not progress.stopped_early and (
                 progress.step < total_steps or self._end_is_due()
             ):
-                if not self._end_is_due():  # it is where a run was stopped in an evaluation
+                if not self._end_is_due():  # due at once where a run was stopped in an evaluation
                     self.train_to_epoch_end(profiler, free_cores)
                 self._end_epoch()
                 if self.agreed_signal.signum is not None and progress.step < total_steps:
@@ -158,8 +158,8 @@ class Trainer:
         return progress
 
     def settle_order(self) -> None:
-        """Spends a pass, as DDP settles the order in which it adds gradients in its first one (see
-        `Strategy.adds_in_order`)."""
+        """Runs a pass without effect: in its first pass DDP settles the order in which it adds
+        gradients (see `Strategy.adds_in_order`)."""
         device = self.train_step.precision.device
         self.prepare(0)
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -227,7 +227,7 @@ class Trainer:
         return due and step > saver.saved_step + 1  # an older answer is from before the save
 
     def _end_is_due(self) -> bool:
-        """Whether an epoch or the run has ended, and `_end_epoch` is still to be done for it."""
+        """Whether an epoch or the run has ended and `_end_epoch` has not yet been called for it."""
         step = self.progress.step
         at_end = step % self.loader.steps_per_epoch == 0 or step >= self.plan.total_steps
         return at_end and step > 0 and step != self.progress.ended_step
@@ -264,7 +264,7 @@ class Trainer:
                 best, note = self._judge(evaluation, at["epoch"])
         log.say_epoch(at["epoch"], train, plan.eval_split, evaluation, note)
         log.advise(time_share)
-        due = self._save_is_due()  # asked by all ranks, whatever else holds
+        due = self._save_is_due()  # collective, so never skipped
         if due or finished or best or progress.stopped_early:
             self.save(final=finished or progress.stopped_early)
 
@@ -365,9 +365,7 @@ class Trainer:
         step = self.progress.step
         if step == 0:
             return ""
-        if (
-            self.train_step.updating
-        ):  # it broke off in the middle: only the last checkpoint is whole
+        if self.train_step.updating:  # it failed half-way: only the last checkpoint is whole
             steps = self.saver.store.steps()
             if not steps:
                 return ""
