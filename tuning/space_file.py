@@ -72,9 +72,9 @@ def load_space(
     if fixed:
         notes.append(f"fixed by the command line, not tuned: {', '.join(fixed)}")
     space = Space(made, config_class, raw)
-    counting = []
-    tuned = space.propose(lambda parameter: counting.append(parameter) or parameter.default)
-    for note in filter(None, (parameter.note for parameter in counting)):
+    applying = []
+    tuned = space.propose(lambda parameter: applying.append(parameter) or parameter.default)
+    for note in filter(None, (parameter.note for parameter in applying)):
         if note.startswith(OUT_OF_REACH):
             raise UserError(note.removeprefix(OUT_OF_REACH))
         notes.append(note)
