@@ -123,8 +123,8 @@ def make_trainer(
     **plan,
 ):
     """A trainer over random pictures with BatchNorm and dropout, writing below `folder`. With an
-    `exchange` it is one rank of several, and `batch_size` is that of each. `strategy`: one, or its
-    name. `learner` learns how to mix, in place of the usual one; `plan`: see TrainingPlan."""
+    `exchange` it is one rank of several, with `batch_size` each. `strategy`: an object or a name.
+    `learner`: learns how to mix, instead of `meta(...)`; `plan`: arguments of TrainingPlan."""
     folder.mkdir(parents=True, exist_ok=True)
     exchange = exchange or Exchange()
     ranks = {"rank": exchange.rank, "ranks": exchange.size, "least": least}
@@ -202,7 +202,7 @@ def facts_of(trainer, *, compiled=False, texts=False) -> RunFacts:
 
 
 def use_engine(trainer, cuda_graphs="on", *, deterministic=False) -> None:
-    """Its steps are taken by the engine that `build_trainer` would choose."""
+    """Gives the trainer the engine that `build_trainer` would choose."""
     engine, refusals = choose_engine(
         facts_of(trainer), cuda_graphs=cuda_graphs, deterministic=deterministic
     )
@@ -214,14 +214,14 @@ def use_engine(trainer, cuda_graphs="on", *, deterministic=False) -> None:
 
 
 def use_graphs(trainer, recorder, asked=True, rate_dtype=torch.float64) -> None:
-    """Its steps are taken by CUDA graphs that `recorder` captures, on a CPU."""
+    """Gives the trainer CUDA graphs, which `recorder` captures; on a CPU."""
     trainer.stepper = GraphedStep(
         trainer.train_step, trainer.loader, trainer.log.console, recorder, asked, rate_dtype
     )
 
 
 def meta(strategy, mixing, exact=False, device=CPU):
-    """What learns how to mix, if `mixing` says that it is learned."""
+    """The object that learns how to mix; None if `mixing` is not learned."""
     virtual = VirtualStep(
         strategy.skeleton, mixed_cross_entropy, exact=exact, exchange=strategy.exchange,
         tensors=strategy,
@@ -232,8 +232,8 @@ def meta(strategy, mixing, exact=False, device=CPU):
 
 
 def take_steps(gpu, trainer, steps=3, epoch=0):
-    """On a fake GPU (fake_cuda.py), as the trainer's loop takes them. The first step, which sets up
-    memory and states, may wait."""
+    """Takes steps on a fake GPU (fake_cuda.py), as the trainer's loop does. In the first one, which
+    sets up memory and states, the host may wait."""
     taken = steps_of(trainer, epoch)
     for step in range(steps):
         with gpu.watched() if step else contextlib.nullcontext():

@@ -205,7 +205,7 @@ class PictureFiles:
         for offset, why in errors.items():
             if self.on_bad == "error":
                 raise UserError(
-                    f"{paths[offset]} is no readable image ({why}): remove it, or leave out all "
+                    f"{paths[offset]} is not a readable image ({why}): remove it, or leave out all "
                     "such files with --on_bad skip"
                 )
             self.skipped.append(f"{paths[offset]}: {why}")
