@@ -38,13 +38,12 @@ class Settings(TextSettings):
     )
     attention_dropout: float = setting(
         0.0,
-        "Dropout on attention weights; above 0 it is slower", group=MODEL, low=0,
+        "Dropout on attention weights; above 0 training is slower", group=MODEL, low=0,
         below=1,
     )  # fmt: skip
     token_dropout: float = setting(
         0.0,
-        "Fraction of the tokens of a text that are left out in training, others in every "
-        "epoch",
+        "Fraction of a text's tokens left out in training, at random in each epoch",
         group=MODEL, low=0, below=1,
     )  # fmt: skip
     pooling: str = setting(
@@ -56,8 +55,8 @@ class Settings(TextSettings):
         super().check()
         if self.dim % self.heads:
             raise UserError(
-                f"--dim {self.dim} is no multiple of --heads {self.heads}: each head takes an "
-                "equal part of it"
+                f"--dim {self.dim} is not a multiple of --heads {self.heads}: each head gets "
+                "an equal part"
             )
 
 

@@ -1,4 +1,4 @@
-"""A time limit for a benchmark: parts that fail or take too long are left out, the rest goes on."""
+"""A time limit for a benchmark: parts that fail or take too long are skipped, the others run."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What writing a checkpoint costs the training that goes on beside it.
+"""How much writing a checkpoint in the background slows down training.
 
     python benchmarks/checkpoint.py
 
 Blocks of steps of a ResNet-50 (188 MB of weights and momentum), in turn: without a checkpoint, with
 one written in the background, with one that training waits for. A block is longer than the writing,
-so all of it falls inside. Per cents are for one checkpoint a minute: seconds lost / 60.
+so the writing falls inside it. Percentages are for one checkpoint a minute: seconds lost / 60.
 """
 
 import sys

@@ -8,7 +8,7 @@ ResNet-50 with CIFAR stem and a Transformer at AG News lengths, by the usual loo
 transforms, DataLoader, fp32, NCHW; texts padded), the same with bf16 autocast and channels_last,
 with torch.compile, and by ours with each of its switches. They take turns. FOLDER has
 train/<class>/ and test/<class>/ of real pictures, for the time to an accuracy. At most 15 minutes
-on two cores; what does not fit into --minutes is left out, and said.
+on two cores; what does not fit into --minutes is left out, with a line.
 """
 
 import sys

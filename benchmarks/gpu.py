@@ -9,7 +9,7 @@ layers of 512 at AG News lengths; peak memory is counted, CUDA graphs and ours w
 among the contenders. At most 8 minutes. FOLDER has train/<class>/ and test/<class>/ of real
 pictures, for the time to an accuracy.
 
-Needs requirements.txt; torchvision, for its transforms are part of what is compared. Without
+Needs requirements.txt and torchvision, whose transforms are part of the comparison. Without
 matplotlib there is no plot.
 """
 

@@ -14,7 +14,7 @@ from utils.distributed.group import Agreement
 from utils.distributed.strategies.base import build_strategy
 from utils.exchange import Exchange
 from utils.fused import fuse
-from utils.launch.signals import Signals, Stopping
+from utils.launch.signals import AgreedSignal, Signals
 from utils.optim.factory import build_optimizer
 from utils.optim.schedules import Schedule
 from utils.reporting.console import Console
@@ -109,7 +109,7 @@ def make_trainer(
         evaluate=lambda: None,
         log=TrainingLog(console, metrics),
         saver=Saver(kind(folder / "checkpoints"), metrics, console),
-        stopping=Stopping(signals, agree),
+        agreed_signal=AgreedSignal(signals, agree),
         freeze=freeze,
     )
 

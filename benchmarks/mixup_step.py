@@ -5,8 +5,8 @@
     python benchmarks/mixup_step.py --only hypergradient
 
 `training`: the entries' trainer with its loader, a ResNet-18 of width 8 over pictures of 32x32,
-float32 and channels_last, in turn; a turn is --meta_every steps, so that it has one update of
-meta-mixup's policy in it. `per step` is a ratio of times.
+float32 and channels_last, in turn; a turn is --meta_every steps, and so contains one update of
+meta-mixup's policy. `per step` is a ratio of times.
 
 `hypergradient`: one update of the policy, by a finite difference along the real gradient, and
 exactly, by double backward, on the same samples; how much the two differ; and the first with the

@@ -21,9 +21,9 @@ model of itself (ncclTopoTuneModel in its src/graph/tuning.cc); S / B is that of
 (doc/PERFORMANCE.md).
 
 Assumed:
-- The backward pass takes 2/3 of the computing, gradients come evenly over it, DDP sends them in
-  buckets of 25 MiB, the first one of 1 MiB, one after the other, in float32; computing is not
-  slowed down by that. FSDP gathers the next unit's weights while one computes; units are equal.
+- The backward pass takes 2/3 of the computing, gradients become ready evenly over it, DDP sends
+  them in buckets of 25 MiB, the first one of 1 MiB, one after the other, in float32; computing is
+  not slowed down by that. FSDP gathers the next unit's weights while one computes; units are equal.
 - BatchNorm's statistics with the loss (float64), and with FSDP the gradient's norm, are waited for.
 - NGD's products run at half of the GPU's float32 speed. The costliest update of one tensor's axis
   cannot be divided. Every rank sends as much as the one that has the most.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Seconds until `--help` answers, and until the first training step of a run is done.
+"""Seconds until `--help` has answered, and until a run has done its first training step.
 
     python benchmarks/startup.py
     python benchmarks/startup.py --dataset imagefolder --data_dir my_pictures --image_size 32

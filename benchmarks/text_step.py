@@ -10,7 +10,7 @@ attention. A turn is a few steps of an epoch; the packed steps, which differ in 
 evenly from short to long. Speeds are real tokens per second, divided by the tokens of a mean text.
 First it is checked that both give the same losses on equal batches.
 
-The lengths are drawn to be much like those of AG News: 45 tokens in the mean, with a long tail.
+The lengths are drawn to resemble those of AG News: 45 tokens on average, with a long tail.
 """
 
 import copy

@@ -68,7 +68,7 @@ class Caught(AssertionError):
 
 @contextlib.contextmanager
 def fake_cuda() -> Iterator["Watch"]:
-    """Within it tensors can be on `CUDA`, and all new tensors are fake."""
+    """In this context tensors can be on `CUDA`, and all new tensors are fake."""
     assert not torch.cuda.is_available(), "PyTorch would use the real GPU"
     # The engine counts devices once: not while FakeTensorMode pretends that there is one.
     torch.ones((), requires_grad=True).backward()
@@ -112,7 +112,7 @@ class Watch(TorchDispatchMode):
 
     @contextlib.contextmanager
     def watched(self, allowed: tuple[str, ...] = ()) -> Iterator[None]:
-        """Within it the host must not wait, except in the lines `allowed` (their source)."""
+        """In this context the host must not wait, except in the lines `allowed` (their source)."""
         before = self._watching, self._allowed
         self._watching, self._allowed = True, allowed
         try:

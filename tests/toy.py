@@ -18,7 +18,7 @@ from utils.engines.choose import choose_engine
 from utils.engines.engine import RunFacts
 from utils.engines.graphed_step import GraphedStep
 from utils.exchange import Exchange
-from utils.launch.signals import Stopping
+from utils.launch.signals import AgreedSignal
 from utils.mixup.auto import AutoStrength
 from utils.mixup.meta import PolicyMixup, SampleMixup, VirtualStep
 from utils.mixup.mixing import Mixing
@@ -125,7 +125,7 @@ def make_trainer(
     clip=None,
     learner=None,
     advice=None,
-    stopping=None,
+    agreed_signal=None,
     **plan,
 ):
     """A trainer over random pictures with BatchNorm and dropout, writing below `folder`.
@@ -145,7 +145,7 @@ def make_trainer(
         batch_size, accumulation, device=device, mixing=mixing, hold_out=hold_out, **ranks
     )
     arithmetic = Precision(precision, device)
-    signals = signals or NoSignals()
+    agreed_signal = agreed_signal or AgreedSignal(signals or NoSignals())
     test = loader(5, n=12, augment=False, shuffle=False, device=device, **ranks)
     total = epochs * data.steps_per_epoch
     total = min(total, max_steps) if max_steps else total
@@ -190,12 +190,12 @@ def make_trainer(
             model,
             test.epoch(),
             arithmetic,
-            lambda: signals.received is not None,
+            agreed_signal.arrived,
             exchange=exchange,
         ),
         log=TrainingLog(console, metrics, advice),
         saver=Saver(store, metrics, console, save_steps),
-        stopping=stopping or Stopping(signals),
+        agreed_signal=agreed_signal,
         freeze=freeze_until and Freeze(model, f"{len(model) - 1}", freeze_until),
         mixing_control=control(model, data, arithmetic, total, exchange) if auto else None,
     )
@@ -235,7 +235,7 @@ def facts_of(trainer, *, compiled=False, texts=False) -> RunFacts:
 
 
 def use_engine(trainer, cuda_graphs="on", *, deterministic=False) -> None:
-    """Its steps are taken by the engine that `build_trainer` would choose."""
+    """Gives the trainer the engine that `build_trainer` would choose."""
     engine, refusals = choose_engine(
         facts_of(trainer), cuda_graphs=cuda_graphs, deterministic=deterministic
     )
@@ -247,14 +247,14 @@ def use_engine(trainer, cuda_graphs="on", *, deterministic=False) -> None:
 
 
 def use_graphs(trainer, recorder, asked=True, rate_dtype=torch.float64) -> None:
-    """Its steps are taken by CUDA graphs that `recorder` captures, on a CPU."""
+    """Gives the trainer CUDA graphs, which `recorder` captures; on a CPU."""
     trainer.stepper = GraphedStep(
         trainer.train_step, trainer.loader, trainer.log.console, recorder, asked, rate_dtype
     )
 
 
 def meta(strategy, mixing, exact=False, device=CPU):
-    """What learns how to mix, if `mixing` says that it is learned."""
+    """The object that learns how to mix; None if `mixing` is not learned."""
     virtual = VirtualStep(
         strategy.skeleton, mixed_cross_entropy, exact=exact, exchange=strategy.exchange,
         tensors=strategy,
@@ -265,8 +265,8 @@ def meta(strategy, mixing, exact=False, device=CPU):
 
 
 def take_steps(gpu, trainer, steps=3, epoch=0):
-    """On a fake GPU (fake_cuda.py), as the trainer's loop takes them. The first step, which sets up
-    memory and states, may wait."""
+    """Takes steps on a fake GPU (fake_cuda.py), as the trainer's loop does. In the first one, which
+    sets up memory and states, the host may wait."""
     taken = steps_of(trainer, epoch)
     for step in range(steps):
         with gpu.watched() if step else contextlib.nullcontext():

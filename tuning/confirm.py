@@ -1,6 +1,6 @@
 """Trains the best trials and the default recipe again, with seeds that the search did not use.
 
-The better one of two finalists is found by the same seeds by which it is then compared with the
+The better of two finalists is chosen by the same seeds with which it is then compared with the
 default, which flatters it a little; the report says so.
 """
 
@@ -15,10 +15,10 @@ from tuning.halving import DEFAULT_TRIAL
 from tuning.runner import Outcome
 
 WAIT_SECONDS = 0.5
-# Trials that are confirmed beside the default.
+# Trials that are confirmed, besides the default.
 FINALISTS = 2
-# A trial is confirmed unless it is more than so many standard errors behind, with the search's
-# seed. Seeds differ by more than the number of validation samples explains.
+# A trial is confirmed unless it is more than this many standard errors behind with the search's
+# seed. The limit is wide, as seeds differ by more than the number of validation samples explains.
 NEAR = 4
 
 
@@ -28,7 +28,7 @@ class Verdict:
 
     Attributes:
         number: of the trial; 0 is the default recipe.
-        lines: for people.
+        lines: what the user is told.
         difference: of the finalist and the default, in points of accuracy; None: not known.
         error: its standard error.
         scores: {trial: accuracies with the further seeds}.
@@ -48,7 +48,7 @@ class Verdict:
 class Confirmation:
     """Args:
     search: a `tuning.search.Search` whose trials are done.
-    rivals: numbers of the trials beside the default that came to the last rung, the best first.
+    rivals: numbers of the trials, other than the default, that did the last rung, best first.
     """
 
     def __init__(self, search, rivals: list[int]):
@@ -88,8 +88,8 @@ class Confirmation:
         return pairs[0][0] - pairs[0][1] >= -NEAR * standard_error(pairs, samples)
 
     def work(self, slot: int) -> None:
-        """The work of one job: takes one run after another that no process has, until all are
-        done."""
+        """The work of one job: takes runs that no other process has, one after another, until all
+        are done."""
         search = self.search
         while not search.runner.stopping.is_set():
             left = [item for item in self.items if item not in self.outcomes]
@@ -113,7 +113,7 @@ class Confirmation:
             return Verdict(DEFAULT_TRIAL, ["no trial has finished: the default recipe stays"])
         best = self.rivals[0]
         if "score" not in self.first[DEFAULT_TRIAL]:
-            why = "has failed" if self.default_failed else "is not at its end"
+            why = "has failed" if self.default_failed else "has not finished"
             return Verdict(best, [f"the default recipe {why}; trial {best} takes its place"])
         if not self.items:
             pair = self._first_pair(best, DEFAULT_TRIAL)
@@ -125,14 +125,15 @@ class Confirmation:
                  for n in self.finalists if n in failed]  # fmt: skip
         if not left:
             return Verdict(DEFAULT_TRIAL, [*lines, "the default recipe stays"])
-        # Their first scores chose all of them alike, so they count among these, but not later.
+        # The scores of the search chose these finalists, so they may decide between them, but would
+        # flatter them against the default.
         best = max(left, key=lambda n: statistics.mean([self.first[n]["score"], *self._again(n)]))
         if DEFAULT_TRIAL in failed:
             why = f"with another seed the default recipe has failed ({failed[DEFAULT_TRIAL]})"
             return Verdict(best, [*lines, f"{why}; trial {best} takes its place"])
         lines += [
-            f"trial {n}, the other finalist, has {statistics.mean(self._again(n)):.2f} % (that the "
-            "better one of two is compared flatters it a little)"
+            f"trial {n}, the other finalist, has {statistics.mean(self._again(n)):.2f} % (choosing "
+            "the better of two flatters it a little)"
             for n in left
             if n != best
         ]

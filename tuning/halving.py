@@ -15,7 +15,7 @@ import optuna
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
-# Trials of random settings before TPE learns from them.
+# Trials with random settings before TPE takes over.
 STARTUP_TRIALS = 8
 # The first trial is of the default recipe, and reaches the last rung in any case.
 DEFAULT_TRIAL = 0
@@ -45,8 +45,8 @@ def build_rungs(epochs: int, subset: float, number: int, reduction: int) -> list
 
 
 def is_waiting(trial: FrozenTrial, rungs: int) -> bool:
-    """Whether it has done all the stages that it may do, but not the last of the `rungs`: after
-    that it is at work until its end has been noted."""
+    """Whether it has done all stages that it is allowed, but not the last of the `rungs`; after the
+    last it counts as running until its end has been recorded."""
     done, allowed = trial.last_step, trial.user_attrs.get(ALLOWED, 0)
     if trial.state != TrialState.RUNNING or trial.number == DEFAULT_TRIAL or done is None:
         return False
@@ -58,8 +58,8 @@ def next_to_go_on(
 ) -> FrozenTrial | None:
     """The waiting trial that is to do its next stage, if there is one.
 
-    From a rung that n trials have come to n // reduction go on, always the best that waits there,
-    and from the later rungs first. `at_end`, when nothing else is left to do, the best of a rung
+    Of n trials that have done a rung, n // reduction go on, always the best that waits there, and
+    later rungs come first. `at_end`, when nothing else is left to do, the best of a rung
     goes on in any case, unless a better one has gone on: it came late, or there were too few.
     The default, which goes on anyway, is not counted.
 
@@ -81,14 +81,13 @@ def next_to_go_on(
 
 
 def _is_at(trial: FrozenTrial, rung: int) -> bool:
-    """Whether this rung is the last one that it has done, and may do."""
+    """Whether this rung is the last one that it has done and is allowed."""
     return trial.last_step == rung and trial.user_attrs.get(ALLOWED, 0) <= rung
 
 
 class SeededSampler(BaseSampler):
-    """TPE or random, drawn for each trial from (seed, its number), and each setting that is drawn
-    by itself with its name: a study that was killed, even within a proposal, proposes what it would
-    have.
+    """TPE or random, seeded for each trial by (seed, its number), for a setting that is drawn alone
+    also by its name: a study that was killed, even within a proposal, goes on to propose the same.
 
     Args:
         name: "tpe"; anything else is random.

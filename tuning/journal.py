@@ -1,8 +1,9 @@
 """The journal of a study: Optuna's records, a JSON object per line, in a file that processes share.
 
 Optuna's own file backend leaves a lock behind when its holder is killed, for which others wait half
-a minute, and reads nothing more after half a line. Here the lock is the kernel's, which dies with
-its holder, and half a line, of a kill or a full disk, is cut off before the next one is written.
+a minute, and reads nothing after an incomplete line. Here the kernel releases the lock when its
+holder dies, and an incomplete line, left by a kill or a full disk, is cut off before the next one
+is written.
 """
 
 import contextlib
@@ -20,17 +21,17 @@ from utils.files import reason
 
 class Journal(BaseJournalBackend):
     """Args:
-    path: the file; made where it is missing.
+    path: the file; created if missing.
 
-    Every method raises UserError where the file cannot be read or written.
+    Every method raises UserError if the file cannot be read or written.
     """
 
     def __init__(self, path: Path):
         self.path = path
-        self._starts = [0]  # of each line that was read, in bytes; the last: of the next one
+        self._starts = [0]  # byte at which each line that was read begins, and the next one
 
     def read_logs(self, log_number_from: int) -> list[dict]:
-        """The complete lines from a number on, without one that is still being written."""
+        """The complete lines from `log_number_from` on, without one that is still being written."""
         start = min(log_number_from, len(self._starts) - 1)
         del self._starts[start + 1 :]
         try:
@@ -71,7 +72,7 @@ class Journal(BaseJournalBackend):
 
     def _failure(self, error: OSError) -> UserError:
         return UserError(
-            f"{self.path}: {reason(error)}; make room or mend it, and the same command goes on"
+            f"{self.path}: {reason(error)}; make room or repair it; the same command then goes on"
         )
 
 

@@ -13,7 +13,7 @@ from tuning.halving import DEFAULT_TRIAL, Rung
 from tuning.space import Parameter, Space, shown
 from utils.reporting.plots import save_figure
 
-# Opacity of rungs before the last.
+# Colours of the rungs before the last, which has LAST.
 LOWER = ("#c6dbef", "#9ecae1", "#6baed6")
 LAST, DEFAULT, CHOSEN, FAILED = "tab:blue", "tab:orange", "tab:red", "tab:gray"
 COLUMNS = 3
@@ -29,8 +29,8 @@ def draw_plots(
     chosen: int,
     grid: bool,
 ) -> None:
-    """history.png, slices.png, importance.png and learning_rate.png; grid.png where two settings
-    are tuned, by a `grid` of points. Raises OSError."""
+    """history.png, slices.png, importance.png and learning_rate.png; grid.png if two settings
+    are tuned on a `grid`. Raises OSError."""
     os.environ.setdefault("MPLBACKEND", "Agg")
     done = [trial for trial in trials if trial.state.is_finished()]
     # If all trials failed, or none has finished yet, there is nothing to draw.
@@ -40,9 +40,9 @@ def draw_plots(
     tuned = [p for p in space.parameters if len({t.params.get(p.key) for t in done} - {None}) > 1]
     if tuned:
         save_figure(_slices(done, tuned, rungs, chosen), folder / "slices.png")
-    shares = importances(done)
-    if shares:
-        save_figure(_importance(shares, done), folder / "importance.png")
+    found = importances(done)
+    if found:
+        save_figure(_importance(found, done), folder / "importance.png")
     rates = [p for p in tuned if p.name == "lr"]
     if rates:
         figure, axis = _figure(6.4, 4.2)
@@ -60,7 +60,7 @@ def draw_plots(
 
 def importances(trials: list[FrozenTrial]) -> dict[str, float]:
     """How much each setting matters for a good trial (sum 1), by PED-ANOVA (Watanabe et al., 2023),
-    of the scores at the first rung, which all trials have; {} with too few of them."""
+    from the scores at the first rung, which all trials have; {} with too few trials."""
     import optuna
     from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 
@@ -83,13 +83,13 @@ def importances(trials: list[FrozenTrial]) -> dict[str, float]:
     )
     if len(study.trials) < LEAST_TRIALS:
         return {}
-    # The best quarter against all: of so few trials a tenth, the usual fraction, is one or two.
-    words = inspect.signature(PedAnovaImportanceEvaluator).parameters
-    # The second is its older name.
-    word = "target_quantile" if "target_quantile" in words else "baseline_quantile"
-    evaluator = PedAnovaImportanceEvaluator(**{word: 0.25})
-    shares = get_param_importances(study, evaluator=evaluator, normalize=True)
-    return {n: fraction for n, fraction in shares.items() if math.isfinite(fraction)}
+    # The best quarter against all: a tenth, the default, would be one or two of so few trials.
+    arguments = inspect.signature(PedAnovaImportanceEvaluator).parameters
+    # The second is its name in older versions.
+    name = "target_quantile" if "target_quantile" in arguments else "baseline_quantile"
+    evaluator = PedAnovaImportanceEvaluator(**{name: 0.25})
+    found = get_param_importances(study, evaluator=evaluator, normalize=True)
+    return {n: fraction for n, fraction in found.items() if math.isfinite(fraction)}
 
 
 def _figure(width: float, height: float):
@@ -212,14 +212,14 @@ def _slice(axis, trials, parameter: Parameter, rungs: list[Rung], chosen: int) -
     axis.grid(alpha=0.3)
 
 
-def _importance(shares: dict[str, float], trials: list[FrozenTrial]):
-    figure, axis = _figure(6.4, 0.9 + 0.38 * len(shares))
-    names = list(reversed(shares))
-    axis.barh(names, [100 * shares[name] for name in names], color=LAST, height=0.6)
+def _importance(fractions: dict[str, float], trials: list[FrozenTrial]):
+    figure, axis = _figure(6.4, 0.9 + 0.38 * len(fractions))
+    names = list(reversed(fractions))
+    axis.barh(names, [100 * fractions[name] for name in names], color=LAST, height=0.6)
     for name in names:
-        axis.text(100 * shares[name] + 1, name, f"{100 * shares[name]:.0f} %", va="center",
+        axis.text(100 * fractions[name] + 1, name, f"{100 * fractions[name]:.0f} %", va="center",
                   fontsize=8)  # fmt: skip
-    axis.set_xlim(0, 115 * max(shares.values()))
+    axis.set_xlim(0, 115 * max(fractions.values()))
     axis.set_xlabel("importance (%)")
     count = sum(0 in trial.intermediate_values for trial in trials)
     axis.set_title(f"PED-ANOVA of the first stage's scores, {count} trials", fontsize=10)

@@ -14,7 +14,7 @@ from utils.settings.config import Config, fields
 
 # Settings counted in epochs (and steps) of the run: they keep their fraction of it.
 WHOLE_EPOCHS = ("mixup_off_epoch", "unfreeze_epoch")
-# Settings of the machine where the search ran, not of the recipe.
+# Settings of the machine on which the search ran: no part of the recipe.
 OF_THE_PLACE = (
     *("config", "output", "cache_dir", "device", "threads", "workers", "save_every"),
     *("wandb", "wandb_project", "wandb_tags", "log_every"),
@@ -53,8 +53,8 @@ class Recipe:
 
     def _tuned(self, values: Mapping, epochs: int) -> dict:
         """The values of a trial as settings of a run of `epochs` epochs."""
-        shares = {parameter.name for parameter in self.space.parameters if parameter.of_epochs}
-        return {n: round(v * epochs, DIGITS) if n in shares else v for n, v in values.items()}
+        of_epochs = {parameter.name for parameter in self.space.parameters if parameter.of_epochs}
+        return {n: round(v * epochs, DIGITS) if n in of_epochs else v for n, v in values.items()}
 
     def of_trial(self, values: Mapping, rung: Rung, seed: int) -> dict:
         """The settings of a trial's run, for the entry's --config. UserError if they contradict

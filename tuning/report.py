@@ -1,4 +1,4 @@
-"""What a study leaves: the ranked table, plots, and best.yaml with how it was found."""
+"""What a study writes at its end: the ranked table, plots, and best.yaml with how it was found."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from utils.errors import UserError
 from utils.files import reason, replace_file
 from utils.reporting.metrics import to_json
 
-SHOWN = 10  # trials of the table on the console; the CSV has all
-BORDER = 0.03  # of a range, on its scale: nearer than that is said to lie on its border
+SHOWN = 10  # trials in the table on the console; the CSV has all
+BORDER = 0.03  # a value within this fraction of its range from an end gets a note
 
 
 def ranked(trials: list[FrozenTrial]) -> list[FrozenTrial]:
@@ -69,7 +69,7 @@ class Report:
         self.rivals = [number for number in complete if number != DEFAULT_TRIAL]
 
     def write(self, verdict: Verdict, confirmed: list[Outcome]) -> None:
-        """The files, and what they say on the console. Raises UserError.
+        """Writes the files and prints their summary. Raises UserError.
 
         Args:
             confirmed: the runs with further seeds.
@@ -82,7 +82,7 @@ class Report:
             say(line)
         left = sum(trial.state == TrialState.RUNNING for trial in self.trials)
         if left:
-            say(f"{left} trial(s) not at their end: the same command goes on with them")
+            say(f"{left} trial(s) not finished: the same command goes on with them")
         head = self.head(verdict)
         values = self.values(verdict.number)
         recipe = self.search.recipe.handed_over(values)
@@ -111,7 +111,9 @@ class Report:
                     grid=self.study.grid,
                 )
         except OSError as error:
-            raise UserError(f"{self.folder}: {reason(error)}; make room, and go on") from None
+            raise UserError(
+                f"{self.folder}: {reason(error)}; make room, then start the same command again"
+            ) from None
         say(self.search.recipe.lr_rule(values))
         say(f"recipe: {self.folder / 'best.yaml'}; table and plots beside it")
 
@@ -182,11 +184,11 @@ class Report:
 
     def grid_table(self) -> list[str]:
         """The scores of a grid of two settings, one down and the other across; else nothing."""
-        counting = []
-        self.space.propose(lambda one: counting.append(one) or one.default)
-        if not self.study.grid or len(counting) != 2:
+        applying = []
+        self.space.propose(lambda one: applying.append(one) or one.default)
+        if not self.study.grid or len(applying) != 2:
             return []
-        one, other = counting
+        one, other = applying
         scores = {
             (trial.params[one.key], trial.params[other.key]): f"{trial.value:.2f}"
             for trial in self.trials

@@ -19,8 +19,8 @@ from utils.files import reason, replace_file
 from utils.reporting.metrics import read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
-# Errors that the settings of a trial cause; any other error with exit code 2 is one that the user
-# has to mend, and that every trial would meet.
+# Errors that the settings of a trial cause; any other error with exit code 2 would occur in every
+# trial, and the user has to fix it.
 OF_A_TRIAL = ("not finite", "out of memory", "no loss scale keeps", "has no effect")
 # Exit codes of a run that was told to stop, before its first import and after.
 STOPPED = [code for number in (signal.SIGINT, signal.SIGTERM) for code in (-number, 128 + number)]
@@ -39,7 +39,7 @@ class Outcome:
 
     Attributes:
         score: accuracy on the validation split, in per cent.
-        val_samples, trained: samples of that split; trained on, counted in each epoch.
+        val_samples, trained: samples of that split; samples trained on, counted anew in each epoch.
         seconds: of all starts of the run.
     """
 
@@ -55,7 +55,7 @@ class Runner:
     """Args:
     entry: the entry script.
     threads: CPU threads of a run.
-    devices: CUDA_VISIBLE_DEVICES of each slot; empty: as it is.
+    devices: CUDA_VISIBLE_DEVICES of each slot; empty: unchanged.
     deadline: () -> whether the time is up.
     """
 
@@ -69,11 +69,11 @@ class Runner:
         Args:
             settings: for --config.
             slot: which of the jobs this is.
-            lock: handle of a kernel lock that the process is to hold too.
+            lock: file descriptor of a lock that the process holds, too.
 
         Raises:
             Interrupted: the search stops, or its time is up.
-            UserError: what no other settings of a trial would mend.
+            UserError: an error that every trial would meet.
         """
         failed = folder / "failure.txt"
         try:
@@ -89,7 +89,9 @@ class Runner:
             for name in ("checkpoints", "tensorboard"):
                 shutil.rmtree(folder / name, ignore_errors=True)
         except OSError as error:
-            raise UserError(f"{folder}: {reason(error)}; make room, and go on") from None
+            raise UserError(
+                f"{folder}: {reason(error)}; make room, then start the same command again"
+            ) from None
         return outcome
 
     def _is_finished(self, folder: Path) -> bool:
@@ -118,7 +120,7 @@ class Runner:
             raise UserError(f"{folder}: the run has left no summary.json; is the disk full?")
         if code in STOPPED:
             raise Interrupted
-        line = (said.strip().splitlines() or ["no word"])[-1].removeprefix("error: ")
+        line = (said.strip().splitlines() or ["no message"])[-1].removeprefix("error: ")
         if code == 2 and not any(words in line for words in OF_A_TRIAL):
             raise UserError(f"{line} ({folder})")
         if code < 0:

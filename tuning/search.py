@@ -16,14 +16,14 @@ from pathlib import Path
 from tuning.flags import for_trials, seconds
 from utils.errors import UserError
 from utils.files import reason
-from utils.launch.signals import Signals, Stopped
+from utils.launch.signals import Signals, StoppedBySignal
 from utils.machine.cores import usable_cores
 from utils.reporting.console import Console
 from utils.settings.config import Config, fields, parse
 
 # Optuna and what needs it are imported in functions: --help and wrong flags answer at once.
 
-# Trials at once without a GPU, unless --jobs says otherwise.
+# Most trials at once without a GPU, unless --jobs says otherwise.
 MOST_JOBS = 4
 # A search ends after so many failures without any success.
 HOPELESS = 3
@@ -66,7 +66,7 @@ def search(target: Target, search_class: type[Config], description: str, argv=No
     except UserError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
-    except Stopped as stopped:
+    except StoppedBySignal as stopped:
         print(stopped.line, file=sys.stderr)
         return stopped.exit_code
     return 0
@@ -107,7 +107,7 @@ class Search:
         )
         self.recipe = Recipe(space, rungs, fraction, settings.recipe_batch_size)
         default = space.propose(lambda one: one.default)
-        for rung in rungs:  # wrong flags are said before anything is trained
+        for rung in rungs:  # wrong flags are reported before anything is trained
             self.recipe.of_trial(default, rung, base.seed)
         self.recipe.handed_over(default)
         data = getattr(base, "dataset", "data")
@@ -118,7 +118,7 @@ class Search:
             *(len(rungs), settings.reduction),
         )
         self.total = settings.trials
-        if self.study.grid:  # all points are there from the start, and the default before them
+        if self.study.grid:  # all points are queued from the start, after the default
             points = len(self.study.trials())
             self.total = min(settings.trials or points, points)
             if self.total < points:
@@ -126,10 +126,10 @@ class Search:
         self.jobs, self.threads, devices = machine(settings.jobs, base)
         self.runner = Runner(target.script, self.threads, devices, self._time_is_up)
         self.errors: list[BaseException] = []
-        self.shown = 0  # trials, by the bar
+        self.shown = 0  # trials that the progress bar has counted
         self.said: set[int] = set()  # numbers of the trials that have had their line
-        self.best = ""  # as it was said last
-        self.reserve = 0.0  # seconds that what follows the search will take
+        self.best = ""  # the line on the best trial, as last printed
+        self.reserve = 0.0  # seconds that confirmation and last run will take
         self._say_lock = threading.Lock()
         self._introduce(notes)
 
@@ -179,12 +179,12 @@ class Search:
     # ---- the work -----------------------------------------------------------------------------
 
     def run(self) -> None:
-        """The whole search. Raises UserError, Stopped."""
+        """The whole search. Raises UserError, StoppedBySignal."""
         from tuning.confirm import Confirmation
         from tuning.report import Report
 
         self.signals.defer()
-        for trial in self.study.trials()[:1]:  # of a study that goes on
+        for trial in self.study.trials()[:1]:  # of a study that is continued
             whole = trial.user_attrs.get(f"rung{len(self.recipe.rungs) - 1}")
             if whole is not None:
                 self._reserve(whole["seconds"])
@@ -192,7 +192,7 @@ class Search:
             self.shown = self._finished()
             self.console.start_bar(self.total, self.shown, unit=" trials")
             self._in_threads(self._search)
-            self.runner.deadline = lambda: False  # the time for what follows was left over
+            self.runner.deadline = lambda: False  # the reserve is for what follows
             self._in_threads(self._bring_one_to_end)
             self.console.end_bar()
             report = Report(self)
@@ -221,14 +221,14 @@ class Search:
             time.sleep(POLL_SECONDS)
         self.console.end_bar()
         if self.signals.received is not None:
-            raise Stopped(self.signals.received, self._stopped_line())
+            raise StoppedBySignal(self.signals.received, self._stopped_line())
         from tuning.runner import Interrupted
 
         real = [error for error in self.errors if not isinstance(error, Interrupted)]
         if real:
             raise real[0]
-        if self.errors:  # a run was told to stop by somebody else
-            raise Stopped(15, self._stopped_line())
+        if self.errors:  # another process stopped a run
+            raise StoppedBySignal(15, self._stopped_line())
 
     def _stopped_line(self) -> str:
         return f"stopped; the search is kept in {self.folder}: the same command goes on with it"
@@ -236,7 +236,7 @@ class Search:
     def _time_is_up(self) -> bool:
         if self.limit is None:
             return False
-        # Where what follows takes longer than the search may, the time is overrun.
+        # At least half of the time is for the search, even if what follows then overruns it.
         left = max(self.limit - self.reserve, self.limit / 2)
         return time.monotonic() - self.started > left
 
@@ -273,7 +273,7 @@ class Search:
                 claim.close()
 
     def _carry_out(self, claim, slot: int) -> None:
-        """Trains a trial through the stages that it may do; the default through the last one
+        """Trains a trial through the stages that it is allowed; the default through the last one
         only."""
         from optuna.trial import TrialState
 
@@ -301,7 +301,7 @@ class Search:
         self._done(claim, f"{outcome.score:.2f} % after {rung.epochs} epochs")
 
     def _note_length(self, claim, outcome, index: int, last: int) -> None:
-        """What the first runs say about the length of all."""
+        """Reserves time by the length of the first run; notes a first stage that is too short."""
         from tuning.halving import DEFAULT_TRIAL
 
         if claim.number == DEFAULT_TRIAL:
@@ -315,7 +315,7 @@ class Search:
                 )
 
     def _reserve(self, seconds: float) -> None:
-        """Of --timeout, for the confirmation and a last run: from the time of one run."""
+        """Reserves time of --timeout for the confirmation and a last run, of `seconds` each."""
         from tuning.confirm import FINALISTS
 
         runs = (1 + FINALISTS) * self.settings.confirm
@@ -342,8 +342,8 @@ class Search:
         return sum(trial.state.is_finished() for trial in self.study.trials())
 
     def _done(self, claim, how: str) -> None:
-        """A line for the trial after its first stage, and the best so far. What further stages
-        give is in the log; without a terminal a better best has a line of its own."""
+        """Prints a line for the trial after its first stage, and the best so far. Results of
+        further stages go to the log; without a terminal, a new best has a line of its own."""
         from tuning.report import best_line
 
         line = f"trial {claim.number} ({self.space.line(claim.values)}): {how}"
@@ -360,7 +360,7 @@ class Search:
                 if best != self.best:
                     self.console.say(f"[{finished}/{self.total}] {best}")
             self.best = best
-            # One that goes on was counted when its first stage was done.
+            # A trial that goes to its next stage was counted after its first one.
             self.console.advance(max(0, finished - self.shown))
             self.shown = max(self.shown, finished)
 
@@ -369,7 +369,7 @@ def machine(jobs: int | None, base: Config) -> tuple[int, int, list[str]]:
     """(trials at once, CPU threads of each, CUDA_VISIBLE_DEVICES of each GPU or [])."""
     cores = usable_cores()
     devices = []
-    # PyTorch takes seconds to import: only where there may be a GPU.
+    # PyTorch takes seconds to import, so only if there may be a GPU.
     if base.device != "cpu" and any(map(os.path.exists, DRIVERS)):
         import torch
 
@@ -382,7 +382,7 @@ def machine(jobs: int | None, base: Config) -> tuple[int, int, list[str]]:
 
 
 def own_validation(base: Config) -> bool:
-    """Whether the data bring a validation split of their own."""
+    """Whether the data have a validation split of their own."""
     if getattr(base, "val_file", None):
         return True
     folder = Path(base.data_dir)

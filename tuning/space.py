@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from utils.errors import UserError
 from utils.settings.config import Config, fields
 
-DIGITS = 4  # significant ones of a proposed number, so that a recipe can be read
+DIGITS = 4  # significant digits of a proposed number, so that recipes are easy to read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,16 +19,16 @@ class Parameter:
 
     Attributes:
         name: of the setting.
-        key: its name in the study: the setting's, with a number behind it where the space has
-            several ranges for it.
+        key: its name in the study: the setting's, followed by a number if the space has several
+            ranges for it.
         low, high: ends of the range; None with `choices`.
         scale: "log", "linear", "int"; "choice" with `choices`.
         default: where the search begins; in the range.
         grid: points of --sampler grid.
-        when: setting -> the values with which this range counts.
+        when: setting -> the values with which this range holds.
         of_epochs: the value is a fraction of the run's epochs.
         integer: the setting is a whole number, on whatever scale.
-        note: for the user, where the range could not stay as it was.
+        note: for the user, if the range was changed or cannot be used.
     """
 
     name: str
@@ -81,11 +81,11 @@ class Space:
         self.parameters, self.config_class, self.raw = parameters, config_class, raw
 
     def propose(self, take) -> dict:
-        """{setting: value} of the parameters that count, with `take(parameter)` for the value; a
-        parameter counts where its `when` holds and it has an effect with those before it."""
+        """{setting: value} of the parameters that apply, with `take(parameter)` for the value; a
+        parameter applies if its `when` holds and it has an effect with the values before it."""
         values = {}
         for parameter in self.parameters:
-            if parameter.name not in values and self._counts(parameter, values):
+            if parameter.name not in values and self._applies(parameter, values):
                 values[parameter.name] = take(parameter)
         return values
 
@@ -105,7 +105,7 @@ class Space:
         return end in (limits["low"], limits["high"])
 
     def line(self, values: Mapping) -> str:
-        """The settings of a trial, for people."""
+        """The settings of a trial, as text."""
         return ", ".join(f"{self.title(name)} {shown(value)}" for name, value in values.items())
 
     def defaults(self) -> dict:
@@ -113,23 +113,23 @@ class Space:
         return {parameter.key: parameter.default for parameter in self.parameters}
 
     def grid(self) -> list[dict]:
-        """{key: value} of every combination of the grid points of what counts; UserError where a
-        parameter that counts has none."""
-        counting = []
-        self.propose(lambda parameter: counting.append(parameter) or parameter.default)
-        for parameter in counting:
+        """{key: value} of every combination of grid points of the parameters that apply. UserError
+        if one of these has none."""
+        applying = []
+        self.propose(lambda parameter: applying.append(parameter) or parameter.default)
+        for parameter in applying:
             if not parameter.grid:
                 raise UserError(
                     f"--sampler grid: {parameter.name} has no grid points in the space; add "
                     "'grid: [...]', or leave it out by --params"
                 )
-        keys = [parameter.key for parameter in counting]
+        keys = [parameter.key for parameter in applying]
         return [
             dict(zip(keys, point, strict=True))
-            for point in itertools.product(*(parameter.grid for parameter in counting))
+            for point in itertools.product(*(parameter.grid for parameter in applying))
         ]
 
-    def _counts(self, parameter: Parameter, values: dict) -> bool:
+    def _applies(self, parameter: Parameter, values: dict) -> bool:
         settings = effective(self.config_class, self.raw | values)
         for name, wanted in parameter.when.items():
             if getattr(settings, name) not in wanted:

@@ -14,11 +14,13 @@ from tuning.space import DIGITS, Parameter, Space, effective
 from utils.errors import UserError
 from utils.files import reason
 from utils.settings.aliases import ALIASES
-from utils.settings.config import COMMAND_LINE, DEFAULT, Config, convert, fields
+from utils.settings.config import COMMAND_LINE, DEFAULT, Config, fields
+from utils.settings.values import convert
 
 KEYS = ("low", "high", "scale", "choices", "default", "grid", "when", "of")
 SCALES = ("log", "linear", "int")
-OUT_OF_REACH = "out of reach: "  # begins the note on a parameter that cannot be tuned as it is
+# Begins the note on a parameter whose range cannot contain its default.
+OUT_OF_REACH = "out of reach: "
 
 
 def load_space(
@@ -33,11 +35,11 @@ def load_space(
         params: --params.
 
     Returns:
-        (space, raw, notes): `raw` is the base recipe as far as it is not the entry's defaults,
-        with the defaults that the space itself gives; `notes` are lines for the user.
+        (space, raw, notes): `raw` has the settings of the base recipe that are not the entry's
+        defaults, and the defaults that the space itself gives; `notes` are lines for the user.
 
     Raises:
-        UserError: the file cannot be read, is no space, or nothing is left to tune.
+        UserError: the file cannot be read or is not a space, or nothing is left to tune.
     """
     content = with_optimizers(_read(path), str(path))
     known = fields(config_class)
@@ -70,9 +72,9 @@ def load_space(
     if fixed:
         notes.append(f"fixed by the command line, not tuned: {', '.join(fixed)}")
     space = Space(made, config_class, raw)
-    counting = []
-    tuned = space.propose(lambda parameter: counting.append(parameter) or parameter.default)
-    for note in filter(None, (parameter.note for parameter in counting)):
+    applying = []
+    tuned = space.propose(lambda parameter: applying.append(parameter) or parameter.default)
+    for note in filter(None, (parameter.note for parameter in applying)):
         if note.startswith(OUT_OF_REACH):
             raise UserError(note.removeprefix(OUT_OF_REACH))
         notes.append(note)
@@ -92,10 +94,13 @@ def _read(path: Path) -> dict:
         raise UserError(f"--space {path}: {reason(error)}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(
-            f"--space {path} is no valid YAML: {' '.join(str(error).split())}"
+            f"--space {path} is not valid YAML: {' '.join(str(error).split())}"
         ) from None
     if not isinstance(content, Mapping) or not content:
-        raise UserError(f"--space {path}: 'setting:' with low, high and scale, or choices, below")
+        raise UserError(
+            f"--space {path}: 'setting:' lines are needed, each with low, high and scale, or "
+            "choices, below it"
+        )
     return dict(content)
 
 
@@ -116,10 +121,11 @@ def _of_epochs(entry: Mapping) -> bool:
 def _reachable(
     parameters: list[Parameter], config_class: type[Config], raw: dict
 ) -> list[Parameter]:
-    """Without the ranges that no trial can come to; what is left alone has no number in its key."""
+    """Without the ranges that no trial can use. The key of a setting's only remaining range
+    loses its number."""
     base, tuned = effective(config_class, raw), {parameter.name for parameter in parameters}
     left: list[Parameter] = []
-    settled = set()  # those with a range that always counts
+    settled = set()  # settings with a range that holds in every trial
     for one in parameters:
         certain = not tuned & {*one.when}
         missed = [n for n, wanted in one.when.items() if getattr(base, n) not in wanted]
@@ -167,7 +173,8 @@ def _parameter(
         raise UserError(f"{where}: of: {entry['of']!r} is not epochs")
     when = _conditions(entry.get("when"), where, known)
     of_epochs, holds = _of_epochs(entry), _holds(entry, config_class, raw)
-    # Of a range that counts with other settings than the recipe's: what they bring along.
+    # The settings under which a range holds that does not hold for the recipe: its default may
+    # depend on them.
     elsewhere = {n: wanted[0] for n, wanted in when.items()} if not holds else {}
     base = effective(config_class, raw | elsewhere)
     base.check()
@@ -209,7 +216,7 @@ def _parameter(
         raise UserError(f"{where}: scale {scale!r} is not one of {', '.join(SCALES)}")
     low, high = (value(entry.get(end), end) for end in ("low", "high"))
     if isinstance(low, (str, bool)):
-        raise UserError(f"{where}: --{name} is no number: give choices")
+        raise UserError(f"{where}: --{name} is not a number: give choices")
     if not low < high:
         raise UserError(f"{where}: low {low:g} is not below high {high:g}")
     if scale == "log" and low <= 0:
@@ -223,11 +230,11 @@ def _parameter(
     note = ""
     if default is None or (scale == "log" and default <= 0):
         note = f"{OUT_OF_REACH}{where}: the recipe has {default}, which no range of scale {scale} "
-        note += f"holds: give a default, or choices: [{default}, ...]"
+        note += f"contains: give a default, or choices: [{default}, ...]"
         default = low
     elif not low <= default <= high:
         low, high = min(low, default), max(high, default)
-        note = f"{name}: its range is widened to {low:g} to {high:g}, to hold the recipe's own"
+        note = f"{name}: its range is widened to {low:g} to {high:g}, to include the recipe's own"
     return Parameter(name, key, low, high, scale, (), default, grid, when, of_epochs, integer, note)
 
 

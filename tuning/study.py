@@ -29,7 +29,7 @@ from tuning.space import Space
 from utils.errors import UserError
 from utils.files import reason, replace_file
 
-# All trials that are left are in the hands of other processes.
+# Other processes hold all trials that are left.
 WAIT = "wait"
 NAME = "tuning"
 
@@ -54,14 +54,14 @@ class Claim:
 
 class Study:
     """Args:
-    folder: of the study; made where it is missing.
-    plan: what makes its trials comparable, flat; a study that is there must have the same.
+    folder: of the study; created if missing.
+    plan: {setting: value} that make its trials comparable; a study that exists must have the same.
     space: what is tuned.
     sampler: "tpe", "random" or "grid".
     rungs, reduction: of successive halving.
 
     Raises:
-        UserError: the folder cannot be written, or holds a study of another plan.
+        UserError: the folder cannot be written, or holds a study with another plan.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Study:
                     load_if_exists=True,
                 )
                 points = space.grid() if sampler == "grid" else []
-                default = space.defaults()  # of what does not count, too
+                default = space.defaults()  # including parameters that do not apply
                 self._enqueue([default, *(p for p in points if not p.items() <= default.items())])
         except OSError as error:
             raise UserError(f"--output {folder}: {reason(error)}") from None
@@ -147,8 +147,8 @@ class Study:
 
     def claim(self, most: int) -> Claim | str | None:
         """The next trial for this process: one whose process has died, one that goes on to its next
-        stage, or a new one as long as there are fewer than `most`. WAIT: others are at the last
-        ones; None: there are no more.
+        stage, or a new one as long as there are fewer than `most`. WAIT: other processes hold the
+        last ones; None: there are no more.
 
         Raises UserError.
         """
@@ -176,8 +176,8 @@ class Study:
             raise UserError(f"--output {self.folder}: {reason(error)}; make room") from None
 
     def claim_to_end(self) -> Claim | None:
-        """When there is no time for more: the best trial that waits, as long as none but the
-        default has finished. Raises UserError."""
+        """When time is up: the best waiting trial, if none but the default has finished. Raises
+        UserError."""
         try:
             with self.held():
                 begun = self.begun()
@@ -189,8 +189,8 @@ class Study:
             raise UserError(f"--output {self.folder}: {reason(error)}; make room") from None
 
     def _take(self, frozen: FrozenTrial, rung: int | None = None) -> Claim | None:
-        """The trial, to go up to `rung` (None: as far as it may already), or None: another process
-        holds it."""
+        """A claim on the trial up to `rung` (None: as far as it is allowed already); None if
+        another process holds it."""
         folder = self.trial_folder(frozen.number)
         lock = locks.take(folder / ".lock")
         if lock is None:

@@ -19,7 +19,7 @@ from utils.launch.environment import (
     note_exit_code,
     previous_exit_code,
 )
-from utils.launch.signals import Signals, Stopped
+from utils.launch.signals import Signals, StoppedBySignal
 from utils.runs.run import Run
 from utils.settings.config import parse
 
@@ -36,7 +36,7 @@ LOST_PEER_SECONDS = 3.0
 def run_entry(config_class, act: Callable, description: str, argv: list[str] | None = None):
     """Runs an entry script; returns its exit code.
 
-    0: done. 2: settings or data that the user can mend, in one line. 130, 143: stopped by a signal.
+    0: done. 2: a mistake in settings or data, told in one line. 130, 143: stopped by a signal.
     Anything else is a bug and keeps its traceback; where another process of the run is gone, a line
     says so.
 
@@ -60,7 +60,7 @@ def run_entry(config_class, act: Callable, description: str, argv: list[str] | N
         if note_exit_code(2):  # one of the launched processes says it
             print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
-    except Stopped as stopped:
+    except StoppedBySignal as stopped:
         if place is None or place.rank == 0:
             print(stopped.line, file=sys.stderr)
         return stopped.exit_code

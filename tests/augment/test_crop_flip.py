@@ -38,7 +38,7 @@ def plain(augment: CropFlip, image: np.ndarray, top, left, flip, hole_y, hole_x)
 
 @pytest.mark.parametrize("mode", ["zeros", "reflect"])
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_rows_and_gather_equal_a_loop_over_images(size, mode):
+def test_array_and_packed_plan_equal_a_loop_over_images(size, mode):
     images = pictures(*size)
     generator = np.random.default_rng(0)
     for padding, flip, cutout in itertools.product(range(5), (0, 0.5, 1), (0, 1, 4, 5)):
@@ -49,9 +49,10 @@ def test_rows_and_gather_equal_a_loop_over_images(size, mode):
             for image, *choice in zip(images.numpy(), *plan, strict=True)
         ]
         expected = torch.from_numpy(np.stack(expected))
-        assert torch.equal(augment.apply_gather(images, plan, np.arange(len(images))), expected)
-        rows = augment.apply_rows(images.numpy(), plan, np.arange(len(images)))
-        assert np.array_equal(rows, expected)
+        index = np.arange(len(images))
+        packed = torch.from_numpy(augment.pack(plan, index))
+        assert torch.equal(augment.apply_packed(images, packed), expected)
+        assert np.array_equal(augment.apply_to_array(images.numpy(), plan, index), expected)
         assert np.array_equal(augment.apply(images.numpy(), plan), expected)
         assert torch.equal(augment.apply(images.clone(), plan), expected)
 
@@ -70,8 +71,10 @@ def test_everything_off_is_the_identity():
     images = pictures(8, 6, 3)
     augment = CropFlip(8, 6, padding=0, flip=0, cutout=0)
     plan = augment.draw(N, np.random.default_rng(0))
-    assert np.array_equal(augment.apply_rows(images.numpy(), plan, np.arange(N)), images)
-    assert torch.equal(augment.apply_gather(images, plan, np.arange(len(images))), images)
+    index = np.arange(N)
+    packed = torch.from_numpy(augment.pack(plan, index))
+    assert np.array_equal(augment.apply_to_array(images.numpy(), plan, index), images)
+    assert torch.equal(augment.apply_packed(images, packed), images)
 
 
 def test_centre_crop_is_the_identity_and_a_flip_undoes_itself():

@@ -40,7 +40,7 @@ def test_fills_only_the_plans_rectangles(size):
         erasing.apply(tensor, plan.slice(slice(20)), index), torch.from_numpy(picked)
     )
     assert np.array_equal(tensor, images)  # only the copy was changed
-    on_device = erasing.carry_out(tensor.clone(), torch.from_numpy(erasing.pack(plan)))
+    on_device = erasing.apply_packed(tensor.clone(), torch.from_numpy(erasing.pack(plan)))
     assert np.array_equal(on_device, expected)
     assert np.array_equal(erasing.apply(tensor, plan), expected)
     assert erasing.apply(images, plan) is images and np.array_equal(images, expected)

@@ -8,7 +8,7 @@ import toy
 
 from benchmarks.collectives import BUCKET, Collectives, per_step, sent
 from utils.distributed.group import Agreement
-from utils.launch.signals import Stopping
+from utils.launch.signals import AgreedSignal
 from utils.models.resnet import ResNet
 
 # Steps of the shorter run, after which all periods of NGD are alike, and of a period.
@@ -36,7 +36,7 @@ def counted(exchange, strategy: str, accumulation: int, optimizer: str = "sgd") 
                 data=toy.loader(
                     2, accumulation, n=640, rank=exchange.rank, ranks=exchange.size, least=2
                 ),
-                stopping=Stopping(toy.NoSignals(), Agreement(exchange, 2)),
+                agreed_signal=AgreedSignal(toy.NoSignals(), Agreement(exchange, 2)),
             )
             with Collectives() as collectives:
                 collectives.hook(trainer.train_step.strategy)

@@ -15,8 +15,8 @@ from utils.errors import UserError
 from utils.optim.schedules import SCHEDULES
 from utils.optim.table import OPTIMIZERS
 from utils.runs.advice import phase_advice
-from utils.settings.aliases import SHORT_FOR
-from utils.settings.config import ALIASES, INVOCATION_ONLY, fields, parse
+from utils.settings.aliases import ALIASES, SHORT_FOR
+from utils.settings.config import INVOCATION_ONLY, fields, parse
 from utils.training.log import NOTABLE
 
 

@@ -16,7 +16,7 @@ from quick_runs import handlers_put_back, quick, raise_in_step
 from safetensors.torch import load_file
 
 from resnet50_test import main
-from utils.launch.signals import Signals, Stopped
+from utils.launch.signals import Signals, StoppedBySignal
 from utils.tasks import pictures as image_task
 
 ROOT = Path(__file__).parents[2]
@@ -192,7 +192,7 @@ def test_signals_at_random_moments_change_no_result(tmp_path, long_run, kind, se
 @pytest.mark.usefixtures("own_folder")  # which restores the handlers
 def test_a_signal_is_held_where_no_exception_may_be_raised():
     signals, reached = Signals(), False
-    with pytest.raises(Stopped) as stopped, signals.held():
+    with pytest.raises(StoppedBySignal) as stopped, signals.held():
         os.kill(os.getpid(), signal.SIGTERM)
         reached = True
     assert reached and stopped.value.exit_code == 143
@@ -206,7 +206,7 @@ class Referent:
 def test_a_signal_where_python_ignores_exceptions_still_stops_the_run(capfd):
     """As in a weak reference's callback, which the import system uses."""
     Signals()
-    with pytest.raises(Stopped) as stopped:
+    with pytest.raises(StoppedBySignal) as stopped:
         referent = Referent()
         reference = weakref.ref(referent, lambda _: os.kill(os.getpid(), signal.SIGINT))
         del referent

@@ -110,7 +110,7 @@ def test_own_texts_are_learned(run, own_texts):
     assert "honey" in Tokenizer.from_str(card["tokenizer"]).get_vocab()
     assert Path("run/tokenizer.json").read_text() == card["tokenizer"]
     code, out, _ = run(*own_texts, "--epochs", 1, "--output", "again")
-    assert code == 0 and "mapped in from" in out
+    assert code == 0 and "memory-mapped from" in out
 
 
 def test_evaluation_does_not_depend_on_the_batch(run):
@@ -221,7 +221,7 @@ def test_dry_run_and_report(run):
 @pytest.mark.parametrize(
     "flags, words",
     [
-        (["--dim", "10", "--heads", "4"], "no multiple of --heads"),
+        (["--dim", "10", "--heads", "4"], "not a multiple of --heads"),
         (["--cutmix_alpha", "1"], "pastes boxes of pictures"),
         (["--workers", "2"], "encoded once"),
         (["--train_file", "x.csv"], "the flag is for csv"),

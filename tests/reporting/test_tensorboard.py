@@ -101,7 +101,7 @@ def test_a_full_disk_is_reported_once_and_neither_raises_nor_hangs(tmp_path, cap
 
         threading.Thread(target=go_on, daemon=True).start()
         assert done.wait(PATIENCE), "log() or close() waits for ever"
-    assert len(said) == 1 and "goes on without it" in said[0]
+    assert len(said) == 1 and "continues without it" in said[0]
     assert capfd.readouterr().err == ""  # no traceback within the progress bar
     assert events(tmp_path)["loss/train_steps"] == [(1, 1.0)]  # half a record at the end is no harm
 

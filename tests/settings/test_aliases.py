@@ -4,7 +4,8 @@ import pytest
 from settings_of_pictures import FIELDS, NEEDS, another_value, flags_for, refused, settings_of
 
 from resnet50_test import Settings
-from utils.settings.config import ALIASES, DEFAULT, VALUE_ALIASES, parse, to_yaml
+from utils.settings.aliases import ALIASES, VALUE_ALIASES
+from utils.settings.config import DEFAULT, parse, to_yaml
 
 
 @pytest.mark.parametrize("alias", ALIASES)

@@ -8,7 +8,7 @@ import torch
 import toy
 from toy import NoSignals, assert_same, everything, history, make_trainer, network
 
-from utils.launch.signals import Stopped
+from utils.launch.signals import StoppedBySignal
 from utils.mixup.mixing import Mixing
 from utils.optim.factory import build_optimizer
 from utils.optim.schedules import Plateau, Schedule
@@ -145,7 +145,7 @@ def test_a_resumed_run_is_bit_equal(tmp_path, case, every, monkeypatch):
         signals = SignalAt(step)
         stopped = make_case(folder, signals=signals, **options)
         signals.trainer = stopped
-        with pytest.raises(Stopped) as stop:
+        with pytest.raises(StoppedBySignal) as stop:
             stopped.fit()
         assert stop.value.exit_code == 143
         assert stopped.saver.store.steps()[-1] == step
@@ -258,7 +258,7 @@ def test_a_first_epoch_of_one_step_is_ended_on_resume(tmp_path, epochs):
     torch.manual_seed(5)
     signals = SignalAt(1)
     signals.trainer = make_trainer(tmp_path / "stopped", signals=signals, **options)
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedBySignal):
         signals.trainer.fit()
     resumed = make_trainer(tmp_path / "stopped", **options)
     resumed.restore(resumed.saver.store.load())

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from utils.errors import UserError
-from utils.launch.signals import Signals, Stopped
+from utils.launch.signals import Signals, StoppedBySignal
 from utils.setting import setting
 from utils.settings import ImageSettings
 from utils.settings.config import parse, to_yaml
@@ -71,7 +71,7 @@ def train(settings: Settings, origin, signals: Signals) -> None:
             while not signals.received:
                 time.sleep(0.01)
         if signals.received:
-            raise Stopped(signals.received, "stopped and saved")
+            raise StoppedBySignal(signals.received, "stopped and saved")
     record = {"step": STEPS, "split": "val", "accuracy": accuracy(settings), "samples": 2000}
     (folder / "metrics.jsonl").write_text(json.dumps(record) + "\n")
     samples = settings.subset * TRAIN if settings.subset <= 1 else settings.subset
@@ -90,7 +90,7 @@ def main() -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except Stopped as stopped:
+    except StoppedBySignal as stopped:
         return stopped.exit_code
     return 0
 

@@ -193,9 +193,9 @@ BAD = {
     "clip: {of: optimizer}": "no optimizer states a range",
     "clip: {low: 0.1, high: 10, scale: log}": "the recipe has None",
     "layers: {low: 1.5, high: 3, scale: int}": "1.5",
-    "[1, 2]": "'setting:' with low, high",
-    "": "'setting:' with low, high",
-    "lr: {low: 0.1": "is no valid YAML",
+    "[1, 2]": "'setting:' lines are needed",
+    "": "'setting:' lines are needed",
+    "lr: {low: 0.1": "is not valid YAML",
     "alpha: {low: 0.1, high: 1}": "nothing is left to tune",
 }
 

@@ -12,7 +12,7 @@ import torchvision
 from safetensors.torch import save_file
 from weight_tools import CARD, assert_holds, fitted, refused, resnet, trained
 
-from utils.checkpoints.checkpoint import Checkpoint, Checkpoints
+from utils.checkpoints.checkpoint import RUN_INFO, Checkpoint, Checkpoints
 from utils.errors import UserError
 from utils.models.resnet import ResNet
 from utils.weights.imagenet import load_imagenet, torchvision_name
@@ -182,7 +182,7 @@ def save_step(folder, step, value, best=None, average=None, data=CARD):
     def filled(number):
         return {n: torch.full_like(t, number) for n, t in resnet().state_dict().items()}
 
-    state = {"progress": {"best_step": best}, "settings": {"data": data} if data else {}}
+    state = {"progress": {"best_step": best}, RUN_INFO: {"data": data} if data else {}}
     averages = None if average is None else filled(average)
     checkpoint = Checkpoint(step, filled(value), {}, state, averages)
     return Checkpoints(folder / "checkpoints", keep=9).save(checkpoint, best)

@@ -46,10 +46,10 @@ class Chain:
         packed = [one.pack(choices) for one, choices in zip(self.others, others, strict=True)]
         return np.concatenate([self.first.pack(first, index), *packed])
 
-    def carry_out(self, images, packed):
-        """Like `CropFlip.carry_out`, for a packed plan."""
+    def apply_packed(self, images, packed):
+        """Like `CropFlip.apply_packed`, for a packed plan."""
         first, *others = packed.split([one.packed_rows for one in (self.first, *self.others)])
-        result = self.first.carry_out(images, first)
+        result = self.first.apply_packed(images, first)
         for augmentation, choices in zip(self.others, others, strict=True):
-            result = augmentation.carry_out(result, choices)
+            result = augmentation.apply_packed(result, choices)
         return result

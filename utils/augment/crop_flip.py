@@ -1,7 +1,7 @@
 """Random crop with padding, horizontal flip and cutout, for a whole batch of uint8 images.
 
 `draw` makes the random choices for all samples of an epoch at once, so that they do not depend on
-how the epoch is divided; `apply` carries them out for any slice, on the device that holds the
+how the epoch is divided; `apply` transforms any slice accordingly, on the device that holds the
 images. Crop and flip: He et al., "Deep residual learning" (2016), section 4.2. Cutout: DeVries
 and Taylor (2017).
 """
@@ -98,25 +98,20 @@ class CropFlip:
         if index is None:
             index = np.arange(len(images))
         if isinstance(images, np.ndarray):
-            return self.apply_rows(images, plan, index)
+            return self.apply_to_array(images, plan, index)
         if images.device.type != "cpu":
-            return self.apply_gather(images, plan, index)
+            return self.apply_packed(images, to_device(self.pack(plan, index), images.device))
         import torch
 
-        return torch.from_numpy(self.apply_rows(images.numpy(), plan, index))
-
-    def apply_gather(self, images: Tensor, plan: CropFlipPlan, index: np.ndarray) -> Tensor:
-        """`apply` by one gather, on the device that holds `images`."""
-        return self.carry_out(images, to_device(self.pack(plan, index), images.device))
+        return torch.from_numpy(self.apply_to_array(images.numpy(), plan, index))
 
     def pack(self, plan: CropFlipPlan, index: np.ndarray) -> np.ndarray:
         """(packed_rows, n) int64: index and plan in one array, to copy to a device at once."""
         return np.stack([index, *plan])
 
-    def carry_out(self, images: Tensor, packed: Tensor) -> Tensor:
-        """The crop on a GPU, and the reference for `apply_rows`: source row and column of each
-        target pixel, and one gather. Involves only the device, so it can be captured in a CUDA
-        graph.
+    def apply_packed(self, images: Tensor, packed: Tensor) -> Tensor:
+        """`apply` on a GPU: source row and column of each target pixel, and one gather. Involves
+        only the device, so it can be captured in a CUDA graph.
 
         Args:
             packed: from `pack`.
@@ -143,7 +138,9 @@ class CropFlip:
         gathered = images[sample[:, None, None], y[:, :, None], x[:, None, :]]
         return gathered.masked_fill_(blank[..., None], 0)
 
-    def apply_rows(self, images: np.ndarray, plan: CropFlipPlan, index: np.ndarray) -> np.ndarray:
+    def apply_to_array(
+        self, images: np.ndarray, plan: CropFlipPlan, index: np.ndarray
+    ) -> np.ndarray:
         """`apply` on a CPU, in NumPy, in few passes over memory: images are copied into padded
         buffers, those to be mirrored last, and each crop is copied from there row by row."""
         n, p = len(index), self.padding

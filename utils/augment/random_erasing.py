@@ -102,15 +102,15 @@ class RandomErasing:
         """The same by masks, without a host sync."""
         if index is not None:
             images = images.index_select(0, to_device(index, images.device))
-        return self.carry_out(images, to_device(self.pack(plan), images.device))
+        return self.apply_packed(images, to_device(self.pack(plan), images.device))
 
     def pack(self, plan: ErasingPlan) -> np.ndarray:
         """(packed_rows, n) int64: the plan in one array, to copy to a device at once."""
         return np.stack([*plan])
 
-    def carry_out(self, images, packed):
-        """Fills the rectangles IN PLACE. `packed`: from `pack`. Involves only the device, so it can
-        be captured in a CUDA graph."""
+    def apply_packed(self, images, packed):
+        """`apply` on a GPU, IN PLACE. `packed`: from `pack`. Involves only the device, so it can be
+        captured in a CUDA graph."""
         import torch
 
         top, left, height, width = packed[:, :, None]  # (n, 1) each

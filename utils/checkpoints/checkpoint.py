@@ -47,6 +47,9 @@ MODEL, OPTIMIZER, STATE, SUMS = (
     "state.json",
     "SHA256SUMS",
 )
+# The key in state.json of `Checkpoint.run_info`. These are not the run's settings, which are in
+# config.yaml; the key stays so that old checkpoints can be read, and new ones by older versions.
+RUN_INFO = "settings"
 # Keys of a parameter group that change with the steps: the last learning rate (the schedule sets
 # the next), and counts of steps.
 OF_THE_STEPS = (
@@ -80,6 +83,12 @@ class Checkpoint:
         """The weights to evaluate and use: the average if there is one."""
         return self.model if self.average is None else self.average
 
+    @property
+    def run_info(self) -> dict:
+        """What must be known of the run to resume it or to use the model: its data, the size of a
+        step, the device and so on (see utils/runs/make_trainer.py)."""
+        return self.state.get(RUN_INFO) or {}
+
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """The parts that are present."""
         parts = {part: getattr(self, part) for part in PARTS}
@@ -106,7 +115,7 @@ class Checkpoints:
     def steps(self) -> list[int]:
         """Steps that have a checkpoint, damaged or not, the oldest first."""
         found = {_step(path) for path in self.folder.glob("step-*") if path.is_dir()}
-        return sorted(found - {-1})  # -1: a name that is not ours
+        return sorted(found - {-1})  # -1: not the name of a checkpoint
 
     def save(self, checkpoint: Checkpoint, best_step: int | None = None) -> Path:
         """Writes a checkpoint (a copy: see `Checkpoint.copy`) durably, then deletes the oldest ones
@@ -200,8 +209,8 @@ class Checkpoints:
         return final
 
     def adopt(self, other: Path, step: int) -> None:
-        """Copies the checkpoint of `step` from another run's folder, if there is one. It is copied
-        unverified: that is done before it is used. Raises OSError."""
+        """Copies the checkpoint of `step` from another run's folder, if there is one. It is
+        verified when it is used, not here. Raises OSError."""
         final = self._path(step)
         if final.exists() or not (other / final.name).is_dir():
             return
@@ -281,7 +290,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise DamagedCheckpoint(f"{', '.join(wrong) or SUMS}: the content does not match its sum")
     try:
         state = json.loads((path / STATE).read_bytes())
-        shards = state.pop("shards", {})  # of these files; of no other checkpoint of this state
+        shards = state.pop("shards", {})  # holds for these files, not for later checkpoints
         there = {name.partition(".")[0] for name in names}
         tensors = {
             part: read_part(path, part, names, shards) if part in there else None for part in PARTS

@@ -20,8 +20,8 @@ def random_states() -> dict[str, str]:
 
 
 def restore_random_states(states: list[dict] | dict, rank: int = 0, step: int = 0) -> None:
-    """Restores this rank's entry. A rank without one gets a seed made from that of the last
-    torch.manual_seed, the step and its rank.
+    """Restores this rank's entry. A rank without one is seeded by a hash of the seed of the
+    last torch.manual_seed, the step and its rank.
 
     Args:
         states: what `random_states` returned on each rank; a dict: of a single process (from older

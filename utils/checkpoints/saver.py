@@ -11,7 +11,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from utils.checkpoints.checkpoint import Checkpoint, Checkpoints
+from utils.checkpoints.checkpoint import RUN_INFO, Checkpoint, Checkpoints
 from utils.errors import UserError
 from utils.exchange import Exchange
 from utils.files import reason
@@ -27,7 +27,7 @@ class Saver:
     every_steps, every_seconds: the interval; one of the two.
     exchange: with the other ranks, for this object alone: its collectives run in the thread, at the
         same time as those of the training. None: one process.
-    settings: what a resumed run must know of this one; stored in every checkpoint.
+    run_info: stored in every checkpoint (see `Checkpoint.run_info`).
     """
 
     def __init__(
@@ -38,9 +38,9 @@ class Saver:
         every_steps: int | None = None,
         every_seconds: float | None = None,
         exchange: Exchange | None = None,
-        settings: dict | None = None,
+        run_info: dict | None = None,
     ):
-        self.settings = settings or {}
+        self.run_info = run_info or {}
         self.store, self.metrics, self.console = store, metrics, console
         self.every_steps, self.every_seconds = every_steps, every_seconds
         self.exchange = exchange or Exchange()
@@ -68,7 +68,7 @@ class Saver:
         (`final`) must succeed: otherwise every rank raises UserError."""
         self.wait()
         self.start(checkpoint.step)
-        checkpoint.state["settings"] = self.settings
+        checkpoint.state[RUN_INFO] = self.run_info
         first, divided = self.exchange.rank == 0, checkpoint.rows is not None
         failure = self._note_position(checkpoint) if first else None
         if divided or (first and failure is None):

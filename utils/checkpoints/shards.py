@@ -28,15 +28,14 @@ FILE = re.compile(
     rf"state\.json|({'|'.join(PARTS)})\.safetensors"
     rf"|({'|'.join(DIVIDED_PARTS)})\.rank-\d{{5}}-of-\d{{5}}\.safetensors"
 )
-# How keys of optimizer state begin that belong to a whole parameter and are equal on all ranks.
+# Prefixes of the keys of optimizer state that belongs to a whole parameter, equal on all ranks.
 OF_THE_WHOLE = tuple(key for entry in OPTIMIZERS.values() for key in entry.whole_state)
 
 
 def divided_rows(exchange: Exchange, parameters: dict[str, Tensor]) -> dict[str, Rows]:
     """{name: rows} of the parameters of which this rank holds a part; empty if nothing is sharded.
 
-    Rank 0 holds rows of every parameter, and all rows of one with few rows. That one is left out,
-    as the other ranks have no row of it.
+    A parameter with so few rows that rank 0 holds them all is left out: it is not divided.
     """
     rows = {name: exchange.rows(parameter) for name, parameter in parameters.items()}
     return {
@@ -110,7 +109,7 @@ def read_part(
     for key, pieces in found.items():
         starts, ends = zip(*sorted(pieces), strict=True)
         if (*starts, len(tensors[key])) != (0, *ends):
-            raise ValueError(f"{part}: rows of {key} are missing, or there twice")
+            raise ValueError(f"{part}: rows of {key} are missing or duplicated")
     return dict(sorted(tensors.items()))
 
 

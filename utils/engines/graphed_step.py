@@ -14,12 +14,12 @@ not used.
 
 By default the first few steps are ordinary ones that are timed, and graphs are captured only if
 steps are launch-bound (see launch_bound.py): on a GPU that is slower than the host they would cost
-memory and gain nothing. As this choice depends on time, it may differ between two runs with the
+memory and gain nothing. As this choice depends on timing, it may differ between two runs with the
 same settings. A replay does the arithmetic of an ordinary step with the learning rate rounded to
 float32, which the ordinary steps of a GraphedStep read too; that both give the same bits has not
 been tested on a GPU. So under --deterministic graphs are used only if they are asked for.
 
-The last ordinary step before a capture is searched for places where the host waits, which would
+The last ordinary step before a capture is checked for places where the host waits, which would
 break the capture. If it fails nevertheless, the process is cleaned up and the run continues with
 ordinary steps; only if that fails, too, the run ends with an error (see capture.py).
 """
@@ -49,7 +49,7 @@ class GraphedStep:
         loader: of the training split.
         console: reports whether graphs are used.
         recorder: captures the device's work.
-        asked: the user has asked for graphs; otherwise they are used if steps are launch-bound.
+        asked: the user asked for graphs; otherwise they are used if steps are launch-bound.
         rate_dtype: type in which kernels read the learning rate: float32 on a GPU, float64 on a
             CPU.
     """
@@ -70,14 +70,14 @@ class GraphedStep:
         self._rates = [torch.zeros((), dtype=rate_dtype, device=device) for _ in groups]
         self._step = torch.zeros((), dtype=torch.int64, device=device)
         self._ema_weight = torch.zeros((), device=device)
-        # By the signature of a batch, since batches may be mixed in different ways:
+        # Keyed by the signature of a batch, since batches may be mixed in different ways.
         self._graphs: dict[tuple, tuple] = {}  # (static batch, replay function)
         self._seen = Counter()
         self.refused: str | None = None  # why no graphs are used any more
         self._warms_up = self._watches = self._replayed = False
         self._waits: list[str] = []  # where the host waited in a watched step
         self.settling = False  # see Stepper
-        # None once it is known, or does not matter, whether steps are launch-bound.
+        # None once the question whether steps are launch-bound is settled, or does not arise.
         self._launches = None if asked else LaunchBound(recorder.mark)
         self._timed = Counter()  # whole steps, by their signature
         if asked:
@@ -159,8 +159,8 @@ class GraphedStep:
         if not verdict:
             self._refuse(f"{launches}: there is little to gain")
             return False
-        self.console.say(f"CUDA graphs: used, because {launches}; --no_cuda_graphs does without")
-        # From the next epoch on; the loader augments the batches of this one.
+        self.console.say(f"CUDA graphs: used, because {launches}; --no_cuda_graphs turns them off")
+        # Takes effect in the next epoch; the batches of this one are already augmented.
         self.loader.defer()
         return True
 
@@ -189,10 +189,10 @@ class GraphedStep:
         if not self.holds_memory:
             return ""
         self._drop("memory has run out")
-        return "add --no_cuda_graphs: graphs keep the memory of a step besides"
+        return "add --no_cuda_graphs: graphs hold the memory of another step"
 
     def _drop(self, why: str) -> None:
-        """Gives up graphs and frees their memory."""
+        """Stops using graphs and frees their memory."""
         self.refused, self._launches = why, None
         self._graphs.clear()
         self.train_step.strategy.drop_gradients()

@@ -39,7 +39,7 @@ class Predictions:
 def list_pictures(path: str | Path) -> list[str]:
     """The file `path`, or every file below the folder `path`, sorted; links are followed.
 
-    Hidden files and folders are left out. Files are not opened: what is no picture is found out
+    Hidden files and folders are left out. Files are not opened: what is not a picture is found out
     when it is decoded.
 
     Raises:
@@ -98,7 +98,7 @@ def predict_images(
         None if interrupted; no file is written then.
 
     Raises:
-        UserError: a file is no picture, none can be decoded, the model does not take square
+        UserError: a file is not a picture, none can be decoded, the model does not take square
             pictures or gives NaN, or `output_csv` cannot be written.
     """
     card = files.card
@@ -205,7 +205,7 @@ class PictureFiles:
         for offset, why in errors.items():
             if self.on_bad == "error":
                 raise UserError(
-                    f"{paths[offset]} is no readable image ({why}): remove it, or leave out all "
+                    f"{paths[offset]} is not a readable image ({why}): remove it, or leave out all "
                     "such files with --on_bad skip"
                 )
             self.skipped.append(f"{paths[offset]}: {why}")

@@ -9,7 +9,7 @@ from utils.inference.export_onnx import export_onnx
 from utils.inference.export_safetensors import export_safetensors
 from utils.inference.predict_pictures import PictureFiles, list_pictures, predict_images
 from utils.inference.predict_texts import predict_texts
-from utils.launch.signals import Stopped
+from utils.launch.signals import StoppedBySignal
 from utils.reporting.run_folder import TOKENIZER
 from utils.runs.run import Run, another_is_best
 from utils.weights.card import ModelCard, TextCard
@@ -39,7 +39,7 @@ def use_model(run: Run, model, checkpoint: Checkpoint, card: ModelCard | TextCar
     run.signals.defer()
     done = PREDICT[settings.task](run, model, card, output)
     if done is None:
-        raise Stopped(
+        raise StoppedBySignal(
             run.signals.received, "stopped before the last prediction: no CSV file was written"
         )
     say(f"{done:,} predictions: {output}")

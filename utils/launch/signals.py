@@ -10,11 +10,11 @@ from utils.launch.environment import LAUNCH_FOLDER
 
 # A launched process ignores a second signal that comes within so many seconds of the first.
 REPEATED_SECONDS = 3.0
-# Seconds until `Stopped` is raised again where Python has discarded it (see `_raise_again`).
+# Seconds until a `StoppedBySignal` that Python has discarded is raised again (`_raise_again`).
 AGAIN_SECONDS = 0.01
 
 
-class Stopped(BaseException):
+class StoppedBySignal(BaseException):
     """A signal has ended the run, with exit code 130 or 143. `line` says what was saved and how to
     resume."""
 
@@ -23,11 +23,12 @@ class Stopped(BaseException):
         self.exit_code, self.line = 128 + signum, line
 
 
-class Stopping:
-    """Tells whether a signal stops the run and whether a checkpoint is due, equally on all ranks.
+class AgreedSignal:
+    """The signal on which all ranks stop after the same step, whichever of them it reached. The
+    same poll tells them whether a checkpoint is due.
 
     Args:
-        signals: of this process.
+        signals: those of this process.
         agree: (numbers) -> the maximum of each over the ranks; None: a single process. An
             `Agreement` returns the result of the previous call, so all ranks stop one call after
             the signal; of several signals the largest number counts.
@@ -40,7 +41,7 @@ class Stopping:
         self.signals, self.agree = signals, agree
         self.signum: int | None = None
 
-    def ask(self, due: bool = False) -> bool:
+    def poll(self, due: bool = False) -> bool:
         """Whether a checkpoint is due on any rank; sets `signum` if the run is to stop.
         Collective."""
         numbers = self.signals.received or 0, int(due)
@@ -48,19 +49,19 @@ class Stopping:
         self.signum = self.signum or signum or None  # the first one stays
         return bool(due)
 
-    def asked(self) -> bool:
+    def arrived(self) -> bool:
         """Whether the run is to stop. Collective."""
-        self.ask()
+        self.poll()
         return self.signum is not None
 
 
 class Signals:
     """Catches SIGINT and SIGTERM from its construction on.
 
-    Until `defer` is called a signal raises `Stopped` at once, as this process has trained nothing
-    yet; `held` delays that for a block. From then on it only sets `received`, which the loop reads
-    between steps. A second signal ends the process immediately; a launched one ignores it within
-    REPEATED_SECONDS.
+    Until `defer` is called a signal raises `StoppedBySignal` at once, as this process has trained
+    nothing yet; `held` delays that for a block. After `defer` it only sets `received`, which the
+    loop reads between steps. A second signal ends the process immediately; a launched one ignores
+    it within REPEATED_SECONDS.
     """
 
     def __init__(self):
@@ -83,12 +84,12 @@ class Signals:
     def _stop_unless_deferred(self, *_) -> None:
         if self.received is not None and not self._deferred:
             signal.setitimer(signal.ITIMER_REAL, 0)  # the timer of `_raise_again`
-            raise Stopped(self.received, "stopped before the first step: nothing to save")
+            raise StoppedBySignal(self.received, "stopped before the first step: nothing to save")
 
     def _raise_again(self, unraisable) -> None:
         """A signal may arrive in the callback of a weak reference or in `__del__`, where Python
-        ignores exceptions: a timer raises `Stopped` again in the code that follows."""
-        if not isinstance(unraisable.exc_value, Stopped):
+        ignores exceptions: a timer raises `StoppedBySignal` again in the code that follows."""
+        if not isinstance(unraisable.exc_value, StoppedBySignal):
             self._unraisable(unraisable)
             return
         signal.signal(signal.SIGALRM, self._stop_unless_deferred)
@@ -101,8 +102,8 @@ class Signals:
 
     @contextlib.contextmanager
     def held(self):
-        """Delays `Stopped` to the end of the block, for code in which an exception would abort the
-        process."""
+        """Delays `StoppedBySignal` to the end of the block, for code in which an exception would
+        abort the process."""
         before, self._deferred = self._deferred, True
         yield
         self._deferred = before

@@ -68,16 +68,16 @@ class _Tracker:
         except Exception as error:  # the package may raise anything
             if self._works:
                 self._works = False
-                told = reason(error) if isinstance(error, OSError) else _one_line(error)
-                self._warn(f"{self.name}: {told}; the training goes on without it")
+                why = reason(error) if isinstance(error, OSError) else _one_line(error)
+                self._warn(f"{self.name}: {why}; training continues without it")
 
 
 class TensorBoard(_Tracker):
     """Event files that `tensorboard --logdir` shows, even while the run is going on.
 
     Each record is in the file within milliseconds (within five seconds if TensorFlow is installed,
-    whose file functions the package then uses), so a killed run loses hardly any. A failed write (a
-    full disk) is reported at one of the next calls.
+    whose file functions the package then uses), so a killed run loses hardly a record. A failed
+    write (a full disk) is reported by a later call.
 
     Args:
         folder: created if missing; it gets one event file for each start of the run.
@@ -100,7 +100,7 @@ class TensorBoard(_Tracker):
                 "the package tensorboard is missing: pip install -r requirements.txt"
             ) from None
         self._summary = Summary
-        _silence_its_thread()
+        _silence_writer_thread()
         with self._guarded():
             # max_queue is large, since the queue fills only while the thread that empties it waits
             # for the disk.
@@ -127,7 +127,7 @@ class TensorBoard(_Tracker):
         self._works = False
 
 
-def _silence_its_thread() -> None:
+def _silence_writer_thread() -> None:
     """Keeps SummaryWriter's thread from printing a traceback into the progress bar when it fails.
     The next call raises the exception anyway."""
     say = threading.excepthook
@@ -165,7 +165,7 @@ PRIVATE = {
     "username": "",
     "x_executable": "",
 }
-# Seconds by which a server that does not answer may delay the start and the end of a run.
+# In seconds: how long a server that does not answer may delay the start and the end of a run.
 LIMITS = {"init_timeout": 30.0, "login_timeout": 5.0, "finish_timeout": 60.0}
 
 
@@ -223,13 +223,13 @@ class Wandb(_Tracker):
                 self._run.define_metric("step", hidden=True)
                 self._run.define_metric("*", step_metric="step")
         except Exception as error:  # any of wandb's: no login, no network, a bad name
-            told = reason(error) if isinstance(error, OSError) else _one_line(error)
-            way_out = "mend it, or take --wandb disabled"
+            why = reason(error) if isinstance(error, OSError) else _one_line(error)
+            way_out = "fix that, or use --wandb disabled"
             if mode == "online":
-                way_out = "mend it or run `wandb login`, or take --wandb offline"
+                way_out = "fix that, run `wandb login`, or use --wandb offline"
             with contextlib.suppress(Exception):
                 wandb.teardown()
-            raise UserError(f"--wandb {mode}: {told}; {way_out}") from None
+            raise UserError(f"--wandb {mode}: {why}; {way_out}") from None
         self._teardown = wandb.teardown
 
     def log(self, record: dict) -> None:
@@ -277,8 +277,8 @@ def wandb_options(settings_class, options: dict) -> dict:
 def _no_questions():
     """Hides the terminal: if nobody is logged in, wandb then raises an error instead of asking."""
     terminal = sys.stdin
-    with open(os.devnull) as nobody:
-        sys.stdin = nobody
+    with open(os.devnull) as empty:
+        sys.stdin = empty
         try:
             yield
         finally:

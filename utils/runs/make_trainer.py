@@ -103,9 +103,9 @@ def build_trainer(
             save_steps,
             save_seconds,
             run.another_exchange(),
-            _saved_settings(run, task, span),
+            _run_info(run, task, span),
         ),
-        stopping=run.stopping,
+        agreed_signal=run.agreed_signal,
         freeze=ready.freeze,
         mixing_control=build_mixing_control(run, ready, task, total_steps),
         clock=Clock(run.progress, run.device, run.started),
@@ -159,8 +159,8 @@ def _train_step(
     )
 
 
-def _saved_settings(run: Run, task: Task, span: int) -> dict:
-    """What a resumed run must know of this one; the flags themselves are in config.yaml."""
+def _run_info(run: Run, task: Task, span: int) -> dict:
+    """`Checkpoint.run_info` of every checkpoint; the settings themselves are in config.yaml."""
     settings = run.settings
     return {
         "entry": settings.entry,

@@ -97,7 +97,7 @@ def schedule_of(
         )
 
     schedule = build(span)
-    before = checkpoint and checkpoint.state["settings"].get("schedule_steps", span)
+    before = checkpoint and checkpoint.run_info.get("schedule_steps", span)
     if before and before != span and settings.schedule_has_span:
         step = checkpoint.step
         now, then = (lr * plan.factor(step) for plan in (schedule, build(before)))

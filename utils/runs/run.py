@@ -10,7 +10,7 @@ from utils.errors import UserError
 from utils.exchange import Exchange
 from utils.files import reason
 from utils.launch.environment import launched
-from utils.launch.signals import Signals, Stopped, Stopping
+from utils.launch.signals import AgreedSignal, Signals, StoppedBySignal
 from utils.reporting.console import Console
 from utils.reporting.run_folder import RunFolder, SharedFolder, default_path, refuse_run
 from utils.settings import TrainSettings
@@ -73,7 +73,7 @@ class Run:
     def _join(self) -> None:
         """Joins the process group, if there are other processes."""
         self.exchange: Exchange = Exchange()
-        self.stopping = Stopping(self.signals)
+        self.agreed_signal = AgreedSignal(self.signals)
         if self.place is None or self.place.world_size == 1:
             return
         from utils.distributed.group import Agreement, join, leave
@@ -89,7 +89,7 @@ class Run:
             lambda: self.progress.step,
         )
         self.closing(watch)
-        self.stopping = Stopping(self.signals, Agreement(self.exchange, 2, watch))
+        self.agreed_signal = AgreedSignal(self.signals, Agreement(self.exchange, 2, watch))
         self._leave = leave
 
     def another_exchange(self) -> Exchange:
@@ -149,7 +149,7 @@ class Run:
         return self
 
     def __exit__(self, kind, error, traceback) -> None:
-        if isinstance(error, (UserError, Stopped)):
+        if isinstance(error, (UserError, StoppedBySignal)):
             self.console.log(str(error))  # why the run ended; run_entry prints it
         trained = self.progress.step > 0
         if isinstance(error, UserError) and self.folder is not None and not trained:
@@ -165,7 +165,7 @@ class Run:
 
     def interrupted(self) -> bool:
         """Whether the run is to stop. Collective."""
-        return self.stopping.asked()
+        return self.agreed_signal.arrived()
 
     def change_settings(self, values: dict, origin: str | None = None) -> None:
         """Settings that the run finds out by itself, {name: value}; nothing else changes them.
@@ -220,14 +220,14 @@ class Run:
             self.console.say(f"{source} has no checkpoint yet: the run starts from the beginning")
             return None
         for name, now in self.engine().items():
-            saved = loaded.state["settings"].get(name, now)
+            saved = loaded.run_info.get(name, now)
             if saved != now and settings.action.trains:
                 self.console.say(
                     f"note: {name} is {now} now and was {saved} before: results will differ "
                     "in the last bits"
                 )
         if settings.action.trains:
-            self._keep_step(loaded.state["settings"])
+            self._keep_step(loaded.run_info)
         return loaded
 
     def _keep_step(self, saved: dict) -> None:
@@ -247,10 +247,7 @@ class Run:
 
     def check_data(self, checkpoint, fingerprint: str) -> None:
         """Raises UserError if the data are not those of the checkpoint."""
-        if (
-            checkpoint is not None
-            and checkpoint.state["settings"]["data_fingerprint"] != fingerprint
-        ):
+        if checkpoint is not None and checkpoint.run_info["data_fingerprint"] != fingerprint:
             raise UserError(
                 f"the data of {self.settings.data_dir} is not what the run in "
                 f"{self.resumed_folder()} was trained on; bring the old data back, or start a new "

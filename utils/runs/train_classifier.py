@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from utils.checkpoints.checkpoint import Checkpoint, DamagedCheckpoint, read_checkpoint
-from utils.launch.signals import Stopped
+from utils.launch.signals import StoppedBySignal
 from utils.reporting.console import duration
 from utils.runs.dry_run import rehearse
 from utils.runs.make_trainer import build_trainer
@@ -66,7 +66,7 @@ def run_training(run: Run, trainer: Trainer, ready: ReadyModel, task: Task) -> N
     try:
         with _profiler(run, trainer) as profiler:
             progress = trainer.fit(profiler, run.free_cores)
-    except Stopped:
+    except StoppedBySignal:
         report("interrupted")
         raise
 
@@ -76,8 +76,8 @@ def run_training(run: Run, trainer: Trainer, ready: ReadyModel, task: Task) -> N
             result = measure_split(run, ready, task.test, classes)
         if result is None:  # a signal; the finished training is saved already
             report("interrupted")
-            raise Stopped(
-                run.stopping.signum,  # another rank's, perhaps
+            raise StoppedBySignal(
+                run.agreed_signal.signum,  # another rank's, perhaps
                 "stopped before the last evaluation, all steps are saved; go on with "
                 f"--resume {folder.path}",
             )

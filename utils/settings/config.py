@@ -10,9 +10,6 @@ Nothing here imports PyTorch, so `--help` and wrong flags answer at once.
 
 import argparse
 import dataclasses
-import difflib
-import types
-import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -20,7 +17,18 @@ import yaml
 
 from utils.errors import UserError
 from utils.settings.actions import ACTIONS, TRAIN, asked_for
-from utils.settings.aliases import ALIASES, NUMBER_FOR, SHORT_FOR, VALUE_ALIASES
+from utils.settings.aliases import ALIASES
+from utils.settings.values import (
+    canonical_name,
+    choices_of,
+    convert,
+    is_switch,
+    short_for,
+    spelled_out,
+    suggestion,
+    type_of,
+    values_text,
+)
 
 # Settings of one invocation: never saved in a recipe, nor kept by --resume.
 INVOCATION_ONLY = (
@@ -146,20 +154,20 @@ def read_yaml(config_class, path: Path) -> dict:
         raise UserError(f"--config {path}: 'name: value' lines are needed, one for each setting")
     known, values, short = fields(config_class), {}, set()
     for key, value in content.items():
-        name = _canonical(str(key))
-        if name in _short_for(known):
+        name = canonical_name(str(key))
+        if name in short_for(known):
             if not isinstance(value, bool):
                 raise UserError(f"{path}: {key}: {value!r} is not true or false")
             short |= {name} if value else set()
             continue
         if name not in known:
-            raise UserError(f"{path}: unknown setting {key!r}{_suggest(str(key), known)}")
+            raise UserError(f"{path}: unknown setting {key!r}{suggestion(str(key), known)}")
         if name == "config":
             raise UserError(f"{path}: a recipe cannot name another recipe; put its settings here")
         if name in values:
             raise UserError(f"{path}: {name} is set twice")
         values[name] = convert(known[name], value, f"{path}: {key}")
-    return _spelled_out(known, values, short, f"{path}: ")
+    return spelled_out(known, values, short, f"{path}: ")
 
 
 def to_yaml(settings, origin: Mapping[str, str]) -> str:
@@ -173,60 +181,6 @@ def to_yaml(settings, origin: Mapping[str, str]) -> str:
         line = f"{line.strip()}  # {origin.get(name, DEFAULT)}"
         lines.append("# " + line.replace("\n", "\n# ") if name in INVOCATION_ONLY else line)
     return "\n".join(lines) + "\n"
-
-
-def convert(field: dataclasses.Field, value, where: str):
-    """`value` as the field's type, or a UserError that begins with `where`."""
-    meta = field.metadata
-    kind, optional = _type(field)
-    if value is None or (optional and value in ("none", "None", "null", "")):
-        if optional:
-            return None
-        raise UserError(f"{where}: a value is needed ({_values_text(field)})")
-    wrong = UserError(f"{where}: {value!r} is not {_values_text(field)}")
-    if isinstance(value, str):
-        value = VALUE_ALIASES.get(field.name, {}).get(value.lower(), value)
-    words = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-    if kind is bool:
-        value = words.get(value.lower(), value) if isinstance(value, str) else value
-        if not isinstance(value, bool):
-            raise wrong
-        return value
-    if _is_switch(meta):
-        value = words.get(value.lower(), value) if isinstance(value, str) else value
-        value = {True: "on", False: "off"}[value] if isinstance(value, bool) else value
-    if isinstance(value, bool):
-        if meta["bare"] is not None and value:
-            return meta["bare"]
-        raise wrong
-    try:
-        if kind is int and isinstance(value, float) and not value.is_integer():
-            raise wrong
-        if kind is int and isinstance(value, str):
-            value = int(value)
-        if kind is str and not isinstance(value, (str, int, float)):  # a list or mapping of YAML
-            raise wrong
-        value = kind(value)
-    except (ValueError, TypeError, OverflowError):
-        raise wrong from None
-    if field.name in NUMBER_FOR and (number := _number(value)) is not None:
-        return number  # `_spelled_out` replaces it
-    choices = _choices(meta)
-    if choices and value not in choices:
-        raise UserError(
-            f"{where}: {value!r} is not {_values_text(field)}{_suggest(value, choices)}"
-        )
-    inside = kind is str or (
-        value == value
-        and abs(value) != float("inf")
-        and (meta["low"] is None or value >= meta["low"])
-        and (meta["above"] is None or value > meta["above"])
-        and (meta["high"] is None or value <= meta["high"])
-        and (meta["below"] is None or value < meta["below"])
-    )
-    if not inside:
-        raise wrong
-    return value
 
 
 def _read_flags(config_class, argv: list[str], description: str) -> dict:
@@ -247,7 +201,7 @@ def _read_flags(config_class, argv: list[str], description: str) -> dict:
         if heading not in groups:
             groups[heading] = parser.add_argument_group(heading)
         _add_flag(groups[heading], field)
-        for flag, (name, value) in _short_for(known).items():
+        for flag, (name, value) in short_for(known).items():
             if name == field.name:
                 text = f"Short for --{name} {value} (default: off)"
                 common = {"dest": flag, "action": "store_true", "default": argparse.SUPPRESS}
@@ -261,11 +215,11 @@ def _read_flags(config_class, argv: list[str], description: str) -> dict:
         flag = unknown[0].split("=")[0]
         if not flag.startswith("-"):
             raise UserError(f"{flag!r} belongs to no flag: write --name value; see --help")
-        raise UserError(f"unknown flag {flag}{_suggest(flag, known, '--')}; see --help")
+        raise UserError(f"unknown flag {flag}{suggestion(flag, known, '--')}; see --help")
     given = vars(typed)
-    short = {name for name in _short_for(known) if given.pop(name, False)}
+    short = {name for name in short_for(known) if given.pop(name, False)}
     values = {name: convert(known[name], value, f"--{name}") for name, value in given.items()}
-    return _spelled_out(known, values, short, "--")
+    return spelled_out(known, values, short, "--")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -274,7 +228,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _add_flag(group, field: dataclasses.Field) -> None:
-    name, (kind, _), bare = field.name, _type(field), field.metadata["bare"]
+    name, (kind, _), bare = field.name, type_of(field), field.metadata["bare"]
     names = [name] + [alias for alias, target in ALIASES.items() if target == name]
     flags = [("-" if len(n) == 1 else "--") + n for n in names]
     common = {"dest": name, "default": argparse.SUPPRESS}
@@ -282,10 +236,10 @@ def _add_flag(group, field: dataclasses.Field) -> None:
         # `--flag`, `--flag false` and `--no_flag` are all understood.
         common |= {"nargs": "?", "const": "true", "metavar": "true|false"}
     else:
-        named = kind is str and _choices(field.metadata)
+        named = kind is str and choices_of(field.metadata)
         metavar = "NAME" if named else kind.__name__.upper()
         common |= {"metavar": metavar} | ({"nargs": "?", "const": bare} if bare else {})
-    if kind is bool or _is_switch(field.metadata):
+    if kind is bool or is_switch(field.metadata):
         off = [f"--no_{n}" for n in names if len(n) > 1]
         off += [_hyphens(flag) for flag in off if _hyphens(flag) != flag]
         group.add_argument(
@@ -311,96 +265,7 @@ def _help(field: dataclasses.Field) -> str:
     meta, default = field.metadata, field.default
     words = {None: "none", True: "on", False: "off"}
     shown = words[default] if default is None or isinstance(default, bool) else default
-    parts = [_values_text(field), meta["unit"], f"default: {meta['default_text'] or shown}"]
-    if _type(field)[0] in (bool, str) and not _choices(meta):
+    parts = [values_text(field), meta["unit"], f"default: {meta['default_text'] or shown}"]
+    if type_of(field)[0] in (bool, str) and not choices_of(meta):
         del parts[0]
     return f"{meta['help']} ({'; '.join(filter(None, parts))})".replace("%", "%%")
-
-
-def _values_text(field: dataclasses.Field) -> str:
-    meta, (kind, _) = field.metadata, _type(field)
-    choices = _choices(meta)
-    if choices:
-        return "one of " + ", ".join(map(str, choices))
-    if kind is bool:
-        return "true or false"
-    text = {int: "a whole number", float: "a number", str: "a text"}[kind]
-    low, above, high, below = (meta[end] for end in ("low", "above", "high", "below"))
-    bounds = [
-        f"of {low} or more" if low is not None else "",
-        f"above {above}" if above is not None else "",
-        f"up to {high}" if high is not None else "",
-        f"below {below}" if below is not None else "",
-    ]
-    return f"{text} {' and '.join(filter(None, bounds))}".strip()
-
-
-def _choices(meta) -> list:
-    choices = meta["choices"]
-    return list(choices() if callable(choices) else choices or [])
-
-
-def _is_switch(meta) -> bool:
-    """Whether on and off are among the choices; such a setting also accepts what a bool does."""
-    return {"on", "off"} <= set(_choices(meta))
-
-
-def _type(field: dataclasses.Field) -> tuple[type, bool]:
-    """(int, float, bool or str; whether None is allowed)"""
-    if isinstance(field.type, types.UnionType):
-        kinds = [kind for kind in typing.get_args(field.type) if kind is not type(None)]
-        return kinds[0], True
-    return field.type, False
-
-
-def _canonical(key: str) -> str:
-    name = key.lstrip("-").replace("-", "_")
-    return ALIASES.get(name, name)
-
-
-def _short_for(known) -> dict[str, tuple[str, object]]:
-    """Those of SHORT_FOR whose setting the entry has."""
-    return {flag: target for flag, target in SHORT_FOR.items() if target[0] in known}
-
-
-def _spelled_out(known, values: dict, short: set[str], where: str) -> dict:
-    """`values` with the flags in `short` (SHORT_FOR) and the numbers in place of words (NUMBER_FOR)
-    replaced by the settings that they stand for. Raises UserError if one of these is given with
-    another value, too."""
-    for name, (word, other, zero) in NUMBER_FOR.items():
-        number = values.get(name)
-        if not isinstance(number, float):
-            continue
-        values[name] = word if number else zero
-        if number and values.setdefault(other, number) != number:
-            raise UserError(
-                f"{where}{name} {number:g} is short for --{other} {number:g}, and --{other} "
-                f"{values[other]:g} is given too: leave one of the two out"
-            )
-        if number:
-            convert(known[other], number, f"{where}{name}")
-    for flag in sorted(short):
-        name, value = SHORT_FOR[flag]
-        if values.setdefault(name, value) != value:
-            raise UserError(
-                f"{where}{flag} is short for --{name} {value}, and --{name} {values[name]} is "
-                "given too: leave one of the two out"
-            )
-    return values
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
-def _suggest(word: object, known, prefix: str = "") -> str:
-    """', did you mean ...?' with the nearest of the known names, their aliases included."""
-    names = {str(name): str(name) for name in known}
-    names |= {alias: target for alias, target in ALIASES.items() if target in names}
-    names |= {flag: flag for flag in _short_for(known)}
-    wanted = str(word).lstrip("-").replace("-", "_")
-    near = difflib.get_close_matches(wanted, names, n=1, cutoff=0.5)
-    return f", did you mean {prefix}{names[near[0]]}?" if near else ""

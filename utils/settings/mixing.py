@@ -108,8 +108,8 @@ class MixingSettings(Config):
     )
     meta_decay: float = setting(
         2.0,
-        "Pull of meta's policy back to its start: each update takes back this times --meta_lr "
-        "of the distance",
+        "Pull of the policy of meta-mixup towards its initial values: each update removes this "
+        "times --meta_lr of the distance to them",
         group=GROUP,
         low=0,
         high=10,

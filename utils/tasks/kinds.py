@@ -35,7 +35,7 @@ class Kind:
     def card(self, checkpoint):
         """The card in a checkpoint."""
         try:
-            return self.card_class.from_dict(checkpoint.state["settings"]["data"])
+            return self.card_class.from_dict(checkpoint.run_info["data"])
         except (KeyError, ValueError) as error:
             raise UserError(
                 f"the checkpoint of step {checkpoint.step} does not say what its model was trained "

@@ -90,7 +90,7 @@ def _search(
     available: float,
 ) -> tuple[int, float]:
     """(the first cut of the loader that fits, the bytes it needs); their number and the bytes of
-    the last where none does."""
+    the last one if none does."""
     cuts, needs = loader.cuts(), {}
     device = next(model.parameters()).device
     room = OnCPU if device.type == "cpu" else OnGPU
@@ -106,8 +106,8 @@ def _search(
 
 
 def first_that_fits(fits: Callable[[int], bool], count: int) -> int:
-    """The first of 0 to count - 1 that fits, where all after it do; count if none does. The one
-    before the answer (and the last one, if none fits) has been asked about."""
+    """The first of 0 to count - 1 that fits, given that all after it fit; count if none does.
+    `fits` has been called with the one before the answer, and with the last one if none fits."""
     if fits(0):
         return 0
     low, high = 0, count  # low does not fit, high does
@@ -119,7 +119,7 @@ def first_that_fits(fits: Callable[[int], bool], count: int) -> int:
 
 @contextlib.contextmanager
 def _unchanged(model: nn.Module) -> Iterator[None]:
-    """Puts weights, buffers and random states back, and drops the gradients."""
+    """Restores weights, buffers and random states at the end, and drops the gradients."""
     device = next(model.parameters()).device
     kept = {name: tensor.to("cpu", copy=True) for name, tensor in model.state_dict().items()}
     try:
@@ -136,15 +136,15 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
 
 
 def _beside(model: nn.Module, build_optimizer: Callable, averaged: bool) -> list[Tensor]:
-    """What training holds besides the model and a micro-batch: gradients (which the parameters
-    have from here on), the state of the optimizer after a step, the average, and what the guard
-    keeps of the buffers."""
+    """What training keeps allocated besides the model and a micro-batch: gradients (which the
+    parameters have from here on), the optimizer's state after a step, the average, and the guard's
+    copy of the buffers."""
     parameters = list(model.parameters())
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     for parameter in trained:
         parameter.grad = torch.zeros_like(parameter)
     optimizer = build_optimizer()
-    if parameters[0].is_cuda:  # some keep copies of all during a step that may be left out
+    if parameters[0].is_cuda:  # some optimizers copy everything in a step that may be skipped
         optimizer.found_inf = torch.ones((), device=parameters[0].device)
     optimizer.step()
     state = [v for values in optimizer.state.values() for v in values.values()]
@@ -155,16 +155,16 @@ def _beside(model: nn.Module, build_optimizer: Callable, averaged: bool) -> list
 
 
 def _bytes(tensors: list[Tensor]) -> int:
-    """Each memory once."""
+    """Bytes of the tensors; memory that several share counts once."""
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     return sum(storages.values())
 
 
 class OnGPU:
-    """By trying: a micro-batch has room if no allocation fails, with the reserve held.
+    """By trial: a micro-batch fits if no allocation fails while the reserve is occupied.
 
-    Args: as those of `largest_that_fits`.
-        beside: what is held meanwhile.
+    Args: as in `largest_that_fits`.
+        beside: tensors that are allocated meanwhile.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class OnGPU:
         free = torch.cuda.mem_get_info(device)[0]
         free += torch.cuda.memory_reserved(device) - allocated
         room = available - allocated - self.reserve
-        # So that memory runs out where `available` ends.
+        # Occupies memory so that it runs out at `available` bytes.
         self.held = torch.empty(max(int(free - room), 0), dtype=torch.uint8, device=device)
 
     def needed(self, n: int) -> float:
@@ -198,19 +198,19 @@ class OnGPU:
 
 
 class OnCPU:
-    """By counting: what the passes keep of two small micro-batches tells that of others.
+    """By extrapolation from the bytes that the passes keep for two small micro-batches.
 
-    Args: as those of `largest_that_fits`.
-        beside: what is held meanwhile.
+    Args: as in `largest_that_fits`.
+        beside: tensors that are allocated meanwhile.
     """
 
     def __init__(
         self, model, loader: TrainingLoader, passes: Callable, beside: list, available: float
     ):
         batch = loader.trial(SMALL)
-        # What meta-mixup keeps of its clean samples is no less for a smaller micro-batch.
+        # What meta-mixup keeps for its clean samples does not shrink with the micro-batch.
         self.least = SMALL if batch.clean is None else max(SMALL, len(batch.clean[1]))
-        model.rounds_rows = False  # of few short texts what is added would be most (transformer.py)
+        model.rounds_rows = False  # padding rows would dominate a few short texts (transformer.py)
         try:
             small = kept_by(model, passes, loader.trial(self.least))
             larger = kept_by(model, passes, loader.trial(self.least + FURTHER))
@@ -242,8 +242,8 @@ def kept_by(model: nn.Module, passes: Callable, batch) -> list[int]:
 
 
 class KeptBytes:
-    """Counts what autograd keeps for the backward pass, each memory once, without a model's own
-    tensors.
+    """Counts the bytes that autograd keeps for the backward pass, shared memory once, without a
+    model's own tensors.
 
     Attributes:
         now: bytes kept at present.
@@ -252,7 +252,7 @@ class KeptBytes:
 
     def __init__(self, model: nn.Module):
         self._own = {t.untyped_storage().data_ptr() for t in model.state_dict().values()}
-        self._users: dict[int, int] = {}  # of each memory: so many tensors are kept in it
+        self._users: dict[int, int] = {}  # by address: how many kept tensors use the memory
         self.now = self.most = 0
 
     def pack(self, tensor: Tensor) -> "_Kept":
@@ -279,7 +279,7 @@ class KeptBytes:
 
 
 class _Kept:
-    """A tensor, for as long as autograd keeps it."""
+    """A tensor that autograd keeps; when it is deleted, its memory no longer counts."""
 
     def __init__(self, tensor: Tensor, counter: KeptBytes):
         self.tensor, self.counter = tensor, counter

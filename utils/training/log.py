@@ -1,4 +1,4 @@
-"""What a training says as it goes on: lines on the console, and records in metrics.jsonl."""
+"""What is reported during training: lines on the console and records in metrics.jsonl."""
 
 from collections.abc import Mapping
 
@@ -23,11 +23,11 @@ class TrainingLog:
 
     Args:
         console, metrics: of the run.
-        advice: {phase: which flag helps}, said once if that phase takes a notable part of an
-            epoch's time; "memory": which one helps where that has run out, for the Trainer.
+        advice: {phase: which flag helps}, printed once if that phase takes a notable part of an
+            epoch's time; "memory": which one helps when memory has run out, for the Trainer.
 
-    What is written goes to metrics.jsonl, what is said or shown to the console. Methods that write
-    take `at`, the position of the record: {"step": ..., "epoch": ...}.
+    Methods named write_ write to metrics.jsonl, the others print on the console (`unfrozen` does
+    both). `at` is the position of a record: {"step": ..., "epoch": ...}.
     """
 
     def __init__(self, console: Console, metrics: MetricsLog, advice: dict[str, str] | None = None):
@@ -86,7 +86,7 @@ class TrainingLog:
         self.metrics.write(**at, split="mixing", gap=reading.gap, strength=reading.strength)
 
     def advise(self, time_share: Mapping[str, float]) -> None:
-        """Says which flag helps where a phase takes a notable part of an epoch's time."""
+        """Says which flag helps if a phase takes a notable part of an epoch's time."""
         for phase, part in time_share.items():
             if phase in self.advice and part >= NOTABLE[phase]:
                 took = f"{phase.replace('_', ' and ')} took {part:.0%} of the time"

@@ -1,4 +1,4 @@
-"""How much memory a run took, and which batch would have fitted."""
+"""How much memory a run took, and which batch size would have fitted."""
 
 from collections.abc import Callable
 
@@ -21,7 +21,7 @@ OUT_OF_MEMORY = (
     "CUBLAS_STATUS_NOT_INITIALIZED",  # no memory for its handle
     "CUDNN_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
-    "unable to find an engine to execute this computation",  # cuDNN: none in what is free
+    "unable to find an engine to execute this computation",  # cuDNN: none fits in the free memory
     "CUSOLVER_STATUS_ALLOC_FAILED",
 )
 
@@ -40,7 +40,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def succeeds(attempt: Callable[[], None]) -> bool:
-    """False if it runs out of memory, which is freed afterwards."""
+    """Runs `attempt`; False if it ran out of memory, which is then freed."""
     try:
         with trial_plans():
             attempt()
@@ -50,7 +50,7 @@ def succeeds(attempt: Callable[[], None]) -> bool:
         fitted = False
     else:
         fitted = True
-    if torch.cuda.is_available():  # outside the handler, which holds the failed pass
+    if torch.cuda.is_available():  # outside the handler, which keeps the failed pass alive
         torch.cuda.empty_cache()
     return fitted
 
@@ -89,7 +89,7 @@ def within_memory(
 
     Args:
         train_step, stepper: of the training that `work` does; the stepper may be the first.
-        advice: what else saves memory; None: nothing does.
+        advice: which other flags save memory; None: none do.
         save: saves the last whole step, if it is to be saved; returns a note.
     """
     try:
@@ -110,7 +110,7 @@ def within_memory(
     saved = save()
     train_step.optimizer.zero_grad(set_to_none=True)
     fits = _batch_that_fits(train_step.objective, train_step.optimizer, loader)
-    if train_step.meta is not None:  # its own memory was not tried
+    if train_step.meta is not None:  # its passes were not tried
         fits += "; or a smaller --meta_batch"
     if remedy:
         fits += f"; or {remedy}"

@@ -10,8 +10,8 @@ class LeftOut(NamedTuple):
     """Steps that were not applied, because a loss or gradient was not finite (see guard.py)."""
 
     steps: int = 0
-    first: int = -1  # of `steps`, counted from 0; -1: there is none
-    by_scaler: int = 0  # besides `steps`: in the search of fp16's loss scaler for its scale
+    first: int = -1  # number of the first one, from 0; -1: there is none
+    by_scaler: int = 0  # not in `steps`: while fp16's loss scaler searches for its scale
 
 
 @dataclass
@@ -19,7 +19,7 @@ class Progress:
     """Saved with every checkpoint. Epoch and position in it follow from the step."""
 
     step: int = 0  # optimizer steps finished
-    ended_step: int = 0  # at which the end of an epoch was last carried out
+    ended_step: int = 0  # step at which the end of an epoch was last processed
     # The objective's sums of this epoch, and since the last log line; empty: nothing yet.
     epoch_sums: list[float] = field(default_factory=list)
     window_sums: list[float] = field(default_factory=list)

@@ -1,7 +1,6 @@
-"""What a checkpoint holds of a training, and how it comes back.
+"""What a checkpoint holds of a training, and how it is restored.
 
-`Saver.save` adds two entries to its state: the facts that a resumed run must know ("settings", made
-by utils/runs/make_trainer.py) and the length of the metrics.
+`Saver.save` adds two entries to its state: `Checkpoint.run_info` and the length of the metrics.
 """
 
 from dataclasses import asdict
@@ -60,10 +59,10 @@ def snapshot(train_step: TrainStep) -> Checkpoint:
 
 
 def restore(train_step: TrainStep, checkpoint: Checkpoint) -> None:
-    """Puts everything back that `snapshot` has taken.
+    """Restores everything that `snapshot` has taken.
 
     Args:
-        checkpoint: whole, whoever wrote it.
+        checkpoint: with whole tensors, whichever strategy wrote it.
 
     Raises:
         UserError: the checkpoint is of another model or optimizer.
@@ -88,7 +87,7 @@ def restore(train_step: TrainStep, checkpoint: Checkpoint) -> None:
 
 
 def _optimizer_rows(tensors: dict[str, Tensor], rows: dict, parameters: dict[str, Tensor]) -> dict:
-    """Of the state's tensors, `<parameter>/<key>`, those that are divided as their parameter."""
+    """Rows of the state's tensors, `<parameter>/<key>`, that are divided like their parameter."""
     found = {}
     for name, tensor in tensors.items():
         parameter, _, entry = name.rpartition("/")

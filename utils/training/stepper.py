@@ -4,11 +4,11 @@ from typing import Protocol
 
 
 class Stepper(Protocol):
-    """Takes optimizer steps: a TrainStep itself, or what an engine makes of it."""
+    """Takes optimizer steps: a TrainStep itself, or an engine's object around it."""
 
     @property
     def settling(self) -> bool:
-        """The last step was unlike those to come (graphs warm up, say): its time says nothing."""
+        """The last step was not like those to come (graphs warm up, say): do not time it."""
 
     def forward_backward(self, batch) -> None:
         """Forward and backward pass of a micro-batch, the first or a further one of a step."""

@@ -1,4 +1,4 @@
-"""The time that a training takes, and what it takes it for."""
+"""How long training takes, and in which phases."""
 
 import time
 from collections.abc import Callable
@@ -15,7 +15,7 @@ class Clock:
     """Measures the time spent training, without evaluations and checkpoints.
 
     Args:
-        progress: whose `seconds_training` counts on.
+        progress: its `seconds_training` is increased.
         device: of the training.
         started: `time.monotonic()` when the process began; None: now.
     """
@@ -24,17 +24,17 @@ class Clock:
         self.progress, self.device = progress, device
         self.started = time.monotonic() if started is None else started
         self.started_step = 0  # at which this process began
-        self.seconds_first_step = 0.0  # in this process, with compilation
+        self.seconds_first_step = 0.0  # in this process, compilation included
         self._seconds_before = 0.0  # in earlier processes of the run
         self._trained_before = 0.0  # seconds of training, likewise
         self.begin_epoch()
 
     def resumed(self) -> None:
-        """`progress` is that of a checkpoint from here on."""
+        """To be called when `progress` has been restored from a checkpoint."""
         self._seconds_before = self.progress.seconds_total
 
     def begin(self) -> None:
-        """The training of this process begins."""
+        """To be called when training begins in this process."""
         self.started_step = self.progress.step
         self._trained_before = self.progress.seconds_training
 

@@ -81,10 +81,9 @@ class TrainStep:
             mixing = self.meta.choose(batch, self.learning_rate)
         with self.strategy.micro_batch(batch.ends_step):
             loss, sums = self.objective(batch.inputs, batch.targets, mixing)
-            # The strategy averages gradients over the ranks. So the loss is multiplied by their
+            # The strategy averages gradients over the ranks, so the loss is multiplied by their
             # number here: the result is the gradient of the mean over the samples of the whole
-            # step. A filler counts for nothing, and is there because all ranks run equally many
-            # passes.
+            # step. A filler does not count; it lets all ranks run equally many passes.
             mean = loss / (batch.step_samples / self.exchange.size)
             self.scaler.scale(mean * 0 if batch.filler else mean).backward()
         if not batch.filler:
@@ -154,8 +153,8 @@ class TrainStep:
         return sums, LeftOut(*map(int, values[count:]))
 
     def load_sums(self) -> None:
-        """Takes over the sums of `progress`, which is that of a checkpoint."""
-        if self.exchange.rank == 0:  # they are over all ranks: one of them takes them over
+        """Restores the sums from `progress`, which was read from a checkpoint."""
+        if self.exchange.rank == 0:  # they are totals over all ranks, so one rank restores them
             sums = self.progress.window_sums
             self.window.copy_(torch.tensor(sums, dtype=torch.float64))
         self.guard.left_out = torch.tensor(self.progress.left_out, device=self.precision.device)

@@ -13,7 +13,7 @@ import torch
 from utils.checkpoints.checkpoint import Checkpoint
 from utils.checkpoints.saver import Saver
 from utils.data.batch import Batch
-from utils.launch.signals import Stopped, Stopping
+from utils.launch.signals import AgreedSignal, StoppedBySignal
 from utils.machine.cudnn import search_plans
 from utils.machine.free_cores import FreeCores
 from utils.training.evaluation import Evaluation
@@ -60,10 +60,11 @@ class Trainer:
         stepper: takes the steps, where an engine does so; None: `train_step` itself.
         loader: of the training split.
         plan: how long, and what when.
-        evaluate: () -> Evaluation, or None if a signal interrupted it; called at the end of epochs.
-        log: where lines and records go.
+        evaluate: () -> Evaluation, or None if `agreed_signal` interrupted it; called at the end of
+            epochs.
+        log: writes lines and records.
         saver: where and how often checkpoints are saved.
-        stopping: whether to stop, agreed by all ranks.
+        agreed_signal: the signal on which all ranks stop.
         freeze: which part of the model trains in which epoch; None: all of it.
         mixing_control: adjusts how strongly samples are mixed; None: that is fixed.
         clock: made when the process began; None: now.
@@ -78,7 +79,7 @@ class Trainer:
         evaluate: Callable[[], Evaluation | None],
         log: TrainingLog,
         saver: Saver,
-        stopping: Stopping,
+        agreed_signal: AgreedSignal,
         stepper: Stepper | None = None,
         freeze: Freeze | None = None,
         mixing_control: MixingControl | None = None,
@@ -87,7 +88,7 @@ class Trainer:
         device = train_step.precision.device
         self.train_step, self.stepper = train_step, stepper or train_step
         self.loader, self.plan, self.evaluate, self.freeze = loader, plan, evaluate, freeze
-        self.log, self.saver, self.stopping = log, saver, stopping
+        self.log, self.saver, self.agreed_signal = log, saver, agreed_signal
         self.mixing_control = mixing_control
         self.progress = train_step.progress
         self.progress.epoch_sums = self._no_sums()
@@ -115,11 +116,11 @@ class Trainer:
     # ---- the loop ---------------------------------------------------------------------------
 
     def fit(self, profiler=None, free_cores: FreeCores | None = None) -> Progress:
-        """Trains to the end. Raises Stopped on a signal, UserError when it cannot go on.
+        """Trains to the end. Raises StoppedBySignal on a signal, UserError when it cannot go on.
 
         Args:
             profiler: `step()` is called after every optimizer step.
-            free_cores: `look()`, called likewise, adjusts the number of threads; None: that stays.
+            free_cores: `look()`, called likewise, adjusts the number of threads; None: it stays.
         """
         return self.within_memory(lambda: self._fit(profiler, free_cores))
 
@@ -140,7 +141,7 @@ class Trainer:
 
     def _fit(self, profiler, free_cores: FreeCores | None) -> Progress:
         progress, console, total_steps = self.progress, self.log.console, self.plan.total_steps
-        self.stopping.signals.defer()
+        self.agreed_signal.signals.defer()
         self.train_step.start()
         self.clock.begin()
         self.saver.start(progress.step)
@@ -151,10 +152,10 @@ class Trainer:
             while not progress.stopped_early and (
                 progress.step < total_steps or self._end_is_due()
             ):
-                if not self._end_is_due():  # it is where a run was stopped in an evaluation
+                if not self._end_is_due():  # due at once where a run was stopped in an evaluation
                     self.train_to_epoch_end(profiler, free_cores)
                 self._end_epoch()
-                if self.stopping.signum is not None and progress.step < total_steps:
+                if self.agreed_signal.signum is not None and progress.step < total_steps:
                     self._stop()
         finally:
             console.end_bar()
@@ -162,8 +163,8 @@ class Trainer:
         return progress
 
     def settle_order(self) -> None:
-        """Spends a pass, as DDP settles the order in which it adds gradients in its first one (see
-        `Strategy.adds_in_order`)."""
+        """Runs a pass without effect: in its first pass DDP settles the order in which it adds
+        gradients (see `Strategy.adds_in_order`)."""
         device = self.train_step.precision.device
         self.prepare(0)
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -211,7 +212,7 @@ class Trainer:
             if progress.step % epoch_steps == 0 or progress.step >= plan.total_steps:
                 break
             due = self._save_is_due()
-            if self.stopping.signum is not None:
+            if self.agreed_signal.signum is not None:
                 clock.pause()
                 self._stop()
             if due:
@@ -229,18 +230,18 @@ class Trainer:
             self.times.mark("evaluation")
 
     def _save_is_due(self) -> bool:
-        """Whether a checkpoint is due, agreed by all ranks; also updates `stopping`, so that every
+        """Whether a checkpoint is due, agreed by all ranks; also updates `agreed_signal`, so every
         rank must call it equally often. An interval in steps is known to all; one in seconds is
         measured by rank 0, whose answer arrives a step later where there are several."""
         saver, step, rank = self.saver, self.progress.step, self.train_step.exchange.rank
         by_steps = saver.every_steps is not None
-        due = self.stopping.ask(not by_steps and rank == 0 and saver.is_due(step))
+        due = self.agreed_signal.poll(not by_steps and rank == 0 and saver.is_due(step))
         if by_steps:
             return saver.is_due(step)
         return due and step > saver.saved_step + 1  # an older answer is from before the save
 
     def _end_is_due(self) -> bool:
-        """Whether an epoch or the run has ended, and `_end_epoch` is still to be done for it."""
+        """Whether an epoch or the run has ended and `_end_epoch` has not yet been called for it."""
         step = self.progress.step
         at_end = step % self.loader.steps_per_epoch == 0 or step >= self.plan.total_steps
         return at_end and step > 0 and step != self.progress.ended_step
@@ -260,7 +261,6 @@ class Trainer:
                 evaluation = self.evaluate()
             self.times.mark("evaluation")
             if evaluation is None:
-                self.stopping.ask()  # which signal it was
                 self._stop()
         progress.ended_step, progress.train = progress.step, train
         progress.epoch_sums = self._no_sums()
@@ -278,7 +278,7 @@ class Trainer:
                 best, note = self._judge(evaluation, at["epoch"])
         log.say_epoch(at["epoch"], train, plan.eval_split, evaluation, note)
         log.advise(time_share)
-        due = self._save_is_due()  # asked by all ranks, whatever else holds
+        due = self._save_is_due()  # collective, so never skipped
         if due or finished or best or progress.stopped_early:
             self.save(final=finished or progress.stopped_early)
 
@@ -383,9 +383,7 @@ class Trainer:
         step = self.progress.step
         if step == 0:
             return ""
-        if (
-            self.train_step.updating
-        ):  # it broke off in the middle: only the last checkpoint is whole
+        if self.train_step.updating:  # it failed half-way: only the last checkpoint is whole
             steps = self.saver.store.steps()
             if not steps:
                 return ""
@@ -400,8 +398,8 @@ class Trainer:
 
     def _stop(self) -> None:
         self.save(final=True)
-        raise Stopped(
-            self.stopping.signum,
+        raise StoppedBySignal(
+            self.agreed_signal.signum,
             f"stopped after step {self.progress.step} and saved; go on with "
             f"--resume {self.saver.run_folder}",
         )

@@ -36,7 +36,7 @@ class ModelCard:
 
     @classmethod
     def from_dict(cls, values: dict) -> "ModelCard":
-        """From `to_dict`, or state["settings"]["data"] of a checkpoint; other keys are ignored.
+        """From `to_dict`, or run_info["data"] of a checkpoint; other keys are ignored.
 
         Raises ValueError, which says what is missing or wrong.
         """

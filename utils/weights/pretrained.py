@@ -214,7 +214,7 @@ def _from_folder(path: Path, say: Callable) -> Pretrained:
         ) from None
     averaged = "" if checkpoint.average is None else ", averaged"
     source = f"{path}, step {checkpoint.step}{averaged}"
-    data = (checkpoint.state.get("settings") or {}).get("data")
+    data = checkpoint.run_info.get("data")
     try:
         card = card_of(data) if data else None
     except ValueError as error:

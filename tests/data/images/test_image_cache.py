@@ -29,7 +29,7 @@ def test_second_load_decodes_nothing(tree, no_decoding):
         assert getattr(first, name) == getattr(second, name)
     assert np.array_equal(first.train.images, second.train.images)
     assert np.array_equal(first.test.labels, second.test.labels)
-    assert "mapped in" in second.source and "decoded" in first.source
+    assert "memory-mapped" in second.source and "decoded" in first.source
 
 
 @pytest.mark.parametrize("change", ["content", "time", "removed", "added", "renamed"])
@@ -69,7 +69,7 @@ def test_damaged_cache_is_built_again(tree, damage):
     second = load(tree)
     assert "decoded" in second.source and second.fingerprint == first.fingerprint
     assert os.listdir(tree.parent / "cache") == [folder.name]
-    assert "mapped in" in load(tree).source
+    assert "memory-mapped" in load(tree).source
 
 
 def test_two_builders_at_once(tree):
@@ -163,7 +163,7 @@ def test_real_pictures(tmp_path, no_decoding):
     first = load_image_data("imagefolder", **settings)
     no_decoding()
     data = load_image_data("imagefolder", **settings)
-    assert "mapped in" in data.source and data.fingerprint == first.fingerprint
+    assert "memory-mapped" in data.source and data.fingerprint == first.fingerprint
     assert data.train.images.shape == (50_000, 32, 32, 3)
     assert data.test.images.shape == (10_000, 32, 32, 3)
     assert np.bincount(data.train.labels).tolist() == [5000] * 10

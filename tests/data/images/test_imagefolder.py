@@ -153,7 +153,7 @@ def test_bad_file_is_named_or_skipped(tree, monkeypatch, kind):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 600_000)  # Pillow only warns of the bomb then
     bad = tree / "train" / "cat" / "001 bad.png"
     spoil(bad, kind)
-    refused(tree, bad, "no readable image", "--on_bad skip")
+    refused(tree, bad, "not a readable image", "--on_bad skip")
     data = load(tree, on_bad="skip")
     assert data.skipped == 1
     assert data.train.images.shape == (8, 8, 8, 3)

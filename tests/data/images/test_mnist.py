@@ -276,7 +276,8 @@ def test_gray_pictures_are_augmented_as_those_of_three_channels(mode):
     index = rng.permutation(12)
     augmented = augment.apply(gray, plan, index)
     assert augmented.shape == gray.shape
-    assert torch.equal(augmented, augment.apply_gather(gray, plan, index))
+    packed = torch.from_numpy(augment.pack(plan, index))
+    assert torch.equal(augmented, augment.apply_packed(gray, packed))
     colour = CropFlip(28, 28, padding=4, mode=mode, flip=0.5, cutout=8)
     thrice = colour.apply(gray.expand(-1, -1, -1, 3).contiguous(), plan, index)
     assert torch.equal(augmented, thrice[..., :1])

@@ -110,9 +110,9 @@ def test_second_load_parses_nothing(files, no_parsing):
     assert_same(first, second)
     for split in second.splits.values():
         assert isinstance(split.tokens, np.memmap) and not split.tokens.flags.writeable
-    assert "mapped in" in second.source and "encoded into" in first.source
+    assert "memory-mapped" in second.source and "encoded into" in first.source
     (files / "train.csv").touch()
-    assert "mapped in" in load(files, val_fraction=0.2).source
+    assert "memory-mapped" in load(files, val_fraction=0.2).source
 
 
 def test_the_tokenizer_sees_the_chosen_training_texts_alone(files, monkeypatch):
@@ -171,11 +171,11 @@ def test_changed_files_are_read_again(files, file):
 
 def test_the_seed_counts_only_where_something_is_drawn(files):
     load(files, seed=1)
-    assert "mapped in" in load(files, seed=2).source
+    assert "memory-mapped" in load(files, seed=2).source
     one, two = (load(files, seed=seed, val_fraction=0.25) for seed in (1, 2))
     assert one.fingerprint != two.fingerprint
     load(files, seed=1, test_fraction=0.25)  # no seed changes the test set
-    assert "mapped in" in load(files, seed=2, test_fraction=0.25).source
+    assert "memory-mapped" in load(files, seed=2, test_fraction=0.25).source
 
 
 def test_a_published_tokenizer(files):
@@ -183,7 +183,7 @@ def test_a_published_tokenizer(files):
     path = files / "mine" / "tokenizer.json"
     path.write_text(train_tokenizer(["other texts altogether"], kind="bpe").to_str())
     data = load(files, tokenizer=TokenizerRequest(str(path)))
-    assert "mapped in" in load(files, tokenizer=TokenizerRequest(str(files / "mine"))).source
+    assert "memory-mapped" in load(files, tokenizer=TokenizerRequest(str(files / "mine"))).source
     assert data.tokenizer_json == path.read_text()
     path.write_text(train_tokenizer(["yet other texts"], kind="bpe").to_str())
     assert "encoded into" in load(files, tokenizer=TokenizerRequest(str(path))).source
@@ -192,7 +192,7 @@ def test_a_published_tokenizer(files):
 def test_built_in_texts(tmp_path):
     data = load(tmp_path, "headlines", TokenizerRequest(vocab_size=1000))
     assert data.synthetic and len(data.train) == 4000 and len(data.test) == 1000
-    assert "mapped in" in load(tmp_path, "headlines", TokenizerRequest(vocab_size=1000)).source
+    assert "memory-mapped" in load(tmp_path, "headlines", TokenizerRequest(vocab_size=1000)).source
 
 
 def test_texts_that_are_cut_off_are_noted(files):
@@ -230,7 +230,7 @@ def test_damaged_cache_is_built_again(files, damage):
     assert "encoded into" in second.source
     assert_same(second, load(files, cache_dir=files / "elsewhere"))
     assert second.fingerprint == first.fingerprint
-    assert cached(files) == [folder] and "mapped in" in load(files).source
+    assert cached(files) == [folder] and "memory-mapped" in load(files).source
 
 
 def test_builders_at_once(files):

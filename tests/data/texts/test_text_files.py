@@ -116,14 +116,14 @@ def test_a_bad_row_is_named_or_skipped(write, row, problem):
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ('{"text": "a b"', "is no valid JSON"),
-        ("[1]", "is no JSON object"),
+        ('{"text": "a b"', "is not valid JSON"),
+        ("[1]", "is not a JSON object"),
         ('{"text": "a b"}', "has no class"),
         ('{"class": null, "text": "a b"}', "has no class"),
         ('{"class": 1, "text": ["a"]}', "has no text"),
         ('{"class": 1, "text": "\\ud800"}', "half a surrogate pair"),
-        ("[" * 100_000, "is no valid JSON"),
-        ('{"class": ' + "9" * 5000 + "}", "is no valid JSON"),
+        ("[" * 100_000, "is not valid JSON"),
+        ('{"class": ' + "9" * 5000 + "}", "is not valid JSON"),
     ],
 )
 def test_bad_json_lines(write, line, problem):

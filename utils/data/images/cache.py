@@ -146,8 +146,8 @@ def _write(
                         path = source.paths[done + offset]
                         if on_bad == "error":
                             raise UserError(
-                                f"{path} is no readable image ({reason}): remove it, or leave out "
-                                "all such files with --on_bad skip"
+                                f"{path} is not a readable image ({reason}): remove it, or leave "
+                                "out all such files with --on_bad skip"
                             )
                         skipped.append(f"{path}: {reason}")
                         good[done + offset] = False

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from PIL import Image
 
-# Pillow knows more formats; some start other programs (EPS) or hold no picture.
+# Pillow knows more formats; some start other programs (EPS) or are not pictures.
 FORMATS = (
     *("AVIF", "BMP", "GIF", "ICO", "JPEG", "JPEG2000", "MPO", "PCX", "PNG", "PPM", "QOI", "SGI"),
     *("TGA", "TIFF", "WEBP"),

@@ -66,7 +66,7 @@ def load_imagefolder(
         image_size = _choose_size(next(iter(listings.values())))
     folder = cache_dir / _key(listings, image_size)
     cache = open_cache(folder)
-    source = f"{data_dir}, mapped in from {folder}"
+    source = f"{data_dir}, memory-mapped from {folder}"
     if cache is None:
         source = f"{data_dir}, decoded into {folder}"
         cache = build_cache(
@@ -81,7 +81,7 @@ def load_imagefolder(
     index, splits = cache
     if index.skipped and on_bad == "error":
         raise UserError(
-            f"{index.skipped} files in {data_dir} are no readable images, the first of them "
+            f"{index.skipped} files in {data_dir} are not readable images, the first of them "
             f"{index.skipped_first[0]}: remove them, or leave them out with --on_bad skip"
         )
     if test_fraction is not None:

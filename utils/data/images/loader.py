@@ -26,11 +26,11 @@ class Augmentation(Protocol):
 
     def apply(self, images, plan, index: np.ndarray): ...  # array -> array, tensor -> tensor
 
-    # `apply` in two parts: the host packs plan and index into (rows, n) int64, which the device
-    # carries out.
+    # `apply` in two parts: the host packs plan and index into (rows, n) int64, from which the
+    # device computes the result.
     def pack(self, plan, index: np.ndarray) -> np.ndarray: ...
 
-    def carry_out(self, images: Tensor, packed: Tensor) -> Tensor: ...
+    def apply_packed(self, images: Tensor, packed: Tensor) -> Tensor: ...
 
 
 class Packed(NamedTuple):
@@ -173,7 +173,7 @@ class ImageLoader(Loader):
         if self.augment is None:
             pictures = self.images.index_select(0, choices[0])
         else:
-            pictures = self.augment.carry_out(self.images, choices)
+            pictures = self.augment.apply_packed(self.images, choices)
         return batch._replace(inputs=self._finish(pictures))
 
     def _packed(self, rows: np.ndarray, plan) -> Tensor:

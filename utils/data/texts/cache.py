@@ -84,7 +84,7 @@ def load_tokenized(
     folder = Path(cache_dir) / f"text-{_key(source, settings)}"
     cached = open_cache(folder)
     if cached is not None:
-        return replace(cached, source=f"{source.description}, mapped in from {folder}")
+        return replace(cached, source=f"{source.description}, memory-mapped from {folder}")
     texts = source.load()
     splits = _divide(texts, val_fraction, subset, seed)
     made = tokenizer.make(splits["train"].texts, progress)
@@ -92,7 +92,7 @@ def load_tokenized(
 
 
 def _kept(folder: Path, data: TokenizedData) -> TokenizedData:
-    """The data, written to the cache and mapped in from it if that is possible."""
+    """The data, written to the cache and memory-mapped from there if possible."""
     try:
         keep(folder, data)
     except OSError as error:

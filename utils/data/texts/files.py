@@ -127,7 +127,7 @@ def broken_text(text: str) -> str | None:
         return None
     if "\udc80" <= found[0] <= "\udcff":
         return "is not UTF-8 (convert the file, for example with iconv -t UTF-8)"
-    return "has half a surrogate pair, which is no character"
+    return "has half a surrogate pair, which is not a character"
 
 
 def _unpack(path: Path) -> bytes:
@@ -273,9 +273,9 @@ def _parse_json(text: str) -> tuple[dict | None, str]:
     try:
         record = json.loads(text)
     except (ValueError, RecursionError) as error:  # ValueError: a number of 5,000 digits, too
-        return None, f"is no valid JSON ({getattr(error, 'msg', None) or error})"
+        return None, f"is not valid JSON ({getattr(error, 'msg', None) or error})"
     if not isinstance(record, dict):
-        return None, "is no JSON object: expected one {...} a line"
+        return None, "is not a JSON object: expected one {...} a line"
     return record, ""
 
 

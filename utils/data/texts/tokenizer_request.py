@@ -52,7 +52,7 @@ class TokenizerRequest:
         """The tokenizer, trained on `texts` if it is to be trained.
 
         Raises:
-            UserError: the vocabulary is too small, or the file is no tokenizer.
+            UserError: the vocabulary is too small, or the file is not a tokenizer.
         """
         if self.json is not None:
             return tokenizer_from_json(self.json)

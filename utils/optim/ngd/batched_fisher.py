@@ -38,7 +38,7 @@ class AxisBatch:
         basis: R, (B, r, D). spectrum: Lambda, (B, r, r). rest: rho, (B,).
         multiplier: V (B, r, D), or I - R'V (B, D, D) where `whole`.
         whole: see `is_whole`.
-        scatter: the last gradient's, where `update_` has yet to use it.
+        scatter: of the last gradient, until `update_` has used it; else None.
         own: which of the B tensors this process updates; None: all.
         is_shared: other ranks update the rest; whoever distributes the results recomputes
             `multiplier`.
@@ -81,8 +81,8 @@ class AxisBatch:
 
 @dataclass
 class Scatter:
-    """The scatter S of the B tensors that this process updates, as their gradients came to this
-    axis."""
+    """The scatter S of the tensors that this process updates, from the gradients that this axis
+    received."""
 
     product: Tensor  # R X'X, (B, r, D)
     norm: Tensor  # |X|, (B,)
@@ -296,8 +296,8 @@ class _Damped:
 
 
 def _inverse(matrices: Tensor) -> Tensor:
-    """Of symmetric positive definite matrices (B, r, r), for which cholesky_ex, which skips the
-    error check and its wait, is safe."""
+    """Inverses of symmetric positive definite matrices (B, r, r). cholesky_ex skips the error
+    check: the host would wait for it, and these matrices do not need it."""
     factor = torch.linalg.cholesky_ex(matrices).L
     eye = torch.eye(matrices.shape[-1], dtype=matrices.dtype, device=matrices.device)
     root = torch.linalg.solve_triangular(factor, eye.expand_as(factor), upper=False)

@@ -1,7 +1,7 @@
 """Online natural-gradient descent, as the rest of the toolkit knows it: see optimizer.py.
 
-Learning rate and weight decay mean what they do with AdamW, with `ngd_norm` "gradient" what they do
-with SGD.
+Learning rate and weight decay mean what they do for AdamW; with `ngd_norm` "gradient", what they do
+for SGD.
 """
 
 import dataclasses
@@ -128,12 +128,12 @@ def make(
     exchange: "Exchange | None" = None,
     **flags,
 ) -> "Optimizer":
-    """With Nesterov momentum (plain where momentum is 0). Weight decay is decoupled with `ngd_norm`
-    "fixed", whose steps would else turn with it. Ranks share the updates of Fisher matrices through
-    `exchange`.
+    """With Nesterov momentum, unless momentum is 0. Weight decay is decoupled with `ngd_norm`
+    "fixed": added to the gradient, it could only turn steps whose length is fixed. Ranks share the
+    updates of Fisher matrices through `exchange`.
 
     Args:
-        groups: the first has all matrices that are no embeddings.
+        groups: the first has all matrices that are not embeddings.
         flags: of NgdFlags.
     """
     from utils.optim.ngd.optimizer import NGD
@@ -156,7 +156,7 @@ def make(
 
 
 def _with_adam(groups: list[dict]) -> list[dict]:
-    """The matrices of the first group, and apart from them all that Adam is to step."""
+    """The groups, with all but the matrices of the first one marked for Adam's steps."""
     group, *others = groups
     matrices = [p for p in group["params"] if p.ndim > 1]
     rest = [p for p in group["params"] if p.ndim <= 1]
@@ -180,7 +180,7 @@ class NgdEntry(OptimizerEntry):
         return SGD.lr_scaling() if ngd_norm == "gradient" else super().lr_scaling()
 
     def products(self, precision: str) -> dict[str, object]:
-        """Gradients of half precision are no better than rounded products with them."""
+        """Gradients that were computed in half precision lose nothing in rounded products."""
         return {} if precision == "fp32" else {"ngd_products": "fast"}
 
     def advice(self, *, ngd_update_period: int, **own) -> str:
@@ -193,7 +193,7 @@ def _of_sgd(name: str) -> Range:
 
 
 FIXED = (("ngd_norm", "fixed"),)
-# Of the damping.
+# Of the damping, for powers 0.5 and 1.
 OF_ROOTS = Range(1e-3, 0.3, grid=(3e-3, 0.01, 0.03))
 OF_INVERSES = Range(0.5, 32.0, grid=(1.0, 4.0, 16.0))
 NGD_ENTRY = NgdEntry(

@@ -59,23 +59,23 @@ class NGD(Optimizer):
 
     State, a tensor each: `momentum_buffer`, of the parameter's shape and dtype, and for each axis
     k `basis_k` (r, D), `spectrum_k` (r, r) and `rest_k` (), float32 (float64 for float64
-    parameters); besides, `step`, an int: how often it was stepped, by which the updates of the
-    Fisher matrices are timed. (On a GPU steps that were left out count, since the host does not
-    know of them.) Groups with `adam` have the state of torch.optim.AdamW, see adam.py.
+    parameters); and `step`, an int: its steps so far, which time the updates of the Fisher
+    matrices. (On a GPU skipped steps count, too, since the host does not know of them.) Groups with
+    `adam` have the state of torch.optim.AdamW, see adam.py.
 
     Over several ranks, all of which step the same parameters with the same reduced gradients, each
-    rank makes about 1 / N of the updates of Fisher matrices and tells the others of them
+    rank computes about 1 / N of the updates of Fisher matrices and sends them to the others
     (`shares.py`): all have the same state at all times, and take the steps that one process
-    would. Of parameters that are divided by rows (FSDP) each rank has its rows, of the gradient and
-    `momentum_buffer` too; Fisher matrices, directions and norms are those of the whole tensor, of
-    which one batch of parameters of a shape is in memory at a time.
+    would. Of a parameter that is divided by rows (FSDP), of its gradient and of its
+    `momentum_buffer`, each rank has its rows; Fisher matrices, directions and norms are
+    those of whole tensors, which are in memory for one batch of parameters at a time.
 
     Args:
         params: parameters or groups, as of any optimizer; all settings may differ by group.
         lr: step size.
         momentum, nesterov, dampening: as in torch.optim.SGD.
-        weight_decay: times the weight, it is added to the gradient before that is preconditioned.
-        decoupled: instead of that the weight shrinks, by lr * weight_decay of itself.
+        weight_decay: weight_decay * p is added to the gradient before that is preconditioned.
+        decoupled: p shrinks by lr * weight_decay of itself instead.
         alpha: damping: the multiple of its mean diagonal that is added to a Fisher matrix.
             Larger is nearer to SGD.
         rank: of the part of low rank, below the axis's length D; None: min((D + 1) // 2, 80).
@@ -93,24 +93,24 @@ class NGD(Optimizer):
             then that of the averaged gradients.
         adam: all parameters of the group take AdamW's steps (see adam.py), with its `lr` and
             `weight_decay`: for embeddings, norms and biases.
-        products: "float32", or "fast" for those with gradients as matrix units multiply, added up
-            in float32: of TF32 on a GPU, of bfloat16 on a CPU that has such units. What gradients
-            computed in bfloat16 are worth is not lost by it.
+        products: precision of the factors in products with gradients: "float32", or "fast", that of
+            matrix units (TF32 on a GPU, bfloat16 on a CPU that has them), summed in float32.
+            Gradients that were computed in bfloat16 are no more precise than that.
         foreach: all tensors of a shape at once (None too, which is PyTorch's usual default).
             False: tensors and axes one by one, by the equations as they are written in
             `fisher.py`; the same result, slower, and with waits. Every rank makes all updates.
-        exchange: the other ranks. A copy by pickle or deepcopy is of a process alone.
+        exchange: the other ranks. A copy by pickle or deepcopy is for a single process.
 
     Raises:
         ValueError: a setting is out of range.
-        RuntimeError: in `step`, a gradient is sparse or complex, several elements of a parameter
-            are one in memory (`expand`), or the state is of another rank.
+        RuntimeError: in `step`, a gradient is sparse or complex, elements of a parameter share
+            memory (`expand`), or the state is of another `rank`.
 
     A parameter may be a view that leaves out elements of a larger tensor: it is stepped in a copy,
     which is kept, and the others are not written. Its `momentum_buffer` is contiguous.
 
-    State is restored by `load_state_dict`. Tensors are stacked anew wherever other parameters have
-    gradients than in the step before, which costs about as much as an update of the matrices.
+    State is restored by `load_state_dict`. Whenever other parameters have gradients than in the
+    step before, tensors are stacked anew, at about the cost of an update of the matrices.
     """
 
     _step_supports_amp_scaling = True  # tells GradScaler to hand over found_inf and grad_scale
@@ -187,7 +187,7 @@ class NGD(Optimizer):
             return loss
         parameters = (p for group in self.param_groups for p in group["params"])
         device = next((p.device.type for p in parameters), "cpu")
-        # Whoever steps within it, and whatever the process has set for products.
+        # The same results under autocast, and whatever precision the process has set for products.
         with torch.autocast(device, enabled=False), float32_products("float32"):
             self._step()
         return loss
@@ -220,7 +220,7 @@ class NGD(Optimizer):
                 self.state[parameter]["step"] = batch.step
 
     def _gather(self) -> None:
-        """Makes the batches anew where parameters, settings or state are not those of before."""
+        """Rebuilds the batches if parameters, settings or state are not those of the last step."""
         present, settings = [], []
         for number, group in enumerate(self.param_groups):
             settings.append([group["momentum"] > 0] + [group[name] for name in _OF_BATCHES])
@@ -238,8 +238,8 @@ class NGD(Optimizer):
                 raise RuntimeError("NGD takes dense, real gradients only")
             if is_expanded(parameter):
                 raise RuntimeError(
-                    "NGD takes no parameter of which several elements are one in memory, as "
-                    "expand() makes it: give it a copy (clone) of its own"
+                    "NGD cannot step a parameter whose elements share memory, as after expand(): "
+                    "give it a copy of its own (clone)"
                 )
             if self.param_groups[number]["adam"]:
                 adams.setdefault((number, parameter.device, parameter.dtype), []).append(parameter)
@@ -284,7 +284,7 @@ def _check(settings: dict) -> None:
         if not holds(settings[name])
     ]
     if settings["nesterov"] and (settings["momentum"] == 0 or settings["dampening"] != 0):
-        wrong.append("nesterov takes a momentum above 0 and no dampening: or give nesterov=False")
+        wrong.append("nesterov needs a momentum above 0 and no dampening; or give nesterov=False")
     if wrong:
         raise ValueError(f"NGD: {wrong[0]}")
 
@@ -305,7 +305,7 @@ _RANGES = {
     "adam": (lambda value: isinstance(value, bool), "true or false"),
     "products": (lambda value: value in PRODUCTS, f"one of {', '.join(PRODUCTS)}"),
 }
-# Settings that batches are made of: where one changes, they are made anew.
+# Settings on which batches depend: they are rebuilt if one changes.
 _OF_BATCHES = (
     "rank",
     "axes",

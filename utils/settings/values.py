@@ -1,0 +1,155 @@
+"""One setting's value: the types, ranges and names that flags and YAML accept for it.
+
+The rules are in the metadata of the setting's field (see utils/setting.py) and in aliases.py.
+"""
+
+import dataclasses
+import difflib
+import types
+import typing
+
+from utils.errors import UserError
+from utils.settings.aliases import ALIASES, NUMBER_FOR, SHORT_FOR, VALUE_ALIASES
+
+
+def convert(field: dataclasses.Field, value, where: str):
+    """`value` as the field's type, or a UserError that begins with `where`."""
+    meta = field.metadata
+    kind, optional = type_of(field)
+    if value is None or (optional and value in ("none", "None", "null", "")):
+        if optional:
+            return None
+        raise UserError(f"{where}: a value is needed ({values_text(field)})")
+    wrong = UserError(f"{where}: {value!r} is not {values_text(field)}")
+    if isinstance(value, str):
+        value = VALUE_ALIASES.get(field.name, {}).get(value.lower(), value)
+    words = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+    if kind is bool:
+        value = words.get(value.lower(), value) if isinstance(value, str) else value
+        if not isinstance(value, bool):
+            raise wrong
+        return value
+    if is_switch(meta):
+        value = words.get(value.lower(), value) if isinstance(value, str) else value
+        value = {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+    if isinstance(value, bool):
+        if meta["bare"] is not None and value:
+            return meta["bare"]
+        raise wrong
+    try:
+        if kind is int and isinstance(value, float) and not value.is_integer():
+            raise wrong
+        if kind is int and isinstance(value, str):
+            value = int(value)
+        if kind is str and not isinstance(value, (str, int, float)):  # a list or mapping of YAML
+            raise wrong
+        value = kind(value)
+    except (ValueError, TypeError, OverflowError):
+        raise wrong from None
+    if field.name in NUMBER_FOR and (number := _number(value)) is not None:
+        return number  # `spelled_out` replaces it
+    choices = choices_of(meta)
+    if choices and value not in choices:
+        raise UserError(
+            f"{where}: {value!r} is not {values_text(field)}{suggestion(value, choices)}"
+        )
+    inside = kind is str or (
+        value == value
+        and abs(value) != float("inf")
+        and (meta["low"] is None or value >= meta["low"])
+        and (meta["above"] is None or value > meta["above"])
+        and (meta["high"] is None or value <= meta["high"])
+        and (meta["below"] is None or value < meta["below"])
+    )
+    if not inside:
+        raise wrong
+    return value
+
+
+def values_text(field: dataclasses.Field) -> str:
+    meta, (kind, _) = field.metadata, type_of(field)
+    choices = choices_of(meta)
+    if choices:
+        return "one of " + ", ".join(map(str, choices))
+    if kind is bool:
+        return "true or false"
+    text = {int: "a whole number", float: "a number", str: "a text"}[kind]
+    low, above, high, below = (meta[end] for end in ("low", "above", "high", "below"))
+    bounds = [
+        f"of {low} or more" if low is not None else "",
+        f"above {above}" if above is not None else "",
+        f"up to {high}" if high is not None else "",
+        f"below {below}" if below is not None else "",
+    ]
+    return f"{text} {' and '.join(filter(None, bounds))}".strip()
+
+
+def choices_of(meta) -> list:
+    choices = meta["choices"]
+    return list(choices() if callable(choices) else choices or [])
+
+
+def is_switch(meta) -> bool:
+    """Whether on and off are among the choices; such a setting also accepts what a bool does."""
+    return {"on", "off"} <= set(choices_of(meta))
+
+
+def type_of(field: dataclasses.Field) -> tuple[type, bool]:
+    """(int, float, bool or str; whether None is allowed)"""
+    if isinstance(field.type, types.UnionType):
+        kinds = [kind for kind in typing.get_args(field.type) if kind is not type(None)]
+        return kinds[0], True
+    return field.type, False
+
+
+def canonical_name(key: str) -> str:
+    name = key.lstrip("-").replace("-", "_")
+    return ALIASES.get(name, name)
+
+
+def short_for(known) -> dict[str, tuple[str, object]]:
+    """Those of SHORT_FOR whose setting the entry has."""
+    return {flag: target for flag, target in SHORT_FOR.items() if target[0] in known}
+
+
+def spelled_out(known, values: dict, short: set[str], where: str) -> dict:
+    """`values` with the flags in `short` (SHORT_FOR) and the numbers in place of words (NUMBER_FOR)
+    replaced by the settings that they stand for. Raises UserError if one of these is given with
+    another value, too."""
+    for name, (word, other, zero) in NUMBER_FOR.items():
+        number = values.get(name)
+        if not isinstance(number, float):
+            continue
+        values[name] = word if number else zero
+        if number and values.setdefault(other, number) != number:
+            raise UserError(
+                f"{where}{name} {number:g} is short for --{other} {number:g}, and --{other} "
+                f"{values[other]:g} is given too: leave one of the two out"
+            )
+        if number:
+            convert(known[other], number, f"{where}{name}")
+    for flag in sorted(short):
+        name, value = SHORT_FOR[flag]
+        if values.setdefault(name, value) != value:
+            raise UserError(
+                f"{where}{flag} is short for --{name} {value}, and --{name} {values[name]} is "
+                "given too: leave one of the two out"
+            )
+    return values
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def suggestion(word: object, known, prefix: str = "") -> str:
+    """', did you mean ...?' with the nearest of the known names, their aliases included."""
+    names = {str(name): str(name) for name in known}
+    names |= {alias: target for alias, target in ALIASES.items() if target in names}
+    names |= {flag: flag for flag in short_for(known)}
+    wanted = str(word).lstrip("-").replace("-", "_")
+    near = difflib.get_close_matches(wanted, names, n=1, cutoff=0.5)
+    return f", did you mean {prefix}{names[near[0]]}?" if near else ""
