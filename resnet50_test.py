@@ -40,10 +40,12 @@ class Settings(ImageSettings):
     )  # fmt: skip
 
     zero_init_residual: bool = setting(
-        False,
-        "Start the last BatchNorm of each block at 0, so that blocks start as identities",
+        True,
+        "Start the last BatchNorm of each block at 0, so that blocks start as identities; from "
+        "scratch only, as trained weights replace it",
         group=MODEL,
-    )  # fmt: skip
+        before=False,
+    )
     drop_path: float = setting(
         0.0,
         "Stochastic depth: probability of skipping the last block, decreasing towards the "

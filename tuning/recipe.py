@@ -79,7 +79,8 @@ class Recipe:
             fraction = rung.subset if rung.subset <= 1 else rung.subset / self.rungs[-1].subset
             settings["warmup_steps"] = max(1, round(self.raw["warmup_steps"] * shorter * fraction))
         settings |= self._tuned(values, epochs)
-        settings.pop("early_stop_patience", None)
+        for name in ("early_stop_patience", "flip_test"):  # without effect in a trial
+            settings.pop(name, None)
         if self.val_fraction is not None:
             settings["val_fraction"] = self.val_fraction
         settings |= {"final_test": False, "report": False, "checkpoint_hist": 1}

@@ -136,7 +136,8 @@ def test_frozen_weights_of_torchvision_stay_and_the_head_trains(works):
 
 
 def test_an_unfrozen_backbone_is_trained(works):
-    works(*SHAPES, *TINY, "--output", "first")
+    # Close to its zero a branch has gradients that get lost in rounding.
+    works(*SHAPES, *TINY, "--no_zero_init_residual", "--output", "first")
     data = [*pictures("pictures"), "--epochs", "2", "--save_every", "3"]  # 3 steps an epoch
     said = works(
         *data, *TINY, "--pretrained", "first", "--freeze_backbone", "--unfreeze_epoch", "1",

@@ -122,6 +122,28 @@ def test_probabilities_are_those_of_evaluation(tmp_path, batch_size):
         assert len(line[2]) == 8  # 0.123456
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_probabilities_are_averaged_with_those_of_mirror_images(tmp_path, precision):
+    paths = make_pictures(tmp_path / "in", [f"{i}.png" for i in range(7)])
+    model, precision = network(), Precision(precision, CPU)
+    predicted(paths, tmp_path / "plain.csv", model, precision=precision, batch_size=7)
+    predicted(paths, tmp_path / "out.csv", model, precision=precision, batch_size=7, flip=True)
+    images = np.stack([decode(path, 8) for path in paths])
+    answers = []
+    for pixels in (images, images[:, :, ::-1].copy()):
+        loader = ImageLoader(
+            pixels, np.zeros(7, np.int64), mean=CARD.mean, std=CARD.std, batch_size=7, device=CPU
+        )
+        with torch.inference_mode(), precision.autocast():
+            answers.append(model.eval()(next(loader.epoch()).inputs).double().softmax(1))
+    expected = (answers[0] + answers[1]) / 2
+    lines = rows(tmp_path / "out.csv")[1:]
+    assert [line[1] for line in lines] == [CLASSES[index] for index in expected.argmax(1)]
+    for line, probability in zip(lines, expected.max(1).values.tolist(), strict=True):
+        assert float(line[2]) == pytest.approx(probability, abs=1e-6)
+    assert lines != rows(tmp_path / "plain.csv")[1:]
+
+
 def test_order_over_many_chunks(tmp_path):
     """At 1000x1000 pixels, a chunk has two pictures."""
     card = ModelCard(CLASSES, CARD.mean, CARD.std, 1000, 1000, 3)

@@ -73,6 +73,21 @@ def test_a_run_older_than_a_setting_keeps_to_what_it_did(make_run):
     assert settings_of("--ngd").ngd_power == 0.5
 
 
+def test_a_run_older_than_zero_initialised_branches_keeps_its_start(make_run, write):
+    """A flag that was off by default, and in the oldest runs did not exist."""
+    run = make_run()
+    path, text = run / "config.yaml", (run / "config.yaml").read_text()
+    line = "zero_init_residual: true  # default\n"
+    assert line in text and settings_of("--resume", run).zero_init_residual
+    for older in (text.replace(line, ""), text.replace(line, line.replace("true", "false"))):
+        path.write_text(older)
+        assert settings_of("--resume", run).zero_init_residual is False
+        assert "was started with False" in refused("--resume", run, "--zero_init_residual")
+    assert settings_of("--config", path, "--output", "again").zero_init_residual is False
+    assert settings_of("--no-zero-init-residual").zero_init_residual is False
+    assert settings_of().zero_init_residual
+
+
 def test_settings_of_the_run_may_be_repeated(make_run):
     run = make_run("--optimizer", "adamw", "--width", 16)
     assert settings_of("--resume", run, "--optimizer", "adamw", "--width", 16).width == 16

@@ -62,5 +62,17 @@ def test_a_flag_without_effect_is_refused_with_the_reason(name, argv, write):
         assert getattr(settings_of(*argv, "--config", write({name: default})), name) == default
 
 
+def test_mirror_images_are_for_what_measures_or_predicts(write, make_run):
+    run = make_run("--flip_test")
+    for argv in (["--dry_run"], ["--no_final_test"], ["--resume", run, "--export", "onnx"]):
+        assert argv[-2 if "--export" in argv else -1] in refused(*argv, "--flip_test")
+    assert settings_of("--no_final_test", "--config", write({"flip_test": True})).flip_test
+    for action in (["--eval_only"], ["--predict", "x"], []):
+        assert settings_of("--resume", run, *action).flip_test  # kept
+        assert not settings_of("--resume", run, *action, "--no_flip_test").flip_test
+    assert settings_of("--resume", run, "--eval_only", "--flip_test").flip_test
+    assert settings_of("--resume", run, "--export", "onnx").flip_test  # without effect, unsaid
+
+
 def test_unfreeze_epoch_needs_a_frozen_backbone():
     assert "without --freeze_backbone" in refused("--unfreeze_epoch", "3")

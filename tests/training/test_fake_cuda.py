@@ -29,7 +29,7 @@ pytestmark = [
 ]
 
 # The lines that wait for the device: in evaluation, at a log line, and to measure time.
-EVALUATED = "loss, correct, samples = exchange.sum(sums).tolist()"
+EVALUATED = "loss, correct, samples, *of_flip = exchange.sum(sums).tolist()"
 COUNTED = "matrix = counts.reshape(classes, classes).cpu().numpy() if classes else None"
 LOGGED = "values = torch.cat([window, self.guard.left_out.double()]).tolist()"
 WAITED = "torch.cuda.synchronize(device)"
@@ -271,19 +271,25 @@ def test_the_loop_reads_at_its_log_lines_alone(tmp_path, gpu, timed):
     assert {*gpu.reads} == {(step, line) for step in (1, 3, 6) for line in (LOGGED, WAITED)}
 
 
-@pytest.mark.parametrize("of_texts", [False, True], ids=["pictures", "texts"])
-def test_evaluation_reads_at_its_end(tmp_path, gpu, of_texts):
-    if of_texts:
+@pytest.mark.parametrize("what", ["pictures", "pictures and mirror images", "texts"])
+def test_evaluation_reads_at_its_end(tmp_path, gpu, what):
+    flip = what == "pictures and mirror images"
+    if what == "texts":
         trainer, test = text_trainer(tmp_path, precision="bf16"), texts(shuffle=False)
     else:
         trainer = make_trainer(tmp_path, device=CUDA, ema_decay=0.9)
         test = loader(5, n=12, augment=False, shuffle=False, device=CUDA)
     with gpu.watched(allowed=(EVALUATED, COUNTED)), trainer.train_step.evaluated_weights():
         found = evaluate(
-            trainer.train_step.model, test.epoch(), trainer.train_step.precision, classes=3
+            trainer.train_step.model,
+            test.epoch(),
+            trainer.train_step.precision,
+            classes=3,
+            flip=flip,
         )
     assert found.confusion.shape == (3, 3)
-    assert gpu.reads == [(0, EVALUATED)] * 3 + [(0, COUNTED)]  # three numbers and a matrix
+    numbers = 5 if flip else 3  # beside a matrix
+    assert gpu.reads == [(0, EVALUATED)] * numbers + [(0, COUNTED)]
 
 
 def test_the_pass_that_counts_for_nothing(tmp_path, gpu):

@@ -5,16 +5,16 @@ from utils.reporting.run_folder import REPORT
 from utils.runs.prepare import ReadyModel
 from utils.runs.run import Run, another_is_best
 from utils.runs.summary import report_classes
-from utils.runs.train_classifier import measure_split
+from utils.runs.train_classifier import flip_text, measure_split
 from utils.tasks.task import Task
 
 
 def evaluate_only(run: Run, ready: ReadyModel, task: Task, checkpoint: Checkpoint) -> None:
     """Evaluates `checkpoint`. In the run's folder only the report (--report) is written."""
-    folder, report = run.resumed_folder(), run.settings.report
+    folder, report, flip = run.resumed_folder(), run.settings.report, run.settings.flip_test
     ready.strategy.load(checkpoint.weights)
     classes = task.data.classes
-    result = measure_split(run, ready, task.test, len(classes) if report else None)
+    result = measure_split(run, ready, task.test, len(classes) if report else None, flip)
     if report:
         report_classes(run, result, classes, folder / REPORT)
     averaged = "" if checkpoint.average is None else " (averaged weights)"
@@ -23,3 +23,5 @@ def evaluate_only(run: Run, ready: ReadyModel, task: Task, checkpoint: Checkpoin
         f"{result.accuracy:.2f} % on {result.samples:,} samples"
         f"{another_is_best(checkpoint, folder)}"
     )
+    if flip:
+        run.console.say(flip_text(result))

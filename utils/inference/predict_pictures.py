@@ -22,6 +22,7 @@ from utils.errors import UserError
 from utils.files import reason, written_aside
 from utils.inference.csv_fields import quoted, safe_path, safe_text
 from utils.reporting.console import PLAIN_LINE_SECONDS
+from utils.training.evaluation import mean_log_probabilities, mirror
 from utils.training.objective import Precision
 from utils.weights.card import ModelCard
 
@@ -74,6 +75,7 @@ def predict_images(
     output_csv: str | Path,
     batch_size: int,
     precision: Precision,
+    flip: bool = False,
     channels_last: bool = True,
     say: Callable[[str], None] = print,
     interrupted: Callable[[], bool] = lambda: False,
@@ -90,6 +92,7 @@ def predict_images(
         model: on the device of `precision`; inputs (n, channels, height, width) -> logits (n,
             classes).
         batch_size: the largest number of pictures in a forward pass.
+        flip: average the probabilities over each picture and its mirror image.
         channels_last: memory order of the inputs.
         say: is given lines of progress (where there is no terminal) and a line on skipped files.
         interrupted: called before each forward pass; True ends the predictions.
@@ -122,7 +125,7 @@ def predict_images(
                 if interrupted():
                     raise _Interrupted
                 inputs = normalize(torch.from_numpy(pictures).to(precision.device))
-                probabilities, classes = _predict(model, inputs, precision)
+                probabilities, classes = _predict(model, inputs, precision, flip)
                 for name, index, p in zip(names, classes, probabilities, strict=True):
                     if p != p:
                         raise UserError(
@@ -227,13 +230,17 @@ class _Interrupted(Exception):
 
 
 def _predict(
-    model: nn.Module, inputs: Tensor, precision: Precision
+    model: nn.Module, inputs: Tensor, precision: Precision, flip: bool
 ) -> tuple[list[float], list[int]]:
     """The largest probability of each sample, and its class."""
     with torch.inference_mode():
         with precision.autocast():
             logits = model(inputs)
-        probabilities, classes = logits.float().softmax(1).max(1)
+            mirrored = model(mirror(inputs)) if flip else None
+        all_probabilities = (
+            mean_log_probabilities(logits, mirrored).exp() if flip else logits.float().softmax(1)
+        )
+        probabilities, classes = all_probabilities.max(1)
     return probabilities.tolist(), classes.tolist()
 
 

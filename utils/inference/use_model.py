@@ -42,7 +42,8 @@ def use_model(run: Run, model, checkpoint: Checkpoint, card: ModelCard | TextCar
         raise StoppedBySignal(
             run.signals.received, "stopped before the last prediction: no CSV file was written"
         )
-    say(f"{done:,} predictions: {output}")
+    flipped = " averaged with mirror images (--flip_test)" if settings.flip_test else ""
+    say(f"{done:,} predictions{flipped}: {output}")
 
 
 def predict_pictures(run: Run, model, card: ModelCard, output: Path) -> int | None:
@@ -54,6 +55,7 @@ def predict_pictures(run: Run, model, card: ModelCard, output: Path) -> int | No
         output_csv=output,
         batch_size=settings.batch_size,
         precision=run.precision,
+        flip=settings.flip_test,
         channels_last=settings.channels_last,
         say=run.console.say,
         interrupted=run.interrupted,

@@ -40,10 +40,10 @@ def train_classifier(
 
 
 def measure_split(
-    run: Run, ready: ReadyModel, loader, classes: int | None = None
+    run: Run, ready: ReadyModel, loader, classes: int | None = None, flip: bool = False
 ) -> Evaluation | None:
-    """The model on a split; with the number of `classes`, the confusion matrix too. None when a
-    signal has come."""
+    """The model on a split; with the number of `classes`, the confusion matrix too; with `flip`,
+    averaged over mirror images too. None when a signal has come."""
     return evaluate(
         ready.model,
         loader.epoch(),
@@ -51,6 +51,15 @@ def measure_split(
         run.interrupted,
         classes=classes,
         exchange=run.exchange,
+        flip=flip,
+    )
+
+
+def flip_text(evaluation: Evaluation) -> str:
+    """The figures of --flip_test, for the console."""
+    return (
+        f"averaged with mirror images (--flip_test): loss {evaluation.flip_loss:.4f}, accuracy "
+        f"{evaluation.flip_accuracy:.2f} %"
     )
 
 
@@ -73,7 +82,7 @@ def run_training(run: Run, trainer: Trainer, ready: ReadyModel, task: Task) -> N
     def measured(weights=contextlib.nullcontext, classes: int | None = None) -> Evaluation:
         """`weights`: makes the context in which the model holds those to be measured."""
         with weights():
-            result = measure_split(run, ready, task.test, classes)
+            result = measure_split(run, ready, task.test, classes, settings.flip_test)
         if result is None:  # a signal; the finished training is saved already
             report("interrupted")
             raise StoppedBySignal(
@@ -93,23 +102,25 @@ def run_training(run: Run, trainer: Trainer, ready: ReadyModel, task: Task) -> N
         return
     at_end = progress.evaluated or {}
     epoch = progress.step / trainer.loader.steps_per_epoch
-    if at_end.get("split") == "test" and at_end["step"] == progress.step and not settings.report:
-        figures = {key: at_end[key] for key in ("loss", "accuracy", "samples")}
+    tested = at_end.get("split") == "test" and at_end["step"] == progress.step
+    if tested and not settings.report and not settings.flip_test:
+        last = Evaluation(*(at_end[key] for key in ("loss", "accuracy", "samples")))
     else:
         console.say("measuring on the test set")
-        evaluation = measured(
+        last = measured(
             trainer.train_step.evaluated_weights, len(classes) if settings.report else None
         )
-        figures = evaluation.figures
-        if at_end.get("split") != "test" or at_end["step"] != progress.step:
-            trainer.log.metrics.write(step=progress.step, epoch=epoch, split="test", **figures)
+        if not tested:
+            trainer.log.metrics.write(step=progress.step, epoch=epoch, split="test", **last.figures)
         if settings.report:
-            report_classes(run, evaluation, classes, folder.report)
-    best = _measure_best(run, trainer, figures, measured)
-    report(status, figures, best)
-    finite = figures["loss"] is not None and math.isfinite(figures["loss"])
+            report_classes(run, last, classes, folder.report)
+    best = _measure_best(run, trainer, last, measured)
+    report(status, last.figures, _named("flip_test", last.flip_figures) | best)
+    if settings.flip_test:
+        console.say(flip_text(last))
+    finite = last.loss is not None and math.isfinite(last.loss)
     console.say(
-        f"test accuracy {figures['accuracy']:.2f} % on {figures['samples']:,} samples"
+        f"test accuracy {last.accuracy:.2f} % on {last.samples:,} samples"
         f"{'' if finite else ' (the loss is not finite)'}, after "
         f"{duration(progress.seconds_training)} of training: {folder.path}"
     )
@@ -134,11 +145,16 @@ def _introduce(run: Run, trainer: Trainer) -> None:
     )
 
 
-def _measure_best(run: Run, trainer: Trainer, last: dict, measured: Callable) -> dict:
+def _named(prefix: str, figures: dict) -> dict:
+    """Loss and accuracy, where there are any, as entries of the summary."""
+    return {f"{prefix}_{key}": figures[key] for key in ("loss", "accuracy") if key in figures}
+
+
+def _measure_best(run: Run, trainer: Trainer, last: Evaluation, measured: Callable) -> dict:
     """Measures the weights that were best on the validation split; entries of the summary.
 
     Args:
-        last: the figures of the last weights.
+        last: of the last weights.
     """
     progress = trainer.progress
     if progress.best_step is None:
@@ -152,16 +168,18 @@ def _measure_best(run: Run, trainer: Trainer, last: dict, measured: Callable) ->
             return {}
         # All is saved, so the model may now hold other weights.
         trainer.train_step.strategy.load(weights)
-        result = measured().figures
+        result = measured()
         epoch = progress.step / trainer.loader.steps_per_epoch
         trainer.log.metrics.write(
-            step=progress.step, epoch=epoch, split="test", model="best", **result
+            step=progress.step, epoch=epoch, split="test", model="best", **result.figures
         )
     run.console.say(
         f"best on the validation split: epoch {progress.best_epoch:g} with "
-        f"{progress.best_val_accuracy:.2f} %, on the test set {result['accuracy']:.2f} %"
+        f"{progress.best_val_accuracy:.2f} %, on the test set {result.accuracy:.2f} %"
     )
-    return {"best_test_loss": result["loss"], "best_test_accuracy": result["accuracy"]}
+    if run.settings.flip_test:
+        run.console.say(f"the same weights, {flip_text(result)}")
+    return _named("best_test", result.figures) | _named("best_flip_test", result.flip_figures)
 
 
 @contextlib.contextmanager

@@ -29,6 +29,8 @@ class TrainSettings(
 ):
     """What every training run has, whatever it trains on."""
 
+    flip_test = False  # a flag of pictures
+
 
 @dataclass
 class ImageSettings(PictureSettings, TrainSettings):

@@ -6,6 +6,7 @@ from utils.data.images.sources import IMAGE_DATASETS
 from utils.setting import setting
 from utils.settings.config import Config
 from utils.settings.engine import GROUP as ENGINE
+from utils.settings.run import USE
 
 GROUP = "images"
 
@@ -77,6 +78,13 @@ class PictureSettings(Config):
         low=0,
         high=1,
     )
+    flip_test: bool = setting(
+        False,
+        "Also measure the test set with probabilities averaged over each picture and its mirror "
+        "image; with --predict, predict by these averages",
+        group=USE,
+        resume="free",
+    )
     channels_last: bool = setting(
         True, "Keep the channels of a pixel together in memory: faster convolutions", group=ENGINE
     )
@@ -93,6 +101,12 @@ class PictureSettings(Config):
             yield "data_dir", reason, "dataset"
         if self.crop_padding == 0:
             yield "padding_mode", "--crop_padding is 0", "crop_padding"
+        if self.action.trains and not self.final_test:
+            reason = "--no_final_test measures nothing on the test set"
+            yield "flip_test", reason, "final_test"
+        for name, does in (("export", "writes the model"), ("dry_run", "stops after a few steps")):
+            if getattr(self, name):
+                yield "flip_test", f"--{name} {does} and measures nothing", name
 
     def check(self):
         super().check()

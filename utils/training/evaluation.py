@@ -1,12 +1,13 @@
 """Evaluation: every sample once, in evaluation mode, by counts."""
 
+import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from utils.exchange import Exchange
 from utils.machine.cudnn import search_plans
@@ -21,11 +22,21 @@ class Evaluation:
     # (classes, classes) int64 where it was asked for: rows are the classes, columns what the
     # model took them for
     confusion: np.ndarray | None = None
+    # Loss and accuracy of the mean probabilities of each picture and its mirror image (`flip`)
+    flip_loss: float | None = None
+    flip_accuracy: float | None = None
 
     @property
     def figures(self) -> dict:
         """For the metrics and the summary."""
         return {"loss": self.loss, "accuracy": self.accuracy, "samples": self.samples}
+
+    @property
+    def flip_figures(self) -> dict:
+        """For the summary; empty without `flip`."""
+        if self.flip_accuracy is None:
+            return {}
+        return {"loss": self.flip_loss, "accuracy": self.flip_accuracy}
 
 
 def evaluate(
@@ -35,18 +46,20 @@ def evaluate(
     interrupted: Callable[[], bool] = lambda: False,
     classes: int | None = None,
     exchange: Exchange | None = None,
+    flip: bool = False,
 ) -> Evaluation | None:
     """Mean loss and accuracy of `model` over `batches`, each sample counted once.
 
     The host reads the sums once, at the end. Returns None when `interrupted()` turned true. With
     the number of `classes` the confusion matrix is counted too. With an `exchange` every rank has
-    its own part of the batches, as many as the others, and the counts are of all.
+    its own part of the batches, as many as the others, and the counts are of all. With `flip` the
+    inputs are pictures, and a second forward pass of each batch takes their mirror images.
     """
     exchange = exchange or Exchange()
     training = model.training
     model.eval()
     search_plans(False)  # the trainer decides again for each of its micro-batches
-    sums = torch.zeros(3, dtype=torch.float64, device=precision.device)
+    sums = torch.zeros(5 if flip else 3, dtype=torch.float64, device=precision.device)
     counts = torch.zeros((classes or 0) ** 2, dtype=torch.int64, device=precision.device)
     try:
         # A model that is divided is put together from tensors that must not know of inference.
@@ -54,20 +67,40 @@ def evaluate(
             for batch in batches:
                 if interrupted():
                     return None
-                if exchange.size > 1 and batch.filler:
-                    with precision.autocast():
-                        model(batch.inputs)
-                    continue
                 with precision.autocast():
                     logits = model(batch.inputs)
+                    mirrored = model(mirror(batch.inputs)) if flip else None
+                if exchange.size > 1 and batch.filler:
+                    continue
                 loss = F.cross_entropy(logits.float(), batch.targets, reduction="sum")
-                sums += classification_sums(loss, logits, batch.targets)
+                sums[:3] += classification_sums(loss, logits, batch.targets)
+                if flip:
+                    log_p = mean_log_probabilities(logits, mirrored)
+                    loss = F.nll_loss(log_p, batch.targets, reduction="sum")
+                    sums[3:] += classification_sums(loss, log_p, batch.targets)[:2]
                 if classes:
                     cell = batch.targets * classes + logits.argmax(1)
                     counts.scatter_add_(0, cell, torch.ones_like(cell))
     finally:
         model.train(training)
-    loss, correct, samples = exchange.sum(sums).tolist()
+    loss, correct, samples, *of_flip = exchange.sum(sums).tolist()
     counts = exchange.sum(counts) if classes else counts
     matrix = counts.reshape(classes, classes).cpu().numpy() if classes else None
-    return Evaluation(loss / samples, 100 * correct / samples, int(samples), matrix)
+    result = Evaluation(loss / samples, 100 * correct / samples, int(samples), matrix)
+    if not flip:
+        return result
+    flip_loss, flip_correct = of_flip
+    return replace(
+        result, flip_loss=flip_loss / samples, flip_accuracy=100 * flip_correct / samples
+    )
+
+
+def mirror(pictures: Tensor) -> Tensor:
+    """(n, channels, height, width), mirrored horizontally."""
+    return pictures.flip(-1)
+
+
+def mean_log_probabilities(logits: Tensor, others: Tensor) -> Tensor:
+    """log((softmax(logits) + softmax(others)) / 2) in float32, (n, classes)."""
+    log_p, log_q = logits.float().log_softmax(1), others.float().log_softmax(1)
+    return torch.logaddexp(log_p, log_q) - math.log(2)
