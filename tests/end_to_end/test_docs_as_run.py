@@ -186,7 +186,7 @@ def test_cifar_stem_in_torchvision():
 def full_run(workplace) -> Path:
     """A run with all files that there can be, except those of wandb."""
     entry = "python resnet50_test.py"
-    flags = "--dataset shapes --val_fraction 0.1 --ema_decay 0.9 --report --profile"
+    flags = "--dataset shapes --val_fraction 0.1 --ema_decay 0.9 --report --profile --flip_test"
     flags += " --meta_learning --meta_every 1 --log_clean_accuracy --output runs/full"
     assert run(f"{entry} {flags} {SHORT} {SMALL['resnet50_test.py']} --max_steps 3").code == 0
     assert run(f"{entry} --resume runs/full --export safetensors").code == 0
@@ -235,4 +235,5 @@ def test_keys_of_the_metrics_are_documented(full_run):
     shares = [line["time_share"] for line in lines if "time_share" in line]
     assert shares and all(set(share) == {*PHASES, "other"} for share in shares)
     table = rows("docs/run_folder.md", "## metrics.jsonl")[2:]
-    assert {key for cells in table for key in coded(cells[1])} - keys <= {"model", "best", "steps"}
+    others = {"model", "best", "steps", "gap", "strength"}  # the last two of --mixup auto
+    assert {key for cells in table for key in coded(cells[1])} - keys <= others

@@ -226,7 +226,7 @@ def test_measuring_leaves_no_trace_in_model_and_random_numbers(tmp_path):
     before = {k: t.clone() for k, t in trainer.train_step.model.state_dict().items()}
     states = torch.get_rng_state()
     trainer.progress.step = trainer.mixing_control.strength.every
-    trainer._control_mixing(0)
+    trainer.control_mixing(0)
     assert len(trainer.mixing_control.strength.trace) == 1
     assert modes == [module.training for module in trainer.train_step.model.modules()]
     assert torch.equal(states, torch.get_rng_state())

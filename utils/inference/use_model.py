@@ -42,8 +42,8 @@ def use_model(run: Run, model, checkpoint: Checkpoint, card: ModelCard | TextCar
         raise StoppedBySignal(
             run.signals.received, "stopped before the last prediction: no CSV file was written"
         )
-    flipped = " averaged with mirror images (--flip_test)" if settings.flip_test else ""
-    say(f"{done:,} predictions{flipped}: {output}")
+    flipped = ", averaged with mirror images (--flip_test)" if settings.flip_test else ""
+    say(f"{done:,} predictions: {output}{flipped}")
 
 
 def predict_pictures(run: Run, model, card: ModelCard, output: Path) -> int | None:

@@ -2,7 +2,7 @@
 
 The host runs ahead of the device. It reads from the device after the first step, at log lines,
 before a checkpoint and at the end of an epoch (`_read_sums`), up to 16 times in a run with `--mixup
-auto` (`_control_mixing`), and nowhere else.
+auto` (`control_mixing`), and nowhere else.
 """
 
 from collections.abc import Callable
@@ -201,7 +201,7 @@ class Trainer:
                 clock.end_first_step()
                 self._show(self._read_sums())
             if self.mixing_control is not None:
-                self._control_mixing(epoch)
+                self.control_mixing(epoch)
             if profiler is not None:
                 profiler.step()
                 times.mark("other")  # the profiler may have written its trace
@@ -222,7 +222,8 @@ class Trainer:
         self._log_window()
         clock.pause()
 
-    def _control_mixing(self, epoch: int) -> None:
+    def control_mixing(self, epoch: int) -> None:
+        """Measures how far the model overfits, where that is due, and mixes accordingly."""
         reading = self.mixing_control.after_step(self.progress.step)
         if reading is not None:
             self.log.write_mixing(self._position(), reading)
