@@ -201,8 +201,8 @@ class Mixing:
         clean: size of the clean batch for a learned lambda, and number of pairs, evenly spaced over
             the step, that an update of the policy uses.
         clean_every: steps between two updates of a policy, each with a clean batch.
-        strength: step of the run -> factor of both alphas, 0 to 1; at 0 the step is not mixed.
-            None: 1.
+        strength: called with the step of the run, returns a factor of both alphas, 0 to 1; at 0
+            the step is not mixed. None: always 1.
     """
 
     def __init__(
@@ -245,7 +245,7 @@ class Mixing:
         """Draws for the n samples of optimizer step `step` of the run; None: the step is not mixed.
 
         Random numbers are drawn for disabled features, too, so that enabling one does not change
-        the others' draws.
+        the others' draws; only `per_sample` and `block` do.
         """
         if self.off_epoch and epoch >= self.off_epoch:
             return None

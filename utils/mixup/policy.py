@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from utils.exchange import Exchange
 
-# Bound of |shape|. exp(4) = 55: beyond it lambda is 1/2 or 1 up to float32 rounding.
+# Bound of |shared| and of |pair|: s from 1 / 55 to 55, far beyond useful values.
 MAX_SHAPE = 4.0
 # Quantiles over which the mean of the distribution is computed.
 POINTS = 512
@@ -51,7 +51,8 @@ class MixupPolicy(nn.Module):
 
     Args:
         classes: number of classes.
-        alpha: initially lambda is close to Beta(alpha, alpha) for all pairs; above 0.
+        alpha: initially lambda is close to Beta(alpha, alpha) for all pairs; above 0, and within
+            1 / 55 and 55.
         lr: Adam's (Kingma and Ba, 2015): about the largest change of a parameter in an update.
         decay: each update moves a parameter back towards its start by lr * decay of the distance.
         device: that of the batches.

@@ -10,7 +10,8 @@ from utils.training.mixing_control import MixingControl
 def build_mixing_control(
     run: Run, ready: ReadyModel, task: Task, total_steps: int
 ) -> MixingControl | None:
-    """With --mixup auto, what adjusts the strength of mixing; says how."""
+    """With --mixup auto, builds what adjusts the strength of mixing, and says what is held out. The
+    weights that train are measured, not their moving average."""
     auto, loader = task.auto, task.train
     if auto is None:
         return None

@@ -36,8 +36,8 @@ class MixingSettings(Config):
     cutmix_alpha: float = setting(
         0.0,
         "Paste a box of another picture, with an area from Beta(alpha, alpha); 1 is usual, 0:"
-        " never. Together with --mixup each step takes one of the two; with --mixup auto this is "
-        "the most that alpha becomes",
+        " never. Together with --mixup each step takes one of the two; with --mixup auto "
+        "the area is from Beta(a, a), a being this times the strength",
         group=GROUP,
         low=0,
         high=100,

@@ -17,7 +17,7 @@ def build_mixing(
 
     Args:
         height, width: of pictures, in pixels.
-        strength: of --mixup auto.
+        strength: of --mixup auto, see Mixing; None without it.
     """
     if settings.mixing == "none":
         return None
@@ -41,7 +41,7 @@ def build_mixing(
 
 @dataclass(frozen=True)
 class AutoSplit:
-    """Which training samples --mixup auto compares.
+    """The training samples whose losses --mixup auto compares.
 
     Attributes:
         held_out, trained: (m,) int64 each, indices into the training split, with the classes in
@@ -57,8 +57,8 @@ class AutoSplit:
 
 
 def auto_split(settings, labels: np.ndarray) -> AutoSplit | None:
-    """What --mixup auto compares, of a training split with these labels (samples,); None without
-    it. Of a set that is too small nothing is held out."""
+    """For a training split with these labels, (samples,); None without --mixup auto. If the split
+    is too small, both parts are empty."""
     if settings.mixup != "auto":
         return None
     count = held_out_samples(len(labels))
