@@ -50,7 +50,7 @@ AUTO = ["--mixup", "auto", "--cutmix", "1", "--subset", "500", "--epochs", "10",
 
 def test_a_run_says_what_is_held_out_and_what_was_measured(works):
     said = works(*TINY, *AUTO, "--output", "run")
-    assert "50 of the training samples are held out until epoch 8" in said
+    assert "50 of the training samples are held out for the first 8 epochs" in said
     lines = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
     measured = [line for line in lines if line["split"] == "mixing"]
     assert len(measured) == 1 and measured[0]["step"] == 23
@@ -62,6 +62,12 @@ def test_too_few_samples_for_auto_are_said(works):
     said = works(*TINY, "--mixup", "auto", "--output", "run")
     assert "note: 80 training samples are too few for --mixup auto" in said
     assert summary("run")["mixing_strength"] == 0.2
+
+
+def test_a_run_that_is_too_short_for_auto_is_not_mixed_and_says_so(works):
+    said = works(*TINY, *AUTO, "--epochs", "3", "--output", "run")
+    assert "note: the run is too short for --mixup auto" in said and "held out" not in said
+    assert summary("run")["mixing_strength"] == 0
 
 
 def test_a_resumed_run_keeps_the_strength(works):

@@ -1,6 +1,7 @@
 """--mixup auto: the strength of mixing, when it is measured, and what is held out for it."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from utils.mixup.auto import (
     strength_at_gap,
 )
 from utils.mixup.mixing import Mixing
+from utils.tasks.mixing import auto_split
 
 
 def planned(held_out=250, total_steps=1000, steps_per_epoch=10, step_size=10_000) -> AutoStrength:
@@ -120,6 +122,20 @@ def test_all_samples_train_in_the_last_fifth(epochs, joins):
     assert last <= 10 * (joins or epochs) and last <= 10 * epochs * LAST
 
 
+def test_a_run_that_is_too_short_to_measure_holds_nothing_out():
+    strength = AutoStrength(250)
+    assert strength.plan(6 * 20, 20, 128) == 0 and not strength.measures
+    assert due_steps(strength, 120) == [] and strength(100) == 0
+    assert strength.plan(100 * 20, 20, 128) == 80 and strength.measures
+
+
+def test_nothing_is_held_out_any_more_where_nothing_is_mixed_any_more():
+    strength = AutoStrength(250)
+    assert strength.plan(500, 10, 10_000, off_epoch=10) == 10
+    assert due_steps(strength, 500)[-1] == 100
+    assert strength.plan(500, 10, 10_000, off_epoch=45) == 40
+
+
 @pytest.mark.parametrize(
     ("samples", "held_out"),
     [(499, 0), (500, 50), (1_000, 100), (2_500, 250), (10_000, 250), (50_000, 1_000), (9, 0)],
@@ -129,6 +145,33 @@ def test_how_many_samples_are_held_out(samples, held_out):
 
 
 # ---- what is held out ---------------------------------------------------------------------------
+
+
+def split_of(counts: list[int]):
+    labels = np.repeat(np.arange(len(counts)), counts)
+    split = auto_split(SimpleNamespace(mixup="auto", seed=0), labels)
+    return labels, split
+
+
+def test_both_parts_have_the_same_classes():
+    labels, split = split_of([900, 90, 12, *[20] * 20])
+    parts = [np.bincount(labels[part], minlength=23) for part in (split.held_out, split.trained)]
+    assert parts[0].sum() == parts[1].sum() == held_out_samples(len(labels))
+    assert abs(parts[0] - parts[1]).max() <= 1
+    assert not set(split.held_out) & set(split.trained)
+
+
+def test_no_class_is_held_out_whole():
+    labels, split = split_of([500, 1, 1, *[2] * 30])
+    left = np.delete(np.arange(len(labels)), split.held_out)
+    assert set(labels[left]) == set(labels)
+
+
+def test_a_set_of_hardly_more_samples_than_classes_holds_nothing_out():
+    _, split = split_of([2] * 500)
+    assert split.strength.held_out == 100
+    _, split = split_of([1] * 900)
+    assert split.strength.held_out == len(split.held_out) == 0
 
 
 def text_loader(**options) -> TextLoader:

@@ -151,3 +151,11 @@ def test_it_replaces_an_earlier_picture(tmp_path):
     empty = path.read_bytes()
     draw_curves(WHOLE_RUN, path, "title")
     assert path.read_bytes() != empty
+
+
+def test_measurements_of_auto_mixing_have_a_panel_even_if_none_is_finite(panels):
+    measured = {"split": "mixing", "strength": 0.0, "step": 3}
+    records = [*WHOLE_RUN, {**measured, "epoch": 0.5, "gap": None}]
+    assert "--mixup" in panels(records)
+    axes = panels([*records, {**measured, "epoch": 1.0, "gap": -0.3}])
+    assert axes["--mixup"].get_ylim()[0] == -0.3

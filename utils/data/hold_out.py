@@ -1,16 +1,16 @@
-"""Training samples that are not trained on for a part of the run."""
+"""Training samples that are not trained on for part of the run."""
 
 import numpy as np
 
 
 class HoldOut:
-    """Samples that are held out of the first epochs.
+    """Samples that are held out during the first epochs; until `join_from`, during all.
 
-    In each of these epochs every held-out sample is replaced by another one, so that the epoch has
-    as many samples and steps as ever.
+    In each of these epochs every held-out sample is replaced by another one, drawn at random, which
+    the epoch then visits twice. So all epochs have equally many samples and steps.
 
     Args:
-        index: (held out,) int64.
+        index: (n,) int64: the held-out samples.
         total: number of all samples.
     """
 
@@ -21,11 +21,11 @@ class HoldOut:
         self._until: int | None = None
 
     def join_from(self, epoch: int | None) -> None:
-        """Trains on all samples from this epoch on; None: never."""
+        """Leaves orders as they are from this epoch on; None: never."""
         self._until = epoch
 
     def replace(self, order: np.ndarray, epoch: int, generator: np.random.Generator) -> np.ndarray:
-        """The order of an epoch, (samples,) int64, without the samples held out of it."""
+        """The order of an epoch, (samples,) int64, with each held-out sample replaced."""
         if self._until is not None and epoch >= self._until:
             return order
         held_out = self._is_held_out[order]

@@ -1,39 +1,36 @@
 """`--mixup auto`: the strength of mixing follows how far the network overfits.
 
-Mixing pays where a network overfits, and costs accuracy where it does not. So some training samples
-are held out, and now and then their loss is compared with that of samples that are trained on:
+Mixing helps a network that overfits, and costs accuracy otherwise. So some training samples are
+held out, and now and then their loss is compared with that of samples that are trained on:
 
     gap = 1 - loss on trained samples / loss on held-out samples
     strength = gap, between 0 and 1
 
 Lambda is then drawn from Beta(strength, strength) until the next measurement. More mixing narrows
-the gap, so the two settle where they agree. Controlling a regularisation by the overfitting that it
-prevents is from Karras et al., "Training generative adversarial networks with limited data" (2020),
-arXiv:2006.06676; here it is applied to mixing. How the rule was found, and how it compares with
-fixed strengths: benchmarks/results/mixup.md.
+the gap, so gap and strength settle at a common value. Controlling a regularisation by the
+overfitting that it prevents is from Karras et al., "Training generative adversarial networks with
+limited data" (2020), arXiv:2006.06676; here it is applied to mixing. How the rule was found, and
+how it compares with fixed strengths: benchmarks/results/mixup.md.
 """
 
 import math
 from typing import NamedTuple
 
-# A strength below it is 0. Strengths are rounded to hundredths, so that rounding errors of the
-# losses, which depend on the number of ranks, hardly ever reach lambda.
-LEAST = 0.05
-# Of a run that is too small to measure anything.
-FIXED = 0.2
-# Fractions of the run: a measurement is due this often at most; after the last one all samples
-# train, and the strength stays.
+LEAST = 0.05  # smaller strengths count as 0
+FIXED = 0.2  # the strength where there are too few samples to measure anything
+# As fractions of the run: the least distance between two measurements, and when the last one may
+# happen; after it the held-out samples train, too, and the strength stays.
 EVERY, LAST = 1 / 20, 0.8
-# Measuring may take this fraction of the time of the passes; evaluating a sample takes about a
-# third of the time of training on it.
+# Measuring may take this fraction of the training time; evaluating a sample takes about a third as
+# long as training on it.
 COST, FORWARD = 0.012, 1 / 3
-# Samples to hold out: a fiftieth, at least HELD_OUT, but never more than a tenth.
+# A fiftieth of the samples is held out, at least HELD_OUT, but never more than a tenth.
 HELD_OUT = 250
 LEAST_HELD_OUT = 50  # with fewer the gap is noise
 
 
 class Reading(NamedTuple):
-    """A measurement, and the strength that follows from it; a list in a checkpoint."""
+    """A measurement, and the strength that follows from it; stored as a list in checkpoints."""
 
     step: int  # optimizer steps done
     gap: float
@@ -47,7 +44,8 @@ def held_out_samples(n: int) -> int:
 
 
 def strength_at_gap(gap: float) -> float:
-    """The strength after a measured gap, 0 to 1."""
+    """The strength after a measured gap, 0 to 1. In hundredths, so that rounding errors of the
+    losses, which depend on the number of ranks, hardly ever reach lambda."""
     strength = round(min(max(gap, 0.0), 1.0), 2)
     return strength if strength >= LEAST else 0.0
 
@@ -57,7 +55,7 @@ class AutoStrength:
 
     Args:
         held_out: samples that are held out; 0: the strength is FIXED.
-        cost: fraction of the time of the passes that measuring may take.
+        cost: fraction of the training time that measuring may take.
     """
 
     def __init__(self, held_out: int, cost: float = COST):
@@ -68,23 +66,35 @@ class AutoStrength:
         self.every = self.last_step = 0
         self.trace: list[Reading] = []
 
-    def plan(self, total_steps: int, steps_per_epoch: int, step_size: int) -> int | None:
-        """Plans the measurements of a run; returns the epoch from which all samples train, None if
-        none does.
+    def plan(
+        self, total_steps: int, steps_per_epoch: int, step_size: int, off_epoch: int = 0
+    ) -> int | None:
+        """Plans the measurements of a run; returns the epoch from which the held-out samples train,
+        too: 0 if nothing can be measured, None if they never do, in a run of one or two epochs.
 
         Args:
             step_size: samples in an optimizer step.
+            off_epoch: the epoch from which nothing is mixed; 0: there is none.
         """
         self.start = 0.0 if self.held_out else FIXED
-        steps = 2 * self.held_out * FORWARD / step_size  # that take as long as a measurement
+        steps = 2 * self.held_out * FORWARD / step_size  # of training, as long as a measurement
         self.every = math.ceil(max(EVERY * total_steps, steps / self.cost))
         epochs = -(-total_steps // steps_per_epoch)
         joins = round(LAST * epochs)
+        if off_epoch:
+            joins = min(joins, off_epoch)
         self.last_step = min(math.floor(LAST * total_steps), joins * steps_per_epoch)
+        if not self.measures:
+            return 0
         return joins if joins < epochs else None
 
+    @property
+    def measures(self) -> bool:
+        """Whether the planned run has enough samples and steps for a measurement."""
+        return self.held_out > 0 and self.every <= self.last_step
+
     def stop_at(self, step: int) -> None:
-        """No measurement after `step` steps."""
+        """Measures no more after step `step`."""
         self.last_step = min(self.last_step, step)
 
     def due(self, step: int) -> bool:
@@ -94,7 +104,8 @@ class AutoStrength:
         return step % self.every == 0 and not (self.trace and self.trace[-1].step >= step)
 
     def observe(self, step: int, gap: float) -> Reading:
-        """Takes in the gap measured after `step` steps; one that is not finite changes nothing."""
+        """Records the gap measured after `step` steps; one that is not finite leaves the strength
+        as it is."""
         strength = strength_at_gap(gap) if math.isfinite(gap) else self.current
         reading = Reading(step, gap, strength)
         self.trace.append(reading)
@@ -108,8 +119,8 @@ class AutoStrength:
     def __call__(self, step: int) -> float:
         """The strength of step `step`, counted from 0.
 
-        A measurement takes effect a step later than it could: on a GPU the next step's batch is
-        made before the measurement, elsewhere after it, and both are to be mixed alike.
+        A measurement after s steps holds for the steps s + 1, s + 2, ..., not for step s: on a GPU
+        its batch is made before the measurement, elsewhere after it, and both are mixed alike.
         """
         known = (reading.strength for reading in reversed(self.trace) if reading.step < step)
         return next(known, self.start)

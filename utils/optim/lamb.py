@@ -3,11 +3,11 @@
 
     m <- b1 m + (1 - b1) g,   v <- b2 v + (1 - b2) g^2
     u = m' / (sqrt(v') + eps) + weight_decay w
-    w <- w - lr |w| / |u| u
+    w <- w - lr (|w| / |u|) u
 
-with m' and v' corrected for their start at 0, or without bias correction m and v themselves. The
-learning rate is about the relative change of a layer's weights. Weights without weight decay take
-plain Adam steps, and so do those whose |w| or |u| is 0.
+for each parameter. m' and v' are m and v, corrected for their start at 0 or, without bias
+correction, as they are. The learning rate is about the relative change of a parameter in a step.
+Parameters without weight decay take plain Adam steps. Where |w| or |u| is 0 the ratio is 1.
 """
 
 from dataclasses import dataclass
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class LambFlags:
     lamb_bias_correction: bool = setting(
         True,
-        "Correct lamb's moments for their start at 0, as the paper does; some programs for large "
-        "batches leave it out",
+        "Correct lamb's moments for their start at 0, as its paper does; some programs for large "
+        "batches do not",
         group=GROUP,
     )
 

@@ -1,5 +1,5 @@
 """LAMB as an optimizer (see lamb.py): on a GPU a step launches a few kernels for all parameters,
-and the host waits for nothing."""
+and the host never waits for the device."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ BETAS, EPSILON = (0.9, 0.999), 1e-6
 
 def trust_ratios(weight_norms: Tensor, step_norms: Tensor) -> Tensor:
     """|w| / |u| of each parameter, 1 where either is 0. All (n,)."""
-    without = torch.minimum(weight_norms, step_norms) <= 0
-    return (weight_norms / step_norms).masked_fill_(without, 1.0)
+    no_ratio = torch.minimum(weight_norms, step_norms) <= 0
+    return (weight_norms / step_norms).masked_fill_(no_ratio, 1.0)
 
 
 class Lamb(torch.optim.Optimizer):
@@ -58,7 +58,7 @@ class Lamb(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for number, group in enumerate(self.param_groups):
-            kinds: dict[tuple, list[Tensor]] = {}  # a kernel takes tensors of one kind
+            kinds: dict[tuple, list[Tensor]] = {}  # a kernel takes one device and dtype
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     kinds.setdefault((parameter.device, parameter.dtype), []).append(parameter)
@@ -80,7 +80,7 @@ class Lamb(torch.optim.Optimizer):
 
 
 def count_step(group: dict, device: torch.device, flags: Flags) -> None:
-    """Counts a step of the group on the device, unless it is left out."""
+    """Counts a step of the group on the device, unless the step is left out."""
     step = group.get("step", 0)
     if not isinstance(step, Tensor):  # none yet, or from a checkpoint
         step = torch.full((), float(step), device=device)
@@ -89,8 +89,8 @@ def count_step(group: dict, device: torch.device, flags: Flags) -> None:
 
 
 class LambParameters(Parameters):
-    """Parameters of one group. The steps of all lie in one tensor, those of parameters with equally
-    many elements side by side, so that one kernel scales them."""
+    """Parameters of one group. Their steps lie in one flat tensor, sorted by size, so that one
+    kernel scales all parameters of a size."""
 
     def __init__(self, group: dict, parameters: list[Tensor], state: dict, exchange: Exchange):
         order = sorted(range(len(parameters)), key=lambda i: parameters[i].numel())
@@ -103,8 +103,8 @@ class LambParameters(Parameters):
             (numel, len(list(same)))
             for numel, same in groupby(self.parameters, key=lambda p: p.numel())
         ]
-        # Squared norms of sharded parameters are summed over the ranks, in the order of the group,
-        # since each rank has its own by size; those of the others are counted by one rank.
+        # Squared norms are summed over the ranks in the order of the group: by size each rank may
+        # have another. Those of parameters that are not sharded count once, on rank 0.
         divided = [exchange.is_divided(p) for p in parameters]
         self.is_sharded = any(divided)
         counted = [one or exchange.rank == 0 for one in divided]
@@ -113,8 +113,8 @@ class LambParameters(Parameters):
         self.by_group = self.by_size.argsort()
 
     def are(self, group: dict, parameters: list[Tensor], state: dict) -> bool:
-        """Whether these are the same parameters with the same state; they are not after loading a
-        state."""
+        """Whether these are the same parameters with the same state; False after
+        `load_state_dict`."""
         return (
             len(parameters) == len(self.given)
             and all(map(_is, parameters, self.given))
@@ -147,8 +147,8 @@ class LambParameters(Parameters):
         self.write_views()
 
     def _adam(self, targets: list[Tensor], gradients: list[Tensor], lr, flags: Flags) -> None:
-        """Adds Adam's steps of this rate to the targets."""
-        # Without bias correction: as if the steps had gone on for ever.
+        """Adds Adam's steps with learning rate `lr` to the targets."""
+        # An endless count of steps: no bias correction.
         count = self.group["step"] if self.group["bias_correction"] else self.endless
         count = count.to(self.device, non_blocking=True)
         torch._fused_adam_(

@@ -176,7 +176,7 @@ def _draw_strength(axis, records: list[dict]) -> None:
         x, y = _curve(records, key)
         steps = {"drawstyle": "steps-post"} if key == "strength" else {}
         axis.plot(x, y, color=colour, marker="o", ms=3, lw=1.5, label=label, **steps)
-    axis.set_ylim(min(-0.05, *(r["gap"] for r in records if r["gap"] is not None)), 1.05)
+    axis.set_ylim(min([-0.05, *(r["gap"] for r in records if _is_finite(r["gap"]))]), 1.05)
     axis.legend(frameon=True, framealpha=0.7, edgecolor="none", fontsize=8)
     axis.set_title("--mixup auto")
 

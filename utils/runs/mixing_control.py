@@ -1,4 +1,6 @@
-"""Builds the control of `--mixup auto`."""
+"""Builds the `MixingControl` of a run."""
+
+import math
 
 from utils.runs.prepare import ReadyModel
 from utils.runs.run import Run
@@ -16,7 +18,9 @@ def build_mixing_control(
     if auto is None:
         return None
     epoch_steps = loader.steps_per_epoch
-    joins = auto.strength.plan(total_steps, epoch_steps, loader.step_size)
+    joins = auto.strength.plan(
+        total_steps, epoch_steps, loader.step_size, run.settings.mixup_off_epoch
+    )
     if run.progress.step == 0:
         run.console.say(_description(auto.strength, loader.samples, joins))
 
@@ -24,7 +28,10 @@ def build_mixing_control(
         return evaluate(ready.model, samples.epoch(), run.precision, exchange=run.exchange).loss
 
     def gap() -> float:
+        ready.strategy.make_equal()
         trained, held_out = loss(task.trained), loss(task.held_out)
+        if not math.isfinite(trained + held_out):
+            return math.nan
         return 1 - trained / held_out if held_out else 0.0
 
     return MixingControl(auto.strength, auto.hold_out, gap, joins, epoch_steps)
@@ -34,10 +41,15 @@ def _description(strength, samples: int, joins: int | None) -> str:
     if not strength.held_out:
         return (
             f"note: {samples:,} training samples are too few for --mixup auto to hold some of them "
-            f"out: its strength stays {strength.start:g}"
+            f"out: the strength is fixed at {strength.start:g}"
         )
-    until = "" if joins is None else f" until epoch {joins}"
+    if not strength.measures:
+        return (
+            "note: the run is too short for --mixup auto to measure overfitting: nothing is mixed; "
+            "--mixup 0.1 (say) mixes all the same"
+        )
+    until = "" if joins is None else f" for the first {joins} epochs"
     return (
         f"--mixup auto: {strength.held_out:,} of the training samples are held out{until}, to "
-        "measure overfitting; others are taken twice in their place, so an epoch is as long as ever"
+        "measure overfitting; others are used twice instead, so that epochs keep their length"
     )

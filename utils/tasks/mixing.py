@@ -21,7 +21,7 @@ def build_mixing(
     """
     if settings.mixing == "none":
         return None
-    alphas = {"none": 0.0, "auto": 1.0}  # auto: at full strength
+    alphas = {"none": 0.0, "auto": 1.0}  # that of auto is scaled by the strength
     return Mixing(
         alpha=alphas.get(settings.mixup, settings.alpha),
         cutmix_alpha=settings.cutmix_alpha,
@@ -44,10 +44,10 @@ class AutoSplit:
     """The training samples whose losses --mixup auto compares.
 
     Attributes:
-        held_out, trained: (m,) int64 each, indices into the training split, with the classes in
-            proportion.
-        strength: of mixing, which follows from the comparison.
-        hold_out: for the training loader.
+        held_out, trained: (m,) int64 each, indices into the training split, with the same classes
+            but for rounding.
+        strength: of mixing, set by that comparison.
+        hold_out: given to the training loader, which leaves those samples out.
     """
 
     held_out: np.ndarray
@@ -61,7 +61,12 @@ def auto_split(settings, labels: np.ndarray) -> AutoSplit | None:
     is too small, both parts are empty."""
     if settings.mixup != "auto":
         return None
+    # The first sample of every class, with which the order begins, always trains.
+    order = stratified_order(labels, settings.seed)[len(np.unique(labels)) :]
     count = held_out_samples(len(labels))
-    order = stratified_order(labels, settings.seed)
-    held_out, trained = np.sort(order[:count]), np.sort(order[count : 2 * count])
+    if 2 * count > len(order):
+        count = 0
+    chosen = order[: 2 * count]
+    chosen = chosen[np.argsort(labels[chosen], kind="stable")]  # each class by turns
+    held_out, trained = np.sort(chosen[::2]), np.sort(chosen[1::2])
     return AutoSplit(held_out, trained, AutoStrength(count), HoldOut(held_out, len(labels)))

@@ -1,4 +1,4 @@
-"""Measures the overfitting that `--mixup auto` follows, as a training goes on."""
+"""Measures the overfitting that `--mixup auto` follows, during training."""
 
 from collections.abc import Callable
 
@@ -10,10 +10,10 @@ class MixingControl:
     """Adjusts the strength of mixing during a training.
 
     Args:
-        strength: what the loader's mixing reads.
-        hold_out: the samples that the loader holds out.
-        measure: () -> the gap, see utils/mixup/auto.py; collective.
-        joins: epoch from which the held-out samples are trained on, too; None: never.
+        strength: shared with the loader's Mixing, which calls it.
+        hold_out: shared with the loader.
+        measure: () -> the gap, see utils/mixup/auto.py; collective, and equal on all ranks.
+        joins: epoch from which the held-out samples are trained on as well; None: never.
         steps_per_epoch: optimizer steps.
     """
 
@@ -30,8 +30,8 @@ class MixingControl:
         self._join_from(joins)
 
     def after_step(self, step: int) -> Reading | None:
-        """To be called after each optimizer step; `step` of them are done. The host waits for the
-        device where a measurement is due. Collective."""
+        """To be called after each optimizer step, with the number of steps done. Returns the
+        measurement, if one was due; the host then waits for the device. Collective."""
         return self.strength.observe(step, self.measure()) if self.strength.due(step) else None
 
     def state_dict(self) -> dict:
@@ -39,11 +39,12 @@ class MixingControl:
         return {"trace": [list(reading) for reading in self.strength.trace], "joins": self.joins}
 
     def load_state_dict(self, saved: dict, step: int) -> None:
-        """Goes on from what a checkpoint of this step holds."""
+        """Continues from the state in a checkpoint taken at `step`."""
         self.strength.trace = [Reading(*reading) for reading in saved["trace"]]
         joins = saved["joins"]
         if joins is not None and step > joins * self.steps_per_epoch:
-            # They have been trained on: even if the run is longer now, they measure nothing more.
+            # The held-out samples have been trained on, so no longer measure overfitting, even if
+            # the run is longer now.
             self._join_from(joins)
 
     def _join_from(self, epoch: int | None) -> None:
