@@ -36,6 +36,7 @@ TRICKS = [
     ("the toolkit's loader and loop", {
         "optimizer": "sgd", "lr": "{lr}", "sched": "onecycle", "channels_last": "false",
         "precision": "fp32", "fused": "none", "mixup": "none",
+        "zero_init_residual": "false",  # the start of the plain loop
     }),
     ("channels_last", {"channels_last": "true"}),
     ("mixed precision", {"precision": "{precision}"}),
