@@ -60,9 +60,8 @@ class AutoStrength:
 
     def __init__(self, held_out: int, cost: float = COST):
         self.held_out, self.cost = held_out, cost
-        self.start = (
-            1.0  # until `plan`: as strong as it can become, to try how much memory it takes
-        )
+        # Until `plan` as strong as it can become: --auto_batch tries how much memory mixing takes.
+        self.start = 1.0
         self.every = self.last_step = 0
         self.trace: list[Reading] = []
 

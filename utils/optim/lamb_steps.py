@@ -3,6 +3,7 @@ and the host never waits for the device."""
 
 from __future__ import annotations
 
+import operator
 from itertools import groupby
 
 import torch
@@ -62,12 +63,11 @@ class Lamb(torch.optim.Optimizer):
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     kinds.setdefault((parameter.device, parameter.dtype), []).append(parameter)
-            if kinds:
-                device = next(iter(kinds))[0]
-                count_step(group, device, Flags.of(self, device))
-            for (device, dtype), parameters in kinds.items():
-                members = self._members_of((number, device, dtype), group, parameters)
-                members.step_(Flags.of(self, device))
+            for place, ((device, dtype), parameters) in enumerate(kinds.items()):
+                flags = Flags.of(self, device)
+                if place == 0:
+                    count_step(group, device, flags)
+                self._members_of((number, device, dtype), group, parameters).step_(flags)
         return loss
 
     def _members_of(self, key: tuple, group: dict, parameters: list[Tensor]) -> LambParameters:
@@ -117,7 +117,7 @@ class LambParameters(Parameters):
         `load_state_dict`."""
         return (
             len(parameters) == len(self.given)
-            and all(map(_is, parameters, self.given))
+            and all(map(operator.is_, parameters, self.given))
             and group is self.group
             and all(
                 state[p].get("exp_avg") is own
@@ -186,7 +186,3 @@ class LambParameters(Parameters):
         squares = torch.stack(norms).square()[:, self.by_group]
         squares = self.exchange.sum(torch.where(self.counted, squares, 0.0))
         return squares.sqrt()[:, self.by_size].unbind()
-
-
-def _is(one: Tensor, other: Tensor) -> bool:
-    return one is other

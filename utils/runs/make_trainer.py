@@ -107,7 +107,7 @@ def build_trainer(
         ),
         agreed_signal=run.agreed_signal,
         freeze=ready.freeze,
-        mixing_control=build_mixing_control(run, ready, task, total_steps),
+        mixing_control=build_mixing_control(run, ready, task, total_steps, checkpoint is None),
         clock=Clock(run.progress, run.device, run.started),
     )
     if checkpoint is not None:
@@ -130,7 +130,8 @@ def _train_step(
     settings, loader, strategy = run.settings, task.train, ready.strategy
     classes = len(task.card.classes)
     pairs = learns_pairs(settings, classes, loader.step_size, span)
-    if settings.mixup == "meta" and settings.meta_form == "policy" and not pairs:
+    policy = settings.mixup == "meta" and settings.meta_form == "policy"
+    if policy and not pairs and checkpoint is None:
         run.console.say(
             f"--mixup meta learns one distribution for all pairs of the {classes} classes: the run "
             "is too short to tell them apart, or forgets too fast (--meta_decay 0)"

@@ -10,10 +10,10 @@ from utils.training.mixing_control import MixingControl
 
 
 def build_mixing_control(
-    run: Run, ready: ReadyModel, task: Task, total_steps: int
+    run: Run, ready: ReadyModel, task: Task, total_steps: int, is_new: bool
 ) -> MixingControl | None:
-    """With --mixup auto, builds what adjusts the strength of mixing, and says what is held out. The
-    weights that train are measured, not their moving average."""
+    """With --mixup auto, builds what adjusts the strength of mixing, and says what is held out of a
+    new run. The weights that train are measured, not their moving average."""
     auto, loader = task.auto, task.train
     if auto is None:
         return None
@@ -21,7 +21,7 @@ def build_mixing_control(
     joins = auto.strength.plan(
         total_steps, epoch_steps, loader.step_size, run.settings.mixup_off_epoch
     )
-    if run.progress.step == 0:
+    if is_new:
         run.console.say(_description(auto.strength, loader.samples, joins))
 
     def loss(samples) -> float:
