@@ -13,7 +13,7 @@ from utils.optim.found_inf import HonoursFoundInf, LateFlag
 from utils.optim.table import OPTIMIZERS
 
 LIBRARY = ["muon", "madgrad"]
-CASES = [*LIBRARY, *(f"lookahead {name}" for name in OPTIMIZERS)]
+CASES = ["lamb", *LIBRARY, *(f"lookahead {name}" for name in OPTIMIZERS)]
 
 
 def late_step(optimizer, flag) -> None:

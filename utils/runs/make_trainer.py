@@ -133,8 +133,8 @@ def _train_step(
     policy = settings.mixup == "meta" and settings.meta_form == "policy"
     if policy and not pairs and checkpoint is None:
         run.console.say(
-            f"--mixup meta learns one distribution for all pairs of the {classes} classes: the run "
-            "is too short to tell them apart, or forgets too fast (--meta_decay 0)"
+            f"--mixup meta learns one distribution for all pairs of the {classes} classes: to tell "
+            "them apart takes a longer run, and --meta_decay 0, which forgets nothing"
         )
     lr = learning_rate(run, loader.step_size)
     schedule = schedule_of(run, lr, span, loader.steps_per_epoch, checkpoint)
