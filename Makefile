@@ -1,4 +1,4 @@
-# `make demo`, `make demo-text`, `make demo-tuning`, `make test`, `make bench`, `make lint`: each sets up what it
+# `make demo`, `make demo-text`, `make demo-vit`, `make demo-tuning`, `make test`, `make bench`, `make lint`: each sets up what it
 # needs, once.
 PYTHON ?= python3
 # `make test TORCH=2.11`: another version of PyTorch, in an environment of its own.
@@ -8,13 +8,16 @@ BIN := $(VENV)/bin
 # A process for each core; the tests of a file share what they set up.
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
 
-.PHONY: demo demo-text demo-tuning test slow kernels soak same mutants bench lint clean
+.PHONY: demo demo-text demo-vit demo-tuning test slow kernels soak same mutants bench lint clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python resnet50_test.py --config recipes/shapes_demo.yaml
 
 demo-text: $(VENV)/.installed
 	$(BIN)/python transformer_test.py --config recipes/headlines_demo.yaml
+
+demo-vit: $(VENV)/.installed
+	$(BIN)/python vit_test.py --config recipes/vit_demo.yaml
 
 # A search on texts, then one on pictures, both synthetic: three minutes on two CPU cores. A second
 # time they are done already; `rm -r runs/demo-tuning-*` starts them anew.

@@ -53,6 +53,12 @@ class Settings(ImageSettings):
         group=MODEL, low=0, below=1,
     )  # fmt: skip
 
+    published_for = "--width 64 and one of --depth 18, 34, 50, 101, 152"
+
+    @property
+    def published_weights(self) -> tuple[str, str] | None:
+        return ("torchvision", f"resnet{self.depth}") if self.width == 64 else None
+
 
 def build_model(settings: Settings, card):
     """The ResNet for the pictures and classes of `card` (a ModelCard), on the CPU."""

@@ -5,7 +5,7 @@
     python benchmarks/against.py HEAD~3 --only startup loader
 
 Each benchmark runs as a process in a copy of the revision and in the working tree, in turn,
-`--repetitions` times. A ratio below 1 is a loss of speed; a range that includes 1 shows none.
+`--repetitions` times. A ratio below 1 is a loss of speed; a range that includes 1 shows no change.
 """
 
 import io

@@ -23,7 +23,7 @@ class Budget:
         return self.end - time.monotonic()
 
 
-class OutOfTime(BaseException):  # torch.compile would hand an Exception on as another one
+class OutOfTime(BaseException):  # torch.compile would turn an Exception into another one
     pass
 
 

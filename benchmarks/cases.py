@@ -120,7 +120,7 @@ def text_case(sizes: Sizes, device: torch.device, workers: int) -> Case:
     )  # fmt: skip
     name = (
         f"Transformer of {sizes.layers} layers of {sizes.dim}, texts of {lengths.mean():.0f} "
-        f"tokens in the mean, batch {batch}"
+        f"tokens on average, batch {batch}"
     )
     rule = Rule("adamw", lr=1e-4, weight_decay=0.01)
     rebuild = partial(text_case, sizes, device, workers)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -47,17 +48,25 @@ def divide(exchange, model: nn.Module) -> None:
             exchange.divide(part, Rows(whole.shape, start, end))
 
 
+class Saving(NamedTuple):
+    """A checkpoint, as one rank sees it."""
+
+    stall: float  # seconds
+    seconds: float  # until all ranks have written
+    bytes: int  # of all files
+
+
 def build_saving(exchange, folder: str) -> Callable:
-    """() -> [seconds of the stall, seconds until all ranks have written, bytes] of a checkpoint."""
+    """A function that saves a checkpoint, and measures that."""
     import torch.distributed as dist
 
     from utils.distributed.exchange import ProcessExchange
     from utils.distributed.strategies.base import Strategy
 
-    trained, model, of_the_saver = ResNet(50, 10), ResNet(50, 10), None
+    trained, model, savers_exchange = ResNet(50, 10), ResNet(50, 10), None
     if exchange.size > 1:
         divide(exchange, model)
-        of_the_saver = ProcessExchange(dist.new_group())
+        savers_exchange = ProcessExchange(dist.new_group())
     strategy = Strategy(exchange)
     strategy.wrap(model)
     train_step = SimpleNamespace(
@@ -71,9 +80,9 @@ def build_saving(exchange, folder: str) -> Callable:
     )
     store = Checkpoints(Path(folder, "run"))
     metrics = MetricsLog(Path(folder, f"metrics-{exchange.rank}.jsonl"))
-    saver = Saver(store, metrics, Console(), exchange=of_the_saver)
+    saver = Saver(store, metrics, Console(), exchange=savers_exchange)
 
-    def save() -> list[float]:
+    def save() -> Saving:
         trained(torch.randn(8, 3, 32, 32)).sum().backward()
         trained.zero_grad()
         train_step.progress.step += 1
@@ -85,15 +94,15 @@ def build_saving(exchange, folder: str) -> Callable:
         exchange.barrier()
         seconds = time.perf_counter() - started
         newest = max(Path(folder, "run").glob("step-*"))
-        return [stall, seconds, sum(path.stat().st_size for path in newest.iterdir())]
+        return Saving(stall, seconds, sum(path.stat().st_size for path in newest.iterdir()))
 
     return save
 
 
 def measure(size: int, repetitions: int) -> dict:
-    """Of the slowest rank each time."""
+    """The figures of the slowest rank for each of several checkpoints."""
     with Ranks(size, build_saving) as ranks:
-        ranks()  # finds no memory yet
+        ranks()  # allocates the memory for the copies
         rows = [list(map(max, zip(*ranks(), strict=True))) for _ in range(repetitions)]
     stalls, totals, lengths = zip(*rows, strict=True)
     return {"bytes": lengths[-1], "stall": stalls, "seconds": totals}

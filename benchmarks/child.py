@@ -43,7 +43,7 @@ class Child:
         # Also when this object is collected, and at exit, where Python would wait for the process.
         self.kill = weakref.finalize(self, _kill, self.process)
         try:
-            with theirs, _also(environment or {}):
+            with theirs, _added_to_environment(environment or {}):
                 self.process.start()
             self._answer()
         except BaseException:
@@ -80,7 +80,9 @@ class Child:
         except EOFError:
             self.process.join()
             code = self.process.exitcode
-            lost = "was killed, perhaps for want of memory" if code == -9 else f"ended with {code}"
+            lost = (
+                "was killed, perhaps because memory ran out" if code == -9 else f"ended with {code}"
+            )
             raise ChildError(f"its process {lost}") from None
         if error is not None:
             raise ChildError(error)
@@ -107,7 +109,7 @@ def _serve(pipe, make: Callable[[], object]) -> None:
 
 
 def _kill(process) -> None:
-    """And its group."""
+    """Kills the process and its group."""
     if process.pid is not None:
         _kill_group(process.pid)
         process.kill()  # if it leads no group yet
@@ -125,7 +127,7 @@ def _kill_group(pid: int) -> None:
 
 
 @contextlib.contextmanager
-def _also(environment: dict[str, str]):
+def _added_to_environment(environment: dict[str, str]):
     """Adds to os.environ for processes started within."""
     before = dict(os.environ)
     os.environ.update(environment)

@@ -1,4 +1,4 @@
-"""Counts the collective calls of a training, and the bytes that they send."""
+"""Counts the collective calls of a training run, and the bytes that they send."""
 
 import contextlib
 import math

@@ -66,10 +66,10 @@ def in_turn(names: Iterable[str], repetitions: int) -> Iterator[str]:
 def side_by_side(
     runs: dict[str, Callable[[], float]], repetitions: int, warm_up: bool = True
 ) -> dict[str, list]:
-    """What each run returned, the runs called in turn.
+    """Calls the runs in turn; {name: what they returned}.
 
     Args:
-        warm_up: call each once before, uncounted: it allocates memory and starts workers.
+        warm_up: first call each once, uncounted: it allocates memory and starts workers.
     """
     for run in runs.values() if warm_up else ():
         run()
@@ -85,7 +85,7 @@ def median_and_range(values: Iterable[float]) -> dict[str, float]:
 
 
 def ratio(figures: dict[str, list], name: str, baseline: str) -> dict[str, float]:
-    """Of the pairs that stood side by side."""
+    """Of `name` to `baseline`, over the pairs that were neighbours in time."""
     pairs = zip(figures[name], figures[baseline], strict=True)
     return median_and_range(one / other for one, other in pairs)
 
@@ -96,7 +96,7 @@ def ratios(figures: dict[str, list], *pairs: tuple[str, str]) -> dict[str, dict[
 
 
 def spread(found: dict[str, float], digits: int = 2) -> str:
-    """A median with its range."""
+    """A median with its range, as text."""
     return f"{found['median']:.{digits}f} ({found['min']:.{digits}f} to {found['max']:.{digits}f})"
 
 
@@ -105,7 +105,7 @@ def report(title: str, results: dict, path: Path | None, **state) -> None:
 
     Args:
         results: {case: {a key of UNITS: {name: values}, "ratios": ...}}.
-        state: what to state of the machine besides.
+        state: further facts about the machine.
     """
     conditions = machine() | state
     print(f"{title}\n  {in_words(conditions)}")

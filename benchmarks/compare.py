@@ -29,15 +29,14 @@ from utils.launch.signals import Signals
 from utils.machine.host_memory import available_memory, keep_freed_memory
 from utils.training.objective import Precision
 
-# With less time left nothing is started,
-LEAST_SECONDS = 30
-# and on a CPU no process with less memory left: the kernel might kill another one instead.
+LEAST_SECONDS = 30  # with less time left, nothing is started
+# On a CPU no process is started with less memory left: the kernel might kill another one.
 LEAST_MEMORY = 4e9
 PLAIN, BEST = "plain loop", "best torch.compile"
 
 
 class Alone:
-    """A contender in its process."""
+    """A contender, alone in its process."""
 
     def __init__(self, contender: Ours | Usual, device: torch.device):
         self.contender, self.device = contender, device
@@ -60,8 +59,8 @@ class Alone:
             torch.cuda.empty_cache()
 
 
-class InAChild(Child):
-    """The methods of an `Alone` there."""
+class ChildContender(Child):
+    """A process with an `Alone`, whose methods it has here."""
 
     def steps(self, count: int) -> float:
         return self.call("steps", count)
@@ -87,7 +86,7 @@ class Runner:
         seconds: of a turn, about.
     """
 
-    contender: InAChild
+    contender: ChildContender
     steps: int
     seconds: float
 
@@ -154,12 +153,12 @@ def make_ready(
     return ready, first
 
 
-def contender(case: Case, way: Way, options, folder: Path, closing: ExitStack) -> InAChild:
+def contender(case: Case, way: Way, options, folder: Path, closing: ExitStack) -> ChildContender:
     """Ready to take steps."""
     if options.torch_device.type == "cpu" and available_memory() < LEAST_MEMORY:
         raise MemoryError(f"less than {LEAST_MEMORY / 1e9:.0f} GB of memory are left")
     made = partial(alone, case.rebuild, way, options, folder)
-    child = InAChild(made, environment_of_entries() if way.ours else None)
+    child = ChildContender(made, environment_of_entries() if way.ours else None)
     closing.callback(child.close)
     return child
 
@@ -220,8 +219,8 @@ def best_compiled(speeds: dict[str, list[float]], ways: dict[str, Way]) -> str |
 
 
 def ratios(speeds: dict[str, list[float]], ways: dict[str, Way], best: str | None) -> dict:
-    """Of all over the plain loop, and of ours over the best torch.compile, if these have figures;
-    over the turns that both took."""
+    """Ratios of speeds: of all to the plain loop, of ours to the best torch.compile, where these
+    have figures; over the turns that both took."""
 
     def over(name: str, baseline: str) -> dict:
         turns = min(len(speeds[name]), len(speeds[baseline]))

@@ -245,6 +245,8 @@ class Ours:
                 capturable=is_capturable(rule.name, lookahead_k=None),
                 learns_mixing=False,
                 unfreezes=False,
+                recomputes=False,
+                foreign=False,
             )
         )
         if reason is not None:

@@ -11,7 +11,7 @@ MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
 def lengths_like_news(n: int, max_len: int, generator: np.random.Generator) -> np.ndarray:
-    """(n,) int64, tokens: 45 in the mean, one text in a hundred three times as long or more."""
+    """(n,) int64, tokens: 45 on average, one text in a hundred three times as long or more."""
     body = generator.normal(44, 10, n)
     tail = generator.lognormal(4.0, 0.6, n)
     lengths = np.where(generator.random(n) < 0.05, tail, body)

@@ -5,9 +5,9 @@
 
 FOLDER has train/<class>/ and test/<class>/, and for the settings of texts the files of AG News in
 ag_news_csv/. A setting is a number of samples times a number of epochs: 1000x100, or texts:2000x12.
-In every setting each method is trained with --choosing + --judging seeds. The fixed strength (none
-is one of them) that is best with the first seeds is what a method is compared with on the others:
-its regret is the test accuracy that it lacks.
+In every setting each method is trained with --choosing + --judging seeds. The --choosing seeds
+choose the best fixed strength, which may be no mixing at all. With the others every method is
+compared with it: the regret of a method is by how much its test accuracy is lower.
 
 The output has results.jsonl, summary.json, table.md, regret.png and the runs' own folders. Started
 again with the same flags, a study goes on where it was stopped, within a run too.
@@ -117,7 +117,7 @@ def study(options) -> None:
 def comparison(
     accuracy: dict[str, list[float]], seconds: dict[str, list[float]], choosing: int
 ) -> dict:
-    """The best fixed strength of a setting, and what each method lacks against it.
+    """The best fixed strength of a setting, and the regret of each method.
 
     Args:
         accuracy, seconds: of each method, by seed; the first `choosing` seeds choose.

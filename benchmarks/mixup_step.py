@@ -49,7 +49,7 @@ def with_mixing(trainer, mixing: Mixing, meta: PolicyMixup | None = None):
     """The same trainer, its batches mixed."""
     step = trainer.train_step
     trainer.loader.mixing, step.meta = mixing, meta
-    mixed = Classification(step.model, step.precision, mixing=True)
+    mixed = Classification(step.model, step.precision, counts_mixing=True)
     size = len(mixed.sums)
     step.objective, step.sum_names = mixed, mixed.sums
     step.step_sums, step.window = (torch.zeros(size, dtype=torch.float64) for _ in range(2))
@@ -60,7 +60,12 @@ def with_mixing(trainer, mixing: Mixing, meta: PolicyMixup | None = None):
 def measure_training(batch: int, repetitions: int) -> dict:
     model, signals = network(), Signals()
     mixing = partial(Mixing, block=batch, height=32, width=32)
-    learned = {"learned": "policy", "per_sample": True, "clean": SIZE, "clean_every": EVERY}
+    learned = {
+        "meta_form": "policy",
+        "per_sample": True,
+        "clean_samples": SIZE,
+        "update_every": EVERY,
+    }
     with tempfile.TemporaryDirectory() as folder, silent():
 
         def trainer(name: str):

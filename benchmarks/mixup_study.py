@@ -111,7 +111,7 @@ def methods_of(options) -> dict[str, str]:
 
 
 def common_flags(options) -> list[str]:
-    """Of every run."""
+    """The flags that all runs have."""
     return [
         *studies.data_flags(options), "--subset", str(options.train_samples),
         "--val_fraction", str(options.val_fraction), "--depth", "18",

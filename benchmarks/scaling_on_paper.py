@@ -47,12 +47,13 @@ EVERYBODY = 0.05  # of an update, which every rank makes (see utils/optim/ngd/sh
 @dataclass(frozen=True)
 class Model:
     """Attributes:
-    parameters, units: their number; what FSDP gathers at once.
-    batch, samples_per_second: of one GPU, which computes alone.
-    statistics: BatchNorm's running ones, numbers.
-    precondition, update: of NGD, multiplications of a step and of a whole update.
-    largest_update: of one tensor's axis.
-    fisher, largest_fisher: numbers of all that an update changes, and of one tensor's axis.
+    parameters: how many.
+    units: how many parts FSDP gathers one after the other.
+    batch, samples_per_second: of one GPU without communication.
+    statistics: how many numbers BatchNorm's running statistics have.
+    precondition, update: multiplications of NGD, in a step without an update and in an update.
+    largest_update: multiplications in the update of one tensor's axis, the costliest.
+    fisher, largest_fisher: how many numbers an update changes, of all axes and of the largest.
     """
 
     name: str
@@ -133,8 +134,9 @@ def exposed_ddp(model: Model, cluster: Cluster, gpus: int) -> float:
 
 
 def exposed_fsdp(model: Model, cluster: Cluster, gpus: int) -> float:
-    """Of both passes: either the first unit's gather (and the last one's reduce-scatter) and the
-    rest behind the computing, or what there is to send more than time to compute."""
+    """Seconds of communication that both passes wait for: the first unit's gather (in the backward
+    pass also the last one's reduce-scatter), or the time by which all communication of the pass is
+    longer than its computing, whichever is more."""
     unit = cluster.all_gather(FLOAT * model.parameters / model.units, gpus)
     forward, backward = (1 - BACKWARD) * compute(model), BACKWARD * compute(model)
     return max(unit, model.units * unit - forward) + max(
@@ -143,13 +145,13 @@ def exposed_fsdp(model: Model, cluster: Cluster, gpus: int) -> float:
 
 
 def waited_for(model: Model, cluster: Cluster, gpus: int, fsdp: bool = False) -> float:
-    """The small collectives of a step: loss and statistics; the gradient's norm."""
+    """Seconds of a step's small collectives: loss and statistics; the gradient's norm."""
     length = 8 * (1 + model.statistics)
     return cluster.all_reduce(length, gpus) + (cluster.all_reduce(FLOAT, gpus) if fsdp else 0.0)
 
 
 def ngd(model: Model, cluster: Cluster, gpus: int) -> float:
-    """NGD's part of a step, in the mean over a period of updates."""
+    """Seconds of NGD in a step, on average over a period of updates."""
     share = max(model.update / gpus, model.largest_update) if gpus > 1 else model.update
     update = (share + EVERYBODY * model.update) / cluster.products
     given = max(model.fisher / gpus, model.largest_fisher)

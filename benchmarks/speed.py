@@ -26,9 +26,9 @@ from utils.data.images.sources import load_image_data
 from utils.files import replace_file
 
 CASES = {"texts": text_case, "pictures": picture_case}  # pictures last: they take what is left
-# Of the usual loop, in words: fp32, and what comes with autocast.
+# How the tables describe the inputs of the usual loops: in fp32, and under autocast.
 LAYOUTS = {"pictures": ("NCHW", "channels_last"), "texts": ("padded", "padded")}
-RACE_SHARE = 0.3  # of the time, at most
+RACE_FRACTION = 0.3  # of the time, at most, is for the time to an accuracy
 
 
 def flags(description: str, minutes: float, repetitions: int) -> argparse.ArgumentParser:
@@ -81,7 +81,9 @@ def run(options, sizes: Sizes) -> dict:
 
     with tempfile.TemporaryDirectory() as folder:
         if options.data_dir is not None:
-            result["race"] = raced(options, sizes, RACE_SHARE * budget.left, Path(folder, "race"))
+            result["race"] = raced(
+                options, sizes, RACE_FRACTION * budget.left, Path(folder, "race")
+            )
             write()
         for name, found in measured(options, sizes, budget, Path(folder)):
             result["cases"] = {name: found, **result["cases"]}
@@ -108,8 +110,8 @@ def raced(options, sizes: Sizes, seconds: float, folder: Path) -> dict:
 
 
 def measured(options, sizes: Sizes, budget: Budget, folder: Path) -> Iterator[tuple[str, dict]]:
-    """(name, figures, or the reason of a failure) of each case. Time is divided by their numbers
-    of contenders."""
+    """(name, figures or {"failed": reason}) of each case. The time is divided among the cases in
+    proportion to their numbers of contenders."""
     device, kinds = options.torch_device, [options.only] if options.only else CASES
     cuda, compiled = device.type == "cuda", not options.no_compile
     ways = {kind: ways_of(kind, sizes.precision, cuda, compiled) for kind in kinds}

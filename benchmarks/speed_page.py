@@ -33,7 +33,7 @@ def tables(result: dict) -> str:
 
 
 def table(case: dict) -> list[str]:
-    """Of one case; medians over the turns, the range of the ratios in brackets."""
+    """The table of a case: medians over the turns, the ranges of ratios in brackets."""
     head = ["", "", "samples/s", "/ plain loop", "first step", "kept of a sample", "peak"]
     head += ["data", "forward, backward", "optimizer"]
     lines = ["| " + " | ".join(head) + " |", "| --- | --- |" + " ---: |" * (len(head) - 2)]
@@ -53,7 +53,7 @@ def table(case: dict) -> list[str]:
 
 
 def row(case: dict, name: str, what: str) -> str:
-    """Of a contender that has taken turns; a figure that is missing leaves its cell empty."""
+    """The row of a contender that has taken turns; where a figure is missing, the cell is empty."""
     speed = statistics.median(case["samples_per_second"][name])
     against = case["ratios"].get(f"{name} / plain loop")
     times = spread(against) if against else "1" if name == "plain loop" else ""

@@ -1,4 +1,4 @@
-"""What the studies share: long trainings from one command line, which continues when repeated."""
+"""What the studies share: long runs from one command line, which continues when repeated."""
 
 import argparse
 import contextlib
@@ -12,7 +12,8 @@ from pathlib import Path
 from utils.errors import UserError
 from utils.files import reason, replace_file
 
-# Student's t for a two-sided interval of 95 %, by degrees of freedom; beyond, the next lower one.
+# Student's t for a two-sided interval of 95 %, by degrees of freedom; for other numbers of these
+# that of the next lower one.
 T95 = {
     1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262,
     10: 2.228, 12: 2.179, 14: 2.145, 16: 2.120, 19: 2.093, 24: 2.064, 29: 2.045, 59: 2.001,
@@ -35,14 +36,14 @@ def parser(name: str, description: str) -> argparse.ArgumentParser:
 
 
 def require_one(options: argparse.Namespace, *names: str) -> None:
-    """Raises UserError for one of these numbers below 1."""
+    """Raises UserError if one of these flags, or of those of every study, is below 1."""
     for name in ("jobs", "threads", *names):
         if getattr(options, name) < 1:
             raise UserError(f"--{name} must be 1 or more")
 
 
 def data_flags(options: argparse.Namespace) -> list[str]:
-    """For resnet50_test.py and its search."""
+    """The data flags for resnet50_test.py and its search."""
     if options.data_dir is None:
         return ["--dataset", "shapes"]
     return [
@@ -52,7 +53,7 @@ def data_flags(options: argparse.Namespace) -> list[str]:
 
 
 def last_line(text: str) -> str:
-    """Of what a failed process wrote to stderr: its reason."""
+    """The last line of what a failed process wrote to stderr, which tells the reason."""
     return (text.strip().splitlines() or ["no message"])[-1].removeprefix("error: ")
 
 
@@ -83,7 +84,7 @@ def writing(folder: Path) -> Iterator[None]:
 def write_results(
     folder: Path, summary: dict, table: str, plots: dict[str, Callable[[dict, Path], None]]
 ) -> None:
-    """summary.json, table.md and the plots by their names; shows the table."""
+    """Writes summary.json, table.md and the plots, by their file names; prints the table."""
     with writing(folder):
         replace_file(folder / "summary.json", f"{json.dumps(summary, indent=1)}\n".encode())
         replace_file(folder / "table.md", table.encode())
@@ -93,10 +94,10 @@ def write_results(
 
 
 def exit_code(study: Callable[[], None], goes_on: str) -> int:
-    """Runs a study; 2 with one line for the user's mistake, 130 for Ctrl-C.
+    """Runs a study; returns 2 after one line for a user's mistake, 130 after Ctrl-C.
 
     Args:
-        goes_on: from where the same command continues.
+        goes_on: from where the same command continues, in words.
     """
     try:
         study()

@@ -129,7 +129,7 @@ def main() -> None:
     assert difference < 1e-5, f"the losses of equal batches differ by {difference}"
     padding = {"packed": loader.padding(), "padded": usual.padding()}
     print(
-        f"{TEXTS:,} texts of {mean:.1f} tokens in the mean; padding: {padding['padded']:.1%} of "
+        f"{TEXTS:,} texts of {mean:.1f} tokens on average; padding: {padding['padded']:.1%} of "
         f"random batches, {padding['packed']:.1%} of ours in attention, 0 % elsewhere; losses of "
         f"equal batches differ by {difference:.0e}"
     )

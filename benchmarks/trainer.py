@@ -31,6 +31,7 @@ from utils.data.texts.loader import TextLoader
 from utils.launch.signals import Signals
 from utils.models.resnet import ResNet
 from utils.models.transformer import Transformer
+from utils.models.vit import ViT
 from utils.optim.factory import build_optimizer
 
 BATCH = 64
@@ -38,6 +39,7 @@ RESNETS = {  # name -> (depth, width, steps of one run)
     "ResNet-50, batch 64": (50, 64, 1),
     "ResNet-18 of width 8, batch 64": (18, 8, 20),
 }
+VIT = "ViT of 6 layers of width 128, patches of 4, batch 64"
 TEXTS, TOKENS, VOCABULARY, CLASSES = "Transformer of 2 layers of width 128, batch 64", 40, 8000, 4
 
 
@@ -108,6 +110,8 @@ def main() -> None:
     for case, (depth, width, steps) in RESNETS.items():
         model = ResNet(depth, 10, width).to(memory_format=torch.channels_last)
         results[case] = compare(model, picture_batches(), steps, "sgd", options.repetitions)
+    model = ViT(layers=6, dim=128, heads=4, ffn=256)
+    results[VIT] = compare(model, picture_batches(), 2, "adamw", options.repetitions)
     model = Transformer(
         VOCABULARY, CLASSES, layers=2, dim=128, heads=4, ffn=256, max_len=TOKENS, dropout=0.1
     )

@@ -71,7 +71,7 @@ def options_of(argv: list[str] | None) -> argparse.Namespace:
 
 
 def flags_of(options, method: str, seed: int) -> list[str]:
-    """Of one search."""
+    """The flags of one search."""
     data = studies.data_flags(options)
     if options.data_dir is not None:
         data += ["--image_size", "32"]
@@ -88,14 +88,14 @@ def flags_of(options, method: str, seed: int) -> list[str]:
 
 
 def search(folder: Path, flags: list[str]) -> dict:
-    """The report of a search, done or gone on with. Raises UserError, KeyboardInterrupt."""
+    """Runs a search, or continues it; returns its report. Raises UserError, KeyboardInterrupt."""
     run_quietly([sys.executable, str(ENTRY), *flags, "--output", str(folder)], show=True)
     return json.loads((folder / "report.json").read_text())
 
 
 def run_quietly(words: list[str], show: bool = False) -> None:
-    """Runs a program whose last argument is a folder to its end. `show`: with its output, and
-    out of reach of Ctrl-C, which then stops it by SIGTERM. Raises UserError, KeyboardInterrupt."""
+    """Runs a program, whose last argument is a folder, to its end. `show`: with its output; Ctrl-C
+    then reaches this process alone, which sends SIGTERM. Raises UserError, KeyboardInterrupt."""
     said = None if show else subprocess.DEVNULL
     process = subprocess.Popen(
         words, stdout=said, stderr=subprocess.PIPE, text=True, start_new_session=show
@@ -135,8 +135,8 @@ def figures(report: dict) -> dict:
 
 
 def trained_again(folder: Path, number: int, options) -> list[float]:
-    """Validation accuracies of the recipe that a search has left, which is that of trial `number`,
-    by the command in its head with other seeds. Raises UserError, KeyboardInterrupt."""
+    """Validation accuracies of a search's recipe, that of trial `number`, trained with other seeds
+    by the command at the head of its file. Raises UserError, KeyboardInterrupt."""
     head = (folder / "best.yaml").read_text().splitlines()
     command = next(line for line in head if line.startswith("#   python "))
     words = shlex.split(command)[3:]
@@ -164,7 +164,7 @@ def trained_again(folder: Path, number: int, options) -> list[float]:
 
 
 def summarize(found: dict[int, dict[str, dict]]) -> dict:
-    """Of {seed: {method: figures}}."""
+    """The comparison, from {seed: {method: figures}}."""
     pairs = [(one["pruned"], one["random"]) for one in found.values()]
     again = [[x - y for x, y in zip(a["again"], b["again"], strict=True)] for a, b in pairs]
     every = [one for part in again for one in part]
@@ -254,8 +254,8 @@ def benchmark(options) -> None:
         draw(found, options.output / "benchmark.png")
     print(f"\n{in_words(state)}\n\n{table(found, summary)}")
     verdicts = {True: "yes", False: "no"}
-    print(f"within {MARGIN:g} points of random's best, in the mean: {verdicts[summary['as_good']]}")
-    print(f"at most {SHARE:.0%} of its samples, in the mean: {verdicts[summary['at_most_half']]}")
+    print(f"within {MARGIN:g} points of random's best, on average: {verdicts[summary['as_good']]}")
+    print(f"at most {SHARE:.0%} of its samples, on average: {verdicts[summary['at_most_half']]}")
     print(f"written to {options.output}")
 
 

@@ -17,6 +17,7 @@ IMPORT_ALL = """
 import sys, threading, matplotlib.figure, torch, torchvision, yaml, tqdm, safetensors.torch
 import PIL.Image, PIL.ImageOps, multiprocessing, concurrent.futures.thread, logging, urllib.request
 import argparse, tarfile, uuid, resource, optuna, optuna.importance, optuna.storages.journal
+import timm
 opened = []
 def watch(event, details):
     if event == "open" and not str(details[0]).endswith((".py", ".pyc", ".so")):
@@ -174,7 +175,7 @@ def test_light_modules_do_not_import_torch():
     """So that --help and wrong flags answer at once."""
     modules = [
         "utils.settings", "utils.entry", "utils.runs.run", "utils.data.images.sources",
-        "utils.engines.choose",
+        "utils.engines.choose", "utils.local.rules",
         "resnet50_test", "transformer_test", "tuning.search", "benchmarks.child",
     ]  # fmt: skip
     code = "import sys\nfor name in sys.argv[1:]:\n    __import__(name)\n"

@@ -45,4 +45,6 @@ def test_a_third_entry_trains_resumes_and_is_used(run, tmp_path, capsys):
     assert run(*flags[:-1], "third", "--hidden", 4, *more) == 2
     assert "give weights of the same architecture" in capsys.readouterr().err
     assert run(*flags[:-1], "fourth", "--pretrained", "imagenet") == 2
-    assert "no ImageNet weights for perceptron8; give a run or a file" in capsys.readouterr().err
+    assert (
+        "no weights are published for perceptron8; give a run or a file" in capsys.readouterr().err
+    )

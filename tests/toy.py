@@ -24,9 +24,11 @@ from utils.mixup.meta import PolicyMixup, SampleMixup, VirtualStep
 from utils.mixup.mixing import Mixing
 from utils.mixup.policy import MixupPolicy
 from utils.optim.factory import build_optimizer
+from utils.optim.multi_tensor import MultiTensor
 from utils.optim.schedules import Schedule
 from utils.reporting.console import Console
 from utils.reporting.metrics import MetricsLog
+from utils.runs.optimization import lr_scales
 from utils.training.average import Average
 from utils.training.evaluation import evaluate
 from utils.training.freeze import Freeze
@@ -39,6 +41,7 @@ from utils.training.train_step import TrainStep
 from utils.training.trainer import Trainer, TrainingPlan
 
 CPU = torch.device("cpu")
+CAPTURABLE = torch.optim.SGD, torch.optim.AdamW, MultiTensor
 HELD_OUT = np.array([5, 8, 12, 20])  # of the samples of `loader`
 
 
@@ -122,6 +125,7 @@ def make_trainer(
     strategy="ddp",
     least=2,
     optimizer_options=None,
+    layer_decay=None,
     clip=None,
     learner=None,
     advice=None,
@@ -158,7 +162,7 @@ def make_trainer(
     wrapped = spread.wrap(model, unfreezes=freeze_until is not None)
     guard = Guard(model, spread)
     inside = getattr(model, "mixes_inside", False)
-    mixes = {"mixing": mixing is not None, "mixes_inside": inside}
+    mixes = {"counts_mixing": mixing is not None, "mixes_inside": inside}
     mixes["clean_accuracy"] = clean_accuracy
     objective = objective or Classification(wrapped, arithmetic, 0.1, **mixes)
     train_step = TrainStep(
@@ -172,6 +176,7 @@ def make_trainer(
             momentum=0.9,
             in_place_of=spread.own,
             exchange=spread.optimizer_exchange,
+            lr_scales=lr_scales(model, layer_decay, own=spread.own),
             **optimizer_options or {},
         ),
         schedule=schedule() if schedule else Schedule("cosine", total, 2),
@@ -196,7 +201,7 @@ def make_trainer(
         log=TrainingLog(console, metrics, advice),
         saver=Saver(store, metrics, console, save_steps),
         agreed_signal=agreed_signal,
-        freeze=freeze_until and Freeze(model, f"{len(model) - 1}", freeze_until),
+        freeze=freeze_until and Freeze(model, (f"{len(model) - 1}",), freeze_until),
         mixing_control=control(model, data, arithmetic, total, exchange) if auto else None,
     )
 
@@ -219,7 +224,7 @@ def control(model, data, precision, total_steps, exchange):
     return MixingControl(strength, data.hold_out, gap, joins, data.steps_per_epoch)
 
 
-def facts_of(trainer, *, compiled=False, texts=False) -> RunFacts:
+def facts_of(trainer, *, compiled=False, texts=False, recomputes=False, foreign=False):
     """What an engine is told of the trainer's run."""
     return RunFacts(
         device=trainer.train_step.precision.device,
@@ -228,18 +233,20 @@ def facts_of(trainer, *, compiled=False, texts=False) -> RunFacts:
         scales_loss=trainer.train_step.scaler.is_enabled(),
         processes=trainer.train_step.exchange.size,
         accumulation=trainer.loader.accumulation,
-        capturable=type(trainer.train_step.optimizer) in (torch.optim.SGD, torch.optim.AdamW),
+        capturable=isinstance(trainer.train_step.optimizer, CAPTURABLE),
         learns_mixing=trainer.train_step.meta is not None,
         unfreezes=trainer.freeze is not None and trainer.freeze.until is not None,
+        recomputes=recomputes,
+        foreign=foreign,
     )
 
 
 def use_engine(trainer, cuda_graphs="on", *, deterministic=False) -> None:
     """Gives the trainer the engine that `build_trainer` would choose."""
-    engine, refusals = choose_engine(
+    engine, notes = choose_engine(
         facts_of(trainer), cuda_graphs=cuda_graphs, deterministic=deterministic
     )
-    for line in refusals:
+    for line in notes:
         trainer.log.console.say(line)
     trainer.stepper = engine.stepper(
         trainer.train_step, trainer.loader, trainer.log.console, "take a larger batch"
@@ -254,14 +261,14 @@ def use_graphs(trainer, recorder, asked=True, rate_dtype=torch.float64) -> None:
 
 
 def meta(strategy, mixing, exact=False, device=CPU):
-    """The object that learns how to mix; None if `mixing` is not learned."""
+    """The object that learns how to mix; None without meta-mixup."""
     virtual = VirtualStep(
         strategy.skeleton, mixed_cross_entropy, exact=exact, exchange=strategy.exchange,
         tensors=strategy,
     )  # fmt: skip
-    if mixing.learned == "policy":
+    if mixing.meta_form == "policy":
         return PolicyMixup(MixupPolicy(3, 0.5, 0.1, 0.1, device), virtual)
-    return SampleMixup(virtual, 0.1) if mixing.learned else None
+    return SampleMixup(virtual, 0.1) if mixing.meta_form else None
 
 
 def take_steps(gpu, trainer, steps=3, epoch=0):

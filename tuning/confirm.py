@@ -1,7 +1,7 @@
 """Trains the best trials and the default recipe again, with seeds that the search did not use.
 
-The better of two finalists is chosen by the same seeds with which it is then compared with the
-default, which flatters it a little; the report says so.
+The same seeds choose the better of the two finalists and compare it with the default, so its
+accuracy looks a little too good; the report says so.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Flags of a search, beside those of the entry that it tunes."""
+"""Flags of a search, in addition to those of the entry that it tunes."""
 
 from dataclasses import dataclass
 
@@ -9,15 +9,16 @@ from utils.settings.actions import ACTIONS
 from utils.settings.config import Config, changed
 
 GROUP = "tuning"
-# Flags that are about the trials here, and the one for what each means in the entry script.
-OF_TRIALS = {
+# Flags that mean something else than in the entry script, which a search reads as these others:
+# --epochs is of a trial, and --recipe_epochs is the script's --epochs.
+READ_AS = {
     "epochs": "trial_epochs",
     "epoch": "trial_epochs",
     "subset": "trial_subset",
     "val_fraction": "trial_val_fraction",
     "recipe_epochs": "epochs",
 }
-# Settings of the entry script that a search does not take, and why.
+# Flags of the entry script that a search refuses, and why.
 REFUSED = {
     "resume": "the same command goes on with a search",
     "max_steps": "the length of a trial is --epochs",
@@ -38,7 +39,7 @@ class TuningFlags(Config):
     )  # fmt: skip
     timeout: str | None = setting(
         None,
-        "Time for this start of the search, including its last confirmations: 90s, 30m, 2h, "
+        "Time limit of this start of the search, with its last confirmations: 90s, 30m, 2h, "
         "or a number of seconds",
         group=GROUP,
         default_text="until all trials are done",
@@ -87,8 +88,7 @@ class TuningFlags(Config):
     )
     confirm: int = setting(
         2,
-        "Further seeds with which the best two trials and the default recipe are compared at "
-        "the end",
+        "More seeds, with which the best two trials and the default recipe are compared at the end",
         group=GROUP,
         low=0,
         high=100,
@@ -156,15 +156,18 @@ class TuningFlags(Config):
 
 
 def for_trials(argv: list[str]) -> list[str]:
-    """The command line with the flags of OF_TRIALS replaced by what they mean in a search.
-    UserError for --resume, which is read before any other flag is checked."""
+    """The command line with the flags of READ_AS replaced.
+
+    Raises:
+        UserError: --resume is given; `parse` would read the run before it checks any other flag.
+    """
     if any(word.split("=")[0] in ("--resume", "-r") for word in argv):
         raise UserError(f"--resume has no place in a search: {REFUSED['resume']}")
 
     def replaced(word: str) -> str:
         name, equals, value = word.partition("=")
         plain = name[2:].replace("-", "_") if name.startswith("--") else ""
-        return f"--{OF_TRIALS[plain]}{equals}{value}" if plain in OF_TRIALS else word
+        return f"--{READ_AS[plain]}{equals}{value}" if plain in READ_AS else word
 
     return [replaced(word) for word in argv]
 

@@ -1,11 +1,11 @@
 """Successive halving: the stages (rungs) of a trial, and which trials come to the next one.
 
 After Li et al., "A system for massively parallel hyperparameter tuning" (2020), ASHA: a trial that
-has done a stage waits, and the best that waits goes on as soon as fewer have gone on than
-1 / reduction of all that have come as far. (ASHA lets each go on that is among the best
-1 / reduction at that moment, which in a short search are more.) Every rung is a whole run with its
-own schedule, on `reduction` times the samples of the one before: epochs grow by the root of that,
-and the training data by the rest.
+has finished a stage waits, and the best waiting trial is promoted to the next stage as long as
+fewer trials have been promoted than 1 / reduction of those that finished this one. (ASHA promotes
+every trial that is among the best 1 / reduction at that moment: more, in a short search.) Every
+rung is a whole run with its own schedule, on `reduction` times the samples of the one before:
+epochs grow by the square root of that, and the training data by the rest.
 """
 
 import zlib
@@ -53,15 +53,15 @@ def is_waiting(trial: FrozenTrial, rungs: int) -> bool:
     return allowed <= done < rungs - 1
 
 
-def next_to_go_on(
+def next_to_promote(
     trials: list[FrozenTrial], rungs: int, reduction: int, at_end: bool
 ) -> FrozenTrial | None:
-    """The waiting trial that is to do its next stage, if there is one.
+    """The waiting trial that is promoted next, if there is one.
 
-    Of n trials that have done a rung, n // reduction go on, always the best that waits there, and
-    later rungs come first. `at_end`, when nothing else is left to do, the best of a rung
-    goes on in any case, unless a better one has gone on: it came late, or there were too few.
-    The default, which goes on anyway, is not counted.
+    Of n trials that have finished a rung, n // reduction are promoted, always the best that waits
+    there, and later rungs come first. `at_end`, when nothing else is left to do, the best of a rung
+    is promoted in any case, as it finished late or there were too few, unless a better one has
+    been. The default, which is promoted anyway, is not counted.
 
     Args:
         trials: all of the study, whatever became of them; a pure function of what they reported,
@@ -70,12 +70,12 @@ def next_to_go_on(
     """
     others = [trial for trial in trials if trial.number != DEFAULT_TRIAL]
     for rung in range(rungs - 2, -1, -1):
-        there = [trial for trial in others if rung in trial.intermediate_values]
-        there.sort(key=lambda one: (-one.intermediate_values[rung], one.number))
-        gone = sum(not _is_at(trial, rung) for trial in there)
-        waiting = [one for one in there if is_waiting(one, rungs) and _is_at(one, rung)]
-        sound = [one for one in there if one.state != TrialState.FAIL]
-        if waiting and (gone < len(there) // reduction or (at_end and waiting[0] is sound[0])):
+        done = [trial for trial in others if rung in trial.intermediate_values]
+        done.sort(key=lambda one: (-one.intermediate_values[rung], one.number))
+        promoted = sum(not _is_at(trial, rung) for trial in done)
+        waiting = [one for one in done if is_waiting(one, rungs) and _is_at(one, rung)]
+        sound = [one for one in done if one.state != TrialState.FAIL]
+        if waiting and (promoted < len(done) // reduction or (at_end and waiting[0] is sound[0])):
             return waiting[0]
     return None
 

@@ -1,5 +1,5 @@
-"""Kernel locks for the processes that share a study, also across machines. A lock is released when
-its holder dies, and all children that inherited it."""
+"""File locks for the processes that share a study, also on several machines. The kernel releases a
+lock when its holder has ended, and all children that inherited it."""
 
 import contextlib
 import fcntl
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def held(path: Path) -> Iterator[None]:
-    """Waits until no other process holds it. Raises OSError."""
+    """Waits for the lock, and holds it in the block. Raises OSError."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -20,7 +20,8 @@ def held(path: Path) -> Iterator[None]:
 
 
 def take(path: Path) -> int | None:
-    """The handle of a lock, to be closed; None if another process holds it. Raises OSError."""
+    """Takes the lock without waiting. Returns its file descriptor, which the caller closes to
+    release it; None if another process holds it. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:

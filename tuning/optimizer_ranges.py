@@ -1,4 +1,5 @@
-"""`of: optimizer` in a space: the ranges that optimizers state in their files (utils/optim/)."""
+"""The ranges that optimizers state in their files (utils/optim/), for a space that says
+`of: optimizer` in place of a range."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from utils.optim.entry import Range
 from utils.optim.table import OPTIMIZERS
 from utils.settings.aliases import ALIASES
 
-WORD = "optimizer"  # what `of` says
-FLAGS = "optimizer_flags"  # in the place of a setting: all that a single optimizer has
+MARKER = {"of": "optimizer"}  # in place of a range: those of the optimizers
+FLAGS = "optimizer_flags"  # in place of a setting: all settings that only one optimizer has
 
 
 def with_optimizers(content: Mapping, where: str) -> dict:
@@ -25,30 +26,26 @@ def with_optimizers(content: Mapping, where: str) -> dict:
     expanded = {}
     for name, entry in content.items():
         parts = entry if isinstance(entry, list) else [entry]
-        if not any(map(_is_marker, parts)):
+        if MARKER not in parts:
             expanded[name] = entry
         elif name == FLAGS:
             expanded |= _of_flags()
         else:
             setting = str(name).lstrip("-").replace("-", "_")
-            own = _of_setting(ALIASES.get(setting, setting))
-            if not own:
-                raise UserError(f"{where}: {name}: of: {WORD}: no optimizer states a range for it")
+            stated = _of_setting(ALIASES.get(setting, setting))
+            if not stated:
+                raise UserError(f"{where}: {name}: of: optimizer: no optimizer states a range")
             expanded[name] = [
-                one for part in parts for one in (own if _is_marker(part) else [part])
+                one for part in parts for one in (stated if part == MARKER else [part])
             ]
     return expanded
-
-
-def _is_marker(entry) -> bool:
-    return isinstance(entry, Mapping) and dict(entry) == {"of": WORD}
 
 
 def _of_setting(name: str) -> list[dict]:
     """Ranges of a setting that several optimizers have. Each range names one optimizer only, so
     that a new optimizer changes nothing in studies of the others."""
     return [
-        _written(one, {"optimizer": optimizer})
+        _as_in_a_file(one, {"optimizer": optimizer})
         for optimizer, entry in OPTIMIZERS.items()
         for one in entry.ranges.get(name, ())
     ]
@@ -57,15 +54,15 @@ def _of_setting(name: str) -> list[dict]:
 def _of_flags() -> dict[str, dict]:
     """Ranges of settings that only one optimizer has."""
     return {
-        name: [_written(one, {}) for one in ranges]
+        name: [_as_in_a_file(one, {}) for one in ranges]
         for entry in OPTIMIZERS.values()
         for name, ranges in entry.ranges.items()
         if name in entry.own
     }
 
 
-def _written(one: Range, when: dict) -> dict:
-    """A range as a space file has it."""
+def _as_in_a_file(one: Range, when: dict) -> dict:
+    """A range as in a space file; `when`: settings with which it applies, added to its own."""
     when = when | dict(one.when)
     ends = {"low": one.low, "high": one.high, "scale": one.scale, "grid": [*one.grid]}
     return ends | ({"when": when} if when else {})

@@ -193,7 +193,7 @@ class Search:
             self.console.start_bar(self.total, self.shown, unit=" trials")
             self._in_threads(self._search)
             self.runner.deadline = lambda: False  # the reserve is for what follows
-            self._in_threads(self._bring_one_to_end)
+            self._in_threads(self._finish_one_trial)
             self.console.end_bar()
             report = Report(self)
             confirmation = Confirmation(self, report.rivals)
@@ -260,9 +260,9 @@ class Search:
             finally:
                 claim.close()
 
-    def _bring_one_to_end(self, slot: int) -> None:
-        """Trains the best of the waiting trials to the end when the time is up, so that there is
-        one to compare with the default."""
+    def _finish_one_trial(self, slot: int) -> None:
+        """When the time is up, trains the best waiting trial through its last stage if no other has
+        finished, so that there is one to compare with the default."""
         while slot == 0 and not self.runner.stopping.is_set():
             claim = self.study.claim_to_end()
             if claim is None:

@@ -23,7 +23,7 @@ from optuna.storages import JournalStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from tuning import locks
-from tuning.halving import ALLOWED, DEFAULT_TRIAL, SeededSampler, is_waiting, next_to_go_on
+from tuning.halving import ALLOWED, DEFAULT_TRIAL, SeededSampler, is_waiting, next_to_promote
 from tuning.journal import Journal
 from tuning.space import Space
 from utils.errors import UserError
@@ -36,7 +36,8 @@ NAME = "tuning"
 
 @dataclass
 class Claim:
-    """A trial that this process holds. `values` are its settings; it may go up to `rung`."""
+    """A trial that this process holds. `values` are its settings; `rung` is the last stage that it
+    may train."""
 
     trial: Trial
     values: dict
@@ -164,7 +165,7 @@ class Study:
                 points_left = len(self._trials()) > len(begun)
                 full = len(begun) >= most or (self.grid and not points_left)
                 at_end = full and not running
-                frozen = next_to_go_on(begun, self.rungs, self.reduction, at_end)
+                frozen = next_to_promote(begun, self.rungs, self.reduction, at_end)
                 if frozen is not None:
                     # Its process has reported the score, but may still hold the trial.
                     return self._take(frozen, frozen.last_step + 1) or WAIT
@@ -183,7 +184,7 @@ class Study:
                 begun = self.begun()
                 if any(t.state == TrialState.COMPLETE and t.number for t in begun):
                     return None
-                frozen = next_to_go_on(begun, self.rungs, self.reduction, at_end=True)
+                frozen = next_to_promote(begun, self.rungs, self.reduction, at_end=True)
                 return None if frozen is None else self._take(frozen, frozen.last_step + 1)
         except OSError as error:
             raise UserError(f"--output {self.folder}: {reason(error)}; make room") from None

@@ -22,6 +22,7 @@ from utils.launch.environment import (
 from utils.launch.signals import Signals, StoppedBySignal
 from utils.runs.run import Run
 from utils.settings.config import parse
+from utils.settings.transfer import PUBLISHED
 
 # PyTorch is imported inside the functions that need it: --help and wrong flags answer at once.
 
@@ -108,6 +109,16 @@ def run_model(
     return run_entry(config_class, act, description, argv)
 
 
+def print_lines(lines: Callable[[], list[str]]) -> int:
+    """Prints what `lines()` returns; returns the exit code: 2, after a line, for a UserError."""
+    try:
+        print("\n".join(lines()))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
 def _predict_or_export(run: Run, kind, checkpoint, card) -> None:
     from utils.inference.use_model import use_model
 
@@ -134,12 +145,11 @@ def _train_or_evaluate(run: Run, kind, checkpoint, card) -> None:
 
 
 def _load_pretrained(run: Run, kind):
-    from utils.weights.imagenet import load_imagenet
     from utils.weights.pretrained import load_pretrained
 
     source = run.settings.pretrained
-    if source == "imagenet":
-        return load_imagenet(kind.imagenet_name())
+    if source in PUBLISHED:
+        return kind.load_published(run.console.say)
     return load_pretrained(source, run.console.say)
 
 

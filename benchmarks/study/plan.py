@@ -10,7 +10,7 @@ from dataclasses import dataclass
 # In quarter decades: a coarse step is a factor of 3.2.
 COARSE, FINE = 2, 1
 TUNING_SEED = 0  # the final runs have the seeds 1, 2, 3, ...
-WEIGHT_DECAY_SHARE = 3 / 8  # of the trials
+WEIGHT_DECAY_FRACTION = 3 / 8  # of the trials search weight decays
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,8 @@ class Search:
     decay_at_edge: bool = False
 
     def best(self, results: Results) -> Run:
-        """The trial with the highest validation accuracy; of equal ones the gentlest."""
+        """The trial with the highest validation accuracy; of equal ones the one with
+        the lowest learning rate, then weight decay."""
         done = {run: results[run] for run in (*self.lr_trials, *self.decay_trials)}
         return min(done, key=lambda run: (-score(done[run]), run.lr, run.weight_decay))
 
@@ -155,7 +156,7 @@ def score(result: Result) -> float:
 def search(case: Case, plan: Plan, results: Results) -> Search:
     """Learning rates at the usual weight decay first, then weight decays at the best of them."""
     decay = case.optimizer.weight_decay
-    decay_budget = int(plan.trials * WEIGHT_DECAY_SHARE) if decay else 0
+    decay_budget = int(plan.trials * WEIGHT_DECAY_FRACTION) if decay else 0
 
     def trial(lr: float, weight_decay: float) -> Run:
         return case.run(plan.tuning_epochs, lr, weight_decay, TUNING_SEED, "val")

@@ -89,8 +89,8 @@ class Processes:
         process = self._processes[connection]
         process.join()
         return UserError(
-            f"a process of the study ended with code {process.exitcode}, perhaps for want of "
-            "memory: take fewer --jobs and start again, finished runs are kept"
+            f"a process of the study ended with code {process.exitcode}, perhaps because "
+            "memory ran out: take fewer --jobs and start again, finished runs are kept"
         )
 
 

@@ -28,7 +28,7 @@ from utils.training.evaluation import evaluate
 from utils.training.objective import Classification, Precision
 
 DATA_SEED = 0  # which pictures train, validate and test: the same for every seed of the runs
-WARMUP = 0.05  # share of the steps
+WARMUP = 0.05  # fraction of the steps
 EVALUATION_BATCH = 500
 DEPTH = 18
 # Steps before the clock starts: NGD updates its Fisher matrices in each of its first ten. In a run

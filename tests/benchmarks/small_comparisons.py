@@ -47,7 +47,7 @@ def result_of(speeds: dict[str, list[float]], device: str = "cpu") -> dict:
 
 
 class InThisProcess:
-    """In place of benchmarks.compare.InAChild."""
+    """In place of benchmarks.compare.ChildContender."""
 
     def __init__(self, make, environment=None):
         self.made = make()

@@ -68,7 +68,7 @@ def test_steps_and_memory_are_those_of_another_process(monkeypatch):
     ("steps", "reason"),
     [
         (5, "ValueError: no / more"),
-        (6, "its process was killed, perhaps for want of memory"),
+        (6, "its process was killed, perhaps because memory ran out"),
     ],
 )
 def test_a_failure_is_reported_and_ends_the_process(steps, reason):

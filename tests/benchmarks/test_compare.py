@@ -21,7 +21,7 @@ from benchmarks.contenders import Rule, Way
 def test_what_cannot_run_is_left_out(tmp_path, own_process, monkeypatch):
     monkeypatch.setattr(compare, "LEAST_SECONDS", PATIENCE)
     if not own_process:
-        monkeypatch.setattr(compare, "InAChild", InThisProcess)
+        monkeypatch.setattr(compare, "ChildContender", InThisProcess)
     case = text_case(TINY, torch.device("cpu"), 0)
     ways = {"plain loop": Way(False, "fp32, padded")}
     ways["broken"] = Way(True, "none such", "bf16", True, fused="none such")

@@ -98,7 +98,7 @@ def test_the_comparison_on_a_gpu_rehearsed_on_a_cpu(tmp_path, monkeypatch):
     cuda = SimpleNamespace(is_available=lambda: True, current_device=lambda: 0)
     there = SimpleNamespace(cuda=cuda, device=lambda *_: torch.device("cpu"))
     monkeypatch.setattr(gpu, "torch", there)
-    monkeypatch.setattr(compare, "InAChild", InThisProcess)
+    monkeypatch.setattr(compare, "ChildContender", InThisProcess)
     monkeypatch.setattr(gpu, "SIZES", dataclasses.replace(TINY, race=gpu.SIZES.race))
     path = tmp_path / "gpu.json"
     assert gpu.main(["--json", str(path), "--workers", "0", "--repetitions", "2"]) == 0

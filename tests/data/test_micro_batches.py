@@ -73,7 +73,7 @@ def test_a_lone_last_sample_makes_a_micro_batch_larger():
 def test_a_trial_is_a_step_of_any_size(n):
     batch = loader(8, n=20).trial(n)
     assert batch.inputs.shape == (n, 3, 8, 8) and len(batch.targets) == batch.step_samples == n
-    assert batch.ends_step and batch.mixing is None and batch.clean is None
+    assert batch.ends_step and batch.mix_plan is None and batch.clean is None
 
 
 def test_blocks_stay_as_long_as_they_fit():
@@ -89,9 +89,11 @@ def test_blocks_stay_as_long_as_they_fit():
 
 
 def test_a_trial_mixes_however_rarely_steps_do():
-    mixing = Mixing(alpha=1.0, block=8, probability=0.3, learned="policy", clean=6, clean_every=9)
+    mixing = Mixing(
+        alpha=1.0, block=8, probability=0.3, meta_form="policy", clean_samples=6, update_every=9
+    )
     batch = loader(8, n=40, mixing=mixing).trial(4)
-    assert batch.mixing.learned and len(batch.clean[1]) == 6
+    assert batch.mix_plan.lam_pending and len(batch.clean[1]) == 6
 
 
 def texts(batch_tokens, accumulation=1, mixing=None, **options):
@@ -143,7 +145,7 @@ def test_blocks_of_texts_give_way_to_small_micro_batches():
 def test_a_trial_has_the_clean_samples_of_one_rank(learned, clean):
     """The clean batch of a policy is divided among the ranks; with --meta_form sample each has a
     whole one."""
-    mixing = Mixing(alpha=1.0, block=4, per_sample=True, learned=learned, clean=7)
+    mixing = Mixing(alpha=1.0, block=4, per_sample=True, meta_form=learned, clean_samples=7)
     for rank in (0, 1):
         data = loader(8, n=40, mixing=mixing, rank=rank, ranks=2)
         assert len(data.trial(8).clean[1]) == clean
@@ -154,11 +156,11 @@ def test_a_trial_has_the_clean_samples_of_one_rank(learned, clean):
 def test_a_micro_batch_that_only_fills_a_step_mixes_nothing():
     """The last step has two samples, both of the second rank; the first rank takes part in the
     collectives with samples that do not count."""
-    mixing = Mixing(alpha=1.0, block=4, learned="policy", clean=2)
+    mixing = Mixing(alpha=1.0, block=4, meta_form="policy", clean_samples=2)
     fillers = []
     for rank in (0, 1):
         for batch in loader(4, 2, n=18, mixing=mixing, rank=rank, ranks=2).epoch(0):
-            plan, n = batch.mixing, len(batch.targets)
+            plan, n = batch.mix_plan, len(batch.targets)
             assert len(plan.partner) == len(plan.lam) == n
             if batch.filler:
                 fillers.append(rank)

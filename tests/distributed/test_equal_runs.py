@@ -14,11 +14,12 @@ from utils.distributed.sync_batch_norm import sync_batch_norms
 from utils.exchange import Exchange
 from utils.mixup.mixing import Mixing
 from utils.models.transformer import Transformer
+from utils.models.vit import ViT
 from utils.training.evaluation import evaluate
 
 GLOBAL, STEPS = 8, 12  # samples in an optimizer step, steps
 MIXED = {"alpha": 0.5, "block": 2, "height": 8, "width": 8}
-LEARNED = MIXED | {"learned": "policy", "clean": 5, "clean_every": 2}
+LEARNED = MIXED | {"meta_form": "policy", "clean_samples": 5, "update_every": 2}
 CASES = {
     "sgd": {},
     "ngd": {"optimizer": "ngd", "lr": 0.01},
@@ -28,10 +29,10 @@ CASES = {
     },
     "mixup and cutmix": {"mixing": MIXED | {"cutmix_alpha": 1.0, "per_sample": True}},
     "auto": {"auto": True},
-    "meta-mixup": {"mixing": LEARNED | {"clean_every": 10}, "micro": 2},
+    "meta-mixup": {"mixing": LEARNED | {"update_every": 10}, "micro": 2},
     "meta-mixup, exact": {"mixing": LEARNED, "exact": True, "optimizer": "ngd", "lr": 0.01},
     "meta-mixup of every pair": {
-        "mixing": MIXED | {"learned": "sample", "clean": 4},
+        "mixing": MIXED | {"meta_form": "sample", "clean_samples": 4},
         "micro": 2,
         "exact": True,
     },
@@ -40,11 +41,14 @@ CASES = {
     "texts, ngd": {"texts": True, "optimizer": "ngd", "lr": 0.004, "accumulation": 2},
     "texts, meta-mixup": {"texts": True, "mixing": LEARNED, "exact": True},
     "lamb": {"optimizer": "lamb", "lr": 0.01},
+    "muon": {"optimizer": "muon", "lr": 0.01},
     "adamw": {"optimizer": "adamw", "lr": 0.01},
     "accumulation": {"accumulation": 2},
     "average, clipped": {"ema_decay": 0.9, "clip": 0.1},
     "lookahead": {"optimizer_options": {"lookahead_k": 3}},
     "unfreeze": {"freeze_until": 2},
+    "vit": {"vit": True, "optimizer": "adamw", "lr": 0.003, "layer_decay": 0.7},
+    "vit, lamb": {"vit": True, "optimizer": "lamb", "lr": 0.01, "clip": 1.0, "accumulation": 2},
 }
 STRATEGIES = ("ddp", "fsdp")
 
@@ -75,6 +79,10 @@ def train(exchange, options: dict, strategy: str) -> dict:
     model = sync_batch_norms(model, exchange)
     if "mixing" in options:
         options["mixing"] = Mixing(**options["mixing"])
+    if options.pop("vit", False):
+        sizes = {"patch": 4, "layers": 2, "dim": 16, "heads": 2, "ffn": 32}
+        model = ViT(3, 8, 8, **sizes)
+        model.set_grad_checkpointing(True)
     if options.pop("texts", False):
         model = Transformer(30, 3, layers=2, dim=16, heads=2, ffn=16, max_len=12, dropout=0.0)
         options["data"] = texts(

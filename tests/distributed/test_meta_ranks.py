@@ -108,22 +108,28 @@ def train(
     policy = MixupPolicy(CLASSES, 0.5, lr=0.05, decay=0.1).to(dtype)
     meta = PolicyMixup(policy, virtual)
     mixing = Mixing(
-        alpha=0.5, block=4, per_sample=True, learned="policy", clean=clean, clean_every=every
+        alpha=0.5,
+        block=4,
+        per_sample=True,
+        meta_form="policy",
+        clean_samples=clean,
+        update_every=every,
     )
     losses, policies = [], []
     for step in range(STEPS):
         first = SAMPLES * step % 64
         draws = mixing.draw(SAMPLES, 0, step, np.random.default_rng([3, step]))
         size = SAMPLES // (exchange.size * micro)
-        own = np.arange(64, 64 + draws.clean)[share(draws.clean, exchange)] + step
+        own = np.arange(64, 64 + draws.clean_samples)[share(draws.clean_samples, exchange)] + step
         loss_sum, last = torch.zeros((), dtype=dtype), micro - 1
         for index in range(micro):
             start = (exchange.rank * micro + index) * size
             drawn, places = draws.slice(slice(start, start + size)), np.arange(start, start + size)
+            has_clean = draws.clean_samples and index == last
             batch = SimpleNamespace(
                 inputs=inputs_at(first + places), targets=targets[first + places],
-                mixing=drawn.plan(targets[first + places]), step_samples=SAMPLES,
-                clean=(inputs_at(own), targets[own]) if draws.clean and index == last else None,
+                mix_plan=drawn.plan(targets[first + places]), step_samples=SAMPLES,
+                clean=(inputs_at(own), targets[own]) if has_clean else None,
             )  # fmt: skip
             if poisoned == (step, exchange.rank) and batch.clean is not None:
                 batch.clean[0][-1].fill_(torch.nan)

@@ -157,8 +157,8 @@ def test_one_by_one_they_are_those_of_one_process(worlds, norm, divided):
 
 def with_rests(exchange, divided) -> None:
     """Some weights have no gradient at times, so that not all are updated in the same steps."""
-    trainings = [Training(e, d, torch.float64) for e, d in ((exchange, divided), ALONE)]
-    for training in trainings:
+    runs = [Training(e, d, torch.float64) for e, d in ((exchange, divided), ALONE)]
+    for training in runs:
         for step in range(14):
             training.give(step, resting=(0, 4) if step % 5 == 0 else ())
             if step == 6:
@@ -166,7 +166,7 @@ def with_rests(exchange, divided) -> None:
             if step == 9:
                 training.optimizer.param_groups[0]["alpha"] = 2.0
             training.optimizer.step()
-    ours, alone = trainings
+    ours, alone = runs
     assert difference(ours.weights(), alone.weights()) <= 1e-12
     assert difference(ours.fisher(), alone.fisher()) <= 1e-12
     assert same_on_all(exchange, ours.weights() + ours.fisher())

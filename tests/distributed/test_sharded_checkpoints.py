@@ -28,7 +28,7 @@ from utils.training.progress import Progress
 from utils.training.snapshot import restore, snapshot
 from utils.training.train_step import TrainStep
 
-OPTIMIZERS = ("sgd", "adamw", "ngd", "lookahead")
+OPTIMIZERS = ("sgd", "adamw", "ngd", "muon", "lookahead")
 
 
 class Metrics:

@@ -15,10 +15,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
 import torch
 import torchvision
 from pages import ENTRIES, ROOT, text
 from PIL import Image
+from safetensors.torch import save_file
 
 from utils.data.images import shapes
 from utils.data.texts import headlines
@@ -27,9 +29,15 @@ SHORT = "--max_steps 2 --threads 1 --device cpu --bs 4 --subset 40"
 SMALL = {
     "resnet50_test.py": "--depth 18 --width 4 --bs 20",
     "transformer_test.py": "--layers 1 --dim 16 --heads 2 --ffn 16 --bs 20",
+    "vit_test.py": "--layers 1 --dim 16 --heads 2 --ffn 16 --bs 20",
 }
+SMALL_MODELS = {"convnext_tiny": "test_convnext"}  # of timm
 OWN_DATA = ("imagefolder", "--dataset csv")
-BUILT_IN = {"resnet50_test.py": "shapes", "transformer_test.py": "headlines"}
+BUILT_IN = {
+    "resnet50_test.py": "shapes",
+    "transformer_test.py": "headlines",
+    "vit_test.py": "shapes",
+}
 SIDE = "96"  # of pictures, in place of 224: the smallest multiple of 32 with the same stem
 
 
@@ -67,6 +75,10 @@ def clone(folder: Path):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("TORCH_HOME", str(folder / "torch"))
+        patch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder / "hub"))
+        _published_weights(folder / "hub", "test_convnext")
+        own_class = text("docs/vit.md").split("```\n# my_net.py\n")[1].split("```")[0]
+        Path("my_net.py").write_text(own_class)
         for data, train, test in ((shapes, 20, 4), (headlines, 50, 10)):
             patch.setattr(data, "TRAIN_PER_CLASS", train)
             patch.setattr(data, "TEST_PER_CLASS", test)
@@ -86,6 +98,16 @@ def clone(folder: Path):
             result = run(f"{shortened(command, f'runs/{name}')}")
             assert result.code == 0, result.err
         yield
+
+
+def _published_weights(cache: Path, name: str) -> None:
+    """Puts weights for a model of timm where its published ones would be."""
+    repository = timm.get_pretrained_cfg(name).hf_hub_id.replace("/", "--")
+    place = cache / f"models--{repository}" / "snapshots" / "1"
+    place.mkdir(parents=True)
+    save_file(timm.create_model(name).state_dict(), place / "model.safetensors")
+    (cache / f"models--{repository}" / "refs").mkdir()
+    (cache / f"models--{repository}" / "refs" / "main").write_text("1")
 
 
 def _pictures(folder: Path, count: int) -> None:
@@ -142,7 +164,9 @@ def shortened(command: str, output: str = "runs/mine") -> str:
     command = command.replace("--image_size 224", f"--image_size {SIDE}")
     short = SHORT.replace("steps 2", "steps 3") if "--profile" in command else SHORT
     whole = entry == "resnet50_test.py" and ("my_run" in command or "--pretrained" in command)
-    if not whole and output != "runs/my_run":
+    for name, small in SMALL_MODELS.items():
+        command = command.replace(f"--model {name} ", f"--model {small} ")
+    if not whole and output != "runs/my_run" and "--model " not in command:
         short += f" {SMALL[entry]}"
     own = any(data in command for data in OWN_DATA) or whole
     local = "" if own else f"--dataset {BUILT_IN[entry]}"

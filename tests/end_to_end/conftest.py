@@ -3,7 +3,7 @@
 import pytest
 from quick_runs import handlers_put_back, quick
 
-from resnet50_test import main
+import resnet50_test
 
 
 @pytest.fixture
@@ -16,7 +16,13 @@ def own_folder(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def run(capfd):
+def main():
+    """The entry; a file of tests can have another one."""
+    return resnet50_test.main
+
+
+@pytest.fixture
+def run(capfd, main):
     """run(flags) -> (exit code, output, the line of the error or '')."""
 
     def start(*arguments) -> tuple[int, str, str]:

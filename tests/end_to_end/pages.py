@@ -7,11 +7,16 @@ import pytest
 
 import resnet50_test
 import transformer_test
+import vit_test
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.md"))
-ENTRIES = {"resnet50_test.py": resnet50_test, "transformer_test.py": transformer_test}
+ENTRIES = {
+    "resnet50_test.py": resnet50_test,
+    "transformer_test.py": transformer_test,
+    "vit_test.py": vit_test,
+}
 
 
 def text(page: str) -> str:

@@ -10,7 +10,9 @@ import torch
 from pages import ENTRIES, PAGES, RESULTS, ROOT, coded, rows, text
 
 import resnet50_test
-from tuning.flags import OF_TRIALS, TuningFlags
+import transformer_test
+import vit_test
+from tuning.flags import READ_AS, TuningFlags
 from utils.errors import UserError
 from utils.optim.schedules import SCHEDULES
 from utils.optim.table import OPTIMIZERS
@@ -32,7 +34,7 @@ def test_every_flag_is_on_the_page_of_flags(entry, capsys):
 
 def test_flags_that_are_named_exist():
     own = {name for entry in ENTRIES.values() for name in fields(entry.Settings)}
-    own |= {*fields(TuningFlags), *OF_TRIALS}
+    own |= {*fields(TuningFlags), *READ_AS}
     known = own | {f"no_{name}" for name in own} | set(ALIASES) | set(SHORT_FOR)
     foreign = {"help", "shm-size", "logdir"}  # docker's, TensorBoard's
     foreign |= {"nodes", "ntasks-per-node", "gpus-per-node", "cpus-per-task", "requeue"}  # Slurm's
@@ -44,8 +46,8 @@ def test_flags_that_are_named_exist():
 
 def test_differences_for_texts_are_listed():
     """Other defaults of flags that both entries have, except the data set."""
-    pictures, texts = (fields(entry.Settings) for entry in ENTRIES.values())
-    table = text("docs/flags.md").split("Of the common flags these differ")[1].split("\n## ")[0]
+    pictures, texts = fields(resnet50_test.Settings), fields(transformer_test.Settings)
+    table = text("docs/flags.md").split("differ in `transformer_test.py`:")[1].split("\n## ")[0]
     told = re.findall(r"^\| `--(\w+)` \| `?(\w+)`? by default \(pictures: `?(\w+)`?\)", table, re.M)
     differ = {
         name for name in pictures.keys() & texts if pictures[name].default != texts[name].default
@@ -53,6 +55,13 @@ def test_differences_for_texts_are_listed():
     assert {name for name, *_ in told} == differ - {"dataset"}
     for name, of_texts, of_pictures in told:
         assert (of_texts, of_pictures) == (str(texts[name].default), str(pictures[name].default))
+
+
+def test_differences_of_the_vision_transformer_are_listed():
+    own, others = fields(vit_test.Settings), fields(resnet50_test.Settings)
+    differ = {name for name in own.keys() & others if own[name].default != others[name].default}
+    told = text("docs/flags.md").split("differ in `vit_test.py`:")[1].split("\n\n")[0]
+    assert differ <= {word.removeprefix("--") for word in coded(told)}
 
 
 @pytest.mark.parametrize("recipe", sorted(ROOT.glob("recipes/*.yaml")), ids=lambda path: path.name)
@@ -63,7 +72,7 @@ def test_recipes_are_valid_and_named(recipe):
     for config_class in settings:
         with contextlib.suppress(UserError):
             parse(config_class, ["--config", str(recipe)], "")
-            fits.append(config_class)
+            fits.append(config_class.task)
     assert len(fits) == 1
     named = text("docs/flags.md") + (ROOT / "Makefile").read_text()
     assert f"recipes/{recipe.name}" in named

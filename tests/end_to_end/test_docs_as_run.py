@@ -41,11 +41,12 @@ SAID_BESIDES = {
     "--report": "worst classes",
     "--profile": "trace.json.gz",
     "--val_fraction": "best on the validation split",
+    "--model convnext_tiny --pretrained": "head of 1000 classes replaced by one of 2",
     "--pretrained imagenet": "head of 1000 classes replaced by one of 2",
     "--pretrained runs/my_": "weights from runs/my_",
     "--on_bad skip": "1 bad row left out",
 }
-# Files of a training, always or with this flag.
+# Files of a training run, always or with this flag.
 LEFT = {
     "": "summary.json",
     "--report": "report/per_class.csv",
@@ -149,6 +150,9 @@ def _run_entry(workplace: Path, command: str) -> None:
         words = [sys.executable, *shlex.split(command)[1:]]
         done = subprocess.run(words, cwd=workplace, capture_output=True, text=True, check=True)
         assert "usage:" in done.stdout
+        return
+    if "--model list" in command:
+        assert "vit_base_patch16_224" in run(command).out
         return
     shutil.rmtree(workplace / "runs" / "mine", ignore_errors=True)
     before = set(Path("runs").iterdir())

@@ -1,4 +1,4 @@
-"""`make demo`, `make demo-text`, `make demo-tuning`, in the environment of these tests."""
+"""The demos of the Makefile, in the environment of these tests."""
 
 import re
 import subprocess
@@ -26,7 +26,7 @@ def test_make_demo_tuning(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", ["demo", "demo-text"])
+@pytest.mark.parametrize("target", ["demo", "demo-text", "demo-vit"])
 def test_make_demo(target):
     """The whole demo, in the environment of these tests."""
     environment = Path(sys.prefix)
@@ -36,4 +36,4 @@ def test_make_demo(target):
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     accuracy = float(re.search(r"test accuracy ([\d.]+) %", result.stdout).group(1))
-    assert accuracy >= 95
+    assert accuracy >= (90 if target == "demo-vit" else 95)

@@ -1,44 +1,77 @@
-"""Settings of resnet50_test.py drawn at random (see random_settings.py)."""
+"""Settings of the entries for pictures drawn at random (see random_settings.py)."""
 
 import contextlib
 import shutil
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from quick_runs import handlers_put_back, quick
 from random_settings import FEW, MANY, OPTIONS, REPEATABLE, Space, flags
 
-from resnet50_test import Settings, main
+import resnet50_test
+import vit_test
 
-PICTURES = Space(
-    Settings,
-    main,
-    base={
-        "max_steps": 2, "depth": 18, "width": 4, "device": "cpu", "threads": 1, "batch_size": 8,
-        "output": "run", "data_dir": "pictures", "cache_dir": "cache", "log_every": 1,
-    },
-    # A tree of pictures, one to be divided, sets that are not there, one that needs no files.
-    data=[
-        {"dataset": "imagefolder"},
-        {"dataset": "imagefolder", "data_dir": "one_tree", "test_fraction": 0.3},
-        {"dataset": "cifar10", "data_dir": "run"},
-        {"dataset": "shapes", "subset": 40},
-    ],
-    own_values={
-        "pretrained": ["trained", "trained/checkpoints", "weights.pth", "nowhere", "pictures"],
-        "predict": ["pictures", "pictures/train/cat/0.png", "nowhere"],
-        "image_size": [8, 9, 16, 33, 100],
-        "crop_padding": [0, 1, 4, 40],
-        "cutout": [0, 3, 64],
-    },
-    needed={"dataset", "depth", "width", "device", "threads", "data_dir", "cache_dir"},
-)  # fmt: skip
+OWN_CLASS = """
+from torch import nn
+
+class Net(nn.Sequential):
+    def __init__(self, classes):
+        super().__init__(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, classes))
+"""
+BASE = {
+    "max_steps": 2, "device": "cpu", "threads": 1, "batch_size": 8, "output": "run",
+    "data_dir": "pictures", "cache_dir": "cache", "log_every": 1,
+}  # fmt: skip
+# A tree of pictures, one to be divided, sets that are not there, one that needs no files.
+DATA = [
+    {"dataset": "imagefolder"},
+    {"dataset": "imagefolder", "data_dir": "one_tree", "test_fraction": 0.3},
+    {"dataset": "cifar10", "data_dir": "run"},
+    {"dataset": "shapes", "subset": 40},
+]
+VALUES = {
+    "pretrained": ["trained", "trained/checkpoints", "weights.pth", "nowhere", "pictures"],
+    "predict": ["pictures", "pictures/train/cat/0.png", "nowhere"],
+    "image_size": [8, 9, 16, 33, 100],
+    "crop_padding": [0, 1, 4, 40],
+    "cutout": [0, 3, 64],
+}
+NEEDED = {"dataset", "device", "threads", "data_dir", "cache_dir"}
+SPACES = {
+    "resnet50_test": Space(
+        resnet50_test.Settings,
+        resnet50_test.main,
+        base={"depth": 18, "width": 4} | BASE,
+        own_values=VALUES,
+        needed={"depth", "width"} | NEEDED,
+        data=DATA,
+    ),
+    "vit_test": Space(
+        vit_test.Settings,
+        vit_test.main,
+        base={"layers": 1, "dim": 8, "heads": 2, "ffn": 8} | BASE,
+        own_values=VALUES
+        | {
+            "model": ["vit", "vit", "test_resnet", "nothing", "own.py:Net", "own.py:Nut"],
+            "model_kwargs": ["pos_drop_rate=0.1", "nonsense=1", "x"],
+            "patch_size": [4, 8, 3],
+        },
+        needed=NEEDED,
+        data=DATA,
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=SPACES)
+def space(request):
+    return SPACES[request.param]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def place(space, tmp_path_factory):
     """A folder with pictures and a trained run; the tests run in it."""
     folder = tmp_path_factory.mktemp("random")
     rng = np.random.default_rng(0)
@@ -51,29 +84,33 @@ def place(tmp_path_factory):
                     pixels = rng.integers(0, 150, (16, 16, 3)) + 100 * label
                     Image.fromarray(pixels.astype(np.uint8)).save(where / f"{number}.png")
     (folder / "weights.pth").write_bytes(b"no weights")
+    (folder / "own.py").write_text(OWN_CLASS)
     with contextlib.chdir(folder), handlers_put_back():
-        assert main(flags(PICTURES.base | {"dataset": "imagefolder", "output": "trained"})) == 0
+        assert space.main(flags(space.base | {"dataset": "imagefolder", "output": "trained"})) == 0
         shutil.copytree("trained", "kept")
         yield folder
 
 
-# A case that failed once: steps of one picture, which ends as one value for each channel.
-@example(PICTURES.base | {"dataset": "imagefolder", "image_size": 8, "global_batch": 1})
 @settings(max_examples=FEW, derandomize=True, **OPTIONS)
-@given(PICTURES.random())
-def test_a_run_works_or_says_why_not(place, chosen):
+@given(st.data())
+def test_a_run_works_or_says_why_not(place, space, data):
     with pytest.MonkeyPatch.context() as patch:
         quick(patch)
-        PICTURES.check(chosen)
+        space.check(data.draw(space.random()))
+
+
+def test_steps_of_one_picture_that_ends_as_one_value_for_each_channel(place, space):
+    """A case that failed once."""
+    space.check(space.base | {"dataset": "imagefolder", "image_size": 8, "global_batch": 1})
 
 
 @pytest.mark.slow
 @settings(max_examples=MANY, derandomize=REPEATABLE, **OPTIONS)
-@given(PICTURES.random())
-def test_many_runs_work_or_say_why_not(place, chosen):
-    PICTURES.check(chosen)
+@given(st.data())
+def test_many_runs_work_or_say_why_not(place, space, data):
+    space.check(data.draw(space.random()))
 
 
-def test_every_setting_can_be_drawn():
-    for name in PICTURES.drawn:
-        PICTURES.values(name)
+def test_every_setting_can_be_drawn(space):
+    for name in space.drawn:
+        space.values(name)

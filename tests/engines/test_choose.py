@@ -13,11 +13,11 @@ from utils.engines.launch_bound import TimedSteps
 
 def chosen(trainer, wanted="auto", deterministic=False, **options):
     """(name of the engine, messages)."""
-    engine, refusals = choose_engine(
+    engine, notes = choose_engine(
         facts_of(trainer, **options), cuda_graphs=wanted, deterministic=deterministic
     )
     names = {path.rpartition(":")[2]: name for name, path in ENGINES.items()}
-    return names[type(engine).__name__], refusals
+    return names[type(engine).__name__], notes
 
 
 def on_a_gpu(trainer):
@@ -78,3 +78,12 @@ def test_the_model_is_called_as_it_is_unless_it_is_compiled(tmp_path):
     wrapped = engine.wrap(trainer.train_step.model)
     assert wrapped is not trainer.train_step.model and wrapped._orig_mod is trainer.train_step.model
     assert facts_of(trainer).device == CPU
+
+
+def test_graphs_of_models_that_recompute_or_are_others(tmp_path):
+    trainer = on_a_gpu(make_trainer(tmp_path))
+    for wanted in ("on", "auto"):
+        assert chosen(trainer, wanted, recomputes=True)[0] == "eager"
+    assert "--grad_checkpointing" in chosen(trainer, "on", recomputes=True)[1][0]
+    assert chosen(trainer, "auto", foreign=True) == ("eager", [])
+    assert chosen(trainer, "on", foreign=True)[0] == "cuda_graphs"

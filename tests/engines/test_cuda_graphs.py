@@ -26,11 +26,11 @@ def mixing(**options):
         ({}, None),
         ({"optimizer": "adamw", "ema_decay": 0.9, "mixing": mixing()}, None),
         ({"accumulation": 2}, "accumulated"),
-        ({"optimizer": "ngd"}, "--optimizer sgd or adamw or lamb"),
-        ({"optimizer": "muon"}, "--optimizer sgd or adamw or lamb"),
+        ({"optimizer": "muon"}, None),
+        ({"optimizer": "ngd"}, "--optimizer sgd or adamw or lamb or muon or madgrad"),
         ({"optimizer_options": {"lookahead_k": 5}}, "--lookahead_k"),
         ({"freeze_until": 1}, "--unfreeze_epoch"),
-        ({"mixing": mixing(learned="policy", clean=4)}, "--mixup meta"),
+        ({"mixing": mixing(meta_form="policy", clean_samples=4)}, "--mixup meta"),
     ],
 )
 def test_which_trainers_graphs_cannot_serve(tmp_path, options, reason):

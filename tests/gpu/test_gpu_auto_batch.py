@@ -31,7 +31,7 @@ def probe(model, data, available, optimizer="adamw"):
     objective = Classification(model, Precision("fp32", CUDA))
 
     def passes(batch):
-        loss, _ = objective(batch.inputs, batch.targets, batch.mixing)
+        loss, _ = objective(batch.inputs, batch.targets, batch.mix_plan)
         (loss / batch.step_samples).backward()
         yield
 

@@ -18,15 +18,15 @@ pytestmark = [
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 
 
-def mixing(form="", **options):
+def mixing(form=None, **options):
     return Mixing(
-        alpha=0.5, cutmix_alpha=1.0, block=4, learned=form, clean=4, per_sample=True,
-        different=True, height=8, width=8, **options,
+        alpha=0.5, cutmix_alpha=1.0, block=4, meta_form=form, clean_samples=4, per_sample=True,
+        different_classes=True, height=8, width=8, **options,
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-@pytest.mark.parametrize("form", ["", "policy", "sample"])
+@pytest.mark.parametrize("form", [None, "policy", "sample"])
 def test_no_wait_between_log_lines(tmp_path, form, precision):
     trainer = make_trainer(
         tmp_path, device=CUDA, precision=precision, clip=1.0, accumulation=2, ema_decay=0.9,
@@ -36,7 +36,7 @@ def test_no_wait_between_log_lines(tmp_path, form, precision):
     run_epoch_without_waiting(trainer, 1)
 
 
-@pytest.mark.parametrize("form", ["", "policy", "sample"])
+@pytest.mark.parametrize("form", [None, "policy", "sample"])
 def test_a_gpu_mixes_as_the_cpu_does(tmp_path, form):
     weights = []
     for device in (CPU, CUDA):
@@ -79,4 +79,4 @@ def test_channels_last_stays(tmp_path):
     trainer = make_trainer(tmp_path, device=CUDA, mixing=mixing())
     batch = next(iter(trainer.loader.epoch(0)))
     assert batch.inputs.is_contiguous(memory_format=torch.channels_last)
-    assert batch.mixing.apply(batch.inputs).is_contiguous(memory_format=torch.channels_last)
+    assert batch.mix_plan.apply(batch.inputs).is_contiguous(memory_format=torch.channels_last)

@@ -87,7 +87,7 @@ def test_no_wait_between_log_lines(tmp_path, precision, dropout, mixup_at):
 
 
 def test_a_gpu_has_the_batches_and_logits_of_the_cpu():
-    mixing = Mixing(alpha=0.5, block=8, learned="policy", clean=8)
+    mixing = Mixing(alpha=0.5, block=8, meta_form="policy", clean_samples=8)
     there, here = (data(device, mixing=mixing).epoch(3) for device in (CUDA, CPU))
     on_gpu = model().eval()
     on_cpu = copy.deepcopy(on_gpu).cpu()

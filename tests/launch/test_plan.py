@@ -95,7 +95,7 @@ def test_the_first_node_of_slurms_list(names, first):
         ({"NNODES": "2"}, "NNODES=2 needs RDZV_ENDPOINT=host:port"),
         (NODES | {"RDZV_ENDPOINT": "node1"}, "RDZV_ENDPOINT=node1: host:port"),
         (NODES | {"RDZV_ENDPOINT": "node1:99999"}, "RDZV_ENDPOINT=node1:99999"),
-        (NODES | {"NODE_RANK": "2"}, "NODE_RANK=2: of 2 nodes the last one has 1"),
+        (NODES | {"NODE_RANK": "2"}, "NODE_RANK=2: with 2 nodes it is 1 at most"),
         ({**SLURM, "SLURM_STEP_ID": ""}, "srun --ntasks-per-node=1"),
         (SLURM | {"SLURM_STEP_NUM_TASKS": "8"}, "8 tasks on 2 nodes"),
         ({**SLURM, "SLURM_JOB_NODELIST": ""}, "SLURM_JOB_NODELIST is missing"),

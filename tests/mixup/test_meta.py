@@ -20,7 +20,7 @@ def batch_of(inputs, targets, partner, lam, clean, update_pairs):
     return SimpleNamespace(
         inputs=inputs,
         targets=targets,
-        mixing=plan,
+        mix_plan=plan,
         clean=clean,
         step_samples=len(targets),
     )
@@ -41,7 +41,7 @@ def half_square(outputs, targets, partners, lam):
     return outputs.square().sum(1) / 2
 
 
-BEST, QUANTILE = 0.8, 0.7
+BEST, PROBABILITY = 0.8, 0.7
 
 
 def toy_batch(n=8):
@@ -52,13 +52,13 @@ def toy_batch(n=8):
     targets = torch.arange(2).repeat_interleave(n)
     partner = (torch.arange(2 * n) + n) % (2 * n)
     clean = (BEST * a + (1 - BEST) * b).expand(4, 3), torch.zeros(4, dtype=torch.int64)
-    return batch_of(inputs, targets, partner, torch.full((2 * n,), QUANTILE), clean, n)
+    return batch_of(inputs, targets, partner, torch.full((2 * n,), PROBABILITY), clean, n)
 
 
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("alpha", [0.2, 5.0])
 def test_the_policy_finds_the_best_lambda(alpha, exact):
-    """lambda at the quantile QUANTILE converges to BEST from either side, with the real weights
+    """lambda at PROBABILITY converges to BEST from either side, with the real weights
     fixed. The parameters of class pairs that do not occur stay 0."""
     model = Toy(3)
     policy = MixupPolicy(3, alpha, lr=0.1)
@@ -77,7 +77,7 @@ def test_the_policy_finds_the_best_lambda(alpha, exact):
 @pytest.mark.parametrize("exact", [False, True])
 def test_samples_move_towards_the_best_lambda(exact):
     batch = toy_batch()
-    batch.mixing = batch.mixing._replace(lam=torch.full((16,), 0.5))
+    batch.mix_plan = batch.mix_plan._replace(lam=torch.full((16,), 0.5))
     batch.clean = batch.inputs[:4], batch.targets[:4]  # all a: the more of a, the better
     meta = SampleMixup(VirtualStep(Toy(3), half_square, exact=exact), step=0.1)
     lam = meta.choose(batch, 1.0).lam
@@ -139,7 +139,7 @@ def test_the_virtual_step_has_no_side_effects(form, exact):
     after = state()
     assert before[1:] == after[1:]
     assert all(torch.equal(after[0][name], tensor) for name, tensor in before[0].items())
-    assert not plan.learned and plan.lam.shape == (9,) and not plan.lam.requires_grad
+    assert not plan.lam_pending and plan.lam.shape == (9,) and not plan.lam.requires_grad
     moved = meta.policy.shared.item() != meta.policy.start if form == "policy" else True
     assert moved
 
@@ -149,7 +149,7 @@ def test_dropout_is_the_same_at_both_ends():
     model, batch = network().double(), real_batch()
     batch.inputs = batch.inputs.double()
     clean = batch.clean[0].double(), batch.clean[1]
-    pairs, lam = pairs_of(batch), batch.mixing.lam.double()
+    pairs, lam = pairs_of(batch), batch.mix_plan.lam.double()
     exact, fast = (
         VirtualStep(model, mixed_cross_entropy, exact=exact).batch_hypergradient(
             pairs, lam, clean, 0.1
@@ -164,9 +164,9 @@ def test_an_update_steps_along_the_real_gradient(exact):
     """With the gradient of the whole batch it equals `batch_hypergradient`."""
     model, batch = network().eval().double(), real_batch()
     inputs, clean = batch.inputs.double(), (batch.clean[0].double(), batch.clean[1])
-    lam = batch.mixing.lam.double()
-    mixed = mix(inputs, batch.mixing.partner, lam)
-    partners = batch.targets[batch.mixing.partner]
+    lam = batch.mix_plan.lam.double()
+    mixed = mix(inputs, batch.mix_plan.partner, lam)
+    partners = batch.targets[batch.mix_plan.partner]
     mixed_cross_entropy(model(mixed), batch.targets, partners, lam).mean().backward()
     batch.inputs = inputs
     virtual = VirtualStep(model, mixed_cross_entropy, exact=exact)
@@ -185,9 +185,9 @@ def test_a_plan_that_is_not_learned_passes_through(form):
         else SampleMixup(virtual, 0.1)
     )
     batch = real_batch()
-    batch.mixing = batch.mixing._replace(learned=False)
-    assert meta.choose(batch, 0.1) is batch.mixing
-    batch.mixing = None
+    batch.mix_plan = batch.mix_plan._replace(lam_pending=False)
+    assert meta.choose(batch, 0.1) is batch.mix_plan
+    batch.mix_plan = None
     assert meta.choose(batch, 0.1) is None
     meta.update(GOOD, 0.1)  # without clean samples: does nothing
 

@@ -201,7 +201,7 @@ def test_no_batch_is_mixed_from_off_epoch_on():
 
 def test_partners_may_be_restricted_to_other_classes():
     targets = torch.tensor([0, 0, 1, 1, 2, 0, 1, 0])
-    drawn = draws_of(Mixing(alpha=1.0, block=8, different=True), n=8)
+    drawn = draws_of(Mixing(alpha=1.0, block=8, different_classes=True), n=8)
     plan = drawn.plan(targets)
     for i, (before, after) in enumerate(zip(drawn.partner, plan.partner.tolist(), strict=True)):
         assert after == (i if targets[before] == targets[i] else before)
@@ -224,24 +224,28 @@ def test_slices_add_up_to_the_whole(n):
 
 
 def test_draws_for_learned_mixing():
-    policy = Mixing(alpha=0.2, cutmix_alpha=1.0, block=4, learned="policy", clean=7, clean_every=3)
+    policy = Mixing(
+        alpha=0.2, cutmix_alpha=1.0, block=4, meta_form="policy", clean_samples=7, update_every=3
+    )
     drawn = [draws_of(policy, step=step) for step in range(30)]
-    assert {one.learned for one in drawn} == {True, False}
+    assert {one.lam_pending for one in drawn} == {True, False}
     for step, one in enumerate(drawn):
-        assert one.learned == (one.box is None)
-        assert one.clean == (7 if one.learned and step % 3 == 0 else 0)
-        assert not one.learned or 0.5 <= one.lam[0] <= 1
-        assert not one.clean_each and one.update_total == one.clean
-        assert (one.update_pairs is None) == (one.clean == 0)
-    sample = draws_of(Mixing(alpha=0.2, block=4, learned="sample", clean=7), step=1)
-    assert sample.learned and len(set(sample.lam.tolist())) == 12
-    assert sample.clean == 7 and sample.clean_each and sample.update_pairs is None
+        assert one.lam_pending == (one.box is None)
+        assert one.clean_samples == (7 if one.lam_pending and step % 3 == 0 else 0)
+        assert not one.lam_pending or 0.5 <= one.lam[0] <= 1
+        assert not one.clean_per_micro_batch and one.update_total == one.clean_samples
+        assert (one.update_pairs is None) == (one.clean_samples == 0)
+    sample = draws_of(Mixing(alpha=0.2, block=4, meta_form="sample", clean_samples=7), step=1)
+    assert sample.lam_pending and len(set(sample.lam.tolist())) == 12
+    assert (
+        sample.clean_samples == 7 and sample.clean_per_micro_batch and sample.update_pairs is None
+    )
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 64])
 @pytest.mark.parametrize("n", [2, 5, 64, 100, 1000])
 def test_pairs_of_a_policy_update_are_spread_evenly(n, count):
-    mixing = Mixing(alpha=0.2, block=1, learned="policy", clean=count)
+    mixing = Mixing(alpha=0.2, block=1, meta_form="policy", clean_samples=count)
     drawn, m = draws_of(mixing, n=n), min(n, count)
     chosen = [i for i in range(n) if (i + 1) * m // n > i * m // n]
     assert drawn.update_pairs.tolist() == chosen and len(chosen) == drawn.update_total == m
@@ -257,11 +261,11 @@ def test_pairs_of_a_policy_update_are_spread_evenly(n, count):
 
 
 def test_invalid_settings_are_refused():
-    for options in ({}, {"alpha": -1.0, "cutmix_alpha": 2.0}, {"alpha": 1.0, "learned": "all"}):
+    for options in ({}, {"alpha": -1.0, "cutmix_alpha": 2.0}, {"alpha": 1.0, "meta_form": "all"}):
         with pytest.raises(ValueError):
             Mixing(block=4, **options)
     with pytest.raises(UserError, match="--batch_size"):
-        Mixing(alpha=1.0, block=4, learned="policy", clean=4).check(20, 19)
+        Mixing(alpha=1.0, block=4, meta_form="policy", clean_samples=4).check(20, 19)
     Mixing(alpha=1.0, block=4).check(20, 20)
 
 

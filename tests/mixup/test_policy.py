@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from utils.mixup.policy import (
-    LOOKS,
     MAX_SHAPE,
+    SAMPLES_PER_PAIR,
     MixupPolicy,
     can_tell_pairs_apart,
     lambda_at,
@@ -39,16 +39,16 @@ def test_tails_are_those_of_beta():
     """For small x, P(lambda < x) is proportional to x^a, as for Beta(a, a)."""
     for alpha in (0.2, 0.5, 1.0, 2.0):
         x = 10 ** torch.tensor([-8 / alpha, -6 / alpha], dtype=torch.float64)
-        u = torch.sigmoid(alpha * torch.logit(x))  # the quantile at which lambda = x
+        u = torch.sigmoid(alpha * torch.logit(x))  # the probability whose quantile is x
         torch.testing.assert_close(lambda_at(u, torch.tensor(-math.log(alpha)).double()), x)
         assert math.log(u[1] / u[0]) == pytest.approx(alpha * math.log(x[1] / x[0]), rel=1e-3)
 
 
-@pytest.mark.parametrize("quantile", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("probability", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("shape", [-MAX_SHAPE, 0.0, MAX_SHAPE])
-def test_the_ends_are_finite(quantile, shape):
+def test_the_ends_are_finite(probability, shape):
     shape = torch.tensor(shape, requires_grad=True)
-    lam = lambda_at(torch.tensor(quantile), shape)
+    lam = lambda_at(torch.tensor(probability), shape)
     (slope,) = torch.autograd.grad(lam, shape)
     assert 0 <= lam <= 1 and torch.isfinite(slope)
 
@@ -152,10 +152,12 @@ def test_mean_lambda_has_no_gradient():
 
 def test_pairs_are_told_apart_where_each_is_looked_at_often_enough():
     pairs = 10 * 11 // 2
-    assert can_tell_pairs_apart(10, looks=pairs, updates=LOOKS, decay=0.0)
-    assert not can_tell_pairs_apart(10, looks=pairs, updates=LOOKS - 1, decay=0.0)
-    assert not can_tell_pairs_apart(10, looks=pairs, updates=10 * LOOKS, decay=0.1), "it forgets"
-    assert can_tell_pairs_apart(2, looks=64, updates=1000, decay=0.01)
+    assert can_tell_pairs_apart(10, samples=pairs, updates=SAMPLES_PER_PAIR, decay=0.0)
+    assert not can_tell_pairs_apart(10, samples=pairs, updates=SAMPLES_PER_PAIR - 1, decay=0.0)
+    assert not can_tell_pairs_apart(10, samples=pairs, updates=10 * SAMPLES_PER_PAIR, decay=0.1), (
+        "it forgets"
+    )
+    assert can_tell_pairs_apart(2, samples=64, updates=1000, decay=0.01)
 
 
 def step_of(one: MixupPolicy) -> None:

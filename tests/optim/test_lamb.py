@@ -5,13 +5,12 @@ import copy
 import pytest
 import timm.optim
 import torch
-from fake_cuda import CUDA, fake_cuda
-from launches import Launches, on_the_gpu, resnet50
+from launches import launches_of_a_step
 from optimizer_tools import backward, build, small_model
 from torch import nn
 
 from utils.checkpoints.checkpoint import optimizer_tensors, restore_optimizer
-from utils.optim.factory import build_optimizer, parameter_groups
+from utils.optim.factory import parameter_groups
 from utils.optim.lamb_steps import Lamb, trust_ratios
 
 
@@ -107,17 +106,5 @@ def test_a_checkpoint_of_timms_goes_on():
 @pytest.mark.parametrize("decay_all", [True, False])
 def test_launches_of_a_step(decay_all):
     """timm's launches 3,180."""
-    groups = build_optimizer(
-        "lamb", resnet50(), lr=0.02, weight_decay=0.05, decay_all=decay_all
-    ).param_groups
-    with fake_cuda():
-        for group in groups:
-            group["params"] = [nn.Parameter(on_the_gpu(p)) for p in group["params"]]
-            for parameter in group["params"]:
-                parameter.grad = on_the_gpu(parameter)
-        optimizer = Lamb(groups, lr=0.02)
-        optimizer.found_inf = torch.zeros((), device=CUDA)
-        optimizer.step()
-        with Launches() as launches:
-            optimizer.step()
-    assert launches.counts.total() <= 40, launches.counts
+    launches = launches_of_a_step("lamb", decay_all=decay_all)
+    assert launches.total() <= 40, launches

@@ -1,5 +1,7 @@
 """Entries of the table agree with what the optimizers do."""
 
+import dataclasses
+
 import pytest
 import torch
 from optimizer_tools import backward, build, small_model
@@ -72,10 +74,12 @@ def test_it_is_documented_by_its_entry(name):
 
 def test_an_exchange_serves_what_needs_whole_matrices():
     divided = {name for name, entry in OPTIMIZERS.items() if entry.can_be_divided}
-    assert divided >= {"sgd", "adamw", "madgrad", "ngd", "lamb"} and "muon" not in divided
-    assert OPTIMIZERS["ngd"].needs == MATRICES
+    assert divided >= {"sgd", "adamw", "lamb", "muon", "madgrad", "ngd"}
+    assert OPTIMIZERS["ngd"].needs == OPTIMIZERS["muon"].needs == MATRICES
+    assert not dataclasses.replace(OPTIMIZERS["muon"], takes_exchange=False).can_be_divided
 
 
 def test_lookahead_counts_on_the_host():
-    assert is_capturable("sgd", None) and is_capturable("adamw", None)
-    assert not is_capturable("sgd", 5) and not is_capturable("ngd", None)
+    capturable = {name for name in OPTIMIZERS if is_capturable(name, None)}
+    assert capturable >= {"sgd", "adamw", "lamb", "muon", "madgrad"} and "ngd" not in capturable
+    assert not is_capturable("sgd", 5)

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import (
     StepLR,
 )
 
-from utils.optim.schedules import SCHEDULES, WITHOUT_SPAN, Plateau, Schedule, build_schedule
+from utils.optim.schedules import LENGTH_INDEPENDENT, SCHEDULES, Plateau, Schedule, build_schedule
 
 # onecycle has its own warm-up, plateau follows the loss.
 WARMED = [name for name in SCHEDULES if name not in ("onecycle", "plateau")]
@@ -167,12 +167,12 @@ def test_an_unknown_name_is_refused():
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_without_span_are_the_schedules_that_the_number_of_steps_does_not_change(name):
+def test_length_independent_are_the_schedules_that_the_number_of_steps_does_not_change(name):
     short, long = (
         build_schedule(name, lr=1.0, total_steps=total, steps_per_epoch=1) for total in (60, 90)
     )
     unchanged = [short.factor(step) for step in range(60)] == [long.factor(s) for s in range(60)]
-    assert unchanged == (name in WITHOUT_SPAN)
+    assert unchanged == (name in LENGTH_INDEPENDENT)
 
 
 @pytest.mark.parametrize(
@@ -184,3 +184,28 @@ def test_where_the_rate_falls_can_be_fixed(name, fixed):
         for total in (60, 90)
     )
     assert [short.factor(step) for step in range(60)] == [long.factor(s) for s in range(60)]
+
+
+def test_a_rate_for_each_epoch():
+    """The run of recipes/vit_b32_imagenet.yaml: (e + 1) / 151 in the first 150 epochs, then
+    (300 - e) / 150, over 39 steps each."""
+    steps = 39
+    schedule = build_schedule(
+        "linear", lr=0.018, total_steps=300 * steps, steps_per_epoch=steps,
+        warmup_steps=150 * steps, per_epoch=True,
+    )  # fmt: skip
+    for epoch in range(300):
+        expected = (epoch + 1) / 151 if epoch < 150 else (300 - epoch) / 150
+        for step in (0, 1, steps - 1):
+            assert schedule.factor(epoch * steps + step) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", WARMED)
+def test_the_rate_of_an_epoch_is_that_of_its_first_step(name):
+    each, once = (
+        build_schedule(name, lr=1.0, total_steps=60, steps_per_epoch=6, per_epoch=per_epoch)
+        for per_epoch in (False, True)
+    )
+    assert [once.factor(step) for step in range(60)] == [
+        each.factor(step // 6 * 6) for step in range(60)
+    ]

@@ -6,6 +6,7 @@ import pytest
 import torch
 from toy import CPU, network
 
+from utils.models.dropout import Dropout
 from utils.runs.make_trainer import run_facts
 from utils.training.freeze import Freeze
 from utils.training.objective import Precision
@@ -15,13 +16,27 @@ CUDA = torch.device("cuda", 0)
 PLAIN = {
     "device": CPU, "compiled": False, "texts": False, "scales_loss": False, "processes": 1,
     "accumulation": 1, "capturable": True, "learns_mixing": False, "unfreezes": False,
+    "recomputes": False, "foreign": False,
 }  # fmt: skip
 
-PLAIN_SETTINGS = {"compile": False, "mixup": "none", "optimizer": "adamw", "lookahead_k": None}
+PLAIN_SETTINGS = {
+    "compile": False,
+    "mixup": "none",
+    "optimizer": "adamw",
+    "lookahead_k": None,
+    "grad_checkpointing": False,
+}
 
 
 def facts(
-    device=CPU, precision="fp32", processes=1, accumulation=1, until=None, texts=False, **settings
+    model=None,
+    device=CPU,
+    precision="fp32",
+    processes=1,
+    accumulation=1,
+    until=None,
+    texts=False,
+    **settings,
 ):
     run = SimpleNamespace(
         settings=SimpleNamespace(**PLAIN_SETTINGS | settings),
@@ -29,12 +44,12 @@ def facts(
         precision=Precision(precision, device),
         exchange=SimpleNamespace(size=processes),
     )
-    freeze = None if until is None else Freeze(network(), "6", *until)
+    freeze = None if until is None else Freeze(network(), ("6",), *until)
     task = SimpleNamespace(
         train=SimpleNamespace(accumulation=accumulation),
         card=TextCard(("a", "b"), "{}", clean=False, max_len=1) if texts else None,
     )
-    return vars(run_facts(run, SimpleNamespace(freeze=freeze), task))
+    return vars(run_facts(run, SimpleNamespace(model=model or Dropout(0.1), freeze=freeze), task))
 
 
 @pytest.mark.parametrize(
@@ -48,11 +63,13 @@ def facts(
         ({"processes": 2}, {"processes": 2}),
         ({"accumulation": 4}, {"accumulation": 4}),
         ({"optimizer": "sgd"}, {}),
-        ({"optimizer": "muon"}, {"capturable": False}),
+        ({"optimizer": "muon"}, {}),
         ({"optimizer": "ngd"}, {"capturable": False}),
         ({"lookahead_k": 5}, {"capturable": False}),
         ({"mixup": "meta"}, {"learns_mixing": True}),
         ({"mixup": "fixed"}, {}),
+        ({"grad_checkpointing": True}, {"recomputes": True}),
+        ({"model": network()}, {"foreign": True}),
         ({"until": (1,)}, {"unfreezes": True}),
         ({"until": ()}, {}),  # frozen for the whole run
     ],

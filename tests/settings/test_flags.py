@@ -1,5 +1,7 @@
 """Flags: both spellings, booleans, ranges, defaults, and what to do about a mistake."""
 
+import dataclasses
+
 import pytest
 from settings_of_pictures import (
     FIELDS,
@@ -140,3 +142,11 @@ def test_defaults_may_depend_on_other_settings():
     assert momenta == {
         "sgd": 0.9, "adamw": None, "lamb": None, "muon": 0.95, "madgrad": 0.9, "ngd": 0.9,
     }  # fmt: skip
+
+
+def test_a_strategy_that_divides_parameters_takes_what_can_step_parts_of_them(monkeypatch):
+    flags = "--distributed", "--strategy", "fsdp", "--optimizer", "muon"
+    assert settings_of(*flags).optimizer == "muon"
+    alone = dataclasses.replace(OPTIMIZERS["muon"], takes_exchange=False)
+    monkeypatch.setitem(OPTIMIZERS, "muon", alone)
+    assert "needs whole matrices" in refused(*flags)

@@ -27,7 +27,7 @@ def test_mixup_takes_a_number_or_a_word(argv, mixup, alpha, mixing, write):
             given = True if value.startswith("--") or value == "end" else value
             in_file[word[2:]] = float(value) if value[0].isdigit() else given
     for settings in (settings_of(*argv), settings_of("--config", write(in_file))):
-        assert (settings.mixup, settings.alpha, settings.mixing) == (mixup, alpha, mixing)
+        assert (settings.mixup, settings.alpha, settings.mixing_name) == (mixup, alpha, mixing)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def passes_of(model, seen=None):
     objective = Classification(model, Precision("fp32", CPU))
 
     def passes(batch):
-        loss, _ = objective(batch.inputs, batch.targets, batch.mixing)
+        loss, _ = objective(batch.inputs, batch.targets, batch.mix_plan)
         (loss / batch.step_samples).backward()
         if seen is not None:
             seen.append(batch.step_samples)

@@ -18,6 +18,7 @@ from utils.fused import fuse
 from utils.mixup.mixing import Mixing
 from utils.models.resnet import ResNet
 from utils.models.transformer import Transformer
+from utils.models.vit import ViT
 from utils.optim.ngd import batch as ngd_batch
 from utils.optim.table import OPTIMIZERS
 from utils.training.evaluation import evaluate
@@ -41,11 +42,11 @@ def mixing(kind, **options):
         "none": None,
         "mixup": {"alpha": 0.5},
         "cutmix": {"alpha": 0.0, "cutmix_alpha": 1.0},
-        "policy": {"alpha": 0.5, "learned": "policy", "clean": 4},
-        "sample": {"alpha": 0.5, "learned": "sample", "clean": 4},
+        "policy": {"alpha": 0.5, "meta_form": "policy", "clean_samples": 4},
+        "sample": {"alpha": 0.5, "meta_form": "sample", "clean_samples": 4},
     }
     chosen = kinds[kind]
-    options = {"block": 4, "per_sample": True, "different": True} | options
+    options = {"block": 4, "per_sample": True, "different_classes": True} | options
     return chosen and Mixing(**chosen, **options, height=8, width=8)
 
 
@@ -200,6 +201,20 @@ def test_every_resnet(tmp_path, gpu, depth, fused, mixup):
     trainer = picture_trainer(
         tmp_path, depth, fused=fused, mixup=mixup, precision="bf16", optimizer="adamw"
     )
+    take_steps(gpu, trainer, steps=2)
+
+
+@pytest.mark.parametrize("mixup", ["none", "mixup", "policy"])
+def test_vit(tmp_path, gpu, mixup):
+    """With all that drops something, and rates by layer."""
+    model = ViT(
+        3, 8, 8, patch=4, layers=2, dim=32, heads=2, ffn=32, drop_rate=0.1, pos_drop_rate=0.1,
+        drop_path_rate=0.1,
+    )  # fmt: skip
+    trainer = make_trainer(
+        tmp_path, model=model, mixing=mixing(mixup), precision="bf16", device=CUDA, clip=1.0,
+        optimizer="lamb", layer_decay=0.7,
+    )  # fmt: skip
     take_steps(gpu, trainer, steps=2)
 
 

@@ -32,7 +32,7 @@ def test_only_the_head_changes_while_frozen(tmp_path):
 
 def test_no_graph_is_recorded_below_the_head():
     model = network()
-    freeze = Freeze(model, HEAD)
+    freeze = Freeze(model, (HEAD,))
     freeze.apply(0)
     features = []
     model[6].register_forward_hook(lambda module, inputs, output: features.append(output))
@@ -45,9 +45,9 @@ def test_no_graph_is_recorded_below_the_head():
 
 def test_it_is_unfrozen_at_its_epoch_and_never_without_one():
     model = network()
-    freeze = Freeze(model, HEAD, until=3)
+    freeze = Freeze(model, (HEAD,), until=3)
     assert [freeze.frozen(epoch) for epoch in range(5)] == [True, True, True, False, False]
     freeze.apply(3)
     assert model.training and model[1].training
     assert all(p.requires_grad for p in model.parameters())
-    assert Freeze(model, HEAD).frozen(10**9)
+    assert Freeze(model, (HEAD,)).frozen(10**9)

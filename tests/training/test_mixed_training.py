@@ -36,9 +36,9 @@ def test_any_division_of_a_step_mixes_the_same_pairs(n):
         mixing = Mixing(alpha=1.0, cutmix_alpha=1.0, block=2, per_sample=True, height=8, width=8)
         data = loader(size, accumulation, n=n, mixing=mixing)
         batches = pieces(data) + pieces(data, 1)
-        inputs = [b.mixing.apply(b.inputs) for b in batches]
-        partners = [b.targets[b.mixing.partner] for b in batches]
-        return torch.cat(inputs), torch.cat(partners), torch.cat([b.mixing.lam for b in batches])
+        inputs = [b.mix_plan.apply(b.inputs) for b in batches]
+        partners = [b.targets[b.mix_plan.partner] for b in batches]
+        return torch.cat(inputs), torch.cat(partners), torch.cat([b.mix_plan.lam for b in batches])
 
     whole = mixed(8, 1)
     for size, accumulation in ((4, 2), (2, 4)):
@@ -51,20 +51,20 @@ def test_a_step_is_mixed_alike_after_a_resume():
     data = loader(4, 2, mixing=mixing)
     whole, rest = pieces(data, 3), pieces(data, 3, 1)
     for one, other in zip(whole[2:], rest, strict=True):
-        assert torch.equal(one.mixing.partner, other.mixing.partner)
-        assert torch.equal(one.mixing.lam, other.mixing.lam)
+        assert torch.equal(one.mix_plan.partner, other.mix_plan.partner)
+        assert torch.equal(one.mix_plan.lam, other.mix_plan.lam)
 
 
 def test_mixing_changes_neither_order_nor_augmentation():
     for one, other in zip(pieces(loader(4)), pieces(loader(4, mixing=Mixing(alpha=1.0, block=4))),
                           strict=True):  # fmt: skip
         assert torch.equal(one.inputs, other.inputs) and torch.equal(one.targets, other.targets)
-        assert one.mixing is None and other.mixing is not None
+        assert one.mix_plan is None and other.mix_plan is not None
 
 
 @pytest.mark.parametrize("form", ["policy", "sample"])
 def test_clean_samples_are_not_those_of_their_step(form):
-    mixing = Mixing(alpha=1.0, block=4, learned=form, clean=6, clean_every=2)
+    mixing = Mixing(alpha=1.0, block=4, meta_form=form, clean_samples=6, update_every=2)
     data = loader(4, 2, mixing=mixing)
     order, batches = data.order(1), pieces(data, 1)
     steps = [i // 2 for i in range(len(batches))]
@@ -160,7 +160,13 @@ def test_it_trains_together_with(tmp_path, options):
     if not options.get("norm", True):  # BatchNorm cannot take a batch of one
         options = {"batch_size": size, "model": network(norm=False)}
     mixing = Mixing(
-        alpha=0.4, cutmix_alpha=1.0, block=size, per_sample=True, different=True, height=8, width=8
+        alpha=0.4,
+        cutmix_alpha=1.0,
+        block=size,
+        per_sample=True,
+        different_classes=True,
+        height=8,
+        width=8,
     )
     trainer = make_trainer(tmp_path, mixing=mixing, **options)
     progress = trainer.fit()
@@ -173,4 +179,4 @@ def test_autocast_does_not_round_the_mixing():
     data = loader(4, mixing=Mixing(alpha=1.0, block=4))
     batch = pieces(data)[0]
     with Precision("bf16", CPU).autocast():
-        assert batch.mixing.apply(batch.inputs).dtype == torch.float32
+        assert batch.mix_plan.apply(batch.inputs).dtype == torch.float32

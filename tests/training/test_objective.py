@@ -135,7 +135,9 @@ def test_sums_of_a_mixed_batch():
         def forward(self, inputs):
             return logits[: len(inputs)]
 
-    objective = Classification(Fixed(), Precision("fp32", CPU), mixing=True, clean_accuracy=True)
+    objective = Classification(
+        Fixed(), Precision("fp32", CPU), counts_mixing=True, clean_accuracy=True
+    )
     loss, sums = objective(torch.zeros(4, 1), targets, plan)
     found = dict(zip(objective.sums, sums.tolist(), strict=True))
     assert objective.sums == SUMS + MIXED_SUMS

@@ -47,17 +47,19 @@ CASES = {
     },
     "auto": {"auto": True, "epochs": 5},
     "auto, unfreeze, average": {"auto": True, "epochs": 4, "freeze_until": 2, "ema_decay": 0.9},
-    "policy": {"mixing": Mixing(alpha=0.5, block=4, learned="policy", clean=4, clean_every=2)},
+    "policy": {
+        "mixing": Mixing(alpha=0.5, block=4, meta_form="policy", clean_samples=4, update_every=2)
+    },
     "policy, exact, cutmix, adamw, accumulation, average": {
         "mixing": Mixing(
             alpha=0.5,
             cutmix_alpha=1.0,
             block=2,
-            learned="policy",
-            clean=4,
-            clean_every=3,
+            meta_form="policy",
+            clean_samples=4,
+            update_every=3,
             per_sample=True,
-            different=True,
+            different_classes=True,
             height=8,
             width=8,
         ),
@@ -67,11 +69,11 @@ CASES = {
         "ema_decay": 0.9,
     },
     "policy, fp16": {
-        "mixing": Mixing(alpha=0.5, block=4, learned="policy", clean=4, clean_every=2),
+        "mixing": Mixing(alpha=0.5, block=4, meta_form="policy", clean_samples=4, update_every=2),
         "precision": "fp16",
     },
     "a lambda for each pair": {
-        "mixing": Mixing(alpha=0.5, block=4, learned="sample", clean=4),
+        "mixing": Mixing(alpha=0.5, block=4, meta_form="sample", clean_samples=4),
         "ema_decay": 0.9,
     },
     "early stop": {

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 import resnet50_test
-from tuning.halving import ALLOWED, Rung, SeededSampler, build_rungs, is_waiting, next_to_go_on
+from tuning.halving import ALLOWED, Rung, SeededSampler, build_rungs, is_waiting, next_to_promote
 from tuning.recipe import Recipe, as_flags, to_yaml
 from tuning.space import Parameter, Space
 from utils.errors import UserError
@@ -40,7 +40,7 @@ def halve(scores, rungs=3, reduction=3):
     while True:
         frozen = study.get_trials(deepcopy=False)
         full = len(frozen) == len(scores)
-        chosen = next_to_go_on(frozen, rungs, reduction, at_end=full)
+        chosen = next_to_promote(frozen, rungs, reduction, at_end=full)
         if chosen is None and full:
             return order, done
         if chosen is None:
@@ -95,8 +95,8 @@ def test_a_failed_trial_does_not_count_in_halving():
         study.ask().report(score, 0)
     study.tell(1, state=optuna.trial.TrialState.FAIL)  # it was the best, and failed at stage 1
     frozen = study.get_trials(deepcopy=False)
-    assert next_to_go_on(frozen, 3, 9, at_end=False) is None
-    assert next_to_go_on(frozen, 3, 9, at_end=True).number == 2
+    assert next_to_promote(frozen, 3, 9, at_end=False) is None
+    assert next_to_promote(frozen, 3, 9, at_end=True).number == 2
 
 
 def test_halving_with_one_rung_stops_no_trial():

@@ -12,10 +12,13 @@ import torchvision
 from safetensors.torch import save_file
 from weight_tools import CARD, assert_holds, fitted, refused, resnet, trained
 
+from resnet50_test import Settings, build_model, model_name
 from utils.checkpoints.checkpoint import RUN_INFO, Checkpoint, Checkpoints
 from utils.errors import UserError
 from utils.models.resnet import ResNet
-from utils.weights.imagenet import load_imagenet, torchvision_name
+from utils.settings.config import parse
+from utils.tasks.pictures import Pictures
+from utils.weights.imagenet import load_imagenet
 from utils.weights.pretrained import fit_weights, load_pretrained
 
 # ---- files ------------------------------------------------------------------------------------
@@ -265,8 +268,8 @@ def test_imagenet_without_a_network(tmp_path, monkeypatch):
 
 
 def test_imagenet_of_another_architecture():
-    assert torchvision_name(resnet(50, width=64), "resnet50") == "resnet50"
+    settings, _ = parse(Settings, ["--pretrained", "--width", "64"], "")
+    assert settings.published_weights == ("torchvision", "resnet50")
+    settings, _ = parse(Settings, ["--pretrained", "--width", "32"], "")
     with pytest.raises(UserError, match=r"resnet50w32; there are for --width 64 .* 50, 101, 152$"):
-        torchvision_name(resnet(50, width=32), "resnet50w32")
-    with pytest.raises(UserError, match="no ImageNet weights for mine; give a run or a file"):
-        torchvision_name(torch.nn.Linear(2, 2), "mine")
+        Pictures(settings, build_model, model_name(settings)).load_published(print)

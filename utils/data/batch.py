@@ -15,7 +15,7 @@ class Batch(NamedTuple):
     targets: Tensor  # (n,) int64
     step_samples: int  # samples in the whole optimizer step, of all ranks
     ends_step: bool  # the last micro-batch of that step
-    mixing: object | None = None  # the plan by `Draws.plan`; None: it is not mixed
+    mix_plan: object | None = None  # from `Draws.plan`; None: it is not mixed
     # Inputs and targets of samples outside this step, for mixing that learns: in the last
     # micro-batch of a step, or in every one (see `Draws`).
     clean: tuple[Tensor | tuple, Tensor] | None = None

@@ -22,8 +22,8 @@ def random_generator(seed: int, stream: int, *position: int) -> np.random.Genera
 class Draws(Protocol):
     """The random numbers for the samples of a step (see utils/mixup/mixing.py)."""
 
-    clean: int  # samples in the clean batch of the step; 0: none
-    clean_each: bool  # every micro-batch has a clean batch, not only the last one
+    clean_samples: int  # of the step's clean batch; 0: there is none
+    clean_per_micro_batch: bool  # every micro-batch has a clean batch, not only the last one
 
     def slice(self, piece: slice) -> Draws: ...  # for a micro-batch at this place in the step
 
@@ -51,6 +51,6 @@ def trial_draws(mixing: Mixing | None, n: int) -> Draws | None:
     for seed in range(TRIAL_DRAWS if mixing is not None else 0):
         found = mixing.draw(n, 0, 0, np.random.default_rng(seed))
         drawn = drawn or found
-        if found is not None and found.clean:
+        if found is not None and found.clean_samples:
             return found
     return drawn

@@ -110,15 +110,16 @@ class Loader(Steps, ABC):
                 def make(piece=piece) -> Batch:
                     targets = self._targets(order[piece.place])
                     drawn, clean = next(draws), None
-                    if drawn and drawn.clean and (piece.ends_step or drawn.clean_each):
-                        after = self._after(piece, len(order), drawn.clean)
-                        if not drawn.clean_each:
+                    each = drawn is not None and drawn.clean_per_micro_batch
+                    if drawn and drawn.clean_samples and (each or piece.ends_step):
+                        after = self._after(piece, len(order), drawn.clean_samples)
+                        if not each:
                             after = np.array_split(after, self.ranks)[self.rank]
                         # Not read ahead: they are few, and not every step has any.
                         clean = inputs_at(after), self._targets(order[after])
-                    mixing = drawn and drawn.plan(targets)
+                    mix_plan = drawn and drawn.plan(targets)
                     n, ends = piece.step_samples, piece.ends_step
-                    return Batch(next(inputs), targets, n, ends, mixing, clean, piece.filler)
+                    return Batch(next(inputs), targets, n, ends, mix_plan, clean, piece.filler)
 
                 yield make
 
@@ -155,11 +156,13 @@ class Loader(Steps, ABC):
         mixed like training batches."""
         targets, clean = self._targets(self._heaviest(n)), None
         drawn = trial_draws(self.mixing, n)
-        if drawn and drawn.clean:
-            count = drawn.clean if drawn.clean_each else -(-drawn.clean // self.ranks)
+        if drawn and drawn.clean_samples:
+            count = drawn.clean_samples
+            if not drawn.clean_per_micro_batch:
+                count = -(-count // self.ranks)
             clean = self._trial_inputs(count), self._targets(self._heaviest(count))
-        mixing = drawn and drawn.plan(targets)
-        return Batch(self._trial_inputs(n), targets, n, True, mixing, clean)
+        mix_plan = drawn and drawn.plan(targets)
+        return Batch(self._trial_inputs(n), targets, n, True, mix_plan, clean)
 
     def _trial_inputs(self, n: int) -> Tensor | tuple:
         samples = self._heaviest(n)

@@ -10,7 +10,7 @@ import signal
 import traceback
 from dataclasses import dataclass
 from mmap import mmap
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,22 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def is_map(images: np.ndarray) -> bool:
     """Whether `images` is a whole memory map of a file, which a worker can open again."""
     return isinstance(images, np.memmap) and isinstance(images.base, mmap)
+
+
+class Request(NamedTuple):
+    """A batch that a worker is to make."""
+
+    reader: int  # its number
+    slot: int  # of the ring, for the batch
+    rows: np.ndarray  # (n,) int64: positions in the set
+    plan: Any  # of `Reader.augment` for them; None: pictures are only read
+
+
+class Failure(NamedTuple):
+    """What a worker answers if it could not make a batch; None: it has."""
+
+    is_users: bool  # a UserError, not a bug
+    text: str
 
 
 @dataclass(frozen=True)
@@ -69,7 +85,7 @@ def work(connection, name: str, slots: int, slot_bytes: int) -> None:
             if isinstance(message, Reader):
                 readers[message.number] = message
                 continue
-            number, slot, rows, plan = message
+            number, slot, rows, plan = message  # a Request
             failure = None
             try:
                 reader = readers[number]
@@ -81,9 +97,9 @@ def work(connection, name: str, slots: int, slot_bytes: int) -> None:
                 else:
                     out[:] = reader.augment.apply(opened[number], plan, rows)
             except UserError as error:
-                failure = True, str(error)
+                failure = Failure(True, str(error))
             except Exception:
-                failure = False, traceback.format_exc()
+                failure = Failure(False, traceback.format_exc())
             connection.send(failure)
     except (EOFError, OSError):
         os._exit(0)  # without cleanup: the shared memory belongs to the training process

@@ -1,6 +1,6 @@
 """Worker processes that read a memory map and augment, for data sets that do not fit in memory.
 
-There a picture may have to be read from the disk, and the training step must not wait for it. The
+Their pictures may have to be read from the disk, for which the training step must not wait. The
 training process draws which samples a batch has and how each is augmented, as it does without
 workers (see loader.py); a worker carries that out and puts the batch into shared memory. So batches
 are the same to the bit with any number of workers, even if workers die.
@@ -19,7 +19,15 @@ from multiprocessing.util import Finalize
 import numpy as np
 
 from utils.data.shared_ring import Ring
-from utils.data.worker_process import SIGNALS, Reader, file_identity, is_map, work
+from utils.data.worker_process import (
+    SIGNALS,
+    Failure,
+    Reader,
+    Request,
+    file_identity,
+    is_map,
+    work,
+)
 from utils.errors import UserError
 
 AHEAD = 2  # batches in preparation per worker
@@ -27,7 +35,13 @@ DEATHS = 3  # per worker, without a finished batch in between, after which the r
 
 
 class _Job:
-    """A batch in preparation. `slot`: for its result; None until it is sent to a worker."""
+    """A batch in preparation.
+
+    Attributes:
+        slot: for the batch; None until the job is sent to a worker.
+        done: the worker has answered.
+        stale: nobody needs the batch any more.
+    """
 
     def __init__(self, reader: Reader, rows: np.ndarray, plan):
         self.reader, self.rows, self.plan = reader, rows, plan
@@ -97,12 +111,12 @@ class WorkerPool:
                 if job.failure is not None:
                     raise job.failure
                 result = finish(self._ring.pictures(job.slot, len(job.rows), reader.shape))
-                self._let_go(ahead.popleft())
+                self._release(ahead.popleft())
                 self._send_ahead(ahead, reader, pieces)  # workers continue during training
                 yield result
         finally:
             for job in ahead:
-                self._let_go(job)
+                self._release(job)
             ahead.clear()
 
     def close(self) -> None:
@@ -145,12 +159,12 @@ class WorkerPool:
             self._send(min(self._members, key=lambda worker: len(worker.jobs)), job)
 
     def _take_back(self, jobs: deque[_Job] | None) -> None:
-        """Frees the slots of these jobs for another iterator; their owner will send them again."""
+        """Frees the slots of these jobs for another iterator; theirs sends them again later."""
         for place, job in enumerate(jobs or ()):
-            self._let_go(job)
+            self._release(job)
             jobs[place] = _Job(job.reader, job.rows, job.plan)
 
-    def _let_go(self, job: _Job) -> None:
+    def _release(self, job: _Job) -> None:
         """Frees the job's slot: now if it is done, else when its worker has finished writing."""
         job.stale = True
         if job.done:
@@ -162,7 +176,7 @@ class WorkerPool:
             if job.reader.number not in worker.knows:
                 worker.connection.send(job.reader)
                 worker.knows.add(job.reader.number)
-            worker.connection.send((job.reader.number, job.slot, job.rows, job.plan))
+            worker.connection.send(Request(job.reader.number, job.slot, job.rows, job.plan))
         except OSError:
             pass  # the worker has died: `_collect` will send the job to another one
 
@@ -194,9 +208,9 @@ class WorkerPool:
         # Runs before multiprocessing waits for its children at exit, even without `close`.
         self._end = Finalize(self, _end, (self._members, self._ring), exitpriority=20)
         for _ in range(self.workers):
-            self._members.append(self._hire())
+            self._members.append(self._start_worker())
 
-    def _hire(self) -> _Worker:
+    def _start_worker(self) -> _Worker:
         context = get_context("spawn")
         ours, theirs = context.Pipe()
         process = context.Process(
@@ -219,7 +233,7 @@ class WorkerPool:
 
     def _replace(self, dead: _Worker) -> None:
         """Starts another worker for the jobs of one that has died."""
-        _bury(dead)
+        _reap(dead)
         self._deaths += 1
         cause = _cause(dead.process.exitcode)
         if self._deaths >= DEATHS * self.workers:
@@ -232,7 +246,7 @@ class WorkerPool:
                 "fewer --workers (0: none) or a smaller --batch_size"
             ) from None
         self._warn(f"note: a reading process died ({cause}) and was replaced; no batch is lost")
-        worker = self._hire()
+        worker = self._start_worker()
         self._members[self._members.index(dead)] = worker
         for job in dead.jobs:
             if job.stale:
@@ -245,12 +259,12 @@ def _end(members: list[_Worker], ring: Ring) -> None:
     for worker in members:  # they have nothing to save
         worker.process.kill()
     for worker in members:
-        _bury(worker)
+        _reap(worker)
     members.clear()
     ring.close()
 
 
-def _bury(worker: _Worker) -> None:
+def _reap(worker: _Worker) -> None:
     worker.connection.close()
     worker.process.join(1)
     if worker.process.is_alive():  # although its pipe is closed
@@ -264,8 +278,9 @@ def _cause(exitcode: int | None) -> str:
     return f"exit code {exitcode}"
 
 
-def _exception(failure: tuple[bool, str] | None) -> Exception | None:
+def _exception(failure: Failure | None) -> Exception | None:
     if failure is None:
         return None
-    is_users, text = failure
-    return UserError(text) if is_users else RuntimeError(f"in a reading process:\n{text}")
+    if failure.is_users:
+        return UserError(failure.text)
+    return RuntimeError(f"in a reading process:\n{failure.text}")

@@ -28,14 +28,14 @@ def choose_engine(
             save time, else no line; "off".
         deterministic: two runs must use graphs for the same steps, so "auto" does not use any.
     """
-    refusals = []
+    notes = []
     for name, asked in _wanted(facts.compiled, cuda_graphs, deterministic):
         engine = pkgutil.resolve_name(ENGINES[name])(asked)
         reason = engine.why_not(facts)
         if reason is None:
-            return engine, refusals
+            return engine, notes
         if asked:
-            refusals.append(f"--{name}: not used, because {reason}")
+            notes.append(f"--{name}: not used, because {reason}")
     raise AssertionError("the last engine serves any run")
 
 

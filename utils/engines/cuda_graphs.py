@@ -39,6 +39,10 @@ class CudaGraphs(Eager):
             return "--mixup meta takes other steps now and then"
         if facts.unfreezes:
             return "--unfreeze_epoch changes what is trained"
+        if facts.recomputes:
+            return "--grad_checkpointing handles random states on the host"
+        if facts.foreign and not self.asked:
+            return "the host may decide something in a model of others"
         return None
 
     def stepper(

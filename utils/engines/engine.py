@@ -29,6 +29,8 @@ class RunFacts:
         capturable: a CUDA graph can hold the optimizer's step.
         learns_mixing: some steps also learn how samples are mixed.
         unfreezes: frozen parameters are trained from some epoch on.
+        recomputes: activations are computed again in the backward pass.
+        foreign: the model is not of this toolkit, so nobody knows what its forward pass does.
     """
 
     device: torch.device
@@ -40,6 +42,8 @@ class RunFacts:
     capturable: bool
     learns_mixing: bool
     unfreezes: bool
+    recomputes: bool
+    foreign: bool
 
 
 class Engine(Protocol):

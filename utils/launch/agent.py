@@ -22,9 +22,9 @@ SILENCE, GRACE, PROBE = 25, 15, 3
 def run_agent(arguments: list[str], restarts: int, remote: tuple[str, int] | None, go_on: str):
     """Runs torchrun with these arguments until its workers end; returns the exit code.
 
-    0: all workers have finished. 128 + n: stopped by signal n, which the workers got, too.
-    Otherwise the exit code of the worker that failed first (128 + n: killed by signal n), or 1 if
-    the other nodes are lost; one line on stderr says which.
+    0: all workers have finished. 128 + n: stopped by signal n, which torchrun has passed on to the
+    workers. Otherwise the exit code of the worker that failed first (128 + n: killed by signal n),
+    or 1 if the other nodes are lost; one line on stderr says which.
 
     Args:
         restarts: how many failures lead to a restart.
@@ -61,7 +61,7 @@ def run_agent(arguments: list[str], restarts: int, remote: tuple[str, int] | Non
     except RendezvousClosedError:
         say(f"the run has ended on another node, whose last lines say why; {go_on}")
     except RendezvousTimeoutError:
-        say(f"the other nodes have not come within JOIN_TIMEOUT; {go_on}")
+        say(f"the other nodes have not joined within JOIN_TIMEOUT; {go_on}")
     except Exception as error:
         stopped = _signal_behind(error)
         if stopped is not None:
@@ -111,7 +111,7 @@ def _first_failure(failures: dict, killed: set[int], go_on: str) -> int:
     if noted is not None:
         return noted
     if not failures:
-        say(f"a process hangs in the kernel, and torchrun has given it up; {go_on}")
+        say(f"a process hangs in the kernel, and torchrun has given up on it; {go_on}")
         return 1
     by_agent = {-signal.SIGTERM, 128 + signal.SIGTERM}
     rank, failure = min(
@@ -140,17 +140,17 @@ class _Events(logging.Handler):
     def __init__(self, restarts: int):
         super().__init__()
         self.restarts, self.started = restarts, 0
-        self.gently = False  # the workers were asked to stop, and may save a checkpoint
+        self.may_save = False  # the workers were asked to stop, and may still save a checkpoint
         self.killed: set[int] = set()  # process ids
 
     def emit(self, record: logging.LogRecord) -> None:
         text, arguments = str(record.msg), record.args
         if "death signal" in text:
-            self.gently = True
+            self.may_save = True
         elif "Starting worker group" in text:
-            self.gently = False
+            self.may_save = False
         elif text.startswith("Sending process"):
-            if not self.gently and _signal_behind(sys.exc_info()[1]) is None:
+            if not self.may_save and _signal_behind(sys.exc_info()[1]) is None:
                 self.killed.add(arguments[0])
                 kill_groups([arguments[0]])
         elif text.startswith("failed (exitcode") and self.started < self.restarts:
@@ -162,8 +162,8 @@ class _Events(logging.Handler):
                     f"started again ({self.started} of {self.restarts} times)"
                 )
         elif "new nodes from group_rank" in text:
-            self.gently = True
-            self._say("a node has come; all processes are started again with it")
+            self.may_save = True
+            self._say("a node has joined; all processes are started again with it")
 
     def _say(self, text: str) -> None:
         print(f"note: {text}", file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
 """Starts the processes of an entry script on this node; run_distributed.sh runs this module.
 
 torchrun does the work. This module reads the environment (plan.py), checks the entry's settings
-once, chooses the run's folder, and prints in one line each what is run and why it ended.
+once, chooses the run's folder, and prints in a line each what it starts and why that ended.
 """
 
 import fcntl
@@ -45,7 +45,7 @@ class Job:
 
     Attributes:
         folder: of the run; None if nothing is trained.
-        named: the user has chosen the folder.
+        folder_is_given: by the user.
         resumed: the run in the folder is resumed.
         device: the value of --device.
     """
@@ -53,7 +53,7 @@ class Job:
     script: Path
     flags: list[str]
     folder: str | None
-    named: bool
+    folder_is_given: bool
     resumed: bool
     device: str
 
@@ -62,8 +62,8 @@ def main(argv: list[str]) -> int:
     # PyTorch reads this variable when it is imported. Each of its C++ warnings about a closed
     # connection fills a screen; the launcher and the workers say in one line what has happened.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    signal.signal(signal.SIGTERM, _stopped_early)
-    signal.signal(signal.SIGINT, _stopped_early)
+    signal.signal(signal.SIGTERM, _stop_before_launch)
+    signal.signal(signal.SIGINT, _stop_before_launch)
     try:
         job, plan, demo = prepare(argv, os.environ)
     except UserError as error:
@@ -76,22 +76,23 @@ def main(argv: list[str]) -> int:
 
 
 def prepare(argv: list[str], environ: Mapping[str, str]) -> tuple[Job, Plan, bool]:
-    """(what is run, by how many processes, whether it is the demo for machines without a GPU).
+    """(what every process runs, how many processes there are, whether it is the demo for machines
+    without a GPU).
 
     Raises:
         UserError: a flag or a variable is wrong.
     """
-    entry, flags, demo = _what(argv)
+    entry, flags, demo = _split(argv)
     job = check(find_entry(entry), flags)
     plan = read_plan(
         environ, lambda: _gpus(job.device), usable_cores(), without_gpu=2 if demo else 1
     )
     if job.folder and plan.max_nodes == 1 and not job.resumed:
         refuse_run(Path(job.folder))
-    if job.folder and plan.max_nodes > 1 and not job.named:
+    if job.folder and plan.max_nodes > 1 and not job.folder_is_given:
         raise UserError(
-            "several nodes need --output FOLDER, one that all of them share: the run there is gone "
-            "on with, on every node"
+            "several nodes need --output FOLDER, a folder that all of them share: every node "
+            "continues the run in it"
         )
     gpus = _gpus(job.device) if environ.get("NPROC") else plan.processes
     if 0 < gpus < plan.processes:
@@ -103,7 +104,7 @@ def prepare(argv: list[str], environ: Mapping[str, str]) -> tuple[Job, Plan, boo
 
 
 def launch(job: Job, plan: Plan, argv: list[str]) -> int:
-    """Runs the job by the plan; returns the exit code (agent.py).
+    """Runs the job as planned; returns the exit code (agent.py).
 
     Args:
         argv: to print the command that continues the run after a failure.
@@ -135,21 +136,21 @@ def launch(job: Job, plan: Plan, argv: list[str]) -> int:
 
 
 def how_to_go_on(job: Job, plan: Plan, argv: list[str]) -> str:
-    """Tells the user how to continue after a failure: by which command."""
+    """For an error line: the command that continues the run."""
     command = [f"{name}={os.environ[name]}" for name in VARIABLES if os.environ.get(name)]
     command += ["bash", "run_distributed.sh"]
     if plan.max_nodes > 1:
         again = shlex.join(command + argv)
-        return f"when all nodes are well, go on by the same command on each: {again}"
+        return f"when all nodes are well, go on with the same command on each: {again}"
     if job.folder is None:
         return "nothing was trained"
-    return f"go on by {shlex.join([*command, job.script.name, '--resume', job.folder])}"
+    return f"go on with {shlex.join([*command, job.script.name, '--resume', job.folder])}"
 
 
 # ---- what is run --------------------------------------------------------------------------------
 
 
-def _what(argv: list[str]) -> tuple[str, list[str], bool]:
+def _split(argv: list[str]) -> tuple[str, list[str], bool]:
     """(entry, its flags, whether it is the demo for machines without a GPU) of a command line."""
     if not argv:
         demo = _gpus("auto") == 0
@@ -177,20 +178,21 @@ def check(script: Path, flags: list[str]) -> Job:
     """
     module = _load(script)
     if not hasattr(module, "Settings"):
-        raise UserError(f"{script}: no entry script, it has no class Settings")
+        raise UserError(f"{script}: not an entry script, as it has no class Settings")
     flags = list(flags)
     if "distributed" in fields(module.Settings):
         flags.append("--distributed")
     description = (module.__doc__ or script.name).splitlines()[0]
     settings, origin = parse(module.Settings, flags, description)
-    folder = named = settings.output  # set also when a run is resumed
+    folder = settings.output  # set also when a run is resumed
+    folder_is_given = folder is not None
     if not settings.action.trains:
         folder = None
     elif origin["output"] == DEFAULT:
         folder = folder or str(default_path(script.stem, settings.dataset))
         flags += ["--output", folder]
     resumed = settings.resume is not None
-    return Job(script, flags, folder, named is not None, resumed, settings.device)
+    return Job(script, flags, folder, folder_is_given, resumed, settings.device)
 
 
 def _load(script: Path):
@@ -199,7 +201,7 @@ def _load(script: Path):
     sys.argv[0] = str(script)  # --help names it
     spec = importlib.util.spec_from_file_location("launched_entry", script)
     if spec is None:
-        raise UserError(f"{script}: no Python script")
+        raise UserError(f"{script}: not a Python script")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look there
     spec.loader.exec_module(module)
@@ -237,14 +239,14 @@ def _interface_of(address: str) -> str | None:
         for _, name in socket.if_nameindex():
             try:
                 found = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-            except OSError:  # it has none
+            except OSError:  # this interface has no IPv4 address
                 continue
             if socket.inet_ntoa(found[20:24]) == address:
                 return name
     return None
 
 
-def _stopped_early(signum, frame) -> None:
+def _stop_before_launch(signum, frame) -> None:
     print("stopped before the launch", file=sys.stderr)
     sys.exit(128 + signum)
 

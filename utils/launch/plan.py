@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from utils.errors import UserError
 
 # In seconds. The loss of a node is noticed after KEEP_ALIVE * MISSED; where NNODES allows fewer
-# nodes, the rest then wait LAST_CALL for others to join. Together well below a minute.
+# nodes, the rest then waits LAST_CALL for others to join. Together well below a minute.
 KEEP_ALIVE, MISSED, LAST_CALL = 5, 3, 10
 READ = 20  # timeout for an answer from the rendezvous
 JOIN = 600  # how long a node waits for the others
@@ -124,17 +124,17 @@ def read_plan(
         return Plan(processes, threads, restarts=restarts)
     node_rank = _number(environ, "NODE_RANK", None, low=0)
     if node_rank is not None and node_rank >= most:
-        raise UserError(f"NODE_RANK={node_rank}: of {most} nodes the last one has {most - 1}")
+        raise UserError(f"NODE_RANK={node_rank}: with {most} nodes it is {most - 1} at most")
     return Plan(
         processes,
         threads,
-        least,
-        most,
-        restarts,
-        environ.get("RDZV_ID", "training"),
-        _endpoint(environ, most),
-        None if node_rank is None else node_rank == 0,
-        _number(environ, "JOIN_TIMEOUT", JOIN, low=1),
+        min_nodes=least,
+        max_nodes=most,
+        restarts=restarts,
+        run_id=environ.get("RDZV_ID", "training"),
+        endpoint=_endpoint(environ, most),
+        is_host=None if node_rank is None else node_rank == 0,
+        join=_number(environ, "JOIN_TIMEOUT", JOIN, low=1),
     )
 
 
@@ -150,13 +150,13 @@ def _from_slurm(environ: Mapping[str, str]) -> dict[str, str]:
     step = _number(environ, "SLURM_STEP_ID", None, low=0)
     if step is None:
         raise UserError(
-            f"this allocation of Slurm has {nodes} nodes, and this is a command on one of them: "
-            "start it on all by srun --ntasks-per-node=1 bash run_distributed.sh ..."
+            f"this Slurm allocation has {nodes} nodes, and this command runs on one of them: "
+            "start it on all with srun --ntasks-per-node=1 bash run_distributed.sh ..."
         )
     if environ.get("SLURM_STEP_NUM_TASKS", nodes) != nodes:
         raise UserError(
-            f"srun has started {environ['SLURM_STEP_NUM_TASKS']} tasks on {nodes} nodes, and one "
-            "on each is needed, which starts the processes there: srun --ntasks-per-node=1"
+            f"srun has started {environ['SLURM_STEP_NUM_TASKS']} tasks on {nodes} nodes, where one "
+            "on each node is needed, which starts the processes there: srun --ntasks-per-node=1"
         )
     names = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
     if not names:

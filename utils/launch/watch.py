@@ -24,7 +24,8 @@ SILENT_SECONDS = 5.0  # a rank that has written nothing for this long counts as 
 
 
 class Watch:
-    """Watches from the first `beat` on.
+    """Ends this process, after an error line, if it makes no progress for `timeout` seconds; from
+    the first `beat` on.
 
     Args:
         rank, size: of this process.

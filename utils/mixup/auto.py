@@ -66,21 +66,21 @@ class AutoStrength:
         self.trace: list[Reading] = []
 
     def plan(
-        self, total_steps: int, steps_per_epoch: int, step_size: int, off_epoch: int = 0
+        self, total_steps: int, steps_per_epoch: int, step_size: int, off_epoch: int | None = None
     ) -> int | None:
         """Plans the measurements of a run; returns the epoch from which the held-out samples train,
         too: 0 if nothing can be measured, None if they never do, in a run of one or two epochs.
 
         Args:
             step_size: samples in an optimizer step.
-            off_epoch: the epoch from which nothing is mixed; 0: there is none.
+            off_epoch: the epoch from which nothing is mixed; None: there is none.
         """
         self.start = 0.0 if self.held_out else FIXED
         steps = 2 * self.held_out * FORWARD / step_size  # of training, as long as a measurement
         self.every = math.ceil(max(EVERY * total_steps, steps / self.cost))
         epochs = -(-total_steps // steps_per_epoch)
         joins = round(LAST * epochs)
-        if off_epoch:
+        if off_epoch is not None:
             joins = min(joins, off_epoch)
         self.last_step = min(math.floor(LAST * total_steps), joins * steps_per_epoch)
         if not self.measures:

@@ -186,11 +186,10 @@ class PolicyMixup:
         self._clean: CleanBatch | None = None
 
     def choose(self, batch, lr: float) -> MixPlan | None:
-        """The micro-batch's plan with its lambda filled in. The batch has inputs, targets, mixing,
-        clean and step_samples; the clean samples come with the last micro-batch of a step that
-        updates the policy."""
-        plan = batch.mixing
-        if plan is None or not plan.learned:
+        """The micro-batch's plan with its lambda filled in. The clean samples come with the last
+        micro-batch of a step that updates the policy."""
+        plan = batch.mix_plan
+        if plan is None or not plan.lam_pending:
             return plan
         if plan.update_pairs is not None:
             self._pieces.append(pairs_of(batch, plan.update_pairs))
@@ -247,8 +246,8 @@ class SampleMixup:
 
     def choose(self, batch, lr: float) -> MixPlan | None:
         """The micro-batch's plan with its lambda filled in."""
-        plan = batch.mixing
-        if plan is None or not plan.learned:
+        plan = batch.mix_plan
+        if plan is None or not plan.lam_pending:
             return plan
         hypergradient = self.virtual.batch_hypergradient(pairs_of(batch), plan.lam, batch.clean, lr)
         return plan.with_lam(descend(plan.lam, hypergradient, self.step))
@@ -291,7 +290,7 @@ def sum_over_ranks(exchange: Exchange, tensors: list[Tensor]) -> list[Tensor]:
 def pairs_of(batch, places: Tensor | slice = slice(None)) -> Pairs:
     """The pairs at `places`, (m,) int64, of the micro-batch; all of them for texts, since the model
     mixes these and needs the partners, wherever they are."""
-    plan, inputs, targets = batch.mixing, batch.inputs, batch.targets
+    plan, inputs, targets = batch.mix_plan, batch.inputs, batch.targets
     if not isinstance(inputs, Tensor):
         return Pairs(inputs, None, targets, targets[plan.partner], plan.lam, plan)
     partner = plan.partner[places]

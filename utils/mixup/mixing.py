@@ -42,8 +42,7 @@ def mix(inputs: Tensor, partner: Tensor, lam: Tensor) -> Tensor:
 
 def mix_pairs(own: Tensor, other: Tensor, lam: Tensor) -> Tensor:
     """lam own + (1 - lam) other; (n, ...), (n, ...), (n,)."""
-    weight = lam.to(own.dtype).view(-1, *(1,) * (own.ndim - 1))
-    return torch.lerp(other, own, weight)
+    return torch.lerp(other, own, lam.to(own.dtype).view(-1, *(1,) * (own.ndim - 1)))
 
 
 def paste(inputs: Tensor, partner: Tensor, box: Tensor) -> Tensor:
@@ -114,12 +113,12 @@ class MixPlan(NamedTuple):
     """
 
     partner: Tensor  # (n,) int64, within the micro-batch
-    lam: Tensor  # (n,) float32: weight of the sample itself; if `learned`, see Draws
+    lam: Tensor  # (n,) float32: weight of the sample itself; if `lam_pending`, see Draws
     box: Tensor | None = None  # (4, n) int64: CutMix; None: mixup
-    learned: bool = False  # meta-mixup has yet to choose lam
+    lam_pending: bool = False  # meta-mixup has yet to choose lam
     # (m,) int64: samples whose pairs the policy's update uses; None: no update in this step
     update_pairs: Tensor | None = None
-    update_total: int = 0  # how many there are in the whole step
+    update_total: int = 0  # pairs of the whole step that the update uses
 
     def apply(self, inputs: Tensor) -> Tensor:
         """(n, ...) -> (n, ...), mixed."""
@@ -129,21 +128,20 @@ class MixPlan(NamedTuple):
 
     def with_lam(self, lam: Tensor) -> MixPlan:
         """The plan with the lambda that meta-mixup chose."""
-        return self._replace(lam=lam, learned=False)
+        return self._replace(lam=lam, lam_pending=False)
 
 
 class Draws(NamedTuple):
     """The random choices for n samples of an optimizer step; arrays on the host."""
 
     partner: np.ndarray  # (n,) int64
-    # (n,) float32: lambda; if `learned`, what meta-mixup computes it from: a start value, or a
-    # quantile (see Mixing)
+    # (n,) float32: lambda; if `lam_pending`, what meta-mixup computes it from (see Mixing)
     lam: np.ndarray
     box: np.ndarray | None  # (4, n) int64
-    learned: bool
-    different: bool  # do not mix pairs of the same class
-    clean: int = 0  # number of clean samples that come with the step's last micro-batch
-    clean_each: bool = False  # with every micro-batch instead
+    lam_pending: bool
+    different_classes: bool  # do not mix pairs of the same class
+    clean_samples: int = 0  # of the clean batch, which comes with the step's last micro-batch
+    clean_per_micro_batch: bool = False  # every micro-batch has such a clean batch
     update_pairs: np.ndarray | None = None  # as in MixPlan, in ascending order
     update_total: int = 0  # as in MixPlan
 
@@ -174,11 +172,11 @@ class Draws(NamedTuple):
         device = targets.device
         partner, lam = to_device(self.partner, device), to_device(self.lam, device)
         box = None if self.box is None else to_device(np.ascontiguousarray(self.box), device)
-        if self.different:
+        if self.different_classes:
             own = torch.arange(len(targets), device=device)
             partner = torch.where(targets[partner] == targets, own, partner)
         update_pairs = None if self.update_pairs is None else to_device(self.update_pairs, device)
-        return MixPlan(partner, lam, box, self.learned, update_pairs, self.update_total)
+        return MixPlan(partner, lam, box, self.lam_pending, update_pairs, self.update_total)
 
 
 class Mixing:
@@ -192,15 +190,15 @@ class Mixing:
         per_sample: a lambda for each sample instead of one for the step.
         block: a sample and its partner are in the same block of this many consecutive samples; the
             batch size is a multiple of it.
-        off_epoch: from this epoch on, counted from 0, nothing is mixed; 0: always mix.
-        different: mix only pairs of different classes.
+        off_epoch: from this epoch on, counted from 0, nothing is mixed; None: always mix.
+        different_classes: mix only pairs of different classes.
         height, width: of the images, for CutMix.
-        learned: how meta-mixup chooses mixup's lambda: "" (it does not), "policy" (from a quantile
-            between 1/2 and 1, which is drawn instead of lambda) or "sample" (starting from lambda
-            as drawn).
-        clean: size of the clean batch for a learned lambda, and number of pairs, evenly spaced over
-            the step, that an update of the policy uses.
-        clean_every: steps between two updates of a policy, each with a clean batch.
+        meta_form: how meta-mixup chooses mixup's lambda: "policy", as the quantile of a learned
+            distribution at a probability between 1/2 and 1, which is drawn in place of lambda; or
+            "sample", by a step from lambda as drawn. None: lambda is as drawn.
+        clean_samples: size of the clean batch of meta-mixup, and number of pairs, evenly spaced
+            over the step, that an update of the policy uses.
+        update_every: steps between two updates of the policy, each with a clean batch.
         strength: called with the step of the run, returns a factor of both alphas, 0 to 1; at 0
             the step is not mixed. None: always 1.
     """
@@ -213,28 +211,28 @@ class Mixing:
         probability: float = 1.0,
         per_sample: bool = False,
         block: int,
-        off_epoch: int = 0,
-        different: bool = False,
+        off_epoch: int | None = None,
+        different_classes: bool = False,
         height: int = 1,
         width: int = 1,
-        learned: str = "",
-        clean: int = 0,
-        clean_every: int = 1,
+        meta_form: str | None = None,
+        clean_samples: int = 0,
+        update_every: int = 1,
         strength: Callable[[int], float] | None = None,
     ):
         if alpha < 0 or cutmix_alpha < 0 or not alpha + cutmix_alpha:
             raise ValueError("alpha or cutmix_alpha must be above 0, and none below")
-        if learned not in ("", "policy", "sample"):
-            raise ValueError(f"learned is '', 'policy' or 'sample', not {learned!r}")
+        if meta_form not in (None, "policy", "sample"):
+            raise ValueError(f"meta_form is None, 'policy' or 'sample', not {meta_form!r}")
         self.alpha, self.cutmix_alpha, self.probability = alpha, cutmix_alpha, probability
         self.per_sample, self.block, self.off_epoch = per_sample, block, off_epoch
-        self.different, self.height, self.width = different, height, width
-        self.learned, self.clean, self.clean_every = learned, clean, clean_every
-        self.strength = strength
+        self.different_classes, self.height, self.width = different_classes, height, width
+        self.meta_form, self.clean_samples = meta_form, clean_samples
+        self.update_every, self.strength = update_every, strength
 
     def check(self, samples: int, step_size: int) -> None:
         """Raises UserError where an epoch of `samples` leaves no clean samples outside a step."""
-        if self.learned and samples - step_size < 2:
+        if self.meta_form and samples - step_size < 2:
             raise UserError(
                 f"--mixup meta learns from samples outside the batch, but a step of "
                 f"{step_size:,} takes all {samples:,} training samples: choose a smaller "
@@ -247,7 +245,7 @@ class Mixing:
         Random numbers are drawn for disabled features, too, so that enabling one does not change
         the others' draws; only `per_sample` and `block` do.
         """
-        if self.off_epoch and epoch >= self.off_epoch:
+        if self.off_epoch is not None and epoch >= self.off_epoch:
             return None
         strength = 1.0 if self.strength is None else self.strength(step)
         if not strength:
@@ -255,35 +253,33 @@ class Mixing:
         partner = draw_partners(n, self.block, generator)
         switch = generator.random()
         count = n if self.per_sample else 1
-        mixed, quantile, *centre = generator.random((4, count))
+        chance, upper_half, *centre = generator.random((4, count))
         use_cutmix = self.cutmix_alpha and (not self.alpha or switch < CUTMIX_FRACTION)
-        learned, box = bool(self.learned) and not use_cutmix, None
+        meta_form, box = None if use_cutmix else self.meta_form, None
         alpha = strength * (self.cutmix_alpha if use_cutmix else self.alpha)
-        if learned and self.learned == "sample":
-            lam = generator.beta(alpha, alpha, n)
-        elif learned:
-            lam = 0.5 + 0.5 * quantile
+        if meta_form == "policy":
+            lam = 0.5 + 0.5 * upper_half
         else:
-            lam = generator.beta(alpha, alpha, count)
+            lam = generator.beta(alpha, alpha, n if meta_form == "sample" else count)
         if use_cutmix:
             box = cut_boxes(lam, np.stack(centre), self.height, self.width)
             lam = area_outside(box, self.height, self.width)
             box = np.repeat(box, n // count, 1)
         if self.per_sample:
-            partner = np.where(mixed < self.probability, partner, np.arange(n))
-        elif mixed[0] >= self.probability:
+            partner = np.where(chance < self.probability, partner, np.arange(n))
+        elif chance[0] >= self.probability:
             return None
-        each = self.learned == "sample"
-        due = learned and (each or step % self.clean_every == 0)
-        update_pairs = spread_evenly(n, self.clean) if due and not each else None
+        updates_policy = meta_form == "policy" and step % self.update_every == 0
+        needs_clean = updates_policy or meta_form == "sample"
+        update_pairs = spread_evenly(n, self.clean_samples) if updates_policy else None
         return Draws(
             partner,
             np.broadcast_to(lam, n).astype(np.float32),
             box,
-            learned,
-            self.different,
-            self.clean if due else 0,
-            each,
-            update_pairs,
-            0 if update_pairs is None else len(update_pairs),
+            lam_pending=meta_form is not None,
+            different_classes=self.different_classes,
+            clean_samples=self.clean_samples if needs_clean else 0,
+            clean_per_micro_batch=self.meta_form == "sample",
+            update_pairs=update_pairs,
+            update_total=0 if update_pairs is None else len(update_pairs),
         )

@@ -9,27 +9,27 @@ from utils.exchange import Exchange
 
 # Bound of |shared| and of |pair|: s from 1 / 55 to 55, far beyond useful values.
 MAX_SHAPE = 4.0
-# Quantiles over which the mean of the distribution is computed.
+# Number of quantiles from which the mean of the distribution is computed.
 POINTS = 512
-# So many samples of a pair of classes are needed to tell its derivative from noise: that of all
-# pairs together took about as many (benchmarks/results/mixup.md).
-LOOKS = 1000
+# Samples of a pair of classes that it takes to tell its derivative from noise: that of all pairs
+# together took about as many (benchmarks/results/mixup.md).
+SAMPLES_PER_PAIR = 1000
 
 
-def can_tell_pairs_apart(classes: int, looks: int, updates: int, decay: float) -> bool:
-    """Whether a run looks at every pair of classes often enough to learn something about it.
+def can_tell_pairs_apart(classes: int, samples: int, updates: int, decay: float) -> bool:
+    """Whether a run has enough samples of every pair of classes to learn something about it.
 
     Args:
-        looks: samples that an update uses, of all classes.
+        samples: that an update uses, of all classes.
         updates: in the whole run.
         decay: fraction of what was learned that each update takes back.
     """
     remembered = min(updates, 1 / decay) if decay else updates
-    return remembered * looks >= LOOKS * classes * (classes + 1) / 2
+    return remembered * samples >= SAMPLES_PER_PAIR * classes * (classes + 1) / 2
 
 
-def lambda_at(quantile: Tensor, shape: Tensor) -> Tensor:
-    """lambda = 1 / (1 + ((1 - u) / u)^s), the quantile u of a distribution with s = exp(shape).
+def lambda_at(probability: Tensor, shape: Tensor) -> Tensor:
+    """lambda = 1 / (1 + ((1 - u) / u)^s), the u-quantile of a distribution with s = exp(shape).
 
     The odds of lambda are log-logistic. The distribution is symmetric about 1/2, uniform for s = 1,
     and has the tails of Beta(1 / s, 1 / s), whose quantile function has no closed form: near 0 both
@@ -37,10 +37,10 @@ def lambda_at(quantile: Tensor, shape: Tensor) -> Tensor:
     half and half.
 
     Args:
-        quantile: u, from 0 to 1; for u > 1/2 lambda is above 1/2 and grows with s.
+        probability: u, from 0 to 1; for u > 1/2 lambda is above 1/2 and grows with s.
         shape: log s, of the same shape or broadcastable.
     """
-    odds = torch.logit(quantile, eps=torch.finfo(quantile.dtype).eps)
+    odds = torch.logit(probability, eps=torch.finfo(probability.dtype).eps)
     return torch.sigmoid(shape.exp() * odds)
 
 
@@ -82,11 +82,11 @@ class MixupPolicy(nn.Module):
             self.parameters(), lr=lr, betas=(0.9, 0.99), eps=1e-12, fused=True
         )
 
-    def forward(self, targets: Tensor, partners: Tensor, quantile: Tensor) -> Tensor:
+    def forward(self, targets: Tensor, partners: Tensor, probability: Tensor) -> Tensor:
         """lambda, (n,), at least 1/2; differentiable. `targets` and `partners` are (n,) int64,
-        `quantile` is (n,), 1/2 to 1."""
+        `probability` is (n,), 1/2 to 1 (see `lambda_at`)."""
         pair = self.pair[torch.minimum(targets, partners), torch.maximum(targets, partners)]
-        return lambda_at(quantile, self.shared + pair)
+        return lambda_at(probability, self.shared + pair)
 
     def update(
         self, lam: Tensor, hypergradient: Tensor, bad: Tensor, exchange: Exchange | None = None
@@ -124,8 +124,8 @@ class MixupPolicy(nn.Module):
         """(classes, classes) on the CPU: mean of max(lambda, 1 - lambda), from 1/2 (half and half)
         to 1 (not mixed). Synchronizes the host with the device."""
         shape = (self.shared + self.pair.triu() + self.pair.triu(1).T).cpu()
-        quantile = 0.5 + (torch.arange(POINTS) + 0.5) / (2 * POINTS)
-        mean = [lambda_at(quantile, row[:, None]).mean(1) for row in shape]
+        probability = 0.5 + (torch.arange(POINTS) + 0.5) / (2 * POINTS)
+        mean = [lambda_at(probability, row[:, None]).mean(1) for row in shape]
         return torch.stack(mean)
 
     def saved_tensors(self) -> dict[str, Tensor]:

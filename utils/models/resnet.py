@@ -165,8 +165,7 @@ class ResNet(nn.Module):
     """
 
     HEAD = "fc"  # the layer that depends on the classes: a transfer to others starts it anew
-    # Those of which torchvision has weights, as flags.
-    PUBLISHED = f"--width 64 and one of --depth {', '.join(map(str, STAGES))}"
+    BLOCKS = ("layer1", "layer2", "layer3", "layer4")
     fused = "none"
 
     def __init__(
@@ -225,11 +224,6 @@ class ResNet(nn.Module):
         if chain is not None:
             chain.end()
         return self.fc(torch.flatten(self.avgpool(x), 1))
-
-    @property
-    def torchvision_name(self) -> str | None:
-        """torchvision's name for this architecture, None where it has no weights for it."""
-        return f"resnet{self.depth}" if self.width == 64 else None
 
     def flags_for(self, tensors: dict[str, Tensor]) -> list[str] | None:
         """What to change so that the model has the shapes of `tensors`, as flags where there are

@@ -280,6 +280,7 @@ class Transformer(nn.Module):
     """
 
     HEAD = "head"  # depends on the classes: re-initialized when the model is used for others
+    BLOCKS = ("layers",)
     mixes_inside = True  # forward takes the mixing plan
     rounds_rows = True  # see `rows_for`; off while memory is measured (training/batch_probe.py)
 

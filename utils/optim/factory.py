@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import fnmatch
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from utils.optim.table import OPTIMIZERS
@@ -23,9 +24,9 @@ def parameter_groups(
     """Parameters with weight decay, then those without, if there are any.
 
     Exempt are vectors and scalars, that is biases and the scales of norms (He et al., "Bag of
-    tricks" (2019), section 3.1), and the parameters that `model.no_weight_decay()` names, as in
-    timm. In models without this method embedding tables are exempt: weight decay would shrink even
-    the rows that a step does not use.
+    tricks" (2019), section 3.1), and the parameters that `model.no_weight_decay()` names, with *
+    for any characters, as in timm. In models without this method embedding tables are exempt:
+    weight decay would shrink even the rows that a step does not use.
 
     Args:
         decay_all: no parameter is exempt.
@@ -50,8 +51,12 @@ def _never_decayed(model: nn.Module) -> set[Tensor]:
     from torch import nn
 
     if hasattr(model, "no_weight_decay"):
-        names = model.no_weight_decay()
-        return {p for name, p in model.named_parameters(remove_duplicate=False) if name in names}
+        patterns = model.no_weight_decay()
+        return {
+            parameter
+            for name, parameter in model.named_parameters(remove_duplicate=False)
+            if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+        }
     return {
         parameter
         for module in model.modules()
@@ -78,6 +83,7 @@ def build_optimizer(
     lookahead_alpha: float = 0.5,
     in_place_of: Callable[[Tensor], Tensor] = lambda parameter: parameter,
     exchange: Exchange | None = None,
+    lr_scales: Mapping[Tensor, float] | None = None,
     **own,
 ) -> Optimizer:
     """The optimizer `name` (a key of OPTIMIZERS) over the trainable parameters of `model`.
@@ -85,9 +91,9 @@ def build_optimizer(
     Every optimizer made here has an attribute `found_inf`, a float tensor of shape () on the
     device. If it is 1 at the time of `step()`, parameters and optimizer state stay as they were,
     even at the first step. The device never waits for the host, nor the host for the current step.
-    Optimizers that count on the host (timm's, and Lookahead) read the flag a step later (see
-    found_inf.py): after a flagged step, `state_dict()` is right at once, `state` only after the
-    next step. Each parameter group keeps the peak learning rate as `base_lr` for the schedule.
+    Lookahead, which counts on the host, reads the flag a step later (see found_inf.py): after a
+    flagged step its `state_dict()` is right at once, the count in its groups only after the next
+    step. Each parameter group keeps the peak learning rate as `base_lr` for the schedule.
 
     Args:
         lr, weight_decay: as the optimizer's file defines them.
@@ -98,6 +104,9 @@ def build_optimizer(
         in_place_of: parameter of the model -> what the optimizer steps in its place: the part that
             this process holds.
         exchange: with the other ranks, for the few optimizers that use it; None: a single process.
+        lr_scales: what the learning rate of a parameter is multiplied by, for every parameter that
+            the optimizer steps; its groups are divided accordingly, and state it as `lr_scale`.
+            None: 1 for all.
         own: settings of this optimizer alone (`OptimizerEntry.own`), and its `products`.
     """
     entry = OPTIMIZERS[name]
@@ -107,10 +116,25 @@ def build_optimizer(
     if entry.takes_exchange:
         own["exchange"] = exchange
     optimizer = entry.make(groups, lr=lr, **own)
+    if lr_scales is not None:
+        _divide_by_scale(optimizer, lr_scales)
     if lookahead_k is not None:
         from utils.optim.lookahead import Lookahead
 
         optimizer = Lookahead(optimizer, lookahead_k, lookahead_alpha)
     for group in optimizer.param_groups:
-        group["base_lr"] = lr
+        group["base_lr"] = lr * group.get("lr_scale", 1.0)
     return optimizer
+
+
+def _divide_by_scale(optimizer: Optimizer, lr_scales: Mapping[Tensor, float]) -> None:
+    """Divides the groups of a new optimizer so that all parameters of a group have one scale."""
+    groups = []
+    for group in optimizer.param_groups:
+        by_scale: dict[float, list[Tensor]] = {}
+        for parameter in group["params"]:
+            by_scale.setdefault(lr_scales[parameter], []).append(parameter)
+        groups += [
+            group | {"params": members, "lr_scale": scale} for scale, members in by_scale.items()
+        ]
+    optimizer.param_groups[:] = groups

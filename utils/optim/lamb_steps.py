@@ -3,13 +3,13 @@ and the host never waits for the device."""
 
 from __future__ import annotations
 
-import operator
 from itertools import groupby
 
 import torch
 from torch import Tensor
 
 from utils.exchange import Exchange
+from utils.optim.multi_tensor import MultiTensor, add_step, flat_like
 from utils.optim.parameters import Flags, Parameters
 
 BETAS, EPSILON = (0.9, 0.999), 1e-6
@@ -21,8 +21,8 @@ def trust_ratios(weight_norms: Tensor, step_norms: Tensor) -> Tensor:
     return (weight_norms / step_norms).masked_fill_(no_ratio, 1.0)
 
 
-class Lamb(torch.optim.Optimizer):
-    """See lamb.py. Honours `found_inf` by selection on the device.
+class Lamb(MultiTensor):
+    """See lamb.py and `MultiTensor`.
 
     State of a parameter: `exp_avg` and `exp_avg_sq`, of its shape. Each group counts its steps in
     `step`, a float32 tensor () on the device, without those that were left out; parameters that
@@ -36,8 +36,6 @@ class Lamb(torch.optim.Optimizer):
         exchange: with the other ranks, where parameters are sharded; norms are of whole parameters.
     """
 
-    found_inf: Tensor | None = None
-
     def __init__(
         self,
         params,
@@ -46,37 +44,12 @@ class Lamb(torch.optim.Optimizer):
         bias_correction: bool = True,
         exchange: Exchange | None = None,
     ):
-        self.exchange, self._members = exchange or Exchange(), {}
-        super().__init__(
-            params, {"lr": lr, "weight_decay": weight_decay, "bias_correction": bias_correction}
-        )
+        defaults = {"lr": lr, "weight_decay": weight_decay, "bias_correction": bias_correction}
+        super().__init__(params, defaults, exchange)
 
-    @torch.no_grad()
-    def step(self, closure=None):
-        """One step. `closure`, if given, computes the loss again, which is returned."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for number, group in enumerate(self.param_groups):
-            kinds: dict[tuple, list[Tensor]] = {}  # a kernel takes one device and dtype
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    kinds.setdefault((parameter.device, parameter.dtype), []).append(parameter)
-            for place, ((device, dtype), parameters) in enumerate(kinds.items()):
-                flags = Flags.of(self, device)
-                if place == 0:
-                    count_step(group, device, flags)
-                self._members_of((number, device, dtype), group, parameters).step_(flags)
-        return loss
-
-    def _members_of(self, key: tuple, group: dict, parameters: list[Tensor]) -> LambParameters:
-        """These parameters of a group, prepared once."""
-        known = self._members.get(key)
-        if known is None or not known.are(group, parameters, self.state):
-            known = LambParameters(group, parameters, self.state, self.exchange)
-            self._members[key] = known
-        return known
+    def prepare(self, group: dict, parameters: list[Tensor]) -> list[Parameters]:
+        counts = parameters[0] is next(p for p in group["params"] if p.grad is not None)
+        return [LambParameters(group, parameters, self.state, self.exchange, counts)]
 
 
 def count_step(group: dict, device: torch.device, flags: Flags) -> None:
@@ -85,18 +58,28 @@ def count_step(group: dict, device: torch.device, flags: Flags) -> None:
     if not isinstance(step, Tensor):  # none yet, or from a checkpoint
         step = torch.full((), float(step), device=device)
     group["step"] = step
-    step.add_(1 if flags.found_inf is None else 1 - flags.found_inf)
+    add_step(step, flags)
 
 
 class LambParameters(Parameters):
     """Parameters of one group. Their steps lie in one flat tensor, sorted by size, so that one
-    kernel scales all parameters of a size."""
+    kernel scales all parameters of a size.
 
-    def __init__(self, group: dict, parameters: list[Tensor], state: dict, exchange: Exchange):
+    Args:
+        counts: they are the ones that count the steps of their group.
+    """
+
+    def __init__(
+        self,
+        group: dict,
+        parameters: list[Tensor],
+        state: dict,
+        exchange: Exchange,
+        counts: bool,
+    ):
         order = sorted(range(len(parameters)), key=lambda i: parameters[i].numel())
         super().__init__(group, [parameters[i] for i in order])
-        self.given = parameters  # in the group's order
-        self.exchange = exchange
+        self.exchange, self.counts = exchange, counts
         self.moments = [self.buffers(state, name) for name in ("exp_avg", "exp_avg_sq")]
         self.endless = torch.full((), torch.inf, device=self.device)
         self.sizes = [
@@ -112,27 +95,17 @@ class LambParameters(Parameters):
         self.by_size = torch.tensor(order, device=self.device)
         self.by_group = self.by_size.argsort()
 
-    def are(self, group: dict, parameters: list[Tensor], state: dict) -> bool:
-        """Whether these are the same parameters with the same state; False after
-        `load_state_dict`."""
-        return (
-            len(parameters) == len(self.given)
-            and all(map(operator.is_, parameters, self.given))
-            and group is self.group
-            and all(
-                state[p].get("exp_avg") is own
-                for p, own in zip(self.parameters, self.moments[0], strict=True)
-            )
-        )
-
     def step_(self, flags: Flags) -> None:
         group, gradients = self.group, self.make_dense(self.gradients())
+        if self.counts:
+            count_step(group, self.device, flags)
         lr, decay = group["lr"], group["weight_decay"]
         if not decay:
             self._adam(self.dense, gradients, lr, flags)
             self.write_views()
             return
-        flat, steps = self._zeros()
+        flat, steps = flat_like(self.dense)
+        flat.zero_()
         self._adam(steps, gradients, 1.0, flags)  # now -m' / (sqrt(v') + eps); 0 if left out
         torch._foreach_add_(steps, self.dense, alpha=-decay)  # now -u
         scale = lr * trust_ratios(*self._norms(self.dense, steps))
@@ -167,15 +140,6 @@ class LambParameters(Parameters):
             grad_scale=flags.grad_scale,
             found_inf=flags.found_inf,
         )
-
-    def _zeros(self) -> tuple[Tensor, list[Tensor]]:
-        """A flat tensor, and the part of it for each parameter, in the memory order of `dense`."""
-        flat = self.dense[0].new_zeros(sum(p.numel() for p in self.dense))
-        parts, start = [], 0
-        for parameter in self.dense:
-            parts.append(flat.as_strided(parameter.shape, parameter.stride(), start))
-            start += parameter.numel()
-        return flat, parts
 
     def _norms(self, *lists: list[Tensor]) -> tuple[Tensor, ...]:
         """The norm of each tensor, (n,) for each list; of whole parameters. Collective if any of

@@ -1,7 +1,12 @@
 """MADGRAD: Defazio and Jelassi, "Adaptivity without compromise: a momentumized, adaptive, dual
 averaged gradient method for stochastic optimization" (2022), arXiv:2101.11075.
 
-The weight times the weight decay is added to the gradient.
+    g <- g + weight_decay w,   a = lr sqrt(t)
+    s <- s + a g,   v <- v + a g^2
+    z = w_0 - s / (cbrt(v) + eps),   w <- m w + (1 - m) z
+
+where t counts steps from 1 and w_0 is the weight at the start. As in its authors' program lr is
+larger by eps, and without momentum w_0 is not kept but recovered from the present weight.
 """
 
 from __future__ import annotations
@@ -9,14 +14,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from utils.optim.entry import LINEAR, OptimizerEntry, Range
-from utils.optim.libraries import of_timm
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 
 def make(groups: list[dict], *, lr: float, momentum: float) -> Optimizer:
-    return of_timm("MADGRAD")(groups, lr=lr, momentum=momentum)
+    from utils.optim.madgrad_steps import Madgrad
+
+    return Madgrad(groups, lr=lr, momentum=momentum)
 
 
 MADGRAD = OptimizerEntry(
@@ -27,6 +33,7 @@ MADGRAD = OptimizerEntry(
     weight_decay=1e-4,
     momentum=0.9,
     nesterov=False,
+    capturable=True,
     scaling=LINEAR,
     ranges={
         "lr": (Range(2e-5, 5e-3, grid=(1e-4, 2.5e-4, 1e-3)),),

@@ -1,8 +1,12 @@
 """Muon, with Nesterov momentum: Jordan et al., "Muon: an optimizer for hidden layers in neural
 networks" (2024), https://kellerjordan.github.io/posts/muon/.
 
-PyTorch's own Muon takes nothing but matrices, and would need a second optimizer beside it; timm's
-has one in it. Learning rate and weight decay mean what they do with AdamW.
+    b <- m b + (1 - m) g,   u = (1 - m) g + m b
+    w <- (1 - lr weight_decay) w - 0.2 lr sqrt(longer side) O(u)
+
+O makes all singular values about 1 (newton_schulz.py). Learning rate and weight decay mean what
+they do with AdamW. The results are those of timm's Muon but for rounding; PyTorch's own takes
+nothing but matrices.
 """
 
 from __future__ import annotations
@@ -10,13 +14,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from utils.optim.entry import MATRICES, OptimizerEntry, Range
-from utils.optim.libraries import of_timm
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
+    from utils.exchange import Exchange
 
-def make(groups: list[dict], *, lr: float, momentum: float) -> Optimizer:
+
+def make(
+    groups: list[dict], *, lr: float, momentum: float, exchange: Exchange | None = None
+) -> Optimizer:
     """As recommended there, a kernel (out, in, height, width) is the matrix (out, in * height *
     width), and the last matrix of the first group, which is the classifier's, those of the other
     groups, which are embeddings, and all that are no matrices (or too narrow ones) are left to
@@ -24,6 +31,8 @@ def make(groups: list[dict], *, lr: float, momentum: float) -> Optimizer:
     that both take the same rates: Liu et al., "Muon is scalable for LLM training" (2025),
     arXiv:2502.16982, section 2.2.
     """
+    from utils.optim.muon_steps import Muon
+
     group, *others = groups
     matrices = [p for p in group["params"] if p.ndim == 2]
     own = [group]
@@ -35,7 +44,7 @@ def make(groups: list[dict], *, lr: float, momentum: float) -> Optimizer:
     for other in others:
         embeddings = any(p.ndim > 1 for p in other["params"])
         own.append(other | {"use_fallback": True} if embeddings else other)
-    return of_timm("Muon")(own, lr=lr, momentum=momentum, nesterov=True)
+    return Muon(own, lr=lr, momentum=momentum, exchange=exchange)
 
 
 MUON = OptimizerEntry(
@@ -46,6 +55,8 @@ MUON = OptimizerEntry(
     weight_decay=0.05,
     momentum=0.95,
     needs=MATRICES,
+    takes_exchange=True,
+    capturable=True,
     ranges={
         "lr": (Range(1e-4, 0.02, grid=(3e-4, 1e-3, 3e-3)),),
         "weight_decay": (Range(1e-3, 0.5, grid=(0.01, 0.05, 0.2)),),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +25,7 @@ class Flags:
             None if scale is None else scale.to(device, non_blocking=True),
         )
 
-    @property
+    @functools.cached_property
     def left_out(self) -> Tensor | None:
         """() bool: the step must change nothing."""
         return None if self.found_inf is None else self.found_inf > 0
@@ -34,18 +35,22 @@ class Parameters:
     """Parameters of one group, on one device.
 
     Attributes:
-        views: indices of the parameters that are not dense in memory. The fused kernels assume
-            dense tensors, and would overwrite the elements in between.
-        dense: the tensors that the fused kernels update: the parameters, or contiguous copies of
-            those in `views`.
+        views: indices of the parameters that do not `fit`.
+        dense: the tensors that the kernels update: the parameters, or contiguous copies of those in
+            `views`.
     """
 
     def __init__(self, group: dict, parameters: list[Tensor]):
         self.group, self.parameters, self.device = group, parameters, parameters[0].device
-        self.views = [index for index, p in enumerate(parameters) if not is_dense(p)]
+        self.views = [index for index, p in enumerate(parameters) if not self.fits(p)]
         self.dense = list(parameters)
         for index in self.views:
             self.dense[index] = parameters[index].clone(memory_format=torch.contiguous_format)
+
+    def fits(self, parameter: Tensor) -> bool:
+        """Whether the kernels take the parameter as it lies in memory: they assume dense tensors,
+        and would overwrite the elements in between."""
+        return is_dense(parameter)
 
     def buffers(self, state: dict, name: str) -> list[Tensor]:
         """The state `name` of each parameter, zero at first, in the memory order of `dense`."""

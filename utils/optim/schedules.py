@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 # name -> the flags that have an effect with it; "warmup" stands for --warmup_epochs and
 # --warmup_steps. A schedule is a line here, its factor in `Schedule.after_warmup`, a row in
-# docs/flags.md, and a name in WITHOUT_SPAN if its factors do not depend on the number of steps.
+# docs/flags.md, and a name in LENGTH_INDEPENDENT if it is that.
 SCHEDULES: dict[str, tuple[str, ...]] = {
     "cosine": ("min_lr", "warmup"),
     "linear": ("min_lr", "warmup"),
@@ -21,7 +21,7 @@ SCHEDULES: dict[str, tuple[str, ...]] = {
 }
 # Schedules that do not depend on how many steps there will be. (step and multistep do not either,
 # where --step_epochs or --milestones say when the rate falls.)
-WITHOUT_SPAN = ("plateau", "constant")
+LENGTH_INDEPENDENT = ("plateau", "constant")
 # onecycle, as PyTorch's OneCycleLR by default: the fraction of the run in which the rate rises,
 # what the peak rate is divided by for the first step, and what that is divided by for the last one.
 RISE, START_DIVISOR, END_DIVISOR = 0.3, 25.0, 1e4
@@ -45,6 +45,8 @@ class Schedule:
         gamma: what step, multistep and plateau multiply the rate by when it falls.
         step_size: "step" only: optimizer steps between two falls of the rate, from step 0 on.
         milestones: "multistep" only: the optimizer steps at which the rate falls.
+        epoch_steps: the rate changes once in so many steps, at the start of an epoch; epoch e of W
+            epochs of warm-up has (e + 1) / (W + 1) of it. None: it changes in every step.
     """
 
     name: str
@@ -54,12 +56,18 @@ class Schedule:
     gamma: float = 0.1
     step_size: int = 1
     milestones: tuple[int, ...] = ()
+    epoch_steps: int | None = None
 
     def __post_init__(self):
         if self.name not in SCHEDULES:
             raise ValueError(f"the schedule is one of {sorted(SCHEDULES)}, not {self.name!r}")
 
     def factor(self, step: int) -> float:
+        if self.epoch_steps is not None:
+            epoch, warmup = step // self.epoch_steps, self.warmup_steps / self.epoch_steps
+            step = epoch * self.epoch_steps
+            if step < self.warmup_steps:
+                return (epoch + 1) / (warmup + 1)
         if step < self.warmup_steps:
             return (step + 1) / self.warmup_steps
         return self.after_warmup(step)
@@ -161,16 +169,18 @@ def build_schedule(
     step_epochs: float | None = None,
     milestones: list[float] | None = None,
     plateau_patience: int = 5,
+    per_epoch: bool = False,
 ) -> Schedule:
     """The schedule `name` (a key of SCHEDULES), with some of its lengths given in epochs.
 
     Args:
         lr, min_lr: peak and lowest learning rate.
-        total_steps: optimizer steps that the schedule spans.
+        total_steps: optimizer steps of the schedule, with the warm-up.
         step_epochs: of "step"; None: a third of the schedule.
         milestones: of "multistep", in epochs; None: after a half and three quarters of the schedule
             (He et al., "Deep residual learning" (2016), section 4.2).
         plateau_patience: of "plateau", in evaluations.
+        per_epoch: the rate changes between epochs alone.
     """
     step_size = total_steps / 3 if step_epochs is None else step_epochs * steps_per_epoch
     borders = (
@@ -186,5 +196,6 @@ def build_schedule(
         "gamma": gamma,
         "step_size": max(1, round(step_size)),
         "milestones": tuple(round(border) for border in borders),
+        "epoch_steps": steps_per_epoch if per_epoch else None,
     }
     return Plateau(**values, patience=plateau_patience) if name == "plateau" else Schedule(**values)

@@ -1,4 +1,4 @@
-"""mixup_policy.png: how much of each pair of classes meta-mixup mixes."""
+"""mixup_policy.png: how strongly meta-mixup mixes each pair of classes."""
 
 import io
 import os
@@ -12,7 +12,7 @@ from utils.reporting.classes import CLASSES_WITH_NAMES, CLASSES_WITH_NUMBERS, sh
 
 
 def draw_mean_lambda(mean: np.ndarray, classes: list[str], path: Path) -> None:
-    """Draws the mean of the larger weight of a mixed pair for each pair of classes.
+    """Draws the mean of the larger of lambda and 1 - lambda for each pair of classes.
 
     Args:
         mean: (classes, classes), 1/2 (half and half) to 1 (not mixed).
@@ -34,7 +34,7 @@ def draw_mean_lambda(mean: np.ndarray, classes: list[str], path: Path) -> None:
     room = max(0.02, (high - low) / 20)  # so that nearly equal values have nearly equal colours
     image = axis.imshow(mean, vmin=low - room, vmax=high + room, cmap="viridis")
     bar = figure.colorbar(image, ax=axis, shrink=0.8, fraction=0.04)
-    bar.set_label("mean weight of the larger part")
+    bar.set_label("mean of the larger of lambda and 1 - lambda")
     if count <= CLASSES_WITH_NAMES:
         names = [short_name(name) for name in classes]
         style = {"fontsize": 9 if with_numbers else 6, "parse_math": False}

@@ -64,9 +64,9 @@ def _passes(run: Run, model, objective: Classification, classes: int):
     def passes(batch):
         # A new one each time, as a failed pass leaves it incomplete.
         meta = build_meta(run, classes, strategy)
-        mixing = batch.mixing if meta is None else meta.choose(batch, lr)
+        mix_plan = batch.mix_plan if meta is None else meta.choose(batch, lr)
         yield
-        loss, _ = objective(batch.inputs, batch.targets, mixing)
+        loss, _ = objective(batch.inputs, batch.targets, mix_plan)
         (loss / batch.step_samples).backward()
         yield
         if meta is not None:

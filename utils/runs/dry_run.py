@@ -4,6 +4,7 @@ import importlib.util
 import shutil
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from utils.reporting.console import duration
 from utils.reporting.run_folder import RUNS
@@ -22,6 +23,16 @@ OPTIONAL = {
 }
 
 
+class StepTimes(NamedTuple):
+    """What `time_steps` measured."""
+
+    first_seconds: float  # of the very first step
+    seconds: float  # of all timed steps together
+    steps: int  # timed
+    samples: int  # in the timed steps
+    warm_up_steps: int  # not timed: slower than those of the run
+
+
 def rehearse(run: Run, trainer: Trainer, evaluated: int) -> None:
     """Trains up to TIMED_STEPS steps after WARM_STEPS, and prints what the run would take.
 
@@ -30,21 +41,23 @@ def rehearse(run: Run, trainer: Trainer, evaluated: int) -> None:
     """
     say, settings, loader = run.console.say, run.settings, trainer.loader
     left = trainer.plan.total_steps - trainer.progress.step
-    first, seconds, steps, samples, before = trainer.within_memory(
-        lambda: time_steps(trainer), save=False
-    )
-    step = seconds / steps
+    times: StepTimes = trainer.within_memory(lambda: time_steps(trainer), save=False)
+    step = times.seconds / times.steps
     epoch = step * loader.steps_per_epoch
-    say(f"dry run: {steps} steps of {loader.step_size} samples after {before} to warm up")
-    say(f"  first step     {first:.1f} s")
-    say(f"  speed          {samples / seconds:,.0f} samples/s, {1000 * step:,.1f} ms a step")
+    say(
+        f"dry run: {times.steps} steps of {loader.step_size} samples after {times.warm_up_steps} "
+        "to warm up"
+    )
+    say(f"  first step     {times.first_seconds:.1f} s")
+    speed = times.samples / times.seconds
+    say(f"  speed          {speed:,.0f} samples/s, {1000 * step:,.1f} ms a step")
     say(f"  an epoch       {duration(epoch)} ({loader.steps_per_epoch:,} steps)")
     say(f"  the run        {duration(step * left)} of training ({left:,} steps left), without")
     say(f"                 evaluations ({evaluated:,} samples each)")
     say(f"  memory         {peak_memory(run.device) / 2**30:.2f} GiB at most{_of_gpu(run)}")
-    needed, free, place = _disk(run, trainer)
-    kept = settings.checkpoint_hist + 2  # the newest, the best, and the one being written
-    line = f"  disk           {needed / 2**20:,.0f} MiB for {kept} checkpoints, "
+    checkpoints = settings.checkpoint_hist + 2  # the newest, the best, and the one being written
+    needed, (place, free) = checkpoints * _checkpoint_bytes(run, trainer), _free_space(run)
+    line = f"  disk           {needed / 2**20:,.0f} MiB for {checkpoints} checkpoints, "
     line += f"{free / 2**20:,.0f} MiB free in {place}"
     if free < needed:
         line += ": NOT ENOUGH; make room, keep fewer (--checkpoint_hist), or another --output"
@@ -57,13 +70,13 @@ def rehearse(run: Run, trainer: Trainer, evaluated: int) -> None:
     say("dry run: nothing was kept")
 
 
-def time_steps(trainer: Trainer) -> tuple[float, float, int, int, int]:
-    """(seconds of the first step; seconds, number and samples of the timed steps; number of steps
-    before or between them that are unlike those of the run)."""
+def time_steps(trainer: Trainer) -> StepTimes:
+    """Trains WARM_STEPS steps or more, until steps are as they will be in the run (see
+    `Stepper.settling`), and times those that follow."""
     # As in the last epoch, when all that is ever unfrozen trains: it takes most time and memory.
     trainer.prepare((trainer.plan.total_steps - 1) // trainer.loader.steps_per_epoch)
     trainer.train_step.start()
-    first, taken, samples, unlike = 0.0, [], 0, 0
+    first, taken, samples, warm_up = 0.0, [], 0, 0
     device = trainer.train_step.precision.device
     last = time.monotonic()
     for batch in _batches(trainer):
@@ -74,14 +87,14 @@ def time_steps(trainer: Trainer) -> tuple[float, float, int, int, int]:
         wait_for(device)
         before, last = last, time.monotonic()
         first = first or last - before
-        if unlike < WARM_STEPS or trainer.stepper.settling:
-            unlike += 1
+        if warm_up < WARM_STEPS or trainer.stepper.settling:
+            warm_up += 1
             continue
         taken.append(last - before)
         samples += batch.step_samples
         if len(taken) == TIMED_STEPS or sum(taken) > TIMED_SECONDS:
             break
-    return first, sum(taken), len(taken), samples, unlike
+    return StepTimes(first, sum(taken), len(taken), samples, warm_up)
 
 
 def _batches(trainer: Trainer):
@@ -100,11 +113,16 @@ def _of_gpu(run: Run) -> str:
     return f" of {torch.cuda.get_device_properties(run.device).total_memory / 2**30:.1f} GiB"
 
 
-def _disk(run: Run, trainer: Trainer) -> tuple[int, int, Path]:
-    """(bytes that the checkpoints need, bytes that are free, the folder in question)."""
-    trainer.save(final=True)  # into the temporary folder of the dry run
-    size = sum(file.stat().st_size for file in run.folder.checkpoints.rglob("*") if file.is_file())
+def _checkpoint_bytes(run: Run, trainer: Trainer) -> int:
+    """The size of a checkpoint; saves one into the temporary folder of the dry run."""
+    trainer.save(final=True)
+    files = run.folder.checkpoints.rglob("*")
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def _free_space(run: Run) -> tuple[Path, int]:
+    """(the folder that exists already among those above the run's folder, its free bytes)."""
     place = Path(run.settings.output or RUNS)
     while not place.exists():
         place = place.parent
-    return size * (run.settings.checkpoint_hist + 2), shutil.disk_usage(place).free, place
+    return place, shutil.disk_usage(place).free

@@ -10,13 +10,13 @@ from utils.engines.engine import Engine, RunFacts
 from utils.errors import UserError
 from utils.optim.factory import is_capturable
 from utils.runs.advice import launch_advice, memory_advice, phase_advice
-from utils.runs.mixing_control import build_mixing_control
+from utils.runs.build_mixing_control import build_mixing_control
 from utils.runs.optimization import (
     build_meta,
     build_optimizer_of,
     learning_rate,
     learns_pairs,
-    say_foreign_rates,
+    say_rates_of_another_optimizer,
     schedule_of,
 )
 from utils.runs.prepare import ReadyModel
@@ -56,24 +56,24 @@ def build_trainer(
                 "--val_fraction 0.1 (say)"
             )
     if checkpoint is None:
-        say_foreign_rates(run)
+        say_rates_of_another_optimizer(run)
     total_steps, limit = settings.epochs * loader.steps_per_epoch, "--epochs"
     if settings.max_steps is not None and settings.max_steps < total_steps:
         total_steps, limit = settings.max_steps, "--max_steps"
     if checkpoint is not None and _is_finished(run, checkpoint, total_steps, limit):
         return None
-    span = total_steps
+    schedule_steps = total_steps
     if settings.epochs_for_sched is not None:
-        span = settings.epochs_for_sched * loader.steps_per_epoch
+        schedule_steps = settings.epochs_for_sched * loader.steps_per_epoch
     # Imports PyTorch's compiler, in which C++ calls Python: an exception there would abort the
     # process.
     with run.signals.held():
-        engine, refusals = choose_engine(
+        engine, notes = choose_engine(
             run_facts(run, ready, task),
             cuda_graphs=settings.cuda_graphs,
             deterministic=settings.deterministic,
         )
-    train_step = _train_step(run, ready, task, checkpoint, span, engine)
+    train_step = _train_step(run, ready, task, checkpoint, schedule_steps, engine)
     metrics = open_metrics(run, checkpoint, task.card)
     log = TrainingLog(
         run.console,
@@ -103,7 +103,7 @@ def build_trainer(
             save_steps,
             save_seconds,
             run.another_exchange(),
-            _run_info(run, task, span),
+            _run_info(run, task, schedule_steps),
         ),
         agreed_signal=run.agreed_signal,
         freeze=ready.freeze,
@@ -112,7 +112,7 @@ def build_trainer(
     )
     if checkpoint is not None:
         trainer.restore(checkpoint)
-    for line in refusals:
+    for line in notes:
         run.console.say(line)
     return trainer
 
@@ -122,14 +122,13 @@ def _train_step(
     ready: ReadyModel,
     task: Task,
     checkpoint: Checkpoint | None,
-    span: int,
+    schedule_steps: int,
     engine: Engine,
 ) -> TrainStep:
-    """The optimizer step, on the model as `engine` wraps it; `span`: optimizer steps of the
-    schedule."""
+    """The optimizer step, on the model as `engine` wraps it."""
     settings, loader, strategy = run.settings, task.train, ready.strategy
     classes = len(task.card.classes)
-    pairs = learns_pairs(settings, classes, loader.step_size, span)
+    pairs = learns_pairs(settings, classes, loader.step_size, schedule_steps)
     policy = settings.mixup == "meta" and settings.meta_form == "policy"
     if policy and not pairs and checkpoint is None:
         run.console.say(
@@ -137,7 +136,7 @@ def _train_step(
             "them apart takes a longer run, and --meta_decay 0, which forgets nothing"
         )
     lr = learning_rate(run, loader.step_size)
-    schedule = schedule_of(run, lr, span, loader.steps_per_epoch, checkpoint)
+    schedule = schedule_of(run, lr, schedule_steps, loader.steps_per_epoch, checkpoint)
     guard = Guard(ready.model, strategy)
     with run.signals.held():  # an import of PyTorch's compiler, as in build_trainer
         optimizer = build_optimizer_of(
@@ -160,18 +159,18 @@ def _train_step(
     )
 
 
-def _run_info(run: Run, task: Task, span: int) -> dict:
+def _run_info(run: Run, task: Task, schedule_steps: int) -> dict:
     """`Checkpoint.run_info` of every checkpoint; the settings themselves are in config.yaml."""
     settings = run.settings
     return {
         "entry": settings.entry,
         "data": task.card.to_dict(),
         "data_fingerprint": task.data.fingerprint,
-        "schedule_steps": span,
+        "schedule_steps": schedule_steps,
         "threads": run.threads,
         "global_batch_size": task.train.step_size,
         "micro_batches": run.micro_batches or settings.accumulation_steps * run.exchange.size,
-        **run.engine(),
+        **run.numerical_environment(),
     }
 
 
@@ -187,6 +186,8 @@ def run_facts(run: Run, ready: ReadyModel, task: Task) -> RunFacts:
         capturable=is_capturable(run.settings.optimizer, run.settings.lookahead_k),
         learns_mixing=run.settings.mixup == "meta",
         unfreezes=ready.freeze is not None and ready.freeze.until is not None,
+        recomputes=run.settings.grad_checkpointing,
+        foreign=not type(ready.model).__module__.startswith("utils."),
     )
 
 

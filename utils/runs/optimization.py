@@ -8,6 +8,7 @@ from utils.distributed.strategies.base import Strategy
 from utils.exchange import Exchange
 from utils.mixup.meta import PolicyMixup, SampleMixup, VirtualStep
 from utils.mixup.policy import MixupPolicy, can_tell_pairs_apart
+from utils.models.parts import depths_of, heads_of
 from utils.optim.factory import build_optimizer
 from utils.optim.schedules import build_schedule
 from utils.optim.table import OPTIMIZERS
@@ -32,6 +33,12 @@ def build_optimizer_of(run: Run, model, lr: float, own=lambda parameter: paramet
         lr=lr,
         in_place_of=own,
         exchange=exchange,
+        lr_scales=lr_scales(
+            model,
+            settings.layer_decay,
+            settings.head_lr and settings.head_lr / settings.lr,
+            own,
+        ),
         weight_decay=settings.weight_decay,
         decay_all=settings.decay_all,
         lookahead_k=settings.lookahead_k,
@@ -40,6 +47,32 @@ def build_optimizer_of(run: Run, model, lr: float, own=lambda parameter: paramet
         **entry.values_of(settings),
         **entry.products(run.precision.name),
     )
+
+
+def lr_scales(
+    model,
+    layer_decay: float | None = None,
+    head_scale: float | None = None,
+    own=lambda parameter: parameter,
+) -> dict | None:
+    """What the learning rate is multiplied by for each parameter that the optimizer steps; None: 1
+    for all of them.
+
+    Args:
+        layer_decay: the rate of each block is this times the next one's (Clark et al., "ELECTRA"
+            (2020), arXiv:2003.10555); None: 1.
+        head_scale: of the head; None: 1.
+        own: what is stepped in place of a parameter of the model.
+    """
+    if layer_decay is None and head_scale is None:
+        return None
+    depths, decay = depths_of(model), layer_decay or 1.0
+    top = max(depths.values())
+    scales = {own(p): decay ** (top - depths[name]) for name, p in model.named_parameters()}
+    if head_scale is not None:
+        for head in heads_of(model):
+            scales |= {own(p): head_scale for p in model.get_submodule(head).parameters()}
+    return scales
 
 
 def learning_rate(run: Run, global_batch: int) -> float:
@@ -55,31 +88,35 @@ def learning_rate(run: Run, global_batch: int) -> float:
     return lr
 
 
-def say_foreign_rates(run: Run) -> None:
-    """Prints a note if an optimizer from the command line uses the recipe's rates for another
-    one."""
+def say_rates_of_another_optimizer(run: Run) -> None:
+    """Prints a note if the command line replaces the optimizer of a recipe, and the recipe's
+    learning rate, momentum or weight decay stay, which are not the defaults of the new one."""
     settings, origin = run.settings, run.origin
     entry = OPTIMIZERS[settings.optimizer]
-    own = entry.defaults(settings.task == "texts", **entry.values_of(settings))
-    foreign = [n for n in own if origin[n] == FILE and own[n] not in (None, getattr(settings, n))]
-    if origin["optimizer"] == COMMAND_LINE and foreign:
+    defaults = entry.defaults(settings.task == "texts", **entry.values_of(settings))
+    kept = [
+        name
+        for name, default in defaults.items()
+        if origin[name] == FILE and default not in (None, getattr(settings, name))
+    ]
+    if origin["optimizer"] == COMMAND_LINE and kept:
         run.console.say(
-            f"note: {', '.join(f'--{n} {getattr(settings, n):g}' for n in foreign)} as the recipe "
-            f"says; the default of --optimizer {settings.optimizer} is "
-            f"{', '.join(f'{own[n]:g}' for n in foreign)}"
+            f"note: {', '.join(f'--{name} {getattr(settings, name):g}' for name in kept)} as the "
+            f"recipe says; the default of --optimizer {settings.optimizer} is "
+            f"{', '.join(f'{defaults[name]:g}' for name in kept)}"
         )
 
 
 def schedule_of(
-    run: Run, lr: float, span: int, steps_per_epoch: int, checkpoint: Checkpoint | None
+    run: Run, lr: float, schedule_steps: int, steps_per_epoch: int, checkpoint: Checkpoint | None
 ):
-    """The schedule over `span` optimizer steps; notes if a resumed run departs from its old
-    plan."""
+    """The schedule over `schedule_steps` optimizer steps. Prints a note if the learning rate of a
+    resumed run departs from the schedule that it began with."""
     settings = run.settings
     warmup_steps = settings.warmup_steps
     if warmup_steps is None:
         warmup_steps = round(settings.warmup_epochs * steps_per_epoch)
-    if warmup_steps >= span:
+    if warmup_steps >= schedule_steps:
         run.console.say(f"note: the warm-up ({warmup_steps} steps) takes the whole schedule")
 
     def build(steps: int):
@@ -94,18 +131,19 @@ def schedule_of(
             step_epochs=settings.step_epochs,
             milestones=milestone_epochs(settings.milestones),
             plateau_patience=settings.plateau_patience,
+            per_epoch=settings.sched_per_epoch,
         )
 
-    schedule = build(span)
-    before = checkpoint and checkpoint.run_info.get("schedule_steps", span)
-    if before and before != span and settings.schedule_has_span:
+    schedule = build(schedule_steps)
+    before = checkpoint and checkpoint.run_info.get("schedule_steps", schedule_steps)
+    if before and before != schedule_steps and settings.schedule_depends_on_length:
         step = checkpoint.step
         now, then = (lr * plan.factor(step) for plan in (schedule, build(before)))
         keep = f"; --epochs_for_sched {before // steps_per_epoch} keeps the old plan"
         run.console.say(
-            f"note: the {settings.sched} schedule spans {span} steps now and spanned {before}: the "
-            f"learning rate goes on with {now:.3g}, where the old plan has {then:.3g}"
-            f"{keep if before % steps_per_epoch == 0 else ''}"
+            f"note: the {settings.sched} schedule spans {schedule_steps} steps now and spanned "
+            f"{before}: the learning rate goes on with {now:.3g}, where the old plan has "
+            f"{then:.3g}{keep if before % steps_per_epoch == 0 else ''}"
         )
     return schedule
 
@@ -117,7 +155,7 @@ def learns_pairs(settings, classes: int, step_size: int, total_steps: int) -> bo
         return False
     return can_tell_pairs_apart(
         classes,
-        looks=step_size if settings.task == "texts" else min(settings.meta_batch, step_size),
+        samples=step_size if settings.task == "texts" else min(settings.meta_batch, step_size),
         updates=total_steps // settings.meta_every,
         decay=settings.meta_lr * settings.meta_decay,
     )

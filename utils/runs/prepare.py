@@ -11,6 +11,7 @@ from utils.distributed.strategies.base import Strategy, build_strategy
 from utils.distributed.sync_batch_norm import sync_batch_norms
 from utils.errors import UserError
 from utils.fused import fuse, kernels
+from utils.models.parts import heads_of
 from utils.runs.auto_batch import choose_micro_batch
 from utils.runs.run import Run
 from utils.tasks.task import Task
@@ -44,8 +45,8 @@ def prepare_model(
     """Gives the model its weights, device, fused modules and strategy.
 
     Args:
-        model: on the CPU; `HEAD` names its last layer; if it has `mixes_inside = True`, its forward
-            takes the mixing plan as second argument.
+        model: on the CPU; if it has `mixes_inside = True`, its forward takes the mixing plan as
+            second argument.
         task: changed in place by --auto_batch: its loaders get the micro-batch that fits.
         pretrained: weights to start from.
     """
@@ -55,11 +56,14 @@ def prepare_model(
     model.to(run.device)
     freeze = None
     if settings.freeze_backbone:
-        freeze = Freeze(model, model.HEAD, settings.unfreeze_epoch)
+        freeze = Freeze(model, heads_of(model), settings.unfreeze_epoch)
         if settings.unfreeze_epoch is None:
             # For good, so that optimizer and strategy leave out what never trains.
             freeze.apply(0)
-    fuse(model, settings.fused)
+    try:
+        fuse(model, settings.fused)
+    except ValueError as error:
+        raise UserError(f"--fused {settings.fused}: {error}; leave it out") from None
     _say_fused(run)
     mixes_inside = getattr(model, "mixes_inside", False)
 
@@ -68,7 +72,7 @@ def prepare_model(
             called,
             run.precision,
             settings.label_smoothing,
-            mixing=settings.mixing != "none",
+            counts_mixing=settings.mixing_name != "none",
             clean_accuracy=settings.log_clean_accuracy,
             mixes_inside=mixes_inside,
             fused=settings.fused != "none",

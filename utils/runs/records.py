@@ -30,7 +30,7 @@ def open_metrics(
                 shutil.copyfile(source / "metrics.jsonl", folder.metrics)
         trackers = [] if settings.dry_run else _trackers(run, checkpoint)
         metrics = MetricsLog(folder.metrics, warn=run.console.say, trackers=trackers)
-        run.closing(metrics)
+        run.close_at_end(metrics)
         if checkpoint is None:
             metrics.cut(0)
         else:

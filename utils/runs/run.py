@@ -39,7 +39,7 @@ class Run:
                 f"bash run_distributed.sh {settings.entry} ..."
             )
         self.console = Console(silent=self.place is not None and self.place.rank > 0)
-        self._set_up_engine()
+        self._set_up_device()
         self._closing = contextlib.ExitStack()
         self.folder: RunFolder | SharedFolder | None = None  # only where something is trained
         self.progress = Progress()  # of the training
@@ -88,7 +88,7 @@ class Run:
             seconds,
             lambda: self.progress.step,
         )
-        self.closing(watch)
+        self.close_at_end(watch)
         self.agreed_signal = AgreedSignal(self.signals, Agreement(self.exchange, 2, watch))
         self._leave = leave
 
@@ -105,7 +105,8 @@ class Run:
         """Whether this process prints and writes for the whole run."""
         return self.exchange.rank == 0
 
-    def _set_up_engine(self) -> None:
+    def _set_up_device(self) -> None:
+        """Chooses device, threads and precision, and seeds PyTorch."""
         # In this import C++ calls Python: an exception raised there would abort the process.
         with self.signals.held():
             import torch
@@ -159,8 +160,8 @@ class Run:
         if kind is None and self.exchange.size > 1:
             self._leave()
 
-    def closing(self, thing):
-        """Returns `thing`, and closes it when the run ends."""
+    def close_at_end(self, thing):
+        """Returns `thing`, whose `close()` is called when the run ends."""
         return self._closing.enter_context(contextlib.closing(thing))
 
     def interrupted(self) -> bool:
@@ -219,7 +220,7 @@ class Run:
                 raise UserError(f"--{settings.action.name}: {source} has no checkpoint yet")
             self.console.say(f"{source} has no checkpoint yet: the run starts from the beginning")
             return None
-        for name, now in self.engine().items():
+        for name, now in self.numerical_environment().items():
             saved = loaded.run_info.get(name, now)
             if saved != now and settings.action.trains:
                 self.console.say(
@@ -227,11 +228,12 @@ class Run:
                     "in the last bits"
                 )
         if settings.action.trains:
-            self._keep_step(loaded.run_info)
+            self._keep_samples_per_step(loaded.run_info)
         return loaded
 
-    def _keep_step(self, saved: dict) -> None:
-        """Keeps the samples of an optimizer step when the number of processes has changed."""
+    def _keep_samples_per_step(self, saved: dict) -> None:
+        """Keeps the number of samples of an optimizer step if the run is resumed with another
+        number of processes."""
         settings, before = self.settings, saved.get("micro_batches")
         now = settings.accumulation_steps * self.exchange.size
         if before in (None, now):
@@ -254,11 +256,11 @@ class Run:
                 "run"
             )
 
-    def engine(self) -> dict:
-        """What a resumed run must have in common with the earlier one to end with the same bits."""
-        engine = {"device": self.device.type, "precision": self.precision.name}
-        engine["processes"] = self.exchange.size
-        return engine | ({"threads": self.threads} if self.device.type == "cpu" else {})
+    def numerical_environment(self) -> dict:
+        """What must be the same for a resumed run to compute the same bits."""
+        facts = {"device": self.device.type, "precision": self.precision.name}
+        facts["processes"] = self.exchange.size
+        return facts | ({"threads": self.threads} if self.device.type == "cpu" else {})
 
 
 def same(one: Path | None, other: Path) -> bool:

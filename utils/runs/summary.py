@@ -17,7 +17,7 @@ from utils.training.trainer import Trainer
 
 
 def write_report(
-    run: Run, trainer: Trainer, classes: list[str], status: str, test: dict | None, sizes: dict
+    run: Run, trainer: Trainer, classes: list[str], status: str, test: dict | None, further: dict
 ) -> None:
     """Writes the report. A full disk costs the report, not the run.
 
@@ -25,7 +25,7 @@ def write_report(
         classes: their names.
         status: "finished", "stopped_early" or "interrupted".
         test: loss, accuracy and samples on the test set; None: not measured.
-        sizes: entries of the summary about the data.
+        further: entries of the summary about the data and other measurements.
     """
     if not run.leads:
         return
@@ -38,7 +38,7 @@ def write_report(
         "model": run.model_name,
         "dataset": run.data_name,
         "optimizer": settings.optimizer,
-        "mixup": settings.mixing,
+        "mixup": settings.mixing_name,
         "mixing_strength": trainer.mixing_control and trainer.mixing_control.strength.current,
         "epochs": progress.step / trainer.loader.steps_per_epoch,
         "steps": progress.step,
@@ -66,7 +66,7 @@ def write_report(
         "threads": run.threads,
         "torch_version": torch.__version__,
         "seed": settings.seed,
-    } | sizes
+    } | further
     if progress.best_step is not None:
         summary |= {
             "best_epoch": progress.best_epoch,
@@ -75,7 +75,7 @@ def write_report(
         best = f"checkpoints/step-{progress.best_step:08}"
         if (run.folder.path / best).is_dir():
             summary["best_checkpoint"] = best
-    note = " (synthetic)" if sizes.get("synthetic") else ""
+    note = " (synthetic)" if further.get("synthetic") else ""
     title = f"{run.model_name} on {run.data_name}{note}, {settings.optimizer}"
     # The summary comes last: a run that has one counts as finished.
     text = to_json(summary, indent=2) + "\n"

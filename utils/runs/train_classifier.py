@@ -27,14 +27,14 @@ def train_classifier(
     run: Run, ready: ReadyModel, task: Task, checkpoint: Checkpoint | None
 ) -> None:
     """Trains as the settings ask for, from `checkpoint` on; or rehearses it, with --dry_run."""
-    decides = task.val or task.test
+    evaluated = task.val or task.test
     trainer = build_trainer(
-        run, ready, task, checkpoint, evaluate=lambda: measure_split(run, ready, decides)
+        run, ready, task, checkpoint, evaluate=lambda: measure_split(run, ready, evaluated)
     )
     if trainer is None:
         return
     if run.settings.dry_run:
-        rehearse(run, trainer, decides.samples)
+        rehearse(run, trainer, evaluated.samples)
     else:
         run_training(run, trainer, ready, task)
 
@@ -42,8 +42,7 @@ def train_classifier(
 def measure_split(
     run: Run, ready: ReadyModel, loader, classes: int | None = None, flip: bool = False
 ) -> Evaluation | None:
-    """The model on a split; with the number of `classes`, the confusion matrix too; with `flip`,
-    averaged over mirror images too. None when a signal has come."""
+    """Evaluates the model on the split of `loader`; see `evaluate`. None when a signal has come."""
     return evaluate(
         ready.model,
         loader.epoch(),
@@ -68,8 +67,8 @@ def run_training(run: Run, trainer: Trainer, ready: ReadyModel, task: Task) -> N
     settings, console, folder = run.settings, run.console, run.folder
     classes = task.data.classes
 
-    def report(status: str, figures: dict | None = None, best: dict | None = None) -> None:
-        write_report(run, trainer, classes, status, figures, task.sizes | (best or {}))
+    def report(status: str, test: dict | None = None, further: dict | None = None) -> None:
+        write_report(run, trainer, classes, status, test, task.summary_entries | (further or {}))
 
     _introduce(run, trainer)
     try:
@@ -79,8 +78,8 @@ def run_training(run: Run, trainer: Trainer, ready: ReadyModel, task: Task) -> N
         report("interrupted")
         raise
 
-    def measured(weights=contextlib.nullcontext, classes: int | None = None) -> Evaluation:
-        """`weights`: makes the context in which the model holds those to be measured."""
+    def measure_test_set(weights=contextlib.nullcontext, classes: int | None = None) -> Evaluation:
+        """`weights`: makes the context in which the model holds the weights to be measured."""
         with weights():
             result = measure_split(run, ready, task.test, classes, settings.flip_test)
         if result is None:  # a signal; the finished training is saved already
@@ -104,23 +103,23 @@ def run_training(run: Run, trainer: Trainer, ready: ReadyModel, task: Task) -> N
     epoch = progress.step / trainer.loader.steps_per_epoch
     tested = at_end.get("split") == "test" and at_end["step"] == progress.step
     if tested and not settings.report and not settings.flip_test:
-        last = Evaluation(*(at_end[key] for key in ("loss", "accuracy", "samples")))
+        test = Evaluation(*(at_end[key] for key in ("loss", "accuracy", "samples")))
     else:
         console.say("measuring on the test set")
-        last = measured(
+        test = measure_test_set(
             trainer.train_step.evaluated_weights, len(classes) if settings.report else None
         )
         if not tested:
-            trainer.log.metrics.write(step=progress.step, epoch=epoch, split="test", **last.figures)
+            trainer.log.metrics.write(step=progress.step, epoch=epoch, split="test", **test.figures)
         if settings.report:
-            report_classes(run, last, classes, folder.report)
-    best = _measure_best(run, trainer, last, measured)
-    report(status, last.figures, _named("flip_test", last.flip_figures) | best)
+            report_classes(run, test, classes, folder.report)
+    best = _measure_best(run, trainer, test, measure_test_set)
+    report(status, test.figures, _prefixed("flip_test", test.flip_figures) | best)
     if settings.flip_test:
-        console.say(flip_text(last))
-    finite = last.loss is not None and math.isfinite(last.loss)
+        console.say(flip_text(test))
+    finite = test.loss is not None and math.isfinite(test.loss)
     console.say(
-        f"test accuracy {last.accuracy:.2f} % on {last.samples:,} samples"
+        f"test accuracy {test.accuracy:.2f} % on {test.samples:,} samples"
         f"{'' if finite else ' (the loss is not finite)'}, after "
         f"{duration(progress.seconds_training)} of training: {folder.path}"
     )
@@ -129,37 +128,40 @@ def run_training(run: Run, trainer: Trainer, ready: ReadyModel, task: Task) -> N
 def _introduce(run: Run, trainer: Trainer) -> None:
     resumed = f", from step {trainer.progress.step}" if trainer.progress.step else ""
     parameters = sum(p.numel() for p in trainer.train_step.model.parameters())
-    many = ""
+    processes = ""
     if run.exchange.size > 1:
-        many = f" {run.exchange.size} processes ({run.settings.strategy}),"
+        processes = f" {run.exchange.size} processes ({run.settings.strategy}),"
     part = ""
     if trainer.freeze is not None:
-        trained = sum(p.numel() for p in trainer.freeze.head.parameters())
+        trained = sum(p.numel() for p in trainer.freeze.head_parameters())
         until = f" until epoch {trainer.freeze.until}" if trainer.freeze.until is not None else ""
         part = f", {trained / 1e6:.2f} M of them trained{until}"
     run.console.say(
         f"{run.model_name} ({parameters / 1e6:.2f} M parameters{part}) on {run.data_name} "
-        f"({trainer.loader.samples:,} samples),{many} {run.device.type} {run.precision.name}, "
+        f"({trainer.loader.samples:,} samples),{processes} {run.device.type} {run.precision.name}, "
         f"batch {trainer.loader.step_size}, {trainer.plan.total_steps} steps{resumed}; "
         f"run folder {run.folder.path}"
     )
 
 
-def _named(prefix: str, figures: dict) -> dict:
+def _prefixed(prefix: str, figures: dict) -> dict:
     """Loss and accuracy, where there are any, as entries of the summary."""
     return {f"{prefix}_{key}": figures[key] for key in ("loss", "accuracy") if key in figures}
 
 
-def _measure_best(run: Run, trainer: Trainer, last: Evaluation, measured: Callable) -> dict:
+def _measure_best(
+    run: Run, trainer: Trainer, test_of_last: Evaluation, measure_test_set: Callable
+) -> dict:
     """Measures the weights that were best on the validation split; entries of the summary.
 
     Args:
-        last: of the last weights.
+        test_of_last: of the last weights on the test set; not measured again if they are the best.
+        measure_test_set: () -> Evaluation of the weights that the model holds.
     """
     progress = trainer.progress
     if progress.best_step is None:
         return {}
-    path, result = run.folder.checkpoints / f"step-{progress.best_step:08}", last
+    path, result = run.folder.checkpoints / f"step-{progress.best_step:08}", test_of_last
     if progress.best_step != progress.step:
         try:
             weights = read_checkpoint(path).weights
@@ -168,7 +170,7 @@ def _measure_best(run: Run, trainer: Trainer, last: Evaluation, measured: Callab
             return {}
         # All is saved, so the model may now hold other weights.
         trainer.train_step.strategy.load(weights)
-        result = measured()
+        result = measure_test_set()
         epoch = progress.step / trainer.loader.steps_per_epoch
         trainer.log.metrics.write(
             step=progress.step, epoch=epoch, split="test", model="best", **result.figures
@@ -179,7 +181,7 @@ def _measure_best(run: Run, trainer: Trainer, last: Evaluation, measured: Callab
     )
     if run.settings.flip_test:
         run.console.say(f"the same weights, {flip_text(result)}")
-    return _named("best_test", result.figures) | _named("best_flip_test", result.flip_figures)
+    return _prefixed("best_test", result.figures) | _prefixed("best_flip_test", result.flip_figures)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ Each group of flags has a file. `--help` lists the groups from the last base cla
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from utils.settings.config import changed
 from utils.settings.data import DataSettings
@@ -30,6 +31,7 @@ class TrainSettings(
     """What every training run has, whatever it trains on."""
 
     flip_test = False  # a flag of pictures
+    grad_checkpointing = False  # a flag of vit_test.py
 
 
 @dataclass
@@ -37,6 +39,10 @@ class ImageSettings(PictureSettings, TrainSettings):
     """What training on pictures adds."""
 
     task = "pictures"
+    # (library, name) of the weights published for the model, None if there are none; and the flags
+    # with which there are some, for the message.
+    published_weights: ClassVar[tuple[str, str] | None] = None
+    published_for: ClassVar[str] = ""
 
 
 @dataclass

@@ -18,16 +18,16 @@ META_LR = {"policy": 0.05, "sample": 0.1}
 class MixingSettings(Config):
     mixup: str = setting(
         "none",
-        "Train on weighted means of two samples. The weights are drawn from a fixed "
-        "distribution, from one that follows how far the network overfits, measured on held-out "
-        "training samples (auto), or from one that is learned (meta; try auto first); a "
-        "number means fixed with this --alpha",
+        "Train on weighted means of two samples. Their weights, lambda and 1 - lambda, are drawn "
+        "from a fixed distribution, from one that follows how far the network overfits, measured "
+        "on held-out training samples (auto), or from one that is learned (meta; try auto first); "
+        "a number means fixed with this --alpha",
         group=GROUP,
         choices=("none", "fixed", "auto", "meta"),
     )
     alpha: float = setting(
         0.2,
-        "Weights are drawn from Beta(alpha, alpha): near 0 hardly anything is mixed, 1 is "
+        "lambda is drawn from Beta(alpha, alpha): near 0 hardly anything is mixed, 1 is "
         "uniform; with meta the learning starts there",
         group=GROUP,
         above=0,
@@ -44,7 +44,7 @@ class MixingSettings(Config):
     )
     mixup_mode: str | None = setting(
         None,
-        "Draw one weight for all samples of an optimizer step, or one for each sample",
+        "Draw one lambda for all samples of an optimizer step, or one for each sample",
         group=GROUP,
         choices=("batch", "sample"),
         default_text="batch; sample with --meta_form sample",
@@ -82,7 +82,7 @@ class MixingSettings(Config):
     )
     meta_form: str = setting(
         "policy",
-        "What meta learns: a distribution of weights for each pair of classes, or the weight "
+        "What meta learns: a distribution of lambda for each pair of classes, or the lambda "
         "of every single pair of samples, at several times the cost",
         group=GROUP,
         choices=("policy", "sample"),
@@ -100,7 +100,7 @@ class MixingSettings(Config):
     )
     meta_lr: float | None = setting(
         None,
-        "Learning rate of meta: of the policy's Adam, or the step size of a single weight",
+        "Learning rate of meta: of the policy's Adam, or the step size of a single lambda",
         group=GROUP,
         above=0,
         high=10,
@@ -123,32 +123,32 @@ class MixingSettings(Config):
 
     def ineffective(self):
         yield from super().ineffective()
-        for name, reason in self._without_effect():
-            yield name, reason, "meta_form" if "--meta_form" in reason else "mixup"
+        yield from self._without_effect()
 
     def _without_effect(self):
+        """(setting, reason, the setting that is the cause), as `ineffective`, of mixing alone."""
         if self.mixup == "none":
-            yield "alpha", "there is no mixup without --mixup fixed or meta"
+            yield "alpha", "there is no mixup without --mixup fixed or meta", "mixup"
         if self.mixup == "auto":
-            yield "alpha", "--mixup auto finds its own"
-        if self.mixing == "none":
+            yield "alpha", "--mixup auto finds its own", "mixup"
+        if self.mixing_name == "none":
             for name in ("mixup_mode", *ALWAYS):
-                yield name, "nothing is mixed without --mixup or --cutmix_alpha"
+                yield name, "nothing is mixed without --mixup or --cutmix_alpha", "mixup"
         if self.mixup != "meta":
             for name in ("meta_every", "meta_decay", *META):
-                yield name, "nothing is learned without --mixup meta"
+                yield name, "nothing is learned without --mixup meta", "mixup"
         elif self.meta_form == "sample":
             for name in ("meta_every", "meta_decay"):
-                yield name, "--meta_form sample learns anew in every step"
+                yield name, "--meta_form sample learns anew in every step", "meta_form"
             if not self.cutmix_alpha:
-                yield "mixup_mode", "--meta_form sample has a weight for each sample"
+                yield "mixup_mode", "--meta_form sample has a lambda for each sample", "meta_form"
 
     def check(self):
         super().check()
-        ineffective = {name for name, _ in self._without_effect()}
+        ineffective = {name for name, _, _ in self._without_effect()}
         if self.mixup_mode is None and "mixup_mode" not in ineffective:
-            each = self.mixup == "meta" and self.meta_form == "sample"
-            self.mixup_mode = "sample" if each else "batch"
+            per_sample = self.mixup == "meta" and self.meta_form == "sample"
+            self.mixup_mode = "sample" if per_sample else "batch"
         if self.meta_lr is None and self.mixup == "meta":
             self.meta_lr = META_LR[self.meta_form]
         if self.mixup_off_epoch >= self.epochs:
@@ -163,7 +163,7 @@ class MixingSettings(Config):
             )
 
     @property
-    def mixing(self) -> str:
+    def mixing_name(self) -> str:
         """What is mixed, for the summary: none, fixed, auto, meta, cutmix, "fixed, cutmix", ..."""
         ways = [] if self.mixup == "none" else [self.mixup]
         return ", ".join(ways + (["cutmix"] if self.cutmix_alpha else [])) or "none"

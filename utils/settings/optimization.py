@@ -1,10 +1,11 @@
 """Flags of the optimizer, its schedule, and what is kept of the weights."""
 
+import itertools
 from dataclasses import dataclass
 
 from utils.errors import UserError
 from utils.optim.entry import GROUP
-from utils.optim.schedules import SCHEDULES, WITHOUT_SPAN
+from utils.optim.schedules import LENGTH_INDEPENDENT, SCHEDULES
 from utils.optim.table import OPTIMIZERS
 from utils.setting import setting
 from utils.settings.config import Config
@@ -128,6 +129,9 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):
         low=0,
         unit="steps",
     )
+    sched_per_epoch: bool = setting(
+        False, "Change the learning rate between epochs alone, not in every step", group=GROUP
+    )
     min_lr: float = setting(
         0.0, "Final learning rate of cosine, linear and plateau", group=GROUP, low=0
     )
@@ -216,14 +220,16 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):
             yield "warmup_epochs", reason, "warmup_steps"
         if self.weight_decay == 0:
             yield "decay_all", "--weight_decay is 0", "weight_decay"
-        of_schedule = SCHEDULES[self.sched]
-        for name in ("min_lr", "gamma", "step_epochs", "milestones", "plateau_patience"):
-            if name not in of_schedule:
+        effective = SCHEDULES[self.sched]
+        for name in dict.fromkeys(itertools.chain(*SCHEDULES.values())):
+            if name not in effective and name != "warmup":
                 yield name, f"--sched {self.sched} has none", "sched"
-        if "warmup" not in of_schedule:
+        if "warmup" not in effective:
             for name in ("warmup_epochs", "warmup_steps"):
                 yield name, f"--sched {self.sched} has its own warm-up", "sched"
-        if not self.schedule_has_span:
+        if self.sched == "onecycle":
+            yield "sched_per_epoch", "--sched onecycle changes in every step", "sched"
+        if not self.schedule_depends_on_length:
             given = {"step": " with --step_epochs", "multistep": " with --milestones"}
             reason = f"--sched {self.sched}{given.get(self.sched, '')} does not depend on it"
             yield "epochs_for_sched", reason, "sched"
@@ -247,10 +253,15 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):
         milestone_epochs(self.milestones)
 
     @property
-    def schedule_has_span(self) -> bool:
+    def schedule_flags(self) -> tuple[str, ...]:
+        """What has an effect with --sched; "warmup" stands for the flags of the warm-up."""
+        return SCHEDULES[self.sched]
+
+    @property
+    def schedule_depends_on_length(self) -> bool:
         """Whether the learning rate depends on the number of epochs."""
         fixed = {"step": self.step_epochs, "multistep": self.milestones}
-        return self.sched not in WITHOUT_SPAN and fixed.get(self.sched) is None
+        return self.sched not in LENGTH_INDEPENDENT and fixed.get(self.sched) is None
 
 
 def milestone_epochs(text: str | None) -> list[float] | None:

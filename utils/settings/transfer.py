@@ -7,6 +7,8 @@ from utils.setting import setting
 from utils.settings.config import Config
 
 GROUP = "transfer"
+# Values of --pretrained that stand for the weights published for the model.
+PUBLISHED = ("imagenet", "published")
 
 
 @dataclass
@@ -26,6 +28,16 @@ class TransferSettings(Config):
     unfreeze_epoch: int | None = setting(
         None, "Train everything from this epoch on, counted from 0", group=GROUP, low=1,
         unit="epoch",
+    )  # fmt: skip
+    layer_decay: float | None = setting(
+        None,
+        "Learning rate of each block relative to the next one's: the head has the full rate, the "
+        "stem the lowest",
+        group=GROUP, above=0, below=1,
+    )  # fmt: skip
+    head_lr: float | None = setting(
+        None, "Peak learning rate of the head, instead of --lr", group=GROUP, above=0,
+        default_text="--lr",
     )  # fmt: skip
 
     def ineffective(self):

@@ -46,11 +46,15 @@ class Kind:
         """The entry's model, on the CPU, in the memory format of this kind."""
         return self._build(self.settings, card)
 
-    def imagenet_name(self) -> str:
-        """torchvision's name for the ImageNet weights that fit the model; UserError if none do."""
+    def load_published(self, say: Callable):
+        """The published weights that fit the model, a `Pretrained`; UserError if there are none.
+
+        Args:
+            say: is given a line before a download.
+        """
         raise UserError(
-            f"--pretrained imagenet: those weights are of pictures, and {self.model_name} is not: "
-            "name a run or a file"
+            f"--pretrained {self.settings.pretrained}: those weights are of pictures, and "
+            f"{self.model_name} is not: name a run or a file"
         )
 
     def load_task(self, run, card, pretrained):

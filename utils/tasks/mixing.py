@@ -19,7 +19,7 @@ def build_mixing(
         height, width: of pictures, in pixels.
         strength: of --mixup auto, see Mixing; None without it.
     """
-    if settings.mixing == "none":
+    if settings.mixing_name == "none":
         return None
     alphas = {"none": 0.0, "auto": 1.0}  # that of auto is scaled by the strength
     return Mixing(
@@ -28,13 +28,13 @@ def build_mixing(
         probability=settings.mixup_prob,
         per_sample=settings.mixup_mode == "sample",
         block=settings.mixup_block or settings.batch_size,
-        off_epoch=settings.mixup_off_epoch,
-        different=settings.mixup_inter,
+        off_epoch=settings.mixup_off_epoch or None,
+        different_classes=settings.mixup_inter,
         height=height,
         width=width,
-        learned=settings.meta_form if settings.mixup == "meta" else "",
-        clean=settings.meta_batch,
-        clean_every=settings.meta_every,
+        meta_form=settings.meta_form if settings.mixup == "meta" else None,
+        clean_samples=settings.meta_batch,
+        update_every=settings.meta_every,
         strength=strength,
     )
 

@@ -25,12 +25,12 @@ from utils.tasks.kinds import Kind
 from utils.tasks.mixing import auto_split, build_mixing
 from utils.tasks.task import Task
 from utils.weights.card import ModelCard
-from utils.weights.imagenet import torchvision_name
+from utils.weights.imagenet import load_imagenet
+from utils.weights.pretrained import Pretrained
+from utils.weights.timm_hub import load_timm
 
 # Most workers if --workers is not given: even two read faster than a GPU trains a small network.
 AUTOMATIC_WORKERS = 4
-# For building the model that fits ImageNet weights; only the sizes and the number of classes count.
-IMAGENET = ModelCard(tuple(map(str, range(1000))), (0.5,) * 3, (0.5,) * 3, 224, 224, 3)
 
 
 @dataclass(frozen=True)
@@ -198,16 +198,20 @@ class Pictures(Kind):
         memory_format = torch.channels_last if last else torch.contiguous_format
         return super().build_model(card).to(memory_format=memory_format)
 
-    def imagenet_name(self) -> str:
-        # The weights are loaded before the data set, whose pictures are normalised as they require,
-        # so the data set's card is not known yet. The architecture is found from a model for
-        # ImageNet, built without allocating memory.
-        with torch.device("meta"):
-            model = self._build(self.settings, IMAGENET)
-        return torchvision_name(model, self.model_name)
+    def load_published(self, say) -> Pretrained:
+        settings = self.settings
+        if settings.published_weights is None:
+            where = settings.published_for
+            way_out = f"there are for {where}" if where else "give a run or a file"
+            raise UserError(
+                f"--pretrained {settings.pretrained}: no weights are published for "
+                f"{self.model_name}; {way_out}"
+            )
+        library, name = settings.published_weights
+        return load_timm(name, say) if library == "timm" else load_imagenet(name)
 
     def load_task(self, run, card, pretrained) -> ImageTask:
-        return run.closing(
+        return run.close_at_end(
             load_image_task(
                 self.settings, run.device, run.console, card or pretrained, run.exchange
             )

@@ -39,15 +39,15 @@ class Task:
             loader.resize(batch_size, batch_size * ranks)
 
     @property
-    def sizes(self) -> dict:
-        """Entries of the summary."""
-        sizes = {
+    def summary_entries(self) -> dict:
+        """What the summary says of the data."""
+        entries = {
             "classes": len(self.data.classes),
             self.SKIPPED: self.data.skipped,
             "synthetic": self.data.synthetic,
         }
-        sizes |= self.further_sizes()
-        return sizes | ({} if self.val is None else {"val_samples": self.val.samples})
+        entries |= self.further_entries()
+        return entries | ({} if self.val is None else {"val_samples": self.val.samples})
 
-    def further_sizes(self) -> dict:
+    def further_entries(self) -> dict:
         return {}

@@ -30,7 +30,7 @@ class TextTask(Task):
 
     SKIPPED = "skipped_rows"
 
-    def further_sizes(self) -> dict:
+    def further_entries(self) -> dict:
         return {"vocabulary": self.data.vocab_size}
 
 
@@ -84,7 +84,7 @@ def load_text_task(
     synthetic = ", synthetic" if data.synthetic else ""
     console.say(
         f"data: {data.source} ({len(data.classes)} classes, {counts}{synthetic}; "
-        f"{data.train.lengths.mean():.0f} tokens each in the mean, vocabulary {data.vocab_size:,})"
+        f"{data.train.lengths.mean():.0f} tokens each on average, vocabulary {data.vocab_size:,})"
     )
     held_out, trained = (
         auto and _loader(data.train, settings, device, exchange, rows=rows)

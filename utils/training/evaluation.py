@@ -50,10 +50,10 @@ def evaluate(
 ) -> Evaluation | None:
     """Mean loss and accuracy of `model` over `batches`, each sample counted once.
 
-    The host reads the sums once, at the end. Returns None when `interrupted()` turned true. With
-    the number of `classes` the confusion matrix is counted too. With an `exchange` every rank has
-    its own part of the batches, as many as the others, and the counts are of all. With `flip` the
-    inputs are pictures, and a second forward pass of each batch takes their mirror images.
+    The host reads the sums once, at the end. Returns None if `interrupted()` has become true. With
+    the number of `classes` the confusion matrix is counted too. With an `exchange` each rank passes
+    its own batches, as many as the others, and the counts are of all ranks. With `flip` the inputs
+    are pictures, and a second forward pass of each batch takes their mirror images.
     """
     exchange = exchange or Exchange()
     training = model.training
@@ -62,7 +62,7 @@ def evaluate(
     sums = torch.zeros(5 if flip else 3, dtype=torch.float64, device=precision.device)
     counts = torch.zeros((classes or 0) ** 2, dtype=torch.int64, device=precision.device)
     try:
-        # A model that is divided is put together from tensors that must not know of inference.
+        # FSDP gathers weights in the forward pass; they must not become inference tensors.
         with torch.inference_mode() if exchange.size == 1 else torch.no_grad():
             for batch in batches:
                 if interrupted():

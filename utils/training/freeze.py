@@ -4,18 +4,25 @@ Its parameters require no gradient, so autograd keeps nothing of its forward pas
 nothing below the head; its BatchNorms use their running statistics and do not update them.
 """
 
+from collections.abc import Iterator
+
 from torch import nn
 
 
 class Freeze:
     """Args:
-    model: of which the layer `head` always trains.
+    model: of which the layers `heads` always train. Parameters that never train stay so.
     until: the epoch (from 0) from which on everything trains; None: never.
     """
 
-    def __init__(self, model: nn.Module, head: str, until: int | None = None):
+    def __init__(self, model: nn.Module, heads: tuple[str, ...], until: int | None = None):
         self.model, self.until = model, until
-        self.head = model.get_submodule(head)
+        self.heads = [model.get_submodule(head) for head in heads]
+        self._trained = [p for p in model.parameters() if p.requires_grad]
+
+    def head_parameters(self) -> Iterator[nn.Parameter]:
+        for head in self.heads:
+            yield from head.parameters()
 
     def frozen(self, epoch: int) -> bool:
         return self.until is None or epoch < self.until
@@ -24,6 +31,8 @@ class Freeze:
         """Sets the model to training mode as far as it trains in `epoch`."""
         frozen = self.frozen(epoch)
         self.model.train(not frozen)
-        self.model.requires_grad_(not frozen)
-        self.head.train()
-        self.head.requires_grad_(True)
+        for parameter in self._trained:
+            parameter.requires_grad_(not frozen)
+        for head in self.heads:
+            head.train()
+            head.requires_grad_(True)

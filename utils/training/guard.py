@@ -112,7 +112,8 @@ class OnNonFinite:
         self.saver.wait()
         saved = self.saver.store.steps()
         last = f"; the last checkpoint is of step {saved[-1]}" if saved else ""
-        lr = optimizer.param_groups[0]["base_lr"]
+        group = optimizer.param_groups[0]
+        lr = group["base_lr"] / group.get("lr_scale", 1.0)
         raise UserError(
             f"step {first + 1}: the loss or its gradient is not finite; the step was not applied. "
             f"Likely causes: a learning rate that is too high (--lr {lr:g}: lower it, add "

@@ -29,7 +29,7 @@ class TrainingLoader(Protocol):
     def steps_per_epoch(self) -> int:
         """Optimizer steps in an epoch, the last of which may be shorter."""
 
-    step_size: int  # samples in an optimizer step, of all ranks; with --batch_tokens in the mean
+    step_size: int  # samples in an optimizer step, of all ranks; with --batch_tokens on average
     mixing: Mixing | None  # how samples are mixed with each other
 
     @property

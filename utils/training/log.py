@@ -19,7 +19,7 @@ NOTABLE = {
 
 
 class TrainingLog:
-    """Writes the lines and records of a training.
+    """Writes the lines and records of a run.
 
     Args:
         console, metrics: of the run.

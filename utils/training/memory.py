@@ -88,7 +88,7 @@ def within_memory(
     """Calls work(); if it runs out of memory, raises UserError with a batch that fits.
 
     Args:
-        train_step, stepper: of the training that `work` does; the stepper may be the first.
+        train_step, stepper: with which `work` trains; they may be the same object.
         advice: which other flags save memory; None: none do.
         save: saves the last whole step, if it is to be saved; returns a note.
     """

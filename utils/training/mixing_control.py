@@ -7,7 +7,7 @@ from utils.mixup.auto import AutoStrength, Reading
 
 
 class MixingControl:
-    """Adjusts the strength of mixing during a training.
+    """Adjusts the strength of mixing in the course of a run.
 
     Args:
         strength: shared with the loader's Mixing, which calls it.

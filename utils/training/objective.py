@@ -1,5 +1,7 @@
 """From inputs and targets to a loss, and to the sums from which metrics are computed."""
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -11,7 +13,7 @@ SUMS = ("loss", "correct", "samples")
 # These follow where samples are mixed; `correct` then counts a sample's own class by lambda and
 # its partner's by 1 - lambda. `larger_lambda` adds up the larger of lambda and 1 - lambda.
 MIXED_SUMS = ("larger_lambda", "mixed", "clean_correct", "clean_samples")
-CLEAN_PART = 8  # --log_clean_accuracy: 1/8 of each batch is also evaluated unmixed
+CLEAN_FRACTION = 1 / 8  # --log_clean_accuracy: of each batch, also evaluated unmixed
 
 
 class Precision:
@@ -38,7 +40,8 @@ class Precision:
 
 
 def resolve_precision(name: str, device: torch.device) -> str:
-    """ "auto": bf16 where the GPU computes in it, fp16 on older ones, fp32 on a CPU."""
+    """The precision that --precision `name` means on this device. For "auto": bf16 on a GPU that
+    computes in it, fp16 on an older one, fp32 on a CPU."""
     if name != "auto":
         return name
     if device.type != "cuda":
@@ -54,9 +57,9 @@ class Classification:
         precision: of the forward pass; the loss is computed in float32.
         label_smoothing: fraction of the target that is spread evenly over all classes, 0 to 1:
             Szegedy et al., "Rethinking the Inception architecture" (2016), section 7.
-        mixing: batches may come mixed; the sums are then SUMS + MIXED_SUMS.
-        clean_accuracy: also evaluate a part of each batch unmixed, in evaluation mode.
-        mixes_inside: the model mixes by itself: it is called with the plan as second argument.
+        counts_mixing: batches may be mixed, so the sums are SUMS + MIXED_SUMS.
+        clean_accuracy: also evaluate CLEAN_FRACTION of each batch unmixed, in evaluation mode.
+        mixes_inside: the model itself mixes: the mixing plan is its second argument.
         fused: the loss of mixed batches reads the logits once, and keeps less for the backward
             pass.
     """
@@ -66,67 +69,66 @@ class Classification:
         model: nn.Module,
         precision: Precision,
         label_smoothing: float = 0.0,
-        mixing: bool = False,
+        counts_mixing: bool = False,
         clean_accuracy: bool = False,
         mixes_inside: bool = False,
         fused: bool = False,
     ):
         self.model, self.precision, self.label_smoothing = model, precision, label_smoothing
-        self.sums = SUMS + MIXED_SUMS if mixing else SUMS
+        self.sums = SUMS + MIXED_SUMS if counts_mixing else SUMS
         self.clean_accuracy, self.mixes_inside = clean_accuracy, mixes_inside
         self.fused = fused
 
-    def __call__(self, inputs: Tensor, targets: Tensor, mixing=None) -> tuple[Tensor, Tensor]:
+    def __call__(self, inputs: Tensor, targets: Tensor, mix_plan=None) -> tuple[Tensor, Tensor]:
         """One forward pass, mixed or not.
 
         Args:
             inputs: (n, ...), or a tuple of another form with `first(k)`, its first k samples (see
                 utils/packed.py).
             targets: (n,) int64.
-            mixing: None, or how the batch is mixed: `apply(inputs)` -> inputs, `partner` (n,)
-                int64 and `lam` (n,) (see utils/mixup/mixing.py).
+            mix_plan: None, or how the batch is mixed: a MixPlan (see utils/mixup/mixing.py).
         Returns:
             the loss summed over the samples (), and the sums (len(self.sums),) float64, detached.
         """
-        logits = self.logits(inputs, mixing)
-        loss = self.losses(logits, targets, mixing).sum()
+        logits = self.logits(inputs, mix_plan)
+        loss = self.losses(logits, targets, mix_plan).sum()
         if self.sums is SUMS:
             return loss, classification_sums(loss, logits, targets)
-        sums = mixed_sums(loss, logits, targets, mixing)
+        sums = mixed_sums(loss, logits, targets, mix_plan)
         return loss, torch.cat([sums, self._clean_sums(inputs, targets)])
 
-    def logits(self, inputs: Tensor, mixing=None) -> Tensor:
+    def logits(self, inputs: Tensor, mix_plan=None) -> Tensor:
         """(n, ...) -> (n, classes)."""
-        inside = () if mixing is None or not self.mixes_inside else (mixing,)
-        if mixing is not None and not inside:
-            inputs = mixing.apply(inputs)
+        plan_for_model = () if mix_plan is None or not self.mixes_inside else (mix_plan,)
+        if mix_plan is not None and not plan_for_model:
+            inputs = mix_plan.apply(inputs)
         with self.precision.autocast():
-            return self.model(inputs, *inside)
+            return self.model(inputs, *plan_for_model)
 
-    def losses(self, logits: Tensor, targets: Tensor, mixing=None) -> Tensor:
+    def losses(self, logits: Tensor, targets: Tensor, mix_plan=None) -> Tensor:
         """(n, classes), (n,) -> the loss of each sample (n,)."""
-        if mixing is None:
+        if mix_plan is None:
             return F.cross_entropy(
                 _full(logits), targets, reduction="none", label_smoothing=self.label_smoothing
             )
-        of_mixed = mixed_cross_entropy
-        if self.fused and not mixing.lam.requires_grad:
-            of_mixed = fused_cross_entropy
-        return of_mixed(logits, targets, targets[mixing.partner], mixing.lam, self.label_smoothing)
+        fused = self.fused and not mix_plan.lam.requires_grad
+        cross_entropy = fused_cross_entropy if fused else mixed_cross_entropy
+        partners = targets[mix_plan.partner]
+        return cross_entropy(logits, targets, partners, mix_plan.lam, self.label_smoothing)
 
     def _clean_sums(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """(correct, samples) of the unmixed part, (2,) float64; without gradients, random numbers
         or an update of BatchNorm's statistics."""
         if not self.clean_accuracy:
             return torch.zeros(2, dtype=torch.float64, device=targets.device)
-        part = -(-len(targets) // CLEAN_PART)
+        count = math.ceil(len(targets) * CLEAN_FRACTION)
         training = [module for module in self.model.modules() if module.training]
         self.model.eval()
         with torch.no_grad():
-            logits = self.logits(first_samples(inputs, part))
+            logits = self.logits(first_samples(inputs, count))
         for module in training:
             module.training = True
-        correct = (logits.argmax(1) == targets[:part]).sum()
+        correct = (logits.argmax(1) == targets[:count]).sum()
         return torch.stack([correct, torch.full_like(correct, len(logits))]).double()
 
 
@@ -168,15 +170,15 @@ def classification_sums(loss: Tensor, logits: Tensor, targets: Tensor) -> Tensor
     return torch.stack([loss.detach().double(), correct.double(), samples.double()])
 
 
-def mixed_sums(loss: Tensor, logits: Tensor, targets: Tensor, mixing) -> Tensor:
+def mixed_sums(loss: Tensor, logits: Tensor, targets: Tensor, mix_plan) -> Tensor:
     """SUMS and (sum of the larger of lambda and 1 - lambda, number) over the samples that have
     another one as partner: (5,) float64."""
     sums = classification_sums(loss, logits, targets)
-    if mixing is None:
+    if mix_plan is None:
         return torch.cat([sums, sums.new_zeros(2)])
-    lam, hit = mixing.lam.detach().double(), logits.detach().argmax(1)
-    sums[1] = (lam * (hit == targets) + (1 - lam) * (hit == targets[mixing.partner])).sum()
-    mixed = mixing.partner != torch.arange(len(targets), device=targets.device)
+    lam, guess = mix_plan.lam.detach().double(), logits.detach().argmax(1)
+    sums[1] = (lam * (guess == targets) + (1 - lam) * (guess == targets[mix_plan.partner])).sum()
+    mixed = mix_plan.partner != torch.arange(len(targets), device=targets.device)
     larger_lambda = (torch.maximum(lam, 1 - lam) * mixed).sum()
     return torch.cat([sums, torch.stack([larger_lambda, mixed.sum().double()])])
 

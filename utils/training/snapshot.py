@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a training, and how it is restored.
+"""What a checkpoint holds of a run, and how that is restored.
 
 `Saver.save` adds two entries to its state: `Checkpoint.run_info` and the length of the metrics.
 """
@@ -16,7 +16,7 @@ FORMAT = 1  # of state.json
 
 
 def snapshot(train_step: TrainStep) -> Checkpoint:
-    """The present state of a training; the tensors are its own, not copies. Collective.
+    """The present state of a run; the tensors are its own, not copies. Collective.
 
     Where parameters are divided, the tensors are those that this rank is to write.
     """
@@ -44,18 +44,18 @@ def snapshot(train_step: TrainStep) -> Checkpoint:
     step = train_step.progress.step
     if not any(divided for _, divided in told):
         return Checkpoint(step=step, state=state, **parts)
-    by_part = {
+    rows_of_parts = {
         "model": rows,
         "optimizer": _optimizer_rows(tensors, rows, parameters),
         "average": rows,
         "mixup": {},
     }
     own = {
-        part: None if t is None else own_tensors(t, by_part[part], exchange.rank)
+        part: None if t is None else own_tensors(t, rows_of_parts[part], exchange.rank)
         for part, t in parts.items()
     }
     own["mixup"] = own["mixup"] or None  # the first rank's alone
-    return Checkpoint(step=step, state=state, rows=by_part, **own)
+    return Checkpoint(step=step, state=state, rows=rows_of_parts, **own)
 
 
 def restore(train_step: TrainStep, checkpoint: Checkpoint) -> None:

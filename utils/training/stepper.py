@@ -1,4 +1,4 @@
-"""The interface of what takes the optimizer steps of a training."""
+"""The interface of what takes the optimizer steps of a run."""
 
 from typing import Protocol
 

@@ -12,17 +12,18 @@ from utils.data.batch import Batch
 from utils.distributed.strategies.base import Strategy
 from utils.training.average import Average
 from utils.training.guard import Guard
+from utils.training.mixing_learner import MixingLearner
 from utils.training.objective import SUMS, Precision
 from utils.training.progress import LeftOut, Progress
 
 
 class TrainStep:
-    """Takes a training's optimizer steps (it is a Stepper), and holds all that they change.
+    """Takes the optimizer steps of a run (it is a Stepper), and holds all that they change.
 
     Args:
         strategy: how the model is spread over processes; it has wrapped the model.
-        objective: (inputs, targets, mixing) -> summed loss, sums; `objective.sums` names the sums,
-            the loss first; by default SUMS (see objective.py).
+        objective: (inputs, targets, mixing plan) -> summed loss, sums; `objective.sums` names the
+            sums, the loss first; by default SUMS (see objective.py).
         optimizer: honours `found_inf` (see optim/factory.py).
         schedule: `apply(optimizer, step)` sets the learning rate.
         precision: its loss scaler is used around the backward pass.
@@ -30,9 +31,7 @@ class TrainStep:
         guard: judges whether a step is finite.
         clip: maximal global L2 norm of the gradient; None: unlimited.
         average: moving average of the weights, which is evaluated in their place; None: none.
-        meta: learns how samples are mixed: `choose(batch, lr)` returns the mixing plan of a
-            micro-batch; `update(bad, lr)` is called when the weights' `grad` holds the gradient of
-            the step (see mixup/meta.py). None: the plan, if there is one, comes with the batch.
+        meta: learns how samples are mixed; None: the batch has its whole plan, if it is mixed.
     """
 
     settling = False  # see Stepper; these steps are all alike
@@ -49,7 +48,7 @@ class TrainStep:
         guard: Guard,
         clip: float | None = None,
         average: Average | None = None,
-        meta=None,
+        meta: MixingLearner | None = None,
     ):
         self.strategy, self.model, self.exchange = strategy, strategy.model, strategy.exchange
         self.objective, self.optimizer, self.schedule = objective, optimizer, schedule
@@ -76,11 +75,11 @@ class TrainStep:
 
     def forward_backward_device(self, batch: Batch) -> None:
         """Device part of `forward_backward`; the learning rate is set already."""
-        mixing = batch.mixing
+        mix_plan = batch.mix_plan
         if self.meta is not None:
-            mixing = self.meta.choose(batch, self.learning_rate)
+            mix_plan = self.meta.choose(batch, self.learning_rate)
         with self.strategy.micro_batch(batch.ends_step):
-            loss, sums = self.objective(batch.inputs, batch.targets, mixing)
+            loss, sums = self.objective(batch.inputs, batch.targets, mix_plan)
             # The strategy averages gradients over the ranks, so the loss is multiplied by their
             # number here: the result is the gradient of the mean over the samples of the whole
             # step. A filler does not count; it lets all ranks run equally many passes.
@@ -132,7 +131,7 @@ class TrainStep:
 
     def pass_without_effect(self, batch: Batch) -> None:
         """A forward and backward pass that leaves no trace."""
-        loss, _ = self.objective(batch.inputs, batch.targets, batch.mixing)
+        loss, _ = self.objective(batch.inputs, batch.targets, batch.mix_plan)
         (loss * 0).backward()
         self.take_back()
 
@@ -166,4 +165,5 @@ class TrainStep:
     @property
     def learning_rate(self) -> float:
         """Of the current step, or of the last one."""
-        return self.optimizer.param_groups[0]["lr"]
+        group = self.optimizer.param_groups[0]
+        return group["lr"] / group.get("lr_scale", 1.0)

@@ -32,7 +32,7 @@ from utils.training.train_step import TrainStep
 
 @dataclass
 class TrainingPlan:
-    """How long a training lasts, and what it does when.
+    """How long a run trains, and what it does when.
 
     Args:
         total_steps: optimizer steps of the whole run.
@@ -211,11 +211,11 @@ class Trainer:
                 self._log_window()
             if progress.step % epoch_steps == 0 or progress.step >= plan.total_steps:
                 break
-            due = self._save_is_due()
+            save_is_due = self._poll_ranks()
             if self.agreed_signal.signum is not None:
                 clock.pause()
                 self._stop()
-            if due:
+            if save_is_due:
                 clock.pause()
                 self.save()
                 clock.resume()
@@ -230,10 +230,12 @@ class Trainer:
             self.prepare(epoch)  # the evaluation has changed the mode of what is frozen, too
             self.times.mark("evaluation")
 
-    def _save_is_due(self) -> bool:
-        """Whether a checkpoint is due, agreed by all ranks; also updates `agreed_signal`, so every
-        rank must call it equally often. An interval in steps is known to all; one in seconds is
-        measured by rank 0, whose answer arrives a step later where there are several."""
+    def _poll_ranks(self) -> bool:
+        """Updates `agreed_signal`, and returns whether a checkpoint is due. Collective.
+
+        An interval in steps is known to all ranks; one in seconds is measured by rank 0, whose
+        answer arrives a step later where there are several.
+        """
         saver, step, rank = self.saver, self.progress.step, self.train_step.exchange.rank
         by_steps = saver.every_steps is not None
         due = self.agreed_signal.poll(not by_steps and rank == 0 and saver.is_due(step))
@@ -279,8 +281,8 @@ class Trainer:
                 best, note = self._judge(evaluation, at["epoch"])
         log.say_epoch(at["epoch"], train, plan.eval_split, evaluation, note)
         log.advise(time_share)
-        due = self._save_is_due()  # collective, so never skipped
-        if due or finished or best or progress.stopped_early:
+        save_is_due = self._poll_ranks()  # collective, so never skipped
+        if save_is_due or finished or best or progress.stopped_early:
             self.save(final=finished or progress.stopped_early)
 
     def _judge(self, evaluation: Evaluation, epochs_done: float) -> tuple[bool, str]:

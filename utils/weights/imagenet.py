@@ -7,35 +7,12 @@ import warnings
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from utils.errors import UserError
 from utils.weights.files import canonical
 from utils.weights.pretrained import Pretrained
 
 TIMEOUT_S = 30  # longest wait for the next byte of a download
-
-
-def torchvision_name(model: nn.Module, model_name: str) -> str:
-    """torchvision's name for the architecture of `model`.
-
-    It is the model's attribute `torchvision_name`, absent or None where torchvision has no weights
-    for the model. `PUBLISHED` of its class says by which flags there are weights.
-
-    Args:
-        model_name: for the message of the error.
-
-    Raises:
-        UserError: torchvision has no weights for the model.
-    """
-    name = getattr(model, "torchvision_name", None)
-    if name is None:
-        published = getattr(model, "PUBLISHED", "")
-        raise UserError(
-            f"--pretrained imagenet: there are no ImageNet weights for {model_name}; "
-            + (f"there are for {published}" if published else "give a run or a file")
-        )
-    return name
 
 
 def load_imagenet(architecture: str) -> Pretrained:

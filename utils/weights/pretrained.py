@@ -3,6 +3,7 @@
 `load_pretrained` reads them, `fit_weights` copies all or none of them into a model.
 """
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +19,14 @@ from utils.checkpoints.checkpoint import (
     read_checkpoint,
 )
 from utils.errors import UserError
+from utils.models.named import convert_weights
+from utils.models.parts import heads_of
 from utils.weights.card import ModelCard, TextCard, card_of
 from utils.weights.files import read_pth, read_safetensors
 
 PICKLED = (".pth", ".pt", ".bin")
+# Weights in a folder of the Hugging Face hub, the best first.
+HUB_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +57,7 @@ def load_pretrained(source: str | Path, say: Callable = print) -> Pretrained:
 
     - the folder of a run: its best checkpoint if it has a validation split, else its newest;
     - the folder of a checkpoint;
+    - a model's folder from the Hugging Face hub, with config.json, or that in the hub's cache;
     - a `.safetensors` file, or a `.pth`, `.pt` or `.bin` file of PyTorch.
 
     Of a checkpoint, the averaged weights are read if there are any.
@@ -64,7 +70,8 @@ def load_pretrained(source: str | Path, say: Callable = print) -> Pretrained:
     """
     path = Path(source)
     if path.is_dir():
-        return _from_folder(path, say)
+        hub = _hub_folder(path)
+        return _from_folder(path, say) if hub is None else _from_hub_folder(hub)
     if not path.is_file():
         raise UserError(
             f"--pretrained {source}: there is no such file or folder; give one that exists, or "
@@ -85,34 +92,37 @@ def load_pretrained(source: str | Path, say: Callable = print) -> Pretrained:
 def fit_weights(model: nn.Module, pretrained: Pretrained, say: Callable = print) -> None:
     """Copies `pretrained` into `model`, or nothing if it does not fit.
 
-    Two differences are allowed, with a note to `say`. If the file's head has another shape or is
-    missing, the model's head stays as it is. If the first convolution takes 3 colours and the
-    model gray pictures, it is summed over the colours, which gives the same output for a gray
-    picture (as in timm: `adapt_input_conv` in timm/models/_manipulate.py). Tensors of another
-    dtype are converted.
+    Weights under other names, or for pictures of another size, are converted where the model or
+    timm knows how (`convert_weights` in utils/models/named.py). Two more differences are allowed,
+    with a note to `say`. If the file's head has another shape or is missing, the model's head stays
+    as it is. If the first convolution takes 3 colours and the model gray pictures, it is summed
+    over the colours, which gives the same output for a gray picture (as in timm:
+    `adapt_input_conv` in timm/models/_manipulate.py). Tensors of another dtype are converted.
 
     Args:
-        model: `HEAD` names its last layer. It may have `flags_for(tensors)`: the changes, mostly
-            flags, by which its parameters would have the shapes of `tensors`; an empty list if
-            they cannot be determined, None if no model of its class has those shapes.
+        model: it may have `flags_for(tensors)`: the changes, mostly flags, by which its parameters
+            would have the shapes of `tensors`; an empty list if they cannot be determined, None if
+            no model of its class has those shapes.
 
     Raises:
         UserError: any other tensor is missing, superfluous or of another shape, or values are not
             finite.
     """
-    head = model.HEAD
     state = model.state_dict()  # shares the memory of the model
     tensors = dict(pretrained.tensors)
+    if _shapes(state) != _shapes(tensors):
+        tensors = convert_weights(model, tensors)
     notes = []
-    ours = {name: t.shape for name, t in state.items() if name.startswith(f"{head}.")}
-    theirs = {name: t.shape for name, t in tensors.items() if name.startswith(f"{head}.")}
-    if ours != theirs:
-        classes = len(state[f"{head}.weight"])
-        weight = tensors.get(f"{head}.weight")
-        if weight is None:
+    for head in heads_of(model):
+        ours, theirs = _part(state, head), _part(tensors, head)
+        if _shapes(ours) == _shapes(theirs):
+            continue
+        classes = len([*ours.values()][-1])
+        if not theirs:
             notes.append(f"there is no head: one of {classes} classes starts untrained")
         else:
-            notes.append(f"head of {len(weight)} classes replaced by one of {classes}")
+            before = len([*theirs.values()][-1])
+            notes.append(f"head of {before} classes replaced by one of {classes}")
         state = {name: tensor for name, tensor in state.items() if name not in ours}
         tensors = {name: tensor for name, tensor in tensors.items() if name not in theirs}
     first = _first_convolution(model)
@@ -127,6 +137,14 @@ def fit_weights(model: nn.Module, pretrained: Pretrained, say: Callable = print)
             state[name].copy_(tensor)  # keeps its dtype, device and memory format
     for note in notes:
         say(f"{pretrained.source_text}: {note}")
+
+
+def _part(tensors: dict[str, Tensor], module: str) -> dict[str, Tensor]:
+    return {name: t for name, t in tensors.items() if name.startswith(f"{module}.")}
+
+
+def _shapes(tensors: dict[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in tensors.items()}
 
 
 def _check_fit(
@@ -220,6 +238,31 @@ def _from_folder(path: Path, say: Callable) -> Pretrained:
     except ValueError as error:
         raise UserError(f"{source}: its description of the data is wrong ({error})") from None
     return _with_card(checkpoint.weights, source, card)
+
+
+def _hub_folder(path: Path) -> Path | None:
+    """The folder with config.json, if `path` is of a model of the Hugging Face hub."""
+    snapshots = sorted(path.glob("snapshots/*/config.json"), key=lambda file: file.stat().st_mtime)
+    if snapshots:
+        return snapshots[-1].parent
+    return path if (path / "config.json").is_file() and not (path / STATE).exists() else None
+
+
+def _from_hub_folder(path: Path) -> Pretrained:
+    """The weights beside a config.json, as timm writes it."""
+    file = next((path / name for name in HUB_FILES if (path / name).is_file()), None)
+    if file is None:
+        raise UserError(f"--pretrained {path} has config.json, but none of {', '.join(HUB_FILES)}")
+    tensors = (read_safetensors if file.suffix == ".safetensors" else read_pth)(file)[0]
+    try:
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        config = config.get("pretrained_cfg", config)  # where timm has the normalisation
+        mean, std = (tuple(map(float, config[name])) for name in ("mean", "std"))
+    except (OSError, ValueError, TypeError, AttributeError):
+        raise UserError(f"{path / 'config.json'} is damaged: download it again") from None
+    except KeyError:
+        mean = std = None
+    return Pretrained(tensors, str(path), mean, std)
 
 
 def _with_card(

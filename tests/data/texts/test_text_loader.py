@@ -143,7 +143,7 @@ def test_order_depends_on_seed_and_epoch_alone(batch_tokens):
 @pytest.mark.parametrize("accumulation", [1, 3])
 @pytest.mark.parametrize("batch_tokens", [None, 40])
 def test_start_step_continues_exactly(accumulation, batch_tokens):
-    mixing = Mixing(alpha=0.4, block=2, learned="policy", clean=3, clean_every=2)
+    mixing = Mixing(alpha=0.4, block=2, meta_form="policy", clean_samples=3, update_every=2)
     settings = {"batch_tokens": batch_tokens, "mixing": mixing}
     loader = make_loader(99, 4, accumulation, **settings)
     whole = list(loader.epoch(1))
@@ -226,7 +226,7 @@ def test_micro_batches_of_tokens_hold_whole_blocks_of_the_mixing():
             assert len(batch.targets) % 8 == 0
         for batch in step:
             n = len(batch.targets)
-            assert sorted(batch.mixing.partner.tolist()) == list(range(n))
+            assert sorted(batch.mix_plan.partner.tolist()) == list(range(n))
 
 
 def test_fewer_batch_tokens_than_a_text_has_are_refused():
@@ -250,20 +250,20 @@ def test_borders_leave_no_step_empty(lengths, steps):
 
 @pytest.mark.parametrize("batch_tokens", [None, 60])
 def test_mixing_plans_and_clean_samples(batch_tokens):
-    mixing = Mixing(alpha=0.4, block=4, learned="sample", clean=6)
+    mixing = Mixing(alpha=0.4, block=4, meta_form="sample", clean_samples=6)
     loader = make_loader(130, 8, 2, batch_tokens=batch_tokens, mixing=mixing)
     for step in steps_of(loader.epoch(1)):
         own = set(visited(step))
         for batch in step:
             n = len(batch.targets)
-            assert batch.mixing.partner.shape == batch.mixing.lam.shape == (n,)
+            assert batch.mix_plan.partner.shape == batch.mix_plan.lam.shape == (n,)
             inputs, targets = batch.clean
             assert inputs.samples == len(targets) == 6 and not own & set(targets.tolist())
             tokens, offsets = texts(130)
             check_texts(batch._replace(inputs=inputs, targets=targets), tokens, offsets, 12)
             found = {id(tensor) for tensor in batch.tensors()}
             parts = (batch.inputs.ids, batch.inputs.place, batch.inputs.offsets, batch.targets)
-            parts += (batch.mixing.lam, inputs.ids, inputs.offsets, targets)
+            parts += (batch.mix_plan.lam, inputs.ids, inputs.offsets, targets)
             assert found >= {id(part) for part in parts}
 
 
@@ -275,8 +275,8 @@ def test_a_step_mixes_alike_with_any_accumulation():
         plans.append([])
         for step in steps_of(loader.epoch(0)):
             firsts = np.cumsum([0] + [len(batch.targets) for batch in step]).tolist()
-            partner = [b.mixing.partner + f for b, f in zip(step, firsts[:-1], strict=True)]
-            plans[-1] += [torch.cat(partner), torch.cat([b.mixing.lam for b in step])]
+            partner = [b.mix_plan.partner + f for b, f in zip(step, firsts[:-1], strict=True)]
+            plans[-1] += [torch.cat(partner), torch.cat([b.mix_plan.lam for b in step])]
     for other in plans[1:]:
         assert all(map(torch.equal, plans[0], other))
 

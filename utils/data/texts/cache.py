@@ -1,8 +1,8 @@
-"""Encodes a data set into token ids, and keeps them for later runs, which map them in.
+"""Encodes a data set into token ids, and caches them for later runs, which memory-map them.
 
 The cache is the folder `<cache_dir>/text-<key>/` (token_store.py). The key is made of the content
-of the source files and of every setting that influences the tokens, so that a run which finds the
-folder need not even parse the texts.
+of the source files and of every setting that influences the tokens, so a run that finds the folder
+need not even parse the texts.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def load_tokenized(
 
     Args:
         tokenizer: one that is to be trained sees only the texts that are trained on.
-        cache_dir: where tokens are kept.
+        cache_dir: where tokens are cached.
         val_fraction: fraction of the training texts that is held out for validation, below 1; 0:
             none.
         subset: how many of the others to train on: a fraction up to 1, or a number of texts; None:
@@ -88,10 +88,10 @@ def load_tokenized(
     texts = source.load()
     splits = _divide(texts, val_fraction, subset, seed)
     made = tokenizer.make(splits["train"].texts, progress)
-    return _kept(folder, _encode_all(texts, splits, made, max_tokens, progress))
+    return _write_to_cache(folder, _encode_all(texts, splits, made, max_tokens, progress))
 
 
-def _kept(folder: Path, data: TokenizedData) -> TokenizedData:
+def _write_to_cache(folder: Path, data: TokenizedData) -> TokenizedData:
     """The data, written to the cache and memory-mapped from there if possible."""
     try:
         keep(folder, data)
@@ -105,8 +105,8 @@ def _kept(folder: Path, data: TokenizedData) -> TokenizedData:
 
 
 def _key(source: TextSource, settings: dict) -> str:
-    """The key of a cache. File names are part of it: their ending tells the format, and the notes
-    that are kept quote them."""
+    """The key of a cache. File names are part of it: their endings tell the format, and the cached
+    notes quote them."""
     files = [[role, path.name, file_sum(path)] for role, path in source.files.items()]
     versions = [VERSION, STORE_VERSION, source.version, tokenizers.__version__]
     content = json.dumps([versions, source.name, files, settings], sort_keys=True)

@@ -2,6 +2,7 @@
 
 import functools
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,6 +14,14 @@ from utils.data.micro_batches import micro_batch_sizes
 from utils.data.steps import Piece
 from utils.errors import UserError
 from utils.packed import PackedTokens, pack
+
+
+class EpochSteps(NamedTuple):
+    """The optimizer steps of an epoch."""
+
+    epoch: int
+    order: np.ndarray  # (samples,) int64: the samples, as they are visited
+    borders: np.ndarray  # (steps + 1,) int64: where in it each step begins and the last one ends
 
 
 class TextLoader(Loader):
@@ -81,12 +90,13 @@ class TextLoader(Loader):
         self.starts, self.lengths = np.ascontiguousarray(starts), np.minimum(lengths, max_len)
         self.bucket_batches, self.batch_tokens = bucket_batches, batch_tokens
         self.micro_batches = micro_batches or accumulation * ranks
-        self._asked = batch_tokens, self.micro_batches  # as set by the user
+        # As set by the user, before `cut`.
+        self._given_tokens, self._given_micro_batches = batch_tokens, self.micro_batches
         self.token_steps, step_size = None, step_size or batch_size * self.micro_batches
         if batch_tokens is not None:
             self.token_steps = self._count_steps(batch_tokens)
             step_size = round(len(labels) / self.token_steps)  # the mean, for reporting speeds
-        self._made: tuple[int, np.ndarray, np.ndarray] | None = None
+        self._latest: EpochSteps | None = None
         super().__init__(
             labels,
             batch_size=batch_size,
@@ -107,7 +117,7 @@ class TextLoader(Loader):
         if steps > len(self.lengths):
             raise UserError(
                 f"--batch_tokens {batch_tokens} is less than a text has, "
-                f"{total / len(self.lengths):.0f} in the mean: set a larger number"
+                f"{total / len(self.lengths):.0f} on average: set a larger number"
             )
         return steps
 
@@ -122,7 +132,7 @@ class TextLoader(Loader):
     def order(self, epoch: int) -> np.ndarray:
         """(samples,) int64: the samples of an epoch in the order in which they are visited.
         `result[loader.order(0)] = predicted` puts predictions back into the order of the texts."""
-        return self._steps(epoch)[0]
+        return self._steps(epoch).order
 
     def padding(self, epoch: int = 0) -> float:
         """The fraction of padding, 0 to 1, that an epoch's micro-batches would have if padded."""
@@ -131,18 +141,16 @@ class TextLoader(Loader):
         padded = longest @ [piece.place.stop - piece.place.start for piece in pieces]
         return 1 - lengths.sum() / padded
 
-    def _steps(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """(samples,) int64, the order of an epoch, and (steps + 1,) int64, where in it each step
-        begins and the last one ends."""
+    def _steps(self, epoch: int) -> EpochSteps:
+        """The steps of an epoch; computed once, as the loader asks several times."""
         epoch = epoch if self.shuffle else 0
-        if self._made is None or self._made[0] != epoch:
-            self._made = (epoch, *self._shuffled(epoch))
-        return self._made[1:]
+        if self._latest is None or self._latest.epoch != epoch:
+            self._latest = self._compute_steps(epoch)
+        return self._latest
 
-    def _shuffled(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """`_steps`, computed."""
+    def _compute_steps(self, epoch: int) -> EpochSteps:
         if not self.shuffle:
-            return self._by_length, self._borders(self._by_length, 0)
+            return EpochSteps(epoch, self._by_length, self._borders(self._by_length, 0))
         generator = random_generator(self.seed, ORDER_STREAM, epoch)
         order = self._permutation(epoch, generator)
         # The last step is smaller if the samples do not fill it. Its texts are random: those at the
@@ -152,11 +160,12 @@ class TextLoader(Loader):
         order[:body] = self._by_buckets(order[:body])
         borders = self._borders(order, rest)
         sizes = np.diff(borders)
-        turn = np.arange(len(sizes))  # turn[i]: the step that is visited as number i
+        visited = np.arange(len(sizes))  # visited[i]: the step that comes as number i
         whole = len(sizes) - bool(rest)
-        turn[:whole] = generator.permutation(whole)
-        keys = generator.random(len(order)), np.repeat(np.argsort(turn), sizes)
-        return order[np.lexsort(keys)], np.append(0, np.cumsum(sizes[turn]))
+        visited[:whole] = generator.permutation(whole)
+        keys = generator.random(len(order)), np.repeat(np.argsort(visited), sizes)
+        borders = np.append(0, np.cumsum(sizes[visited]))
+        return EpochSteps(epoch, order[np.lexsort(keys)], borders)
 
     def _by_buckets(self, order: np.ndarray) -> np.ndarray:
         """The order with each bucket sorted by length, alternately up and down, so that a step
@@ -179,7 +188,7 @@ class TextLoader(Loader):
         return even_borders(self.lengths[order], self.token_steps)
 
     def pieces(self, epoch: int, start_step: int):
-        borders = self._steps(epoch)[1][start_step:].tolist()
+        borders = self._steps(epoch).borders[start_step:].tolist()
         for first, end in pairwise(borders):
             yield from self.pieces_of_step(first, end - first, self._micro_size(end - first))
 
@@ -202,8 +211,9 @@ class TextLoader(Loader):
 
     @property
     def rank_batch(self) -> int:
-        tokens, micro_batches = self._asked
-        return super().rank_batch if tokens is None else tokens * micro_batches // self.ranks
+        if self._given_tokens is None:
+            return super().rank_batch
+        return self._given_tokens * self._given_micro_batches // self.ranks
 
     def cuts(self) -> list[int]:
         return super().cuts() if self.token_steps is None else micro_batch_sizes(self.rank_batch)
@@ -214,15 +224,15 @@ class TextLoader(Loader):
             return
         self.batch_tokens, self.micro_batches = size, -(-self.rank_batch // size) * self.ranks
         self.token_steps = self._count_steps(size)
-        self.step_size, self._made = round(len(self.labels) / self.token_steps), None
+        self.step_size, self._latest = round(len(self.labels) / self.token_steps), None
         if self.mixing is not None:
-            texts = self.block if size >= self._asked[0] else size // int(self.lengths.max())
+            texts = self.block if size >= self._given_tokens else size // int(self.lengths.max())
             divisors = [n for n in range(2, self.block + 1) if self.block % n == 0]
             self.mixing.block = max([n for n in divisors if n <= texts] or divisors[:1] or [1])
 
     def resize(self, batch_size: int, step_size: int) -> None:
         super().resize(batch_size, step_size)
-        self._made = None
+        self._latest = None
 
     def largest(self) -> int:
         if self.token_steps is None:

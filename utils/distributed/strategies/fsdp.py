@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from utils.distributed.strategies.base import Synchronous
 from utils.exchange import Rows
+from utils.models.parts import blocks_of
 
 
 class FSDP(Synchronous):
@@ -31,7 +32,7 @@ class FSDP(Synchronous):
         self.skeleton = copy.deepcopy(model).to("meta")
         model.to(memory_format=torch.contiguous_format)  # it divides no other parameters
         mesh = init_device_mesh(device, (self.exchange.size,))
-        for unit in _units(model):
+        for unit in blocks_of(model):
             fully_shard(unit, mesh=mesh)
         fully_shard(model, mesh=mesh)
         self.model, self.parameters, self._of = model, {}, {}
@@ -85,9 +86,3 @@ class FSDP(Synchronous):
             for name, part in self.parameters.items()
             if part.grad is not None
         }
-
-
-def _units(model: nn.Module) -> list[nn.Module]:
-    """What is gathered at once: the members of the model's lists and sequences of layers."""
-    lists = [m for m in model.children() if isinstance(m, (nn.ModuleList, nn.Sequential))]
-    return [unit for layers in lists for unit in layers if any(True for _ in unit.parameters())]

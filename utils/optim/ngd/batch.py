@@ -34,8 +34,9 @@ class Batch(Parameters):
     Attributes:
         numbers: the axes of a parameter that have a Fisher matrix.
         size: elements of the stacked gradients, 0 if `is_plain`.
-        lies_stacked: whether parameters have the memory order and dtype of the stacked gradients.
-        takes_two: whether `precondition` needs a second buffer.
+        has_stacked_layout: whether parameters have the memory order and dtype of the stacked
+            gradients.
+        needs_second_buffer: whether `precondition` does.
     """
 
     def __init__(
@@ -55,11 +56,13 @@ class Batch(Parameters):
         # (B, D0, kernel ..., D1), without the axes that do not exist
         self.shape = len(parameters), *self.of_one[:1], *self.of_one[2:], *self.of_one[1:2]
         stacked = _as_parameters(torch.empty(self.shape, dtype=self.dtype, device="meta"))
-        self.lies_stacked = all(
+        self.has_stacked_layout = all(
             one.stride() == p.stride() and one.dtype == p.dtype
             for one, p in zip(stacked, self.dense, strict=True)
         )
-        self.takes_two = not self.lies_stacked or any(axis.whole for axis in self.axes)
+        self.needs_second_buffer = not self.has_stacked_layout or any(
+            axis.whole for axis in self.axes
+        )
 
     def _axis(self, number: int, state: dict) -> AxisBatch:
         """The Fisher matrices of an axis. The parameters' state is replaced by views of them."""
@@ -138,10 +141,10 @@ class Batch(Parameters):
 
         Args:
             memory, other: buffers of at least `size` elements; the result is in one of them.
-                `other` is used only if `takes_two`.
+                `other` is used only if `needs_second_buffer`.
         """
         x = memory[: self.size].view(self.shape)
-        other = other[: self.size].view(self.shape) if self.takes_two else None
+        other = other[: self.size].view(self.shape) if self.needs_second_buffer else None
         flags = self._take_momentum(flags)
         self._stack_gradients(x, flags)
         keeps_norm = self.group["norm"] == "gradient"
@@ -165,7 +168,7 @@ class Batch(Parameters):
 
     def _as_dense(self, natural: tuple[Tensor, ...], memory: Tensor | None) -> tuple[Tensor, ...]:
         """The gradients in the dtype and memory order of `dense`, for the fused kernel."""
-        if self.lies_stacked:
+        if self.has_stacked_layout:
             return natural
         parameters = self.dense
         size, memory = parameters[0].numel(), memory.flatten().view(parameters[0].dtype)

@@ -266,7 +266,7 @@ class NGD(Optimizer):
         for batch in self._batches:
             pair = sizes.setdefault((batch.device, batch.dtype), [0, 0])
             pair[0] = max(pair[0], batch.size)
-            pair[1] = max(pair[1], batch.size if batch.takes_two else 0)
+            pair[1] = max(pair[1], batch.size if batch.needs_second_buffer else 0)
         self._workspaces = {
             (device, dtype): [torch.empty(size, device=device, dtype=dtype) for size in pair]
             for (device, dtype), pair in sizes.items()

@@ -17,7 +17,7 @@ from utils.exchange import Exchange
 from utils.optim.ngd.batch import Batch
 from utils.optim.ngd.batched_fisher import FISHER, is_whole, renew_multipliers_
 
-PIECES = 8  # axes are split so that a rank's part consists of at least about so many pieces
+PIECES = 8  # axes are split so that each rank's part has about this many pieces, or more
 
 
 def shares_of(batches: list[Batch], exchange: Exchange) -> list[Shares]:

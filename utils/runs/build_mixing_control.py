@@ -19,7 +19,10 @@ def build_mixing_control(
         return None
     epoch_steps = loader.steps_per_epoch
     joins = auto.strength.plan(
-        total_steps, epoch_steps, loader.step_size, run.settings.mixup_off_epoch
+        total_steps,
+        epoch_steps,
+        loader.step_size,
+        run.settings.mixup_off_epoch or None,
     )
     if is_new:
         run.console.say(_description(auto.strength, loader.samples, joins))

@@ -1,4 +1,4 @@
-"""LAMB with sharded parameters takes the steps of a single process."""
+"""Optimizers with sharded parameters take the steps of one process. NGD: test_ngd_shares.py."""
 
 import pytest
 import torch
@@ -10,21 +10,26 @@ from utils.optim.factory import build_optimizer
 
 
 def network() -> nn.Module:
-    """With fewer rows than ranks, rows that 4 does not divide, and a bias that starts at 0."""
+    """With a kernel, matrices of one shape and of that shape transposed, fewer rows than ranks,
+    rows that 2 and 4 do not divide, and a bias that starts at 0."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 7), nn.ReLU(), nn.Linear(7, 3))
-    nn.init.zeros_(model[2].bias)
+    model = nn.Sequential(
+        nn.Linear(5, 24), nn.Unflatten(1, (6, 2, 2)), nn.Conv2d(6, 5, 2), nn.Flatten(),
+        nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 7), nn.ReLU(), nn.Linear(7, 6), nn.ReLU(),
+        nn.Linear(6, 7), nn.ReLU(), nn.Linear(7, 3),
+    )  # fmt: skip
+    nn.init.zeros_(model[4].bias)
     return model.double()
 
 
-def train(exchange, strategy: str, decay_all: bool, bias_correction: bool) -> list[torch.Tensor]:
+def train(exchange, strategy: str, name: str, options: dict) -> list[torch.Tensor]:
     """The weights after 20 steps, in which all ranks have the same samples, and one is left out."""
     model = network()
     spread = build_strategy(strategy, exchange)
     called = spread.wrap(model, unfreezes=False)
     optimizer = build_optimizer(
-        "lamb", model, lr=0.02, weight_decay=0.1, decay_all=decay_all, in_place_of=spread.own,
-        exchange=spread.optimizer_exchange, lamb_bias_correction=bias_correction,
+        name, model, lr=0.02, weight_decay=0.1, in_place_of=spread.own,
+        exchange=spread.optimizer_exchange, **options,
     )  # fmt: skip
     for step in range(20):
         generator = torch.Generator().manual_seed(step)
@@ -45,10 +50,18 @@ def train(exchange, strategy: str, decay_all: bool, bias_correction: bool) -> li
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 @pytest.mark.parametrize(
-    ("decay_all", "bias_correction"), [(False, True), (True, True), (True, False)]
+    ("name", "options"),
+    [
+        ("lamb", {}),
+        ("lamb", {"decay_all": True}),
+        ("lamb", {"decay_all": True, "lamb_bias_correction": False}),
+        ("muon", {}),
+        ("muon", {"decay_all": True, "lookahead_k": 3}),
+        ("madgrad", {}),
+    ],
 )
-def test_ranks_take_the_steps_of_one_process(worlds, size, strategy, decay_all, bias_correction):
-    alone = train(Exchange(), "ddp", decay_all, bias_correction)
-    for rank in worlds(size).run(train, strategy, decay_all, bias_correction):
+def test_ranks_take_the_steps_of_one_process(worlds, size, strategy, name, options):
+    alone = train(Exchange(), "ddp", name, options)
+    for rank in worlds(size).run(train, strategy, name, options):
         for one, other in zip(rank, alone, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)

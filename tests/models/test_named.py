@@ -1,0 +1,121 @@
+"""Models by name, from timm and from files of the user's own, and what is said of wrong names."""
+
+import pytest
+import torch
+from torch import nn
+
+from utils.errors import UserError
+from utils.models import named
+
+OWN = """
+from torch import nn
+from beside import WIDTH
+
+class Net(nn.Sequential):
+    def __init__(self, classes, width=WIDTH):
+        super().__init__(nn.Conv2d(3, width, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+                         nn.Linear(width, classes))
+
+class Wide(Net):
+    pass
+
+def function(): pass
+"""
+PICTURES = {"height": 32, "width": 32, "channels": 3}
+
+
+def refused(*parts, function, **arguments) -> None:
+    with pytest.raises(UserError) as error:
+        function(**arguments)
+    for part in parts:
+        assert part in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_names_are_found_by_a_word_or_a_pattern():
+    assert "vit_base_patch32_224" in named.timm_names("vit_base_patch32*")
+    assert named.timm_names("deit3_small") == ["deit3_small_patch16_224", "deit3_small_patch16_384"]
+    assert len(named.timm_names()) > 900
+    refused("no model of timm matches 'vit_bse_patch16_224' (near: vit_base_patch16_224",
+            function=named.timm_names, pattern="vit_bse_patch16_224")  # fmt: skip
+
+
+def test_a_model_of_timm_gets_the_pictures_size_and_the_arguments():
+    model = named.timm_model("test_vit.r160_in1k", 7, 64, 48, 1, {"drop_rate": 0.3})
+    assert model(torch.zeros(2, 1, 64, 48)).shape == (2, 7)
+    assert model.head_drop.p == 0.3
+    model = named.timm_model("test_convnext", 7, 64, 48, 3)  # takes pictures of any size
+    assert model(torch.zeros(2, 3, 64, 48)).shape == (2, 7)
+
+
+def test_models_that_cannot_be():
+    of_timm = {"function": named.timm_model, "classes": 5, **PICTURES}
+    refused("has no such model", "vit_base", "FILE.py:CLASS", name="vit_bse", **of_timm)
+    refused("cannot be built for pictures of 32x32 pixels with these arguments: ",
+            name="test_resnet", arguments={"nonsense": 1}, **of_timm)  # fmt: skip
+    model = named.timm_model("test_vit", 5, 160, 160, 3)
+    refused("--model test_vit does not take pictures of 32x32 pixels in 1 channel(s): ",
+            function=named.check_pictures, model=model, name="test_vit", classes=5,
+            **PICTURES | {"channels": 1})  # fmt: skip
+    refused("answers a picture with (1, 5), not with (1, 6)", function=named.check_pictures,
+            model=model, name="test_vit", classes=6, height=160, width=160,
+            channels=3)  # fmt: skip
+    refused("--model vit: ", "whole patches of 5", function=named.own_vit, classes=5, **PICTURES,
+            patch_size=5, layers=1, dim=8, heads=2, ffn=8, pooling="cls", positions="learned",
+            arguments={})  # fmt: skip
+
+
+def test_checking_the_pictures_changes_nothing():
+    model = named.timm_model("test_resnet", 5, **PICTURES)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    state = torch.random.get_rng_state()
+    named.check_pictures(model, "test_resnet", 5, **PICTURES)
+    assert model.training and torch.equal(torch.random.get_rng_state(), state)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_class_of_ones_own(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(OWN)
+    (tmp_path / "beside.py").write_text("WIDTH = 6")
+    model = named.own_class(f"{file}:Net", 5, {})
+    assert isinstance(model, nn.Sequential) and model[3].weight.shape == (5, 6)
+    assert named.own_class(f"{file}:Wide", 5, {"width": 3})[3].weight.shape == (5, 3)
+    wrong = {"function": named.own_class, "classes": 5, "arguments": {}}
+    refused("no nn.Module named Nut; it has Net, Wide", place=f"{file}:Nut", **wrong)
+    refused("no nn.Module named function", place=f"{file}:function", **wrong)
+    refused("name the class after a colon, as in", place=f"{file}:", **wrong)
+    refused("there is no file nowhere.py", place="nowhere.py:Net", **wrong)
+    refused("Net(classes) failed: ", "--model_kwargs", place=f"{file}:Net",
+            **wrong | {"arguments": {"wdth": 3}})  # fmt: skip
+    file.write_text("import not_there")
+    refused("cannot be imported: No module named 'not_there'", place=f"{file}:Net", **wrong)
+
+
+def test_arguments():
+    text = "pos_drop_rate=0.1,qkv_bias=false depth=3,init_values=1e-5,act_layer=relu,fc_norm=none"
+    assert named.arguments_of(text) == {
+        "pos_drop_rate": 0.1, "qkv_bias": False, "depth": 3, "init_values": 1e-5,
+        "act_layer": "relu", "fc_norm": None,
+    }  # fmt: skip
+    assert named.arguments_of(None) == {}
+    for wrong in ("depth", "=3", "depth=", "a-b=3"):
+        refused(
+            f"--model_kwargs {wrong}: write name=value", function=named.arguments_of, text=wrong
+        )
+
+
+def test_gradient_checkpointing_gives_the_same_gradients():
+    torch.manual_seed(0)
+    model = named.timm_model("test_vit", 5, **PICTURES).double()
+    x, gradients = torch.randn(4, 3, 32, 32, dtype=torch.float64), []
+    for checkpointed in (False, True):
+        if checkpointed:
+            named.checkpoint_gradients(model, "test_vit")
+        model.zero_grad()
+        model(x).square().sum().backward()
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    refused("Linear has no method set_grad_checkpointing", function=named.checkpoint_gradients,
+            model=nn.Linear(2, 2), name="Linear")  # fmt: skip

@@ -1,0 +1,95 @@
+"""--layer_decay and --head_lr: parameters with learning rates of their own."""
+
+import pytest
+import torch
+
+from utils.models.vit import ViT
+from utils.optim.factory import build_optimizer
+from utils.optim.schedules import build_schedule
+from utils.optim.table import OPTIMIZERS
+from utils.runs.optimization import lr_scales
+
+LR = 0.01
+
+
+def vit() -> ViT:
+    torch.manual_seed(0)
+    return ViT(5, 8, 8, layers=3, dim=16, heads=2, ffn=32).double()
+
+
+def test_scales():
+    model = vit()
+    assert lr_scales(model) is None
+    scales = lr_scales(model, 0.5, 3.0)
+    by_name = {name: scales[p] for name, p in model.named_parameters()}
+    assert by_name["pos_embed"] == by_name["patch_embed.proj.weight"] == 0.5**4
+    assert by_name["blocks.0.mlp.fc1.weight"] == 0.5**3
+    assert by_name["blocks.2.norm1.bias"] == by_name["norm.weight"] == 0.5
+    assert by_name["head.weight"] == by_name["head.bias"] == 3.0
+    assert {*lr_scales(model, head_scale=3.0).values()} == {1.0, 3.0}
+    assert lr_scales(model, 0.5)[model.head.weight] == 1.0
+
+
+def test_a_step_of_sgd_is_scaled():
+    """Against plain gradient descent with a rate for each parameter."""
+    model = vit()
+    scales = lr_scales(model, 0.5, 3.0)
+    optimizer = build_optimizer(
+        "sgd", model, lr=LR, weight_decay=0.0, momentum=0.0, lr_scales=scales
+    )
+    schedule = build_schedule("constant", lr=LR, total_steps=4, steps_per_epoch=4, warmup_steps=2)
+    schedule.apply(optimizer, 0)
+    x = torch.randn(4, 3, 8, 8, dtype=torch.float64)
+    model(x).square().sum().backward()
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer.step()
+    for old, parameter in zip(before, model.parameters(), strict=True):
+        expected = old - LR / 2 * scales[parameter] * parameter.grad
+        torch.testing.assert_close(parameter.detach(), expected, rtol=1e-12, atol=1e-14)
+
+
+def at_work(name: str, model, scales) -> torch.optim.Optimizer:
+    """The optimizer, with the rates that a schedule sets."""
+    own = OPTIMIZERS[name].own_defaults()
+    optimizer = build_optimizer(name, model, lr=1e-3, weight_decay=0.1, lr_scales=scales, **own)
+    build_schedule("constant", lr=1e-3, total_steps=4, steps_per_epoch=4).apply(optimizer, 0)
+    return optimizer
+
+
+def step(model, optimizer, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(4, 3, 8, 8, dtype=torch.float64, generator=generator)
+    optimizer.zero_grad()
+    model(x).square().sum().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_scales_of_one_change_nothing(name):
+    """The groups are divided, the steps are not."""
+    weights, groups = [], []
+    for ones in (None, (1.0, 1.0 + 2**-50)):
+        model = vit()
+        scales = ones and {p: ones[i % 2] for i, p in enumerate(model.parameters())}
+        optimizer = at_work(name, model, scales)
+        groups.append(len(optimizer.param_groups))
+        for seed in range(4):
+            step(model, optimizer, seed)
+        weights.append([p.detach() for p in model.parameters()])
+    assert groups[1] > groups[0]
+    for one, other in zip(*weights, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_follows_the_rates_of_its_groups(name):
+    model = vit()
+    scales = {p: 1.0 for p in model.parameters()} | {model.patch_embed.proj.weight: 1e-6}
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    step(model, at_work(name, model, scales), 0)
+    moved = {
+        n: ((p - before[n]).norm() / before[n].norm()).item()
+        for n, p in model.named_parameters()
+        if p.ndim > 1
+    }
+    assert 0 < moved["patch_embed.proj.weight"] < 0.01 * moved["blocks.0.mlp.fc1.weight"]

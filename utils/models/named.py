@@ -1,0 +1,232 @@
+"""Models by name: any classifier of timm, or a class in a file of the user's own."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import importlib.util
+import inspect
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from utils.errors import UserError
+
+# What timm's files call the function that brings weights by others under timm's names and sizes.
+CONVERTERS = ("checkpoint_filter_fn", "_filter_fn", "pretrained_filter_fn")
+
+
+def timm_names(pattern: str = "*") -> list[str]:
+    """timm's classifiers whose names match a shell pattern, sorted; a word alone may stand anywhere
+    in the name. Raises UserError if there is none."""
+    import timm
+
+    wild = pattern if any(sign in pattern for sign in "*?[") else f"*{pattern}*"
+    names = [name for name in timm.list_models() if fnmatch.fnmatch(name, wild)]
+    if not names:
+        raise UserError(f"--model list: no model of timm matches {pattern!r}{_near(pattern)}")
+    return names
+
+
+def own_vit(
+    classes: int,
+    height: int,
+    width: int,
+    channels: int,
+    *,
+    patch_size: int,
+    layers: int,
+    dim: int,
+    heads: int,
+    ffn: int,
+    pooling: str,
+    positions: str,
+    arguments: Mapping[str, object],
+) -> nn.Module:
+    """A `ViT` (utils/models/vit.py) of these sizes.
+
+    Args:
+        arguments: more of timm's VisionTransformer.
+
+    Raises:
+        UserError: the sizes do not fit each other or the pictures.
+    """
+    from utils.models.vit import ViT
+
+    try:
+        return ViT(
+            classes, height, width, channels, patch_size, layers, dim, heads, ffn, pooling,
+            positions, **arguments,
+        )  # fmt: skip
+    except (TypeError, ValueError) as error:
+        raise UserError(f"--model vit: {_one_line(error)}") from None
+
+
+def timm_model(
+    name: str,
+    classes: int,
+    height: int,
+    width: int,
+    channels: int,
+    arguments: Mapping[str, object] | None = None,
+) -> nn.Module:
+    """The classifier `name` of timm, with random weights. (n, channels, height, width) -> logits
+    (n, classes).
+
+    Args:
+        name: with or without the tag of its weights, as in vit_base_patch32_224.augreg_in21k.
+        arguments: of timm's function for the model, such as `drop_path_rate`.
+
+    Raises:
+        UserError: there is no such model, or it does not take the arguments or pictures.
+    """
+    import timm
+
+    if not timm.is_model(name.partition(".")[0]):
+        raise UserError(
+            f"--model {name}: timm {timm.__version__} has no such model{_near(name)}; "
+            "--model list prints the names, and FILE.py:CLASS takes a class of your own"
+        )
+    given = {"num_classes": classes, "in_chans": channels, **(arguments or {})}
+    try:
+        config = timm.get_pretrained_cfg(name)
+        if config is not None and config.fixed_input_size:
+            given.setdefault("img_size", (height, width))
+        return timm.create_model(name, **given)
+    except (AssertionError, AttributeError, RuntimeError, TypeError, ValueError) as error:
+        raise UserError(
+            f"--model {name} cannot be built for pictures of {width}x{height} pixels"
+            f"{' with these arguments' if arguments else ''}: {_one_line(error)}"
+        ) from None
+
+
+def own_class(place: str, classes: int, arguments: Mapping[str, object]) -> nn.Module:
+    """An instance of a class of the user's: `Class(classes, **arguments)`.
+
+    Args:
+        place: "path/to/file.py:Class". The file may import others from its folder.
+
+    Raises:
+        UserError: it cannot be found, or its constructor fails.
+    """
+    file, _, name = place.rpartition(":")
+    path = Path(file)
+    if not path.is_file():
+        raise UserError(f"--model {place}: there is no file {file}")
+    if not name.isidentifier():
+        raise UserError(f"--model {place}: name the class after a colon, as in {file}:Net")
+    spec = importlib.util.spec_from_file_location(f"model_of_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
+    try:
+        spec.loader.exec_module(module)
+    except (ImportError, SyntaxError) as error:
+        raise UserError(f"--model {place}: {file} cannot be imported: {_one_line(error)}") from None
+    found = getattr(module, name, None)
+    if not (inspect.isclass(found) and issubclass(found, nn.Module)):
+        own = [k for k, v in vars(module).items() if getattr(v, "__module__", "") == spec.name]
+        there = f"; it has {', '.join(own)}" if own else ""
+        raise UserError(f"--model {place}: {file} has no nn.Module named {name}{there}")
+    try:
+        return found(classes, **arguments)
+    except TypeError as error:
+        raise UserError(
+            f"--model {place}: {name}(classes) failed: {_one_line(error)}; its constructor takes "
+            "the number of classes, and --model_kwargs"
+        ) from None
+
+
+def check_pictures(
+    model: nn.Module, name: str, classes: int, height: int, width: int, channels: int
+) -> None:
+    """Shows the model a blank picture. Raises UserError unless it answers with (1, classes)."""
+    trains = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            answer = model(torch.zeros(1, channels, height, width))
+    except (AssertionError, IndexError, RuntimeError, TypeError, ValueError) as error:
+        raise UserError(
+            f"--model {name} does not take pictures of {width}x{height} pixels in {channels} "
+            f"channel(s): {_one_line(error)}"
+        ) from None
+    finally:
+        model.train(trains)
+    if not isinstance(answer, Tensor) or answer.shape != (1, classes):
+        shape = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
+        raise UserError(f"--model {name} answers a picture with {shape}, not with (1, {classes})")
+
+
+def checkpoint_gradients(model: nn.Module, name: str) -> None:
+    """Switches on gradient checkpointing (Chen et al., "Training deep nets with sublinear memory
+    cost" (2016), arXiv:1604.06174). Raises UserError if the model has none."""
+    try:
+        model.set_grad_checkpointing(True)
+    except (AssertionError, AttributeError):
+        raise UserError(
+            f"--grad_checkpointing: {name} has no method set_grad_checkpointing; leave it out"
+        ) from None
+
+
+def arguments_of(text: str | None) -> dict[str, object]:
+    """ "pos_drop_rate=0.1,qkv_bias=false" -> {"pos_drop_rate": 0.1, "qkv_bias": False}. The values
+    are numbers, true, false, none or words. Raises UserError."""
+    arguments = {}
+    for pair in filter(None, (text or "").replace(",", " ").split()):
+        name, equals, value = pair.partition("=")
+        if not (equals and name.isidentifier() and value):
+            raise UserError(
+                f"--model_kwargs {pair}: write name=value, separated by commas, as in "
+                "pos_drop_rate=0.1,proj_drop_rate=0.1"
+            )
+        arguments[name] = _value(value)
+    return arguments
+
+
+def convert_weights(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Weights for the same architecture from elsewhere, as `model` takes them: its own method
+    `convert_weights` or, for a model of timm, timm's function brings them under its names and to
+    the size of its pictures; without either, they are returned as they are."""
+    if hasattr(model, "convert_weights"):
+        return model.convert_weights(tensors)
+    home = sys.modules[type(model).__module__]
+    if not home.__name__.startswith("timm."):
+        return tensors
+    if home.__name__ == "timm.models.vision_transformer":
+        from utils.models.vit import vit_weights
+
+        return vit_weights(model, tensors)
+    converter = next((getattr(home, n) for n in CONVERTERS if hasattr(home, n)), None)
+    if converter is None:
+        return tensors
+    takes_model = len(inspect.signature(converter).parameters) > 1
+    return converter(tensors, model) if takes_model else converter(tensors)
+
+
+def _value(word: str) -> object:
+    known = {"true": True, "false": False, "none": None}
+    if word.lower() in known:
+        return known[word.lower()]
+    for kind in (int, float):
+        try:
+            return kind(word)
+        except ValueError:
+            continue
+    return word
+
+
+def _near(name: str) -> str:
+    import timm
+
+    near = difflib.get_close_matches(name.partition(".")[0], timm.list_models(), n=3, cutoff=0.6)
+    return f" (near: {', '.join(near)})" if near else ""
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__

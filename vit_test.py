@@ -1,0 +1,153 @@
+#!/usr/bin/env python3
+"""Trains a Vision Transformer, or any classifier of timm, on pictures: by default on CIFAR-10.
+
+python vit_test.py
+python vit_test.py --model convnext_tiny --pretrained --dataset imagefolder --data_dir my_pictures
+python vit_test.py --model my_net.py:Net
+python vit_test.py --model list 'vit_*'
+python vit_test.py --resume
+"""
+
+import sys
+from dataclasses import dataclass
+
+from utils.entry import end_process, print_lines, run_model
+from utils.errors import UserError
+from utils.setting import setting
+from utils.settings import ImageSettings, changed
+
+MODEL = "model"  # heading in --help
+OWN = "vit"  # the value of --model that takes these sizes
+SIZES = ("patch_size", "layers", "dim", "heads", "ffn", "pooling", "positions")
+WARMUP = 0.05  # fraction of the epochs, by default
+
+
+@dataclass
+class Settings(ImageSettings):
+    """The settings of this entry: those of every run on pictures, and those of its models."""
+
+    entry = "vit_test.py"
+    published_for = "the models of --model list"
+
+    epochs: int = changed(ImageSettings, "epochs", 100)
+    optimizer: str = changed(ImageSettings, "optimizer", "adamw")
+    warmup_epochs: float | None = changed(
+        ImageSettings, "warmup_epochs", None, default_text="a twentieth of the schedule"
+    )
+    pretrained: str | None = changed(
+        ImageSettings,
+        "pretrained",
+        help="Start from these weights: a .safetensors or .pth file, the folder of a run or of the "
+        "Hugging Face hub, or published for those that timm has for --model; a head for other "
+        "classes is replaced, and positions are resampled to other sizes of pictures",
+        bare="published",
+    )
+
+    model: str = setting(
+        OWN,
+        "vit, with the sizes below; the name of any classifier of timm; or FILE.py:CLASS, a class "
+        "of your own, made by CLASS(classes). `--model list [PATTERN]` prints timm's names",
+        group=MODEL,
+    )
+    patch_size: int = setting(4, "Side of a patch of vit", group=MODEL, low=1, unit="pixels")
+    layers: int = setting(9, "Blocks of vit", group=MODEL, low=1)
+    dim: int = setting(
+        192, "Width of a token's representation in vit; a multiple of --heads", group=MODEL, low=1
+    )
+    heads: int = setting(3, "Attention heads of vit", group=MODEL, low=1)
+    ffn: int = setting(768, "Width of the feed-forward layers of vit", group=MODEL, low=1)
+    pooling: str = setting(
+        "cls", "What the classifier of vit reads: an additional token, or the mean of all patches",
+        group=MODEL, choices=("cls", "mean"),
+    )  # fmt: skip
+    positions: str = setting(
+        "learned", "Positions of vit's patches: learned, or fixed sines and cosines",
+        group=MODEL, choices=("learned", "sincos"),
+    )  # fmt: skip
+    drop_rate: float = setting(
+        0.0, "Dropout before the classifier", group=MODEL, low=0, below=1
+    )  # fmt: skip
+    drop_path: float = setting(
+        0.0,
+        "Stochastic depth: probability of skipping the last block, decreasing towards the first",
+        group=MODEL, low=0, below=1,
+    )  # fmt: skip
+    grad_checkpointing: bool = setting(
+        False,
+        "Keep no activations inside the blocks, and compute them again in the backward pass: less "
+        "memory, a third more time",
+        group=MODEL, resume="free",
+    )  # fmt: skip
+    model_kwargs: str | None = setting(
+        None,
+        "More arguments of the model's constructor, as in pos_drop_rate=0.1,proj_drop_rate=0.1",
+        group=MODEL,
+    )  # fmt: skip
+
+    @property
+    def published_weights(self) -> tuple[str, str] | None:
+        return None if self.model == OWN or ":" in self.model else ("timm", self.model)
+
+    def ineffective(self):
+        yield from super().ineffective()
+        if self.model != OWN:
+            reason = f"--model {self.model} has its own sizes; see --model_kwargs"
+            yield from ((name, reason, "model") for name in SIZES)
+        if ":" in self.model:
+            for name in ("drop_rate", "drop_path"):
+                yield name, "a class of your own takes --model_kwargs", "model"
+
+    def check(self):
+        if self.warmup_epochs is None:
+            own = self.warmup_steps is not None or "warmup" not in self.schedule_flags
+            self.warmup_epochs = 0.0 if own else WARMUP * (self.epochs_for_sched or self.epochs)
+        super().check()
+        if self.dim % self.heads:
+            raise UserError(
+                f"--dim {self.dim} is not a multiple of --heads {self.heads}: each head gets an "
+                "equal part"
+            )
+
+
+def build_model(settings: Settings, card):
+    """The model for the pictures and classes of `card` (a ModelCard), on the CPU."""
+    from utils.models import named
+
+    name, classes = settings.model, len(card.classes)
+    pictures = {"height": card.height, "width": card.width, "channels": card.channels}
+    arguments = named.arguments_of(settings.model_kwargs)
+    if settings.drop_rate:
+        arguments["drop_rate"] = settings.drop_rate
+    if settings.drop_path:
+        arguments["drop_path_rate"] = settings.drop_path
+    if name == OWN:
+        sizes = {key: getattr(settings, key) for key in SIZES}
+        model = named.own_vit(classes, **pictures, **sizes, arguments=arguments)
+    elif ":" in name:
+        model = named.own_class(name, classes, arguments)
+    else:
+        model = named.timm_model(name, classes, **pictures, arguments=arguments)
+    named.check_pictures(model, name, classes, **pictures)
+    if settings.grad_checkpointing:
+        named.checkpoint_gradients(model, name)
+    return model
+
+
+def model_name(settings: Settings) -> str:
+    if settings.model == OWN:
+        return f"vit{settings.layers}x{settings.dim}p{settings.patch_size}"
+    return settings.model.rpartition(":")[2]
+
+
+def main(argv: list[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    if "list" in argv and argv[argv.index("list") - 1] == "--model":
+        from utils.models.named import timm_names
+
+        pattern = [word for word in argv[argv.index("list") + 1 :][:1] if not word.startswith("-")]
+        return print_lines(lambda: timm_names(*pattern))
+    return run_model(Settings, build_model, model_name, __doc__.splitlines()[0], argv)
+
+
+if __name__ == "__main__":
+    end_process(main())
