@@ -74,7 +74,7 @@ def every_step(exchange, values: dict) -> float:
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("values", [PLAIN, NESTEROV, DECAY], ids=["plain", "nesterov", "decay"])
 def test_rounds_of_one_step_are_ddp(worlds, size, values):
-    assert max(worlds(size).run(every_step, values)) < 1e-14
+    assert max(worlds(size).run(every_step, values)) < 1e-12
 
 
 def same_data(exchange, name: str) -> bool:
@@ -122,7 +122,7 @@ def one_round(exchange, init_h: int) -> tuple[float, float]:
 @pytest.mark.parametrize("init_h", [STEPS, 10 * STEPS])
 def test_a_single_round_is_the_mean_of_independent_runs(worlds, size, init_h):
     for from_mean, from_one in worlds(size).run(one_round, init_h):
-        assert from_mean < 1e-15
+        assert from_mean < 1e-12
         assert from_one > 1e-3
 
 
@@ -177,7 +177,7 @@ def outer_momentum(exchange) -> tuple[torch.Tensor, torch.Tensor]:
 def test_the_outer_optimizer_steps_along_the_mean(worlds):
     results = worlds(2).run(outer_momentum)
     for ours, by_hand in results:
-        torch.testing.assert_close(ours, by_hand, rtol=0, atol=1e-14)
+        torch.testing.assert_close(ours, by_hand, rtol=0, atol=1e-12)
         assert torch.equal(ours, results[0][0])
 
 

@@ -64,4 +64,4 @@ def test_ranks_take_the_steps_of_one_process(worlds, size, strategy, name, optio
     alone = train(Exchange(), "ddp", name, options)
     for rank in worlds(size).run(train, strategy, name, options):
         for one, other in zip(rank, alone, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)

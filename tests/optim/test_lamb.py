@@ -39,7 +39,7 @@ def test_it_equals_timms(bias_correction, decay_all, channels_last):
     steps(ours, optimizer, 0, 50)
     steps(theirs, timms(theirs, bias_correction, decay_all), 0, 50)
     for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
 
 
 def test_ratios_of_norms():
@@ -81,7 +81,7 @@ def test_parameters_of_other_dtypes_and_views_are_stepped():
         ours.step(), theirs.step()
     assert ours.param_groups[0]["step"] == 3
     for one, other in zip(parameters, copies, strict=True):
-        tolerance = 1e-12 if one.dtype == torch.float64 else 1e-6
+        tolerance = 1e-10 if one.dtype == torch.float64 else 1e-6
         torch.testing.assert_close(one.detach(), other.detach(), rtol=0, atol=tolerance)
 
 
@@ -100,7 +100,7 @@ def test_a_checkpoint_of_timms_goes_on():
     steps(ours, resumed, 5, 10)
     assert resumed.param_groups[0]["step"] == 10
     for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.parametrize("decay_all", [True, False])

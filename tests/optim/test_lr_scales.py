@@ -45,7 +45,7 @@ def test_a_step_of_sgd_is_scaled():
     optimizer.step()
     for old, parameter in zip(before, model.parameters(), strict=True):
         expected = old - LR / 2 * scales[parameter] * parameter.grad
-        torch.testing.assert_close(parameter.detach(), expected, rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(parameter.detach(), expected, rtol=1e-10, atol=1e-12)
 
 
 def at_work(name: str, model, scales) -> torch.optim.Optimizer:
@@ -78,7 +78,7 @@ def test_scales_of_one_change_nothing(name):
         weights.append([p.detach() for p in model.parameters()])
     assert groups[1] > groups[0]
     for one, other in zip(*weights, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-13)
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -34,6 +34,7 @@ def trainer(
     clean_accuracy=False,
     epochs=2,
     optimizer="adamw",
+    lr=0.05,
     **options,
 ):
     torch.manual_seed(0)
@@ -44,8 +45,9 @@ def trainer(
     mixing = loader.mixing is not None
     objective = Classification(model, FP32, 0.1, mixing, clean_accuracy, mixes_inside=True)
     made = make_trainer(
-        folder, model=model, data=loader, objective=objective, optimizer=optimizer, epochs=epochs
-    )
+        folder, model=model, data=loader, objective=objective, optimizer=optimizer, lr=lr,
+        epochs=epochs,
+    )  # fmt: skip
     made.evaluate = lambda: evaluate(model, data(shuffle=False).epoch(), FP32)
     return made
 
@@ -88,13 +90,13 @@ def test_any_division_of_a_step_trains_the_same(tmp_path, mixup_at):
 
 
 def test_learns_and_counts_each_text_once(tmp_path):
-    made = trainer(tmp_path, epochs=12, n=120)
+    made = trainer(tmp_path, epochs=12, n=240, lr=0.01)
     made.fit()
     model = made.train_step.model
     small, large = (
-        evaluate(model, data(120, size, shuffle=False).epoch(), FP32) for size in (7, 99)
+        evaluate(model, data(240, size, shuffle=False).epoch(), FP32) for size in (7, 99)
     )
-    assert small.samples == large.samples == 120
+    assert small.samples == large.samples == 240
     assert small.accuracy == large.accuracy > 90
     assert small.loss == pytest.approx(large.loss, rel=1e-5)
 

@@ -102,7 +102,7 @@ def export_onnx(
 
 def trace(model: nn.Module, samples: PictureSamples | TextSamples):
     """The ONNX model, without the source paths and lines that the exporter writes into it."""
-    # The exporter fails where attention with a mask takes its kernel for CPUs, whose strides differ.
+    # The exporter fails on the CPU's kernel for attention with a mask: its strides differ.
     try:
         with _silence(), sdpa_kernel(SDPBackend.MATH):
             program = torch.onnx.export(

@@ -133,7 +133,7 @@ def test_a_flag_of_zero_is_no_flag(decoupled):
         train(optimizer, parameters, range(15))
         runs.append(parameters)
     for one, other in zip(*runs, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-11)
 
 
 # ---- autocast -----------------------------------------------------------------------------------
