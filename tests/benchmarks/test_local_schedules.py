@@ -1,10 +1,10 @@
-"""docs/local.md has the table that benchmarks/local_schedules.py prints."""
+"""benchmarks/results/local.md has the table that benchmarks/local_schedules.py prints."""
 
 from pathlib import Path
 
 from benchmarks.local_schedules import CASES, table
 
-PAGE = Path(__file__).parents[2] / "docs" / "local.md"
+PAGE = Path(__file__).parents[2] / "benchmarks" / "results" / "local.md"
 
 
 def test_the_table_of_the_page():

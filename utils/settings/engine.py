@@ -27,7 +27,7 @@ class EngineSettings(Config):
     )
     compile: bool = setting(
         False,
-        "Compile the model with torch.compile; on a CPU that takes minutes at the start",
+        "Compile the model with torch.compile; the first step then takes seconds to minutes longer",
         group=GROUP,
         resume="free",
     )
