@@ -93,7 +93,7 @@ def make_trainer(
             lr=lr,
             weight_decay=weight_decay,
             decay_all=decay_all,
-            in_place_of=spread.own,
+            in_place_of=spread.optimized_tensor,
             exchange=exchange,
         ),
         schedule=Schedule("cosine", 10**6, 0),

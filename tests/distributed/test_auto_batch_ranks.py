@@ -6,7 +6,7 @@ import pytest
 import toy
 
 from utils.optim.factory import build_optimizer
-from utils.training.batch_probe import OnCPU, largest_that_fits
+from utils.training.batch_probe import CPUProbe, largest_that_fits
 from utils.training.objective import Classification, Precision
 
 
@@ -21,7 +21,7 @@ def probed(exchange, rooms: list[int]):
         objective(batch.inputs, batch.targets)[0].backward()
         yield
 
-    with mock.patch.object(OnCPU, "needed", lambda self, n: n / rooms[exchange.rank]):
+    with mock.patch.object(CPUProbe, "needed", lambda self, n: n / rooms[exchange.rank]):
         found = largest_that_fits(
             model,
             data,

@@ -46,7 +46,12 @@ def train(
     spread = build_strategy(strategy, exchange)
     wrapped = spread.wrap(model)
     steps = build_optimizer(
-        optimizer, model, lr=0.01, weight_decay=0.0, in_place_of=spread.own, exchange=exchange
+        optimizer,
+        model,
+        lr=0.01,
+        weight_decay=0.0,
+        in_place_of=spread.optimized_tensor,
+        exchange=exchange,
     )
     torch.manual_seed(exchange.rank)
     losses = []

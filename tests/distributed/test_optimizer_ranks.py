@@ -28,7 +28,7 @@ def train(exchange, strategy: str, name: str, options: dict) -> list[torch.Tenso
     spread = build_strategy(strategy, exchange)
     called = spread.wrap(model, unfreezes=False)
     optimizer = build_optimizer(
-        name, model, lr=0.02, weight_decay=0.1, in_place_of=spread.own,
+        name, model, lr=0.02, weight_decay=0.1, in_place_of=spread.optimized_tensor,
         exchange=spread.optimizer_exchange, **options,
     )  # fmt: skip
     for step in range(20):

@@ -51,7 +51,7 @@ def room_for(monkeypatch):
         def needed(self, samples: int) -> float:
             return 1e9 * samples / n
 
-        monkeypatch.setattr(batch_probe.OnCPU, "needed", needed)
+        monkeypatch.setattr(batch_probe.CPUProbe, "needed", needed)
         monkeypatch.setattr(auto_batch, "available_memory", lambda: 1e9)
 
     return limit
@@ -70,7 +70,7 @@ def test_smaller_micro_batches_keep_the_step(works, room_for):
     room_for(5)
     said = works(*TINY, "--bs", 16, "--auto_batch", "--output", "probed")
     assert "16 samples a step as 4 micro-batches of 4 (4 fit in 0.8 of 1 GB)" in said
-    assert "BatchNorm's statistics are of 4 samples instead of 16" in said
+    assert "BatchNorm's statistics are computed over 4 samples instead of 16" in said
     assert weights("by_hand") == weights("probed") and losses("by_hand") == losses("probed")
     found = summary("probed")
     assert (found["micro_batch_size"], found["accumulation_steps"]) == (4, 4)
@@ -140,7 +140,7 @@ def test_mixing_keeps_its_blocks_where_they_fit(works, room_for):
     assert "as 2 micro-batches of 8" in said and "blocks" not in said
     assert "mixup_block: 4  # auto_batch" in Path("larger/config.yaml").read_text()
     said = works(*mixed, "--bs", 16, "--output", "smaller")
-    assert "mixed with each other are blocks of 8 samples instead of 16" in said
+    assert "samples are mixed within blocks of 8 instead of 16" in said
     works("--resume", "smaller", "--epochs", 2)
 
 

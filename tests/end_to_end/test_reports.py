@@ -217,7 +217,7 @@ def test_more_epochs_change_the_schedule_unless_the_old_plan_is_kept(works):
         works(*flags, "--epochs", "2", "--output", output)
     said = works("--resume", "new plan", "--epochs", "3")
     note = "note: the cosine schedule spans 12 steps now and spanned 8"
-    assert note in said and "--epochs_for_sched 2 keeps the old plan" in said
+    assert note in said and "--epochs_for_sched 2 keeps the old schedule" in said
     said = works("--resume", "old plan", "--epochs", "3", "--epochs_for_sched", "2")
     assert "note: the cosine schedule" not in said
     works(*flags, "--epochs", "3", "--epochs_for_sched", "2", "--output", "whole")

@@ -130,9 +130,9 @@ def test_what_many_texts_keep_is_extrapolated_from_few_short_ones():
         logits.float().sum().backward()
         yield
 
-    room = batch_probe.OnCPU(model, data, passes, [], 1e9)
+    probe = batch_probe.CPUProbe(model, data, passes, [], 1e9)
     assert model.rounds_rows
-    line = max(at_least + (64 - room.least) * each for at_least, each in room.lines)
+    line = max(base + (64 - probe.least) * each for base, each in probe.bytes_of_passes)
     assert line == pytest.approx(max(kept_by(model, passes, data.trial(64))), rel=0.05)
 
 
@@ -232,8 +232,8 @@ def test_on_a_gpu_sizes_are_tried_with_the_reserve_held(failure, monkeypatch):
         cuda.most = 500 + 50 * batch.step_samples
         yield
 
-    tried = batch_probe.OnGPU(network(), loader(8), passes, [], 1000.0)
+    tried = batch_probe.GPUProbe(network(), loader(8), passes, [], 1000.0)
     assert len(tried.held) == 50  # 5 % of what is available
     assert tried.needed(6) == float("inf")
     assert tried.needed(4) == 500 + 50 * 4  # with the reserve in place of what is held
-    assert len(batch_probe.OnGPU(network(), loader(8), passes, [], 600.0).held) == 430
+    assert len(batch_probe.GPUProbe(network(), loader(8), passes, [], 600.0).held) == 430

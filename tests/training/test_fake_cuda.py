@@ -30,7 +30,7 @@ pytestmark = [
 ]
 
 # The lines that wait for the device: in evaluation, at a log line, and to measure time.
-EVALUATED = "loss, correct, samples, *of_flip = exchange.sum(sums).tolist()"
+EVALUATED = "sums, flip_sums = exchange.sum(torch.stack([sums, flip_sums])).tolist()"
 COUNTED = "matrix = counts.reshape(classes, classes).cpu().numpy() if classes else None"
 LOGGED = "values = torch.cat([window, self.guard.left_out.double()]).tolist()"
 WAITED = "torch.cuda.synchronize(device)"
@@ -303,7 +303,7 @@ def test_evaluation_reads_at_its_end(tmp_path, gpu, what):
             flip=flip,
         )
     assert found.confusion.shape == (3, 3)
-    numbers = 5 if flip else 3  # beside a matrix
+    numbers = 6  # three sums of the pictures and of their mirror images, beside a matrix
     assert gpu.reads == [(0, EVALUATED)] * numbers + [(0, COUNTED)]
 
 

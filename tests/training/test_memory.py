@@ -130,13 +130,13 @@ def test_advice_names_what_helps_in_that_run():
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ((8, 1), "--batch_size 8 does not fit, --batch_size 4 is likely to, with "
-                 "--accumulation_steps 2 for the same"),
-        ((6, 2), "--batch_size 6 does not fit, --batch_size 3 is likely to, with "
-                 "--accumulation_steps 4 for the same"),
-        ((7, 1), "--batch_size 7 does not fit, --batch_size 2 is likely to, with "
-                 "--global_batch 14 for the same"),
-        ((2, 1), "--batch_size 2 does not fit, and there is none smaller"),
+        ((8, 1), "--batch_size 8 does not fit, --batch_size 4 is likely to; "
+                 "--accumulation_steps 2 keeps the optimizer step the same"),
+        ((6, 2), "--batch_size 6 does not fit, --batch_size 3 is likely to; "
+                 "--accumulation_steps 4 keeps the optimizer step the same"),
+        ((7, 1), "--batch_size 7 does not fit, --batch_size 2 is likely to; "
+                 "--global_batch 14 keeps the optimizer step the same"),
+        ((2, 1), "--batch_size 2 does not fit, and no smaller size is possible"),
     ],
 )  # fmt: skip
 def test_one_of_many_processes_names_half_of_its_batch(tmp_path, flags, expected):

@@ -9,7 +9,7 @@ def phase_advice(settings, run, loader) -> dict[str, str]:
     """{phase: advice}, of what the settings do not already have; see training/log.py."""
     batch = _batch_flag(settings)
     advice = {
-        "optimizer": f"a larger {batch}, or --accumulation_steps 4, takes fewer of its steps",
+        "optimizer": f"a larger {batch}, or --accumulation_steps 4, makes fewer optimizer steps",
         "checkpoint": f"save less often than --save_every {settings.save_every}",
         "evaluation": f"evaluate less often by --eval_every {2 * (settings.eval_every or 1)}",
     }
@@ -17,9 +17,11 @@ def phase_advice(settings, run, loader) -> dict[str, str]:
     if cheaper := optimizer.advice(**optimizer.values_of(settings)):
         advice["optimizer"] += f"; {cheaper}"
     if settings.mixup == "meta" and settings.meta_form == "policy":
-        advice["optimizer"] += f"; --meta_every {2 * settings.meta_every} learns to mix more rarely"
+        advice["optimizer"] += (
+            f"; --meta_every {2 * settings.meta_every} updates the policy of mixing less often"
+        )
     if getattr(settings, "dataset", "") == "imagefolder":
-        advice["data"] = f"read by more processes: --workers {2 * loader.workers or 4}"
+        advice["data"] = f"read with more processes: --workers {2 * loader.workers or 4}"
     if run.precision.name == "fp32" and _computes_bf16(run.device):
         advice["forward_backward"] = "this machine computes faster with --precision bf16"
     elif run.device.type == "cuda" and not _computed_otherwise(settings):
@@ -34,13 +36,13 @@ def launch_advice(settings) -> str:
 
 def memory_advice(settings, device) -> dict[str, str]:
     """{"memory": what else may help where it has run out}."""
-    if device.type == "cpu":  # the heap fragments, so dropping activations saves little
+    if device.type == "cpu":  # recomputing saves little, as the heap is fragmented
         return {}
     if settings.fused == "memory" or settings.compile or settings.freeze_backbone:
         return {}
-    if settings.mixup == "meta" and settings.meta_form == "sample":  # of all but plain modules
+    if settings.mixup == "meta" and settings.meta_form == "sample":  # refused with --fused
         return {}
-    return {"memory": "--fused memory keeps about half as much of each sample"}
+    return {"memory": "--fused memory keeps about half as much memory for each sample"}
 
 
 def _batch_flag(settings) -> str:

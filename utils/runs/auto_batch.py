@@ -35,7 +35,7 @@ def choose_micro_batch(
     model.train()
     if freeze is not None and freeze.until is None:
         freeze.apply(0)
-    before = asked, _ = loader.micro_batch, getattr(loader.mixing, "block", None)
+    asked_size, asked_block = loader.micro_batch, getattr(loader.mixing, "block", None)
     with run.signals.held():  # imports PyTorch's compiler, where C++ calls Python
         found = largest_that_fits(
             model,
@@ -48,11 +48,11 @@ def choose_micro_batch(
         )
     if found.size is None:
         raise UserError(_nothing_fits(settings, run.device, found))
-    if min(asked, found.size) >= loader.rank_batch:  # the step was a single micro-batch already
-        loader.cut(asked)
+    if min(asked_size, found.size) >= loader.rank_batch:  # the step was one micro-batch already
+        loader.cut(asked_size)
     _set(run, loader)
     task.follow(settings.batch_size, run.exchange.size)
-    _say(run, loader, found, before, model)
+    _say(run, loader, found, asked_size, asked_block, model)
 
 
 def _passes(run: Run, model, objective: Classification, classes: int):
@@ -110,9 +110,9 @@ def _set(run: Run, loader) -> None:
     run.change_settings(changed, PROBED)
 
 
-def _say(run: Run, loader, found: Found, before: tuple, model) -> None:
+def _say(run: Run, loader, found: Found, asked_size: int, asked_block: int | None, model) -> None:
     ranks, count = run.exchange.size, loader.accumulation
-    size, asked = (min(each, loader.rank_batch) for each in (loader.micro_batch, before[0]))
+    size, asked = min(loader.micro_batch, loader.rank_batch), min(asked_size, loader.rank_batch)
     step, unit = loader.step_size, "samples"
     if not _by_samples(run.settings):
         step, unit = loader.rank_batch * ranks, "tokens"
@@ -123,10 +123,10 @@ def _say(run: Run, loader, found: Found, before: tuple, model) -> None:
     )
     norms = any(isinstance(module, _BatchNorm) and module.training for module in model.modules())
     if norms and size != asked:
-        line += f"; BatchNorm's statistics are of {size:,} samples instead of {asked:,}"
-    now = getattr(loader.mixing, "block", None)
-    if now != before[1]:
-        line += f"; mixed with each other are blocks of {now} samples instead of {before[1]}"
+        line += f"; BatchNorm's statistics are computed over {size:,} samples instead of {asked:,}"
+    block = getattr(loader.mixing, "block", None)
+    if block != asked_block:
+        line += f"; samples are mixed within blocks of {block} instead of {asked_block}"
     run.console.say(line)
 
 

@@ -13,7 +13,7 @@ def build_mixing_control(
     run: Run, ready: ReadyModel, task: Task, total_steps: int, is_new: bool
 ) -> MixingControl | None:
     """With --mixup auto, builds what adjusts the strength of mixing, and says what is held out of a
-    new run. The weights that train are measured, not their moving average."""
+    new run. The weights themselves are measured, not their moving average."""
     auto, loader = task.auto, task.train
     if auto is None:
         return None
@@ -54,5 +54,5 @@ def _description(strength, samples: int, joins: int | None) -> str:
     until = "" if joins is None else f" for the first {joins} epochs"
     return (
         f"--mixup auto: {strength.held_out:,} of the training samples are held out{until}, to "
-        "measure overfitting; others are used twice instead, so that epochs keep their length"
+        "measure overfitting; as many others are used twice, so that epochs keep their length"
     )

@@ -30,7 +30,7 @@ class StepTimes(NamedTuple):
     seconds: float  # of all timed steps together
     steps: int  # timed
     samples: int  # in the timed steps
-    warm_up_steps: int  # not timed: slower than those of the run
+    warm_up_steps: int  # before the timed ones, which are faster
 
 
 def rehearse(run: Run, trainer: Trainer, evaluated: int) -> None:
@@ -60,7 +60,9 @@ def rehearse(run: Run, trainer: Trainer, evaluated: int) -> None:
     line = f"  disk           {needed / 2**20:,.0f} MiB for {checkpoints} checkpoints, "
     line += f"{free / 2**20:,.0f} MiB free in {place}"
     if free < needed:
-        line += ": NOT ENOUGH; make room, keep fewer (--checkpoint_hist), or another --output"
+        line += (
+            ": NOT ENOUGH; make room, keep fewer (--checkpoint_hist), or choose another --output"
+        )
     say(line)
     missing = [name for name in OPTIONAL if importlib.util.find_spec(name) is None]
     for name in missing:
@@ -73,7 +75,7 @@ def rehearse(run: Run, trainer: Trainer, evaluated: int) -> None:
 def time_steps(trainer: Trainer) -> StepTimes:
     """Trains WARM_STEPS steps or more, until steps are as they will be in the run (see
     `Stepper.settling`), and times those that follow."""
-    # As in the last epoch, when all that is ever unfrozen trains: it takes most time and memory.
+    # As in the last epoch, when everything that is ever unfrozen trains, which takes the most.
     trainer.prepare((trainer.plan.total_steps - 1) // trainer.loader.steps_per_epoch)
     trainer.train_step.start()
     first, taken, samples, warm_up = 0.0, [], 0, 0
@@ -121,7 +123,7 @@ def _checkpoint_bytes(run: Run, trainer: Trainer) -> int:
 
 
 def _free_space(run: Run) -> tuple[Path, int]:
-    """(the folder that exists already among those above the run's folder, its free bytes)."""
+    """(the nearest existing folder at or above the run's folder, its free bytes)."""
     place = Path(run.settings.output or RUNS)
     while not place.exists():
         place = place.parent

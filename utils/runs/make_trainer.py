@@ -49,12 +49,11 @@ def build_trainer(
         evaluate: measures the validation split, or the test set if there is no such split.
     """
     settings, loader = run.settings, task.train
-    if task.val is None:
-        for flag in _needs_validation(settings):
-            raise UserError(
-                f"{flag} needs a validation split, the test set decides nothing: give "
-                "--val_fraction 0.1 (say)"
-            )
+    if task.val is None and (flags := _needs_validation(settings)):
+        raise UserError(
+            f"{flags[0]} needs a validation split, because the test set decides nothing: add "
+            "--val_fraction 0.1, for example"
+        )
     if checkpoint is None:
         say_rates_of_another_optimizer(run)
     total_steps, limit = settings.epochs * loader.steps_per_epoch, "--epochs"
@@ -128,19 +127,19 @@ def _train_step(
     """The optimizer step, on the model as `engine` wraps it."""
     settings, loader, strategy = run.settings, task.train, ready.strategy
     classes = len(task.card.classes)
-    pairs = learns_pairs(settings, classes, loader.step_size, schedule_steps)
-    policy = settings.mixup == "meta" and settings.meta_form == "policy"
-    if policy and not pairs and checkpoint is None:
+    tells_pairs_apart = learns_pairs(settings, classes, loader.step_size, schedule_steps)
+    learns_policy = settings.mixup == "meta" and settings.meta_form == "policy"
+    if learns_policy and not tells_pairs_apart and checkpoint is None:
         run.console.say(
-            f"--mixup meta learns one distribution for all pairs of the {classes} classes: to tell "
-            "them apart takes a longer run, and --meta_decay 0, which forgets nothing"
+            f"--mixup meta learns one distribution for all pairs of the {classes} classes: one for "
+            "each pair needs a longer run, and --meta_decay 0, which forgets nothing"
         )
     lr = learning_rate(run, loader.step_size)
     schedule = schedule_of(run, lr, schedule_steps, loader.steps_per_epoch, checkpoint)
     guard = Guard(ready.model, strategy)
     with run.signals.held():  # an import of PyTorch's compiler, as in build_trainer
         optimizer = build_optimizer_of(
-            run, ready.model, lr, strategy.own, strategy.optimizer_exchange
+            run, ready.model, lr, strategy.optimized_tensor, strategy.optimizer_exchange
         )
     average = None
     if settings.ema_decay is not None:
@@ -155,7 +154,7 @@ def _train_step(
         guard=guard,
         clip=settings.clip,
         average=average,
-        meta=build_meta(run, classes, strategy, run.exchange, pairs),
+        meta=build_meta(run, classes, strategy, run.exchange, tells_pairs_apart),
     )
 
 
@@ -204,7 +203,7 @@ def _is_finished(run: Run, checkpoint: Checkpoint, total_steps: int, limit: str)
     if step > total_steps:
         raise UserError(
             f"the run in {run.settings.resume} has done {step} steps and {limit} asks for "
-            f"{total_steps}: give more, or start a new run with --output"
+            f"{total_steps} steps: raise {limit}, or start a new run with --output"
         )
     try:
         summary = json.loads(run.folder.summary.read_text(encoding="utf-8"))
@@ -216,15 +215,15 @@ def _is_finished(run: Run, checkpoint: Checkpoint, total_steps: int, limit: str)
         return False
     if step < total_steps and not stopped_early:
         return False
-    how, more = ("has stopped early", "--early_stop_patience") if step < total_steps else (
-        "is finished", limit
-    )  # fmt: skip
+    if step < total_steps:
+        state, limit = "has stopped early", "--early_stop_patience"
+    else:
+        state = "is finished"
     report = f"; --resume {path} --eval_only --report makes its report"
     accuracy = summary["test_accuracy"]
     result = "not tested" if accuracy is None else f"test accuracy {accuracy:.2f} %"
     run.console.say(
-        f"this run {how}: {summary['epochs']:g} epochs, {result} in {path}; a larger {more} goes "
-        f"on with it"
-        f"{report if run.settings.report else ''}"
+        f"this run {state}: {summary['epochs']:g} epochs, {result} in {path}; a larger {limit} "
+        f"goes on with it{report if run.settings.report else ''}"
     )
     return True

@@ -18,12 +18,14 @@ from utils.settings.optimization import milestone_epochs
 from utils.training.objective import mixed_cross_entropy
 
 
-def build_optimizer_of(run: Run, model, lr: float, own=lambda parameter: parameter, exchange=None):
+def build_optimizer_of(
+    run: Run, model, lr: float, in_place_of=lambda parameter: parameter, exchange=None
+):
     """The optimizer that the settings ask for.
 
     Args:
-        own: what is stepped in place of a parameter of the model.
-        exchange: with the other ranks; None: it asks none.
+        in_place_of: parameter of the model -> the tensor that the optimizer updates in its place.
+        exchange: with the other ranks; None: the optimizer does not communicate.
     """
     settings = run.settings
     entry = OPTIMIZERS[settings.optimizer]
@@ -31,13 +33,13 @@ def build_optimizer_of(run: Run, model, lr: float, own=lambda parameter: paramet
         settings.optimizer,
         model,
         lr=lr,
-        in_place_of=own,
+        in_place_of=in_place_of,
         exchange=exchange,
         lr_scales=lr_scales(
             model,
             settings.layer_decay,
             settings.head_lr and settings.head_lr / settings.lr,
-            own,
+            in_place_of,
         ),
         weight_decay=settings.weight_decay,
         decay_all=settings.decay_all,
@@ -53,25 +55,25 @@ def lr_scales(
     model,
     layer_decay: float | None = None,
     head_scale: float | None = None,
-    own=lambda parameter: parameter,
+    in_place_of=lambda parameter: parameter,
 ) -> dict | None:
-    """What the learning rate is multiplied by for each parameter that the optimizer steps; None: 1
-    for all of them.
+    """{tensor that the optimizer updates: the factor of its learning rate}; None: all are 1.
 
     Args:
-        layer_decay: the rate of each block is this times the next one's (Clark et al., "ELECTRA"
-            (2020), arXiv:2003.10555); None: 1.
+        layer_decay: each block's learning rate is that of the block above it times this (Clark et
+            al., "ELECTRA" (2020), arXiv:2003.10555); None: 1.
         head_scale: of the head; None: 1.
-        own: what is stepped in place of a parameter of the model.
+        in_place_of: see `build_optimizer_of`.
     """
     if layer_decay is None and head_scale is None:
         return None
     depths, decay = depths_of(model), layer_decay or 1.0
     top = max(depths.values())
-    scales = {own(p): decay ** (top - depths[name]) for name, p in model.named_parameters()}
+    scales = {in_place_of(p): decay ** (top - depths[name]) for name, p in model.named_parameters()}
     if head_scale is not None:
         for head in heads_of(model):
-            scales |= {own(p): head_scale for p in model.get_submodule(head).parameters()}
+            head = model.get_submodule(head)
+            scales |= {in_place_of(p): head_scale for p in head.parameters()}
     return scales
 
 
@@ -89,8 +91,8 @@ def learning_rate(run: Run, global_batch: int) -> float:
 
 
 def say_rates_of_another_optimizer(run: Run) -> None:
-    """Prints a note if the command line replaces the optimizer of a recipe, and the recipe's
-    learning rate, momentum or weight decay stay, which are not the defaults of the new one."""
+    """Prints a note if the command line replaces a recipe's optimizer but keeps the recipe's
+    learning rate, momentum or weight decay, which differ from the new optimizer's defaults."""
     settings, origin = run.settings, run.origin
     entry = OPTIMIZERS[settings.optimizer]
     defaults = entry.defaults(settings.task == "texts", **entry.values_of(settings))
@@ -138,11 +140,11 @@ def schedule_of(
     before = checkpoint and checkpoint.run_info.get("schedule_steps", schedule_steps)
     if before and before != schedule_steps and settings.schedule_depends_on_length:
         step = checkpoint.step
-        now, then = (lr * plan.factor(step) for plan in (schedule, build(before)))
-        keep = f"; --epochs_for_sched {before // steps_per_epoch} keeps the old plan"
+        now, then = (lr * each.factor(step) for each in (schedule, build(before)))
+        keep = f"; --epochs_for_sched {before // steps_per_epoch} keeps the old schedule"
         run.console.say(
             f"note: the {settings.sched} schedule spans {schedule_steps} steps now and spanned "
-            f"{before}: the learning rate goes on with {now:.3g}, where the old plan has "
+            f"{before}: the learning rate is now {now:.3g} instead of "
             f"{then:.3g}{keep if before % steps_per_epoch == 0 else ''}"
         )
     return schedule
@@ -179,9 +181,9 @@ def build_meta(
     if settings.mixup != "meta":
         return None
     losses = functools.partial(mixed_cross_entropy, label_smoothing=settings.label_smoothing)
-    # In fp16 small gradients would be lost without a loss scaler: the virtual step is then in fp32.
-    half = run.precision.name == "bf16"
-    autocast = run.precision.autocast if half else contextlib.nullcontext
+    # fp16 would lose small gradients without a loss scaler: the virtual step is then in fp32.
+    uses_bf16 = run.precision.name == "bf16"
+    autocast = run.precision.autocast if uses_bf16 else contextlib.nullcontext
     virtual = VirtualStep(
         strategy.skeleton, losses, autocast, settings.meta_exact, exchange, strategy
     )

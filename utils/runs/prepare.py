@@ -28,7 +28,8 @@ class ReadyModel:
         model: on its device, with its canonical names.
         wrapped: the model as the strategy wraps it, which is what the objective calls.
         strategy: how the model is spread over processes.
-        make_objective: (what it calls for the model's answers) -> the objective.
+        make_objective: takes the callable that computes the logits, such as `wrapped`; returns the
+            objective.
         freeze: which part of it trains in which epoch; None: all of it.
     """
 
@@ -58,7 +59,7 @@ def prepare_model(
     if settings.freeze_backbone:
         freeze = Freeze(model, heads_of(model), settings.unfreeze_epoch)
         if settings.unfreeze_epoch is None:
-            # For good, so that optimizer and strategy leave out what never trains.
+            # Now, so that optimizer and strategy leave out what never trains.
             freeze.apply(0)
     try:
         fuse(model, settings.fused)
@@ -86,7 +87,8 @@ def prepare_model(
         model = fuse(sync_batch_norms(model, run.exchange), settings.fused)
     strategy = build_strategy(settings.strategy, run.exchange)
     wrapped = strategy.wrap(model, unfreezes=settings.unfreeze_epoch is not None)
-    # Each rank draws its own dropout from here on; with equal seeds so far, the weights are equal.
+    # All ranks have used the same seed so far, so their weights are equal; from here on each draws
+    # its own dropout.
     if run.exchange.rank > 0:
         torch.manual_seed(settings.seed + run.exchange.rank)
     return ReadyModel(model, wrapped, strategy, make_objective, freeze)
@@ -98,6 +100,6 @@ def _say_fused(run: Run) -> None:
         run.console.say(f"--fused {fused} without its kernels: {kernels.unusable()}")
     if fused == "memory" and device == "cpu" and run.settings.action.trains:
         run.console.say(
-            "note: --fused memory is for GPUs; on a CPU it takes longer and the process becomes "
-            "hardly smaller: leave it out, and where memory is short take --auto_batch"
+            "note: --fused memory is for GPUs; on a CPU it is slower and saves hardly any memory: "
+            "leave it out, and if memory is short take --auto_batch"
         )

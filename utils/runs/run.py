@@ -41,8 +41,8 @@ class Run:
         self.console = Console(silent=self.place is not None and self.place.rank > 0)
         self._set_up_device()
         self._closing = contextlib.ExitStack()
-        self.folder: RunFolder | SharedFolder | None = None  # only where something is trained
-        self.progress = Progress()  # of the training
+        self.folder: RunFolder | SharedFolder | None = None  # None unless the run trains
+        self.progress = Progress()
         # Micro-batches of a step with --batch_tokens, of all processes.
         self.micro_batches: int | None = None
         self._join()
@@ -123,8 +123,9 @@ class Run:
         if cuda and self.place is not None:
             if self.place.local_rank >= torch.cuda.device_count():
                 raise UserError(
-                    f"process {self.place.local_rank + 1} of this machine has no GPU of its own, "
-                    f"there are {torch.cuda.device_count()}: start fewer, or take --device cpu"
+                    f"process {self.place.local_rank + 1} of this machine has no GPU of its own: "
+                    f"there are {torch.cuda.device_count()}; start fewer processes, or use "
+                    "--device cpu"
                 )
             torch.cuda.set_device(self.place.local_rank)
         self.device = (
@@ -160,19 +161,20 @@ class Run:
         if kind is None and self.exchange.size > 1:
             self._leave()
 
-    def close_at_end(self, thing):
-        """Returns `thing`, whose `close()` is called when the run ends."""
-        return self._closing.enter_context(contextlib.closing(thing))
+    def close_at_end(self, resource):
+        """Returns `resource`, whose `close()` is called when the run ends."""
+        return self._closing.enter_context(contextlib.closing(resource))
 
     def interrupted(self) -> bool:
         """Whether the run is to stop. Collective."""
         return self.agreed_signal.arrived()
 
     def change_settings(self, values: dict, origin: str | None = None) -> None:
-        """Settings that the run finds out by itself, {name: value}; nothing else changes them.
+        """Changes settings, {name: value}, to values that the run has determined itself; nothing
+        else changes them.
 
         Args:
-            origin: where the value comes from, for config.yaml; None: it stays.
+            origin: where the values come from, for config.yaml; None: unchanged.
         """
         for name, value in values.items():
             if getattr(self.settings, name) != value:
@@ -200,8 +202,8 @@ class Run:
             newest = f"step-{max(store.steps(), default=0):08}"
             if path.name != newest and self.folder is not None and same(source, self.folder.path):
                 raise UserError(
-                    f"--resume {path} is not the newest checkpoint of its run: give --output for a "
-                    "folder of its own, or leave it out and resume the run"
+                    f"--resume {path} is not the newest checkpoint of its run: add --output to go "
+                    f"on from it in a new folder, or --resume {source} to go on from the newest"
                 )
             try:
                 loaded = read_checkpoint(path)

@@ -19,7 +19,7 @@ from utils.training.trainer import Trainer
 def write_report(
     run: Run, trainer: Trainer, classes: list[str], status: str, test: dict | None, further: dict
 ) -> None:
-    """Writes the report. A full disk costs the report, not the run.
+    """Writes the report. If the disk is full, the report is incomplete, but the run goes on.
 
     Args:
         classes: their names.
@@ -81,13 +81,11 @@ def write_report(
     text = to_json(summary, indent=2) + "\n"
     meta = trainer.train_step.meta
     mean_lambda = meta and meta.mean_lambda()
-    for write in (
-        lambda: draw_curves(trainer.log.metrics.read(), run.folder.curves, title),
-        lambda: (
-            mean_lambda is None or draw_mean_lambda(mean_lambda.numpy(), classes, run.folder.policy)
-        ),
-        lambda: replace_file(run.folder.summary, text.encode()),
-    ):
+    writers = [lambda: draw_curves(trainer.log.metrics.read(), run.folder.curves, title)]
+    if mean_lambda is not None:
+        writers += [lambda: draw_mean_lambda(mean_lambda.numpy(), classes, run.folder.policy)]
+    writers += [lambda: replace_file(run.folder.summary, text.encode())]
+    for write in writers:
         try:
             write()
         except OSError as error:

@@ -85,7 +85,7 @@ def run_training(run: Run, trainer: Trainer, ready: ReadyModel, task: Task) -> N
         if result is None:  # a signal; the finished training is saved already
             report("interrupted")
             raise StoppedBySignal(
-                run.agreed_signal.signum,  # another rank's, perhaps
+                run.agreed_signal.signum,  # perhaps received by another rank
                 "stopped before the last evaluation, all steps are saved; go on with "
                 f"--resume {folder.path}",
             )
@@ -155,7 +155,7 @@ def _measure_best(
     """Measures the weights that were best on the validation split; entries of the summary.
 
     Args:
-        test_of_last: of the last weights on the test set; not measured again if they are the best.
+        test_of_last: of the last weights, on the test set; used again if these are the best.
         measure_test_set: () -> Evaluation of the weights that the model holds.
     """
     progress = trainer.progress
@@ -168,7 +168,7 @@ def _measure_best(
         except DamagedCheckpoint as error:
             run.console.say(f"the best checkpoint, {path}, cannot be measured: {error}")
             return {}
-        # All is saved, so the model may now hold other weights.
+        # Everything is saved, so the weights may be overwritten.
         trainer.train_step.strategy.load(weights)
         result = measure_test_set()
         epoch = progress.step / trainer.loader.steps_per_epoch
@@ -203,7 +203,9 @@ def _profiler(run: Run, trainer: Trainer) -> Iterator[torch.profiler.profile | N
         run.console.say(f"profile: {path}, for https://ui.perfetto.dev or chrome://tracing")
 
     steps = trainer.plan.total_steps - trainer.progress.step
-    wait, warmup = (PROFILE_WAIT, PROFILE_WARMUP) if steps > 5 else (0, 1)
+    wait, warmup = (
+        (0, 1) if steps <= PROFILE_WAIT + PROFILE_WARMUP else (PROFILE_WAIT, PROFILE_WARMUP)
+    )
     schedule = torch.profiler.schedule(wait=wait, warmup=warmup, active=PROFILE_STEPS, repeat=1)
     activities = [torch.profiler.ProfilerActivity.CPU]
     if run.device.type == "cuda":
@@ -213,4 +215,6 @@ def _profiler(run: Run, trainer: Trainer) -> Iterator[torch.profiler.profile | N
     ) as profiler:
         yield profiler
     if not written:
-        run.console.say("profile: no trace, the run has too few steps left; give it 3 or more")
+        run.console.say(
+            "profile: no trace, as too few steps are left in this run; it takes at least 3"
+        )

@@ -15,7 +15,7 @@ from utils.distributed.strategies.base import Strategy
 class Average:
     """mean <- mean + (1 - d) * (weights - mean), d = min(decay, (1 + t) / (10 + t)) at step t.
 
-    BatchNorm's statistics are averaged likewise; counters stay those of the model.
+    BatchNorm's statistics are averaged likewise; integer buffers are not averaged.
 
     Args:
         model: on its device, after Guard has moved its buffers.
@@ -53,8 +53,8 @@ class Average:
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """Within it the model holds the average. Memory is swapped, not copied, except for a
-        sharded model, as FSDP keeps its own memory."""
+        """A context in which the model holds the average. Memory is swapped, not copied, unless
+        the model is divided, because FSDP keeps its own memory."""
         self._swap()
         try:
             yield
@@ -74,7 +74,8 @@ class Average:
         self.strategy.weights_changed()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Named as the model's tensors, with its counters: it loads into a plain model."""
+        """The average, under the names of the model's tensors and with its integer buffers, so that
+        a plain model can load it."""
         return self.strategy.tensors() | self.mean
 
     @torch.no_grad()

@@ -6,7 +6,7 @@ warning; so the bytes that autograd keeps for the backward pass are counted for 
 micro-batches and extrapolated linearly.
 
 Ranks communicate only after each has its answer, so the model is the plain one, before a strategy
-wraps it. FSDP, which shards the model, needs less than is found here.
+wraps it. FSDP, which divides the model, needs less than is found here.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from utils.exchange import Exchange
 from utils.training.loader import TrainingLoader
 from utils.training.memory import succeeds
 
-# Fractions of the memory that are left free: a GPU's gets fragmented in a long run, a CPU's is
+# Fractions of the memory that are left free: a GPU's becomes fragmented in a long run, a CPU's is
 # shared with other programs.
 GPU_RESERVE, CPU_RESERVE = 0.05, 0.1
 # On a CPU a process grew by 1.0 to 1.4 times what autograd keeps, because of temporaries and a
@@ -64,17 +64,19 @@ def largest_that_fits(
         exchange: with the other ranks, which have the same cuts; None: a single process.
     """
     exchange = exchange or Exchange()
-    cuts, found = loader.cuts(), []
+    cuts = loader.cuts()
+    first, needed = len(cuts), float("inf")  # if memory runs out before any size is tried
 
     def search() -> None:
+        nonlocal first, needed
         beside = _beside(model, build_optimizer, averaged)
-        found.append(_search(model, loader, passes, beside, available))
+        first, needed = _search(model, loader, passes, beside, available)
 
     with _unchanged(model):
-        if not succeeds(search):  # before anything was tried
-            found.append((len(cuts), float("inf")))
+        succeeds(search)
+    # The cuts begin with the largest, so the rank with the least memory has the highest index.
     first, needed, available = max(
-        exchange.gather_json([*found[0], available]), key=lambda told: told[0]
+        exchange.gather_json([first, needed, available]), key=lambda result: result[0]
     )
     if first == len(cuts):
         return Found(None, needed, available)
@@ -93,12 +95,12 @@ def _search(
     the last one if none does."""
     cuts, needs = loader.cuts(), {}
     device = next(model.parameters()).device
-    room = OnCPU if device.type == "cpu" else OnGPU
-    room = room(model, loader, passes, beside, available)
+    probe_class = CPUProbe if device.type == "cpu" else GPUProbe
+    probe = probe_class(model, loader, passes, beside, available)
 
     def fits(index: int) -> bool:
         loader.cut(cuts[index])
-        needs[index] = room.needed(loader.largest())
+        needs[index] = probe.needed(loader.largest())
         return needs[index] <= available
 
     first = first_that_fits(fits, len(cuts))
@@ -106,11 +108,11 @@ def _search(
 
 
 def first_that_fits(fits: Callable[[int], bool], count: int) -> int:
-    """The first of 0 to count - 1 that fits, given that all after it fit; count if none does.
-    `fits` has been called with the one before the answer, and with the last one if none fits."""
+    """The smallest index below `count` for which `fits` is true, or `count` if there is none;
+    `fits` must be true from there on. If none fits, the last call is `fits(count - 1)`."""
     if fits(0):
         return 0
-    low, high = 0, count  # low does not fit, high does
+    low, high = 0, count  # low does not fit; high does, or is count
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if fits(middle) else (middle, high)
@@ -160,7 +162,7 @@ def _bytes(tensors: list[Tensor]) -> int:
     return sum(storages.values())
 
 
-class OnGPU:
+class GPUProbe:
     """By trial: a micro-batch fits if no allocation fails while the reserve is occupied.
 
     Args: as in `largest_that_fits`.
@@ -190,14 +192,14 @@ class OnGPU:
         return torch.cuda.max_memory_allocated(self.device) - self.held.nbytes + self.reserve
 
     def _try(self, n: int) -> None:
-        ahead = self.loader.trial(n)  # the loader makes the next batch meanwhile
+        ahead = self.loader.trial(n)  # as the next batch, which the loader prepares in training
         for _ in self.passes(self.loader.trial(n)):
             pass
         torch.cuda.synchronize(self.device)
         del ahead
 
 
-class OnCPU:
+class CPUProbe:
     """By extrapolation from the bytes that the passes keep for two small micro-batches.
 
     Args: as in `largest_that_fits`.
@@ -209,25 +211,27 @@ class OnCPU:
     ):
         batch = loader.trial(SMALL)
         # What meta-mixup keeps for its clean samples does not shrink with the micro-batch.
-        self.least = SMALL if batch.clean is None else max(SMALL, len(batch.clean[1]))
+        _, clean_targets = batch.clean or (None, ())
+        self.least = max(SMALL, len(clean_targets))
         model.rounds_rows = False  # padding rows would dominate a few short texts (transformer.py)
         try:
             small = kept_by(model, passes, loader.trial(self.least))
             larger = kept_by(model, passes, loader.trial(self.least + FURTHER))
         finally:
             del model.rounds_rows
-        self.lines = [
+        # For each pass: (bytes with `least` samples, bytes for each further sample).
+        self.bytes_of_passes = [
             (below, (above - below) / FURTHER) for below, above in zip(small, larger, strict=True)
         ]
-        self.beside, self.meta = _bytes(beside), batch.clean is not None
-        again = any(getattr(module, "fused", "none") == "memory" for module in model.modules())
-        self.factor = CPU_FACTOR_RECOMPUTED if again else CPU_FACTOR
+        self.beside, self.has_clean_samples = _bytes(beside), batch.clean is not None
+        recomputes = any(getattr(module, "fused", "none") == "memory" for module in model.modules())
+        self.factor = CPU_FACTOR_RECOMPUTED if recomputes else CPU_FACTOR
 
     def needed(self, n: int) -> float:
         """Bytes that training takes with micro-batches of n samples beyond what the process has
         now, the reserve included."""
-        n = max(n, self.least) if self.meta else n
-        kept = max(at_least + (n - self.least) * each for at_least, each in self.lines)
+        n = max(n, self.least) if self.has_clean_samples else n
+        kept = max(base + (n - self.least) * each for base, each in self.bytes_of_passes)
         return (self.beside + self.factor * kept + CPU_ONCE) / (1 - CPU_RESERVE)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from utils.exchange import Exchange
 from utils.machine.cudnn import search_plans
-from utils.training.objective import Precision, classification_sums
+from utils.training.objective import SUMS, Precision, classification_sums
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def evaluate(
     training = model.training
     model.eval()
     search_plans(False)  # the trainer decides again for each of its micro-batches
-    sums = torch.zeros(5 if flip else 3, dtype=torch.float64, device=precision.device)
+    sums, flip_sums = torch.zeros(2, len(SUMS), dtype=torch.float64, device=precision.device)
     counts = torch.zeros((classes or 0) ** 2, dtype=torch.int64, device=precision.device)
     try:
         # FSDP gathers weights in the forward pass; they must not become inference tensors.
@@ -73,23 +73,24 @@ def evaluate(
                 if exchange.size > 1 and batch.filler:
                     continue
                 loss = F.cross_entropy(logits.float(), batch.targets, reduction="sum")
-                sums[:3] += classification_sums(loss, logits, batch.targets)
+                sums += classification_sums(loss, logits, batch.targets)
                 if flip:
                     log_p = mean_log_probabilities(logits, mirrored)
                     loss = F.nll_loss(log_p, batch.targets, reduction="sum")
-                    sums[3:] += classification_sums(loss, log_p, batch.targets)[:2]
+                    flip_sums += classification_sums(loss, log_p, batch.targets)
                 if classes:
                     cell = batch.targets * classes + logits.argmax(1)
                     counts.scatter_add_(0, cell, torch.ones_like(cell))
     finally:
         model.train(training)
-    loss, correct, samples, *of_flip = exchange.sum(sums).tolist()
+    sums, flip_sums = exchange.sum(torch.stack([sums, flip_sums])).tolist()
+    loss, correct, samples = sums
     counts = exchange.sum(counts) if classes else counts
     matrix = counts.reshape(classes, classes).cpu().numpy() if classes else None
     result = Evaluation(loss / samples, 100 * correct / samples, int(samples), matrix)
     if not flip:
         return result
-    flip_loss, flip_correct = of_flip
+    flip_loss, flip_correct, _ = flip_sums
     return replace(
         result, flip_loss=flip_loss / samples, flip_accuracy=100 * flip_correct / samples
     )

@@ -11,8 +11,9 @@ from torch import nn
 
 class Freeze:
     """Args:
-    model: of which the layers `heads` always train. Parameters that never train stay so.
-    until: the epoch (from 0) from which on everything trains; None: never.
+    model: parameters that require no gradient now remain frozen for good.
+    heads: names of the submodules that always train.
+    until: the first epoch (from 0) in which the whole model trains; None: never.
     """
 
     def __init__(self, model: nn.Module, heads: tuple[str, ...], until: int | None = None):
@@ -28,7 +29,7 @@ class Freeze:
         return self.until is None or epoch < self.until
 
     def apply(self, epoch: int) -> None:
-        """Sets the model to training mode as far as it trains in `epoch`."""
+        """Puts what trains in `epoch` into training mode, and the rest into evaluation mode."""
         frozen = self.frozen(epoch)
         self.model.train(not frozen)
         for parameter in self._trained:

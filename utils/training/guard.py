@@ -51,7 +51,7 @@ class Guard:
         return self.strategy.agree(loss, [flat for flat in self.flat if flat.is_floating_point()])
 
     def judge(self, loss: Tensor, norm: Tensor, step: int | Tensor, scaled: bool) -> Tensor:
-        """() bool: this step is bad, and is not to be applied. Counts it.
+        """Returns whether this step is bad and must not be applied, () bool, and counts it if so.
 
         Args:
             step: its number; may be () int64 on the device.
@@ -61,6 +61,7 @@ class Guard:
         loss_bad = ~torch.isfinite(loss)
         bad = loss_bad | ~torch.isfinite(norm)
         fault = loss_bad if scaled else bad
+        # Views of `left_out`, which is thus updated in place.
         count, first, by_scaler = self.left_out.unbind()
         first.copy_(torch.where(fault & (first < 0), step, first))
         count += fault
@@ -94,7 +95,7 @@ class OnNonFinite:
                 "--precision bf16 or fp32, or a lower --lr"
             )
 
-    def judge(self, new: int, first: int, applied: bool, optimizer) -> None:
+    def report_or_stop(self, new: int, first: int, applied: bool, optimizer) -> None:
         """Called when the host reads the metrics.
 
         Args:

@@ -39,7 +39,8 @@ class TrainingLoader(Protocol):
     # ---- CUDA graphs ----------------------------------------------------------------------------
 
     def defer(self) -> None:
-        """From the next `epoch` on, leaves inputs to `made`, if the device alone can make them."""
+        """From the next `epoch` on, batches come without their inputs, which `made` adds on the
+        device, if the device can do so alone."""
 
     def made(self, batch: Batch) -> Batch:
         """The batch with its inputs, if they were deferred."""
@@ -58,7 +59,7 @@ class TrainingLoader(Protocol):
 
     @property
     def rank_batch(self) -> int:
-        """The most of an optimizer step that one rank has, in the unit of `micro_batch`."""
+        """The largest share of an optimizer step that a rank has, in the unit of `micro_batch`."""
 
     @property
     def accumulation(self) -> int:
@@ -74,7 +75,7 @@ class TrainingLoader(Protocol):
         """From the next `epoch` on, micro-batches and steps have these sizes, in samples."""
 
     def largest(self) -> int:
-        """The n for which no micro-batch of this rank takes more memory than `trial(n)`."""
+        """An n such that no micro-batch of this rank takes more memory than `trial(n)`."""
 
     def trial(self, n: int) -> Batch:
         """A step of a single micro-batch, of the n samples that take the most memory."""

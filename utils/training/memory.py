@@ -148,14 +148,14 @@ def _instead(loader: TrainingLoader, most: int) -> str:
     name = loader.batch_flag
     size = next((size for size in loader.cuts() if size <= most), None)
     if size is None:
-        return "and there is none smaller; take a smaller model or smaller inputs"
+        return "and no smaller size is possible; take a smaller model or smaller inputs"
     count = -(-loader.rank_batch // size)
-    keep, note = f"--accumulation_steps {count}", " (which a --global_batch keeps by itself)"
+    keep, note = f"--accumulation_steps {count}", " (not needed with --global_batch)"
     if name == "--batch_size" and size * count != loader.rank_batch:
         keep, note = f"--global_batch {loader.step_size}", ""
     return (
-        f"{name} {size} is likely to, with {keep} for the same optimizer step{note}; --auto_batch "
-        "finds a batch that fits"
+        f"{name} {size} is likely to; {keep} keeps the optimizer step the same{note}; "
+        "--auto_batch finds a batch that fits"
     )
 
 

@@ -10,8 +10,8 @@ class MixingControl:
     """Adjusts the strength of mixing in the course of a run.
 
     Args:
-        strength: shared with the loader's Mixing, which calls it.
-        hold_out: shared with the loader.
+        strength: also used by the loader's Mixing, in each step.
+        hold_out: also used by the loader.
         measure: () -> the gap, see utils/mixup/auto.py; collective, and equal on all ranks.
         joins: epoch from which the held-out samples are trained on as well; None: never.
         steps_per_epoch: optimizer steps.
@@ -31,7 +31,7 @@ class MixingControl:
 
     def after_step(self, step: int) -> Reading | None:
         """To be called after each optimizer step, with the number of steps done. Returns the
-        measurement, if one was due; the host then waits for the device. Collective."""
+        measurement if one was due; only then does the host wait for the device. Collective."""
         return self.strength.observe(step, self.measure()) if self.strength.due(step) else None
 
     def state_dict(self) -> dict:
@@ -43,8 +43,8 @@ class MixingControl:
         self.strength.trace = [Reading(*reading) for reading in saved["trace"]]
         joins = saved["joins"]
         if joins is not None and step > joins * self.steps_per_epoch:
-            # The held-out samples have been trained on, so no longer measure overfitting, even if
-            # the run is longer now.
+            # The held-out samples have been trained on, so they no longer measure overfitting, even
+            # if the run is longer now.
             self._join_from(joins)
 
     def _join_from(self, epoch: int | None) -> None:

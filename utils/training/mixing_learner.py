@@ -1,4 +1,4 @@
-"""The interface of what learns how samples are mixed."""
+"""The interface of an object that learns how samples are mixed."""
 
 from typing import Protocol
 

@@ -10,10 +10,10 @@ from utils.fused.cross_entropy import fused_cross_entropy
 
 # Sums over samples, in this order, as one float64 tensor of shape (3,) on the device.
 SUMS = ("loss", "correct", "samples")
-# These follow where samples are mixed; `correct` then counts a sample's own class by lambda and
-# its partner's by 1 - lambda. `larger_lambda` adds up the larger of lambda and 1 - lambda.
+# Further sums where samples may be mixed. `correct` then counts lambda for a sample's own class and
+# 1 - lambda for its partner's. `larger_lambda` is the sum of the larger of lambda and 1 - lambda.
 MIXED_SUMS = ("larger_lambda", "mixed", "clean_correct", "clean_samples")
-CLEAN_FRACTION = 1 / 8  # --log_clean_accuracy: of each batch, also evaluated unmixed
+CLEAN_FRACTION = 1 / 8  # of each batch that --log_clean_accuracy also evaluates unmixed
 
 
 class Precision:
@@ -133,7 +133,7 @@ class Classification:
 
 
 def first_samples(inputs, k: int):
-    """The first k samples of a tensor (n, ...), or of what has a method `first` for it."""
+    """The first k samples of a tensor (n, ...), or of an object with a method `first(k)`."""
     return inputs[:k] if isinstance(inputs, Tensor) else inputs.first(k)
 
 
@@ -177,7 +177,8 @@ def mixed_sums(loss: Tensor, logits: Tensor, targets: Tensor, mix_plan) -> Tenso
     if mix_plan is None:
         return torch.cat([sums, sums.new_zeros(2)])
     lam, guess = mix_plan.lam.detach().double(), logits.detach().argmax(1)
-    sums[1] = (lam * (guess == targets) + (1 - lam) * (guess == targets[mix_plan.partner])).sum()
+    correct = lam * (guess == targets) + (1 - lam) * (guess == targets[mix_plan.partner])
+    sums[SUMS.index("correct")] = correct.sum()
     mixed = mix_plan.partner != torch.arange(len(targets), device=targets.device)
     larger_lambda = (torch.maximum(lam, 1 - lam) * mixed).sum()
     return torch.cat([sums, torch.stack([larger_lambda, mixed.sum().double()])])

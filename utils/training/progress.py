@@ -11,7 +11,7 @@ class LeftOut(NamedTuple):
 
     steps: int = 0
     first: int = -1  # number of the first one, from 0; -1: there is none
-    by_scaler: int = 0  # not in `steps`: while fp16's loss scaler searches for its scale
+    by_scaler: int = 0  # while fp16's loss scaler searched for its scale; not counted in `steps`
 
 
 @dataclass
@@ -19,10 +19,10 @@ class Progress:
     """Saved with every checkpoint. Epoch and position in it follow from the step."""
 
     step: int = 0  # optimizer steps finished
-    ended_step: int = 0  # step at which the end of an epoch was last processed
-    # The objective's sums of this epoch, and since the last log line; empty: nothing yet.
-    epoch_sums: list[float] = field(default_factory=list)
-    window_sums: list[float] = field(default_factory=list)
+    ended_step: int = 0  # the last step after which the work at an epoch's end was done
+    # The objective's sums; empty: no step yet.
+    epoch_sums: list[float] = field(default_factory=list)  # in this epoch
+    window_sums: list[float] = field(default_factory=list)  # since the last log line
     left_out: LeftOut = field(default_factory=LeftOut)
     train: dict | None = None  # the last epoch's training figures
     evaluated: dict | None = None  # the last evaluation

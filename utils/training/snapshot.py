@@ -25,24 +25,24 @@ def snapshot(train_step: TrainStep) -> Checkpoint:
     names = {parameter: name for name, parameter in parameters.items()}
     tensors, optimizer = optimizer_tensors(train_step.optimizer, names)
     rows = divided_rows(exchange, parameters)
-    told = exchange.gather_json([random_states(), bool(rows)])
+    gathered = exchange.gather_json([random_states(), bool(rows)])
     state = {
         "format": FORMAT,
         "progress": asdict(train_step.progress),
         "optimizer": optimizer,
         "schedule": train_step.schedule.state_dict(),
         "scaler": train_step.scaler.state_dict(),
-        "random": [states for states, _ in told],
+        "random": [states for states, _ in gathered],
     }
     parts = {
         "model": strategy.tensors(),
         "optimizer": tensors,
         "average": train_step.average and train_step.average.state_dict(),
-        # Meta-mixup that learns a lambda for each pair keeps nothing.
+        # Meta-mixup of the form "sample" has no state.
         "mixup": (train_step.meta and train_step.meta.state_dict()) or None,
     }
     step = train_step.progress.step
-    if not any(divided for _, divided in told):
+    if not any(is_divided for _, is_divided in gathered):
         return Checkpoint(step=step, state=state, **parts)
     rows_of_parts = {
         "model": rows,
@@ -50,12 +50,12 @@ def snapshot(train_step: TrainStep) -> Checkpoint:
         "average": rows,
         "mixup": {},
     }
-    own = {
+    to_write = {
         part: None if t is None else own_tensors(t, rows_of_parts[part], exchange.rank)
         for part, t in parts.items()
     }
-    own["mixup"] = own["mixup"] or None  # the first rank's alone
-    return Checkpoint(step=step, state=state, rows=rows_of_parts, **own)
+    to_write["mixup"] = to_write["mixup"] or None  # only rank 0 writes it
+    return Checkpoint(step=step, state=state, rows=rows_of_parts, **to_write)
 
 
 def restore(train_step: TrainStep, checkpoint: Checkpoint) -> None:
@@ -75,7 +75,7 @@ def restore(train_step: TrainStep, checkpoint: Checkpoint) -> None:
     restore_optimizer(train_step.optimizer, names, *saved, exchange)
     train_step.schedule.load_state_dict(state.get("schedule", {}))
     if train_step.average is not None:
-        # A run without an average so far begins one with its weights.
+        # If the checkpoint has no average, the average starts from its weights.
         train_step.average.load_state_dict(checkpoint.weights)
     if train_step.meta is not None:
         train_step.meta.load_state_dict(checkpoint.mixup or {})

@@ -1,4 +1,4 @@
-"""The interface of what takes the optimizer steps of a run."""
+"""The interface of an object that takes the optimizer steps of a run."""
 
 from typing import Protocol
 
@@ -8,7 +8,8 @@ class Stepper(Protocol):
 
     @property
     def settling(self) -> bool:
-        """The last step was not like those to come (graphs warm up, say): do not time it."""
+        """Whether the last step was slower than the steps to come, for example while CUDA graphs
+        are captured; such a step should not be timed."""
 
     def forward_backward(self, batch) -> None:
         """Forward and backward pass of a micro-batch, the first or a further one of a step."""
@@ -18,4 +19,4 @@ class Stepper(Protocol):
 
     def free_memory(self) -> str:
         """Frees what it holds beyond the memory of ordinary steps. Returns what the user can do to
-        save that memory; "" if there is none."""
+        save that memory; "" if nothing was held."""

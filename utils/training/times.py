@@ -23,10 +23,10 @@ class Clock:
     def __init__(self, progress: Progress, device: torch.device, started: float | None = None):
         self.progress, self.device = progress, device
         self.started = time.monotonic() if started is None else started
-        self.started_step = 0  # at which this process began
+        self.started_step = 0  # the step at which this process began
         self.seconds_first_step = 0.0  # in this process, compilation included
-        self._seconds_before = 0.0  # in earlier processes of the run
-        self._trained_before = 0.0  # seconds of training, likewise
+        self._seconds_before = 0.0  # of earlier processes of the run, in all
+        self._trained_before = 0.0  # `seconds_training` of earlier processes
         self.begin_epoch()
 
     def resumed(self) -> None:
@@ -46,7 +46,7 @@ class Clock:
         self._since = time.monotonic()
 
     def pause(self) -> None:
-        """Waits for the device first: its pending work is training."""
+        """Stops the clock, after waiting for the device: its pending work counts as training."""
         wait_for(self.device)
         now = time.monotonic()
         self.progress.seconds_training += now - self._since
@@ -78,7 +78,7 @@ class Clock:
             samples_until: (step) -> samples in that many steps.
         """
         step, trained = self.progress.step, self.progress.seconds_training
-        if step == self.started_step:  # nothing was left to do
+        if step == self.started_step:  # no step was left: the average of the earlier processes
             return samples_until(step) / trained if trained else None
         samples = samples_until(step) - samples_until(self.started_step + 1)
         seconds = trained - self._trained_before - self.seconds_first_step
@@ -95,6 +95,7 @@ class PhaseTimes:
     def __init__(self, device: torch.device):
         self.device = device
         self.seconds = dict.fromkeys((*PHASES, "other"), 0.0)
+        # (the phase that ended, when)
         self._marks: list[tuple[str, torch.cuda.Event | float]] = []
 
     def mark(self, phase: str) -> None:

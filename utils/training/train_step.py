@@ -58,8 +58,8 @@ class TrainStep:
         self.sum_names = getattr(objective, "sums", SUMS)
         zeros = torch.zeros(len(self.sum_names), dtype=torch.float64, device=precision.device)
         self.step_sums, self.window = zeros, zeros.clone()  # of this step; since the last log line
-        # An update is half done: weights, optimizer and average are of different steps, and the
-        # state must not be saved.
+        # True during an update: weights, optimizer and average may then be of different steps, so
+        # the state must not be saved.
         self.updating = False
 
     def start(self) -> None:

@@ -119,8 +119,9 @@ class Trainer:
         """Trains to the end. Raises StoppedBySignal on a signal, UserError when it cannot go on.
 
         Args:
-            profiler: `step()` is called after every optimizer step.
-            free_cores: `look()`, called likewise, adjusts the number of threads; None: it stays.
+            profiler: its `step()` is called after every optimizer step; None: no profiling.
+            free_cores: its `look()`, called after every optimizer step, adjusts the number of
+                threads; None: that is fixed.
         """
         return self.within_memory(lambda: self._fit(profiler, free_cores))
 
@@ -278,14 +279,14 @@ class Trainer:
             progress.evaluated = at | {"split": plan.eval_split} | evaluation.figures
             log.metrics.write(**progress.evaluated)
             if plan.eval_split == "val":
-                best, note = self._judge(evaluation, at["epoch"])
+                best, note = self._update_best(evaluation, at["epoch"])
         log.say_epoch(at["epoch"], train, plan.eval_split, evaluation, note)
         log.advise(time_share)
         save_is_due = self._poll_ranks()  # collective, so never skipped
         if save_is_due or finished or best or progress.stopped_early:
             self.save(final=finished or progress.stopped_early)
 
-    def _judge(self, evaluation: Evaluation, epochs_done: float) -> tuple[bool, str]:
+    def _update_best(self, evaluation: Evaluation, epochs_done: float) -> tuple[bool, str]:
         """(whether the accuracy is the best so far, a note for the log line)."""
         progress, note = self.progress, ""
         best = (
@@ -315,19 +316,21 @@ class Trainer:
     def _read_sums(self) -> dict[str, float]:
         """The objective's sums since the last log line, by name; acts on steps that were left
         out."""
-        step, progress = self.train_step, self.progress
-        sums, left_out = step.read_sums()
-        self.on_nonfinite.check_scale(step.scaler, progress.step)
+        train_step, progress = self.train_step, self.progress
+        sums, left_out = train_step.read_sums()
+        self.on_nonfinite.check_scale(train_step.scaler, progress.step)
         newly_left_out = left_out.steps - progress.left_out.steps
         progress.left_out = left_out
         if newly_left_out:
             applied = sums["samples"] > 0
-            self.on_nonfinite.judge(newly_left_out, left_out.first, applied, step.optimizer)
+            self.on_nonfinite.report_or_stop(
+                newly_left_out, left_out.first, applied, train_step.optimizer
+            )
         return sums
 
     def _log_window(self) -> None:
-        progress, step, sums = self.progress, self.train_step, self._read_sums()
-        step.window.zero_()
+        progress, train_step, sums = self.progress, self.train_step, self._read_sums()
+        train_step.window.zero_()
         if sums["samples"] == 0:  # an epoch that ended on a log line, or only skipped steps
             return
         progress.epoch_sums = [
@@ -337,7 +340,11 @@ class Trainer:
         self.times.read()
         self.saver.poll()
         self.log.write_steps(
-            self._position(), sums, lr=step.learning_rate, speed=speed, left_out=progress.left_out
+            self._position(),
+            sums,
+            lr=train_step.learning_rate,
+            speed=speed,
+            left_out=progress.left_out,
         )
         self._show(sums, speed)
 
@@ -395,8 +402,8 @@ class Trainer:
             self.train_step.take_back()
             self.save(final=True)
         return (
-            f" Step {step} is saved; a resumed run keeps its batch size, so go on in a new one "
-            f"with --pretrained {self.saver.run_folder}."
+            f" Step {step} is saved. A resumed run would keep the batch size that does not fit: "
+            f"start a new one with --pretrained {self.saver.run_folder}."
         )
 
     def _stop(self) -> None:

@@ -29,8 +29,8 @@ class Strategy(ModelTensors):
     Attributes:
         exchange: with the other ranks.
         model: with its canonical names.
-        parameters: {name: tensor that the optimizer steps}.
-        divided: whether `parameters` are this rank's parts of larger tensors.
+        parameters: {name: tensor that the optimizer updates}.
+        divided: whether `parameters` are this rank's rows of larger tensors.
         adds_in_order: whether gradients are added in the same order in every step from the first
             one (see DDP).
         skeleton: the whole model, to be called with other weights (torch.func.functional_call).
@@ -43,13 +43,14 @@ class Strategy(ModelTensors):
 
     @classmethod
     def of(cls, model: nn.Module) -> Strategy:
-        """For this model in a process alone."""
+        """A strategy for this model in a single process."""
         strategy = cls()
         strategy.wrap(model)
         return strategy
 
     def wrap(self, model: nn.Module, unfreezes: bool = False) -> nn.Module:
-        """What the objective calls in place of `model`, which is on its device already.
+        """Takes the model, which is on its device already, and returns what the objective calls in
+        its place.
 
         Args:
             unfreezes: parameters that need no gradient now will do so later.
@@ -101,14 +102,14 @@ class Strategy(ModelTensors):
 
     @property
     def optimizer_exchange(self) -> Exchange:
-        """Through which an optimizer can share its work among the ranks, which all take the same
-        steps with the same gradients."""
+        """The exchange with which an optimizer can share its work among ranks that all take the
+        same steps with the same gradients."""
         return self.exchange
 
     # ---- the model ------------------------------------------------------------------------------
 
-    def own(self, parameter: Tensor) -> Tensor:
-        """What the optimizer steps in place of a parameter of `model`."""
+    def optimized_tensor(self, parameter: Tensor) -> Tensor:
+        """The tensor that the optimizer updates in place of this parameter of `model`."""
         return parameter
 
     def tensors(self) -> dict[str, Tensor]:
@@ -122,10 +123,10 @@ class Strategy(ModelTensors):
         Raises:
             UserError: they are of another model; nothing is changed.
         """
-        own, exchange = self.tensors() | self.parameters, self.exchange
-        shapes = {name: tuple(exchange.shape(tensor)) for name, tensor in own.items()}
-        wrong = [f"{name} is missing" for name in own if name not in tensors]
-        wrong += [f"there is no {name} in the model" for name in tensors if name not in own]
+        held, exchange = self.tensors() | self.parameters, self.exchange
+        shapes = {name: tuple(exchange.shape(tensor)) for name, tensor in held.items()}
+        wrong = [f"{name} is missing" for name in held if name not in tensors]
+        wrong += [f"there is no {name} in the model" for name in tensors if name not in held]
         wrong += [
             f"{name} is {tuple(tensors[name].shape)}, in the model {shape}"
             for name, shape in shapes.items()
@@ -134,7 +135,7 @@ class Strategy(ModelTensors):
         if wrong:
             more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
             raise UserError(f"the checkpoint does not fit the model: {'; '.join(wrong[:3])}{more}")
-        for name, tensor in own.items():
+        for name, tensor in held.items():
             tensor.copy_(exchange.part(tensor, tensors[name]))
         self.weights_changed()
 

@@ -11,10 +11,10 @@ from utils.distributed.strategies.base import Synchronous
 class DDP(Synchronous):
     """Every rank has the whole model; gradients are averaged while the backward pass goes on.
 
-    After its first backward pass PyTorch's DistributedDataParallel sorts its buckets by the order
-    in which gradients came. From three ranks on that changes the order in which numbers are added,
-    so a resumed run would differ in the last bits: the trainer does one pass for nothing before
-    the first step (`adds_in_order`).
+    After its first backward pass PyTorch's DistributedDataParallel sorts its buckets anew, by the
+    order in which gradients became ready. With three or more ranks that changes the order of
+    additions, so a resumed run would differ in the last bits. The trainer therefore runs one pass
+    without effect before the first step (`adds_in_order`).
     """
 
     adds_in_order = False
@@ -22,8 +22,8 @@ class DDP(Synchronous):
     def wrap(self, model: nn.Module, unfreezes: bool = False) -> nn.Module:
         super().wrap(model)
         if unfreezes:
-            # Parameters that take part later belong to the buckets from the start: then these are
-            # never sorted anew.
+            # `find_unused_parameters`, set below, makes PyTorch keep its buckets in their first
+            # order.
             self.adds_in_order = True
         self.wrapped = nn.parallel.DistributedDataParallel(
             model,

@@ -30,19 +30,20 @@ class FSDP(Synchronous):
         assert not unfreezes, "the settings refuse it"
         device = next(model.parameters()).device.type
         self.skeleton = copy.deepcopy(model).to("meta")
-        model.to(memory_format=torch.contiguous_format)  # it divides no other parameters
+        model.to(memory_format=torch.contiguous_format)  # fully_shard takes no other
         mesh = init_device_mesh(device, (self.exchange.size,))
         for unit in blocks_of(model):
             fully_shard(unit, mesh=mesh)
         fully_shard(model, mesh=mesh)
-        self.model, self.parameters, self._of = model, {}, {}
+        self.model, self.parameters = model, {}
+        self._rows_of = {}  # parameter of the model, a DTensor -> this rank's rows of it
         for name, parameter in model.named_parameters():
             local = parameter.to_local().detach()
-            own = nn.Parameter(local, requires_grad=parameter.requires_grad)
+            rows = nn.Parameter(local, requires_grad=parameter.requires_grad)
             start = min(-(-len(parameter) // self.exchange.size) * self.exchange.rank,
                         len(parameter))  # fmt: skip
-            self.exchange.divide(own, Rows(parameter.shape, start, start + len(local)))
-            self.parameters[name] = self._of[parameter] = own
+            self.exchange.divide(rows, Rows(parameter.shape, start, start + len(local)))
+            self.parameters[name] = self._rows_of[parameter] = rows
         return model
 
     def micro_batch(self, last: bool) -> contextlib.AbstractContextManager:
@@ -50,26 +51,26 @@ class FSDP(Synchronous):
         return contextlib.nullcontext()
 
     def collect_gradients(self) -> None:
-        for parameter, own in self._of.items():
-            own.grad = None if parameter.grad is None else parameter.grad.to_local()
+        for parameter, rows in self._rows_of.items():
+            rows.grad = None if parameter.grad is None else parameter.grad.to_local()
 
     def drop_gradients(self) -> None:
         super().drop_gradients()
-        for parameter in self._of:
+        for parameter in self._rows_of:
             parameter.grad = None
 
     def norm(self, norm: Tensor) -> Tensor:
         return self.exchange.sum(norm.square()).sqrt()
 
-    def own(self, parameter: Tensor) -> Tensor:
-        return self._of[parameter]
+    def optimized_tensor(self, parameter: Tensor) -> Tensor:
+        return self._rows_of[parameter]
 
     def tensors(self) -> dict[str, Tensor]:
         return self.parameters | dict(self.model.named_buffers())
 
     def weights_changed(self) -> None:
-        # Its outermost layers stay whole from the end of a forward pass to the backward pass,
-        # which an evaluation does not have.
+        # FSDP keeps the outermost layers whole from the forward to the backward pass. After an
+        # evaluation, which has no backward pass, they would be out of date.
         self.model.reshard()
 
     def weights(self) -> dict[str, Tensor]:
