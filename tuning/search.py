@@ -61,7 +61,7 @@ def search(target: Target, search_class: type[Config], description: str, argv=No
     signals = Signals()
     try:
         argv = for_trials(sys.argv[1:] if argv is None else argv)
-        settings, origin = parse(search_class, argv, description)
+        settings, origin = parse(search_class, argv, description, print)
         Search(target, settings, origin, signals).run()
     except UserError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)

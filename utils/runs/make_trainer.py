@@ -79,7 +79,7 @@ def build_trainer(
         metrics,
         phase_advice(settings, run, loader) | memory_advice(settings, run.device),
     )
-    save_steps, save_seconds = save_interval(settings.save_every)
+    save_steps, save_seconds = save_interval(settings.save_every, loader.steps_per_epoch)
     store = Checkpoints(run.folder.checkpoints, keep=settings.checkpoint_hist, warn=run.console.say)
     trainer = Trainer(
         train_step=train_step,
@@ -89,6 +89,7 @@ def build_trainer(
             total_steps,
             eval_split="val" if task.val else "test",
             eval_every=settings.eval_every,
+            eval_on_start=settings.eval_on_start,
             log_every=settings.log_every,
             early_stop_patience=settings.early_stop_patience,
             on_nonfinite=settings.on_nonfinite,

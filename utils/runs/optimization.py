@@ -134,6 +134,7 @@ def schedule_of(
             milestones=milestone_epochs(settings.milestones),
             plateau_patience=settings.plateau_patience,
             per_epoch=settings.sched_per_epoch,
+            warmup_lr=settings.warmup_lr,
         )
 
     schedule = build(schedule_steps)

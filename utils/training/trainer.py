@@ -38,6 +38,7 @@ class TrainingPlan:
         total_steps: optimizer steps of the whole run.
         eval_split: the split that is evaluated: "val", which decides the best step, or "test".
         eval_every: epochs between evaluations; 0: none.
+        eval_on_start: evaluate before the first step, too.
         log_every: steps between log lines.
         early_stop_patience: evaluations on "val" without a better accuracy after which training
             stops; None: never.
@@ -47,6 +48,7 @@ class TrainingPlan:
     total_steps: int
     eval_split: str = "test"
     eval_every: int = 1
+    eval_on_start: bool = False
     log_every: int = 20
     early_stop_patience: int | None = None
     on_nonfinite: str = "stop"
@@ -148,6 +150,8 @@ class Trainer:
         self.saver.start(progress.step)
         if not self.train_step.strategy.adds_in_order:
             self.settle_order()
+        if self.plan.eval_on_start and progress.step == 0:
+            self._evaluate_start()
         console.start_bar(self.samples_until(total_steps), self.samples_until(progress.step))
         try:
             while not progress.stopped_early and (
@@ -172,6 +176,21 @@ class Trainer:
             batch = self.loader.made(next(iter(self.loader.epoch(0))))
             self._search_plans(batch)
             self.train_step.pass_without_effect(batch)
+
+    def _evaluate_start(self) -> None:
+        """If a signal interrupts it, the loop stops after its first step."""
+        evaluation = self._evaluate()
+        if evaluation is not None:
+            split = self.plan.eval_split
+            self.log.metrics.write(**self._position(), split=split, **evaluation.figures)
+            self.log.say_start(split, evaluation)
+
+    def _evaluate(self) -> Evaluation | None:
+        self.train_step.strategy.make_equal()
+        with self.train_step.evaluated_weights():
+            evaluation = self.evaluate()
+        self.times.mark("evaluation")
+        return evaluation
 
     def prepare(self, epoch: int) -> None:
         """Sets training mode for the part of the model that trains in `epoch`."""
@@ -260,10 +279,7 @@ class Trainer:
         train, evaluation = figures(sums), None
         self.times.mark("other")
         if plan.eval_every and (finished or round(at["epoch"]) % plan.eval_every == 0):
-            train_step.strategy.make_equal()
-            with train_step.evaluated_weights():
-                evaluation = self.evaluate()
-            self.times.mark("evaluation")
+            evaluation = self._evaluate()
             if evaluation is None:
                 self._stop()
         progress.ended_step, progress.train = progress.step, train
