@@ -224,7 +224,7 @@ def control(model, data, precision, total_steps, exchange):
     return MixingControl(strength, data.hold_out, gap, joins, data.steps_per_epoch)
 
 
-def facts_of(trainer, *, compiled=False, texts=False, recomputes=False, foreign=False):
+def facts_of(trainer, *, compiled=False, texts=False, recomputes=False, external_model=False):
     """What an engine is told of the trainer's run."""
     return RunFacts(
         device=trainer.train_step.precision.device,
@@ -237,7 +237,7 @@ def facts_of(trainer, *, compiled=False, texts=False, recomputes=False, foreign=
         learns_mixing=trainer.train_step.meta is not None,
         unfreezes=trainer.freeze is not None and trainer.freeze.until is not None,
         recomputes=recomputes,
-        foreign=foreign,
+        external_model=external_model,
     )
 
 

@@ -50,7 +50,7 @@ class Loader(Steps, ABC):
         labels: np.ndarray,
         *,
         device: torch.device,
-        seed: int,
+        seed: int = 0,
         hold_out: HoldOut | None = None,
         **options,
     ):

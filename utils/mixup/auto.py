@@ -110,6 +110,14 @@ class AutoStrength:
         self.trace.append(reading)
         return reading
 
+    def saved_trace(self) -> list[list]:
+        """The measurements so far, for JSON."""
+        return [list(reading) for reading in self.trace]
+
+    def load_trace(self, saved: list[list]) -> None:
+        """The inverse of `saved_trace`."""
+        self.trace = [Reading(*values) for values in saved]
+
     @property
     def current(self) -> float:
         """The strength after the last measurement."""

@@ -186,7 +186,7 @@ def run_facts(run: Run, ready: ReadyModel, task: Task) -> RunFacts:
         learns_mixing=run.settings.mixup == "meta",
         unfreezes=ready.freeze is not None and ready.freeze.until is not None,
         recomputes=run.settings.grad_checkpointing,
-        foreign=not type(ready.model).__module__.startswith("utils."),
+        external_model=not type(ready.model).__module__.startswith("utils."),
     )
 
 

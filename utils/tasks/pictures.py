@@ -49,7 +49,7 @@ class ImageTask(Task):
     def follow(self, batch_size: int, ranks: int) -> None:
         super().follow(batch_size, ranks)
         if self.pool is not None:
-            self.pool.slot_bytes = largest_batch(batch_size, self.data.train)
+            self.pool.resize(largest_batch(batch_size, self.data.train))
 
 
 def load_image_task(

@@ -36,11 +36,11 @@ class MixingControl:
 
     def state_dict(self) -> dict:
         """For JSON."""
-        return {"trace": [list(reading) for reading in self.strength.trace], "joins": self.joins}
+        return {"trace": self.strength.saved_trace(), "joins": self.joins}
 
     def load_state_dict(self, saved: dict, step: int) -> None:
         """Continues from the state in a checkpoint taken at `step`."""
-        self.strength.trace = [Reading(*reading) for reading in saved["trace"]]
+        self.strength.load_trace(saved["trace"])
         joins = saved["joins"]
         if joins is not None and step > joins * self.steps_per_epoch:
             # The held-out samples have been trained on, so they no longer measure overfitting, even
