@@ -220,8 +220,8 @@ def control(model, data, precision, total_steps, exchange):
     def gap() -> float:
         return 1 - loss(HELD_OUT - 1) / loss(HELD_OUT)
 
-    joins = strength.plan(total_steps, data.steps_per_epoch, data.step_size)
-    return MixingControl(strength, data.hold_out, gap, joins, data.steps_per_epoch)
+    release_epoch = strength.plan(total_steps, data.steps_per_epoch, data.step_size)
+    return MixingControl(strength, data.hold_out, gap, release_epoch, data.steps_per_epoch)
 
 
 def facts_of(trainer, *, compiled=False, texts=False, recomputes=False, external_model=False):

@@ -16,7 +16,7 @@ from utils.runs.optimization import (
     build_optimizer_of,
     learning_rate,
     learns_pairs,
-    say_rates_of_another_optimizer,
+    note_rates_of_recipe,
     schedule_of,
 )
 from utils.runs.prepare import ReadyModel
@@ -55,7 +55,7 @@ def build_trainer(
             "--val_fraction 0.1, for example"
         )
     if checkpoint is None:
-        say_rates_of_another_optimizer(run)
+        note_rates_of_recipe(run)
     total_steps, limit = settings.epochs * loader.steps_per_epoch, "--epochs"
     if settings.max_steps is not None and settings.max_steps < total_steps:
         total_steps, limit = settings.max_steps, "--max_steps"
