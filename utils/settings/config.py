@@ -131,7 +131,8 @@ def _reasons(settings: Config) -> dict[str, tuple[str, str]]:
 
 
 def _before(config_class) -> dict:
-    """Settings that say what a run did that was started before they were introduced."""
+    """{setting: its value in runs that were started before there was such a setting}, where that is
+    not its default."""
     befores = {name: field.metadata["before"] for name, field in fields(config_class).items()}
     return {name: before for name, before in befores.items() if before is not None}
 

@@ -231,8 +231,8 @@ class Trainer:
                 self._log_window()
             if progress.step % epoch_steps == 0 or progress.step >= plan.total_steps:
                 break
-            save_is_due = self._poll_ranks()
-            if self.agreed_signal.signum is not None:
+            stop, save_is_due = self._agree_on_stop_and_save()
+            if stop:
                 clock.pause()
                 self._stop()
             if save_is_due:
@@ -250,18 +250,22 @@ class Trainer:
             self.prepare(epoch)  # the evaluation has changed the mode of what is frozen, too
             self.times.mark("evaluation")
 
-    def _poll_ranks(self) -> bool:
-        """Updates `agreed_signal`, and returns whether a checkpoint is due. Collective.
+    def _agree_on_stop_and_save(self) -> tuple[bool, bool]:
+        """(whether a signal has asked the run to stop, whether a checkpoint is due), the same on
+        all ranks. Collective: one exchange answers both.
 
         An interval in steps is known to all ranks; one in seconds is measured by rank 0, whose
         answer arrives a step later where there are several.
         """
-        saver, step, rank = self.saver, self.progress.step, self.train_step.exchange.rank
-        by_steps = saver.every_steps is not None
-        due = self.agreed_signal.poll(not by_steps and rank == 0 and saver.is_due(step))
-        if by_steps:
-            return saver.is_due(step)
-        return due and step > saver.saved_step + 1  # an older answer is from before the save
+        saver, step = self.saver, self.progress.step
+        if saver.every_steps is not None:
+            self.agreed_signal.poll()
+            save_is_due = saver.is_due(step)
+        else:
+            is_over = self.train_step.exchange.rank == 0 and saver.is_due(step)
+            # The answer in the step after a save is from before it.
+            save_is_due = self.agreed_signal.poll(is_over) and step > saver.saved_step + 1
+        return self.agreed_signal.signum is not None, save_is_due
 
     def _end_is_due(self) -> bool:
         """Whether an epoch or the run has ended and `_end_epoch` has not yet been called for it."""
@@ -298,7 +302,7 @@ class Trainer:
                 best, note = self._update_best(evaluation, at["epoch"])
         log.say_epoch(at["epoch"], train, plan.eval_split, evaluation, note)
         log.advise(time_share)
-        save_is_due = self._poll_ranks()  # collective, so never skipped
+        _, save_is_due = self._agree_on_stop_and_save()  # collective, so never skipped
         if save_is_due or finished or best or progress.stopped_early:
             self.save(final=finished or progress.stopped_early)
 
