@@ -5,8 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-# One thread for arithmetic, here and in every subprocess. OpenBLAS reads it when NumPy is imported,
-# which PyTorch does; with more threads than free cores, an eigh of 200 x 200 takes 30 times as long.
+# One thread for arithmetic, here and in every subprocess. It has to be set before PyTorch imports
+# NumPy, whose OpenBLAS reads it then: with more threads than free cores it is thirty times slower.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
