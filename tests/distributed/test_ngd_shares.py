@@ -147,7 +147,7 @@ def steps_of_both(exchange, divided, dtype, settings) -> None:
         (1, "gradient", torch.float32),
         (1, "fixed", torch.float64),
         pytest.param(4, "gradient", torch.float32, marks=pytest.mark.slow),
-        (4, "fixed", torch.float64),
+        pytest.param(4, "fixed", torch.float64, marks=pytest.mark.slow),
     ],
 )
 def test_its_steps_are_those_of_one_process(worlds, size, settings, dtype, divided):
