@@ -1,4 +1,4 @@
-"""The Fisher matrices of many tensors of one shape at once, without host syncs.
+"""The Fisher matrices of many tensors at once, without host syncs.
 
 The mathematics is that of `fisher.py`, but only with batched matrix products. Two differences:
 
@@ -224,8 +224,8 @@ class _Joined:
     def update_(self, left_out: Tensor | None) -> None:
         """One step of subspace iteration, see `fisher.py`.
 
-        Computed in units of u = eta tr S + (1 - eta) tr F: |Y| / u has about the size of 1, and can
-        be squared without overflow.
+        All scatters are in units of u = eta tr S + (1 - eta) tr F, about tr T: then |Y| is at most
+        about 1, and its square does not overflow.
         """
         layout, eta = self.layout, self.axes[0].eta
         y, norm, gradient_norm, rows = self._take_scatters()
