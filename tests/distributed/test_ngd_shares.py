@@ -223,9 +223,9 @@ def counted_updates(exchange, divided) -> Counter:
         counts["updated"] += len(z)
         return root(z)
 
-    def counting_scatter(product, scale, trace):
+    def counting_scatter(product, *others):
         counts["noted"] += len(product)
-        return scatter(product, scale, trace)
+        return scatter(product, *others)
 
     def counting(name):
         method = getattr(exchange, name)
