@@ -4,14 +4,11 @@ torchrun does the work. This module reads the environment (plan.py), checks the 
 once, chooses the run's folder, and prints in a line each what it starts and why that ended.
 """
 
-import fcntl
 import importlib.util
 import os
 import shlex
 import shutil
 import signal
-import socket
-import struct
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -21,6 +18,9 @@ from pathlib import Path
 from utils.errors import UserError
 from utils.launch.agent import run_agent
 from utils.launch.environment import LAUNCH_FOLDER
+from utils.launch.flags import take_launch_flags
+from utils.launch.launchers import refuse_many_launchers
+from utils.launch.network import LOOPBACK, choose_interface, local_address
 from utils.launch.plan import VARIABLES, Plan, read_plan
 from utils.machine.cores import usable_cores
 from utils.reporting.run_folder import default_path, refuse_run
@@ -36,7 +36,6 @@ That was the demo, on built-in pictures: there is no GPU here. Any entry takes a
   bash run_distributed.sh transformer_test.py --ngd --bs 64
   NPROC=4 bash run_distributed.sh resnet50_test.py --config recipes/distributed_demo.yaml
 Several nodes, Slurm, and what goes wrong: docs/distributed.md"""
-SIOCGIFADDR = 0x8915  # <linux/sockios.h>: the address of an interface
 
 
 @dataclass
@@ -82,6 +81,7 @@ def prepare(argv: list[str], environ: Mapping[str, str]) -> tuple[Job, Plan, boo
     Raises:
         UserError: a flag or a variable is wrong.
     """
+    refuse_many_launchers(environ)
     entry, flags, demo = _split(argv)
     job = check(find_entry(entry), flags)
     plan = read_plan(
@@ -117,15 +117,12 @@ def launch(job: Job, plan: Plan, argv: list[str]) -> int:
     folder = tempfile.mkdtemp(prefix="launch-")
     os.environ[LAUNCH_FOLDER] = folder
     os.environ["OMP_NUM_THREADS"] = str(plan.threads)
+    remote = None
     if plan.max_nodes == 1:
-        remote = None
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+        choose_interface(LOOPBACK)
     else:
         remote = plan.host, plan.port
-        interface = _interface_of(address)
-        if interface:
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        choose_interface(address)
         # The store that agents share with their workers has keys with the agent's number of
         # failures, which differs between nodes. Unshared, rank 0 opens a new store each time.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
@@ -183,7 +180,10 @@ def check(script: Path, flags: list[str]) -> Job:
     if "distributed" in fields(module.Settings):
         flags.append("--distributed")
     description = (module.__doc__ or script.name).splitlines()[0]
-    settings, origin = parse(module.Settings, flags, description)
+    # Whether the others contradict the environment is said by the processes.
+    settings, origin = parse(
+        module.Settings, take_launch_flags(flags, fields(module.Settings))[0], description
+    )
     folder = settings.output  # set also when a run is resumed
     folder_is_given = folder is not None
     if not settings.action.trains:
@@ -217,33 +217,6 @@ def _gpus(device: str) -> int:
     import torch
 
     return torch.cuda.device_count()
-
-
-def local_address(host: str, port: int) -> str:
-    """The address at which the node of the rendezvous, and so every node, reaches this one. On that
-    node itself, whose name may resolve to loopback: `host`."""
-    try:
-        family, kind, _, _, target = socket.getaddrinfo(host, port or 1, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(target)  # sends nothing: the kernel looks up the route
-            address = probe.getsockname()[0]
-    except OSError:
-        return socket.gethostname()
-    return host if address.startswith("127.") else address
-
-
-def _interface_of(address: str) -> str | None:
-    """Name of the network interface with this IPv4 address. By default gloo takes the one that the
-    machine's own name resolves to, often loopback."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            try:
-                found = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-            except OSError:  # this interface has no IPv4 address
-                continue
-            if socket.inet_ntoa(found[20:24]) == address:
-                return name
-    return None
 
 
 def _stop_before_launch(signum, frame) -> None:
