@@ -19,6 +19,14 @@ from utils.errors import UserError
 from utils.launch.agent import run_agent
 from utils.launch.environment import LAUNCH_FOLDER
 from utils.launch.flags import take_launch_flags
+from utils.launch.hosts import (
+    FOLLOW_STDIN,
+    SSH,
+    follow_stdin,
+    node_commands,
+    read_hosts,
+    run_nodes,
+)
 from utils.launch.launchers import refuse_many_launchers
 from utils.launch.network import LOOPBACK, choose_interface, local_address
 from utils.launch.plan import VARIABLES, Plan, read_plan
@@ -63,7 +71,11 @@ def main(argv: list[str]) -> int:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     signal.signal(signal.SIGTERM, _stop_before_launch)
     signal.signal(signal.SIGINT, _stop_before_launch)
+    if os.environ.pop(FOLLOW_STDIN, None):
+        follow_stdin()
     try:
+        if os.environ.get("HOSTFILE"):
+            return launch_on_hosts(argv, os.environ)
         job, plan, demo = prepare(argv, os.environ)
     except UserError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
@@ -89,11 +101,8 @@ def prepare(argv: list[str], environ: Mapping[str, str]) -> tuple[Job, Plan, boo
     )
     if job.folder and plan.max_nodes == 1 and not job.resumed:
         refuse_run(Path(job.folder))
-    if job.folder and plan.max_nodes > 1 and not job.folder_is_given:
-        raise UserError(
-            "several nodes need --output FOLDER, a folder that all of them share: every node "
-            "continues the run in it"
-        )
+    if plan.max_nodes > 1:
+        need_shared_folder(job)
     gpus = _gpus(job.device) if environ.get("NPROC") else plan.processes
     if 0 < gpus < plan.processes:
         raise UserError(
@@ -101,6 +110,32 @@ def prepare(argv: list[str], environ: Mapping[str, str]) -> tuple[Job, Plan, boo
             "--device cpu trains without"
         )
     return job, plan, demo
+
+
+def need_shared_folder(job: Job) -> None:
+    if job.folder and not job.folder_is_given:
+        raise UserError(
+            "several nodes need --output FOLDER, a folder that all of them share: every node "
+            "continues the run in it"
+        )
+
+
+def launch_on_hosts(argv: list[str], environ: Mapping[str, str]) -> int:
+    """Starts this launcher on each node of HOSTFILE; returns the exit code (hosts.py)."""
+    refuse_many_launchers(environ)
+    hosts = read_hosts(Path(environ["HOSTFILE"]))
+    entry, flags, _ = _split(argv)
+    job = check(find_entry(entry), flags)
+    if len(hosts) > 1:
+        need_shared_folder(job)
+    if shutil.which(SSH[0]) is None:
+        raise UserError("HOSTFILE needs ssh, which is not installed here")
+    folder = os.environ.get("PWD") or os.getcwd()  # PWD: as the user knows it, with links
+    commands = node_commands(hosts, ROOT / "run_distributed.sh", argv, environ, folder)
+    print(f"nodes by ssh: {', '.join(host.name for host in hosts)}", flush=True)
+    variables = [f"{n}={environ[n]}" for n in (*VARIABLES, "HOSTFILE") if environ.get(n)]
+    again = shlex.join([*variables, "bash", "run_distributed.sh", *argv])
+    return run_nodes(hosts, commands, f"go on with the same command: {again}")
 
 
 def launch(job: Job, plan: Plan, argv: list[str]) -> int:
