@@ -15,7 +15,14 @@ KEPT = [name for name in OTHERS if name not in INVOCATION_ONLY]
 # The flags that a setting needs to have an effect.
 NEEDS = {
     name: ["--dataset", "imagefolder"]
-    for name in ("image_size", "test_fraction", "on_bad", "cache_dir", "workers")
+    for name in (
+        "image_size",
+        "test_fraction",
+        "val_is_validation",
+        "on_bad",
+        "cache_dir",
+        "workers",
+    )
 } | {
     "gamma": ["--sched", "step"],
     "step_epochs": ["--sched", "step"],

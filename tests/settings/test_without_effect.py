@@ -18,6 +18,7 @@ from utils.optim.table import OPTIMIZERS
         ("deterministic", ["--device", "cpu"]),
         ("image_size", ["--dataset", "cifar10"]),
         ("test_fraction", ["--dataset", "shapes"]),
+        ("val_is_validation", ["--dataset", "shapes"]),
         ("on_bad", ["--dataset", "shapes"]),
         ("data_dir", ["--dataset", "shapes"]),
         ("padding_mode", ["--crop_padding", "0"]),

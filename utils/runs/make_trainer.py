@@ -50,9 +50,11 @@ def build_trainer(
     """
     settings, loader = run.settings, task.train
     if task.val is None and (flags := _needs_validation(settings)):
+        val_is_test = getattr(task.data, "val_is_test", False)
+        other = ", or --val_is_validation, which takes val/ for it" if val_is_test else ""
         raise UserError(
             f"{flags[0]} needs a validation split, because the test set decides nothing: add "
-            "--val_fraction 0.1, for example"
+            f"--val_fraction 0.1, for example{other}"
         )
     if checkpoint is None:
         note_rates_of_recipe(run)

@@ -10,6 +10,7 @@ from utils.errors import UserError
 from utils.exchange import Exchange
 from utils.files import reason
 from utils.launch.environment import launched
+from utils.launch.launchers import TORCHRUN, gpu_of, read_launch
 from utils.launch.signals import AgreedSignal, Signals, StoppedBySignal
 from utils.reporting.console import Console
 from utils.reporting.run_folder import RunFolder, SharedFolder, default_path, refuse_run
@@ -34,10 +35,11 @@ class Run:
         self.model_name, self.data_name = model, data
         # Its rank among the processes that train together; None: it trains alone.
         self.place = launched() if settings.distributed else None
-        if settings.distributed and self.place is None:
+        if settings.distributed and self.place is None and read_launch(os.environ) is None:
             raise UserError(
-                "--distributed is for processes that torchrun has started: "
-                f"bash run_distributed.sh {settings.entry} ..."
+                "--distributed: the environment names no other processes; start them by "
+                f"bash run_distributed.sh {settings.entry} ..., torchrun, srun or mpirun, or leave "
+                "the flag out"
             )
         self.console = Console(silent=self.place is not None and self.place.rank > 0)
         self._set_up_device()
@@ -78,11 +80,14 @@ class Run:
         if self.place is None or self.place.world_size == 1:
             return
         from utils.distributed.group import Agreement, join
+        from utils.distributed.meet import meet
         from utils.launch.watch import Watch
 
         seconds = 60 * self.settings.dist_timeout
         # The watch, which names the missing process, reports before the collectives time out.
         self.exchange = join(self.place, self.device, seconds + 60)
+        if self.place.by != TORCHRUN:
+            self.place = meet(self.exchange, self.place, self.device, vars(self.settings))
         watch = Watch(
             self.place.rank,
             self.place.world_size,
@@ -121,13 +126,7 @@ class Run:
             raise UserError("--device cuda: PyTorch finds no GPU here; use --device cpu or auto")
         cuda = torch.cuda.is_available() and settings.device != "cpu"
         if cuda and self.place is not None:
-            if self.place.local_rank >= torch.cuda.device_count():
-                raise UserError(
-                    f"process {self.place.local_rank + 1} of this machine has no GPU of its own: "
-                    f"there are {torch.cuda.device_count()}; start fewer processes, or use "
-                    "--device cpu"
-                )
-            torch.cuda.set_device(self.place.local_rank)
+            torch.cuda.set_device(gpu_of(self.place, torch.cuda.device_count()))
         self.device = (
             torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
         )

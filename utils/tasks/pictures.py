@@ -1,5 +1,6 @@
 """Tasks of pictures: data set, splits and loaders, from the settings."""
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -78,8 +79,17 @@ def load_image_task(
             test_fraction=settings.test_fraction,
             workers=settings.workers,
         )
+    data = _take_val(data, settings, console)
     train, val = _divide(data, settings)
     console.say(_description(data, train, val))
+    if data.strays:
+        many = data.strays > 1
+        files = (
+            f"{data.strays} files that are no pictures are"
+            if many
+            else "1 file that is no picture is"
+        )
+        console.say(f"note: {files} passed over")
     height, width, channels = data.train.shape
     normalisation = source and source.normalisation(channels)
     mean, std = normalisation or (data.mean, data.std)
@@ -100,6 +110,7 @@ def load_image_task(
             **training,
         )
 
+    val_loader = loader(val) if val else None
     return ImageTask(
         data,
         card,
@@ -113,8 +124,8 @@ def load_image_task(
             mixing=build_mixing(settings, card.height, card.width, auto and auto.strength),
             hold_out=auto and auto.hold_out,
         ),
-        test=loader(data.test),
-        val=loader(val) if val else None,
+        test=val_loader if val is data.test else loader(data.test),
+        val=val_loader,
         auto=auto,
         # Without the pool: they are read in the middle of a training epoch, for which the pool
         # reads ahead.
@@ -122,6 +133,24 @@ def load_image_task(
         trained=auto and loader(train.part(auto.trained), pool=None),
         pool=pool,
     )
+
+
+def _take_val(data: ImageData, settings: ImageSettings, console: Console) -> ImageData:
+    """Makes a val/ folder without test/ beside it the validation split, with --val_is_validation;
+    else says that it is the test set."""
+    if settings.val_is_validation and not data.val_is_test:
+        raise UserError(
+            f"--val_is_validation is for train/ and val/ alone, which {settings.data_dir} does not "
+            "have: leave the flag out"
+        )
+    if settings.val_is_validation:
+        return dataclasses.replace(data, val=data.test)
+    if data.val_is_test:
+        console.say(
+            "note: val/ is the test set, which decides nothing; as validation split, which decides "
+            "on the best weights and early stopping: --val_is_validation"
+        )
+    return data
 
 
 def _divide(data: ImageData, settings: ImageSettings) -> tuple[PictureSplit, PictureSplit | None]:
@@ -147,9 +176,10 @@ def _divide(data: ImageData, settings: ImageSettings) -> tuple[PictureSplit, Pic
 def _description(data: ImageData, train: PictureSplit, val: PictureSplit | None) -> str:
     note = ", synthetic" if data.synthetic else ""
     note += f", {data.skipped} bad files left out" if data.skipped else ""
+    tested = 0 if val is data.test else len(data.test)  # --val_is_validation
     return (
         f"{data.name}{note}: {len(train):,} training, {len(val) if val else 0:,} validation, "
-        f"{len(data.test):,} test pictures of {len(data.classes)} classes from {data.source}"
+        f"{tested:,} test pictures of {len(data.classes)} classes from {data.source}"
     )
 
 
