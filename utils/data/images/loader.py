@@ -84,7 +84,7 @@ class ImageLoader(Loader):
         rows: (samples,) int64, indices of the samples into `images`; None: all, in order.
         pool: processes that read memory-mapped `images`; None: this process reads.
         mixing: how samples are mixed with each other; None: they are not.
-        rank, ranks, least: see Steps.
+        rank, ranks, least, drop_last: see Steps.
         hold_out: see Loader.
     """
 
@@ -109,6 +109,7 @@ class ImageLoader(Loader):
         rank: int = 0,
         ranks: int = 1,
         least: int = 2,
+        drop_last: bool = False,
         hold_out: HoldOut | None = None,
     ):
         super().__init__(
@@ -122,6 +123,7 @@ class ImageLoader(Loader):
             rank=rank,
             ranks=ranks,
             least=least,
+            drop_last=drop_last,
             hold_out=hold_out,
         )
         self.augment = augment
