@@ -220,11 +220,11 @@ def control(model, data, precision, total_steps, exchange):
     def gap() -> float:
         return 1 - loss(HELD_OUT - 1) / loss(HELD_OUT)
 
-    joins = strength.plan(total_steps, data.steps_per_epoch, data.step_size)
-    return MixingControl(strength, data.hold_out, gap, joins, data.steps_per_epoch)
+    release_epoch = strength.plan(total_steps, data.steps_per_epoch, data.step_size)
+    return MixingControl(strength, data.hold_out, gap, release_epoch, data.steps_per_epoch)
 
 
-def facts_of(trainer, *, compiled=False, texts=False, recomputes=False, foreign=False):
+def facts_of(trainer, *, compiled=False, texts=False, recomputes=False, external_model=False):
     """What an engine is told of the trainer's run."""
     return RunFacts(
         device=trainer.train_step.precision.device,
@@ -237,7 +237,7 @@ def facts_of(trainer, *, compiled=False, texts=False, recomputes=False, foreign=
         learns_mixing=trainer.train_step.meta is not None,
         unfreezes=trainer.freeze is not None and trainer.freeze.until is not None,
         recomputes=recomputes,
-        foreign=foreign,
+        external_model=external_model,
     )
 
 

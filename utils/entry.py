@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import functools
 import os
 import signal
 import sys
@@ -55,7 +56,9 @@ def run_entry(config_class, act: Callable, description: str, argv: list[str] | N
     argv = sys.argv[1:] if argv is None else argv
     os.environ.update(environment_of_entries())
     try:
-        settings, origin = parse(config_class, _as_launched(argv, place), description)
+        note = functools.partial(print, file=sys.stderr)
+        say = note if place is None or place.rank == 0 else lambda line: None
+        settings, origin = parse(config_class, _as_launched(argv, place), description, say)
         act(settings, origin, signals)
     except UserError as error:
         if note_exit_code(2):  # one of the launched processes says it

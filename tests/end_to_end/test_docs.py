@@ -17,7 +17,7 @@ from utils.errors import UserError
 from utils.optim.schedules import SCHEDULES
 from utils.optim.table import OPTIMIZERS
 from utils.runs.advice import phase_advice
-from utils.settings.aliases import ALIASES, SHORT_FOR
+from utils.settings.aliases import ALIASES, GIVES_WAY, SHORT_FOR
 from utils.settings.config import INVOCATION_ONLY, fields, parse
 from utils.training.log import NOTABLE
 
@@ -81,10 +81,20 @@ def test_recipes_are_valid_and_named(recipe):
 def test_the_table_of_aliases():
     told = {
         alias.lstrip("-"): cells[0].strip("`-")
-        for cells in rows("docs/flags.md", "## Names from timm and torchvision")[2:]
+        for cells in rows("docs/flags.md", "## Names from elsewhere")[2:]
         for alias in re.findall(r"`([^`]+)`", cells[1])
     }
     assert told == ALIASES
+
+
+def test_the_table_of_short_flags():
+    told = {}
+    for cells in rows("docs/flags.md", "## Short flags")[2:]:
+        name, value = re.match(r"`--(\w+) (\S+)`", cells[1]).groups()
+        told[cells[0].strip("`-")] = name, value, "gives way" in cells[1]
+    assert told == {
+        flag: (name, str(value), flag in GIVES_WAY) for flag, (name, value) in SHORT_FOR.items()
+    }
 
 
 def test_the_table_of_schedules():

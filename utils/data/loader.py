@@ -50,7 +50,7 @@ class Loader(Steps, ABC):
         labels: np.ndarray,
         *,
         device: torch.device,
-        seed: int,
+        seed: int = 0,
         hold_out: HoldOut | None = None,
         **options,
     ):
@@ -110,10 +110,11 @@ class Loader(Steps, ABC):
                 def make(piece=piece) -> Batch:
                     targets = self._targets(order[piece.place])
                     drawn, clean = next(draws), None
-                    each = drawn is not None and drawn.clean_per_micro_batch
-                    if drawn and drawn.clean_samples and (each or piece.ends_step):
+                    per_micro_batch = drawn is not None and drawn.clean_per_micro_batch
+                    needs_clean = per_micro_batch or piece.ends_step
+                    if drawn and drawn.clean_samples and needs_clean:
                         after = self._after(piece, len(order), drawn.clean_samples)
-                        if not each:
+                        if not per_micro_batch:
                             after = np.array_split(after, self.ranks)[self.rank]
                         # Not read ahead: they are few, and not every step has any.
                         clean = inputs_at(after), self._targets(order[after])

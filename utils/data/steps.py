@@ -37,7 +37,7 @@ class Steps:
         total: number of samples.
         batch_size: samples in a micro-batch.
         step_size: samples in an optimizer step, of all ranks.
-        shuffle: training: a new order every epoch.
+        shuffle: for training: a new order every epoch.
         mixing: how samples are mixed with each other; None: not at all.
         rank, ranks: number of this process, and how many share every optimizer step.
         least: samples that a rank's part must have: 2 where BatchNorm needs several, else 1.
@@ -50,8 +50,8 @@ class Steps:
         *,
         batch_size: int,
         step_size: int,
-        shuffle: bool,
-        mixing: Mixing | None,
+        shuffle: bool = False,
+        mixing: Mixing | None = None,
         rank: int = 0,
         ranks: int = 1,
         least: int = 2,
@@ -140,7 +140,7 @@ class Steps:
         --mixup_block, or within a micro-batch where that is smaller."""
         self.batch_size = size
         if self.mixing is not None:
-            self.mixing.block = min(self.block, size)
+            self.mixing = self.mixing.with_block(min(self.block, size))
 
     def resize(self, batch_size: int, step_size: int) -> None:
         """Changes the size of micro-batches and of steps."""

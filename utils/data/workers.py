@@ -83,6 +83,10 @@ class WorkerPool:
         self._end: Finalize | None = None
         self._closed = False
 
+    def resize(self, slot_bytes: int) -> None:
+        """For batches of another size, before the first one is read."""
+        self.slot_bytes = slot_bytes
+
     def reader(self, images: np.ndarray, augment) -> Reader:
         """For `batches`. `images` is a map (see `is_map`); `augment` as in loader.py, or None."""
         assert is_map(images)

@@ -10,6 +10,7 @@ takes its slice as a `MixPlan` on its device, which the objective applies.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple
@@ -233,6 +234,12 @@ class Mixing:
         self.different_classes, self.height, self.width = different_classes, height, width
         self.meta_form, self.clean_samples = meta_form, clean_samples
         self.update_every, self.strength = update_every, strength
+
+    def with_block(self, block: int) -> Mixing:
+        """The same, with partners within blocks of another size."""
+        other = copy.copy(self)
+        other.block = block
+        return other
 
     def check(self, samples: int, step_size: int) -> None:
         """Raises UserError where an epoch of `samples` leaves no clean samples outside a step."""

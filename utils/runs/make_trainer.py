@@ -16,7 +16,7 @@ from utils.runs.optimization import (
     build_optimizer_of,
     learning_rate,
     learns_pairs,
-    say_rates_of_another_optimizer,
+    note_rates_of_recipe,
     schedule_of,
 )
 from utils.runs.prepare import ReadyModel
@@ -55,7 +55,7 @@ def build_trainer(
             "--val_fraction 0.1, for example"
         )
     if checkpoint is None:
-        say_rates_of_another_optimizer(run)
+        note_rates_of_recipe(run)
     total_steps, limit = settings.epochs * loader.steps_per_epoch, "--epochs"
     if settings.max_steps is not None and settings.max_steps < total_steps:
         total_steps, limit = settings.max_steps, "--max_steps"
@@ -79,7 +79,7 @@ def build_trainer(
         metrics,
         phase_advice(settings, run, loader) | memory_advice(settings, run.device),
     )
-    save_steps, save_seconds = save_interval(settings.save_every)
+    save_steps, save_seconds = save_interval(settings.save_every, loader.steps_per_epoch)
     store = Checkpoints(run.folder.checkpoints, keep=settings.checkpoint_hist, warn=run.console.say)
     trainer = Trainer(
         train_step=train_step,
@@ -89,6 +89,7 @@ def build_trainer(
             total_steps,
             eval_split="val" if task.val else "test",
             eval_every=settings.eval_every,
+            eval_on_start=settings.eval_on_start,
             log_every=settings.log_every,
             early_stop_patience=settings.early_stop_patience,
             on_nonfinite=settings.on_nonfinite,
@@ -186,7 +187,7 @@ def run_facts(run: Run, ready: ReadyModel, task: Task) -> RunFacts:
         learns_mixing=run.settings.mixup == "meta",
         unfreezes=ready.freeze is not None and ready.freeze.until is not None,
         recomputes=run.settings.grad_checkpointing,
-        foreign=not type(ready.model).__module__.startswith("utils."),
+        external_model=not type(ready.model).__module__.startswith("utils."),
     )
 
 

@@ -32,6 +32,7 @@ class Run:
         self.started = time.monotonic()
         self.settings, self.origin, self.signals = settings, origin, signals
         self.model_name, self.data_name = model, data
+        # Its rank among the processes that train together; None: it trains alone.
         self.place = launched() if settings.distributed else None
         if settings.distributed and self.place is None:
             raise UserError(
@@ -40,7 +41,7 @@ class Run:
             )
         self.console = Console(silent=self.place is not None and self.place.rank > 0)
         self._set_up_device()
-        self._closing = contextlib.ExitStack()
+        self._closing = contextlib.ExitStack()  # what is closed when the run ends
         self.folder: RunFolder | SharedFolder | None = None  # None unless the run trains
         self.progress = Progress()
         # Micro-batches of a step with --batch_tokens, of all processes.
@@ -58,7 +59,7 @@ class Run:
             scratch = tempfile.TemporaryDirectory(prefix="dry_run-")
             path = Path(self._closing.enter_context(scratch)) / "run"
         if self.leads:
-            self.folder = RunFolder(path, resume=source is not None and same(source, path))
+            self.folder = RunFolder(path, resume=source is not None and same_folder(source, path))
             self._closing.callback(self.folder.close)
         self.exchange.barrier()
         if not self.leads:
@@ -76,7 +77,7 @@ class Run:
         self.agreed_signal = AgreedSignal(self.signals)
         if self.place is None or self.place.world_size == 1:
             return
-        from utils.distributed.group import Agreement, join, leave
+        from utils.distributed.group import Agreement, join
         from utils.launch.watch import Watch
 
         seconds = 60 * self.settings.dist_timeout
@@ -90,7 +91,6 @@ class Run:
         )
         self.close_at_end(watch)
         self.agreed_signal = AgreedSignal(self.signals, Agreement(self.exchange, 2, watch))
-        self._leave = leave
 
     def another_exchange(self) -> Exchange:
         """A second exchange with the same processes, for a background thread."""
@@ -159,7 +159,9 @@ class Run:
         self._closing.close()
         self.console.close()
         if kind is None and self.exchange.size > 1:
-            self._leave()
+            from utils.distributed.group import leave
+
+            leave()
 
     def close_at_end(self, resource):
         """Returns `resource`, whose `close()` is called when the run ends."""
@@ -184,6 +186,7 @@ class Run:
     # ---- resuming -----------------------------------------------------------------------------
 
     def resumed_folder(self) -> Path | None:
+        """The folder of the run that --resume names; None without it."""
         if self.settings.resume is None:
             return None
         path = Path(self.settings.resume)
@@ -200,7 +203,11 @@ class Run:
         path = Path(settings.resume)
         if path.parent.name == "checkpoints":
             newest = f"step-{max(store.steps(), default=0):08}"
-            if path.name != newest and self.folder is not None and same(source, self.folder.path):
+            if (
+                path.name != newest
+                and self.folder is not None
+                and same_folder(source, self.folder.path)
+            ):
                 raise UserError(
                     f"--resume {path} is not the newest checkpoint of its run: add --output to go "
                     f"on from it in a new folder, or --resume {source} to go on from the newest"
@@ -265,11 +272,12 @@ class Run:
         return facts | ({"threads": self.threads} if self.device.type == "cpu" else {})
 
 
-def same(one: Path | None, other: Path) -> bool:
+def same_folder(one: Path | None, other: Path) -> bool:
+    """Whether both paths lead to the same folder; not if `one` is None."""
     return one is not None and one.resolve() == other.resolve()
 
 
-def another_is_best(checkpoint, folder: Path) -> str:
+def better_checkpoint_note(checkpoint, folder: Path) -> str:
     """A note if another checkpoint of the run in `folder` was better on the validation split."""
     best = checkpoint.state["progress"]["best_step"]
     if best in (None, checkpoint.step):

@@ -52,7 +52,7 @@ class DistributedSettings(Config):
     )
     dist_timeout: float = setting(
         10.0,
-        "Time without a step of a process after which the run is given up", group=GROUP,
+        "The run is given up when a process has finished no step for this long", group=GROUP,
         above=0, unit="minutes", resume="free",
     )  # fmt: skip
 

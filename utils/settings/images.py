@@ -1,5 +1,6 @@
 """Flags of pictures."""
 
+import os
 from dataclasses import dataclass
 
 from utils.data.images.sources import IMAGE_DATASETS
@@ -27,6 +28,7 @@ class PictureSettings(Config):
         low=8,
         unit="pixels",
         default_text="that of the files if they are alike and small, else 224",
+        essential=True,
     )
     test_fraction: float | None = setting(
         None,
@@ -35,6 +37,7 @@ class PictureSettings(Config):
         group=GROUP,
         above=0,
         below=1,
+        essential=True,
     )
     on_bad: str = setting(
         "error",
@@ -90,18 +93,27 @@ class PictureSettings(Config):
         "image; with --predict, predict by these averages",
         group=USE,
         resume="free",
+        essential=True,
     )
     channels_last: bool = setting(
         True, "Keep the channels of a pixel together in memory: faster convolutions", group=ENGINE
     )
 
+    @classmethod
+    def implied(cls, given, say):
+        folder = given.get("data_dir")
+        if "dataset" in given or not os.path.isdir(os.path.join(folder or "", "train")):
+            return super().implied(given, say)
+        say(f"note: --dataset imagefolder, since {folder} has a folder train/")
+        return super().implied(given, say) | {"dataset": "imagefolder"}
+
     def ineffective(self):
         yield from super().ineffective()
         if self.dataset != "imagefolder":
-            own = f"--dataset {self.dataset} brings its own pictures; the flag is for imagefolder"
+            reason = f"--dataset {self.dataset} has its own pictures; the flag is for imagefolder"
             names = ("image_size", "test_fraction", "cache_dir")
             names += () if self.predict else ("on_bad", "workers")
-            yield from ((name, own, "dataset") for name in names)
+            yield from ((name, reason, "dataset") for name in names)
         if self.dataset == "shapes":
             reason = "--dataset shapes is built in and reads no files"
             yield "data_dir", reason, "dataset"

@@ -95,7 +95,7 @@ class MixingSettings(Config):
     meta_batch: int = setting(
         64,
         "Samples of the clean batch that meta learns from, and pairs of the mixed batch that "
-        "it looks at",
+        "it uses",
         group=GROUP,
         low=2,
         unit="samples",

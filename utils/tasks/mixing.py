@@ -68,6 +68,7 @@ def auto_split(settings, labels: np.ndarray) -> AutoSplit | None:
     if 2 * count > len(order):
         count = 0
     chosen = order[: 2 * count]
-    chosen = chosen[np.argsort(labels[chosen], kind="stable")]  # each class by turns
+    # Sorted by class and then dealt out by turns, so that both parts have the same classes.
+    chosen = chosen[np.argsort(labels[chosen], kind="stable")]
     held_out, trained = np.sort(chosen[::2]), np.sort(chosen[1::2])
     return AutoSplit(held_out, trained, AutoStrength(count), HoldOut(held_out, len(labels)))

@@ -46,10 +46,11 @@ class ImageTask(Task):
         if self.pool is not None:
             self.pool.close()
 
-    def follow(self, batch_size: int, ranks: int) -> None:
-        super().follow(batch_size, ranks)
+    def resize_evaluation(self, batch_size: int, ranks: int) -> None:
+        """Also makes room in the worker processes for batches of this size."""
+        super().resize_evaluation(batch_size, ranks)
         if self.pool is not None:
-            self.pool.slot_bytes = largest_batch(batch_size, self.data.train)
+            self.pool.resize(largest_batch(batch_size, self.data.train))
 
 
 def load_image_task(
@@ -116,7 +117,8 @@ def load_image_task(
         test=loader(data.test),
         val=loader(val) if val else None,
         auto=auto,
-        # Read in the middle of an epoch, for which the pool reads ahead.
+        # Without the pool: they are read in the middle of a training epoch, for which the pool
+        # reads ahead.
         held_out=auto and loader(train.part(auto.held_out), pool=None),
         trained=auto and loader(train.part(auto.trained), pool=None),
         pool=pool,

@@ -33,8 +33,12 @@ class Task:
     held_out: Loader | None = None
     trained: Loader | None = None
 
-    def follow(self, batch_size: int, ranks: int) -> None:
-        """Gives the other loaders the training's new batch size."""
+    def resize_evaluation(self, batch_size: int, ranks: int) -> None:
+        """Changes the batches of the loaders that evaluate.
+
+        Args:
+            batch_size: samples in a batch of one rank.
+        """
         for loader in filter(None, (self.test, self.val, self.held_out, self.trained)):
             loader.resize(batch_size, batch_size * ranks)
 

@@ -45,8 +45,8 @@ def load_text_task(
     """Loads, splits and encodes the texts that the settings name.
 
     Args:
-        tokenizer: JSON of the tokenizer that the weights were trained with; None: that of the
-            settings.
+        tokenizer: JSON of the tokenizer that the weights were trained with; None: the settings name
+            it.
         exchange: with the other ranks; None: a single process.
         micro_batches: of all ranks in an optimizer step; None: as the settings say.
     """
@@ -86,10 +86,12 @@ def load_text_task(
         f"data: {data.source} ({len(data.classes)} classes, {counts}{synthetic}; "
         f"{data.train.lengths.mean():.0f} tokens each on average, vocabulary {data.vocab_size:,})"
     )
-    held_out, trained = (
-        auto and _loader(data.train, settings, device, exchange, rows=rows)
-        for rows in ((auto.held_out, auto.trained) if auto else (None, None))
-    )
+    held_out, trained = None, None
+    if auto is not None:
+        held_out, trained = (
+            _loader(data.train, settings, device, exchange, rows=rows)
+            for rows in (auto.held_out, auto.trained)
+        )
     return TextTask(data, card, train, test, val, auto, held_out, trained)
 
 

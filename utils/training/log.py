@@ -73,12 +73,15 @@ class TrainingLog:
             time_share=time_share, peak_memory_bytes=memory,
         )  # fmt: skip
 
+    def say_start(self, split: str, evaluation: Evaluation) -> None:
+        self.console.say(f"before the first step: {_in_words(split, evaluation)}")
+
     def say_epoch(
         self, epoch: float, train: dict, split: str, evaluation: Evaluation | None, note: str
     ) -> None:
         line = f"epoch {epoch:g}: train loss {train['loss']:.4f}, {accuracy_text(train)}"
         if evaluation is not None:
-            line += f"; {split} loss {evaluation.loss:.4f}, accuracy {evaluation.accuracy:.2f} %"
+            line += f"; {_in_words(split, evaluation)}"
         self.console.say(line + note)
 
     def write_mixing(self, at: dict, reading: Reading) -> None:
@@ -95,6 +98,10 @@ class TrainingLog:
     def unfrozen(self, step: int, epoch: int) -> None:
         self.metrics.write(step=step, epoch=float(epoch), split="event", event="unfrozen")
         self.console.say(f"after {epoch} epochs: from here on all layers train")
+
+
+def _in_words(split: str, evaluation: Evaluation) -> str:
+    return f"{split} loss {evaluation.loss:.4f}, accuracy {evaluation.accuracy:.2f} %"
 
 
 def figures(sums: Mapping[str, float]) -> dict:

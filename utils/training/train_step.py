@@ -156,7 +156,7 @@ class TrainStep:
         if self.exchange.rank == 0:  # they are totals over all ranks, so one rank restores them
             sums = self.progress.window_sums
             self.window.copy_(torch.tensor(sums, dtype=torch.float64))
-        self.guard.left_out = torch.tensor(self.progress.left_out, device=self.precision.device)
+        self.guard.left_out.copy_(torch.tensor(self.progress.left_out))
 
     def evaluated_weights(self) -> contextlib.AbstractContextManager:
         """Within it the model holds the weights to evaluate: the average if there is one."""

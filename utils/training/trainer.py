@@ -38,6 +38,7 @@ class TrainingPlan:
         total_steps: optimizer steps of the whole run.
         eval_split: the split that is evaluated: "val", which decides the best step, or "test".
         eval_every: epochs between evaluations; 0: none.
+        eval_on_start: evaluate before the first step, too.
         log_every: steps between log lines.
         early_stop_patience: evaluations on "val" without a better accuracy after which training
             stops; None: never.
@@ -47,6 +48,7 @@ class TrainingPlan:
     total_steps: int
     eval_split: str = "test"
     eval_every: int = 1
+    eval_on_start: bool = False
     log_every: int = 20
     early_stop_patience: int | None = None
     on_nonfinite: str = "stop"
@@ -148,6 +150,8 @@ class Trainer:
         self.saver.start(progress.step)
         if not self.train_step.strategy.adds_in_order:
             self.settle_order()
+        if self.plan.eval_on_start and progress.step == 0:
+            self._evaluate_start()
         console.start_bar(self.samples_until(total_steps), self.samples_until(progress.step))
         try:
             while not progress.stopped_early and (
@@ -172,6 +176,21 @@ class Trainer:
             batch = self.loader.made(next(iter(self.loader.epoch(0))))
             self._search_plans(batch)
             self.train_step.pass_without_effect(batch)
+
+    def _evaluate_start(self) -> None:
+        """If a signal interrupts it, the loop stops after its first step."""
+        evaluation = self._evaluate()
+        if evaluation is not None:
+            split = self.plan.eval_split
+            self.log.metrics.write(**self._position(), split=split, **evaluation.figures)
+            self.log.say_start(split, evaluation)
+
+    def _evaluate(self) -> Evaluation | None:
+        self.train_step.strategy.make_equal()
+        with self.train_step.evaluated_weights():
+            evaluation = self.evaluate()
+        self.times.mark("evaluation")
+        return evaluation
 
     def prepare(self, epoch: int) -> None:
         """Sets training mode for the part of the model that trains in `epoch`."""
@@ -212,8 +231,8 @@ class Trainer:
                 self._log_window()
             if progress.step % epoch_steps == 0 or progress.step >= plan.total_steps:
                 break
-            save_is_due = self._poll_ranks()
-            if self.agreed_signal.signum is not None:
+            stop, save_is_due = self._agree_on_stop_and_save()
+            if stop:
                 clock.pause()
                 self._stop()
             if save_is_due:
@@ -231,18 +250,22 @@ class Trainer:
             self.prepare(epoch)  # the evaluation has changed the mode of what is frozen, too
             self.times.mark("evaluation")
 
-    def _poll_ranks(self) -> bool:
-        """Updates `agreed_signal`, and returns whether a checkpoint is due. Collective.
+    def _agree_on_stop_and_save(self) -> tuple[bool, bool]:
+        """(whether a signal has asked the run to stop, whether a checkpoint is due), the same on
+        all ranks. Collective: one exchange answers both.
 
         An interval in steps is known to all ranks; one in seconds is measured by rank 0, whose
         answer arrives a step later where there are several.
         """
-        saver, step, rank = self.saver, self.progress.step, self.train_step.exchange.rank
-        by_steps = saver.every_steps is not None
-        due = self.agreed_signal.poll(not by_steps and rank == 0 and saver.is_due(step))
-        if by_steps:
-            return saver.is_due(step)
-        return due and step > saver.saved_step + 1  # an older answer is from before the save
+        saver, step = self.saver, self.progress.step
+        if saver.every_steps is not None:
+            self.agreed_signal.poll()
+            save_is_due = saver.is_due(step)
+        else:
+            is_over = self.train_step.exchange.rank == 0 and saver.is_due(step)
+            # The answer in the step after a save is from before it.
+            save_is_due = self.agreed_signal.poll(is_over) and step > saver.saved_step + 1
+        return self.agreed_signal.signum is not None, save_is_due
 
     def _end_is_due(self) -> bool:
         """Whether an epoch or the run has ended and `_end_epoch` has not yet been called for it."""
@@ -260,10 +283,7 @@ class Trainer:
         train, evaluation = figures(sums), None
         self.times.mark("other")
         if plan.eval_every and (finished or round(at["epoch"]) % plan.eval_every == 0):
-            train_step.strategy.make_equal()
-            with train_step.evaluated_weights():
-                evaluation = self.evaluate()
-            self.times.mark("evaluation")
+            evaluation = self._evaluate()
             if evaluation is None:
                 self._stop()
         progress.ended_step, progress.train = progress.step, train
@@ -282,7 +302,7 @@ class Trainer:
                 best, note = self._update_best(evaluation, at["epoch"])
         log.say_epoch(at["epoch"], train, plan.eval_split, evaluation, note)
         log.advise(time_share)
-        save_is_due = self._poll_ranks()  # collective, so never skipped
+        _, save_is_due = self._agree_on_stop_and_save()  # collective, so never skipped
         if save_is_due or finished or best or progress.stopped_early:
             self.save(final=finished or progress.stopped_early)
 
