@@ -128,10 +128,12 @@ def run_model(
 def print_lines(lines: Callable[[], list[str]]) -> int:
     """Prints what `lines()` returns; returns the exit code: 2, after a line, for a UserError."""
     try:
-        print("\n".join(lines()))
+        print("\n".join(lines()), flush=True)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # the reader, such as `head`, wants no more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
     return 0
 
 

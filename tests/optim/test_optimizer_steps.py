@@ -53,7 +53,7 @@ def test_equals_its_formula(name, channels_last, decay_all, momentum):
             decay = 0.1 if decay_all or parameter.ndim > 1 else 0.0
             plain[index] = references[index].step(plain[index], parameter.grad, lr, decay)
         optimizer.step()  # which may change the gradients
-    torch.testing.assert_close(list(model.parameters()), plain, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(list(model.parameters()), plain, rtol=0, atol=1e-12)
 
 
 def quintic(s):

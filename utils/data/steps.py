@@ -41,6 +41,7 @@ class Steps:
         mixing: how samples are mixed with each other; None: not at all.
         rank, ranks: number of this process, and how many share every optimizer step.
         least: samples that a rank's part must have: 2 where BatchNorm needs several, else 1.
+        drop_last: training leaves out a last step that is smaller than the others.
     """
 
     def __init__(
@@ -54,10 +55,16 @@ class Steps:
         rank: int = 0,
         ranks: int = 1,
         least: int = 2,
+        drop_last: bool = False,
     ):
         self.total, self.batch_size, self.step_size = total, batch_size, step_size
         self.rank, self.ranks, self.least = rank, ranks, least
-        self.shuffle, self.mixing = shuffle, mixing
+        self.shuffle, self.mixing, self.drop_last = shuffle, mixing, drop_last
+        if not self.samples and total:
+            raise UserError(
+                f"--drop_last leaves nothing of {total:,} training samples: an optimizer step "
+                f"takes {step_size:,}; leave the flag out, or lower --batch_size or --global_batch"
+            )
         if mixing is not None:
             mixing.check(self.samples, min(self.step_size, self.samples))
         self.block = block = getattr(mixing, "block", 1)  # as set by the user
@@ -70,8 +77,10 @@ class Steps:
 
     @property
     def samples(self) -> int:
-        """Samples in an epoch. Training leaves out a last step of a single sample, which is another
-        sample in every epoch."""
+        """Samples in an epoch. Training leaves out a last step of a single sample, or with
+        `drop_last` of any that is not whole; these are other samples in every epoch."""
+        if self.drop_last and self.shuffle:
+            return self.total - self.total % self.step_size
         return self.total - (self.shuffle and has_lone_last(self.total, self.step_size))
 
     @property

@@ -87,6 +87,12 @@ class PictureSettings(Config):
         low=0,
         high=1,
     )
+    drop_last: bool = setting(
+        False,
+        "Leave out the last optimizer step of an epoch if it is smaller than the others: other "
+        "pictures in every epoch",
+        group=GROUP,
+    )
     flip_test: bool = setting(
         False,
         "Also measure the test set with probabilities averaged over each picture and its mirror "

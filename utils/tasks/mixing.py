@@ -27,6 +27,7 @@ def build_mixing(
         cutmix_alpha=settings.cutmix_alpha,
         probability=settings.mixup_prob,
         per_sample=settings.mixup_mode == "sample",
+        per_block=settings.mixup_mode == "block",
         block=settings.mixup_block or settings.batch_size,
         off_epoch=settings.mixup_off_epoch or None,
         different_classes=settings.mixup_inter,

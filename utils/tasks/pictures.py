@@ -118,6 +118,7 @@ def load_image_task(
             train,
             accumulation=settings.accumulation_steps,
             step_size=settings.global_batch,
+            drop_last=settings.drop_last,
             augment=_augmentation(settings, card),
             shuffle=True,
             seed=settings.seed,

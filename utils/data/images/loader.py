@@ -81,7 +81,8 @@ class ImageLoader(Loader):
         channels_last: memory order of the batches.
         rows: (samples,) int64, indices of the samples into `images`; None: all, in order.
         pool: processes that read memory-mapped `images`; None: this process reads.
-        options: `shuffle`, `seed`, `mixing`, `rank`, `least`, `hold_out`: see Loader and Steps.
+        options: `shuffle`, `seed`, `mixing`, `rank`, `least`, `drop_last`, `hold_out`: see Loader
+            and Steps.
     """
 
     def __init__(
