@@ -59,7 +59,8 @@ class DistributedSettings(Config):
     def ineffective(self):
         yield from super().ineffective()
         if not self.distributed:
-            for name in ("strategy", "dist_timeout", "sync_bn"):
+            names = () if self.strategy == "local" else ("strategy",)  # a process trains several
+            for name in (*names, "dist_timeout", "sync_bn"):
                 yield name, "it is for --distributed, which run_distributed.sh sets", "distributed"
         if self.global_batch is not None:
             reason = "--global_batch decides how many batches are accumulated"
