@@ -24,19 +24,9 @@ from utils.exchange import Exchange, Rows
 from utils.files import reason
 from utils.optim.table import OPTIMIZERS
 
-PARTS = (
-    "model",
-    "optimizer",
-    "average",
-    "mixup",
-    "workers",
-)  # attributes of a Checkpoint, and its files
-DIVIDED_PARTS = (
-    "model",
-    "average",
-    "optimizer",
-    "workers",
-)  # of which each rank may write its rows
+# Attributes of a Checkpoint, and its files; then those of which each rank may write its rows.
+PARTS = ("model", "optimizer", "average", "mixup", "workers")
+DIVIDED_PARTS = ("model", "average", "optimizer", "workers")
 FILE = re.compile(
     rf"state\.json|({'|'.join(PARTS)})\.safetensors"
     rf"|({'|'.join(DIVIDED_PARTS)})\.rank-\d{{5}}-of-\d{{5}}\.safetensors"

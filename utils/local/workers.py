@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from utils.errors import UserError
 
@@ -35,5 +36,5 @@ class Workers:
                 f"at most, or ask for more workers"
             )
         borders = [size * number // ranks for number in range(ranks + 1)]
-        counts = tuple(end - start for start, end in zip(borders, borders[1:], strict=False))
+        counts = tuple(end - start for start, end in pairwise(borders))
         return cls(size, range(borders[rank], borders[rank + 1]), counts)

@@ -99,7 +99,8 @@ def _description(rule: SyncRule, workers: int, processes: int) -> str:
         "post_local": f"H 1, from step {rule.switch_step} on {rule.base}",
         "swap": f"H 1, from step {rule.switch_step} on all steps",
     }[rule.name]
-    line = f"local steps: {workers} workers in {processes} processes, {rule.name} ({when})"
+    several = "process" if processes == 1 else "processes"
+    line = f"local steps: {workers} workers in {processes} {several}, {rule.name} ({when})"
     if workers == 1:
         line += "; one worker has nothing to average: --local_workers 4 trains four in turn"
     return line

@@ -121,9 +121,9 @@ class OnNonFinite:
         group = optimizer.param_groups[0]
         lr = group["base_lr"] / group.get("lr_scale", 1.0)
         raise UserError(
-            f"step {first + 1}: {left_out_by}the loss or its gradient is not finite; the step was not applied. "
-            f"Likely causes: a learning rate that is too high (--lr {lr:g}: lower it, add "
-            "--warmup_epochs or --clip 1), fp16 (take --precision bf16), bad data; "
+            f"step {first + 1}: {left_out_by}the loss or its gradient is not finite; the step was "
+            f"not applied. Likely causes: a learning rate that is too high (--lr {lr:g}: lower it, "
+            "add --warmup_epochs or --clip 1), fp16 (take --precision bf16), bad data; "
             f"--on_nonfinite skip leaves such steps out{last}"
         )
 

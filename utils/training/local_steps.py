@@ -369,10 +369,10 @@ class LocalSteps:
     def note(self) -> str:
         """For the line of an epoch."""
         rounds = self.rounds
-        distance = (
-            f", workers {100 * self.distance:.2g} % from their mean" if rounds.averagings else ""
-        )
-        return f"; {rounds.averagings:,} averagings, H {rounds.length:,}{distance}"
+        note = f"; {rounds.averagings:,} averagings, H {rounds.length:,}"
+        if self.distance:
+            note += f", workers {100 * self.distance:.2g} % from their mean"
+        return note
 
     def summary(self) -> str:
         """For the end of the run."""

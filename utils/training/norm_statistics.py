@@ -52,6 +52,7 @@ class NormStatistics:
             return
         training = {module: module.training for module in self.model.modules()}
         momentum = [norm.momentum for norm in norms]
+        counts = [norm.num_batches_tracked.clone() for norm in norms]
         search_plans(False)  # as in an evaluation
         self.model.eval()  # no dropout
         for norm in norms:
@@ -60,8 +61,9 @@ class NormStatistics:
         try:
             rows = torch.stack([self._sums(norms, loader, step) for loader in self.loaders])
         finally:
-            for norm, value in zip(norms, momentum, strict=True):
+            for norm, value, count in zip(norms, momentum, counts, strict=True):
                 norm.momentum = value
+                norm.num_batches_tracked.copy_(count)
             for module, mode in training.items():
                 module.training = mode
         total = self.exchange.sum_rows(rows, self.workers.counts)
