@@ -5,8 +5,8 @@ import functools
 
 import pytest
 import torch
+from local_runs import assert_same_checkpoint, double_network, parameters_of
 from test_resume import SignalAt
-from torch import nn
 from toy import history, loader, make_trainer, network
 
 from utils.checkpoints.worker_rows import MODEL, as_one_model, row
@@ -16,37 +16,12 @@ from utils.optim.schedules import Schedule
 RICH = {"optimizer": "adamw", "lr": 0.01, "ema_decay": 0.9, "clip": 0.5}
 
 
-class ToDouble(nn.Module):
-    def forward(self, x):
-        return x.double()
-
-
-def double_network(**options):
-    """In float64, for comparisons beyond the rounding of float32."""
-    return nn.Sequential(ToDouble(), *network(**options)).double()
-
-
 def plain_schedule():
     return Schedule("cosine", 9, 2)
 
 
-def parameters_of(trainer) -> dict:
-    with trainer.train_step.evaluated_weights():
-        return {name: p.detach().clone() for name, p in trainer.train_step.model.named_parameters()}
-
-
 def saved(trainer):
     return trainer.saver.store.load()
-
-
-def assert_same_checkpoint(one, other) -> None:
-    """All but the times and what belongs to processes."""
-    for part, tensors in one.tensors().items():
-        assert tensors.keys() == other.tensors()[part].keys()
-        for name, tensor in tensors.items():
-            assert torch.equal(tensor, other.tensors()[part][name]), (part, name)
-    for key in ("workers", "local", "random", "optimizer", "scaler", "schedule"):
-        assert one.state.get(key) == other.state.get(key), key
 
 
 @pytest.mark.parametrize("workers", (2, 4))
