@@ -32,8 +32,8 @@ class Workers:
         """
         if ranks > size:
             raise UserError(
-                f"{ranks} processes for {size} workers (--local_workers): start {size} processes "
-                f"at most, or ask for more workers"
+                f"--local_workers {size} is less than the {ranks} processes: start fewer "
+                "processes, or take more workers"
             )
         borders = [size * number // ranks for number in range(ranks + 1)]
         counts = tuple(end - start for start, end in pairwise(borders))

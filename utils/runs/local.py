@@ -113,20 +113,21 @@ def forecast(trainer: Trainer) -> Iterator[str]:
     peak = steps.optimizer.param_groups[0]
     peak = peak["base_lr"] / peak.get("lr_scale", 1.0)
     rounds = simulate(rule, lambda step: peak * schedule.factor(step))
-    lengths = sorted(rounds.lengths)
+    least, most = min(rounds.lengths), max(rounds.lengths)
+    length = f"H {least:,}" if least == most else f"H {least:,} to {most:,}"
     yield f"  local steps    {averagings_text(len(rounds), rule.total_steps)}"
     note = ""
     if schedule.name == "plateau":
         note = "; more where plateau lowers the learning rate" if rule.name == "qsr" else ""
-    yield f"                 (H {lengths[0]:,} to {lengths[-1]:,}{note})"
+    yield f"                 ({length}{note})"
     if (size := steps.workers.size) > 1:
-        elements = sum(t.nbytes for t in steps.strategy.parameters.values() if t.requires_grad)
-        sent = 2 * (size - 1) / size * elements
+        trained = sum(p.nbytes for p in steps.strategy.parameters.values() if p.requires_grad)
+        sent = 2 * (size - 1) / size * trained  # in an averaging, as in a step of DDP
         yield (
-            f"                 {_gb(sent * len(rounds))} GB sent by each of {size} processes with "
-            f"a worker each; {_gb(sent * rule.total_steps)} GB with ddp"
+            f"                 {size} processes with a worker each would each send "
+            f"{_amount(sent * len(rounds))}, with ddp {_amount(sent * rule.total_steps)}"
         )
 
 
-def _gb(count: float) -> str:
-    return f"{count / 1e9:,.3g}"
+def _amount(count: float) -> str:
+    return f"{count / 1e9:,.3g} GB" if count >= 1e9 else f"{count / 1e6:,.3g} MB"
