@@ -13,9 +13,9 @@ from utils.data.hold_out import HoldOut
 from utils.data.texts.loader import TextLoader
 from utils.mixup.auto import (
     COST,
-    EVERY,
     FIXED,
     FORWARD,
+    INTERVAL,
     LAST,
     LEAST,
     AutoStrength,
@@ -90,9 +90,8 @@ def due_steps(strength, total=1000) -> list[int]:
 
 def test_it_is_measured_regularly_in_the_first_four_fifths():
     found = due_steps(planned())
-    assert (
-        found == list(range(50, 801, 50)) and found[0] == EVERY * 1000 and found[-1] == 1000 * LAST
-    )
+    assert found == list(range(50, 801, 50))
+    assert found[0] == INTERVAL * 1000 and found[-1] == 1000 * LAST
 
 
 def test_measuring_costs_a_small_part_of_the_passes():

@@ -126,7 +126,7 @@ class OptimizerEntry:
         return self.scaling
 
     def products(self, precision: str) -> dict[str, object]:
-        """Arguments of `make` that follow from the precision of the training."""
+        """Arguments of `make` that follow from --precision."""
         return {}
 
     def advice(self, **own) -> str:

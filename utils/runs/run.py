@@ -33,6 +33,7 @@ class Run:
         self.started = time.monotonic()
         self.settings, self.origin, self.signals = settings, origin, signals
         self.model_name, self.data_name = model, data
+        # Its rank among the processes that train together; None: it trains alone.
         self.place = launched() if settings.distributed else None
         if settings.distributed and self.place is None:
             raise UserError(
@@ -41,7 +42,7 @@ class Run:
             )
         self.console = Console(silent=self.place is not None and self.place.rank > 0)
         self._set_up_device()
-        self._closing = contextlib.ExitStack()
+        self._closing = contextlib.ExitStack()  # what is closed when the run ends
         self.folder: RunFolder | SharedFolder | None = None  # None unless the run trains
         self.progress = Progress()
         # Micro-batches of a step with --batch_tokens, of all processes.

@@ -92,10 +92,10 @@ class PictureSettings(Config):
     def ineffective(self):
         yield from super().ineffective()
         if self.dataset != "imagefolder":
-            own = f"--dataset {self.dataset} brings its own pictures; the flag is for imagefolder"
+            reason = f"--dataset {self.dataset} has its own pictures; the flag is for imagefolder"
             names = ("image_size", "test_fraction", "cache_dir")
             names += () if self.predict else ("on_bad", "workers")
-            yield from ((name, own, "dataset") for name in names)
+            yield from ((name, reason, "dataset") for name in names)
         if self.dataset == "shapes":
             reason = "--dataset shapes is built in and reads no files"
             yield "data_dir", reason, "dataset"

@@ -153,11 +153,11 @@ class RunSettings(Config):
         if chosen and self.resume is None:
             raise UserError(f"--{chosen[0]} needs a trained model: name its run by --resume RUN")
         if self.early_stop_patience is not None:
-            self._need_validation("--early_stop_patience")
+            self._need_evaluations("--early_stop_patience")
         if self.sched == "plateau":
-            self._need_validation("--sched plateau")
+            self._need_evaluations("--sched plateau")
         if not self.final_test:
-            self._need_validation("--no_final_test")
+            self._need_evaluations("--no_final_test")
         save_interval(self.save_every)
 
     @property
@@ -165,9 +165,9 @@ class RunSettings(Config):
         """What is done with the run."""
         return asked_for(vars(self))[0]
 
-    def _need_validation(self, flag: str) -> None:
-        """Raises UserError if nothing is evaluated. Whether there is a validation split is known
-        when the data are loaded, and `build_trainer` checks it."""
+    def _need_evaluations(self, flag: str) -> None:
+        """Raises UserError if nothing is evaluated. These flags also need a validation split;
+        `build_trainer` checks that, once the data are loaded."""
         if self.eval_every == 0:
             raise UserError(f"{flag} needs evaluations, and --eval_every 0 makes none")
 

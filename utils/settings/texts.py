@@ -103,11 +103,11 @@ class TextFlags(Config):
     def ineffective(self):
         yield from super().ineffective()
         if self.dataset != "csv":
-            own = f"--dataset {self.dataset} brings its own texts; the flag is for csv"
+            reason = f"--dataset {self.dataset} has its own texts; the flag is for csv"
             for name in ("train_file", "test_file", "val_file", "label_column", "test_fraction"):
-                yield name, own, "dataset"
+                yield name, reason, "dataset"
             if not self.predict:
-                yield "text_columns", own, "dataset"
+                yield "text_columns", reason, "dataset"
         else:
             yield "data_dir", "--dataset csv reads --train_file and --test_file", "dataset"
         if self.dataset == "headlines":
