@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +29,7 @@ from utils.training.local_state import restore, snapshot
 from utils.training.norm_statistics import NormStatistics
 from utils.training.progress import LeftOut, Progress
 from utils.training.train_step import TrainStep
+from utils.training.worker_mean import WorkerMean
 
 
 @dataclass
@@ -120,6 +121,7 @@ class LocalSteps:
         self.rule, self.progress, self.seed = rule, progress, seed
         self.statistics, self.say = statistics, say
         self.model, self.rounds = strategy.model, Rounds()
+        self._over_workers = WorkerMean(workers, exchange)
         self.own = self._make_workers(make_step)
         self.active = self.own[-1]
         self.turn_to(self.own[0])
@@ -154,6 +156,7 @@ class LocalSteps:
             distance = step.window.new_zeros(())
             made.append(Worker(number, step, weights | own, distance))
             random = random or random_states()
+        # The first worker of the run goes on as a process alone does, the others with their seeds.
         for worker in made:
             if worker.number > 0:
                 torch.manual_seed(self.seed + worker.number)
@@ -248,35 +251,10 @@ class LocalSteps:
         if self.workers.size == 1:
             return
         names = [name for name, p in self.strategy.parameters.items() if p.requires_grad]
-        squares = [0.0] * len(self.own)
-        total = 0.0
-        for alike in _by_dtype(names, self.own[0].tensors):
-            rows = torch.stack([_flat(worker.tensors, alike) for worker in self.own])
-            mean = self._mean_of(rows)
-            for worker in self.own:
-                own = [worker.tensors[name] for name in alike]
-                torch._foreach_copy_(own, _like(mean, own))
-            squares = [s + _square(row - mean) for s, row in zip(squares, rows, strict=True)]
-            total = total + _square(mean)
-        for worker, square in zip(self.own, squares, strict=True):
-            worker.distance.copy_(square / total)
-
-    def _mean_of(self, rows: Tensor) -> Tensor:
-        """The mean over all workers, (n,), of one row for each of this process's, (own, n)."""
-        return self.exchange.sum_rows(rows, self.workers.counts) / self.workers.size
-
-    @torch.no_grad()
-    def _mean_tensors(self, of_workers: list[dict[str, Tensor]], names) -> dict[str, Tensor]:
-        """The means of these tensors over all workers; collective."""
-        means = {}
-        for alike in _by_dtype(names, of_workers[0]):
-            rows = torch.stack([_flat(own, alike) for own in of_workers])
-            like = [of_workers[0][name] for name in alike]
-            for name, tensor, mean in zip(
-                alike, like, _like(self._mean_of(rows), like), strict=True
-            ):
-                means[name] = torch.empty_like(tensor).copy_(mean)
-        return means
+        own = [worker.tensors for worker in self.own]
+        distances = self._over_workers.average_(own, names)
+        for worker, distance in zip(self.own, distances, strict=True):
+            worker.distance.copy_(distance)
 
     def mean(self) -> Mean:
         """The mean of the workers as they are; collective."""
@@ -295,7 +273,7 @@ class LocalSteps:
         names += [
             name for name, t in own[0].items() if name not in parameters and t.is_floating_point()
         ]
-        model = own[0] | self._mean_tensors(own, names)
+        model = own[0] | self._over_workers.means(own, names)
         mean = Mean(model, None)
         if averages:
             trained = [
@@ -303,7 +281,7 @@ class LocalSteps:
                 for name in averages[0]
                 if name not in parameters or parameters[name].requires_grad
             ]
-            mean = Mean(model, model | averages[0] | self._mean_tensors(averages, trained))
+            mean = Mean(model, model | averages[0] | self._over_workers.means(averages, trained))
         if self.statistics is not None:
             with self.holding(mean.evaluated):
                 self.statistics.estimate(self.progress.step)
@@ -331,7 +309,7 @@ class LocalSteps:
                 for row, scale in zip(of_workers, scales, strict=True)
             ]
         count = len(self.sum_names)
-        rows = self._gather(torch.stack(of_workers))  # [worker][value]
+        rows = self._over_workers.rows(torch.stack(of_workers))  # [worker][value]
         sums = dict(zip(self.sum_names, map(math.fsum, zip(*rows, strict=True)), strict=False))
         left_out = [LeftOut(*map(int, row[count : count + 3])) for row in rows]
         self.distance = math.sqrt(math.fsum(row[count + 3] for row in rows) / len(rows))
@@ -344,15 +322,6 @@ class LocalSteps:
         firsts = [each.first for each in left_out if each.first >= 0]
         by_scaler = sum(each.by_scaler for each in left_out)
         return sums, LeftOut(sum(steps), min(firsts, default=-1), by_scaler)
-
-    def _gather(self, rows: Tensor) -> list[list[float]]:
-        """The rows of all workers, from one for each worker of this process, (own, n). The host
-        waits."""
-        counts = self.workers.counts
-        padded = rows.new_zeros(max(counts), rows.shape[1])
-        padded[: len(rows)] = rows
-        gathered = torch.stack(self.exchange.gather(padded)).tolist()
-        return [row for count, part in zip(counts, gathered, strict=True) for row in part[:count]]
 
     def clear_window(self) -> None:
         for worker in self.own:
@@ -398,26 +367,5 @@ class LocalSteps:
 
 def averagings_text(averagings: int, steps: int) -> str:
     share = 100 * averagings / max(1, steps)
-    return f"{averagings:,} averagings in {steps:,} steps: {share:.1f} % of DDP's bytes"
-
-
-def _by_dtype(names: Iterable[str], tensors: dict[str, Tensor]) -> Iterator[list[str]]:
-    groups: dict[torch.dtype, list[str]] = {}
-    for name in names:
-        groups.setdefault(tensors[name].dtype, []).append(name)
-    return iter(groups.values())
-
-
-def _flat(tensors: dict[str, Tensor], names: Iterable[str]) -> Tensor:
-    return torch.cat([tensors[name].reshape(-1) for name in names])
-
-
-def _square(values: Tensor) -> Tensor:
-    """Squared norm of (n,), ()."""
-    return values.norm().double().square()
-
-
-def _like(flat: Tensor, tensors: list[Tensor]) -> list[Tensor]:
-    """The parts of `flat`, (n,), with the shapes of these tensors."""
-    parts = flat.split([tensor.numel() for tensor in tensors])
-    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+    times = "averaging" if averagings == 1 else "averagings"
+    return f"{averagings:,} {times} in {steps:,} steps: {share:.1f} % of DDP's bytes"
