@@ -50,6 +50,11 @@ from utils.optim.table import OPTIMIZERS
         ("warmup_epochs", ["--sched", "onecycle"]),
         ("warmup_steps", ["--sched", "onecycle"]),
         ("wandb_tags", ["--wandb", "disabled"]),
+        *(
+            (name, ["--sync_rule", "swap", "--strategy", "local"])
+            for name in ("sync_base", "qsr_alpha")
+        ),
+        ("sync_from", ["--sync_rule", "qsr", "--strategy", "local"]),
     ],
 )
 def test_a_flag_without_effect_is_left_out_or_refused_with_the_reason(name, argv, write):

@@ -12,6 +12,7 @@ from utils.files import reason
 from utils.launch.environment import launched
 from utils.launch.launchers import TORCHRUN, gpu_of, read_launch
 from utils.launch.signals import AgreedSignal, Signals, StoppedBySignal
+from utils.local.workers import Workers
 from utils.reporting.console import Console
 from utils.reporting.run_folder import RunFolder, SharedFolder, default_path, refuse_run
 from utils.settings import TrainSettings
@@ -49,6 +50,7 @@ class Run:
         # Micro-batches of a step with --batch_tokens, of all processes.
         self.micro_batches: int | None = None
         self._join()
+        self.workers = self._divide_steps()
         if settings.action.trains:
             path = Path(settings.output) if settings.output else default_path(model, data)
             self._open_folder(Path(self.exchange.gather_json(str(path))[0]))
@@ -96,6 +98,16 @@ class Run:
         )
         self.close_at_end(watch)
         self.agreed_signal = AgreedSignal(self.signals, Agreement(self.exchange, 2, watch))
+
+    def _divide_steps(self) -> Workers:
+        """The parts of every training step. With local steps there are as many as the run had at
+        its start."""
+        settings, exchange = self.settings, self.exchange
+        size = exchange.size
+        if settings.trains_locally and settings.action.trains:
+            size = settings.local_workers or size
+            self.change_settings({"local_workers": size})
+        return Workers.divide(size, exchange.rank, exchange.size)
 
     def another_exchange(self) -> Exchange:
         """A second exchange with the same processes, for a background thread."""
@@ -243,7 +255,7 @@ class Run:
         """Keeps the number of samples of an optimizer step if the run is resumed with another
         number of processes."""
         settings, before = self.settings, saved.get("micro_batches")
-        now = settings.accumulation_steps * self.exchange.size
+        now = settings.accumulation_steps * self.workers.size
         if before in (None, now):
             return
         if getattr(settings, "batch_tokens", None) is not None:
@@ -252,7 +264,7 @@ class Run:
             self.change_settings({"global_batch": saved["global_batch_size"]})
             self.console.say(
                 f"an optimizer step keeps its {settings.global_batch} samples (--global_batch), as "
-                f"with {saved['processes']} processes"
+                f"with {_parts(saved)}"
             )
 
     def check_data(self, checkpoint, fingerprint: str) -> None:
@@ -267,8 +279,18 @@ class Run:
     def numerical_environment(self) -> dict:
         """What must be the same for a resumed run to compute the same bits."""
         facts = {"device": self.device.type, "precision": self.precision.name}
-        facts["processes"] = self.exchange.size
+        if self.settings.trains_locally:
+            facts["local_workers"] = self.workers.size
+        else:
+            facts["processes"] = self.exchange.size
         return facts | ({"threads": self.threads} if self.device.type == "cpu" else {})
+
+
+def _parts(saved: dict) -> str:
+    """Into how many parts each step of a saved run was divided."""
+    if "local_workers" in saved:
+        return f"{saved['local_workers']} workers"
+    return f"{saved['processes']} processes"
 
 
 def same_folder(one: Path | None, other: Path) -> bool:

@@ -17,6 +17,7 @@ from utils.data.splits import stratified_split, stratified_subset
 from utils.data.workers import WorkerPool
 from utils.errors import UserError
 from utils.exchange import Exchange
+from utils.local.workers import Workers
 from utils.machine.cores import usable_cores
 from utils.machine.host_memory import available_memory
 from utils.pieces import largest_piece
@@ -60,6 +61,7 @@ def load_image_task(
     console: Console,
     source=None,
     exchange: Exchange | None = None,
+    workers: Workers | None = None,
 ) -> ImageTask:
     """Loads the data set, splits it and makes the loaders, all as `settings` say.
 
@@ -67,8 +69,10 @@ def load_image_task(
         source: the ModelCard or Pretrained that came with the weights; pictures are normalised by
             its mean and standard deviation. None, or one without these: by those of the data set.
         exchange: with the other ranks; None: a single process.
+        workers: among whom training steps are divided; None: the ranks.
     """
     exchange = exchange or Exchange()
+    workers = workers or Workers.divide(exchange.size, exchange.rank, exchange.size)
     with exchange.in_turn():  # one rank downloads and decodes, the others find it done
         data = load_image_data(
             settings.dataset,
@@ -96,7 +100,8 @@ def load_image_task(
     card = ModelCard(tuple(data.classes), mean, std, height, width, channels)
     pool, auto = _pool(settings, train, console), auto_split(settings, train.labels)
 
-    def loader(split: PictureSplit, pool=pool, **training) -> Loader:
+    def loader(split: PictureSplit, pool=pool, **options) -> Loader:
+        ranks = {"rank": exchange.rank, "ranks": exchange.size}
         return split.loader(
             pool=pool,
             mean=mean,
@@ -104,10 +109,8 @@ def load_image_task(
             batch_size=settings.batch_size,
             device=device,
             channels_last=settings.channels_last,
-            rank=exchange.rank,
-            ranks=exchange.size,
             least=1 if settings.sync_bn else 2,
-            **training,
+            **ranks | options,
         )
 
     val_loader = loader(val) if val else None
@@ -116,6 +119,8 @@ def load_image_task(
         card,
         train=loader(
             train,
+            rank=workers.own[0],
+            ranks=workers.size,
             accumulation=settings.accumulation_steps,
             step_size=settings.global_batch,
             drop_last=settings.drop_last,
@@ -246,6 +251,11 @@ class Pictures(Kind):
     def load_task(self, run, card, pretrained) -> ImageTask:
         return run.close_at_end(
             load_image_task(
-                self.settings, run.device, run.console, card or pretrained, run.exchange
+                self.settings,
+                run.device,
+                run.console,
+                card or pretrained,
+                run.exchange,
+                run.workers,
             )
         )
