@@ -190,6 +190,11 @@ def test_flags_that_agree_with_the_environment_are_not_used():
     )
     assert told(TWO, "--rank", "-1", "--gpu_ids", "0", "1") and told(TWO, "--gpu_ids", "0,1")
     assert told(ALONE, "--gpu_ids", "3", visible="3")
+    assert told(ALONE, "--world_size=", "--host=") is None  # =$NAME of a variable that is not set
+    assert take_launch_flags(["--gpu_ids", "0", "1", "pictures"], ()) == (
+        ["pictures"],
+        {"gpu_ids": "0,1"},
+    )
 
 
 @pytest.mark.parametrize(
