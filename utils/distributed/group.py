@@ -2,6 +2,8 @@
 
 import contextlib
 import datetime
+import socket
+import time
 
 import torch
 import torch.distributed as dist
@@ -11,6 +13,7 @@ from utils.errors import UserError
 from utils.launch.launchers import TORCHRUN, LaunchedAs
 from utils.launch.watch import Watch
 
+POLL_SECONDS = 0.2
 # Parts of the errors of a rank whose peer is gone. The peer's own error is the one to read.
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "timed out",
         "Timed out", "Socket Timeout", "NCCL", "gloo", "Gloo")  # fmt: skip
@@ -25,38 +28,60 @@ def join(place: LaunchedAs, device: torch.device, timeout: float) -> ProcessExch
     """
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     patience = datetime.timedelta(seconds=timeout)
-    try:
-        store, rank, world_size = next(dist.rendezvous("env://", timeout=patience))
-    except (dist.DistNetworkError, dist.DistStoreError) as error:
-        if place.by == TORCHRUN:
-            raise
-        raise UserError(_why_not_met(place, str(error), timeout)) from None
+    if place.by == TORCHRUN:
+        store, _, _ = next(dist.rendezvous("env://", timeout=patience))
+    else:
+        store = _meeting_place(place, patience)
     store.set_timeout(patience)
     dist.init_process_group(
         backend,
         store=dist.PrefixStore(place.start, store),  # without addresses of earlier starts
-        rank=rank,
-        world_size=world_size,
+        rank=place.rank,
+        world_size=place.world_size,
         timeout=patience,
     )
     return ProcessExchange(local_rank=place.local_rank)
 
 
-def _why_not_met(place: LaunchedAs, error: str, timeout: float) -> str:
-    where = f"{place.address}:{place.port}"
-    if "EADDRINUSE" in error or "already in use" in error:
-        return (
-            f"MASTER_PORT={place.port} is in use on {place.address}: set another, the same for all"
+def _meeting_place(place: LaunchedAs, patience: datetime.timedelta) -> dist.Store:
+    """The store of rank 0, once all ranks have come. Waits in Python, where signals are handled.
+
+    Raises:
+        UserError: the ranks do not meet.
+    """
+    end, where = time.monotonic() + patience.total_seconds(), f"{place.address}:{place.port}"
+    while place.rank > 0:
+        try:
+            socket.create_connection((place.address, place.port), timeout=POLL_SECONDS).close()
+            break
+        except OSError:
+            if time.monotonic() > end:
+                raise UserError(
+                    f"rank {place.rank} does not reach rank 0 at {where}: was it started, is that "
+                    "its machine, and is the port open? MASTER_ADDR and MASTER_PORT set another one"
+                ) from None
+        time.sleep(POLL_SECONDS)
+    try:
+        store = dist.TCPStore(
+            *(place.address, place.port, place.world_size),
+            is_master=place.rank == 0,
+            timeout=patience,
+            wait_for_workers=False,
         )
-    if place.rank == 0:
-        return (
-            f"rank 0 has waited at {where} for {timeout / 60:.2g} minutes, and not all of "
-            f"{place.world_size} processes have come: were they all started, with this MASTER_ADDR?"
-        )
-    return (
-        f"rank {place.rank} does not reach rank 0 at {where}: was it started, is that its machine, "
-        "and is the port open? MASTER_ADDR and MASTER_PORT set another one"
-    )
+    except dist.DistNetworkError as error:
+        raise UserError(
+            f"rank {place.rank} cannot use {where} ({str(error).splitlines()[0]}): set another "
+            "MASTER_PORT, the same for all"
+        ) from None
+    store.add("joined", 1)
+    while (joined := store.add("joined", 0)) < place.world_size:
+        if time.monotonic() > end:
+            raise UserError(
+                f"only {joined} of {place.world_size} processes have come to {where}: were all "
+                "started, with the same MASTER_ADDR and MASTER_PORT?"
+            )
+        time.sleep(POLL_SECONDS)
+    return store
 
 
 def another(exchange: ProcessExchange, timeout: float) -> ProcessExchange:

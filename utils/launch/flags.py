@@ -30,12 +30,13 @@ def take_launch_flags(argv: list[str], known: Collection[str]) -> tuple[list[str
             left.append(argv[at - 1])
             continue
         values = [value] if equals else []
-        while at < len(argv) and _is_value(argv[at]) and (name in LISTS or not values):
+        while not equals and at < len(argv) and _is_value(argv[at], name, values):
             values.append(argv[at])
             at += 1
-        if not any(values):
+        if not values:
             raise UserError(f"{word} needs a value")
-        found[name] = ",".join(values)
+        if any(values):  # --host=$HOST where that is not set
+            found[name] = ",".join(values)
     return left, found
 
 
@@ -98,5 +99,8 @@ def _number(flags: dict[str, str], name: str, default: int) -> int:
         raise UserError(f"--{name} {text}: a whole number is needed") from None
 
 
-def _is_value(word: str) -> bool:
+def _is_value(word: str, name: str, before: list[str]) -> bool:
+    """Whether `word` belongs to the flag `name`, which has the values `before` already."""
+    if before:
+        return name in LISTS and word.replace(",", "").isdigit()
     return not word.startswith("-") or word[1:].isdigit()
