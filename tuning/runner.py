@@ -16,6 +16,7 @@ from tuning.child import PARENT
 from tuning.recipe import to_yaml
 from utils.errors import UserError
 from utils.files import reason, replace_file
+from utils.launch.launchers import without_launch
 from utils.reporting.metrics import read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -130,7 +131,7 @@ class Runner:
 
     def _start(self, words: list[str], slot: int, lock: int) -> tuple[int, str]:
         """(exit code, stderr) of the entry with these flags."""
-        environment = os.environ | {
+        environment = without_launch(os.environ) | {
             "OMP_NUM_THREADS": str(self.threads),
             "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
             PARENT: str(os.getpid()),

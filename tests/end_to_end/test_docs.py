@@ -14,6 +14,7 @@ import transformer_test
 import vit_test
 from tuning.flags import READ_AS, TuningFlags
 from utils.errors import UserError
+from utils.launch.flags import FLAGS as LAUNCH_FLAGS
 from utils.optim.schedules import SCHEDULES
 from utils.optim.table import OPTIMIZERS
 from utils.runs.advice import phase_advice
@@ -35,9 +36,10 @@ def test_every_flag_is_on_the_page_of_flags(entry, capsys):
 def test_flags_that_are_named_exist():
     own = {name for entry in ENTRIES.values() for name in fields(entry.Settings)}
     own |= {*fields(TuningFlags), *READ_AS}
-    known = own | {f"no_{name}" for name in own} | set(ALIASES) | set(SHORT_FOR)
+    known = own | {f"no_{name}" for name in own} | set(ALIASES) | set(SHORT_FOR) | {*LAUNCH_FLAGS}
     foreign = {"help", "shm-size", "logdir"}  # docker's, TensorBoard's
     foreign |= {"nodes", "ntasks-per-node", "gpus-per-node", "cpus-per-task", "requeue"}  # Slurm's
+    foreign |= {"ntasks", "kill-on-bad-exit", "nproc-per-node", "nproc_per_node", "hostfile"}
     foreign |= {"pid"}  # py-spy's
     for page in PAGES:
         named = re.findall(r"(?<![\w-])--([a-z][\w-]*)", page.read_text(encoding="utf-8"))

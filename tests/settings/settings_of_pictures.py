@@ -6,6 +6,7 @@ from resnet50_test import Settings
 from utils.errors import UserError
 from utils.optim.table import OPTIMIZERS
 from utils.settings.config import INVOCATION_ONLY, fields, parse
+from utils.settings.local import OF_LOCAL
 
 FIELDS = fields(Settings)
 # They name files and runs, and have tests of their own.
@@ -15,7 +16,14 @@ KEPT = [name for name in OTHERS if name not in INVOCATION_ONLY]
 # The flags that a setting needs to have an effect.
 NEEDS = {
     name: ["--dataset", "imagefolder"]
-    for name in ("image_size", "test_fraction", "on_bad", "cache_dir", "workers")
+    for name in (
+        "image_size",
+        "test_fraction",
+        "val_is_validation",
+        "on_bad",
+        "cache_dir",
+        "workers",
+    )
 } | {
     "gamma": ["--sched", "step"],
     "step_epochs": ["--sched", "step"],
@@ -33,6 +41,8 @@ for optimizer, entry in OPTIMIZERS.items():
     for own in entry.own:
         NEEDS.setdefault(own, ["--optimizer", optimizer])
 NEEDS |= {name: ["--distributed"] for name in ("strategy", "sync_bn", "dist_timeout")}
+NEEDS |= {name: ["--strategy", "local"] for name in OF_LOCAL}
+NEEDS |= {"sync_from": ["--strategy", "local", "--sync_rule", "swap"]}
 NEEDS |= {name: ["--mixup", "fixed"] for name in FIELDS if name.startswith("mixup_")}
 NEEDS |= {name: ["--mixup", "fixed"] for name in ("alpha", "log_clean_accuracy")}
 NEEDS |= {name: ["--mixup", "meta"] for name in FIELDS if name.startswith("meta_")}

@@ -18,6 +18,7 @@ from utils.optim.table import OPTIMIZERS
         ("deterministic", ["--device", "cpu"]),
         ("image_size", ["--dataset", "cifar10"]),
         ("test_fraction", ["--dataset", "shapes"]),
+        ("val_is_validation", ["--dataset", "shapes"]),
         ("on_bad", ["--dataset", "shapes"]),
         ("data_dir", ["--dataset", "shapes"]),
         ("padding_mode", ["--crop_padding", "0"]),
@@ -49,6 +50,11 @@ from utils.optim.table import OPTIMIZERS
         ("warmup_epochs", ["--sched", "onecycle"]),
         ("warmup_steps", ["--sched", "onecycle"]),
         ("wandb_tags", ["--wandb", "disabled"]),
+        *(
+            (name, ["--sync_rule", "swap", "--strategy", "local"])
+            for name in ("sync_base", "qsr_alpha")
+        ),
+        ("sync_from", ["--sync_rule", "qsr", "--strategy", "local"]),
     ],
 )
 def test_a_flag_without_effect_is_left_out_or_refused_with_the_reason(name, argv, write):

@@ -7,6 +7,9 @@ at any step without replaying the ones before. How samples are mixed is drawn li
 optimizer step.
 """
 
+from __future__ import annotations
+
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
@@ -85,6 +88,12 @@ class Loader(Steps, ABC):
         if self.device.type == "cuda":
             return one_ahead(makers, self.device)
         return (make() for make in makers)
+
+    def of_rank(self, rank: int) -> Loader:
+        """The same loader with the part of another rank."""
+        other = copy.copy(self)
+        other.rank = rank
+        return other
 
     def defer(self) -> None:
         """From the next `epoch` on, leaves inputs to `made`, if the device alone can make them. A

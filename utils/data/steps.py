@@ -72,7 +72,7 @@ class Steps:
             what = f"blocks of --mixup_block {block}" if block > 1 else "samples"
             raise UserError(
                 f"an optimizer step of {self.step_size} samples (--global_batch) has fewer {what} "
-                f"than there are processes ({ranks})"
+                f"than there are processes or workers ({ranks})"
             )
 
     @property

@@ -1,4 +1,5 @@
-"""`--eval_only`: evaluates the weights of a checkpoint on the test set."""
+"""`--eval_only`: evaluates the weights of a checkpoint on the test set; without one, on the
+validation split."""
 
 from utils.checkpoints.checkpoint import Checkpoint
 from utils.reporting.run_folder import REPORT
@@ -18,8 +19,9 @@ def evaluate_only(run: Run, ready: ReadyModel, task: Task, checkpoint: Checkpoin
     if report:
         report_classes(run, result, classes, folder / REPORT)
     averaged = "" if checkpoint.average is None else " (averaged weights)"
+    split = "validation" if task.test is task.val else "test"
     run.console.say(
-        f"step {checkpoint.step}{averaged}: test loss {result.loss:.4f}, test accuracy "
+        f"step {checkpoint.step}{averaged}: {split} loss {result.loss:.4f}, {split} accuracy "
         f"{result.accuracy:.2f} % on {result.samples:,} samples"
         f"{better_checkpoint_note(checkpoint, folder)}"
     )

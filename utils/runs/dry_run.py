@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from utils.reporting.console import duration
 from utils.reporting.run_folder import RUNS
+from utils.runs.local import forecast
 from utils.runs.run import Run
 from utils.training.memory import peak_memory
 from utils.training.times import wait_for
@@ -54,6 +55,8 @@ def rehearse(run: Run, trainer: Trainer, evaluated_samples: int) -> None:
     say(f"  an epoch       {duration(epoch)} ({loader.steps_per_epoch:,} steps)")
     say(f"  the run        {duration(left)} of training ({steps_left:,} steps left), without")
     say(f"                 evaluations ({evaluated_samples:,} samples each)")
+    for line in forecast(trainer) if settings.trains_locally else ():
+        say(line)
     say(f"  memory         {peak_memory(run.device) / 2**30:.2f} GiB at most{_of_gpu(run)}")
     checkpoints = settings.checkpoint_hist + 2  # the newest, the best, and the one being written
     needed, (place, free) = checkpoints * _checkpoint_bytes(run, trainer), _free_space(run)

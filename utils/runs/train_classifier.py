@@ -78,6 +78,9 @@ def run_training(run: Run, trainer: Trainer, ready: ReadyModel, task: Task) -> N
         report("interrupted")
         raise
 
+    if settings.trains_locally:
+        console.say(trainer.train_step.summary())
+
     def measure_test_set(weights=contextlib.nullcontext, classes: int | None = None) -> Evaluation:
         """`weights`: makes the context in which the model holds the weights to be measured."""
         with weights():

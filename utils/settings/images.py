@@ -39,9 +39,15 @@ class PictureSettings(Config):
         below=1,
         essential=True,
     )
+    val_is_validation: bool = setting(
+        False,
+        "val/ of an imagefolder without test/ is the validation split, instead of the test set; "
+        "nothing is measured on a test set",
+        group=GROUP,
+    )
     on_bad: str = setting(
         "error",
-        "What to do with a file that is not a picture: stop, or skip it and count it",
+        "What to do with a picture that cannot be read: stop, or skip it and count it",
         group=GROUP,
         choices=("error", "skip"),
         resume="evaluation",
@@ -111,12 +117,20 @@ class PictureSettings(Config):
         yield from super().ineffective()
         if self.dataset != "imagefolder":
             reason = f"--dataset {self.dataset} has its own pictures; the flag is for imagefolder"
-            names = ("image_size", "test_fraction", "cache_dir")
+            names = ("image_size", "test_fraction", "val_is_validation", "cache_dir")
             names += () if self.predict else ("on_bad", "workers")
             yield from ((name, reason, "dataset") for name in names)
         if self.dataset == "shapes":
             reason = "--dataset shapes is built in and reads no files"
             yield "data_dir", reason, "dataset"
+        if self.val_is_validation and self.eval_every == 0:
+            reason = "--eval_every 0 never measures on that split"
+            yield "val_is_validation", reason, "eval_every"
+        if self.val_is_validation:
+            reason = "--val_is_validation leaves no test set"
+            yield from ((n, reason, "val_is_validation") for n in ("report", "flip_test"))
+            for name in ("test_fraction", "val_fraction"):
+                yield name, "--val_is_validation takes val/ for validation", "val_is_validation"
         if self.crop_padding == 0:
             yield "padding_mode", "--crop_padding is 0", "crop_padding"
         if self.action.trains and not self.final_test:
@@ -127,6 +141,8 @@ class PictureSettings(Config):
                 yield "flip_test", f"--{name} {does} and measures nothing", name
 
     def check(self):
+        if self.val_is_validation:
+            self.final_test = False
         super().check()
         if self.hflip is None:
             self.hflip = 0.0 if self.dataset == "mnist" else 0.5

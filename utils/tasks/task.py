@@ -17,7 +17,7 @@ class Task:
     Attributes:
         data: the data set: `classes`, `skipped`, `synthetic`, `fingerprint`, ...
         card: what must be known of the data set to use a model that was trained on it.
-        val: None if there is no validation split.
+        val: None if there is no validation split; `test` itself if there is no test set.
         auto: what --mixup auto compares; None without it.
         held_out, trained: loaders of the samples that it compares.
     """

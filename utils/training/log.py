@@ -34,12 +34,21 @@ class TrainingLog:
         self.console, self.metrics, self.advice = console, metrics, dict(advice or {})
 
     def write_steps(
-        self, at: dict, sums: Mapping[str, float], *, lr: float, speed: float, left_out: LeftOut
+        self,
+        at: dict,
+        sums: Mapping[str, float],
+        *,
+        lr: float,
+        speed: float,
+        left_out: LeftOut,
+        further: dict,
     ) -> None:
-        """Writes the record that goes with a log line: means since the last one."""
+        """Writes the record that goes with a log line: means since the last one. `further`: other
+        figures."""
         self.metrics.write(
             **at, split="train", average_over="steps", **figures(sums), lr=lr,
             samples_per_second=round(speed, 1), skipped_steps=left_out.steps + left_out.by_scaler,
+            **further,
         )  # fmt: skip
 
     def show(

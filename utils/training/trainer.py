@@ -20,11 +20,11 @@ from utils.training.evaluation import Evaluation
 from utils.training.freeze import Freeze
 from utils.training.guard import OnNonFinite
 from utils.training.loader import TrainingLoader
+from utils.training.local_steps import LocalSteps
 from utils.training.log import TrainingLog, figures
 from utils.training.memory import peak_memory, within_memory
 from utils.training.mixing_control import MixingControl
 from utils.training.progress import Progress
-from utils.training.snapshot import restore, snapshot
 from utils.training.stepper import Stepper
 from utils.training.times import Clock, PhaseTimes
 from utils.training.train_step import TrainStep
@@ -58,7 +58,8 @@ class Trainer:
     """Trains a model; can be stopped and resumed at any step.
 
     Args:
-        train_step: the optimizer step, with the model and all else that it changes.
+        train_step: the optimizer step, with the model and all else that it changes; or, with
+            --strategy local, those of this process's workers.
         stepper: takes the steps, where an engine does so; None: `train_step` itself.
         loader: of the training split.
         plan: how long, and what when.
@@ -75,7 +76,7 @@ class Trainer:
     def __init__(
         self,
         *,
-        train_step: TrainStep,
+        train_step: TrainStep | LocalSteps,
         loader: TrainingLoader,
         plan: TrainingPlan,
         evaluate: Callable[[], Evaluation | None],
@@ -300,7 +301,7 @@ class Trainer:
             log.metrics.write(**progress.evaluated)
             if plan.eval_split == "val":
                 best, note = self._update_best(evaluation, at["epoch"])
-        log.say_epoch(at["epoch"], train, plan.eval_split, evaluation, note)
+        log.say_epoch(at["epoch"], train, plan.eval_split, evaluation, note + train_step.note())
         log.advise(time_share)
         _, save_is_due = self._agree_on_stop_and_save()  # collective, so never skipped
         if save_is_due or finished or best or progress.stopped_early:
@@ -338,19 +339,23 @@ class Trainer:
         out."""
         train_step, progress = self.train_step, self.progress
         sums, left_out = train_step.read_sums()
-        self.on_nonfinite.check_scale(train_step.scaler, progress.step)
+        self.on_nonfinite.check_scale(train_step.loss_scale, progress.step)
         newly_left_out = left_out.steps - progress.left_out.steps
         progress.left_out = left_out
         if newly_left_out:
             applied = sums["samples"] > 0
             self.on_nonfinite.report_or_stop(
-                newly_left_out, left_out.first, applied, train_step.optimizer
+                newly_left_out,
+                left_out.first,
+                applied,
+                train_step.optimizer,
+                train_step.left_out_by,
             )
         return sums
 
     def _log_window(self) -> None:
         progress, train_step, sums = self.progress, self.train_step, self._read_sums()
-        train_step.window.zero_()
+        train_step.clear_window()
         if sums["samples"] == 0:  # an epoch that ended on a log line, or only skipped steps
             return
         progress.epoch_sums = [
@@ -365,6 +370,7 @@ class Trainer:
             lr=train_step.learning_rate,
             speed=speed,
             left_out=progress.left_out,
+            further=train_step.figures(),
         )
         self._show(sums, speed)
 
@@ -397,12 +403,12 @@ class Trainer:
         self.progress.seconds_total = self.clock.seconds_total
         if self.mixing_control is not None:
             self.progress.mixing = self.mixing_control.state_dict()
-        self.saver.save(snapshot(self.train_step), self.progress.best_step, final)
+        self.saver.save(self.train_step.snapshot(), self.progress.best_step, final)
         self.times.mark("checkpoint")
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Restores model, optimizer, random states and position."""
-        restore(self.train_step, checkpoint)
+        self.train_step.restore(checkpoint)
         if self.mixing_control is not None and self.progress.mixing is not None:
             self.mixing_control.load_state_dict(self.progress.mixing, self.progress.step)
         self.progress.stopped_early = self._patience_is_over()

@@ -91,6 +91,13 @@ def _known_formats() -> tuple[str, ...]:
     return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
+@functools.cache
+def picture_endings() -> frozenset[str]:
+    """ ".jpg", ".png" and so on: the endings of names of pictures that can be decoded."""
+    Image.init()
+    return frozenset(ending for ending, name in Image.EXTENSION.items() if name in FORMATS)
+
+
 def decode_all(
     paths: list[str], size: int, workers: int
 ) -> Iterator[tuple[np.ndarray, dict[int, str]]]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from utils.data.images.cache import VERSION, Index, Source, build_cache, open_cache
-from utils.data.images.decode import open_image, strict_pillow
+from utils.data.images.decode import open_image, picture_endings, strict_pillow
 from utils.data.images.decoded import DecodedSplit, channel_statistics
 from utils.data.images.sources import ImageData
 from utils.data.splits import TEST_SEED, stratified_split
@@ -40,6 +40,7 @@ class Listing:
     paths: list[str]  # relative to root
     labels: list[int]
     stats: list[tuple[int, int]]  # (bytes, time of modification in ns)
+    strays: int  # files beside the pictures that are none, such as notes.txt
 
 
 def load_imagefolder(
@@ -54,7 +55,9 @@ def load_imagefolder(
 ) -> ImageData:
     """Decode the tree at `data_dir` into `cache_dir`, or memory-map what an earlier run decoded.
 
-    val/ is the validation split if there is test/, else the test set.
+    val/ is the validation split if there is test/, else the test set. Files that are no pictures by
+    their names and contents are passed over and counted; one that has the name of a picture and
+    cannot be decoded is an error.
 
     Raises:
         UserError: the tree has another layout, a file in it cannot be decoded (unless `on_bad` is
@@ -84,10 +87,12 @@ def load_imagefolder(
             f"{index.skipped} files in {data_dir} are not readable images, the first of them "
             f"{index.skipped_first[0]}: remove them, or leave them out with --on_bad skip"
         )
+    strays = sum(listing.strays for listing in listings.values())
     if test_fraction is not None:
-        return _divide(index, splits["all"], test_fraction, source)
+        return _divide(index, splits["all"], test_fraction, source, strays)
     train, test, val = (splits.get(name) for name in ("train", "test", "val"))
-    if test is None:
+    val_is_test = test is None
+    if val_is_test:
         test, val = val, None
     return ImageData(
         name="imagefolder",
@@ -99,11 +104,15 @@ def load_imagefolder(
         val=val,
         fingerprint=index.fingerprint,
         skipped=index.skipped,
+        strays=strays,
+        val_is_test=val_is_test,
         source=source,
     )
 
 
-def _divide(index: Index, everything: DecodedSplit, fraction: float, source: str) -> ImageData:
+def _divide(
+    index: Index, everything: DecodedSplit, fraction: float, source: str, strays: int
+) -> ImageData:
     """Divides a single tree. The parts are rows of one cache, which serves any fraction."""
     kept, held_out = stratified_split(everything.labels, fraction, TEST_SEED, index.classes)
     train, test = everything.part(kept), everything.part(held_out)
@@ -118,6 +127,7 @@ def _divide(index: Index, everything: DecodedSplit, fraction: float, source: str
         test=test,
         fingerprint=hashlib.sha256(division.encode()).hexdigest(),
         skipped=index.skipped,
+        strays=strays,
         source=source,
     )
 
@@ -176,8 +186,9 @@ def _list_split(root: Path, known: list[str] | None, cache_dir: Path) -> Listing
         )
     classes = names if known is None else known
     paths, labels, stats = [], [], []
+    strays: list[str] = []
     for name in names:
-        files = sorted(_walk(root / name, name, set()))
+        files = sorted(_walk(root / name, name, set(), strays))
         if not files:
             raise UserError(f"the class folder {root / name} is empty: add images, or remove it")
         label = classes.index(name)
@@ -185,13 +196,14 @@ def _list_split(root: Path, known: list[str] | None, cache_dir: Path) -> Listing
             paths.append(path)
             labels.append(label)
             stats.append((size, modified))
-    return Listing(root, classes, paths, labels, stats)
+    return Listing(root, classes, paths, labels, stats, len(strays))
 
 
 def _walk(
-    folder: Path | str, prefix: str, seen: set[tuple[int, int]]
+    folder: Path | str, prefix: str, seen: set[tuple[int, int]], strays: list[str]
 ) -> list[tuple[str, int, int]]:
-    """(path relative to the split, bytes, modification time in ns) of every file below `folder`.
+    """(path relative to the split, bytes, modification time in ns) of every picture below `folder`;
+    the paths of other files are appended to `strays`.
 
     Links are followed. `seen` holds (device, inode) of the folders read so far: none is read
     twice, so that a loop of links ends.
@@ -207,16 +219,19 @@ def _walk(
         raise UserError(f"cannot read {folder}: {error.strerror}") from error
     files = []
     for entry in entries:
-        if _is_ignored(entry.name):
-            continue
         path = f"{prefix}/{entry.name}"
+        if _is_ignored(entry.name):
+            strays += [path] if entry.is_file() else []
+            continue
         try:
             found = entry.stat()
         except OSError:  # a broken link, which decoding reports as a bad file
             files.append((path, -1, 0))
             continue
         if stat.S_ISDIR(found.st_mode):
-            files.extend(_walk(entry.path, path, seen))
+            files.extend(_walk(entry.path, path, seen, strays))
+        elif stat.S_ISREG(found.st_mode) and _is_stray(entry):
+            strays.append(path)
         else:
             files.append((path, found.st_size, found.st_mtime_ns))
     return files
@@ -243,6 +258,18 @@ def _folders(root: Path, cache_dir: Path) -> list[str]:
 
 def _is_ignored(name: str) -> bool:
     return name.startswith(".") or name.lower() in _IGNORED
+
+
+def _is_stray(entry: os.DirEntry) -> bool:
+    """Whether a file has another ending than pictures have, and is none."""
+    ending = os.path.splitext(entry.name)[1].lower()
+    if not ending or ending in picture_endings():
+        return False
+    try:
+        with strict_pillow(), open_image(entry.path):
+            return False
+    except Exception:  # a damaged file can make Pillow raise any exception
+        return True
 
 
 def _choose_size(listing: Listing) -> int:
