@@ -79,7 +79,7 @@ def test_a_vit_takes_steps_of_accumulated_micro_batches():
         bench = Bench(dataclasses.replace(SETTING, model="vit", width=8, micro_batch=micro_batch))
         assert len(list(bench.loader("train", 48).epoch())) == (8 if micro_batch else 3)
         found.append(bench.train(case.run(1, 0.01, 0.02, 1, "val")))
-        assert bench.speeds([case], 1, 1)["lamb"][0] > 0
+    assert bench.speeds([case], 1, 1)["lamb"][0] > 0
     assert found[1].train_loss == pytest.approx(found[0].train_loss, rel=1e-4)
 
 
