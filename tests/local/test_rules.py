@@ -147,3 +147,11 @@ def test_wrong_values_are_refused(wrong, said):
 def test_wrong_learning_rates_are_refused(lr):
     with pytest.raises(ValueError, match="learning rate"):
         SyncRule("constant", 9).round_length(0, lr)
+
+
+def test_rounds_that_begin_in_the_warm_up_can_have_a_length_of_their_own():
+    rule = SyncRule("qsr", 20, base=4, alpha=0.1, peak_lr=0.1, warmup_steps=5, init=2)
+    assert [rule.round_length(step, 0.1) for step in (0, 4, 5)] == [2, 2, 4]
+    assert rule.round_length(19, 0.1) == 1
+    with pytest.raises(ValueError, match="init"):
+        SyncRule("qsr", 20, alpha=0.1, peak_lr=0.1, init=0)

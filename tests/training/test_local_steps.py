@@ -261,3 +261,14 @@ def test_the_rule_gets_the_learning_rate_of_the_first_step_of_a_round(tmp_path):
         step += length
     lengths = [r["round_steps"] for r in history(tmp_path) if r.get("average_over") == "steps"]
     assert lengths == expected and expected[-1] > 1
+
+
+def test_statistics_without_a_batch_are_those_of_the_workers(tmp_path):
+    """6 samples of 4 workers: the first one, from which they would be estimated, has none."""
+    options = {"data": loader(4, n=6, ranks=4), "epochs": 2}
+    local = {"workers": 4, "bn_batches": 1}
+    trainer = make_trainer(tmp_path, local=local, **options)
+    trainer.fit()
+    mean, workers = saved(trainer).model, saved(trainer).workers
+    for name in ("1.running_mean", "1.running_var"):
+        torch.testing.assert_close(mean[name], workers[MODEL + name].mean(0))

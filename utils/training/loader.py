@@ -1,5 +1,7 @@
 """What training asks of a loader."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from typing import Protocol, runtime_checkable
 
@@ -28,6 +30,11 @@ class TrainingLoader(Protocol):
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps in an epoch, the last of which may be shorter."""
+
+    rank: int  # whose part of the steps it has
+
+    def of_rank(self, rank: int) -> TrainingLoader:
+        """The same loader with the part of another rank."""
 
     step_size: int  # samples in an optimizer step, of all ranks; with --batch_tokens on average
     mixing: Mixing | None  # how samples are mixed with each other

@@ -2,7 +2,7 @@
 
 The mean of the models' own statistics is not right for their mean weights: Izmailov et al.,
 "Averaging Weights Leads to Wider Optima and Better Generalization" (2018), arXiv:1803.05407,
-section 3.2. So do Gu et al., arXiv:2310.14423.
+section 3.2. Gu et al., arXiv:2310.14423, do the same.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ class NormStatistics:
         training = {module: module.training for module in self.model.modules()}
         momentum = [norm.momentum for norm in norms]
         counts = [norm.num_batches_tracked.clone() for norm in norms]
+        running = _running(norms)
+        before = torch.cat(running).double()
         search_plans(False)  # as in an evaluation
         self.model.eval()  # no dropout
         for norm in norms:
@@ -67,9 +69,9 @@ class NormStatistics:
             for module, mode in training.items():
                 module.training = mode
         total = self.exchange.sum_rows(rows, self.workers.counts)
-        running = _running(norms)
-        means = (total[:-1] / total[-1]).split([values.numel() for values in running])
-        for values, mean in zip(running, means, strict=True):
+        # In a tiny epoch some workers have no samples, and so perhaps those that were to take part.
+        means = torch.where(total[-1] > 0, total[:-1] / total[-1], before)
+        for values, mean in zip(running, means.split(list(map(len, running))), strict=True):
             values.copy_(mean)
 
     def _sums(self, norms: list[nn.Module], loader: TrainingLoader, step: int) -> Tensor:
