@@ -15,8 +15,10 @@ KEPT = [name for name in OTHERS if name not in INVOCATION_ONLY]
 # The flags that a setting needs to have an effect.
 NEEDS = {
     name: ["--dataset", "imagefolder"]
-    for name in ("image_size", "test_fraction", "on_bad", "cache_dir", "workers")
+    for name in ("image_size", "test_fraction", "on_bad", "cache_dir", "workers", "decode", "crop")
 } | {
+    "crop_ratio": ["--dataset", "imagefolder"],
+    "crop_area": ["--dataset", "imagefolder", "--crop", "resized"],
     "gamma": ["--sched", "step"],
     "step_epochs": ["--sched", "step"],
     "milestones": ["--sched", "multistep"],

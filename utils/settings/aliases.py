@@ -8,6 +8,7 @@ ALIASES = {
     "bs": "batch_size",
     "clip_grad": "clip",
     "clip_grad_norm": "clip",
+    "crop_pct": "crop_ratio",
     "cutmix": "cutmix_alpha",
     "data_path": "data_dir",
     "decay_epochs": "step_epochs",
