@@ -147,23 +147,23 @@ def test_windows_are_cut_out_resized_and_mirrored():
     file = io.BytesIO(encoded(image, "PNG"))
     window = np.array([10, 20, 40, 30])
     cut = image.crop((20, 10, 50, 50)).resize((SIZE, SIZE), Image.Resampling.BICUBIC)
-    # At its border Pillow takes pixels outside the window into account, too.
-    difference = decode_window(file, window, False, SIZE).astype(int) - np.asarray(cut)
-    assert np.abs(difference[1:-1, 1:-1]).max() <= 3
+    found = decode_window(file, window, False, SIZE).astype(int)
+    assert np.abs(found - np.asarray(cut)).max() <= 1  # PyTorch rounds otherwise than Pillow
     plain, mirrored = (decode_window(file, window, flip, SIZE) for flip in (False, True))
     assert np.array_equal(mirrored, plain[:, ::-1])
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_windows_lie_in_the_upright_picture(orientation):
-    """JPEGs may be decoded at half the size, and are turned as their EXIF says."""
+    """JPEGs may be decoded at a fraction (here 1/4) of their size, and are turned as their EXIF
+    says."""
     exif = Image.Exif()
     exif[0x0112] = orientation
     data = encoded(smooth(96, 160), quality=95, exif=exif.tobytes())
     upright = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
     assert measure(io.BytesIO(data), len(data)) == (upright.height, upright.width)
-    window = np.array([10, 20, 64, 72])
-    cut = upright.crop((20, 10, 92, 74)).resize((SIZE, SIZE), Image.Resampling.BICUBIC)
+    window = np.array([8, 20, 64, 72])
+    cut = upright.crop((20, 8, 92, 72)).resize((SIZE, SIZE), Image.Resampling.BICUBIC)
     found = decode_window(io.BytesIO(data), window, False, SIZE)
     assert np.abs(found.astype(int) - np.asarray(cut))[1:-1, 1:-1].max() <= 6
 

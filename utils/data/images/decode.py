@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import multiprocessing
 import os
 import stat
 import warnings
@@ -68,6 +69,8 @@ def decode(source: str | BinaryIO, size: int, crop_ratio: float = 1.0) -> np.nda
 def decode_window(source: BinaryIO, window: np.ndarray, mirrored: bool, size: int) -> np.ndarray:
     """A window of the picture as (size, size, 3) uint8 RGB, resized bicubically (antialiased).
 
+    PyTorch resizes, in less than half of Pillow's time. Raises what `decode` does.
+
     Args:
         window: top, left, height, width, in pixels of the whole upright picture.
         mirrored: left to right, after the crop.
@@ -78,10 +81,30 @@ def decode_window(source: BinaryIO, window: np.ndarray, mirrored: bool, size: in
         source, lambda w, h: (math.ceil(factor * w), math.ceil(factor * h))
     )
     x, y = image.width / full_width, image.height / full_height
+    # Rounding shifts a window by a quarter of a pixel of the result at most.
     box = (left * x, top * y, (left + width) * x, (top + height) * y)
-    box = (*box[:2], min(box[2], image.width), min(box[3], image.height))  # after rounding
-    pixels = np.asarray(image.resize((size, size), Image.Resampling.BICUBIC, box=box))
+    pixels = np.array(image.crop([round(edge) for edge in box]))
+    if pixels.shape[:2] != (size, size):
+        pixels = _resized(pixels, size)
     return pixels[:, ::-1] if mirrored else pixels
+
+
+def _resized(pixels: np.ndarray, size: int) -> np.ndarray:
+    """(height, width, 3) uint8 -> (size, size, 3) uint8."""
+    torch = _torch()
+    picture = torch.from_numpy(pixels).permute(2, 0, 1)[None]  # (1, 3, height, width)
+    picture = torch.nn.functional.interpolate(picture, (size, size), mode="bicubic", antialias=True)
+    return picture[0].permute(1, 2, 0).numpy()
+
+
+@functools.cache
+def _torch():
+    """Imported on use: worker processes for decoded pictures do without PyTorch."""
+    import torch
+
+    if multiprocessing.parent_process() is not None:  # a worker: there is one for each core
+        torch.set_num_threads(1)
+    return torch
 
 
 def measure(source: BinaryIO, length: int, thorough: bool = False) -> tuple[int, int]:

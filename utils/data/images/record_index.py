@@ -17,6 +17,7 @@ import sys
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -127,6 +128,11 @@ def find_index(root: Path, splits: dict[str, SplitFiles], how: Indexing) -> Foun
         raise UserError(
             f"cannot write the index of the pictures in {how.cache_dir}: {reason(error)}; choose "
             "another folder with --cache_dir"
+        ) from error
+    except BrokenProcessPool as error:
+        raise UserError(
+            "a process that indexed pictures died, most likely because there is too little memory: "
+            "use fewer --workers"
         ) from error
     found = _open(folder, root)
     assert found is not None, f"the index {folder} cannot be read back"

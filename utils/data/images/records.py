@@ -1,6 +1,6 @@
 """Encoded pictures in files, found by an index that is memory-mapped.
 
-Worker processes import this file, which needs no PyTorch.
+Worker processes import this file. It needs PyTorch for resized crops alone.
 """
 
 from __future__ import annotations
