@@ -10,32 +10,9 @@ from utils.data.images import pack
 
 pytestmark = [pytest.mark.usefixtures("own_folder"), pytest.mark.slow]
 
-FLAGS = [
-    "--depth",
-    "18",
-    "--width",
-    "4",
-    "--epochs",
-    "2",
-    "--batch_size",
-    "4",
-    "--save_every",
-    "4",
-    "--threads",
-    "1",
-    "--device",
-    "cpu",
-    "--crop",
-    "resized",
-    "--crop_ratio",
-    "0.875",
-    "--random_erasing",
-    "0.5",
-    "--cutout",
-    "2",
-    "--image_size",
-    "8",
-]
+SIZES = ["--depth", 18, "--width", 4, "--epochs", 2, "--batch_size", 4, "--image_size", 8]
+AUGMENT = ["--crop", "resized", "--crop_ratio", 0.875, "--random_erasing", 0.5, "--cutout", 2]
+FLAGS = [*SIZES, *AUGMENT, "--save_every", 4, "--threads", 1, "--device", "cpu"]
 
 
 def weights(run: str, step: int) -> bytes:

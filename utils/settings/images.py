@@ -166,5 +166,6 @@ class PictureSettings(Config):
                 f"{self.dataset} is decoded already: leave it out"
             )
         if self.decode == "once" and self.dataset == "imagefolder":
-            raise UserError(f"{flag} needs --decode always: once decoded, pictures are cropped")
-        self.decode = "always"
+            raise UserError(f"{flag} needs --decode always: decoding once crops to the centre")
+        if self.dataset == "imagefolder":
+            self.decode = "always"

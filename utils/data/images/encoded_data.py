@@ -52,8 +52,9 @@ def load_encoded(
     """
     found = find_index(root, files, how)
     train = found.splits[next(iter(files))]
-    labels = {split: records.table["label"].astype(np.int64) for split, records in
-              found.splits.items()}  # fmt: skip
+    labels = {
+        split: records.table["label"].astype(np.int64) for split, records in found.splits.items()
+    }
     first = next(iter(labels.values()))
     if classes is None:
         lowest = 1 if first.min() == 1 else 0  # some count from 1: 0 was for the background
@@ -76,6 +77,7 @@ def load_encoded(
         test, val = val, None
     what = json.dumps([found.index.fingerprint, classes, image_size, crop_ratio, test_fraction])
     key = hashlib.sha256(what.encode()).hexdigest()
+    size = sum(map(len, labels.values())) * 3 * image_size**2 / 1e9
     mean, std = _statistics(splits["train"], found, key, how.workers)
     return ImageData(
         name=name,
@@ -87,7 +89,8 @@ def load_encoded(
         val=val,
         fingerprint=key,
         skipped=found.index.skipped,
-        source=f"{root}, decoded while training, with the index {found.folder}",
+        source=f"{root}, decoded while training (all decoded would take {size:,.2f} GB), with the "
+        f"index {found.folder}",
     )
 
 

@@ -24,7 +24,7 @@ from utils.data.images.decode import open_image, strict_pillow
 from utils.data.images.decoded import DecodedSplit, channel_statistics
 from utils.data.images.encoded_data import load_encoded
 from utils.data.images.imagenet import class_names, flat_labels
-from utils.data.images.record_index import Indexing, PictureFiles, SplitFiles
+from utils.data.images.record_index import FolderPart, Indexing, SplitFiles
 from utils.data.images.records import FileState
 from utils.data.images.sources import ImageData
 from utils.data.splits import TEST_SEED, stratified_split
@@ -339,7 +339,7 @@ def _to_index(data_dir: Path, listing: Listing) -> SplitFiles:
     prefix = os.path.relpath(listing.root, data_dir)
     names = [os.path.normpath(os.path.join(prefix, path)) for path in listing.paths]
     pieces = [slice(start, start + FILES_AT_ONCE) for start in range(0, len(names), FILES_AT_ONCE)]
-    parts = [PictureFiles(names[piece], listing.labels[piece]) for piece in pieces]
+    parts = [FolderPart(names[piece], listing.labels[piece]) for piece in pieces]
     return SplitFiles(parts, [FileState(*state) for state in listing.stats])
 
 

@@ -176,6 +176,7 @@ def _key(shards: Sequence[Shard]) -> str:
 @contextlib.contextmanager
 def _held(output: Path, key: str) -> Iterator[None]:
     """The folder of shards, for this process alone. Raises UserError if it is not of this `key`."""
+    state = json.dumps({"key": key})
     try:
         output.mkdir(parents=True, exist_ok=True)
         if not (output / STATE).exists() and any(output.iterdir()):
@@ -186,8 +187,8 @@ def _held(output: Path, key: str) -> Iterator[None]:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not (output / STATE).exists():
-            replace_file(output / STATE, json.dumps({"key": key}).encode())
-        if json.loads((output / STATE).read_text()).get("key") != key:
+            replace_file(output / STATE, state.encode())
+        if (output / STATE).read_text() != state:
             raise UserError(
                 f"{output} holds shards of other pictures or settings: give the settings that "
                 "they were begun with, remove the folder, or choose another --output"
@@ -198,9 +199,8 @@ def _held(output: Path, key: str) -> Iterator[None]:
         sync_folder(output)
     except BlockingIOError as error:
         raise UserError(f"another process is packing into {output}: wait for it") from error
-    except (OSError, ValueError) as error:
-        why_not = reason(error) if isinstance(error, OSError) else f"{STATE} is damaged"
-        raise UserError(f"cannot write {output}: {why_not}") from error
+    except OSError as error:
+        raise UserError(f"cannot write {output}: {reason(error)}") from error
     finally:
         os.close(handle)
 
@@ -228,7 +228,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             options.on_bad,
         )  # fmt: skip
     except UserError as error:
-        print(error, file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("stopped; the same command goes on", file=sys.stderr)

@@ -148,8 +148,8 @@ def entry(source: BinaryIO, length: int, thorough: bool) -> tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class PictureFiles:
-    """Files of one picture each.
+class FolderPart:
+    """Files of a folder, of one picture each.
 
     Args:
         names: relative to the root.
