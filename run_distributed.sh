@@ -14,6 +14,7 @@ Environment:
   NPROC            processes on this node (default: its number of GPUs, else 1)
   NNODES           number of nodes, or a range such as 1:4 (default: 1)
   NODE_RANK        number of this node, from 0; node 0 hosts the rendezvous (default: by its name)
+  HOSTFILE         file of nodes, a line for each as in "node1 slots=8": starts them all by ssh
   RDZV_ENDPOINT    host:port of the rendezvous, the same on all nodes; needed with several
   RDZV_ID          name of the run, the same on all nodes (default: training)
   JOIN_TIMEOUT     seconds for which a node waits for the others (default: 600)

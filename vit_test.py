@@ -141,6 +141,8 @@ def model_name(settings: Settings) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["--model=list"]:
+        argv = ["--model", "list", *argv[1:]]
     if "list" in argv and argv[argv.index("list") - 1] == "--model":
         from utils.models.named import timm_names
 

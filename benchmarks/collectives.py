@@ -16,6 +16,7 @@ KINDS = {
     "all_gather": ("all_gather", 1),
     "all_gather_into_tensor": ("all_gather", 1),
     "all_gather_single": ("all_gather", 1),
+    "all_to_all_single": ("all_to_all", 1),
     "reduce_scatter_tensor": ("reduce_scatter", 1),
     "reduce_scatter_single": ("reduce_scatter", 1),
 }
@@ -80,7 +81,7 @@ def sent(kind: str, length: int, ranks: int) -> float:
         return 2 * share * length
     if kind.startswith("all_gather"):
         return (ranks - 1) * length
-    return share * length if kind == "reduce_scatter" else length
+    return share * length if kind in ("reduce_scatter", "all_to_all") else length
 
 
 def per_step(few: Counter, many: Counter, steps: int) -> dict[tuple[str, int], float]:

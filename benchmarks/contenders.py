@@ -246,7 +246,7 @@ class Ours:
                 learns_mixing=False,
                 unfreezes=False,
                 recomputes=False,
-                foreign=False,
+                external_model=False,
             )
         )
         if reason is not None:

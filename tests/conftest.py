@@ -5,6 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+# One thread for arithmetic, here and in every subprocess. It has to be set before PyTorch imports
+# NumPy, whose OpenBLAS reads it then: with more threads than free cores it is thirty times slower.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 import pytest
 import torch
 from patience import PATIENCE
@@ -14,8 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread():
-    """One thread for arithmetic, here and in every subprocess."""
-    os.environ["OMP_NUM_THREADS"] = "1"
+    """PyTorch has its own threads."""
     torch.set_num_threads(1)
 
 

@@ -198,3 +198,15 @@ def test_importing_everything_does_no_work():
         text=True,
     )
     assert result.returncode == 0, result.stderr
+
+
+def test_programs_are_executable_and_say_what_runs_them():
+    """`./run_distributed.sh` and `./resnet50_test.py` work; what is sourced is no program."""
+    shell = [ROOT / "run_distributed.sh", *ROOT.glob("tuning/*_tuning.sh")]
+    python = [*ROOT.glob("*_test.py"), *ROOT.glob("tuning/*_tuning.py")]
+    assert len(shell) == 4 and len(python) == 6
+    for paths, first in ((shell, "#!/usr/bin/env bash"), (python, "#!/usr/bin/env python3")):
+        for path in paths:
+            assert path.read_text(encoding="utf-8").startswith(first + "\n"), path
+            assert path.stat().st_mode & 0o111 == 0o111, path
+    assert not (ROOT / "tuning" / "run.sh").stat().st_mode & 0o111

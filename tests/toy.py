@@ -13,12 +13,16 @@ from utils.checkpoints.checkpoint import Checkpoints
 from utils.checkpoints.saver import Saver
 from utils.data.hold_out import HoldOut
 from utils.data.images.loader import ImageLoader
+from utils.data.in_turn import InTurn
 from utils.distributed.strategies.base import Strategy, build_strategy
+from utils.distributed.strategies.local import Local
 from utils.engines.choose import choose_engine
 from utils.engines.engine import RunFacts
 from utils.engines.graphed_step import GraphedStep
 from utils.exchange import Exchange
 from utils.launch.signals import AgreedSignal
+from utils.local.rules import SyncRule
+from utils.local.workers import Workers
 from utils.mixup.auto import AutoStrength
 from utils.mixup.meta import PolicyMixup, SampleMixup, VirtualStep
 from utils.mixup.mixing import Mixing
@@ -33,8 +37,10 @@ from utils.training.average import Average
 from utils.training.evaluation import evaluate
 from utils.training.freeze import Freeze
 from utils.training.guard import Guard
+from utils.training.local_steps import LocalSteps
 from utils.training.log import TrainingLog
 from utils.training.mixing_control import MixingControl
+from utils.training.norm_statistics import NormStatistics
 from utils.training.objective import Classification, Precision, mixed_cross_entropy
 from utils.training.progress import Progress
 from utils.training.train_step import TrainStep
@@ -130,23 +136,30 @@ def make_trainer(
     learner=None,
     advice=None,
     agreed_signal=None,
+    momentum=0.9,
+    local=None,
     **plan,
 ):
     """A trainer over random pictures with BatchNorm and dropout, writing below `folder`.
 
     With an `exchange` it is one rank of several, and `batch_size` is that of each. `strategy`: one,
     or its name. With `auto` the strength of mixing follows the loss of HELD_OUT. `learner` learns
-    how to mix, in place of the usual one; `plan`: see TrainingPlan."""
+    how to mix, in place of the usual one; `local`: see `local_steps`; `plan`: see TrainingPlan."""
     folder.mkdir(parents=True, exist_ok=True)
     exchange = exchange or Exchange()
     ranks = {"rank": exchange.rank, "ranks": exchange.size, "least": least}
+    train_ranks = ranks
+    if local is not None:
+        workers = Workers.divide(local["workers"], exchange.rank, exchange.size)
+        train_ranks = ranks | {"rank": workers.own[0], "ranks": workers.size}
+        strategy = Local()
     model = (model if model is not None else network(dropout=dropout)).to(device)
     hold_out = None
     if auto:
         mixing = Mixing(alpha=1.0, block=2, strength=AutoStrength(len(HELD_OUT), cost=1.0))
         hold_out = HoldOut(HELD_OUT, 23)
     data = data or loader(
-        batch_size, accumulation, device=device, mixing=mixing, hold_out=hold_out, **ranks
+        batch_size, accumulation, device=device, mixing=mixing, hold_out=hold_out, **train_ranks
     )
     arithmetic = Precision(precision, device)
     agreed_signal = agreed_signal or AgreedSignal(signals or NoSignals())
@@ -160,33 +173,40 @@ def make_trainer(
     if not isinstance(strategy, Strategy):
         spread = build_strategy(strategy, exchange)
     wrapped = spread.wrap(model, unfreezes=freeze_until is not None)
-    guard = Guard(model, spread)
     inside = getattr(model, "mixes_inside", False)
     mixes = {"counts_mixing": mixing is not None, "mixes_inside": inside}
     mixes["clean_accuracy"] = clean_accuracy
     objective = objective or Classification(wrapped, arithmetic, 0.1, **mixes)
-    train_step = TrainStep(
-        strategy=spread,
-        objective=objective,
-        optimizer=build_optimizer(
-            optimizer,
-            model,
-            lr=lr,
-            weight_decay=1e-3,
-            momentum=0.9,
-            in_place_of=spread.optimized_tensor,
-            exchange=spread.optimizer_exchange,
-            lr_scales=lr_scales(model, layer_decay, in_place_of=spread.optimized_tensor),
-            **optimizer_options or {},
-        ),
-        schedule=schedule() if schedule else Schedule("cosine", total, 2),
-        precision=arithmetic,
-        progress=Progress(),
-        guard=guard,
-        clip=clip,
-        average=ema_decay and Average(model, ema_decay, spread),
-        meta=learner or (meta(spread, mixing, exact, device) if mixing is not None else None),
-    )
+
+    def make_step(guard, progress):
+        return TrainStep(
+            strategy=spread,
+            objective=objective,
+            optimizer=build_optimizer(
+                optimizer,
+                model,
+                lr=lr,
+                weight_decay=1e-3,
+                momentum=momentum,
+                in_place_of=spread.optimized_tensor,
+                exchange=spread.optimizer_exchange,
+                lr_scales=lr_scales(model, layer_decay, in_place_of=spread.optimized_tensor),
+                **optimizer_options or {},
+            ),
+            schedule=schedule() if schedule else Schedule("cosine", total, 2),
+            precision=arithmetic,
+            progress=progress,
+            guard=guard,
+            clip=clip,
+            average=ema_decay and Average(model, ema_decay, spread),
+            meta=learner or (meta(spread, mixing, exact, device) if mixing is not None else None),
+        )
+
+    if local is None:
+        train_step = make_step(Guard(model, spread), Progress())
+    else:
+        train_step = local_steps(local, spread, make_step, data, exchange, total, objective)
+        data = InTurn(data, train_step.workers.own)
     return Trainer(
         train_step=train_step,
         loader=data,
@@ -199,10 +219,32 @@ def make_trainer(
             exchange=exchange,
         ),
         log=TrainingLog(console, metrics, advice),
-        saver=Saver(store, metrics, console, save_steps),
+        saver=Saver(store, metrics, console, save_steps, exchange=local and exchange),
         agreed_signal=agreed_signal,
         freeze=freeze_until and Freeze(model, (f"{len(model) - 1}",), freeze_until),
         mixing_control=control(model, data, arithmetic, total, exchange) if auto else None,
+    )
+
+
+def local_steps(local, strategy, make_step, data, exchange, total_steps, objective):
+    """LocalSteps; `local` has `workers`, how many, `bn_batches`, and what else SyncRule takes."""
+    options = {"name": "constant", "bn_batches": 0} | local
+    workers = Workers.divide(options.pop("workers"), exchange.rank, exchange.size)
+    loaders = [data.of_rank(number) for number in workers.own]
+    statistics = None
+    if batches := options.pop("bn_batches"):
+        statistics = NormStatistics(
+            strategy.model, objective.logits, loaders, batches, workers, exchange
+        )
+    return LocalSteps(
+        strategy=strategy,
+        make_step=make_step,
+        workers=workers,
+        exchange=exchange,
+        rule=SyncRule(total_steps=total_steps, **options),
+        progress=Progress(),
+        seed=0,
+        statistics=statistics,
     )
 
 
@@ -220,11 +262,11 @@ def control(model, data, precision, total_steps, exchange):
     def gap() -> float:
         return 1 - loss(HELD_OUT - 1) / loss(HELD_OUT)
 
-    joins = strength.plan(total_steps, data.steps_per_epoch, data.step_size)
-    return MixingControl(strength, data.hold_out, gap, joins, data.steps_per_epoch)
+    release_epoch = strength.plan(total_steps, data.steps_per_epoch, data.step_size)
+    return MixingControl(strength, data.hold_out, gap, release_epoch, data.steps_per_epoch)
 
 
-def facts_of(trainer, *, compiled=False, texts=False, recomputes=False, foreign=False):
+def facts_of(trainer, *, compiled=False, texts=False, recomputes=False, external_model=False):
     """What an engine is told of the trainer's run."""
     return RunFacts(
         device=trainer.train_step.precision.device,
@@ -237,7 +279,7 @@ def facts_of(trainer, *, compiled=False, texts=False, recomputes=False, foreign=
         learns_mixing=trainer.train_step.meta is not None,
         unfreezes=trainer.freeze is not None and trainer.freeze.until is not None,
         recomputes=recomputes,
-        foreign=foreign,
+        external_model=external_model,
     )
 
 

@@ -16,6 +16,7 @@ from tuning.child import PARENT
 from tuning.recipe import to_yaml
 from utils.errors import UserError
 from utils.files import reason, replace_file
+from utils.launch.launchers import without_launch
 from utils.reporting.metrics import read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -56,11 +57,12 @@ class Runner:
     entry: the entry script.
     threads: CPU threads of a run.
     devices: CUDA_VISIBLE_DEVICES of each slot; empty: unchanged.
-    deadline: () -> whether the time is up.
+    time_is_up: () -> whether runs are to be stopped.
     """
 
-    def __init__(self, entry: Path, threads: int, devices: list[str], deadline=lambda: False):
-        self.entry, self.threads, self.devices, self.deadline = entry, threads, devices, deadline
+    def __init__(self, entry: Path, threads: int, devices: list[str], time_is_up=lambda: False):
+        self.entry, self.threads, self.devices = entry, threads, devices
+        self.time_is_up = time_is_up
         self.stopping = threading.Event()
 
     def run(self, folder: Path, settings: dict, slot: int, lock: int) -> Outcome:
@@ -129,14 +131,14 @@ class Runner:
 
     def _start(self, words: list[str], slot: int, lock: int) -> tuple[int, str]:
         """(exit code, stderr) of the entry with these flags."""
-        environment = os.environ | {
+        environment = without_launch(os.environ) | {
             "OMP_NUM_THREADS": str(self.threads),
             "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
             PARENT: str(os.getpid()),
         }
         if self.devices:
             environment["CUDA_VISIBLE_DEVICES"] = self.devices[slot % len(self.devices)]
-        if self.stopping.is_set() or self.deadline():
+        if self.stopping.is_set() or self.time_is_up():
             raise Interrupted
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "tuning.child", str(self.entry), *words],
@@ -149,7 +151,7 @@ class Runner:
             try:
                 said = process.communicate(timeout=POLL_SECONDS)[1]
             except subprocess.TimeoutExpired:
-                if not told and (self.stopping.is_set() or self.deadline()):
+                if not told and (self.stopping.is_set() or self.time_is_up()):
                     told = True
                     process.terminate()  # it finishes its step and saves
                 continue

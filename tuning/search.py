@@ -61,7 +61,7 @@ def search(target: Target, search_class: type[Config], description: str, argv=No
     signals = Signals()
     try:
         argv = for_trials(sys.argv[1:] if argv is None else argv)
-        settings, origin = parse(search_class, argv, description)
+        settings, origin = parse(search_class, argv, description, print)
         Search(target, settings, origin, signals).run()
     except UserError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
@@ -130,6 +130,7 @@ class Search:
         self.said: set[int] = set()  # numbers of the trials that have had their line
         self.best = ""  # the line on the best trial, as last printed
         self.reserve = 0.0  # seconds that confirmation and last run will take
+        self.search_is_over = False
         self._say_lock = threading.Lock()
         self._introduce(notes)
 
@@ -192,7 +193,7 @@ class Search:
             self.shown = self._finished()
             self.console.start_bar(self.total, self.shown, unit=" trials")
             self._in_threads(self._search)
-            self.runner.deadline = lambda: False  # the reserve is for what follows
+            self.search_is_over = True
             self._in_threads(self._finish_one_trial)
             self.console.end_bar()
             report = Report(self)
@@ -234,7 +235,8 @@ class Search:
         return f"stopped; the search is kept in {self.folder}: the same command goes on with it"
 
     def _time_is_up(self) -> bool:
-        if self.limit is None:
+        """Whether the search has to end. What follows it has the time that was reserved for it."""
+        if self.limit is None or self.search_is_over:
             return False
         # At least half of the time is for the search, even if what follows then overruns it.
         left = max(self.limit - self.reserve, self.limit / 2)

@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import functools
 import os
 import signal
 import sys
@@ -16,12 +17,15 @@ from utils.launch.environment import (
     LaunchedAs,
     die_with_launcher,
     launched,
+    leave_launch,
     note_exit_code,
     previous_exit_code,
+    set_environment,
 )
+from utils.launch.flags import check_launch_flags, take_launch_flags
 from utils.launch.signals import Signals, StoppedBySignal
 from utils.runs.run import Run
-from utils.settings.config import parse
+from utils.settings.config import fields, parse
 from utils.settings.transfer import PUBLISHED
 
 # PyTorch is imported inside the functions that need it: --help and wrong flags answer at once.
@@ -45,17 +49,29 @@ def run_entry(config_class, act: Callable, description: str, argv: list[str] | N
         act: called as `act(settings, origin, signals)`, where `origin` says of each setting where
             it comes from.
     """
-    place = launched()
-    if place is not None:
-        die_with_launcher()
-        code = previous_exit_code()
-        if code is not None:  # a worker has ended this launch for good: a restart ends alike
-            return code
-    signals = Signals()
+    place = None
     argv = sys.argv[1:] if argv is None else argv
     os.environ.update(environment_of_entries())
+    signals = Signals()
     try:
-        settings, origin = parse(config_class, _as_launched(argv, place), description)
+        argv, launch_flags = take_launch_flags(argv, fields(config_class))
+        place = launched()
+        if place is not None:
+            die_with_launcher()
+            code = previous_exit_code()
+            if code is not None:  # a worker has ended this launch for good: a restart ends alike
+                return code
+        is_first = place is None or place.rank == 0
+        say = functools.partial(print, flush=True) if is_first else lambda line: None
+        settings, origin = parse(config_class, _as_launched(argv, place), description, say)
+        if place is not None and not settings.distributed:
+            leave_launch()
+            place = None
+        if place is not None:
+            set_environment(place)
+        line = check_launch_flags(launch_flags, place, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        if line:
+            say(line)
         act(settings, origin, signals)
     except UserError as error:
         if note_exit_code(2):  # one of the launched processes says it
@@ -112,10 +128,12 @@ def run_model(
 def print_lines(lines: Callable[[], list[str]]) -> int:
     """Prints what `lines()` returns; returns the exit code: 2, after a line, for a UserError."""
     try:
-        print("\n".join(lines()))
+        print("\n".join(lines()), flush=True)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # the reader, such as `head`, wants no more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
     return 0
 
 
@@ -159,7 +177,7 @@ def end_process(code: int) -> NoReturn:
     A launched process ends without Python's own shutdown: threads of PyTorch's process groups still
     run then, and one that calls into Python would abort the process.
     """
-    if launched() is None:
+    if not _is_launched():
         sys.exit(code)
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
@@ -177,18 +195,26 @@ def environment_of_entries() -> dict[str, str]:
 
 
 def _as_launched(argv: list[str], place: LaunchedAs | None) -> list[str]:
-    """The flags of a process that torchrun has started: they include --distributed, and where the
-    launcher has started it again, or it joins a run, --resume."""
+    """The flags of a process that was launched with others: they include --distributed, unless the
+    user says otherwise, and where run_distributed.sh has started it again, or it joins a run,
+    --resume."""
     if place is None:
         return argv
     words = [part for word in argv for part in word.split("=", 1)]
-    if "--distributed" not in words:
+    if not {"--distributed", "--no_distributed", "--no-distributed"} & {*words}:
         argv = [*argv, "--distributed"]
     if LAUNCH_FOLDER in os.environ and "--output" in words and not {"--resume", "-r"} & {*words}:
         output = words[len(words) - words[::-1].index("--output")]
         if (Path(output) / "config.yaml").is_file():
             argv = [*argv, "--resume", output]
     return argv
+
+
+def _is_launched() -> bool:
+    try:
+        return launched() is not None
+    except UserError:
+        return False
 
 
 def _is_lost_peer(error: Exception) -> bool:

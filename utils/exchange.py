@@ -8,7 +8,7 @@ returns what it is given; the real one is in `utils/distributed/exchange.py`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,14 @@ class Rows:
 
     def to_json(self) -> dict[str, list[int]]:
         return {"shape": list(self.shape), "offset": [self.start] + [0] * (len(self.shape) - 1)}
+
+
+def add_in_order(rows: Tensor) -> Tensor:
+    """(m, n) -> (n,)."""
+    total = rows[0].clone()
+    for row in rows[1:]:
+        total += row
+    return total
 
 
 class Exchange:
@@ -49,6 +57,16 @@ class Exchange:
     def mean(self, tensor: Tensor) -> Tensor:
         """Elementwise mean over the ranks, of floating-point tensors; the same bits on all."""
         return tensor
+
+    def sum_rows(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
+        """Sum of the rows of all ranks, (n,). They are added in order of rank and of row, so that
+        the same rows give the same bits however they are spread over ranks.
+
+        Args:
+            rows: (this rank's count, n).
+            counts: rows of each rank, 1 or more.
+        """
+        return add_in_order(rows)
 
     def broadcast_(self, tensor: Tensor, source: int) -> None:
         """Overwrites the tensor with that of rank `source`."""

@@ -18,6 +18,8 @@ def setting(
     bare=None,
     resume: str = "fixed",
     before=None,
+    many: bool = False,
+    essential: bool = False,
 ):
     """A dataclass field that is a setting.
 
@@ -34,5 +36,8 @@ def setting(
             if it may be changed where nothing is trained.
         before: its value in runs that were started before the setting was introduced, if that is
             not what `default` stands for.
+        many: a str of values separated by commas; the flag also takes them one by one.
+        essential: where it would have no effect the run is refused, since it would train on other
+            data, or lack a file, than was asked for. All others are left out with a line.
     """
     return dataclasses.field(default=default, metadata=locals() | {"setting": True})

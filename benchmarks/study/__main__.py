@@ -4,9 +4,13 @@
     python -m benchmarks.study --data_dir FOLDER --output runs/study --jobs 2 --precision bf16
     python -m benchmarks.study --data_dir FOLDER --output runs/full --device cuda \\
         --precision bf16 --width 64 --train_samples 45000 --test_samples 10000 --epochs 100
+    python -m benchmarks.study --data_dir FOLDER --output runs/vit --model vit --jobs 2 \\
+        --optimizers lamb,adamw,muon,ngd --batches 2048 --micro_batch 128 --fractions 1 \\
+        --trials 4 --timing_steps 4 --timing_repetitions 3
 
 FOLDER has train/<class>/ and test/<class>/; without it the pictures are the built-in synthetic
-shapes. A ResNet-18 with crop-and-flip, a cosine schedule and a warm-up of 5 % of the steps:
+shapes. A ResNet-18, or a ViT of six blocks on patches of 4 pixels, with crop-and-flip, a cosine
+schedule and a warm-up of 5 % of the steps:
 
 1. Timing: the optimizers in turn, a few steps at a time, at each batch size.
 2. Tuning: each gets --trials runs of half of --epochs at each batch size, first over learning
@@ -34,9 +38,11 @@ from benchmarks.study.plots import draw_accuracy, draw_learning_rates
 from benchmarks.study.pool import train_all
 from benchmarks.study.store import Store
 from benchmarks.study.summary import summarize, table
-from benchmarks.study.train import DEPTH, Bench, Setting
+from benchmarks.study.train import Bench, Setting, name_of
 from utils.errors import UserError
 from utils.reporting.console import duration
+
+WIDTHS = {"resnet": 8, "vit": 128}  # by default
 
 
 def flags(argv: list[str] | None) -> argparse.Namespace:
@@ -54,8 +60,11 @@ def flags(argv: list[str] | None) -> argparse.Namespace:
     add("--train_samples", type=int, help="default: 10,000, or two thirds of a smaller set")
     add("--val_samples", type=int, help="held out for the tuning; default: half as many")
     add("--test_samples", type=int, default=5000)
-    add("--width", type=int, default=8, help="channels of the first stage (default: 8)")
-    add("--batches", type=int, nargs="+", default=[128, 1024])
+    add("--model", choices=WIDTHS, default="resnet")
+    widths = ", ".join(f"{width} with {model}" for model, width in WIDTHS.items())
+    add("--width", type=int, help=f"of the ResNet's first stage or of the ViT (default: {widths})")
+    add("--batches", type=int, nargs="+", default=[128, 1024], help="samples in a step")
+    add("--micro_batch", type=int, help="at once, accumulated to a step (default: all of them)")
     add("--epochs", type=float, default=Plan.epochs, help="the full length (default: 10)")
     add("--fractions", type=float, nargs="+", default=list(Plan.fractions))
     add("--trials", type=int, default=Plan.trials, help="tuning runs of each (default: 6)")
@@ -69,13 +78,14 @@ def flags(argv: list[str] | None) -> argparse.Namespace:
     )
     add("--timing_repetitions", type=int, default=5, help="turns (default: 5)")
     options = parser.parse_args(argv)
+    options.width = WIDTHS[options.model] if options.width is None else options.width
     counts = ("width", "epochs", "trials", "seeds", "jobs", "threads", "test_samples")
     counts += ("timing_steps", "timing_repetitions")
     for name in counts:
         if getattr(options, name) <= 0:
             raise UserError(f"--{name} must be above 0, not {getattr(options, name):g}")
-    if min(options.batches) < 2:
-        raise UserError("--batches: BatchNorm needs batches of at least 2 samples")
+    if min(options.batches) < 2 or (options.micro_batch or 2) < 2:
+        raise UserError("--batches, --micro_batch: BatchNorm needs at least 2 samples")
     if not all(0 < fraction <= 1 for fraction in options.fractions):
         raise UserError("--fractions lie above 0 and up to 1")
     if 1 not in options.fractions:
@@ -136,8 +146,8 @@ def study(options: argparse.Namespace) -> None:
     bench = Bench(
         Setting(
             options.data_dir, options.cache_dir, options.train_samples, options.val_samples,
-            options.test_samples, options.width, options.precision, options.device,
-            options.threads,
+            options.test_samples, options.model, options.width, options.micro_batch,
+            options.precision, options.device, options.threads,
         )
     )  # fmt: skip
     bench.check(cases)
@@ -198,7 +208,7 @@ def timing(cases: list[Case], bench: Bench, store: Store, options) -> dict[str, 
 def title(bench: Bench) -> str:
     pictures = len(bench.splits["train"])
     kind = "synthetic shapes" if bench.data.synthetic else bench.setting.data_dir.name
-    return f"ResNet-{DEPTH} of width {bench.setting.width} on {pictures:,} pictures of {kind}"
+    return f"{name_of(bench.setting)} on {pictures:,} pictures of {kind}"
 
 
 def describe(bench: Bench, options) -> str:

@@ -21,6 +21,7 @@ from utils.data.images.sources import ImageData, load_image_data
 from utils.data.splits import stratified_order
 from utils.errors import UserError
 from utils.models.resnet import ResNet
+from utils.models.vit import ViT
 from utils.optim.factory import build_optimizer
 from utils.optim.schedules import Schedule
 from utils.optim.table import OPTIMIZERS
@@ -30,7 +31,8 @@ from utils.training.objective import Classification, Precision
 DATA_SEED = 0  # which pictures train, validate and test: the same for every seed of the runs
 WARMUP = 0.05  # fraction of the steps
 EVALUATION_BATCH = 500
-DEPTH = 18
+DEPTH = 18  # of the ResNet
+VIT_LAYERS, VIT_PATCH, VIT_HEADS = 6, 4, 4  # blocks, side of a patch, attention heads
 # Steps before the clock starts: NGD updates its Fisher matrices in each of its first ten. In a run
 # of few steps they are a part of its cost that the seconds per epoch leave out.
 UNTIMED_STEPS = 12
@@ -45,7 +47,9 @@ class Setting:
     train_samples: int | None  # None: up to 10,000, two thirds of the training pictures at most
     val_samples: int | None  # None: half as many
     test_samples: int
+    model: str  # "resnet" or "vit"
     width: int
+    micro_batch: int | None  # samples that go through the model at once; None: the whole batch
     precision: str
     device: str
     threads: int
@@ -76,13 +80,15 @@ class Bench:
         return {
             "data": self.data.fingerprint,
             "samples": {split: len(self.splits[split]) for split in splits},
-            "model": [DEPTH, self.setting.width],
+            "model": _identity(self.setting),
             "precision": self.setting.precision,
             "device": self.device.type,
         }
 
     def loader(self, split: str, batch: int, seed: int = 0) -> ImageLoader:
+        """`batch`: samples of a step, in micro-batches for training."""
         part, training = self.splits[split], split == "train"
+        micro_batch = self.setting.micro_batch if training else None
         height, width = part.images.shape[1:3]
         return ImageLoader(
             part.images,
@@ -90,7 +96,8 @@ class Bench:
             rows=part.rows,
             mean=self.data.mean,
             std=self.data.std,
-            batch_size=batch,
+            batch_size=min(batch, micro_batch or batch),
+            step_size=batch,
             device=self.device,
             augment=CropFlip(height, width) if training else None,
             shuffle=training,
@@ -99,14 +106,16 @@ class Bench:
 
     def model(self, seed: int) -> nn.Module:
         torch.manual_seed(seed)
-        height, _, channels = self.splits["train"].images.shape[1:]
-        model = ResNet(
-            DEPTH,
-            classes=len(self.data.classes),
-            width=self.setting.width,
-            stem="cifar" if height <= 64 else "imagenet",
-            channels=channels,
-        )
+        height, width, channels = self.splits["train"].images.shape[1:]
+        classes, dim = len(self.data.classes), self.setting.width
+        if self.setting.model == "vit":
+            model = ViT(
+                classes, height, width, channels, VIT_PATCH, VIT_LAYERS, dim, VIT_HEADS,
+                ffn=2 * dim, pooling="mean", positions="sincos",
+            )  # fmt: skip
+        else:
+            stem = "cifar" if height <= 64 else "imagenet"
+            model = ResNet(DEPTH, classes=classes, width=dim, stem=stem, channels=channels)
         return model.to(self.device, memory_format=torch.channels_last)
 
     def optimizer(self, model: nn.Module, of: Optimizer | Run, lr: float, weight_decay: float):
@@ -116,8 +125,12 @@ class Bench:
         return build_optimizer(of.name, model, lr=lr, weight_decay=weight_decay, **own)
 
     def check(self, cases: list[Case]) -> None:
-        """Raises UserError for a setting that its optimizer does not take."""
-        model = self.model(0)
+        """Raises UserError for a model that cannot be, or a setting that its optimizer does not
+        take."""
+        try:
+            model = self.model(0)
+        except ValueError as error:
+            raise UserError(f"--model {self.setting.model}: {error}") from None
         for case in cases:
             one = case.optimizer
             try:
@@ -126,14 +139,16 @@ class Bench:
                 raise UserError(f"--variant {one.label}: {error}") from error
 
     def training_step(self, model: nn.Module, optimizer: torch.optim.Optimizer):
-        """batch -> sums of its loss, its correct samples and its samples, (3,) float64."""
+        """micro-batch -> sums of its loss, its correct samples and its samples, (3,) float64. The
+        last one of a step updates the weights."""
         objective = Classification(model, self.precision)
 
         def step(batch: Batch) -> torch.Tensor:
             loss, sums = objective(batch.inputs, batch.targets)
             (loss / batch.step_samples).backward()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+            if batch.ends_step:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
             return sums
 
         return step
@@ -171,7 +186,7 @@ class Bench:
             for batch in loader.epoch(step // loader.steps_per_epoch):
                 schedule.apply(optimizer, step)
                 sums += train_step(batch)
-                step += 1
+                step += batch.ends_step
                 if step >= schedule.total_steps:
                     break
             loss = float(sums[0] / sums[2])  # the host waits here
@@ -189,16 +204,23 @@ class Bench:
         optimizer = self.optimizer(model, one, case.lr, one.weight_decay)
         train_step = self.training_step(model, optimizer)
         batches = _endless(self.loader("train", case.batch))
+
+        def one_step() -> int:
+            ends = False
+            while not ends:
+                batch = next(batches)
+                train_step(batch)
+                ends = batch.ends_step
+            return batch.step_samples
+
         for _ in range(UNTIMED_STEPS):
-            train_step(next(batches))
+            one_step()
 
         def turn() -> float:
             self._wait()
             started, samples = time.perf_counter(), 0
             for _ in range(steps):
-                batch = next(batches)
-                train_step(batch)
-                samples += batch.step_samples
+                samples += one_step()
             self._wait()
             return samples / (time.perf_counter() - started)
 
@@ -207,6 +229,19 @@ class Bench:
     def _wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+def name_of(setting: Setting) -> str:
+    if setting.model == "vit":
+        return f"ViT of {VIT_LAYERS} blocks of width {setting.width}"
+    return f"ResNet-{DEPTH} of width {setting.width}"
+
+
+def _identity(setting: Setting) -> list:
+    """The model, and the micro-batches, on which the statistics of BatchNorm and speeds depend."""
+    vit = ["vit", VIT_LAYERS, VIT_PATCH, setting.width]
+    model = vit if setting.model == "vit" else [DEPTH, setting.width]
+    return model if setting.micro_batch is None else [*model, setting.micro_batch]
 
 
 def _endless(loader: ImageLoader):

@@ -26,7 +26,7 @@ SMALLEST = [
     "--trials", "3", "--seeds", "1", "--train_samples", "128", "--val_samples", "30",
     "--test_samples", "30", "--width", "4", "--timing_steps", "1", "--timing_repetitions", "1",
 ]  # fmt: skip
-SETTING = Setting(None, Path(".cache"), 128, 30, 30, 4, "fp32", "cpu", 1)
+SETTING = Setting(None, Path(".cache"), 128, 30, 30, "resnet", 4, None, "fp32", "cpu", 1)
 SGD = Optimizer("sgd", "sgd", (), lr=0.1, weight_decay=5e-4)
 
 
@@ -70,6 +70,17 @@ def test_a_restart_trains_only_what_is_missing(finished, tmp_path, monkeypatch, 
     trained.clear()
     assert entry.main([*SMALLEST, "--test_samples", "20", "--output", str(tmp_path)]) == 0
     assert [run.split for run in trained] == ["test"] * 4
+
+
+def test_a_vit_takes_steps_of_accumulated_micro_batches():
+    """They are the steps of whole batches."""
+    case, found = Case(Optimizer("lamb", "lamb", (), lr=0.01, weight_decay=0.02), 48), []
+    for micro_batch in (None, 16):
+        bench = Bench(dataclasses.replace(SETTING, model="vit", width=8, micro_batch=micro_batch))
+        assert len(list(bench.loader("train", 48).epoch())) == (8 if micro_batch else 3)
+        found.append(bench.train(case.run(1, 0.01, 0.02, 1, "val")))
+        assert bench.speeds([case], 1, 1)["lamb"][0] > 0
+    assert found[1].train_loss == pytest.approx(found[0].train_loss, rel=1e-4)
 
 
 def test_a_run_that_diverges_is_a_result(monkeypatch):
@@ -156,6 +167,8 @@ def test_variants_have_their_settings():
         (["--fractions", "1", "1.5"], "above 0 and up to 1"),
         (["--seeds", "0"], "--seeds must be above 0"),
         (["--batches", "1"], "at least 2"),
+        (["--micro_batch", "1"], "at least 2"),
+        (["--model", "vit", "--width", "6"], "--model vit: dim must be a multiple of heads"),
         (["--train_samples", "5000"], "lower --train_samples"),
     ],
 )

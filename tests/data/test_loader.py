@@ -12,6 +12,7 @@ from utils.augment.crop_flip import CropFlip
 from utils.augment.random_erasing import RandomErasing
 from utils.data.images.loader import ImageLoader, Normalize, Packed, upload
 from utils.data.workers import WorkerPool
+from utils.errors import UserError
 
 CPU = torch.device("cpu")
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
@@ -155,6 +156,20 @@ def test_evaluation_keeps_the_order_and_counts_each_once(batch_size):
     assert loader.samples == 9 and loader.steps_per_epoch == -(-9 // batch_size)
     expected = (pictures(9).astype(np.float64) / 255 - MEAN) / STD
     np.testing.assert_allclose(pixels(loader), expected.transpose(0, 3, 1, 2), atol=1e-6)
+
+
+@pytest.mark.parametrize("n", [9, 12])
+def test_the_last_step_may_be_left_out_if_it_is_not_whole(n):
+    steps = {"batch_size": 2, "accumulation": 2, "drop_last": True}
+    loader = make_loader(n, shuffle=True, **steps)
+    epochs = [visited(loader.epoch(epoch)) for epoch in range(9)]
+    assert loader.samples == 4 * loader.steps_per_epoch == n // 4 * 4
+    assert {len({*epoch}) for epoch in epochs} == {loader.samples}
+    assert {*itertools.chain(*epochs)} == {*range(n)}
+    assert all(batch.step_samples == 4 for batch in loader.epoch())
+    assert make_loader(n, shuffle=False, **steps).samples == n
+    with pytest.raises(UserError, match="--drop_last leaves nothing of 3 training samples"):
+        make_loader(3, shuffle=True, **steps)
 
 
 def test_the_set_may_be_a_read_only_memory_map(tmp_path):

@@ -129,7 +129,9 @@ def assert_equal(many: list[dict], one: dict) -> None:
 
 
 AT_FOUR = ("sgd", "ngd", "meta-mixup, exact", "sync_bn", "texts", "texts, meta-mixup")
-RUNS = [(2, case) for case in CASES]
+# Optimizers on two ranks are tested by test_optimizer_ranks.py and test_ngd_shares.py, too.
+LONG = ("ngd, as long as the gradient", "lamb", "muon", "adamw", "vit, lamb")
+RUNS = [pytest.param(2, case, marks=[pytest.mark.slow] if case in LONG else []) for case in CASES]
 RUNS += [pytest.param(4, case, marks=pytest.mark.slow) for case in AT_FOUR]
 
 

@@ -9,7 +9,10 @@ import torch
 
 from utils.checkpoints.random_state import random_states, restore_random_states
 from utils.distributed.exchange import ProcessExchange
+from utils.distributed.meet import meet
+from utils.errors import UserError
 from utils.exchange import Exchange, Rows
+from utils.launch.environment import LaunchedAs
 
 SIZES = (1, 2, 4)
 
@@ -147,3 +150,25 @@ def test_one_rank_goes_first_then_one_of_each_machine(worlds, tmp_path, size, ma
     for rank in range(1, size):
         if rank not in heads:
             assert {"0", *map(str, heads)} <= set(found[rank])
+
+
+# ---- processes that torchrun has not started ----------------------------------------------------
+
+
+def meet_with(exchange, seeds, folder):
+    place = LaunchedAs(exchange.rank, exchange.size, None, None, by="srun")
+    settings = {"seed": seeds[exchange.rank], "data_dir": f"{folder}/{exchange.rank}"}
+    try:
+        met = meet(ProcessExchange(), place, torch.device("cpu"), settings)
+    except UserError as error:
+        return str(error)
+    return met.local_rank, met.local_world_size
+
+
+def test_processes_find_their_numbers_on_the_machine(worlds):
+    assert worlds(2).run(meet_with, [0, 0], "data") == [(0, 2), (1, 2)]
+
+
+def test_processes_with_other_settings_are_not_one_run(worlds):
+    for line in worlds(2).run(meet_with, [0, 7], "data"):
+        assert line.startswith("--seed: rank 0 has 0, rank 1 has 7, and") and "distributed" in line

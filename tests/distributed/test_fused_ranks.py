@@ -103,7 +103,7 @@ def test_a_fused_network_trains_as_the_plain_one(
         assert_close(one, other, **EXACT)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_in_bf16_it_is_as_near_to_float64_as_the_plain_one(worlds, plain, strategy):
     """The ranks' statistics are added up in another order, so a result halfway between two bfloat16
     numbers may be rounded to either."""

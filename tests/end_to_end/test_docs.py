@@ -14,10 +14,11 @@ import transformer_test
 import vit_test
 from tuning.flags import READ_AS, TuningFlags
 from utils.errors import UserError
+from utils.launch.flags import FLAGS as LAUNCH_FLAGS
 from utils.optim.schedules import SCHEDULES
 from utils.optim.table import OPTIMIZERS
 from utils.runs.advice import phase_advice
-from utils.settings.aliases import ALIASES, SHORT_FOR
+from utils.settings.aliases import ALIASES, GIVES_WAY, SHORT_FOR
 from utils.settings.config import INVOCATION_ONLY, fields, parse
 from utils.training.log import NOTABLE
 
@@ -35,9 +36,10 @@ def test_every_flag_is_on_the_page_of_flags(entry, capsys):
 def test_flags_that_are_named_exist():
     own = {name for entry in ENTRIES.values() for name in fields(entry.Settings)}
     own |= {*fields(TuningFlags), *READ_AS}
-    known = own | {f"no_{name}" for name in own} | set(ALIASES) | set(SHORT_FOR)
+    known = own | {f"no_{name}" for name in own} | set(ALIASES) | set(SHORT_FOR) | {*LAUNCH_FLAGS}
     foreign = {"help", "shm-size", "logdir"}  # docker's, TensorBoard's
     foreign |= {"nodes", "ntasks-per-node", "gpus-per-node", "cpus-per-task", "requeue"}  # Slurm's
+    foreign |= {"ntasks", "kill-on-bad-exit", "nproc-per-node", "nproc_per_node", "hostfile"}
     foreign |= {"pid"}  # py-spy's
     foreign |= {"to", "shard_size"}  # of utils/data/images/pack.py
     for page in PAGES:
@@ -82,10 +84,20 @@ def test_recipes_are_valid_and_named(recipe):
 def test_the_table_of_aliases():
     told = {
         alias.lstrip("-"): cells[0].strip("`-")
-        for cells in rows("docs/flags.md", "## Names from timm and torchvision")[2:]
+        for cells in rows("docs/flags.md", "## Names from elsewhere")[2:]
         for alias in re.findall(r"`([^`]+)`", cells[1])
     }
     assert told == ALIASES
+
+
+def test_the_table_of_short_flags():
+    told = {}
+    for cells in rows("docs/flags.md", "## Short flags")[2:]:
+        name, value = re.match(r"`--(\w+) (\S+)`", cells[1]).groups()
+        told[cells[0].strip("`-")] = name, value, "gives way" in cells[1]
+    assert told == {
+        flag: (name, str(value), flag in GIVES_WAY) for flag, (name, value) in SHORT_FOR.items()
+    }
 
 
 def test_the_table_of_schedules():

@@ -54,5 +54,3 @@ def test_shards(works, fails, kind):
     for path in Path("shards").glob("train-00000-*"):
         path.write_bytes(path.read_bytes()[:1000])
     assert "cut short" in fails("--resume", "run", "--epochs", 3)
-    assert "--decode has no effect" in fails(*data, "--decode", "once")
-    assert "--crop_area has no effect" in fails(*data, "--crop_area", 0.5)

@@ -125,7 +125,7 @@ def test_a_broken_archive_is_reported(fails):
         ("empty", "pictures"),
         ("one class", "class"),
         ("empty class", "fox"),
-        ("not a picture", "notes.txt"),
+        ("not a picture", "notes.png"),
         ("truncated", "9.png"),
         ("unknown test class", "fox"),
     ],
@@ -141,7 +141,7 @@ def test_unsuitable_folders_are_refused(fails, case, expected):
     if case == "empty class":
         (root / "train" / "fox").mkdir()
     elif case == "not a picture":
-        (root / "train" / "cat" / "notes.txt").write_text("no picture")
+        (root / "train" / "cat" / "notes.png").write_text("no picture")
     elif case == "truncated":
         content = (root / "train" / "cat" / "0.png").read_bytes()
         (root / "train" / "cat" / "9.png").write_bytes(content[: len(content) // 2])
@@ -152,9 +152,32 @@ def test_unsuitable_folders_are_refused(fails, case, expected):
 
 def test_bad_files_are_skipped_and_counted():
     root = tree(Path("pictures"))
-    (root / "train" / "cat" / "notes.txt").write_text("no picture")
+    (root / "train" / "cat" / "bad.png").write_text("no picture")
     assert main([*FOLDER, "--data_dir", str(root), "--on_bad", "skip", "--output", "run"]) == 0
     assert json.loads(Path("run/summary.json").read_text())["skipped_files"] == 1
+
+
+def test_val_is_the_test_set_or_with_a_flag_the_validation_split(capfd, fails):
+    root = tree(Path("pictures"))
+    folder = [*FOLDER, "--eval_every", "1", "--data_dir", str(root)]
+    assert "does not have" in fails(*folder, "--val_is_validation")
+    (root / "test").rename(root / "val")
+    (root / "train" / "cat" / "notes.txt").write_text("no picture")
+    assert main([*folder, "--output", "run"]) == 0
+    out = capfd.readouterr().out
+    assert "note: val/ is the test set" in out and "test accuracy" in out
+    assert "note: 1 file that is no picture is passed over" in out
+    more = ["--max_steps", "9", "--early_stop_patience", "3", "--output", "other"]
+    assert "--val_is_validation, which takes val/" in fails(*folder, *more)
+    more.append("--val_is_validation")
+    assert main([*folder, *more]) == 0
+    out = capfd.readouterr().out
+    assert "note: val/" not in out and " 0 test pictures" in out and "validation accuracy" in out
+    summary = json.loads(Path("other/summary.json").read_text())
+    assert "best_val_accuracy" in summary and summary["test_accuracy"] is None
+    assert main(["--resume", "other", "--eval_only"]) == 0
+    assert "validation accuracy" in capfd.readouterr().out
+    assert "no effect" in fails(*folder, "--val_is_validation", "--report")
 
 
 def test_changed_data_is_refused_on_resume(fails):

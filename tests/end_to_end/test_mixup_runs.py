@@ -1,6 +1,7 @@
 """Mixup from the command line: a run's files and messages, and how it is resumed."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -48,14 +49,28 @@ def test_messages_and_files_of_a_run(works, flags, mixup):
 AUTO = ["--mixup", "auto", "--cutmix", "1", "--subset", "500", "--epochs", "10", "--bs", "125"]
 
 
-def test_a_run_says_what_is_held_out_and_what_was_measured(works):
-    said = works(*TINY, *AUTO, "--output", "run")
+def interrupted(whole: str, step: int) -> str:
+    """A copy of a finished run in which the checkpoints after this step are no longer sound."""
+    shutil.copytree(whole, "part")
+    for folder in Path("part/checkpoints").glob("step-*"):
+        if folder.name > f"step-{step:08}":
+            (folder / "SHA256SUMS").write_text("")
+    Path("part/summary.json").unlink()
+    return "part"
+
+
+def test_a_run_says_what_it_measures_and_keeps_the_strength_when_resumed(works):
+    said = works(*TINY, *AUTO, "--output", "whole", "--save_every", "24", "--checkpoint_hist", "9")
     assert "50 of the training samples are held out for the first 8 epochs" in said
-    lines = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in Path("whole/metrics.jsonl").read_text().splitlines()]
     measured = [line for line in lines if line["split"] == "mixing"]
     assert len(measured) == 1 and measured[0]["step"] == 23
-    assert measured[0]["strength"] == summary("run")["mixing_strength"]
-    assert summary("run")["train_samples"] == 500 and summary("run")["mixup"] == "auto, cutmix"
+    assert measured[0]["strength"] == summary("whole")["mixing_strength"]
+    assert summary("whole")["train_samples"] == 500 and summary("whole")["mixup"] == "auto, cutmix"
+    assert "held out" not in works("--resume", interrupted("whole", step=24))
+    ours, theirs = (newest(run) / "model.safetensors" for run in ("part", "whole"))
+    assert ours.read_bytes() == theirs.read_bytes()
+    assert summary("part")["mixing_strength"] == summary("whole")["mixing_strength"]
 
 
 def test_too_few_samples_for_auto_are_said(works):
@@ -70,27 +85,10 @@ def test_a_run_that_is_too_short_for_auto_is_not_mixed_and_says_so(works):
     assert summary("run")["mixing_strength"] == 0
 
 
-def test_a_resumed_run_keeps_the_strength(works):
-    works(*TINY, *AUTO, "--output", "whole")
-    works(*TINY, *AUTO, "--output", "part", "--save_every", "24", "--checkpoint_hist", "9")
-    for folder in Path("part/checkpoints").glob("step-*"):
-        if folder.name > "step-00000024":
-            (folder / "SHA256SUMS").write_text("")
-    Path("part/summary.json").unlink()
-    assert "held out" not in works("--resume", "part")
-    ours, theirs = (newest(run) / "model.safetensors" for run in ("part", "whole"))
-    assert ours.read_bytes() == theirs.read_bytes()
-    assert summary("part")["mixing_strength"] == summary("whole")["mixing_strength"]
-
-
 def test_a_resumed_run_continues_the_policy(works, fails):
-    works(*TINY, *META, "--output", "whole")
+    works(*TINY, *META, "--output", "whole", "--save_every", "3", "--checkpoint_hist", "9")
     assert Path("whole/mixup_policy.png").is_file()
-    works(*TINY, *META, "--output", "part", "--save_every", "3", "--checkpoint_hist", "9")
-    for folder in Path("part/checkpoints").glob("step-*"):
-        if folder.name > "step-00000003":
-            (folder / "SHA256SUMS").write_text("")
-    Path("part/summary.json").unlink()
+    interrupted("whole", step=3)
     assert "--meta_every 3" in fails("--resume", "part", "--meta_every", "3")
     works("--resume", "part")
     for name in ("model.safetensors", "mixup.safetensors", "optimizer.safetensors"):

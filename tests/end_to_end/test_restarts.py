@@ -135,8 +135,6 @@ def test_the_note_on_the_schedule_is_printed_only_if_it_changes(run):
         assert run(*TINY, "--epochs", 1, "--sched", *schedule, "--output", folder)[0] == 0
         code, out, _ = run("--resume", folder, "--epochs", 2)
         assert code == 0 and ("schedule spans" in out) is said
-    code, _, error = run(*TINY, "--sched", "step", "--step_epochs", 1, "--epochs_for_sched", 2)
-    assert code == 2 and "--epochs_for_sched has no effect: --sched step with --step" in error
 
 
 def test_a_finished_run_points_to_its_report(run):

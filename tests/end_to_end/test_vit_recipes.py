@@ -1,11 +1,14 @@
 """The recipes of vit_test.py for ImageNet: their model, their rate, and one of their steps."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import vit_test
+from utils.data.steps import Steps
+from utils.runs.optimization import schedule_of
 from utils.settings.config import parse
 from utils.weights.card import ModelCard
 
@@ -38,7 +41,27 @@ def test_they_differ_by_their_model_alone(name):
     assert (settings["lr"], settings["weight_decay"], settings["clip"]) == (0.018, 0.1, 1)
     assert (settings["global_batch"], settings["batch_size"]) == (32_768, 256)
     assert settings["decay_all"] and not settings["lamb_bias_correction"]
-    assert settings["precision"] == "fp16" and settings["mixup"] == "fixed"
+    assert settings["precision"] == "fp16" and settings["label_smoothing"] == 0
+    assert (settings["mixup"], settings["alpha"], settings["mixup_mode"]) == ("fixed", 0.2, "block")
+    assert settings["mixup_block"] is None  # a micro-batch
+
+
+@pytest.mark.parametrize("name", ["b32", "b16", "l32"])
+def test_rate_of_every_epoch(name):
+    """In steps of 32,768 of ImageNet's 1,281,167 pictures."""
+    settings = settings_of(name)
+    run = SimpleNamespace(settings=settings)
+    steps = Steps(
+        1_281_167, batch_size=settings.batch_size, step_size=settings.global_batch, shuffle=True,
+        mixing=None, drop_last=settings.drop_last,
+    ).steps_per_epoch  # fmt: skip
+    total = settings.epochs * steps
+    assert (steps, total) == (39, 11_700)
+    schedule = schedule_of(run, settings.lr, total, steps, None)
+    for epoch in range(300):
+        expected = (epoch + 1) / 151 if epoch < 150 else (300 - epoch) / 150
+        for step in (0, steps - 1):
+            assert schedule.factor(epoch * steps + step) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.usefixtures("own_folder")

@@ -184,6 +184,6 @@ FAMILIES = [
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_families_of_timm(works, name):
-    """A few steps, resumed; export; FSDP in two processes, from whose checkpoint one goes on."""
+    """A few steps, resumed, and export. FSDP: tests/distributed/test_families.py."""
     assert_resumes(works, *DATA, *ENGINE, "--model", name)
     works("--resume", "whole", "--export", "onnx")

@@ -85,5 +85,5 @@ def test_graphs_of_models_that_recompute_or_are_others(tmp_path):
     for wanted in ("on", "auto"):
         assert chosen(trainer, wanted, recomputes=True)[0] == "eager"
     assert "--grad_checkpointing" in chosen(trainer, "on", recomputes=True)[1][0]
-    assert chosen(trainer, "auto", foreign=True) == ("eager", [])
-    assert chosen(trainer, "on", foreign=True)[0] == "cuda_graphs"
+    assert chosen(trainer, "auto", external_model=True) == ("eager", [])
+    assert chosen(trainer, "on", external_model=True)[0] == "cuda_graphs"

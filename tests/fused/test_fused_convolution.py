@@ -90,10 +90,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-@pytest.mark.parametrize("case", CASES)
-def test_gradients_equal_finite_differences(case, training, mode):
+def check_gradients(case, training, mode, elementwise=False) -> None:
+    """Compares with finite differences elementwise, or along a random direction."""
     _, fused = blocks(mode, **CASES[case])
     fused.train(training)
     x = torch.randn(3, 4, 5, 4, dtype=torch.float64, requires_grad=True)
@@ -103,9 +101,19 @@ def test_gradients_equal_finite_differences(case, training, mode):
         torch.manual_seed(0)
         return functional_call(fused, dict(zip(names, weights, strict=True)), (x,))
 
-    # Elementwise for one case, along a random direction for the others.
-    fast = not (training and case == "drop-path and convolution" and mode == "memory")
-    assert torch.autograd.gradcheck(call, (x, *fused.parameters()), fast_mode=fast)
+    assert torch.autograd.gradcheck(call, (x, *fused.parameters()), fast_mode=not elementwise)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_equal_finite_differences(case, training, mode):
+    check_gradients(case, training, mode)
+
+
+@pytest.mark.slow
+def test_each_element_of_the_gradients_equals_its_finite_difference():
+    check_gradients("drop-path and convolution", True, "memory", elementwise=True)
 
 
 @pytest.mark.parametrize("order", [torch.contiguous_format, CHANNELS_LAST], ids=["rows", "last"])

@@ -13,9 +13,9 @@ from utils.data.hold_out import HoldOut
 from utils.data.texts.loader import TextLoader
 from utils.mixup.auto import (
     COST,
-    EVERY,
     FIXED,
     FORWARD,
+    INTERVAL,
     LAST,
     LEAST,
     AutoStrength,
@@ -82,7 +82,7 @@ def test_before_the_plan_it_is_as_strong_as_it_can_become():
 def due_steps(strength, total=1000) -> list[int]:
     found = []
     for step in range(1, total + 1):
-        if strength.due(step):
+        if strength.is_due(step):
             found.append(step)
             strength.observe(step, 0.1)
     return found
@@ -90,9 +90,8 @@ def due_steps(strength, total=1000) -> list[int]:
 
 def test_it_is_measured_regularly_in_the_first_four_fifths():
     found = due_steps(planned())
-    assert (
-        found == list(range(50, 801, 50)) and found[0] == EVERY * 1000 and found[-1] == 1000 * LAST
-    )
+    assert found == list(range(50, 801, 50))
+    assert found[0] == INTERVAL * 1000 and found[-1] == 1000 * LAST
 
 
 def test_measuring_costs_a_small_part_of_the_passes():
@@ -104,7 +103,7 @@ def test_measuring_costs_a_small_part_of_the_passes():
 def test_a_step_is_measured_once():
     strength = planned()
     strength.observe(50, 0.1)
-    assert not strength.due(50) and strength.due(100)
+    assert not strength.is_due(50) and strength.is_due(100)
 
 
 def test_nothing_is_measured_where_nothing_is_held_out():
@@ -190,7 +189,7 @@ def text_loader(**options) -> TextLoader:
 )
 def test_held_out_samples_are_replaced_until_they_join(make, options):
     hold_out = HoldOut(HELD_OUT, 23)
-    hold_out.join_from(2)
+    hold_out.release_from(2)
     data, plain = make(hold_out=hold_out, **options), make(**options)
     assert data.steps_per_epoch == plain.steps_per_epoch
     for epoch in range(4):
@@ -258,7 +257,7 @@ def test_the_strength_of_a_run_is_what_its_records_say(tmp_path):
         assert record["strength"] == strength_at_gap(record["gap"])
     for epoch in range(5):
         visited.append(set(trainer.loader.order(epoch)) & set(HELD_OUT))
-    assert control.joins == 4 and visited == [set()] * 4 + [set(HELD_OUT)]
+    assert control.release_epoch == 4 and visited == [set()] * 4 + [set(HELD_OUT)]
 
 
 def test_measuring_leaves_no_trace_in_model_and_random_numbers(tmp_path):
@@ -268,7 +267,7 @@ def test_measuring_leaves_no_trace_in_model_and_random_numbers(tmp_path):
     assert len(set(modes)) == 2
     before = {k: t.clone() for k, t in trainer.train_step.model.state_dict().items()}
     states = torch.get_rng_state()
-    trainer.progress.step = trainer.mixing_control.strength.every
+    trainer.progress.step = trainer.mixing_control.strength.interval
     trainer.control_mixing(0)
     assert len(trainer.mixing_control.strength.trace) == 1
     assert modes == [module.training for module in trainer.train_step.model.modules()]
@@ -298,7 +297,7 @@ def test_a_longer_run_does_not_hold_out_what_it_has_trained_on(tmp_path):
     longer = make_trainer(tmp_path, epochs=20, auto=True)
     longer.restore(longer.saver.store.load())
     readings = len(short.mixing_control.strength.trace)
-    assert longer.mixing_control.joins == 4
+    assert longer.mixing_control.release_epoch == 4
     longer.fit()
     assert len(longer.mixing_control.strength.trace) == readings
     assert set(longer.loader.order(6)) >= set(HELD_OUT)
@@ -311,5 +310,5 @@ def test_a_run_that_is_made_longer_early_goes_on_measuring(tmp_path):
     longer.restore(longer.saver.store.load())
     before = len(longer.mixing_control.strength.trace)
     longer.fit()
-    assert longer.mixing_control.joins == 16
+    assert longer.mixing_control.release_epoch == 16
     assert len(longer.mixing_control.strength.trace) > before

@@ -150,6 +150,28 @@ def test_each_sample_may_have_its_own_lambda():
     assert abs(lam.mean() - 0.5) < 0.02 and abs(lam.var() - 1 / 12) < 0.005
 
 
+def test_each_block_may_have_its_own_lambda():
+    mixing = Mixing(alpha=1.0, cutmix_alpha=1.0, block=4, per_block=True, height=64, width=64)
+    for step in range(4):  # mixup and CutMix
+        drawn = draws_of(mixing, n=13, step=step)
+        assert [len({*part.tolist()}) for part in np.split(drawn.lam, [4, 8])] == [1, 1, 1]
+        assert len({*drawn.lam.tolist()}) == 3
+        assert drawn.box is None or len({*map(tuple, drawn.box.T.tolist())}) == 3
+
+
+def test_a_step_of_one_block_has_one_lambda():
+    one, other = (draws_of(Mixing(alpha=1.0, block=12, per_block=b)) for b in (False, True))
+    for a, b in zip(one, other, strict=True):
+        assert np.array_equal(a, b)
+
+
+def test_blocks_are_mixed_with_the_given_probability():
+    mixing = Mixing(alpha=1.0, block=50, probability=0.3, per_block=True)
+    partners = draws_of(mixing, n=50_000).partner.reshape(-1, 50)
+    mixed = (partners != np.arange(50_000).reshape(-1, 50)).mean(1)
+    assert abs((mixed > 0).mean() - 0.3) < 0.06 and mixed[mixed > 0].min() > 0.8
+
+
 def test_draws_depend_on_seed_epoch_and_step_alone():
     mixing = Mixing(alpha=1.0, block=4)
     one, again = draws_of(mixing), draws_of(mixing)

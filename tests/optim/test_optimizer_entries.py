@@ -5,9 +5,10 @@ import dataclasses
 import pytest
 import torch
 from optimizer_tools import backward, build, small_model
+from torch import nn
 
 from utils.optim.entry import ELEMENTS, MATRICES
-from utils.optim.factory import is_capturable
+from utils.optim.factory import build_optimizer, is_capturable
 from utils.optim.table import OPTIMIZERS
 
 each_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
@@ -83,3 +84,30 @@ def test_lookahead_counts_on_the_host():
     capturable = {name for name in OPTIMIZERS if is_capturable(name, None)}
     assert capturable >= {"sgd", "adamw", "lamb", "muon", "madgrad"} and "ngd" not in capturable
     assert not is_capturable("sgd", 5)
+
+
+@pytest.mark.parametrize("name", ["adamw", "lamb"])
+def test_the_decays_of_the_averages_and_eps_are_those_of_the_flags(name):
+    model = nn.Linear(2, 3)
+    usual = build_optimizer(name, model, lr=0.1, weight_decay=0.0).param_groups[0]
+    assert (tuple(usual["betas"]), usual["eps"]) == (
+        (0.9, 0.999),
+        {"adamw": 1e-8, "lamb": 1e-6}[name],
+    )
+    given = {"betas": "0.8,0.99", "eps": 0.5}
+    optimizer = build_optimizer(name, model, lr=0.1, weight_decay=0.0, **given)
+    model.weight.grad, model.bias.grad = torch.ones(3, 2), torch.zeros(3)
+    before = model.weight.detach().clone()
+    optimizer.step()
+    # From the first gradient, 1, both averages corrected for their start are 1.
+    assert torch.allclose(before - model.weight, torch.full((3, 2), 0.1 / 1.5))
+
+
+def test_plain_momentum_is_that_of_its_formula():
+    weight = nn.Linear(1, 1, bias=False)
+    optimizer = build_optimizer("sgd", weight, lr=0.1, weight_decay=0.0, nesterov=False)
+    start = weight.weight.item()
+    for _ in range(2):
+        weight.weight.grad = torch.ones(1, 1)
+        optimizer.step()
+    assert weight.weight.item() == pytest.approx(start - 0.1 * (1 + 1.9), abs=1e-6)

@@ -209,3 +209,12 @@ def test_the_rate_of_an_epoch_is_that_of_its_first_step(name):
     assert [once.factor(step) for step in range(60)] == [
         each.factor(step // 6 * 6) for step in range(60)
     ]
+
+
+def test_the_warm_up_starts_at_a_given_rate():
+    given = {"lr": 0.4, "total_steps": 100, "steps_per_epoch": 10, "warmup_steps": 20}
+    schedule = build_schedule("constant", **given, warmup_lr=0.1)
+    assert [0.4 * schedule.factor(step) for step in (0, 10, 20)] == pytest.approx([0.1, 0.25, 0.4])
+    by_epoch = build_schedule("constant", **given, warmup_lr=0.1, per_epoch=True)
+    assert [by_epoch.factor(step) for step in (9, 19, 20)] == pytest.approx([0.25, 0.625, 1.0])
+    assert build_schedule("constant", **given, warmup_lr=0.4).factor(0) == 1.0

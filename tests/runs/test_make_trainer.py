@@ -16,7 +16,7 @@ CUDA = torch.device("cuda", 0)
 PLAIN = {
     "device": CPU, "compiled": False, "texts": False, "scales_loss": False, "processes": 1,
     "accumulation": 1, "capturable": True, "learns_mixing": False, "unfreezes": False,
-    "recomputes": False, "foreign": False,
+    "recomputes": False, "external_model": False,
 }  # fmt: skip
 
 PLAIN_SETTINGS = {
@@ -69,7 +69,7 @@ def facts(
         ({"mixup": "meta"}, {"learns_mixing": True}),
         ({"mixup": "fixed"}, {}),
         ({"grad_checkpointing": True}, {"recomputes": True}),
-        ({"model": network()}, {"foreign": True}),
+        ({"model": network()}, {"external_model": True}),
         ({"until": (1,)}, {"unfreezes": True}),
         ({"until": ()}, {}),  # frozen for the whole run
     ],

@@ -6,6 +6,7 @@ from resnet50_test import Settings
 from utils.errors import UserError
 from utils.optim.table import OPTIMIZERS
 from utils.settings.config import INVOCATION_ONLY, fields, parse
+from utils.settings.local import OF_LOCAL
 
 FIELDS = fields(Settings)
 # They name files and runs, and have tests of their own.
@@ -15,7 +16,16 @@ KEPT = [name for name in OTHERS if name not in INVOCATION_ONLY]
 # The flags that a setting needs to have an effect.
 NEEDS = {
     name: ["--dataset", "imagefolder"]
-    for name in ("image_size", "test_fraction", "on_bad", "cache_dir", "workers", "decode", "crop")
+    for name in (
+        "image_size",
+        "test_fraction",
+        "val_is_validation",
+        "on_bad",
+        "cache_dir",
+        "workers",
+        "decode",
+        "crop",
+    )
 } | {
     "crop_ratio": ["--dataset", "imagefolder"],
     "crop_area": ["--dataset", "imagefolder", "--crop", "resized"],
@@ -27,11 +37,16 @@ NEEDS = {
     "lookahead_alpha": ["--lookahead_k", "5"],
     "freeze_backbone": ["--pretrained"],
     "unfreeze_epoch": ["--pretrained", "--freeze_backbone"],
+    "warmup_lr": ["--warmup_epochs", "2", "--lr", "1"],
     "wandb_project": ["--wandb", "offline"],
     "wandb_tags": ["--wandb", "offline"],
 }
-NEEDS |= {own: ["--optimizer", name] for name, entry in OPTIMIZERS.items() for own in entry.own}
+for optimizer, entry in OPTIMIZERS.items():
+    for own in entry.own:
+        NEEDS.setdefault(own, ["--optimizer", optimizer])
 NEEDS |= {name: ["--distributed"] for name in ("strategy", "sync_bn", "dist_timeout")}
+NEEDS |= {name: ["--strategy", "local"] for name in OF_LOCAL}
+NEEDS |= {"sync_from": ["--strategy", "local", "--sync_rule", "swap"]}
 NEEDS |= {name: ["--mixup", "fixed"] for name in FIELDS if name.startswith("mixup_")}
 NEEDS |= {name: ["--mixup", "fixed"] for name in ("alpha", "log_clean_accuracy")}
 NEEDS |= {name: ["--mixup", "meta"] for name in FIELDS if name.startswith("meta_")}
@@ -39,6 +54,13 @@ NEEDS |= {name: ["--mixup", "meta"] for name in FIELDS if name.startswith("meta_
 
 def settings_of(*argv) -> Settings:
     return parse(Settings, [str(word) for word in argv], "")[0]
+
+
+def noted(*argv) -> tuple[Settings, list[str]]:
+    """The settings, and what is said of those that are left out."""
+    lines = []
+    settings, _ = parse(Settings, [str(word) for word in argv], "", lines.append)
+    return settings, lines
 
 
 def refused(*argv) -> str:
@@ -53,8 +75,9 @@ def another_value(name: str):
     """A valid value that is not the default."""
     field = FIELDS[name]
     meta, kind = field.metadata, field.type
-    if name in ("save_every", "milestones"):
-        return {"save_every": "7m", "milestones": "3,7.5"}[name]
+    texts = {"save_every": "7m", "milestones": "3,7.5", "betas": "0.8,0.99"}
+    if name in texts:
+        return texts[name]
     if meta["choices"]:
         choices = meta["choices"]() if callable(meta["choices"]) else meta["choices"]
         return next(choice for choice in reversed([*choices]) if choice != field.default)

@@ -8,7 +8,7 @@ from utils.settings.aliases import ALIASES, VALUE_ALIASES
 from utils.settings.config import DEFAULT, parse, to_yaml
 
 
-@pytest.mark.parametrize("alias", ALIASES)
+@pytest.mark.parametrize("alias", sorted(ALIASES.keys() - {"max_seq_length"}))
 def test_an_alias_sets_its_flag(alias, write, make_run):
     name = ALIASES[alias]
     assert name in FIELDS and alias not in FIELDS
@@ -16,6 +16,8 @@ def test_an_alias_sets_its_flag(alias, write, make_run):
         argv, value = ["--resume", make_run()], True
         if name == "resume":
             argv, value = [], str(argv[1])
+    elif name == "config":
+        argv, value = [], str(write("epochs: 3", "other.yaml"))
     else:
         value, argv = another_value(name), NEEDS.get(name, [])
     text = flags_for(alias, value)[1]
@@ -23,7 +25,8 @@ def test_an_alias_sets_its_flag(alias, write, make_run):
         {f"-{alias}"} if len(alias) == 1 else {f"--{alias}", f"--{alias}".replace("_", "-")}
     ):
         assert getattr(settings_of(*argv, flag, text), name) == value
-    assert getattr(settings_of(*argv, "--config", write({alias: value})), name) == value
+    if name != "config":  # a recipe cannot name another one
+        assert getattr(settings_of(*argv, "--config", write({alias: value})), name) == value
 
 
 @pytest.mark.parametrize(

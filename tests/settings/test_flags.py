@@ -67,7 +67,7 @@ def test_a_switch_with_a_third_value(write):
     assert "--cuda_graphs" in said and "auto, on, off" in said
 
 
-@pytest.mark.parametrize("flag", ["--epo", "--batch", "--optim", "--learning_rate", "--no_epochs"])
+@pytest.mark.parametrize("flag", ["--epo", "--batch", "--optimi", "--learning", "--no_epochs"])
 def test_abbreviations_are_refused(flag):
     assert f"unknown flag {flag}" in refused(flag, "3")
 
@@ -94,9 +94,13 @@ def test_abbreviations_are_refused(flag):
         (["--ngd", "--ngd_eta", "1.5"], ["--ngd_eta", "above 0 and up to 1"]),
         (["--ngd", "--ngd_axes", "rows"], ["--ngd_axes", "one of all, channels"]),
         (["--lookahead_k", "0"], ["--lookahead_k", "1 or more"]),
-        (["--lookahead_alpha", "0.5"], ["--lookahead_alpha has no effect", "--lookahead_k"]),
         (["--ngd", "--ngd_norm", "unit"], ["--ngd_norm", "one of fixed, gradient"]),
-        (["--ngd_norm", "fixed"], ["--ngd_norm has no effect", "--optimizer sgd"]),
+        (["--optimizer", "adamw", "--betas", "0.9"], ["--betas 0.9: two numbers", "0.9,0.999"]),
+        (["--optimizer", "adamw", "--betas", "0.9", "1"], ["--betas 0.9,1: two numbers"]),
+        (["--warmup_epochs", "1", "--warmup_lr", "1"], ["--warmup_lr 1.0 is above --lr 0.1"]),
+        (["--checkpoint", "x.pth"], ["--checkpoint is unknown here", "--resume", "--pretrained"]),
+        (["--resume-from-epoch", "3"], ["--resume-from-epoch is unknown here", "--epochs counts"]),
+        (["--beta1", "0.9"], ["--betas 0.9,0.999"]),
         (["--seed", 2**32], ["--seed", "up to"]),
         (["--depth", "20"], ["--depth", "18, 34, 50, 101, 152"]),
         (["--optimizer", "adam"], ["--optimizer", "did you mean adamw?"]),
@@ -120,6 +124,7 @@ def test_abbreviations_are_refused(flag):
             ["--pretrained", "--freeze_backbone", "--unfreeze_epoch", "50"],
             ["--unfreeze_epoch 50", "--epochs 50"],
         ),
+        (["--config", "vit-b16.py"], ["a recipe is a YAML file", "vit_b16_imagenet.yaml"]),
         (["--config", "nowhere.yaml"], ["nowhere.yaml", "No such file"]),
         (["--config", "."], ["--config", "Is a directory"]),
     ],

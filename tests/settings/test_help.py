@@ -42,7 +42,7 @@ def test_help_lists_all_settings_and_imports_little(run_entry_script):
         ["--config", "nowhere.yaml"],
         ["--config", "unknown_key.yaml"],
         ["--config", "two\nlines.yaml"],
-        ["--optimizer", "adamw", "--momentum", "0.9"],
+        ["--dataset", "shapes", "--data_dir", "pictures"],
         ["--ngd", "--optimizer", "sgd"],
         ["--resume"],
         ["--dataset", "shapes", "--crop_padding", "32"],  # found once the data is loaded

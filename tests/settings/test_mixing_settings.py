@@ -35,7 +35,6 @@ def test_mixup_takes_a_number_or_a_word(argv, mixup, alpha, mixing, write):
     [
         (["--mixup", "0.4", "--alpha", "0.3"], ["--mixup 0.4 is short for --alpha", "0.3"]),
         (["--mixup", "0.4", "--meta_learning"], ["--meta_learning is short for --mixup meta"]),
-        (["--mixup", "auto", "--alpha", "1"], ["--alpha has no effect", "--mixup auto"]),
         (["--mixup", "-1"], ["--mixup", "above 0"]),
         (["--mixup", "nan"], ["--mixup"]),
         (["--mixup", "1000"], ["--mixup", "up to 100"]),

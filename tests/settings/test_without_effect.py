@@ -1,7 +1,8 @@
-"""A setting without effect is refused; one of a recipe gives way to the command line."""
+"""A setting without effect is left out with a line, or refused if it is essential; one of a recipe
+gives way to the command line without a word."""
 
 import pytest
-from settings_of_pictures import FIELDS, another_value, flags_for, refused, settings_of
+from settings_of_pictures import FIELDS, another_value, flags_for, noted, refused, settings_of
 
 from utils.optim.table import OPTIMIZERS
 
@@ -17,6 +18,7 @@ from utils.optim.table import OPTIMIZERS
         ("deterministic", ["--device", "cpu"]),
         ("image_size", ["--dataset", "cifar10"]),
         ("test_fraction", ["--dataset", "shapes"]),
+        ("val_is_validation", ["--dataset", "shapes"]),
         ("on_bad", ["--dataset", "shapes"]),
         ("data_dir", ["--dataset", "shapes"]),
         ("padding_mode", ["--crop_padding", "0"]),
@@ -36,29 +38,49 @@ from utils.optim.table import OPTIMIZERS
         ("min_lr", ["--sched", "constant"]),
         ("plateau_patience", ["--sched", "linear"]),
         ("epochs_for_sched", ["--sched", "constant"]),
+        ("epochs_for_sched", ["--sched", "step", "--step_epochs", "1"]),
+        ("nesterov", ["--optimizer", "muon"]),
+        ("betas", ["--optimizer", "muon"]),
+        ("eps", ["--optimizer", "sgd"]),
+        ("warmup_lr", ["--warmup_epochs", "0"]),
+        ("warmup_lr", ["--sched", "onecycle"]),
+        ("warmup_epochs", ["--warmup_ratio", "0.1"]),
+        ("warmup_ratio", ["--warmup_steps", "5"]),
+        ("eval_on_start", ["--eval_every", "0"]),
         ("warmup_epochs", ["--sched", "onecycle"]),
         ("warmup_steps", ["--sched", "onecycle"]),
         ("wandb_tags", ["--wandb", "disabled"]),
+        *(
+            (name, ["--sync_rule", "swap", "--strategy", "local"])
+            for name in ("sync_base", "qsr_alpha")
+        ),
+        ("sync_from", ["--sync_rule", "qsr", "--strategy", "local"]),
     ],
 )
-def test_a_flag_without_effect_is_refused_with_the_reason(name, argv, write):
-    settings_of(*argv)
-    value = another_value(name)
+def test_a_flag_without_effect_is_left_out_or_refused_with_the_reason(name, argv, write):
+    without = settings_of(*argv)
+    value, essential = another_value(name), FIELDS[name].metadata["essential"]
     in_file = dict(zip((flag.lstrip("-") for flag in argv[::2]), argv[1::2], strict=True))
     for given in (
         [*argv, *flags_for(name, value)],
         ["--config", write(in_file | {name: value})],
     ):
-        text = refused(*given)
+        if essential:
+            text = refused(*given)
+        else:
+            settings, (text,) = noted(*given)
+            assert getattr(settings, name) == getattr(without, name)
+            text = text.removeprefix("note: ")
         assert text.startswith(f"--{name} has no effect: ")
         assert argv[0] in text or argv[1] in text or "CPU" in text
     # A recipe's setting is ignored if it is the command line that leaves it without effect.
-    settings_of(*argv, "--config", write({name: value}))
+    assert noted(*argv, "--config", write({name: value}))[1] == []
     default = FIELDS[name].default
     # Off, these two change nothing.
     if default is not None and name not in ("deterministic", "warmup_epochs"):
-        # Typed, even the default is refused; a complete config.yaml holds all defaults.
-        assert "has no effect" in refused(*argv, *flags_for(name, default))
+        # It is said of a typed default, too; a complete config.yaml holds all defaults.
+        if not essential:
+            assert "has no effect" in noted(*argv, *flags_for(name, default))[1][0]
         assert getattr(settings_of(*argv, "--config", write({name: default})), name) == default
 
 

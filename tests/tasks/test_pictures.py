@@ -107,7 +107,7 @@ def test_another_kind_of_split_needs_no_change_elsewhere(load, monkeypatch):
     assert records.pool is None and records.summary_entries == decoded.summary_entries
     for one, other in zip(batches(records), batches(decoded), strict=True):
         assert torch.equal(one, other)
-    records.follow(batch_size=2, ranks=1)
+    records.resize_evaluation(batch_size=2, ranks=1)
     assert {len(batch.targets) for batch in records.test.epoch()} == {2}
 
 

@@ -1,4 +1,5 @@
-"""Early stopping and the plateau schedule follow the validation split, and print what they do."""
+"""Early stopping and the plateau schedule follow the validation split, and print what they do; an
+evaluation before the first step decides nothing."""
 
 from toy import history, make_trainer
 
@@ -54,3 +55,21 @@ def test_plateau_lowers_the_rate_and_says_so(tmp_path, capsys):
     rates = [r["lr"] for r in history(tmp_path) if r.get("average_over") == "epoch"]
     assert rates == [0.05, 0.05, 0.05, 0.05, 0.025, 0.025]
     assert capsys.readouterr().out.count("the learning rate falls") == 1
+
+
+def test_an_evaluation_before_the_first_step_decides_nothing(tmp_path, capsys):
+    trainer = trainer_with(tmp_path / "with", [10, 20], eval_on_start=True)
+    measured = iter([99, 10, 20])
+    trainer.evaluate = lambda: Evaluation(1.0, next(measured), samples=10)
+    progress = trainer.fit()
+    assert "before the first step: val loss 1.0000, accuracy 99.00 %" in capsys.readouterr().out
+    assert (progress.best_epoch, progress.best_val_accuracy) == (2, 20)
+    first = next(r for r in history(tmp_path / "with") if r["split"] == "val")
+    assert (first["step"], first["accuracy"]) == (0, 99)
+    plain = trainer_with(tmp_path / "without", [10, 20])
+    plain.fit()
+    losses = [
+        [r["loss"] for r in history(tmp_path / name) if r["split"] == "train"]
+        for name in ("with", "without")
+    ]
+    assert losses[0] == losses[1]

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from toy import CPU, RefuseHostReads, everything, history, loader, make_trainer, network
 
 from utils.errors import UserError
+from utils.models.vit import ViT
 from utils.training.objective import Classification, Precision
 
 
@@ -87,6 +88,54 @@ def test_accumulation_equals_one_large_batch(tmp_path, n, optimizer):
         small.train_step.model.named_parameters(), large.train_step.model.parameters(), strict=True
     ):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11, msg=name)
+
+
+def test_a_vit_accumulates_8_micro_batches_of_32_as_one_of_256(tmp_path):
+    def train(batch_size, accumulation):
+        torch.manual_seed(0)
+        model = ViT(3, 8, 8, patch=4, layers=2, dim=16, heads=2, ffn=32).double()
+        data = DoubleLoader(loader(batch_size, accumulation, n=300))  # steps of 256 and of 44
+        trainer = make_trainer(
+            tmp_path / f"{batch_size}", model=model, data=data, optimizer="lamb", clip=1.0,
+            epochs=2, eval_every=0,
+        )  # fmt: skip
+        assert trainer.fit().step == 4
+        return list(model.parameters())
+
+    torch.testing.assert_close(train(32, 8), train(256, 1), rtol=0, atol=1e-10)
+
+
+def test_a_loss_scale_changes_nothing_of_accumulated_and_clipped_steps(tmp_path):
+    def train(scale):
+        model = network(norm=False, dropout=0.0).double()
+        data = DoubleLoader(loader(2, 4))
+        trainer = make_trainer(
+            tmp_path / f"{scale}", model=model, data=data, clip=0.1, eval_every=0
+        )  # fmt: skip
+        scaler = torch.amp.GradScaler("cpu", scale, growth_interval=3, enabled=scale > 0)
+        trainer.train_step.scaler = scaler
+        trainer.fit()
+        assert not scale or scaler.get_scale() == 8 * scale  # after 9 steps
+        return list(model.parameters())
+
+    torch.testing.assert_close(train(2.0**10), train(0), rtol=1e-12, atol=1e-14)
+
+
+def test_an_overflow_in_one_micro_batch_leaves_out_its_step_alone(tmp_path):
+    model, weights, scales = network(), [], []
+    trainer = make_trainer(
+        tmp_path, model=model, data=loader(2, 4, n=24), clip=0.1, precision="fp16",
+        objective=Poisoned(model, {5}, "gradient"),
+    )  # fmt: skip
+    trainer.train_step.start()
+    for batch in trainer.loader.epoch(0):
+        trainer.forward_backward(batch)
+        if batch.ends_step:
+            trainer.update()
+            weights.append(model[0].weight.detach().clone())
+            scales.append(trainer.train_step.scaler.get_scale())
+    assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[1], weights[2])
+    assert scales == [2.0**16, 2.0**15, 2.0**15]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])

@@ -4,6 +4,7 @@
         model.safetensors      weights and buffers under canonical names
         average.safetensors    their moving average, with --ema_decay
         mixup.safetensors      what was learned about mixing, with --mixup meta
+        workers.safetensors    each worker's own weights and optimizer, with --strategy local
         optimizer.safetensors  optimizer state, `<parameter>/<key>`
         state.json             everything else
         SHA256SUMS             of the files above; `sha256sum -c SHA256SUMS` checks it
@@ -66,8 +67,8 @@ class DamagedCheckpoint(Exception):
 class Checkpoint:
     """The state after a step: tensors (on the CPU once copied or read) and a JSON object.
 
-    If the model is sharded, it holds what this rank has to write, and `rows` says which tensors are
-    rows of larger ones. A checkpoint that was read always has whole tensors.
+    If each rank writes a part of it, it holds what this rank has to write, and `rows` says which
+    tensors are rows of larger ones. A checkpoint that was read always has whole tensors.
     """
 
     step: int
@@ -76,7 +77,11 @@ class Checkpoint:
     state: dict
     average: dict[str, Tensor] | None = None  # of the weights, with --ema_decay
     mixup: dict[str, Tensor] | None = None  # the learned policy, with --mixup meta
-    rows: dict[str, dict[str, Rows]] | None = None  # by part and tensor; None: nothing is sharded
+    # With --strategy local: what each worker has of its own (see worker_rows.py); `optimizer` is
+    # then empty, and `model` and `average` are the mean of the workers.
+    workers: dict[str, Tensor] | None = None
+    # By part and tensor; only rank 0 writes the parts that are not there. None: rank 0 writes all.
+    rows: dict[str, dict[str, Rows]] | None = None
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -126,7 +131,7 @@ class Checkpoints:
         aside = self._begin(checkpoint.step)
         try:
             names = {part: f"{part}.safetensors" for part in PARTS}
-            sums = write_files(aside, _contents(checkpoint, names))
+            sums = write_files(aside, _contents(checkpoint.tensors(), names))
             self._seal(aside, checkpoint.state, sums)
         except OSError:
             shutil.rmtree(aside, ignore_errors=True)
@@ -149,8 +154,14 @@ class Checkpoints:
             OSError: on every rank, if writing fails on any; nothing is left behind.
             RuntimeError: another rank has died; the next `save` removes what is left behind.
         """
-        first, step = exchange.rank == 0, checkpoint.step
-        names = {part: shard_name(part, exchange.rank, exchange.size) for part in PARTS}
+        first, step, rows = exchange.rank == 0, checkpoint.step, checkpoint.rows
+        names = {
+            part: shard_name(part, exchange.rank, exchange.size)
+            if part in rows
+            else f"{part}.safetensors"
+            for part in PARTS
+        }
+        parts = {p: t for p, t in checkpoint.tensors().items() if first or p in rows}
         aside = self._aside(step)
 
         def begin() -> None:
@@ -159,11 +170,11 @@ class Checkpoints:
                 self._begin(step)
 
         def write() -> list[dict]:
-            sums = write_files(aside, _contents(checkpoint, names))
+            sums = write_files(aside, _contents(parts, names))
             places = {
-                names[part]: {name: rows[name].to_json() for name in tensors if name in rows}
-                for part, tensors in checkpoint.tensors().items()
-                if (rows := checkpoint.rows[part])
+                names[part]: {name: own[name].to_json() for name in tensors if name in own}
+                for part, tensors in parts.items()
+                if (own := rows.get(part))
             }
             return [sums, places]
 
@@ -380,9 +391,11 @@ def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def _contents(checkpoint: Checkpoint, names: dict[str, str]) -> Iterator[tuple[str, bytes]]:
+def _contents(
+    parts: dict[str, dict[str, Tensor]], names: dict[str, str]
+) -> Iterator[tuple[str, bytes]]:
     """(name, content) of each file of tensors, one at a time in memory."""
-    for part, tensors in checkpoint.tensors().items():
+    for part, tensors in parts.items():
         yield names[part], to_bytes(tensors)
 
 

@@ -26,7 +26,7 @@ class Saver:
     console: prints what could not be written, on rank 0.
     every_steps, every_seconds: the interval; one of the two.
     exchange: with the other ranks, for this object alone: its collectives run in the thread, at the
-        same time as those of the training. None: one process.
+        same time as those of the training loop. None: one process.
     run_info: stored in every checkpoint (see `Checkpoint.run_info`).
     """
 

@@ -1,8 +1,10 @@
-"""Checkpoints of a model whose parameters are sharded among the ranks (FSDP).
+"""Checkpoints of which each rank writes a part: those of a model whose parameters are sharded
+among the ranks (FSDP), and those of several workers (local steps).
 
 Every rank writes the rows that it holds; rank 0 also writes what is not sharded:
 
-    model.rank-00001-of-00004.safetensors, ...   likewise average and optimizer
+    model.rank-00001-of-00004.safetensors, ...   likewise average and optimizer,
+                                                 or, with local steps, workers
     state.json      also says where the rows belong, with zeros for the other dimensions:
         "shards": {file: {tensor: {"shape": [of the whole], "offset": [first row, 0, ...]}}}
 
@@ -22,8 +24,9 @@ from utils.exchange import Exchange, Rows
 from utils.files import reason
 from utils.optim.table import OPTIMIZERS
 
-PARTS = ("model", "optimizer", "average", "mixup")  # attributes of a Checkpoint, and its files
-DIVIDED_PARTS = ("model", "average", "optimizer")  # of which each rank may write its rows
+# Attributes of a Checkpoint, and its files; then those of which each rank may write its rows.
+PARTS = ("model", "optimizer", "average", "mixup", "workers")
+DIVIDED_PARTS = ("model", "average", "optimizer", "workers")
 FILE = re.compile(
     rf"state\.json|({'|'.join(PARTS)})\.safetensors"
     rf"|({'|'.join(DIVIDED_PARTS)})\.rank-\d{{5}}-of-\d{{5}}\.safetensors"

@@ -14,12 +14,13 @@ class Batch(NamedTuple):
     inputs: Tensor | tuple
     targets: Tensor  # (n,) int64
     step_samples: int  # samples in the whole optimizer step, of all ranks
-    ends_step: bool  # the last micro-batch of that step
+    ends_step: bool  # the last micro-batch of that step in this process
     mix_plan: object | None = None  # from `Draws.plan`; None: it is not mixed
     # Inputs and targets of samples outside this step, for mixing that learns: in the last
     # micro-batch of a step, or in every one (see `Draws`).
     clean: tuple[Tensor | tuple, Tensor] | None = None
     filler: bool = False  # see Piece
+    worker: int = 0  # its place among the workers of this process; see utils/data/in_turn.py
 
     def tensors(self) -> Iterator[Tensor]:
         """All tensors on the device."""

@@ -37,6 +37,8 @@ class Mixing(Protocol):
 
     block: int  # samples that are mixed with each other
 
+    def with_block(self, block: int) -> Mixing: ...  # the same with blocks of another size
+
     def draw(
         self, n: int, epoch: int, step: int, generator: np.random.Generator
     ) -> Draws | None: ...

@@ -4,7 +4,7 @@ import numpy as np
 
 
 class HoldOut:
-    """Samples that are held out during the first epochs; until `join_from`, during all.
+    """Samples that are held out during the first epochs; without `release_from`, during all.
 
     In each of these epochs every held-out sample is replaced by another one, drawn at random, which
     the epoch then visits twice. So all epochs have equally many samples and steps.
@@ -20,8 +20,8 @@ class HoldOut:
         self._others = np.flatnonzero(~self._is_held_out)
         self._until: int | None = None
 
-    def join_from(self, epoch: int | None) -> None:
-        """Leaves orders as they are from this epoch on; None: never."""
+    def release_from(self, epoch: int | None) -> None:
+        """The held-out samples are trained on from this epoch on; None: never."""
         self._until = epoch
 
     def replace(self, order: np.ndarray, epoch: int, generator: np.random.Generator) -> np.ndarray:

@@ -7,6 +7,9 @@ at any step without replaying the ones before. How samples are mixed is drawn li
 optimizer step.
 """
 
+from __future__ import annotations
+
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
@@ -50,7 +53,7 @@ class Loader(Steps, ABC):
         labels: np.ndarray,
         *,
         device: torch.device,
-        seed: int,
+        seed: int = 0,
         hold_out: HoldOut | None = None,
         **options,
     ):
@@ -86,6 +89,12 @@ class Loader(Steps, ABC):
             return one_ahead(makers, self.device)
         return (make() for make in makers)
 
+    def of_rank(self, rank: int) -> Loader:
+        """The same loader with the part of another rank."""
+        other = copy.copy(self)
+        other.rank = rank
+        return other
+
     def defer(self) -> None:
         """From the next `epoch` on, leaves inputs to `made`, if the device alone can make them. A
         CUDA graph then includes the augmentation."""
@@ -110,10 +119,11 @@ class Loader(Steps, ABC):
                 def make(piece=piece) -> Batch:
                     targets = self._targets(order[piece.place])
                     drawn, clean = next(draws), None
-                    each = drawn is not None and drawn.clean_per_micro_batch
-                    if drawn and drawn.clean_samples and (each or piece.ends_step):
+                    per_micro_batch = drawn is not None and drawn.clean_per_micro_batch
+                    needs_clean = per_micro_batch or piece.ends_step
+                    if drawn and drawn.clean_samples and needs_clean:
                         after = self._after(piece, len(order), drawn.clean_samples)
-                        if not each:
+                        if not per_micro_batch:
                             after = np.array_split(after, self.ranks)[self.rank]
                         # Not read ahead: they are few, and not every step has any.
                         clean = inputs_at(after), self._targets(order[after])

@@ -37,10 +37,11 @@ class Steps:
         total: number of samples.
         batch_size: samples in a micro-batch.
         step_size: samples in an optimizer step, of all ranks.
-        shuffle: training: a new order every epoch.
+        shuffle: for training: a new order every epoch.
         mixing: how samples are mixed with each other; None: not at all.
         rank, ranks: number of this process, and how many share every optimizer step.
         least: samples that a rank's part must have: 2 where BatchNorm needs several, else 1.
+        drop_last: training leaves out a last step that is smaller than the others.
     """
 
     def __init__(
@@ -49,15 +50,21 @@ class Steps:
         *,
         batch_size: int,
         step_size: int,
-        shuffle: bool,
-        mixing: Mixing | None,
+        shuffle: bool = False,
+        mixing: Mixing | None = None,
         rank: int = 0,
         ranks: int = 1,
         least: int = 2,
+        drop_last: bool = False,
     ):
         self.total, self.batch_size, self.step_size = total, batch_size, step_size
         self.rank, self.ranks, self.least = rank, ranks, least
-        self.shuffle, self.mixing = shuffle, mixing
+        self.shuffle, self.mixing, self.drop_last = shuffle, mixing, drop_last
+        if not self.samples and total:
+            raise UserError(
+                f"--drop_last leaves nothing of {total:,} training samples: an optimizer step "
+                f"takes {step_size:,}; leave the flag out, or lower --batch_size or --global_batch"
+            )
         if mixing is not None:
             mixing.check(self.samples, min(self.step_size, self.samples))
         self.block = block = getattr(mixing, "block", 1)  # as set by the user
@@ -65,13 +72,15 @@ class Steps:
             what = f"blocks of --mixup_block {block}" if block > 1 else "samples"
             raise UserError(
                 f"an optimizer step of {self.step_size} samples (--global_batch) has fewer {what} "
-                f"than there are processes ({ranks})"
+                f"than there are processes or workers ({ranks})"
             )
 
     @property
     def samples(self) -> int:
-        """Samples in an epoch. Training leaves out a last step of a single sample, which is another
-        sample in every epoch."""
+        """Samples in an epoch. Training leaves out a last step of a single sample, or with
+        `drop_last` of any that is not whole; these are other samples in every epoch."""
+        if self.drop_last and self.shuffle:
+            return self.total - self.total % self.step_size
         return self.total - (self.shuffle and has_lone_last(self.total, self.step_size))
 
     @property
@@ -131,7 +140,7 @@ class Steps:
         --mixup_block, or within a micro-batch where that is smaller."""
         self.batch_size = size
         if self.mixing is not None:
-            self.mixing.block = min(self.block, size)
+            self.mixing = self.mixing.with_block(min(self.block, size))
 
     def resize(self, batch_size: int, step_size: int) -> None:
         """Changes the size of micro-batches and of steps."""

@@ -86,6 +86,10 @@ class WorkerPool:
         self._end: Finalize | None = None
         self._closed = False
 
+    def resize(self, slot_bytes: int) -> None:
+        """For batches of another size, before the first one is read."""
+        self.slot_bytes = slot_bytes
+
     def numbered(self, reader: Reader) -> Reader:
         """The reader with a number of its own, for `batches`."""
         self._readers += 1

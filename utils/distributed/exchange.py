@@ -4,14 +4,14 @@ import contextlib
 import datetime
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from utils.exchange import Exchange, Rows
+from utils.exchange import Exchange, Rows, add_in_order
 
 # Ranks that wait for a cache wait for as long as building it takes.
 FOREVER = datetime.timedelta(days=30)
@@ -41,6 +41,28 @@ class ProcessExchange(Exchange):
 
     def mean(self, tensor: Tensor) -> Tensor:
         return self.sum(tensor) / self.size
+
+    def sum_rows(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
+        # Each rank adds all rows of its share of the columns, and the ranks then gather the sums.
+        # With a row on each rank that sends as much as an all-reduce.
+        n = rows.shape[1]
+        width = -(-n // self.size)
+        padded = rows.new_zeros(len(rows), self.size, width)
+        padded.view(len(rows), -1)[:, :n] = rows
+        sent = padded.transpose(0, 1).reshape(-1)  # (ranks, rows, width)
+        own_columns = rows.new_empty(sum(counts) * width)
+        dist.all_to_all_single(
+            own_columns,
+            sent,
+            [count * width for count in counts],
+            [len(rows) * width] * self.size,
+            group=self.group,
+        )
+        total = rows.new_empty(self.size * width)
+        dist.all_gather_into_tensor(
+            total, add_in_order(own_columns.view(-1, width)), group=self.group
+        )
+        return total[:n]
 
     def broadcast_(self, tensor: Tensor, source: int) -> None:
         dist.broadcast(tensor, group=self.group, group_src=source)

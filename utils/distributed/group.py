@@ -7,7 +7,8 @@ import torch
 import torch.distributed as dist
 
 from utils.distributed.exchange import ProcessExchange
-from utils.launch.environment import LaunchedAs
+from utils.errors import UserError
+from utils.launch.launchers import TORCHRUN, LaunchedAs
 from utils.launch.watch import Watch
 
 # Parts of the errors of a rank whose peer is gone. The peer's own error is the one to read.
@@ -24,7 +25,12 @@ def join(place: LaunchedAs, device: torch.device, timeout: float) -> ProcessExch
     """
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     patience = datetime.timedelta(seconds=timeout)
-    store, rank, world_size = next(dist.rendezvous("env://", timeout=patience))
+    try:
+        store, rank, world_size = next(dist.rendezvous("env://", timeout=patience))
+    except (dist.DistNetworkError, dist.DistStoreError) as error:
+        if place.by == TORCHRUN:
+            raise
+        raise UserError(_why_not_met(place, str(error), timeout)) from None
     store.set_timeout(patience)
     dist.init_process_group(
         backend,
@@ -34,6 +40,23 @@ def join(place: LaunchedAs, device: torch.device, timeout: float) -> ProcessExch
         timeout=patience,
     )
     return ProcessExchange(local_rank=place.local_rank)
+
+
+def _why_not_met(place: LaunchedAs, error: str, timeout: float) -> str:
+    where = f"{place.address}:{place.port}"
+    if "EADDRINUSE" in error or "already in use" in error:
+        return (
+            f"MASTER_PORT={place.port} is in use on {place.address}: set another, the same for all"
+        )
+    if place.rank == 0:
+        return (
+            f"rank 0 has waited at {where} for {timeout / 60:.2g} minutes, and not all of "
+            f"{place.world_size} processes have come: were they all started, with this MASTER_ADDR?"
+        )
+    return (
+        f"rank {place.rank} does not reach rank 0 at {where}: was it started, is that its machine, "
+        "and is the port open? MASTER_ADDR and MASTER_PORT set another one"
+    )
 
 
 def another(exchange: ProcessExchange, timeout: float) -> ProcessExchange:

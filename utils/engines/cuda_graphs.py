@@ -41,8 +41,8 @@ class CudaGraphs(Eager):
             return "--unfreeze_epoch changes what is trained"
         if facts.recomputes:
             return "--grad_checkpointing handles random states on the host"
-        if facts.foreign and not self.asked:
-            return "the host may decide something in a model of others"
+        if facts.external_model and not self.asked:
+            return "a model from elsewhere may decide something on the host"
         return None
 
     def stepper(

@@ -30,7 +30,8 @@ class RunFacts:
         learns_mixing: some steps also learn how samples are mixed.
         unfreezes: frozen parameters are trained from some epoch on.
         recomputes: activations are computed again in the backward pass.
-        foreign: the model is not of this toolkit, so nobody knows what its forward pass does.
+        external_model: the model is not one of utils/models/, so what its forward pass does on the
+            host is unknown.
     """
 
     device: torch.device
@@ -43,7 +44,7 @@ class RunFacts:
     learns_mixing: bool
     unfreezes: bool
     recomputes: bool
-    foreign: bool
+    external_model: bool
 
 
 class Engine(Protocol):

@@ -1,9 +1,10 @@
-"""`--eval_only`: evaluates the weights of a checkpoint on the test set."""
+"""`--eval_only`: evaluates the weights of a checkpoint on the test set; without one, on the
+validation split."""
 
 from utils.checkpoints.checkpoint import Checkpoint
 from utils.reporting.run_folder import REPORT
 from utils.runs.prepare import ReadyModel
-from utils.runs.run import Run, another_is_best
+from utils.runs.run import Run, better_checkpoint_note
 from utils.runs.summary import report_classes
 from utils.runs.train_classifier import flip_text, measure_split
 from utils.tasks.task import Task
@@ -18,10 +19,11 @@ def evaluate_only(run: Run, ready: ReadyModel, task: Task, checkpoint: Checkpoin
     if report:
         report_classes(run, result, classes, folder / REPORT)
     averaged = "" if checkpoint.average is None else " (averaged weights)"
+    split = "validation" if task.test is task.val else "test"
     run.console.say(
-        f"step {checkpoint.step}{averaged}: test loss {result.loss:.4f}, test accuracy "
+        f"step {checkpoint.step}{averaged}: {split} loss {result.loss:.4f}, {split} accuracy "
         f"{result.accuracy:.2f} % on {result.samples:,} samples"
-        f"{another_is_best(checkpoint, folder)}"
+        f"{better_checkpoint_note(checkpoint, folder)}"
     )
     if flip:
         run.console.say(flip_text(result))

@@ -14,9 +14,10 @@ SAMPLES = 5  # in a check; not 2 as in `example`, so that a batch of fixed size 
 
 
 class PictureSamples:
-    """For a model of pictures.
+    """Samples for a model of pictures.
 
-    `name` is the graph's input, `metadata` the entries of the card that are kept with the graph.
+    `name` is that of the graph's input, `what` the samples in messages, `metadata` the entries of
+    the card that are kept with the graph.
     """
 
     name, what, metadata = "images", "pictures", ("classes", "mean", "std")
@@ -50,7 +51,7 @@ class PictureSamples:
 
 
 class TextSamples:
-    """For a model of texts; see PictureSamples."""
+    """Samples for a model of texts; see PictureSamples."""
 
     name, what, metadata = "ids", "texts", ("classes", "max_len", "clean")
 

@@ -33,6 +33,8 @@ CLUTTER = {"thumbs.db", "desktop.ini", "__macosx"}
 
 @dataclass(frozen=True)
 class Predictions:
+    """What `predict_images` has done."""
+
     pictures: int  # rows in the file, without the header
     skipped: int  # files that could not be decoded
 

@@ -11,7 +11,7 @@ from utils.inference.predict_pictures import PictureFiles, list_pictures, predic
 from utils.inference.predict_texts import predict_texts
 from utils.launch.signals import StoppedBySignal
 from utils.reporting.run_folder import TOKENIZER
-from utils.runs.run import Run, another_is_best
+from utils.runs.run import Run, better_checkpoint_note
 from utils.weights.card import ModelCard, TextCard
 
 
@@ -23,7 +23,7 @@ def use_model(run: Run, model, checkpoint: Checkpoint, card: ModelCard | TextCar
     averaged = "" if checkpoint.average is None else ", averaged weights"
     say(
         f"{run.model_name} of {folder}, step {checkpoint.step}{averaged}"
-        f"{another_is_best(checkpoint, folder)}"
+        f"{better_checkpoint_note(checkpoint, folder)}"
     )
     if settings.export:
         path = folder / "export" / ("model.onnx" if settings.export == "onnx" else
@@ -37,19 +37,21 @@ def use_model(run: Run, model, checkpoint: Checkpoint, card: ModelCard | TextCar
         return
     output = Path(settings.predictions or folder / "predictions.csv")
     run.signals.defer()
-    done = PREDICT[settings.task](run, model, card, output)
-    if done is None:
+    count = PREDICT[settings.task](run, model, card, output)
+    if count is None:
         raise StoppedBySignal(
             run.signals.received, "stopped before the last prediction: no CSV file was written"
         )
     flipped = ", averaged with mirror images (--flip_test)" if settings.flip_test else ""
-    say(f"{done:,} predictions: {output}{flipped}")
+    say(f"{count:,} predictions: {output}{flipped}")
 
 
 def predict_pictures(run: Run, model, card: ModelCard, output: Path) -> int | None:
+    """Writes the predictions for the pictures that --predict names; how many, or None if a signal
+    came first."""
     settings = run.settings
     paths = list_pictures(settings.predict)
-    done = predict_images(
+    predictions = predict_images(
         model,
         PictureFiles(paths, card, settings.workers, settings.on_bad, settings.crop_ratio),
         output_csv=output,
@@ -60,10 +62,11 @@ def predict_pictures(run: Run, model, card: ModelCard, output: Path) -> int | No
         say=run.console.say,
         interrupted=run.interrupted,
     )
-    return done and done.pictures
+    return predictions and predictions.pictures
 
 
 def predict_rows(run: Run, model, card: TextCard, output: Path) -> int | None:
+    """The same for the file of texts that --predict names."""
     settings = run.settings
     return predict_texts(
         model,

@@ -1,5 +1,5 @@
-"""What a worker knows of its launch: torchrun's environment variables, and the folder that the
-launcher shares with the workers on its machine (LAUNCH_FOLDER).
+"""What a worker knows of its launch: its place among all, from environment variables, and the
+folder that the launcher shares with the workers on its machine (LAUNCH_FOLDER).
 
 Nothing here imports PyTorch: a worker needs this before anything else.
 """
@@ -8,45 +8,45 @@ import ctypes
 import os
 import signal
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+
+from utils.launch.launchers import TORCHRUN, LaunchedAs, read_launch, without_launch
+from utils.launch.network import choose_interface, local_address
 
 LAUNCH_FOLDER = "LAUNCH_FOLDER"  # set by the launcher to a new temporary folder
 PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
 
-@dataclass(frozen=True)
-class LaunchedAs:
-    """The place of this process among those that train together.
-
-    Attributes:
-        rank, world_size: among all processes.
-        local_rank, local_world_size: among those on this machine.
-        restarts: how often the launcher has restarted them after a failure.
-    """
-
-    rank: int
-    world_size: int
-    local_rank: int
-    local_world_size: int
-    restarts: int
-
-    @property
-    def start(self) -> str:
-        """Name of the current start of all processes, the same on each. On one machine torchrun's
-        store survives a restart, with the keys that dead processes left in it, so the name has the
-        number of restarts. On several machines, where these numbers may differ, every start has a
-        new store."""
-        one_machine = self.local_world_size == self.world_size
-        return f"start-{self.restarts}" if one_machine else "start"
-
-
 def launched() -> LaunchedAs | None:
-    """None in a process that torchrun has not started."""
+    """None in a process that no launcher has started.
+
+    Raises:
+        UserError: see read_launch.
+    """
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")
     if any(name not in os.environ for name in names):
-        return None
+        place = read_launch(os.environ)
+        return place if place and place.world_size > 1 else None
     return LaunchedAs(*(int(os.environ[name]) for name in names))
+
+
+def set_environment(place: LaunchedAs) -> None:
+    """Sets what PyTorch reads, as torchrun does, where another launcher has started this process;
+    to be called before PyTorch is imported."""
+    if place.by == TORCHRUN:
+        return
+    own = {"RANK": place.rank, "WORLD_SIZE": place.world_size, "LOCAL_RANK": place.local_rank}
+    own |= {"MASTER_ADDR": place.address, "MASTER_PORT": place.port}
+    os.environ.update({name: str(value) for name, value in own.items() if value is not None})
+    # Each of PyTorch's C++ warnings about a closed connection fills a screen.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    choose_interface(local_address(place.address, place.port))
+
+
+def leave_launch() -> None:
+    """From now on this process is alone."""
+    for name in {*os.environ} - {*without_launch(os.environ)}:
+        del os.environ[name]
 
 
 def previous_exit_code() -> int | None:

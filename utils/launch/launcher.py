@@ -4,14 +4,11 @@ torchrun does the work. This module reads the environment (plan.py), checks the 
 once, chooses the run's folder, and prints in a line each what it starts and why that ended.
 """
 
-import fcntl
 import importlib.util
 import os
 import shlex
 import shutil
 import signal
-import socket
-import struct
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -21,6 +18,17 @@ from pathlib import Path
 from utils.errors import UserError
 from utils.launch.agent import run_agent
 from utils.launch.environment import LAUNCH_FOLDER
+from utils.launch.flags import take_launch_flags
+from utils.launch.hosts import (
+    FOLLOW_STDIN,
+    SSH,
+    follow_stdin,
+    node_commands,
+    read_hosts,
+    run_nodes,
+)
+from utils.launch.launchers import refuse_many_launchers
+from utils.launch.network import LOOPBACK, choose_interface, local_address
 from utils.launch.plan import VARIABLES, Plan, read_plan
 from utils.machine.cores import usable_cores
 from utils.reporting.run_folder import default_path, refuse_run
@@ -36,7 +44,6 @@ That was the demo, on built-in pictures: there is no GPU here. Any entry takes a
   bash run_distributed.sh transformer_test.py --ngd --bs 64
   NPROC=4 bash run_distributed.sh resnet50_test.py --config recipes/distributed_demo.yaml
 Several nodes, Slurm, and what goes wrong: docs/distributed.md"""
-SIOCGIFADDR = 0x8915  # <linux/sockios.h>: the address of an interface
 
 
 @dataclass
@@ -64,7 +71,11 @@ def main(argv: list[str]) -> int:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     signal.signal(signal.SIGTERM, _stop_before_launch)
     signal.signal(signal.SIGINT, _stop_before_launch)
+    if os.environ.pop(FOLLOW_STDIN, None):
+        follow_stdin()
     try:
+        if os.environ.get("HOSTFILE"):
+            return launch_on_hosts(argv, os.environ)
         job, plan, demo = prepare(argv, os.environ)
     except UserError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
@@ -82,6 +93,7 @@ def prepare(argv: list[str], environ: Mapping[str, str]) -> tuple[Job, Plan, boo
     Raises:
         UserError: a flag or a variable is wrong.
     """
+    refuse_many_launchers(environ)
     entry, flags, demo = _split(argv)
     job = check(find_entry(entry), flags)
     plan = read_plan(
@@ -89,11 +101,8 @@ def prepare(argv: list[str], environ: Mapping[str, str]) -> tuple[Job, Plan, boo
     )
     if job.folder and plan.max_nodes == 1 and not job.resumed:
         refuse_run(Path(job.folder))
-    if job.folder and plan.max_nodes > 1 and not job.folder_is_given:
-        raise UserError(
-            "several nodes need --output FOLDER, a folder that all of them share: every node "
-            "continues the run in it"
-        )
+    if plan.max_nodes > 1:
+        need_shared_folder(job)
     gpus = _gpus(job.device) if environ.get("NPROC") else plan.processes
     if 0 < gpus < plan.processes:
         raise UserError(
@@ -101,6 +110,32 @@ def prepare(argv: list[str], environ: Mapping[str, str]) -> tuple[Job, Plan, boo
             "--device cpu trains without"
         )
     return job, plan, demo
+
+
+def need_shared_folder(job: Job) -> None:
+    if job.folder and not job.folder_is_given:
+        raise UserError(
+            "several nodes need --output FOLDER, a folder that all of them share: every node "
+            "continues the run in it"
+        )
+
+
+def launch_on_hosts(argv: list[str], environ: Mapping[str, str]) -> int:
+    """Starts this launcher on each node of HOSTFILE; returns the exit code (hosts.py)."""
+    refuse_many_launchers(environ)
+    hosts = read_hosts(Path(environ["HOSTFILE"]))
+    entry, flags, _ = _split(argv)
+    job = check(find_entry(entry), flags)
+    if len(hosts) > 1:
+        need_shared_folder(job)
+    if shutil.which(SSH[0]) is None:
+        raise UserError("HOSTFILE needs ssh, which is not installed here")
+    folder = os.environ.get("PWD") or os.getcwd()  # PWD: as the user knows it, with links
+    commands = node_commands(hosts, ROOT / "run_distributed.sh", argv, environ, folder)
+    print(f"nodes by ssh: {', '.join(host.name for host in hosts)}", flush=True)
+    variables = [f"{n}={environ[n]}" for n in (*VARIABLES, "HOSTFILE") if environ.get(n)]
+    again = shlex.join([*variables, "bash", "run_distributed.sh", *argv])
+    return run_nodes(hosts, commands, f"go on with the same command: {again}")
 
 
 def launch(job: Job, plan: Plan, argv: list[str]) -> int:
@@ -117,15 +152,12 @@ def launch(job: Job, plan: Plan, argv: list[str]) -> int:
     folder = tempfile.mkdtemp(prefix="launch-")
     os.environ[LAUNCH_FOLDER] = folder
     os.environ["OMP_NUM_THREADS"] = str(plan.threads)
+    remote = None
     if plan.max_nodes == 1:
-        remote = None
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+        choose_interface(LOOPBACK)
     else:
         remote = plan.host, plan.port
-        interface = _interface_of(address)
-        if interface:
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        choose_interface(address)
         # The store that agents share with their workers has keys with the agent's number of
         # failures, which differs between nodes. Unshared, rank 0 opens a new store each time.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
@@ -183,7 +215,10 @@ def check(script: Path, flags: list[str]) -> Job:
     if "distributed" in fields(module.Settings):
         flags.append("--distributed")
     description = (module.__doc__ or script.name).splitlines()[0]
-    settings, origin = parse(module.Settings, flags, description)
+    # Whether the others contradict the environment is said by the processes.
+    settings, origin = parse(
+        module.Settings, take_launch_flags(flags, fields(module.Settings))[0], description
+    )
     folder = settings.output  # set also when a run is resumed
     folder_is_given = folder is not None
     if not settings.action.trains:
@@ -217,33 +252,6 @@ def _gpus(device: str) -> int:
     import torch
 
     return torch.cuda.device_count()
-
-
-def local_address(host: str, port: int) -> str:
-    """The address at which the node of the rendezvous, and so every node, reaches this one. On that
-    node itself, whose name may resolve to loopback: `host`."""
-    try:
-        family, kind, _, _, target = socket.getaddrinfo(host, port or 1, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(target)  # sends nothing: the kernel looks up the route
-            address = probe.getsockname()[0]
-    except OSError:
-        return socket.gethostname()
-    return host if address.startswith("127.") else address
-
-
-def _interface_of(address: str) -> str | None:
-    """Name of the network interface with this IPv4 address. By default gloo takes the one that the
-    machine's own name resolves to, often loopback."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            try:
-                found = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-            except OSError:  # this interface has no IPv4 address
-                continue
-            if socket.inet_ntoa(found[20:24]) == address:
-                return name
-    return None
 
 
 def _stop_before_launch(signum, frame) -> None:

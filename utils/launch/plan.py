@@ -161,12 +161,16 @@ def _from_slurm(environ: Mapping[str, str]) -> dict[str, str]:
     names = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
     if not names:
         raise UserError("SLURM_JOB_NODELIST is missing: set RDZV_ENDPOINT=host:port")
-    port = FIRST_PORT + (job + 101 * step) % PORTS
-    found["RDZV_ENDPOINT"] = f"{first_node(names)}:{port}"
+    found["RDZV_ENDPOINT"] = f"{first_node(names)}:{port_of_job(job, step)}"
     found["RDZV_ID"] = f"slurm-{job}-{step}"
     if "SLURM_NODEID" in environ:
         found["NODE_RANK"] = environ["SLURM_NODEID"]
     return found
+
+
+def port_of_job(job: int, step: int) -> int:
+    """The same on all nodes; another one for another job or step, nearly always."""
+    return FIRST_PORT + (job + 101 * step) % PORTS
 
 
 def first_node(names: str) -> str:

@@ -72,7 +72,7 @@ class Signals:
         self._unraisable, sys.unraisablehook = sys.unraisablehook, self._raise_again
 
     def _handle(self, signum, frame):
-        launched = self.received is not None and LAUNCH_FOLDER in os.environ
+        launched = self.received is not None and {LAUNCH_FOLDER, "RANK"} & {*os.environ}
         if launched and time.monotonic() - self._first < REPEATED_SECONDS:
             return  # a scheduler may signal the processes and the launcher, which forwards it
         if self.received is not None:

@@ -68,7 +68,7 @@ class SyncRule:
 
     Args:
         name: one of RULES. "constant" and "diloco": always `base`. "qsr": `power_length`; a round
-            that begins in the warm-up has the length that it would have at the peak learning rate.
+            that begins in the warm-up has `init` steps.
             "post_local": 1 before `switch_step`, then `base`. "swap": 1 before `switch_step`, then
             all steps that are left.
         total_steps: of the run.
@@ -77,6 +77,8 @@ class SyncRule:
         power: one of POWERS; "qsr" only.
         peak_lr: above 0; "qsr" only.
         warmup_steps: of the learning rate; "qsr" only.
+        init: steps of a round that begins in the warm-up; None: as many as it would have at the
+            peak learning rate; "qsr" only.
         switch_step: the first step, from 0, that may begin a longer round; "post_local" and "swap".
 
     Raises:
@@ -91,6 +93,7 @@ class SyncRule:
     peak_lr: float = 0.0
     warmup_steps: int = 0
     switch_step: int = 0
+    init: int | None = None
 
     def __post_init__(self):
         if self.name not in RULES:
@@ -99,6 +102,8 @@ class SyncRule:
             raise ValueError(
                 f"base and total_steps are 1 or more, not {self.base} and {self.total_steps}"
             )
+        if self.init is not None and self.init < 1:
+            raise ValueError(f"init is 1 or more, not {self.init}")
         if min(self.warmup_steps, self.switch_step) < 0:
             raise ValueError("warmup_steps and switch_step are 0 or more")
         if self.name != "qsr":
@@ -120,6 +125,8 @@ class SyncRule:
             raise ValueError(f"the learning rate is {lr}")
         left = self.total_steps - step
         if self.name == "qsr":
+            if step < self.warmup_steps and self.init is not None:
+                return cut(self.init, left)
             eta = self.peak_lr if step < self.warmup_steps else lr
             return power_length(eta, left, alpha=self.alpha, base=self.base, power=self.power)
         if self.name in ("post_local", "swap") and step < self.switch_step:

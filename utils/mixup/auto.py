@@ -20,7 +20,7 @@ LEAST = 0.05  # smaller strengths count as 0
 FIXED = 0.2  # the strength where there are too few samples to measure anything
 # As fractions of the run: the least distance between two measurements, and when the last one may
 # happen; after it the held-out samples train, too, and the strength stays.
-EVERY, LAST = 1 / 20, 0.8
+INTERVAL, LAST = 1 / 20, 0.8
 # Measuring may take this fraction of the training time; evaluating a sample takes about a third as
 # long as training on it.
 COST, FORWARD = 0.012, 1 / 3
@@ -62,7 +62,7 @@ class AutoStrength:
         self.held_out, self.cost = held_out, cost
         # Until `plan` as strong as it can become: --auto_batch tries how much memory mixing takes.
         self.start = 1.0
-        self.every = self.last_step = 0
+        self.interval = self.last_step = 0
         self.trace: list[Reading] = []
 
     def plan(
@@ -77,30 +77,30 @@ class AutoStrength:
         """
         self.start = 0.0 if self.held_out else FIXED
         steps = 2 * self.held_out * FORWARD / step_size  # of training, as long as a measurement
-        self.every = math.ceil(max(EVERY * total_steps, steps / self.cost))
+        self.interval = math.ceil(max(INTERVAL * total_steps, steps / self.cost))
         epochs = -(-total_steps // steps_per_epoch)
-        joins = round(LAST * epochs)
+        release_epoch = round(LAST * epochs)
         if off_epoch is not None:
-            joins = min(joins, off_epoch)
-        self.last_step = min(math.floor(LAST * total_steps), joins * steps_per_epoch)
+            release_epoch = min(release_epoch, off_epoch)
+        self.last_step = min(math.floor(LAST * total_steps), release_epoch * steps_per_epoch)
         if not self.measures:
             return 0
-        return joins if joins < epochs else None
+        return release_epoch if release_epoch < epochs else None
 
     @property
     def measures(self) -> bool:
         """Whether the planned run has enough samples and steps for a measurement."""
-        return self.held_out > 0 and self.every <= self.last_step
+        return self.held_out > 0 and self.interval <= self.last_step
 
     def stop_at(self, step: int) -> None:
         """Measures no more after step `step`."""
         self.last_step = min(self.last_step, step)
 
-    def due(self, step: int) -> bool:
+    def is_due(self, step: int) -> bool:
         """Whether the gap is to be measured after `step` steps."""
         if not self.held_out or not 0 < step <= self.last_step:
             return False
-        return step % self.every == 0 and not (self.trace and self.trace[-1].step >= step)
+        return step % self.interval == 0 and not (self.trace and self.trace[-1].step >= step)
 
     def observe(self, step: int, gap: float) -> Reading:
         """Records the gap measured after `step` steps; one that is not finite leaves the strength
@@ -109,6 +109,14 @@ class AutoStrength:
         reading = Reading(step, gap, strength)
         self.trace.append(reading)
         return reading
+
+    def saved_trace(self) -> list[list]:
+        """The measurements so far, for JSON."""
+        return [list(reading) for reading in self.trace]
+
+    def load_trace(self, saved: list[list]) -> None:
+        """The inverse of `saved_trace`."""
+        self.trace = [Reading(*values) for values in saved]
 
     @property
     def current(self) -> float:

@@ -10,6 +10,7 @@ takes its slice as a `MixPlan` on its device, which the objective applies.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple
@@ -186,8 +187,10 @@ class Mixing:
         alpha: mixup's lambda ~ Beta(alpha, alpha); 0: no mixup.
         cutmix_alpha: the same for CutMix; 0: no CutMix. With both on, each step uses one of the
             two, with equal probability.
-        probability: that a step is mixed, or with `per_sample` a sample, 0 to 1.
+        probability: that a step is mixed, or with `per_sample` or `per_block` a sample or block, 0
+            to 1.
         per_sample: a lambda for each sample instead of one for the step.
+        per_block: a lambda for each block.
         block: a sample and its partner are in the same block of this many consecutive samples; the
             batch size is a multiple of it.
         off_epoch: from this epoch on, counted from 0, nothing is mixed; None: always mix.
@@ -210,6 +213,7 @@ class Mixing:
         cutmix_alpha: float = 0.0,
         probability: float = 1.0,
         per_sample: bool = False,
+        per_block: bool = False,
         block: int,
         off_epoch: int | None = None,
         different_classes: bool = False,
@@ -225,10 +229,17 @@ class Mixing:
         if meta_form not in (None, "policy", "sample"):
             raise ValueError(f"meta_form is None, 'policy' or 'sample', not {meta_form!r}")
         self.alpha, self.cutmix_alpha, self.probability = alpha, cutmix_alpha, probability
-        self.per_sample, self.block, self.off_epoch = per_sample, block, off_epoch
+        self.per_sample, self.per_block = per_sample, per_block
+        self.block, self.off_epoch = block, off_epoch
         self.different_classes, self.height, self.width = different_classes, height, width
         self.meta_form, self.clean_samples = meta_form, clean_samples
         self.update_every, self.strength = update_every, strength
+
+    def with_block(self, block: int) -> Mixing:
+        """The same, with partners within blocks of another size."""
+        other = copy.copy(self)
+        other.block = block
+        return other
 
     def check(self, samples: int, step_size: int) -> None:
         """Raises UserError where an epoch of `samples` leaves no clean samples outside a step."""
@@ -243,7 +254,7 @@ class Mixing:
         """Draws for the n samples of optimizer step `step` of the run; None: the step is not mixed.
 
         Random numbers are drawn for disabled features, too, so that enabling one does not change
-        the others' draws; only `per_sample` and `block` do.
+        the others' draws; only `per_sample`, `per_block` and `block` do.
         """
         if self.off_epoch is not None and epoch >= self.off_epoch:
             return None
@@ -252,29 +263,29 @@ class Mixing:
             return None
         partner = draw_partners(n, self.block, generator)
         switch = generator.random()
-        count = n if self.per_sample else 1
-        chance, upper_half, *centre = generator.random((4, count))
+        alike = self._with_one_lambda(n)
+        chance, upper_half, *centre = generator.random((4, len(alike)))
         use_cutmix = self.cutmix_alpha and (not self.alpha or switch < CUTMIX_FRACTION)
         meta_form, box = None if use_cutmix else self.meta_form, None
         alpha = strength * (self.cutmix_alpha if use_cutmix else self.alpha)
         if meta_form == "policy":
             lam = 0.5 + 0.5 * upper_half
         else:
-            lam = generator.beta(alpha, alpha, n if meta_form == "sample" else count)
+            lam = generator.beta(alpha, alpha, n if meta_form == "sample" else len(alike))
         if use_cutmix:
             box = cut_boxes(lam, np.stack(centre), self.height, self.width)
             lam = area_outside(box, self.height, self.width)
-            box = np.repeat(box, n // count, 1)
-        if self.per_sample:
-            partner = np.where(chance < self.probability, partner, np.arange(n))
-        elif chance[0] >= self.probability:
+            box = np.repeat(box, alike, 1)
+        is_mixed = chance < self.probability
+        if not (self.per_sample or self.per_block or is_mixed[0]):
             return None
+        partner = np.where(np.repeat(is_mixed, alike), partner, np.arange(n))
         updates_policy = meta_form == "policy" and step % self.update_every == 0
         needs_clean = updates_policy or meta_form == "sample"
         update_pairs = spread_evenly(n, self.clean_samples) if updates_policy else None
         return Draws(
             partner,
-            np.broadcast_to(lam, n).astype(np.float32),
+            (lam if len(lam) == n else np.repeat(lam, alike)).astype(np.float32),
             box,
             lam_pending=meta_form is not None,
             different_classes=self.different_classes,
@@ -283,3 +294,9 @@ class Mixing:
             update_pairs=update_pairs,
             update_total=0 if update_pairs is None else len(update_pairs),
         )
+
+    def _with_one_lambda(self, n: int) -> np.ndarray:
+        """How many consecutive samples of a step of n have the same lambda, int64, of sum n."""
+        if self.per_sample:
+            return np.ones(n, np.int64)
+        return np.diff(piece_borders(n, self.block if self.per_block else n))

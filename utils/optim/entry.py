@@ -59,7 +59,7 @@ class OptimizerEntry:
         lr, weight_decay, momentum: defaults; momentum is None if the optimizer has no such setting.
         lr_of_texts: the default learning rate for texts, where it is another.
         nesterov: its momentum is Nesterov's.
-        flags: a dataclass of `setting`s that no other optimizer has.
+        flags: a dataclass of the `setting`s that only this optimizer has, or few others.
         needs: ELEMENTS, NORMS or MATRICES.
         takes_exchange: `make` also takes `exchange`, with which the optimizer gathers what it needs
             of sharded parameters and shares work with the other ranks.
@@ -91,7 +91,7 @@ class OptimizerEntry:
 
     @property
     def own(self) -> tuple[str, ...]:
-        """Names of the settings that no other optimizer has."""
+        """Names of the settings in `flags`."""
         return tuple(field.name for field in dataclasses.fields(self.flags))
 
     @property
@@ -126,7 +126,7 @@ class OptimizerEntry:
         return self.scaling
 
     def products(self, precision: str) -> dict[str, object]:
-        """Arguments of `make` that follow from the precision of the training."""
+        """Arguments of `make` that follow from --precision."""
         return {}
 
     def advice(self, **own) -> str:

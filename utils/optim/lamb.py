@@ -13,6 +13,7 @@ Parameters without weight decay take plain Adam steps. Where |w| or |u| is 0 the
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from utils.optim.adam_flags import AdamFlags, betas_of
 from utils.optim.entry import GROUP, NORMS, OptimizerEntry, Range
 from utils.setting import setting
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class LambFlags:
+class LambFlags(AdamFlags):
     lamb_bias_correction: bool = setting(
         True,
         "Correct lamb's moments for their start at 0, as its paper does; some programs for large "
@@ -36,12 +37,21 @@ def make(
     groups: list[dict],
     *,
     lr: float,
+    betas: str = "0.9,0.999",
+    eps: float | None = None,
     lamb_bias_correction: bool = True,
     exchange: "Exchange | None" = None,
 ) -> "Optimizer":
     from utils.optim.lamb_steps import Lamb
 
-    return Lamb(groups, lr=lr, bias_correction=lamb_bias_correction, exchange=exchange)
+    return Lamb(
+        groups,
+        lr=lr,
+        betas=betas_of(betas),
+        eps=1e-6 if eps is None else eps,
+        bias_correction=lamb_bias_correction,
+        exchange=exchange,
+    )
 
 
 LAMB = OptimizerEntry(

@@ -12,8 +12,6 @@ from utils.exchange import Exchange
 from utils.optim.multi_tensor import MultiTensor, add_step, flat_like
 from utils.optim.parameters import Flags, Parameters
 
-BETAS, EPSILON = (0.9, 0.999), 1e-6
-
 
 def trust_ratios(weight_norms: Tensor, step_norms: Tensor) -> Tensor:
     """|w| / |u| of each parameter, 1 where either is 0. All (n,)."""
@@ -32,6 +30,7 @@ class Lamb(MultiTensor):
         params: parameters or groups with `weight_decay`.
         lr: learning rate.
         weight_decay: default of the groups; with 0 a group takes Adam's steps.
+        betas, eps: see lamb.py.
         bias_correction: of the moments.
         exchange: with the other ranks, where parameters are sharded; norms are of whole parameters.
     """
@@ -41,10 +40,18 @@ class Lamb(MultiTensor):
         params,
         lr: float,
         weight_decay: float = 0.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
         bias_correction: bool = True,
         exchange: Exchange | None = None,
     ):
-        defaults = {"lr": lr, "weight_decay": weight_decay, "bias_correction": bias_correction}
+        defaults = {
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "betas": betas,
+            "eps": eps,
+            "bias_correction": bias_correction,
+        }
         super().__init__(params, defaults, exchange)
 
     def prepare(self, group: dict, parameters: list[Tensor]) -> list[Parameters]:
@@ -124,6 +131,7 @@ class LambParameters(Parameters):
         # An endless count of steps: no bias correction.
         count = self.group["step"] if self.group["bias_correction"] else self.endless
         count = count.to(self.device, non_blocking=True)
+        beta1, beta2 = self.group["betas"]
         torch._fused_adam_(
             targets,
             gradients,
@@ -131,10 +139,10 @@ class LambParameters(Parameters):
             [],
             [count] * len(targets),
             lr=lr,
-            beta1=BETAS[0],
-            beta2=BETAS[1],
+            beta1=beta1,
+            beta2=beta2,
             weight_decay=0.0,
-            eps=EPSILON,
+            eps=self.group["eps"],
             amsgrad=False,
             maximize=False,
             grad_scale=flags.grad_scale,

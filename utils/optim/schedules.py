@@ -41,6 +41,7 @@ class Schedule:
         total_steps: optimizer steps of the schedule, with the warm-up. Beyond it cosine, linear and
             onecycle keep their last factor.
         warmup_steps: step 0 gets 1 / warmup_steps of the rate, step warmup_steps - 1 all of it.
+        warmup_start: the factor of step 0 instead; it then rises to 1 at step warmup_steps.
         min_factor: the factor that cosine and linear end with, and plateau's lowest, 0 to 1.
         gamma: what step, multistep and plateau multiply the rate by when it falls.
         step_size: "step" only: optimizer steps between two falls of the rate, from step 0 on.
@@ -57,6 +58,7 @@ class Schedule:
     step_size: int = 1
     milestones: tuple[int, ...] = ()
     epoch_steps: int | None = None
+    warmup_start: float | None = None
 
     def __post_init__(self):
         if self.name not in SCHEDULES:
@@ -66,9 +68,11 @@ class Schedule:
         if self.epoch_steps is not None:
             epoch, warmup = step // self.epoch_steps, self.warmup_steps / self.epoch_steps
             step = epoch * self.epoch_steps
-            if step < self.warmup_steps:
+            if step < self.warmup_steps and self.warmup_start is None:
                 return (epoch + 1) / (warmup + 1)
         if step < self.warmup_steps:
+            if self.warmup_start is not None:
+                return self.warmup_start + (1 - self.warmup_start) * step / self.warmup_steps
             return (step + 1) / self.warmup_steps
         return self.after_warmup(step)
 
@@ -170,6 +174,7 @@ def build_schedule(
     milestones: list[float] | None = None,
     plateau_patience: int = 5,
     per_epoch: bool = False,
+    warmup_lr: float | None = None,
 ) -> Schedule:
     """The schedule `name` (a key of SCHEDULES), with some of its lengths given in epochs.
 
@@ -181,6 +186,7 @@ def build_schedule(
             (He et al., "Deep residual learning" (2016), section 4.2).
         plateau_patience: of "plateau", in evaluations.
         per_epoch: the rate changes between epochs alone.
+        warmup_lr: the learning rate of the first step of the warm-up.
     """
     step_size = total_steps / 3 if step_epochs is None else step_epochs * steps_per_epoch
     borders = (
@@ -197,5 +203,6 @@ def build_schedule(
         "step_size": max(1, round(step_size)),
         "milestones": tuple(round(border) for border in borders),
         "epoch_steps": steps_per_epoch if per_epoch else None,
+        "warmup_start": None if warmup_lr is None else warmup_lr / lr,
     }
     return Plateau(**values, patience=plateau_patience) if name == "plateau" else Schedule(**values)

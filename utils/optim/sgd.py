@@ -1,22 +1,30 @@
-"""Stochastic gradient descent with Nesterov momentum (plain where momentum is 0).
+"""Stochastic gradient descent with momentum, by default Nesterov's.
 
 The learning rate is per unit of gradient, to which the weight times the weight decay is added.
 """
 
-from __future__ import annotations
-
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from utils.optim.entry import LINEAR, OptimizerEntry, Range
+from utils.optim.entry import GROUP, LINEAR, OptimizerEntry, Range
+from utils.setting import setting
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 
-def make(groups: list[dict], *, lr: float, momentum: float) -> Optimizer:
+@dataclass
+class SgdFlags:
+    nesterov: bool = setting(
+        True, "Nesterov's momentum with sgd; without it, the plain one", group=GROUP
+    )
+
+
+def make(groups: list[dict], *, lr: float, momentum: float, nesterov: bool = True) -> "Optimizer":
     import torch
 
-    optimizer = torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=momentum > 0, fused=True)
+    nesterov = nesterov and momentum > 0
+    optimizer = torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov, fused=True)
     if momentum:
         # The momentum is there from the start: when the very first step is left out because its
         # gradient is not finite, the fused kernel would leave this memory as it was allocated.
@@ -32,6 +40,7 @@ SGD = OptimizerEntry(
     lr=0.1,
     weight_decay=5e-4,
     momentum=0.9,
+    flags=SgdFlags,
     capturable=True,
     scaling=LINEAR,
     ranges={

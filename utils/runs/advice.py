@@ -7,7 +7,7 @@ from utils.settings.images import OWN_PICTURES
 
 
 def phase_advice(settings, run, loader) -> dict[str, str]:
-    """{phase: advice}, of what the settings do not already have; see training/log.py."""
+    """{phase of a step: advice}, without what the settings already have; see training/log.py."""
     batch = _batch_flag(settings)
     advice = {
         "optimizer": f"a larger {batch}, or --accumulation_steps 4, makes fewer optimizer steps",
@@ -25,7 +25,7 @@ def phase_advice(settings, run, loader) -> dict[str, str]:
         advice["data"] = f"read with more processes: --workers {2 * loader.workers or 4}"
     if run.precision.name == "fp32" and _computes_bf16(run.device):
         advice["forward_backward"] = "this machine computes faster with --precision bf16"
-    elif run.device.type == "cuda" and not _computed_otherwise(settings):
+    elif run.device.type == "cuda" and not _has_or_excludes_compile(settings):
         advice["forward_backward"] = "--compile may shorten it"
     return advice
 
@@ -50,13 +50,13 @@ def _batch_flag(settings) -> str:
     return "--batch_size" if getattr(settings, "batch_tokens", None) is None else "--batch_tokens"
 
 
-def _computed_otherwise(settings) -> bool:
-    """--compile is given, or what excludes it."""
+def _has_or_excludes_compile(settings) -> bool:
+    """Whether --compile is given, or a flag that excludes it."""
     return settings.compile or settings.cuda_graphs == "on" or settings.fused != "none"
 
 
 def _computes_bf16(device) -> bool:
-    """Whether bf16 is faster than fp32 there."""
+    """Whether bf16 is faster than fp32 on the device."""
     import torch
 
     if device.type == "cuda":

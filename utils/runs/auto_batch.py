@@ -50,9 +50,9 @@ def choose_micro_batch(
         raise UserError(_nothing_fits(settings, run.device, found))
     if min(asked_size, found.size) >= loader.rank_batch:  # the step was one micro-batch already
         loader.cut(asked_size)
-    _set(run, loader)
-    task.follow(settings.batch_size, run.exchange.size)
-    _say(run, loader, found, asked_size, asked_block, model)
+    _change_settings(run, loader)
+    task.resize_evaluation(settings.batch_size, run.exchange.size)
+    _print_result(run, loader, found, asked_size, asked_block, model)
 
 
 def _passes(run: Run, model, objective: Classification, classes: int):
@@ -93,7 +93,7 @@ def _by_samples(settings) -> bool:
     return getattr(settings, "batch_tokens", None) is None
 
 
-def _set(run: Run, loader) -> None:
+def _change_settings(run: Run, loader) -> None:
     """Writes the result into the settings, from which a resumed run takes it without probing."""
     settings, changed = run.settings, {}
     size, count = loader.micro_batch, loader.accumulation
@@ -110,7 +110,9 @@ def _set(run: Run, loader) -> None:
     run.change_settings(changed, PROBED)
 
 
-def _say(run: Run, loader, found: Found, asked_size: int, asked_block: int | None, model) -> None:
+def _print_result(
+    run: Run, loader, found: Found, asked_size: int, asked_block: int | None, model
+) -> None:
     ranks, count = run.exchange.size, loader.accumulation
     size, asked = min(loader.micro_batch, loader.rank_batch), min(asked_size, loader.rank_batch)
     step, unit = loader.step_size, "samples"

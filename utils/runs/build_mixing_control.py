@@ -18,14 +18,14 @@ def build_mixing_control(
     if auto is None:
         return None
     epoch_steps = loader.steps_per_epoch
-    joins = auto.strength.plan(
+    release_epoch = auto.strength.plan(
         total_steps,
         epoch_steps,
         loader.step_size,
         run.settings.mixup_off_epoch or None,
     )
     if is_new:
-        run.console.say(_description(auto.strength, loader.samples, joins))
+        run.console.say(_description(auto.strength, loader.samples, release_epoch))
 
     def loss(samples) -> float:
         return evaluate(ready.model, samples.epoch(), run.precision, exchange=run.exchange).loss
@@ -37,10 +37,10 @@ def build_mixing_control(
             return math.nan
         return 1 - trained / held_out if held_out else 0.0
 
-    return MixingControl(auto.strength, auto.hold_out, gap, joins, epoch_steps)
+    return MixingControl(auto.strength, auto.hold_out, gap, release_epoch, epoch_steps)
 
 
-def _description(strength, samples: int, joins: int | None) -> str:
+def _description(strength, samples: int, release_epoch: int | None) -> str:
     if not strength.held_out:
         return (
             f"note: {samples:,} training samples are too few for --mixup auto to hold some of them "
@@ -51,7 +51,7 @@ def _description(strength, samples: int, joins: int | None) -> str:
             "note: the run is too short for --mixup auto to measure overfitting: nothing is mixed; "
             "--mixup 0.1 (say) mixes all the same"
         )
-    until = "" if joins is None else f" for the first {joins} epochs"
+    until = "" if release_epoch is None else f" for the first {release_epoch} epochs"
     return (
         f"--mixup auto: {strength.held_out:,} of the training samples are held out{until}, to "
         "measure overfitting; as many others are used twice, so that epochs keep their length"

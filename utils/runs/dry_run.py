@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from utils.reporting.console import duration
 from utils.reporting.run_folder import RUNS
+from utils.runs.local import forecast
 from utils.runs.run import Run
 from utils.training.memory import peak_memory
 from utils.training.times import wait_for
@@ -33,27 +34,29 @@ class StepTimes(NamedTuple):
     warm_up_steps: int  # before the timed ones, which are faster
 
 
-def rehearse(run: Run, trainer: Trainer, evaluated: int) -> None:
+def rehearse(run: Run, trainer: Trainer, evaluated_samples: int) -> None:
     """Trains up to TIMED_STEPS steps after WARM_STEPS, and prints what the run would take.
 
     Args:
-        evaluated: samples in one evaluation.
+        evaluated_samples: in one evaluation.
     """
     say, settings, loader = run.console.say, run.settings, trainer.loader
-    left = trainer.plan.total_steps - trainer.progress.step
+    steps_left = trainer.plan.total_steps - trainer.progress.step
     times: StepTimes = trainer.within_memory(lambda: time_steps(trainer), save=False)
-    step = times.seconds / times.steps
-    epoch = step * loader.steps_per_epoch
+    step_seconds = times.seconds / times.steps
+    epoch, left = (step_seconds * steps for steps in (loader.steps_per_epoch, steps_left))
     say(
         f"dry run: {times.steps} steps of {loader.step_size} samples after {times.warm_up_steps} "
         "to warm up"
     )
     say(f"  first step     {times.first_seconds:.1f} s")
     speed = times.samples / times.seconds
-    say(f"  speed          {speed:,.0f} samples/s, {1000 * step:,.1f} ms a step")
+    say(f"  speed          {speed:,.0f} samples/s, {1000 * step_seconds:,.1f} ms a step")
     say(f"  an epoch       {duration(epoch)} ({loader.steps_per_epoch:,} steps)")
-    say(f"  the run        {duration(step * left)} of training ({left:,} steps left), without")
-    say(f"                 evaluations ({evaluated:,} samples each)")
+    say(f"  the run        {duration(left)} of training ({steps_left:,} steps left), without")
+    say(f"                 evaluations ({evaluated_samples:,} samples each)")
+    for line in forecast(trainer) if settings.trains_locally else ():
+        say(line)
     say(f"  memory         {peak_memory(run.device) / 2**30:.2f} GiB at most{_of_gpu(run)}")
     checkpoints = settings.checkpoint_hist + 2  # the newest, the best, and the one being written
     needed, (place, free) = checkpoints * _checkpoint_bytes(run, trainer), _free_space(run)
@@ -78,25 +81,25 @@ def time_steps(trainer: Trainer) -> StepTimes:
     # As in the last epoch, when everything that is ever unfrozen trains, which takes the most.
     trainer.prepare((trainer.plan.total_steps - 1) // trainer.loader.steps_per_epoch)
     trainer.train_step.start()
-    first, taken, samples, warm_up = 0.0, [], 0, 0
+    first_seconds, seconds, samples, warm_up = 0.0, [], 0, 0
     device = trainer.train_step.precision.device
-    last = time.monotonic()
+    end = time.monotonic()  # of the step before
     for batch in _batches(trainer):
         trainer.forward_backward(batch)
         if not batch.ends_step:
             continue
         trainer.update()
         wait_for(device)
-        before, last = last, time.monotonic()
-        first = first or last - before
+        start, end = end, time.monotonic()
+        first_seconds = first_seconds or end - start
         if warm_up < WARM_STEPS or trainer.stepper.settling:
             warm_up += 1
             continue
-        taken.append(last - before)
+        seconds.append(end - start)
         samples += batch.step_samples
-        if len(taken) == TIMED_STEPS or sum(taken) > TIMED_SECONDS:
+        if len(seconds) == TIMED_STEPS or sum(seconds) > TIMED_SECONDS:
             break
-    return StepTimes(first, sum(taken), len(taken), samples, warm_up)
+    return StepTimes(first_seconds, sum(seconds), len(seconds), samples, warm_up)
 
 
 def _batches(trainer: Trainer):

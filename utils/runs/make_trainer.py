@@ -9,14 +9,16 @@ from utils.engines.choose import choose_engine
 from utils.engines.engine import Engine, RunFacts
 from utils.errors import UserError
 from utils.optim.factory import is_capturable
+from utils.optim.schedules import Schedule
 from utils.runs.advice import launch_advice, memory_advice, phase_advice
 from utils.runs.build_mixing_control import build_mixing_control
+from utils.runs.local import build_local_steps, rule_of
 from utils.runs.optimization import (
     build_meta,
     build_optimizer_of,
     learning_rate,
     learns_pairs,
-    say_rates_of_another_optimizer,
+    note_rates_of_recipe,
     schedule_of,
 )
 from utils.runs.prepare import ReadyModel
@@ -28,6 +30,7 @@ from utils.training.average import Average
 from utils.training.evaluation import Evaluation
 from utils.training.guard import Guard
 from utils.training.log import TrainingLog
+from utils.training.progress import Progress
 from utils.training.times import Clock
 from utils.training.train_step import TrainStep
 from utils.training.trainer import Trainer, TrainingPlan
@@ -50,12 +53,14 @@ def build_trainer(
     """
     settings, loader = run.settings, task.train
     if task.val is None and (flags := _needs_validation(settings)):
+        val_is_test = getattr(task.data, "val_is_test", False)
+        other = ", or --val_is_validation, which takes val/ for it" if val_is_test else ""
         raise UserError(
             f"{flags[0]} needs a validation split, because the test set decides nothing: add "
-            "--val_fraction 0.1, for example"
+            f"--val_fraction 0.1, for example{other}"
         )
     if checkpoint is None:
-        say_rates_of_another_optimizer(run)
+        note_rates_of_recipe(run)
     total_steps, limit = settings.epochs * loader.steps_per_epoch, "--epochs"
     if settings.max_steps is not None and settings.max_steps < total_steps:
         total_steps, limit = settings.max_steps, "--max_steps"
@@ -69,26 +74,37 @@ def build_trainer(
     with run.signals.held():
         engine, notes = choose_engine(
             run_facts(run, ready, task),
-            cuda_graphs=settings.cuda_graphs,
+            cuda_graphs="off" if settings.trains_locally else settings.cuda_graphs,
             deterministic=settings.deterministic,
         )
-    train_step = _train_step(run, ready, task, checkpoint, schedule_steps, engine)
+    lr = learning_rate(run, loader.step_size)
+    schedule = schedule_of(run, lr, schedule_steps, loader.steps_per_epoch, checkpoint)
+    make_step = _step_maker(run, ready, task, checkpoint, schedule, lr, engine)
+    train_loader = loader
+    if settings.trains_locally:
+        rule = rule_of(run, schedule, lr, total_steps, loader.steps_per_epoch)
+        train_step, train_loader = build_local_steps(run, ready, loader, rule, make_step)
+        stepper = train_step
+    else:
+        train_step = make_step(Guard(ready.model, ready.strategy), run.progress)
+        stepper = engine.stepper(train_step, loader, run.console, launch_advice(settings))
     metrics = open_metrics(run, checkpoint, task.card)
     log = TrainingLog(
         run.console,
         metrics,
         phase_advice(settings, run, loader) | memory_advice(settings, run.device),
     )
-    save_steps, save_seconds = save_interval(settings.save_every)
+    save_steps, save_seconds = save_interval(settings.save_every, loader.steps_per_epoch)
     store = Checkpoints(run.folder.checkpoints, keep=settings.checkpoint_hist, warn=run.console.say)
     trainer = Trainer(
         train_step=train_step,
-        stepper=engine.stepper(train_step, loader, run.console, launch_advice(settings)),
-        loader=loader,
+        stepper=stepper,
+        loader=train_loader,
         plan=TrainingPlan(
             total_steps,
             eval_split="val" if task.val else "test",
             eval_every=settings.eval_every,
+            eval_on_start=settings.eval_on_start,
             log_every=settings.log_every,
             early_stop_patience=settings.early_stop_patience,
             on_nonfinite=settings.on_nonfinite,
@@ -116,46 +132,50 @@ def build_trainer(
     return trainer
 
 
-def _train_step(
+def _step_maker(
     run: Run,
     ready: ReadyModel,
     task: Task,
     checkpoint: Checkpoint | None,
-    schedule_steps: int,
+    schedule: Schedule,
+    lr: float,
     engine: Engine,
-) -> TrainStep:
-    """The optimizer step, on the model as `engine` wraps it."""
+) -> Callable[[Guard, Progress], TrainStep]:
+    """A function that makes the optimizer step, on the model as `engine` wraps it; with local steps
+    that of each worker."""
     settings, loader, strategy = run.settings, task.train, ready.strategy
     classes = len(task.card.classes)
-    tells_pairs_apart = learns_pairs(settings, classes, loader.step_size, schedule_steps)
+    tells_pairs_apart = learns_pairs(settings, classes, loader.step_size, schedule.total_steps)
     learns_policy = settings.mixup == "meta" and settings.meta_form == "policy"
     if learns_policy and not tells_pairs_apart and checkpoint is None:
         run.console.say(
             f"--mixup meta learns one distribution for all pairs of the {classes} classes: one for "
             "each pair needs a longer run, and --meta_decay 0, which forgets nothing"
         )
-    lr = learning_rate(run, loader.step_size)
-    schedule = schedule_of(run, lr, schedule_steps, loader.steps_per_epoch, checkpoint)
-    guard = Guard(ready.model, strategy)
-    with run.signals.held():  # an import of PyTorch's compiler, as in build_trainer
-        optimizer = build_optimizer_of(
-            run, ready.model, lr, strategy.optimized_tensor, strategy.optimizer_exchange
+    objective = ready.make_objective(engine.wrap(ready.wrapped))
+
+    def make_step(guard: Guard, progress: Progress) -> TrainStep:
+        with run.signals.held():  # an import of PyTorch's compiler, as in build_trainer
+            optimizer = build_optimizer_of(
+                run, ready.model, lr, strategy.optimized_tensor, strategy.optimizer_exchange
+            )
+        average = None
+        if settings.ema_decay is not None:
+            average = Average(ready.model, settings.ema_decay, strategy)
+        return TrainStep(
+            strategy=strategy,
+            objective=objective,
+            optimizer=optimizer,
+            schedule=schedule,
+            precision=run.precision,
+            progress=progress,
+            guard=guard,
+            clip=settings.clip,
+            average=average,
+            meta=build_meta(run, classes, strategy, run.exchange, tells_pairs_apart),
         )
-    average = None
-    if settings.ema_decay is not None:
-        average = Average(ready.model, settings.ema_decay, strategy)
-    return TrainStep(
-        strategy=strategy,
-        objective=ready.make_objective(engine.wrap(ready.wrapped)),
-        optimizer=optimizer,
-        schedule=schedule,
-        precision=run.precision,
-        progress=run.progress,
-        guard=guard,
-        clip=settings.clip,
-        average=average,
-        meta=build_meta(run, classes, strategy, run.exchange, tells_pairs_apart),
-    )
+
+    return make_step
 
 
 def _run_info(run: Run, task: Task, schedule_steps: int) -> dict:
@@ -168,7 +188,7 @@ def _run_info(run: Run, task: Task, schedule_steps: int) -> dict:
         "schedule_steps": schedule_steps,
         "threads": run.threads,
         "global_batch_size": task.train.step_size,
-        "micro_batches": run.micro_batches or settings.accumulation_steps * run.exchange.size,
+        "micro_batches": run.micro_batches or settings.accumulation_steps * run.workers.size,
         **run.numerical_environment(),
     }
 
@@ -186,7 +206,7 @@ def run_facts(run: Run, ready: ReadyModel, task: Task) -> RunFacts:
         learns_mixing=run.settings.mixup == "meta",
         unfreezes=ready.freeze is not None and ready.freeze.until is not None,
         recomputes=run.settings.grad_checkpointing,
-        foreign=not type(ready.model).__module__.startswith("utils."),
+        external_model=not type(ready.model).__module__.startswith("utils."),
     )
 
 

@@ -90,7 +90,7 @@ def learning_rate(run: Run, global_batch: int) -> float:
     return lr
 
 
-def say_rates_of_another_optimizer(run: Run) -> None:
+def note_rates_of_recipe(run: Run) -> None:
     """Prints a note if the command line replaces a recipe's optimizer but keeps the recipe's
     learning rate, momentum or weight decay, which differ from the new optimizer's defaults."""
     settings, origin = run.settings, run.origin
@@ -134,6 +134,7 @@ def schedule_of(
             milestones=milestone_epochs(settings.milestones),
             plateau_patience=settings.plateau_patience,
             per_epoch=settings.sched_per_epoch,
+            warmup_lr=settings.warmup_lr,
         )
 
     schedule = build(schedule_steps)

@@ -89,8 +89,8 @@ def prepare_model(
     wrapped = strategy.wrap(model, unfreezes=settings.unfreeze_epoch is not None)
     # All ranks have used the same seed so far, so their weights are equal; from here on each draws
     # its own dropout.
-    if run.exchange.rank > 0:
-        torch.manual_seed(settings.seed + run.exchange.rank)
+    if run.workers.own[0] > 0:
+        torch.manual_seed(settings.seed + run.workers.own[0])
     return ReadyModel(model, wrapped, strategy, make_objective, freeze)
 
 

@@ -7,7 +7,7 @@ from utils.errors import UserError
 from utils.files import reason, replace_file
 from utils.reporting.metrics import MetricsLog, NoMetrics
 from utils.reporting.trackers import TensorBoard, Wandb
-from utils.runs.run import Run, same
+from utils.runs.run import Run, same_folder
 from utils.settings.config import to_yaml
 from utils.weights.card import ModelCard, TextCard
 
@@ -21,8 +21,9 @@ def open_metrics(
     if not run.leads:
         return NoMetrics()
     try:
-        if checkpoint is not None and not same(source, folder.path):
-            # A branch gets the checkpoints that it starts from before it counts as a run.
+        if checkpoint is not None and not same_folder(source, folder.path):
+            # This folder goes on from a run in another one. It gets the checkpoints that it needs
+            # before its config.yaml, with which it counts as a run.
             store = Checkpoints(folder.checkpoints)
             for step in {checkpoint.step, checkpoint.state["progress"]["best_step"]} - {None}:
                 store.adopt(source / "checkpoints", step)

@@ -10,7 +10,9 @@ from utils.errors import UserError
 from utils.exchange import Exchange
 from utils.files import reason
 from utils.launch.environment import launched
+from utils.launch.launchers import TORCHRUN, gpu_of, read_launch
 from utils.launch.signals import AgreedSignal, Signals, StoppedBySignal
+from utils.local.workers import Workers
 from utils.reporting.console import Console
 from utils.reporting.run_folder import RunFolder, SharedFolder, default_path, refuse_run
 from utils.settings import TrainSettings
@@ -32,20 +34,23 @@ class Run:
         self.started = time.monotonic()
         self.settings, self.origin, self.signals = settings, origin, signals
         self.model_name, self.data_name = model, data
+        # Its rank among the processes that train together; None: it trains alone.
         self.place = launched() if settings.distributed else None
-        if settings.distributed and self.place is None:
+        if settings.distributed and self.place is None and read_launch(os.environ) is None:
             raise UserError(
-                "--distributed is for processes that torchrun has started: "
-                f"bash run_distributed.sh {settings.entry} ..."
+                "--distributed: the environment names no other processes; start them by "
+                f"bash run_distributed.sh {settings.entry} ..., torchrun, srun or mpirun, or leave "
+                "the flag out"
             )
         self.console = Console(silent=self.place is not None and self.place.rank > 0)
         self._set_up_device()
-        self._closing = contextlib.ExitStack()
+        self._closing = contextlib.ExitStack()  # what is closed when the run ends
         self.folder: RunFolder | SharedFolder | None = None  # None unless the run trains
         self.progress = Progress()
         # Micro-batches of a step with --batch_tokens, of all processes.
         self.micro_batches: int | None = None
         self._join()
+        self.workers = self._divide_steps()
         if settings.action.trains:
             path = Path(settings.output) if settings.output else default_path(model, data)
             self._open_folder(Path(self.exchange.gather_json(str(path))[0]))
@@ -58,7 +63,7 @@ class Run:
             scratch = tempfile.TemporaryDirectory(prefix="dry_run-")
             path = Path(self._closing.enter_context(scratch)) / "run"
         if self.leads:
-            self.folder = RunFolder(path, resume=source is not None and same(source, path))
+            self.folder = RunFolder(path, resume=source is not None and same_folder(source, path))
             self._closing.callback(self.folder.close)
         self.exchange.barrier()
         if not self.leads:
@@ -76,12 +81,15 @@ class Run:
         self.agreed_signal = AgreedSignal(self.signals)
         if self.place is None or self.place.world_size == 1:
             return
-        from utils.distributed.group import Agreement, join, leave
+        from utils.distributed.group import Agreement, join
+        from utils.distributed.meet import meet
         from utils.launch.watch import Watch
 
         seconds = 60 * self.settings.dist_timeout
         # The watch, which names the missing process, reports before the collectives time out.
         self.exchange = join(self.place, self.device, seconds + 60)
+        if self.place.by != TORCHRUN:
+            self.place = meet(self.exchange, self.place, self.device, vars(self.settings))
         watch = Watch(
             self.place.rank,
             self.place.world_size,
@@ -90,7 +98,16 @@ class Run:
         )
         self.close_at_end(watch)
         self.agreed_signal = AgreedSignal(self.signals, Agreement(self.exchange, 2, watch))
-        self._leave = leave
+
+    def _divide_steps(self) -> Workers:
+        """The parts of every training step. With local steps there are as many as the run had at
+        its start."""
+        settings, exchange = self.settings, self.exchange
+        size = exchange.size
+        if settings.trains_locally and settings.action.trains:
+            size = settings.local_workers or size
+            self.change_settings({"local_workers": size})
+        return Workers.divide(size, exchange.rank, exchange.size)
 
     def another_exchange(self) -> Exchange:
         """A second exchange with the same processes, for a background thread."""
@@ -121,13 +138,7 @@ class Run:
             raise UserError("--device cuda: PyTorch finds no GPU here; use --device cpu or auto")
         cuda = torch.cuda.is_available() and settings.device != "cpu"
         if cuda and self.place is not None:
-            if self.place.local_rank >= torch.cuda.device_count():
-                raise UserError(
-                    f"process {self.place.local_rank + 1} of this machine has no GPU of its own: "
-                    f"there are {torch.cuda.device_count()}; start fewer processes, or use "
-                    "--device cpu"
-                )
-            torch.cuda.set_device(self.place.local_rank)
+            torch.cuda.set_device(gpu_of(self.place, torch.cuda.device_count()))
         self.device = (
             torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
         )
@@ -159,7 +170,9 @@ class Run:
         self._closing.close()
         self.console.close()
         if kind is None and self.exchange.size > 1:
-            self._leave()
+            from utils.distributed.group import leave
+
+            leave()
 
     def close_at_end(self, resource):
         """Returns `resource`, whose `close()` is called when the run ends."""
@@ -184,6 +197,7 @@ class Run:
     # ---- resuming -----------------------------------------------------------------------------
 
     def resumed_folder(self) -> Path | None:
+        """The folder of the run that --resume names; None without it."""
         if self.settings.resume is None:
             return None
         path = Path(self.settings.resume)
@@ -200,7 +214,11 @@ class Run:
         path = Path(settings.resume)
         if path.parent.name == "checkpoints":
             newest = f"step-{max(store.steps(), default=0):08}"
-            if path.name != newest and self.folder is not None and same(source, self.folder.path):
+            if (
+                path.name != newest
+                and self.folder is not None
+                and same_folder(source, self.folder.path)
+            ):
                 raise UserError(
                     f"--resume {path} is not the newest checkpoint of its run: add --output to go "
                     f"on from it in a new folder, or --resume {source} to go on from the newest"
@@ -237,7 +255,7 @@ class Run:
         """Keeps the number of samples of an optimizer step if the run is resumed with another
         number of processes."""
         settings, before = self.settings, saved.get("micro_batches")
-        now = settings.accumulation_steps * self.exchange.size
+        now = settings.accumulation_steps * self.workers.size
         if before in (None, now):
             return
         if getattr(settings, "batch_tokens", None) is not None:
@@ -246,7 +264,7 @@ class Run:
             self.change_settings({"global_batch": saved["global_batch_size"]})
             self.console.say(
                 f"an optimizer step keeps its {settings.global_batch} samples (--global_batch), as "
-                f"with {saved['processes']} processes"
+                f"with {_parts(saved)}"
             )
 
     def check_data(self, checkpoint, fingerprint: str) -> None:
@@ -261,15 +279,26 @@ class Run:
     def numerical_environment(self) -> dict:
         """What must be the same for a resumed run to compute the same bits."""
         facts = {"device": self.device.type, "precision": self.precision.name}
-        facts["processes"] = self.exchange.size
+        if self.settings.trains_locally:
+            facts["local_workers"] = self.workers.size
+        else:
+            facts["processes"] = self.exchange.size
         return facts | ({"threads": self.threads} if self.device.type == "cpu" else {})
 
 
-def same(one: Path | None, other: Path) -> bool:
+def _parts(saved: dict) -> str:
+    """Into how many parts each step of a saved run was divided."""
+    if "local_workers" in saved:
+        return f"{saved['local_workers']} workers"
+    return f"{saved['processes']} processes"
+
+
+def same_folder(one: Path | None, other: Path) -> bool:
+    """Whether both paths lead to the same folder; not if `one` is None."""
     return one is not None and one.resolve() == other.resolve()
 
 
-def another_is_best(checkpoint, folder: Path) -> str:
+def better_checkpoint_note(checkpoint, folder: Path) -> str:
     """A note if another checkpoint of the run in `folder` was better on the validation split."""
     best = checkpoint.state["progress"]["best_step"]
     if best in (None, checkpoint.step):

@@ -56,7 +56,7 @@ def write_report(
         "skipped_steps": progress.left_out.steps,
         "skipped_steps_by_scaler": progress.left_out.by_scaler,
         "world_size": run.exchange.size,
-        "strategy": settings.strategy if run.exchange.size > 1 else "single",
+        "strategy": _strategy(run),
         "global_batch_size": trainer.loader.step_size,
         "micro_batch_size": trainer.loader.micro_batch,
         "accumulation_steps": trainer.loader.accumulation,
@@ -67,6 +67,12 @@ def write_report(
         "torch_version": torch.__version__,
         "seed": settings.seed,
     } | further
+    if settings.trains_locally:
+        summary |= {
+            "local_workers": run.workers.size,
+            "sync_rule": settings.sync_rule,
+            "averagings": trainer.train_step.rounds.averagings,
+        }
     if progress.best_step is not None:
         summary |= {
             "best_epoch": progress.best_epoch,
@@ -90,6 +96,11 @@ def write_report(
             write()
         except OSError as error:
             run.console.say(f"{run.folder.path}: {reason(error)}; the report is not complete")
+
+
+def _strategy(run: Run) -> str:
+    settings = run.settings
+    return settings.strategy if run.exchange.size > 1 or settings.trains_locally else "single"
 
 
 def report_classes(run: Run, evaluation: Evaluation, classes: list[str], folder: Path) -> None:

@@ -78,11 +78,14 @@ def run_training(run: Run, trainer: Trainer, ready: ReadyModel, task: Task) -> N
         report("interrupted")
         raise
 
+    if settings.trains_locally:
+        console.say(trainer.train_step.summary())
+
     def measure_test_set(weights=contextlib.nullcontext, classes: int | None = None) -> Evaluation:
         """`weights`: makes the context in which the model holds the weights to be measured."""
         with weights():
             result = measure_split(run, ready, task.test, classes, settings.flip_test)
-        if result is None:  # a signal; the finished training is saved already
+        if result is None:  # a signal; the finished run is saved already
             report("interrupted")
             raise StoppedBySignal(
                 run.agreed_signal.signum,  # perhaps received by another rank

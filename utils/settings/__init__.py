@@ -11,6 +11,7 @@ from utils.settings.data import DataSettings
 from utils.settings.distributed import DistributedSettings
 from utils.settings.engine import EngineSettings
 from utils.settings.images import PictureSettings
+from utils.settings.local import LocalSettings
 from utils.settings.mixing import MixingSettings
 from utils.settings.optimization import OptimizationSettings
 from utils.settings.run import RunSettings
@@ -21,6 +22,7 @@ from utils.settings.transfer import TransferSettings
 @dataclass
 class TrainSettings(
     RunSettings,
+    LocalSettings,
     DistributedSettings,
     EngineSettings,
     DataSettings,

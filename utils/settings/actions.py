@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 OF_TRAINING = (
     *("epochs", "lr", "clip", "max_steps", "epochs_for_sched", "early_stop_patience"),
     *("auto_batch",),
-    *("on_nonfinite", "save_every", "checkpoint_hist", "eval_every", "log_every", "output"),
+    *("on_nonfinite", "save_every", "checkpoint_hist", "eval_every", "eval_on_start"),
+    *("log_every", "output"),
     *("wandb", "wandb_project", "wandb_tags", "dry_run", "profile", "final_test"),
 )
 NO_REPORT = {"report": "it belongs to training and --eval_only"}

@@ -1,8 +1,10 @@
-"""Other names for settings and their values."""
+"""Other names for settings and their values: what timm, torchvision, Hugging Face and hand-made
+scripts call them."""
 
-# Names that users of timm, torchvision's references and hand-made scripts type -> the setting. Each
-# works on the command line and as a YAML key, if the entry has the setting.
+# Another name -> the setting. Each works on the command line and as a YAML key of every entry that
+# has the setting. docs/flags.md lists them.
 ALIASES = {
+    "adam_epsilon": "eps",
     "amp_dtype": "precision",
     "b": "batch_size",
     "bs": "batch_size",
@@ -11,42 +13,101 @@ ALIASES = {
     "crop_pct": "crop_ratio",
     "cutmix": "cutmix_alpha",
     "data_path": "data_dir",
+    "dataloader_num_workers": "workers",
     "decay_epochs": "step_epochs",
     "decay_milestones": "milestones",
+    "decay_points": "milestones",
     "decay_rate": "gamma",
     "epoch": "epochs",
+    "epochs_for_sche": "epochs_for_sched",
     "grad_accum_steps": "accumulation_steps",
+    "gradient_accumulation_steps": "accumulation_steps",
     "img_size": "image_size",
+    "init_h": "sync_init",
     "j": "workers",
+    "label_smoothing_factor": "label_smoothing",
+    "learning_rate": "lr",
     "log_interval": "log_every",
+    "log_pth": "output",
+    "logging_steps": "log_every",
     "lr_gamma": "gamma",
     "lr_min": "min_lr",
     "lr_scheduler": "sched",
+    "lr_scheduler_type": "sched",
     "lr_step_size": "step_epochs",
     "lr_warmup_epochs": "warmup_epochs",
+    "max_grad_norm": "clip",
+    "max_lr": "lr",
+    "max_seq_length": "max_len",
+    "min_h": "sync_base",
     "mixup_alpha": "mixup",
     "model_ema_decay": "ema_decay",
+    "n": "output",
+    "num_train_epochs": "epochs",
+    "nw": "workers",
     "opt": "optimizer",
+    "opt_betas": "betas",
+    "opt_eps": "eps",
+    "optim": "optimizer",
     "output_dir": "output",
     "patience_epochs": "plateau_patience",
+    "per_device_train_batch_size": "batch_size",
+    "power": "qsr_power",
     "r": "resume",
     "random_erase": "random_erasing",
+    "recipe_pth": "config",
+    "report_to": "wandb",
     "reprob": "random_erasing",
+    "save_steps": "save_every",
+    "save_total_limit": "checkpoint_hist",
+    "scheduler": "sched",
     "smoothing": "label_smoothing",
     "test_only": "eval_only",
     "torchcompile": "compile",
+    "total_batch_size": "global_batch",
     "use_deterministic_algorithms": "deterministic",
     "wd": "weight_decay",
     "weights": "pretrained",
 }
+# Flags that are known elsewhere and mean something else here, or nothing: what to do instead.
+MEANINGS = {
+    "adam_beta1": "--betas 0.9,0.999 sets both of them",
+    "adam_beta2": "--betas 0.9,0.999 sets both of them",
+    "beta1": "--betas 0.9,0.999 sets both of them",
+    "beta2": "--betas 0.9,0.999 sets both of them",
+    "checkpoint": "--resume RUN goes on with a run, --pretrained FILE starts from its weights, "
+    "and --output names the folder of a new run",
+    "experiment": "--output FOLDER names the folder of the run",
+    "metric_for_best_model": "the best weights are those with the highest accuracy on the "
+    "validation split; leave it out",
+    "opt_kwargs": "each optimizer has flags of its own, which --help lists",
+    "resume_from_epoch": "--resume RUN goes on where the run has stopped; --epochs counts all of "
+    "its epochs, not those that are left",
+    "resume_from_step": "--resume RUN goes on where the run has stopped",
+    "save_freq": "--save_every 500 counts steps, 10m minutes and 1e epochs",
+    "start_epoch": "--resume RUN goes on where the run has stopped; --epochs counts all of its "
+    "epochs, not those that are left",
+    "steps_per_epoch": "it follows from the data and the batch size; leave it out",
+}
 # Flags without a value -> the setting and value that they are short for; in YAML `ngd: true`.
-SHORT_FOR = {"meta_learning": ("mixup", "meta"), "ngd": ("optimizer", "ngd")}
+SHORT_FOR = {
+    "amp": ("precision", "auto"),
+    "bf16": ("precision", "bf16"),
+    "fp16": ("precision", "fp16"),
+    "log_wandb": ("wandb", "online"),
+    "model_ema": ("ema_decay", 0.9998),
+    "meta_learning": ("mixup", "meta"),
+    "ngd": ("optimizer", "ngd"),
+}
+# Of these, those that give way where the setting itself is given, too.
+GIVES_WAY = ("amp", "model_ema")
 # Settings whose value may be a number in place of a word: --mixup 0.2 is short for --mixup fixed
 # --alpha 0.2, and --mixup 0 for --mixup none.
 NUMBER_FOR = {"mixup": ("fixed", "alpha", "none")}
 # Other spellings of a value.
 VALUE_ALIASES = {
     "mixup_mode": {"elem": "sample"},
+    "optimizer": {"adamw_torch": "adamw", "adamw_torch_fused": "adamw"},
     "precision": {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"},
     "sched": {
         "cosineannealinglr": "cosine",
@@ -54,6 +115,9 @@ VALUE_ALIASES = {
         "multisteplr": "multistep",
         "onecyclelr": "onecycle",
         "reducelronplateau": "plateau",
+        "constant_with_warmup": "constant",
+        "reduce_lr_on_plateau": "plateau",
         "steplr": "step",
     },
+    "wandb": {"wandb": "online", "all": "online", "tensorboard": "disabled", "none": "disabled"},
 }

@@ -2,22 +2,25 @@
 
 A setting is a dataclass field made by `setting(...)` of utils/setting.py. Its value comes from the
 last of these that gives one: its default, the run that is resumed, `--config FILE.yaml`, the
-command line. An unknown flag or key, a value of the wrong type or out of range, and a setting that
-has no effect beside the others are a UserError of one line.
+command line. An unknown flag or key and a value of the wrong type or out of range are a UserError
+of one line. A setting that has no effect beside the others is left out with a line, or refused if
+it is essential.
 
 Nothing here imports PyTorch, so `--help` and wrong flags answer at once.
 """
 
 import argparse
 import dataclasses
-from collections.abc import Iterator, Mapping
+import difflib
+import os
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import yaml
 
 from utils.errors import UserError
 from utils.settings.actions import ACTIONS, TRAIN, asked_for
-from utils.settings.aliases import ALIASES
+from utils.settings.aliases import ALIASES, MEANINGS
 from utils.settings.values import (
     canonical_name,
     choices_of,
@@ -35,6 +38,7 @@ INVOCATION_ONLY = (
     *("config", "output", "resume", "profile", "distributed"),
     *(name for action in ACTIONS for name in (action.name, *action.options) if action is not TRAIN),
 )
+MODEL = "model"  # the group of a model's own flags, which are essential, too
 DEFAULT, FILE, COMMAND_LINE = "default", "YAML", "command line"
 PROBED = "auto_batch"  # found at the start of the run
 
@@ -53,6 +57,12 @@ class Config:
 
     task = ""  # what is trained on, see utils/tasks/kinds.py
 
+    @classmethod
+    def implied(cls, given: Mapping, say: Callable) -> dict:
+        """Settings that follow from those that are given, and are not given themselves; `say` is
+        called with a line on each."""
+        return {}
+
     def ineffective(self) -> Iterator[tuple[str, str, str]]:
         """(setting, reason, the other setting that is the cause) for each without effect."""
         yield from ()
@@ -66,9 +76,11 @@ def fields(config_class) -> dict[str, dataclasses.Field]:
     return {field.name: field for field in dataclasses.fields(config_class)}
 
 
-def parse(config_class, argv: list[str], description: str):
+def parse(config_class, argv: list[str], description: str, say: Callable = lambda line: None):
     """Settings from a command line.
 
+    Args:
+        say: called with a line for each setting that has no effect and is left out.
     Returns:
         (settings, origin): an instance of `config_class` and, for each setting, where its value
         came from.
@@ -86,22 +98,41 @@ def parse(config_class, argv: list[str], description: str):
         origin |= _read_origins(run / "config.yaml")
         if new["resume"] == "auto":
             new["resume"] = str(run)
+    else:
+        new = config_class.implied(new, say) | new
+    without_new = dict(values), dict(origin)
     values |= new
     origin |= dict.fromkeys(from_file, FILE) | dict.fromkeys(typed, COMMAND_LINE)
     settings = config_class(**values)
-    for name, reason, cause in settings.ineffective():
-        # A setting of a recipe may lose its effect through the command line, or through a setting
-        # that no recipe has; through another one of the recipe it is a mistake.
+    for name, (reason, cause) in _reasons(settings).items():
+        # It is no mistake that a recipe's setting loses its effect through the command line, or
+        # through a setting that no recipe has.
         gives_way = cause in typed or cause in INVOCATION_ONLY
         in_file = values[name] != fields(config_class)[name].default and not gives_way
-        if name in typed or (name in from_file and in_file):
-            raise UserError(f"--{name} has no effect: {reason}")
+        if name not in typed and not (name in from_file and in_file):
+            continue
+        text = f"--{name} has no effect: {reason}"
+        meta = fields(config_class)[name].metadata
+        if meta["essential"] or meta["group"] == MODEL:
+            raise UserError(text)
+        say(f"note: {text}")
+        setattr(settings, name, without_new[0][name])
+        origin[name] = without_new[1][name]
     settings.check()
     return settings, origin
 
 
+def _reasons(settings: Config) -> dict[str, tuple[str, str]]:
+    """{setting without effect: (reason, cause)}, the first that is given for each."""
+    reasons = {}
+    for name, reason, cause in settings.ineffective():
+        reasons.setdefault(name, (reason, cause))
+    return reasons
+
+
 def _before(config_class) -> dict:
-    """Settings that say what a run did that was started before they were introduced."""
+    """{setting: its value in runs that were started before there was such a setting}, where that is
+    not its default."""
     befores = {name: field.metadata["before"] for name, field in fields(config_class).items()}
     return {name: before for name, before in befores.items() if before is not None}
 
@@ -142,6 +173,8 @@ def _read_origins(path: Path) -> dict[str, str]:
 
 def read_yaml(config_class, path: Path) -> dict:
     """The settings of a YAML file, converted and checked one by one."""
+    if path.suffix == ".py":
+        raise UserError(f"--config {path}: a recipe is a YAML file{_recipe_like(path)}")
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -161,13 +194,23 @@ def read_yaml(config_class, path: Path) -> dict:
             short |= {name} if value else set()
             continue
         if name not in known:
-            raise UserError(f"{path}: unknown setting {key!r}{suggestion(str(key), known)}")
+            meaning = MEANINGS.get(name)
+            hint = suggestion(str(key), known) if meaning is None else f": {meaning}"
+            raise UserError(f"{path}: unknown setting {key!r}{hint}")
         if name == "config":
             raise UserError(f"{path}: a recipe cannot name another recipe; put its settings here")
         if name in values:
             raise UserError(f"{path}: {name} is set twice")
         values[name] = convert(known[name], value, f"{path}: {key}")
     return spelled_out(known, values, short, f"{path}: ")
+
+
+def _recipe_like(path: Path) -> str:
+    """', such as recipes/...', of the recipe that has nearly this name, if there is one."""
+    names = {recipe.stem: recipe for recipe in sorted(Path("recipes").glob("*.yaml"))}
+    wanted = path.stem.replace("-", "_").lower()
+    near = difflib.get_close_matches(wanted, names, n=1, cutoff=0.5)
+    return f", such as {names[near[0]]}" if near else ""
 
 
 def to_yaml(settings, origin: Mapping[str, str]) -> str:
@@ -191,7 +234,7 @@ def _read_flags(config_class, argv: list[str], description: str) -> dict:
         description=description,
         epilog="Every flag can also be set in a YAML file (--config), and may be written with "
         "hyphens instead of underscores. --no_NAME switches a flag off, and the value none unsets "
-        "an optional one.",
+        "an optional one. " + _other_names(known),
         allow_abbrev=False,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=28, width=100),
     )
@@ -210,14 +253,17 @@ def _read_flags(config_class, argv: list[str], description: str) -> dict:
                     groups[heading].add_argument(
                         f"--{_hyphens(flag)}", help=argparse.SUPPRESS, **common
                     )
-    typed, unknown = parser.parse_known_args(argv)
+    typed, unknown = parser.parse_known_args(_with_folder(argv, known))
     if unknown:
         flag = unknown[0].split("=")[0]
+        if (meaning := MEANINGS.get(canonical_name(flag))) is not None:
+            raise UserError(f"{flag} is unknown here: {meaning}")
         if not flag.startswith("-"):
             raise UserError(f"{flag!r} belongs to no flag: write --name value; see --help")
         raise UserError(f"unknown flag {flag}{suggestion(flag, known, '--')}; see --help")
     given = vars(typed)
     short = {name for name in short_for(known) if given.pop(name, False)}
+    given = {n: ",".join(v) if isinstance(v, list) else v for n, v in given.items()}
     values = {name: convert(known[name], value, f"--{name}") for name, value in given.items()}
     return spelled_out(known, values, short, "--")
 
@@ -230,7 +276,6 @@ class _Parser(argparse.ArgumentParser):
 def _add_flag(group, field: dataclasses.Field) -> None:
     name, (kind, _), bare = field.name, type_of(field), field.metadata["bare"]
     names = [name] + [alias for alias, target in ALIASES.items() if target == name]
-    flags = [("-" if len(n) == 1 else "--") + n for n in names]
     common = {"dest": name, "default": argparse.SUPPRESS}
     if kind is bool:
         # `--flag`, `--flag false` and `--no_flag` are all understood.
@@ -239,6 +284,7 @@ def _add_flag(group, field: dataclasses.Field) -> None:
         named = kind is str and choices_of(field.metadata)
         metavar = "NAME" if named else kind.__name__.upper()
         common |= {"metavar": metavar} | ({"nargs": "?", "const": bare} if bare else {})
+        common |= {"nargs": "+"} if field.metadata["many"] else {}
     if kind is bool or is_switch(field.metadata):
         off = [f"--no_{n}" for n in names if len(n) > 1]
         off += [_hyphens(flag) for flag in off if _hyphens(flag) != flag]
@@ -250,10 +296,31 @@ def _add_flag(group, field: dataclasses.Field) -> None:
             const=False,
             help=argparse.SUPPRESS,
         )
-    group.add_argument(*flags, help=_help(field), **common)
-    hyphens = [_hyphens(flag) for flag in flags if _hyphens(flag) != flag]
-    if hyphens:  # understood, and not listed a second time
-        group.add_argument(*hyphens, **common | {"help": argparse.SUPPRESS})
+    group.add_argument(f"--{name}", help=_help(field), **common)
+    others = {_flag(n) for n in names} | {_hyphens(_flag(n)) for n in names}
+    if others := sorted(others - {f"--{name}"}):  # the end of --help lists the aliases
+        group.add_argument(*others, **common | {"help": argparse.SUPPRESS})
+
+
+def _flag(name: str) -> str:
+    return ("-" if len(name) == 1 else "--") + name
+
+
+def _other_names(known) -> str:
+    """The aliases, for the end of `--help`."""
+    names = {}
+    for alias, name in ALIASES.items():
+        if name in known:
+            names.setdefault(name, []).append(_flag(alias))
+    others = "; ".join(f"--{name}: {' '.join(names[name])}" for name in sorted(names))
+    return f"Other names of flags: {others}." if others else ""
+
+
+def _with_folder(argv: list[str], known) -> list[str]:
+    """A folder as the first word is that of the data, as with timm."""
+    if argv and "data_dir" in known and os.path.isdir(argv[0]):
+        return ["--data_dir", *argv]
+    return argv
 
 
 def _hyphens(flag: str) -> str:

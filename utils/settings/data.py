@@ -11,7 +11,13 @@ GROUP = "data"
 
 @dataclass
 class DataSettings(Config):
-    data_dir: str = setting("data", "Folder of the data", group=GROUP, resume="free")
+    data_dir: str = setting(
+        "data",
+        "Folder of the data",
+        group=GROUP,
+        resume="free",
+        essential=True,
+    )
     cache_dir: str = setting(
         "data/cache",
         "Folder for decoded pictures and encoded texts, which later runs reuse",

@@ -52,14 +52,17 @@ class DistributedSettings(Config):
     )
     dist_timeout: float = setting(
         10.0,
-        "Time without a step of a process after which the run is given up", group=GROUP,
+        "The run is given up when a process has finished no step for this long", group=GROUP,
         above=0, unit="minutes", resume="free",
     )  # fmt: skip
 
     def ineffective(self):
         yield from super().ineffective()
         if not self.distributed:
-            for name in ("strategy", "dist_timeout", "sync_bn"):
+            # A process alone can train several workers, or go on with what they have trained.
+            matters = self.strategy == "local" or self.resume is not None
+            names = () if matters else ("strategy",)
+            for name in (*names, "dist_timeout", "sync_bn"):
                 yield name, "it is for --distributed, which run_distributed.sh sets", "distributed"
         if self.global_batch is not None:
             reason = "--global_batch decides how many batches are accumulated"

@@ -1,5 +1,6 @@
 """Flags of pictures."""
 
+import os
 from dataclasses import dataclass
 
 from utils.data.images.sources import IMAGE_DATASETS
@@ -31,6 +32,7 @@ class PictureSettings(Config):
         low=8,
         unit="pixels",
         default_text="that of the files if they are alike and small, else 224",
+        essential=True,
     )
     test_fraction: float | None = setting(
         None,
@@ -39,10 +41,17 @@ class PictureSettings(Config):
         group=GROUP,
         above=0,
         below=1,
+        essential=True,
+    )
+    val_is_validation: bool = setting(
+        False,
+        "val/ of an imagefolder without test/ is the validation split, instead of the test set; "
+        "nothing is measured on a test set",
+        group=GROUP,
     )
     on_bad: str = setting(
         "error",
-        "What to do with a file that is not a picture: stop, or skip it and count it",
+        "What to do with a picture that cannot be read: stop, or skip it and count it",
         group=GROUP,
         choices=("error", "skip"),
         resume="evaluation",
@@ -112,24 +121,39 @@ class PictureSettings(Config):
         low=0,
         high=1,
     )
+    drop_last: bool = setting(
+        False,
+        "Leave out the last optimizer step of an epoch if it is smaller than the others: other "
+        "pictures in every epoch",
+        group=GROUP,
+    )
     flip_test: bool = setting(
         False,
         "Also measure the test set with probabilities averaged over each picture and its mirror "
         "image; with --predict, predict by these averages",
         group=USE,
         resume="free",
+        essential=True,
     )
     channels_last: bool = setting(
         True, "Keep the channels of a pixel together in memory: faster convolutions", group=ENGINE
     )
 
+    @classmethod
+    def implied(cls, given, say):
+        folder = given.get("data_dir")
+        if "dataset" in given or not os.path.isdir(os.path.join(folder or "", "train")):
+            return super().implied(given, say)
+        say(f"note: --dataset imagefolder, since {folder} has a folder train/")
+        return super().implied(given, say) | {"dataset": "imagefolder"}
+
     def ineffective(self):
         yield from super().ineffective()
         if self.dataset not in OWN_PICTURES:
-            own = f"--dataset {self.dataset} brings its own pictures; the flag is for imagefolder"
-            names = ("image_size", "test_fraction", "cache_dir", "decode")
+            reason = f"--dataset {self.dataset} has its own pictures; the flag is for imagefolder"
+            names = ("image_size", "test_fraction", "val_is_validation", "cache_dir", "decode")
             names += () if self.predict else ("on_bad", "workers")
-            yield from ((name, own, "dataset") for name in names)
+            yield from ((name, reason, "dataset") for name in names)
         if self.dataset == "shapes":
             reason = "--dataset shapes is built in and reads no files"
             yield "data_dir", reason, "dataset"
@@ -140,6 +164,14 @@ class PictureSettings(Config):
                 yield name, "--crop resized pads nothing", "crop"
         else:
             yield "crop_area", "only --crop resized has areas", "crop"
+        if self.val_is_validation and self.eval_every == 0:
+            reason = "--eval_every 0 never measures on that split"
+            yield "val_is_validation", reason, "eval_every"
+        if self.val_is_validation:
+            reason = "--val_is_validation leaves no test set"
+            yield from ((n, reason, "val_is_validation") for n in ("report", "flip_test"))
+            for name in ("test_fraction", "val_fraction"):
+                yield name, "--val_is_validation takes val/ for validation", "val_is_validation"
         if self.crop_padding == 0:
             yield "padding_mode", "--crop_padding is 0", "crop_padding"
         if self.action.trains and not self.final_test:
@@ -150,6 +182,8 @@ class PictureSettings(Config):
                 yield "flip_test", f"--{name} {does} and measures nothing", name
 
     def check(self):
+        if self.val_is_validation:
+            self.final_test = False
         super().check()
         self._check_decoding()
         if self.hflip is None:

@@ -44,14 +44,16 @@ class MixingSettings(Config):
     )
     mixup_mode: str | None = setting(
         None,
-        "Draw one lambda for all samples of an optimizer step, or one for each sample",
+        "Draw one lambda for all samples of an optimizer step, one for each block of "
+        "--mixup_block, which by default is a micro-batch, or one for each sample",
         group=GROUP,
-        choices=("batch", "sample"),
+        choices=("batch", "block", "sample"),
         default_text="batch; sample with --meta_form sample",
     )
     mixup_prob: float = setting(
         1.0,
-        "Probability that a step is mixed (with --mixup_mode sample: that a sample is)",
+        "Probability that a step is mixed (with --mixup_mode block or sample: that one of "
+        "these is)",
         group=GROUP, above=0, high=1,
     )  # fmt: skip
     mixup_off_epoch: int = setting(
@@ -93,7 +95,7 @@ class MixingSettings(Config):
     meta_batch: int = setting(
         64,
         "Samples of the clean batch that meta learns from, and pairs of the mixed batch that "
-        "it looks at",
+        "it uses",
         group=GROUP,
         low=2,
         unit="samples",

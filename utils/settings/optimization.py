@@ -4,6 +4,7 @@ import itertools
 from dataclasses import dataclass
 
 from utils.errors import UserError
+from utils.optim.adam_flags import betas_of
 from utils.optim.entry import GROUP
 from utils.optim.schedules import LENGTH_INDEPENDENT, SCHEDULES
 from utils.optim.table import OPTIMIZERS
@@ -11,7 +12,7 @@ from utils.setting import setting
 from utils.settings.config import Config
 
 # The optimizers' own flags, as base classes: a dataclass takes the fields of its last base first.
-OWN_FLAGS = [entry.flags for entry in reversed(OPTIMIZERS.values()) if entry.own]
+OWN_FLAGS = dict.fromkeys(entry.flags for entry in reversed(OPTIMIZERS.values()) if entry.own)
 
 
 def _by_optimizer(name: str) -> str:
@@ -129,6 +130,20 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):
         low=0,
         unit="steps",
     )
+    warmup_ratio: float | None = setting(
+        None,
+        "The warm-up as a fraction of the schedule, instead of --warmup_epochs",
+        group=GROUP,
+        low=0,
+        high=1,
+    )
+    warmup_lr: float | None = setting(
+        None,
+        "Learning rate of the first step of the warm-up",
+        group=GROUP,
+        low=0,
+        default_text="--lr divided by the steps of the warm-up",
+    )
     sched_per_epoch: bool = setting(
         False, "Change the learning rate between epochs alone, not in every step", group=GROUP
     )
@@ -154,6 +169,7 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):
         None,
         "Epochs at which multistep reduces the learning rate, as in 30,60,80",
         group=GROUP,
+        many=True,
         unit="epochs",
         default_text="a half and three quarters of the run",
     )
@@ -215,9 +231,13 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):
                 yield name, f"--optimizer {self.optimizer} has none", "optimizer"
         if self.lookahead_k is None:
             yield "lookahead_alpha", "there is no Lookahead without --lookahead_k", "lookahead_k"
-        if self.warmup_steps is not None and self.warmup_epochs:
-            reason = "--warmup_steps is given; leave one of the two out"
-            yield "warmup_epochs", reason, "warmup_steps"
+        if self.warmup_steps is not None:
+            reason = "--warmup_steps takes its place"
+            yield "warmup_ratio", reason, "warmup_steps"
+            if self.warmup_epochs:
+                yield "warmup_epochs", reason, "warmup_steps"
+        elif self.warmup_ratio is not None and self.warmup_epochs:
+            yield "warmup_epochs", "--warmup_ratio takes its place", "warmup_ratio"
         if self.weight_decay == 0:
             yield "decay_all", "--weight_decay is 0", "weight_decay"
         effective = SCHEDULES[self.sched]
@@ -225,8 +245,10 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):
             if name not in effective and name != "warmup":
                 yield name, f"--sched {self.sched} has none", "sched"
         if "warmup" not in effective:
-            for name in ("warmup_epochs", "warmup_steps"):
+            for name in ("warmup_epochs", "warmup_steps", "warmup_ratio", "warmup_lr"):
                 yield name, f"--sched {self.sched} has its own warm-up", "sched"
+        if not self.warms_up:
+            yield "warmup_lr", "there is no warm-up without --warmup_epochs", "warmup_epochs"
         if self.sched == "onecycle":
             yield "sched_per_epoch", "--sched onecycle changes in every step", "sched"
         if not self.schedule_depends_on_length:
@@ -244,6 +266,10 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):
                 setattr(self, name, value)
         if "min_lr" in SCHEDULES[self.sched] and self.min_lr > self.lr:
             raise UserError(f"--min_lr {self.min_lr} is above --lr {self.lr}")
+        if self.warms_up and (self.warmup_lr or 0) > self.lr:
+            raise UserError(f"--warmup_lr {self.warmup_lr} is above --lr {self.lr}")
+        if self.warmup_ratio is not None:
+            self.warmup_epochs = self.warmup_ratio * (self.epochs_for_sched or self.epochs)
         flag = "epochs_for_sched" if self.epochs_for_sched else "epochs"
         if self.warmup_epochs > getattr(self, flag):
             raise UserError(
@@ -251,6 +277,12 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):
                 f"{getattr(self, flag)}"
             )
         milestone_epochs(self.milestones)
+        betas_of(self.betas)
+
+    @property
+    def warms_up(self) -> bool:
+        has_warmup = "warmup" in self.schedule_flags
+        return has_warmup and bool(self.warmup_steps or self.warmup_epochs or self.warmup_ratio)
 
     @property
     def schedule_flags(self) -> tuple[str, ...]:

@@ -38,9 +38,10 @@ class RunSettings(Config):
     )
     save_every: str = setting(
         "10m",
-        "Interval between checkpoints: a number of steps, or of minutes as in 10m",
+        "Interval between checkpoints: a number of steps, of minutes as in 10m, or of epochs as in "
+        "1e",
         group=GROUP,
-        unit="steps or minutes",
+        unit="steps, minutes or epochs",
         resume="free",
     )
     checkpoint_hist: int = setting(
@@ -60,6 +61,12 @@ class RunSettings(Config):
         unit="epochs",
         resume="free",
     )
+    eval_on_start: bool = setting(
+        False,
+        "Evaluate before the first step, too, as with pretrained weights",
+        group=GROUP,
+        resume="free",
+    )
     log_every: int = setting(
         20,
         "Steps between log lines, at which the host waits for the device",
@@ -73,6 +80,7 @@ class RunSettings(Config):
         "At the end, write the accuracy of each class and the confusion matrix on the test set",
         group=GROUP,
         resume="free",
+        essential=True,
     )
     final_test: bool = setting(
         True,
@@ -97,7 +105,7 @@ class RunSettings(Config):
         "training-toolkit", "Project at Weights & Biases", group=GROUP, resume="free"
     )
     wandb_tags: str | None = setting(
-        None, "Tags at Weights & Biases, separated by commas", group=GROUP, resume="free"
+        None, "Tags at Weights & Biases", group=GROUP, many=True, resume="free"
     )
 
     eval_only: bool = setting(
@@ -118,6 +126,7 @@ class RunSettings(Config):
         group=USE,
         default_text="predictions.csv in the run's folder",
         resume="free",
+        essential=True,
     )
     export: str | None = setting(
         None,
@@ -139,6 +148,8 @@ class RunSettings(Config):
         for action in (action for action in asked if not action.trains):
             for name, reason in action.ineffective():
                 yield name, reason, action.name
+        if self.eval_every == 0:
+            yield "eval_on_start", "--eval_every 0 makes no evaluations", "eval_every"
         if not self.final_test:
             yield "report", "--no_final_test measures nothing on the test set", "final_test"
         for action in (action for action in asked if action.trains):
@@ -153,11 +164,11 @@ class RunSettings(Config):
         if chosen and self.resume is None:
             raise UserError(f"--{chosen[0]} needs a trained model: name its run by --resume RUN")
         if self.early_stop_patience is not None:
-            self._need_validation("--early_stop_patience")
+            self._need_evaluations("--early_stop_patience")
         if self.sched == "plateau":
-            self._need_validation("--sched plateau")
+            self._need_evaluations("--sched plateau")
         if not self.final_test:
-            self._need_validation("--no_final_test")
+            self._need_evaluations("--no_final_test")
         save_interval(self.save_every)
 
     @property
@@ -165,20 +176,25 @@ class RunSettings(Config):
         """What is done with the run."""
         return asked_for(vars(self))[0]
 
-    def _need_validation(self, flag: str) -> None:
-        """Raises UserError if nothing is evaluated. Whether there is a validation split is known
-        when the data are loaded, and `build_trainer` checks it."""
+    def _need_evaluations(self, flag: str) -> None:
+        """Raises UserError if nothing is evaluated. These flags also need a validation split;
+        `build_trainer` checks that, once the data are loaded."""
         if self.eval_every == 0:
             raise UserError(f"{flag} needs evaluations, and --eval_every 0 makes none")
 
 
-def save_interval(text: str) -> tuple[int | None, float | None]:
-    """ "500" -> (500 steps, None); "10m" -> (None, 600.0 seconds)."""
-    number, minutes = (text[:-1], True) if text.endswith("m") else (text, False)
+def save_interval(text: str, steps_per_epoch: int = 1) -> tuple[int | None, float | None]:
+    """(steps, None) or (None, seconds): what `--save_every` says. Raises UserError."""
+    number, unit = (text[:-1], text[-1]) if text[-1:] in ("m", "e") else (text, "")
     try:
         value = float(number)
     except ValueError:
         value = 0.0
-    if not 0 < value < float("inf") or (not minutes and not value.is_integer()):
-        raise UserError(f"--save_every {text}: a number of steps such as 500, or minutes as in 10m")
-    return (None, value * 60) if minutes else (int(value), None)
+    if not 0 < value < float("inf") or not (unit or value.is_integer()):
+        raise UserError(
+            f"--save_every {text}: a number of steps such as 500, of minutes as in 10m, or of "
+            "epochs as in 1e"
+        )
+    if unit == "m":
+        return None, value * 60
+    return max(1, round(value * steps_per_epoch)) if unit else int(value), None

@@ -31,4 +31,9 @@ STRATEGIES = {
         divides=True,
         unfreezes=False,
     ),
+    "local": StrategyFacts(
+        "utils.distributed.strategies.local:Local",
+        "every process has whole models, which step by themselves and average their weights at "
+        "times (see local steps)",
+    ),
 }

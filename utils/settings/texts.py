@@ -25,26 +25,27 @@ class TextFlags(Config):
     )
     train_file: str | None = setting(
         None, "File to train on, with --dataset csv: .csv, .tsv, .jsonl, or these with .gz",
-        group=GROUP, resume="free",
+        group=GROUP, resume="free", essential=True,
     )  # fmt: skip
     test_file: str | None = setting(
         None,
         "File of test texts, like --train_file", group=GROUP, resume="free",
-        default_text="a part of the training file, see --test_fraction",
+        default_text="a part of the training file, see --test_fraction", essential=True,
     )  # fmt: skip
     val_file: str | None = setting(
         None,
         "File of a validation split, instead of --val_fraction", group=GROUP,
-        resume="free",
+        resume="free", essential=True,
     )  # fmt: skip
     text_columns: str | None = setting(
         None,
         "Columns with text, by name or number from 1, to be joined by a space: 'title,body'",
         group=GROUP, default_text="guessed for each file, and printed", resume="evaluation",
+        essential=True,
     )  # fmt: skip
     label_column: str | None = setting(
         None, "Column with the class, by name or number from 1", group=GROUP,
-        default_text="guessed for each file, and printed",
+        default_text="guessed for each file, and printed", essential=True,
     )  # fmt: skip
     test_fraction: float | None = setting(
         None,
@@ -53,6 +54,7 @@ class TextFlags(Config):
         group=GROUP,
         above=0,
         below=1,
+        essential=True,
     )
     on_bad: str = setting(
         "error",
@@ -72,9 +74,9 @@ class TextFlags(Config):
     vocab_size: int | None = setting(
         None,
         "Vocabulary size of a trained tokenizer", group=GROUP, low=300, high=1_000_000,
-        unit="tokens", default_text="30000",
+        unit="tokens", default_text="30000", essential=True,
     )  # fmt: skip
-    lowercase: bool = setting(True, "Treat upper and lower case alike", group=GROUP)
+    lowercase: bool = setting(True, "Treat upper and lower case alike", group=GROUP, essential=True)
     max_len: int = setting(
         256,
         "Tokens of a text that are read, from its beginning", group=GROUP, low=2,
@@ -103,11 +105,11 @@ class TextFlags(Config):
     def ineffective(self):
         yield from super().ineffective()
         if self.dataset != "csv":
-            own = f"--dataset {self.dataset} brings its own texts; the flag is for csv"
+            reason = f"--dataset {self.dataset} has its own texts; the flag is for csv"
             for name in ("train_file", "test_file", "val_file", "label_column", "test_fraction"):
-                yield name, own, "dataset"
+                yield name, reason, "dataset"
             if not self.predict:
-                yield "text_columns", own, "dataset"
+                yield "text_columns", reason, "dataset"
         else:
             yield "data_dir", "--dataset csv reads --train_file and --test_file", "dataset"
         if self.dataset == "headlines":

@@ -27,7 +27,7 @@ class TransferSettings(Config):
     )
     unfreeze_epoch: int | None = setting(
         None, "Train everything from this epoch on, counted from 0", group=GROUP, low=1,
-        unit="epoch",
+        unit="epoch", essential=True,
     )  # fmt: skip
     layer_decay: float | None = setting(
         None,

@@ -9,7 +9,7 @@ import types
 import typing
 
 from utils.errors import UserError
-from utils.settings.aliases import ALIASES, NUMBER_FOR, SHORT_FOR, VALUE_ALIASES
+from utils.settings.aliases import ALIASES, GIVES_WAY, NUMBER_FOR, SHORT_FOR, VALUE_ALIASES
 
 
 def convert(field: dataclasses.Field, value, where: str):
@@ -21,6 +21,9 @@ def convert(field: dataclasses.Field, value, where: str):
             return None
         raise UserError(f"{where}: a value is needed ({values_text(field)})")
     wrong = UserError(f"{where}: {value!r} is not {values_text(field)}")
+    if meta["many"]:
+        parts = value if isinstance(value, list) else [value]
+        value = ",".join(part.strip() for text in parts for part in str(text).split(","))
     if isinstance(value, str):
         value = VALUE_ALIASES.get(field.name, {}).get(value.lower(), value)
     words = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -130,7 +133,7 @@ def spelled_out(known, values: dict, short: set[str], where: str) -> dict:
             convert(known[other], number, f"{where}{name}")
     for flag in sorted(short):
         name, value = SHORT_FOR[flag]
-        if values.setdefault(name, value) != value:
+        if values.setdefault(name, value) != value and flag not in GIVES_WAY:
             raise UserError(
                 f"{where}{flag} is short for --{name} {value}, and --{name} {values[name]} is "
                 "given too: leave one of the two out"

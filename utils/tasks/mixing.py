@@ -27,6 +27,7 @@ def build_mixing(
         cutmix_alpha=settings.cutmix_alpha,
         probability=settings.mixup_prob,
         per_sample=settings.mixup_mode == "sample",
+        per_block=settings.mixup_mode == "block",
         block=settings.mixup_block or settings.batch_size,
         off_epoch=settings.mixup_off_epoch or None,
         different_classes=settings.mixup_inter,
@@ -67,6 +68,7 @@ def auto_split(settings, labels: np.ndarray) -> AutoSplit | None:
     if 2 * count > len(order):
         count = 0
     chosen = order[: 2 * count]
-    chosen = chosen[np.argsort(labels[chosen], kind="stable")]  # each class by turns
+    # Sorted by class and then dealt out by turns, so that both parts have the same classes.
+    chosen = chosen[np.argsort(labels[chosen], kind="stable")]
     held_out, trained = np.sort(chosen[::2]), np.sort(chosen[1::2])
     return AutoSplit(held_out, trained, AutoStrength(count), HoldOut(held_out, len(labels)))

@@ -1,5 +1,6 @@
 """Tasks of pictures: data set, splits and loaders, from the settings."""
 
+import dataclasses
 import math
 import os
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from utils.data.splits import stratified_split, stratified_subset
 from utils.data.workers import WorkerPool
 from utils.errors import UserError
 from utils.exchange import Exchange
+from utils.local.workers import Workers
 from utils.machine.cores import usable_cores
 from utils.machine.host_memory import available_memory
 from utils.pieces import largest_piece
@@ -49,10 +51,11 @@ class ImageTask(Task):
         if self.pool is not None:
             self.pool.close()
 
-    def follow(self, batch_size: int, ranks: int) -> None:
-        super().follow(batch_size, ranks)
+    def resize_evaluation(self, batch_size: int, ranks: int) -> None:
+        """Also makes room in the worker processes for batches of this size."""
+        super().resize_evaluation(batch_size, ranks)
         if self.pool is not None:
-            self.pool.slot_bytes = largest_batch(batch_size, self.data.train)
+            self.pool.resize(largest_batch(batch_size, self.data.train))
 
 
 def load_image_task(
@@ -61,6 +64,7 @@ def load_image_task(
     console: Console,
     source=None,
     exchange: Exchange | None = None,
+    workers: Workers | None = None,
 ) -> ImageTask:
     """Loads the data set, splits it and makes the loaders, all as `settings` say.
 
@@ -68,8 +72,10 @@ def load_image_task(
         source: the ModelCard or Pretrained that came with the weights; pictures are normalised by
             its mean and standard deviation. None, or one without these: by those of the data set.
         exchange: with the other ranks; None: a single process.
+        workers: among whom training steps are divided; None: the ranks.
     """
     exchange = exchange or Exchange()
+    workers = workers or Workers.divide(exchange.size, exchange.rank, exchange.size)
     with exchange.in_turn():  # one rank downloads and decodes, the others find it done
         data = load_image_data(
             settings.dataset,
@@ -82,15 +88,25 @@ def load_image_task(
             crop_ratio=settings.crop_ratio,
             workers=settings.workers,
         )
+    data = _take_val(data, settings, console)
     train, val = _divide(data, settings)
     console.say(_description(data, train, val))
+    if data.strays:
+        many = data.strays > 1
+        files = (
+            f"{data.strays} files that are no pictures are"
+            if many
+            else "1 file that is no picture is"
+        )
+        console.say(f"note: {files} passed over")
     height, width, channels = data.train.shape
     normalisation = source and source.normalisation(channels)
     mean, std = normalisation or (data.mean, data.std)
     card = ModelCard(tuple(data.classes), mean, std, height, width, channels)
     pool, auto = _pool(settings, train, console), auto_split(settings, train.labels)
 
-    def loader(split: PictureSplit, pool=pool, **training) -> Loader:
+    def loader(split: PictureSplit, pool=pool, **options) -> Loader:
+        ranks = {"rank": exchange.rank, "ranks": exchange.size}
         return split.loader(
             pool=pool,
             mean=mean,
@@ -98,33 +114,54 @@ def load_image_task(
             batch_size=settings.batch_size,
             device=device,
             channels_last=settings.channels_last,
-            rank=exchange.rank,
-            ranks=exchange.size,
             least=1 if settings.sync_bn else 2,
-            **training,
+            **ranks | options,
         )
 
+    val_loader = loader(val) if val else None
     return ImageTask(
         data,
         card,
         train=loader(
             train,
+            rank=workers.own[0],
+            ranks=workers.size,
             accumulation=settings.accumulation_steps,
             step_size=settings.global_batch,
+            drop_last=settings.drop_last,
             augment=_augmentation(settings, card),
             shuffle=True,
             seed=settings.seed,
             mixing=build_mixing(settings, card.height, card.width, auto and auto.strength),
             hold_out=auto and auto.hold_out,
         ),
-        test=loader(data.test),
-        val=loader(val) if val else None,
+        test=val_loader if val is data.test else loader(data.test),
+        val=val_loader,
         auto=auto,
-        # Read in the middle of an epoch, for which the pool reads ahead.
+        # Without the pool: they are read in the middle of a training epoch, for which the pool
+        # reads ahead.
         held_out=auto and loader(train.part(auto.held_out), pool=None),
         trained=auto and loader(train.part(auto.trained), pool=None),
         pool=pool,
     )
+
+
+def _take_val(data: ImageData, settings: ImageSettings, console: Console) -> ImageData:
+    """Makes a val/ folder without test/ beside it the validation split, with --val_is_validation;
+    else says that it is the test set."""
+    if settings.val_is_validation and not data.val_is_test:
+        raise UserError(
+            f"--val_is_validation is for train/ and val/ alone, which {settings.data_dir} does not "
+            "have: leave the flag out"
+        )
+    if settings.val_is_validation:
+        return dataclasses.replace(data, val=data.test)
+    if data.val_is_test:
+        console.say(
+            "note: val/ is the test set, which decides nothing; as validation split, which decides "
+            "on the best weights and early stopping: --val_is_validation"
+        )
+    return data
 
 
 def _divide(data: ImageData, settings: ImageSettings) -> tuple[PictureSplit, PictureSplit | None]:
@@ -150,9 +187,10 @@ def _divide(data: ImageData, settings: ImageSettings) -> tuple[PictureSplit, Pic
 def _description(data: ImageData, train: PictureSplit, val: PictureSplit | None) -> str:
     note = ", synthetic" if data.synthetic else ""
     note += f", {data.skipped} bad files left out" if data.skipped else ""
+    tested = 0 if val is data.test else len(data.test)  # --val_is_validation
     return (
         f"{data.name}{note}: {len(train):,} training, {len(val) if val else 0:,} validation, "
-        f"{len(data.test):,} test pictures of {len(data.classes)} classes from {data.source}"
+        f"{tested:,} test pictures of {len(data.classes)} classes from {data.source}"
     )
 
 
@@ -225,6 +263,11 @@ class Pictures(Kind):
     def load_task(self, run, card, pretrained) -> ImageTask:
         return run.close_at_end(
             load_image_task(
-                self.settings, run.device, run.console, card or pretrained, run.exchange
+                self.settings,
+                run.device,
+                run.console,
+                card or pretrained,
+                run.exchange,
+                run.workers,
             )
         )

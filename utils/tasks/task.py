@@ -17,7 +17,7 @@ class Task:
     Attributes:
         data: the data set: `classes`, `skipped`, `synthetic`, `fingerprint`, ...
         card: what must be known of the data set to use a model that was trained on it.
-        val: None if there is no validation split.
+        val: None if there is no validation split; `test` itself if there is no test set.
         auto: what --mixup auto compares; None without it.
         held_out, trained: loaders of the samples that it compares.
     """
@@ -33,8 +33,12 @@ class Task:
     held_out: Loader | None = None
     trained: Loader | None = None
 
-    def follow(self, batch_size: int, ranks: int) -> None:
-        """Gives the other loaders the training's new batch size."""
+    def resize_evaluation(self, batch_size: int, ranks: int) -> None:
+        """Changes the batches of the loaders that evaluate.
+
+        Args:
+            batch_size: samples in a batch of one rank.
+        """
         for loader in filter(None, (self.test, self.val, self.held_out, self.trained)):
             loader.resize(batch_size, batch_size * ranks)
 

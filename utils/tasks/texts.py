@@ -14,6 +14,7 @@ from utils.data.texts.token_store import TokenizedData, TokenSplit
 from utils.data.texts.tokenizer_request import TokenizerRequest
 from utils.errors import UserError
 from utils.exchange import Exchange
+from utils.local.workers import Workers
 from utils.reporting.console import Console
 from utils.settings import TextSettings
 from utils.settings.config import DEFAULT
@@ -40,17 +41,20 @@ def load_text_task(
     console: Console,
     tokenizer: str | None = None,
     exchange: Exchange | None = None,
+    workers: Workers | None = None,
     micro_batches: int | None = None,
 ) -> TextTask:
     """Loads, splits and encodes the texts that the settings name.
 
     Args:
-        tokenizer: JSON of the tokenizer that the weights were trained with; None: that of the
-            settings.
+        tokenizer: JSON of the tokenizer that the weights were trained with; None: the settings name
+            it.
         exchange: with the other ranks; None: a single process.
-        micro_batches: of all ranks in an optimizer step; None: as the settings say.
+        workers: among whom training steps are divided; None: the ranks.
+        micro_batches: of all workers in an optimizer step; None: as the settings say.
     """
     exchange = exchange or Exchange()
+    workers = workers or Workers.divide(exchange.size, exchange.rank, exchange.size)
     with exchange.in_turn():  # one rank downloads and encodes, the others memory-map its files
         data = _load_data(settings, tokenizer)
     for note in data.notes:
@@ -69,6 +73,8 @@ def load_text_task(
         settings,
         device,
         exchange,
+        rank=workers.own[0],
+        ranks=workers.size,
         shuffle=True,
         seed=settings.seed,
         accumulation=settings.accumulation_steps,
@@ -86,10 +92,12 @@ def load_text_task(
         f"data: {data.source} ({len(data.classes)} classes, {counts}{synthetic}; "
         f"{data.train.lengths.mean():.0f} tokens each on average, vocabulary {data.vocab_size:,})"
     )
-    held_out, trained = (
-        auto and _loader(data.train, settings, device, exchange, rows=rows)
-        for rows in ((auto.held_out, auto.trained) if auto else (None, None))
-    )
+    held_out, trained = None, None
+    if auto is not None:
+        held_out, trained = (
+            _loader(data.train, settings, device, exchange, rows=rows)
+            for rows in (auto.held_out, auto.trained)
+        )
     return TextTask(data, card, train, test, val, auto, held_out, trained)
 
 
@@ -126,9 +134,10 @@ def _text_request(settings: TextSettings) -> TextRequest:
 def _loader(
     split: TokenSplit, settings: TextSettings, device: torch.device, exchange: Exchange, **options
 ):
+    ranks = {"rank": exchange.rank, "ranks": exchange.size}
     return TextLoader(
         split.tokens, split.offsets, split.labels, batch_size=settings.batch_size, device=device,
-        max_len=settings.max_len, rank=exchange.rank, ranks=exchange.size, **options,
+        max_len=settings.max_len, **ranks | options,
     )  # fmt: skip
 
 
@@ -150,7 +159,13 @@ class Texts(Kind):
         if settings.pretrained or not settings.tokenizer_is_trained:
             tokenizer = card and card.tokenizer
         return load_text_task(
-            settings, run.device, run.console, tokenizer, run.exchange, run.micro_batches
+            settings,
+            run.device,
+            run.console,
+            tokenizer,
+            run.exchange,
+            run.workers,
+            run.micro_batches,
         )
 
 

@@ -240,8 +240,7 @@ def kept_by(model: nn.Module, passes: Callable, batch) -> list[int]:
     kept, most = KeptBytes(model), []
     with torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack):
         for _ in passes(batch):
-            most.append(kept.most)
-            kept.most = 0
+            most.append(kept.take_most())
     return most
 
 
@@ -251,13 +250,18 @@ class KeptBytes:
 
     Attributes:
         now: bytes kept at present.
-        most: the largest value of `now` so far.
+        most: the largest value of `now` since the last `take_most`.
     """
 
     def __init__(self, model: nn.Module):
         self._own = {t.untyped_storage().data_ptr() for t in model.state_dict().values()}
         self._users: dict[int, int] = {}  # by address: how many kept tensors use the memory
         self.now = self.most = 0
+
+    def take_most(self) -> int:
+        """Returns `most`, and sets it to 0."""
+        most, self.most = self.most, 0
+        return most
 
     def pack(self, tensor: Tensor) -> "_Kept":
         storage = tensor.untyped_storage()

@@ -87,28 +87,33 @@ class OnNonFinite:
         self.policy, self.console, self.saver = policy, console, saver
         self._barren_steps = 0
 
-    def check_scale(self, scaler: torch.amp.GradScaler, step: int) -> None:
-        """Raises UserError if no loss scale works any more."""
-        if scaler.is_enabled() and scaler.get_scale() < SMALLEST_SCALE:
+    def check_scale(self, scale: float | None, step: int) -> None:
+        """Raises UserError if no loss scale works any more; `scale` None: there is none."""
+        if scale is not None and scale < SMALLEST_SCALE:
             raise UserError(
                 f"step {step}: no loss scale keeps the fp16 gradients finite; use "
                 "--precision bf16 or fp32, or a lower --lr"
             )
 
-    def report_or_stop(self, new: int, first: int, applied: bool, optimizer) -> None:
+    def report_or_stop(
+        self, new: int, first: int, applied: bool, optimizer, left_out_by: str = ""
+    ) -> None:
         """Called when the host reads the metrics.
 
         Args:
             new: steps that were not applied since the last call.
             first: the number of the first such step of the run.
             applied: some steps were applied since the last call.
+            left_out_by: names who has left them out, where it was not all ranks.
 
         Raises:
             UserError: the run is to stop.
         """
         self._barren_steps = 0 if applied else self._barren_steps + new
         if self.policy == "skip" and self._barren_steps < BARREN_STEPS:
-            self.console.say(f"{new} step(s) with a loss or gradient that is not finite: skipped")
+            self.console.say(
+                f"{left_out_by}{new} step(s) with a loss or gradient that is not finite: skipped"
+            )
             return
         self.saver.wait()
         saved = self.saver.store.steps()
@@ -116,9 +121,9 @@ class OnNonFinite:
         group = optimizer.param_groups[0]
         lr = group["base_lr"] / group.get("lr_scale", 1.0)
         raise UserError(
-            f"step {first + 1}: the loss or its gradient is not finite; the step was not applied. "
-            f"Likely causes: a learning rate that is too high (--lr {lr:g}: lower it, add "
-            "--warmup_epochs or --clip 1), fp16 (take --precision bf16), bad data; "
+            f"step {first + 1}: {left_out_by}the loss or its gradient is not finite; the step was "
+            f"not applied. Likely causes: a learning rate that is too high (--lr {lr:g}: lower it, "
+            "add --warmup_epochs or --clip 1), fp16 (take --precision bf16), bad data; "
             f"--on_nonfinite skip leaves such steps out{last}"
         )
 

@@ -34,12 +34,21 @@ class TrainingLog:
         self.console, self.metrics, self.advice = console, metrics, dict(advice or {})
 
     def write_steps(
-        self, at: dict, sums: Mapping[str, float], *, lr: float, speed: float, left_out: LeftOut
+        self,
+        at: dict,
+        sums: Mapping[str, float],
+        *,
+        lr: float,
+        speed: float,
+        left_out: LeftOut,
+        further: dict,
     ) -> None:
-        """Writes the record that goes with a log line: means since the last one."""
+        """Writes the record that goes with a log line: means since the last one. `further`: other
+        figures."""
         self.metrics.write(
             **at, split="train", average_over="steps", **figures(sums), lr=lr,
             samples_per_second=round(speed, 1), skipped_steps=left_out.steps + left_out.by_scaler,
+            **further,
         )  # fmt: skip
 
     def show(
@@ -73,12 +82,15 @@ class TrainingLog:
             time_share=time_share, peak_memory_bytes=memory,
         )  # fmt: skip
 
+    def say_start(self, split: str, evaluation: Evaluation) -> None:
+        self.console.say(f"before the first step: {_in_words(split, evaluation)}")
+
     def say_epoch(
         self, epoch: float, train: dict, split: str, evaluation: Evaluation | None, note: str
     ) -> None:
         line = f"epoch {epoch:g}: train loss {train['loss']:.4f}, {accuracy_text(train)}"
         if evaluation is not None:
-            line += f"; {split} loss {evaluation.loss:.4f}, accuracy {evaluation.accuracy:.2f} %"
+            line += f"; {_in_words(split, evaluation)}"
         self.console.say(line + note)
 
     def write_mixing(self, at: dict, reading: Reading) -> None:
@@ -95,6 +107,10 @@ class TrainingLog:
     def unfrozen(self, step: int, epoch: int) -> None:
         self.metrics.write(step=step, epoch=float(epoch), split="event", event="unfrozen")
         self.console.say(f"after {epoch} epochs: from here on all layers train")
+
+
+def _in_words(split: str, evaluation: Evaluation) -> str:
+    return f"{split} loss {evaluation.loss:.4f}, accuracy {evaluation.accuracy:.2f} %"
 
 
 def figures(sums: Mapping[str, float]) -> dict:

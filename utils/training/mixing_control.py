@@ -13,7 +13,8 @@ class MixingControl:
         strength: also used by the loader's Mixing, in each step.
         hold_out: also used by the loader.
         measure: () -> the gap, see utils/mixup/auto.py; collective, and equal on all ranks.
-        joins: epoch from which the held-out samples are trained on as well; None: never.
+        release_epoch: the epoch from which the held-out samples are trained on as well; None:
+            never.
         steps_per_epoch: optimizer steps.
     """
 
@@ -22,33 +23,33 @@ class MixingControl:
         strength: AutoStrength,
         hold_out: HoldOut,
         measure: Callable[[], float],
-        joins: int | None,
+        release_epoch: int | None,
         steps_per_epoch: int,
     ):
         self.strength, self.hold_out, self.measure = strength, hold_out, measure
         self.steps_per_epoch = steps_per_epoch
-        self._join_from(joins)
+        self._release_from(release_epoch)
 
     def after_step(self, step: int) -> Reading | None:
         """To be called after each optimizer step, with the number of steps done. Returns the
         measurement if one was due; only then does the host wait for the device. Collective."""
-        return self.strength.observe(step, self.measure()) if self.strength.due(step) else None
+        return self.strength.observe(step, self.measure()) if self.strength.is_due(step) else None
 
     def state_dict(self) -> dict:
         """For JSON."""
-        return {"trace": [list(reading) for reading in self.strength.trace], "joins": self.joins}
+        return {"trace": self.strength.saved_trace(), "joins": self.release_epoch}
 
     def load_state_dict(self, saved: dict, step: int) -> None:
         """Continues from the state in a checkpoint taken at `step`."""
-        self.strength.trace = [Reading(*reading) for reading in saved["trace"]]
-        joins = saved["joins"]
-        if joins is not None and step > joins * self.steps_per_epoch:
+        self.strength.load_trace(saved["trace"])
+        epoch = saved["joins"]
+        if epoch is not None and step > epoch * self.steps_per_epoch:
             # The held-out samples have been trained on, so they no longer measure overfitting, even
             # if the run is longer now.
-            self._join_from(joins)
+            self._release_from(epoch)
 
-    def _join_from(self, epoch: int | None) -> None:
-        self.joins = epoch
-        self.hold_out.join_from(epoch)
+    def _release_from(self, epoch: int | None) -> None:
+        self.release_epoch = epoch
+        self.hold_out.release_from(epoch)
         if epoch is not None:
             self.strength.stop_at(epoch * self.steps_per_epoch)

@@ -3,14 +3,20 @@
 `Saver.save` adds two entries to its state: `Checkpoint.run_info` and the length of the metrics.
 """
 
+from __future__ import annotations
+
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from utils.checkpoints.checkpoint import Checkpoint, optimizer_tensors, restore_optimizer
 from utils.checkpoints.random_state import random_states, restore_random_states
 from utils.checkpoints.shards import divided_rows, is_by_element, own_tensors
-from utils.training.train_step import TrainStep
+from utils.checkpoints.worker_rows import as_one_model
+
+if TYPE_CHECKING:
+    from utils.training.train_step import TrainStep
 
 FORMAT = 1  # of state.json
 
@@ -67,7 +73,7 @@ def restore(train_step: TrainStep, checkpoint: Checkpoint) -> None:
     Raises:
         UserError: the checkpoint is of another model or optimizer.
     """
-    exchange = train_step.exchange
+    checkpoint, exchange = as_one_model(checkpoint), train_step.exchange
     names = {parameter: name for name, parameter in train_step.strategy.parameters.items()}
     train_step.strategy.load(checkpoint.model)
     state = checkpoint.state

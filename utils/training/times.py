@@ -16,7 +16,7 @@ class Clock:
 
     Args:
         progress: its `seconds_training` is increased.
-        device: of the training.
+        device: where the model is.
         started: `time.monotonic()` when the process began; None: now.
     """
 

@@ -3,11 +3,14 @@
 Only `read_sums` waits for the device.
 """
 
+from __future__ import annotations
+
 import contextlib
 from collections.abc import Callable
 
 import torch
 
+from utils.checkpoints.checkpoint import Checkpoint
 from utils.data.batch import Batch
 from utils.distributed.strategies.base import Strategy
 from utils.training.average import Average
@@ -15,6 +18,7 @@ from utils.training.guard import Guard
 from utils.training.mixing_learner import MixingLearner
 from utils.training.objective import SUMS, Precision
 from utils.training.progress import LeftOut, Progress
+from utils.training.snapshot import restore, snapshot
 
 
 class TrainStep:
@@ -151,12 +155,40 @@ class TrainStep:
         sums = dict(zip(self.sum_names, values[:count], strict=True))
         return sums, LeftOut(*map(int, values[count:]))
 
+    def clear_window(self) -> None:
+        """To be called after a log line."""
+        self.window.zero_()
+
+    # What LocalSteps (local_steps.py) has to add to the log.
+    left_out_by = ""  # names the workers that have left out steps
+
+    def figures(self) -> dict:
+        """For the metrics."""
+        return {}
+
+    def note(self) -> str:
+        """For the line of an epoch."""
+        return ""
+
+    @property
+    def loss_scale(self) -> float | None:
+        """None: there is no loss scaler. The host waits."""
+        return self.scaler.get_scale() if self.scaler.is_enabled() else None
+
+    def snapshot(self) -> Checkpoint:
+        """See snapshot.py. Collective."""
+        return snapshot(self)
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """See snapshot.py."""
+        restore(self, checkpoint)
+
     def load_sums(self) -> None:
         """Restores the sums from `progress`, which was read from a checkpoint."""
         if self.exchange.rank == 0:  # they are totals over all ranks, so one rank restores them
             sums = self.progress.window_sums
             self.window.copy_(torch.tensor(sums, dtype=torch.float64))
-        self.guard.left_out = torch.tensor(self.progress.left_out, device=self.precision.device)
+        self.guard.left_out.copy_(torch.tensor(self.progress.left_out))
 
     def evaluated_weights(self) -> contextlib.AbstractContextManager:
         """Within it the model holds the weights to evaluate: the average if there is one."""

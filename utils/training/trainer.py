@@ -20,11 +20,11 @@ from utils.training.evaluation import Evaluation
 from utils.training.freeze import Freeze
 from utils.training.guard import OnNonFinite
 from utils.training.loader import TrainingLoader
+from utils.training.local_steps import LocalSteps
 from utils.training.log import TrainingLog, figures
 from utils.training.memory import peak_memory, within_memory
 from utils.training.mixing_control import MixingControl
 from utils.training.progress import Progress
-from utils.training.snapshot import restore, snapshot
 from utils.training.stepper import Stepper
 from utils.training.times import Clock, PhaseTimes
 from utils.training.train_step import TrainStep
@@ -38,6 +38,7 @@ class TrainingPlan:
         total_steps: optimizer steps of the whole run.
         eval_split: the split that is evaluated: "val", which decides the best step, or "test".
         eval_every: epochs between evaluations; 0: none.
+        eval_on_start: evaluate before the first step, too.
         log_every: steps between log lines.
         early_stop_patience: evaluations on "val" without a better accuracy after which training
             stops; None: never.
@@ -47,6 +48,7 @@ class TrainingPlan:
     total_steps: int
     eval_split: str = "test"
     eval_every: int = 1
+    eval_on_start: bool = False
     log_every: int = 20
     early_stop_patience: int | None = None
     on_nonfinite: str = "stop"
@@ -56,7 +58,8 @@ class Trainer:
     """Trains a model; can be stopped and resumed at any step.
 
     Args:
-        train_step: the optimizer step, with the model and all else that it changes.
+        train_step: the optimizer step, with the model and all else that it changes; or, with
+            --strategy local, those of this process's workers.
         stepper: takes the steps, where an engine does so; None: `train_step` itself.
         loader: of the training split.
         plan: how long, and what when.
@@ -73,7 +76,7 @@ class Trainer:
     def __init__(
         self,
         *,
-        train_step: TrainStep,
+        train_step: TrainStep | LocalSteps,
         loader: TrainingLoader,
         plan: TrainingPlan,
         evaluate: Callable[[], Evaluation | None],
@@ -148,6 +151,8 @@ class Trainer:
         self.saver.start(progress.step)
         if not self.train_step.strategy.adds_in_order:
             self.settle_order()
+        if self.plan.eval_on_start and progress.step == 0:
+            self._evaluate_start()
         console.start_bar(self.samples_until(total_steps), self.samples_until(progress.step))
         try:
             while not progress.stopped_early and (
@@ -172,6 +177,21 @@ class Trainer:
             batch = self.loader.made(next(iter(self.loader.epoch(0))))
             self._search_plans(batch)
             self.train_step.pass_without_effect(batch)
+
+    def _evaluate_start(self) -> None:
+        """If a signal interrupts it, the loop stops after its first step."""
+        evaluation = self._evaluate()
+        if evaluation is not None:
+            split = self.plan.eval_split
+            self.log.metrics.write(**self._position(), split=split, **evaluation.figures)
+            self.log.say_start(split, evaluation)
+
+    def _evaluate(self) -> Evaluation | None:
+        self.train_step.strategy.make_equal()
+        with self.train_step.evaluated_weights():
+            evaluation = self.evaluate()
+        self.times.mark("evaluation")
+        return evaluation
 
     def prepare(self, epoch: int) -> None:
         """Sets training mode for the part of the model that trains in `epoch`."""
@@ -212,8 +232,8 @@ class Trainer:
                 self._log_window()
             if progress.step % epoch_steps == 0 or progress.step >= plan.total_steps:
                 break
-            save_is_due = self._poll_ranks()
-            if self.agreed_signal.signum is not None:
+            stop, save_is_due = self._agree_on_stop_and_save()
+            if stop:
                 clock.pause()
                 self._stop()
             if save_is_due:
@@ -231,18 +251,22 @@ class Trainer:
             self.prepare(epoch)  # the evaluation has changed the mode of what is frozen, too
             self.times.mark("evaluation")
 
-    def _poll_ranks(self) -> bool:
-        """Updates `agreed_signal`, and returns whether a checkpoint is due. Collective.
+    def _agree_on_stop_and_save(self) -> tuple[bool, bool]:
+        """(whether a signal has asked the run to stop, whether a checkpoint is due), the same on
+        all ranks. Collective: one exchange answers both.
 
         An interval in steps is known to all ranks; one in seconds is measured by rank 0, whose
         answer arrives a step later where there are several.
         """
-        saver, step, rank = self.saver, self.progress.step, self.train_step.exchange.rank
-        by_steps = saver.every_steps is not None
-        due = self.agreed_signal.poll(not by_steps and rank == 0 and saver.is_due(step))
-        if by_steps:
-            return saver.is_due(step)
-        return due and step > saver.saved_step + 1  # an older answer is from before the save
+        saver, step = self.saver, self.progress.step
+        if saver.every_steps is not None:
+            self.agreed_signal.poll()
+            save_is_due = saver.is_due(step)
+        else:
+            is_over = self.train_step.exchange.rank == 0 and saver.is_due(step)
+            # The answer in the step after a save is from before it.
+            save_is_due = self.agreed_signal.poll(is_over) and step > saver.saved_step + 1
+        return self.agreed_signal.signum is not None, save_is_due
 
     def _end_is_due(self) -> bool:
         """Whether an epoch or the run has ended and `_end_epoch` has not yet been called for it."""
@@ -260,10 +284,7 @@ class Trainer:
         train, evaluation = figures(sums), None
         self.times.mark("other")
         if plan.eval_every and (finished or round(at["epoch"]) % plan.eval_every == 0):
-            train_step.strategy.make_equal()
-            with train_step.evaluated_weights():
-                evaluation = self.evaluate()
-            self.times.mark("evaluation")
+            evaluation = self._evaluate()
             if evaluation is None:
                 self._stop()
         progress.ended_step, progress.train = progress.step, train
@@ -280,9 +301,9 @@ class Trainer:
             log.metrics.write(**progress.evaluated)
             if plan.eval_split == "val":
                 best, note = self._update_best(evaluation, at["epoch"])
-        log.say_epoch(at["epoch"], train, plan.eval_split, evaluation, note)
+        log.say_epoch(at["epoch"], train, plan.eval_split, evaluation, note + train_step.note())
         log.advise(time_share)
-        save_is_due = self._poll_ranks()  # collective, so never skipped
+        _, save_is_due = self._agree_on_stop_and_save()  # collective, so never skipped
         if save_is_due or finished or best or progress.stopped_early:
             self.save(final=finished or progress.stopped_early)
 
@@ -318,19 +339,23 @@ class Trainer:
         out."""
         train_step, progress = self.train_step, self.progress
         sums, left_out = train_step.read_sums()
-        self.on_nonfinite.check_scale(train_step.scaler, progress.step)
+        self.on_nonfinite.check_scale(train_step.loss_scale, progress.step)
         newly_left_out = left_out.steps - progress.left_out.steps
         progress.left_out = left_out
         if newly_left_out:
             applied = sums["samples"] > 0
             self.on_nonfinite.report_or_stop(
-                newly_left_out, left_out.first, applied, train_step.optimizer
+                newly_left_out,
+                left_out.first,
+                applied,
+                train_step.optimizer,
+                train_step.left_out_by,
             )
         return sums
 
     def _log_window(self) -> None:
         progress, train_step, sums = self.progress, self.train_step, self._read_sums()
-        train_step.window.zero_()
+        train_step.clear_window()
         if sums["samples"] == 0:  # an epoch that ended on a log line, or only skipped steps
             return
         progress.epoch_sums = [
@@ -345,6 +370,7 @@ class Trainer:
             lr=train_step.learning_rate,
             speed=speed,
             left_out=progress.left_out,
+            further=train_step.figures(),
         )
         self._show(sums, speed)
 
@@ -377,12 +403,12 @@ class Trainer:
         self.progress.seconds_total = self.clock.seconds_total
         if self.mixing_control is not None:
             self.progress.mixing = self.mixing_control.state_dict()
-        self.saver.save(snapshot(self.train_step), self.progress.best_step, final)
+        self.saver.save(self.train_step.snapshot(), self.progress.best_step, final)
         self.times.mark("checkpoint")
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Restores model, optimizer, random states and position."""
-        restore(self.train_step, checkpoint)
+        self.train_step.restore(checkpoint)
         if self.mixing_control is not None and self.progress.mixing is not None:
             self.mixing_control.load_state_dict(self.progress.mixing, self.progress.step)
         self.progress.stopped_early = self._patience_is_over()

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True)
 class ModelCard:
-    """Of a classifier of pictures: the names of its outputs, and the form of its inputs.
+    """The card of a classifier of pictures: the names of its outputs, and the form of its inputs.
 
     `mean` and `std` are per channel, of pixels scaled to 0..1; `height` and `width` are in pixels.
     Raises ValueError for values that no model can have.
@@ -63,7 +63,7 @@ class ModelCard:
 
 @dataclass(frozen=True)
 class TextCard:
-    """Of a classifier of texts: the names of its outputs, and the form of its inputs.
+    """The card of a classifier of texts: the names of its outputs, and the form of its inputs.
 
     `tokenizer` is the JSON of the `tokenizers` library, `clean` whether texts are cleaned before
     they are tokenized (utils/data/texts/clean.py), `max_len` the most tokens that are read of a

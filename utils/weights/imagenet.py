@@ -27,7 +27,7 @@ def load_imagenet(architecture: str) -> Pretrained:
 
     weights = get_model_weights(architecture).DEFAULT
     cached = Path(torch.hub.get_dir(), "checkpoints", weights.url.rpartition("/")[2])
-    waited = socket.getdefaulttimeout()
+    timeout_before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(TIMEOUT_S)  # else PyTorch waits forever
     try:
         # PyTorch announces the download on stdout, which is for results.
@@ -53,7 +53,7 @@ def load_imagenet(architecture: str) -> Pretrained:
             f"{cached}"
         ) from error
     finally:
-        socket.setdefaulttimeout(waited)
+        socket.setdefaulttimeout(timeout_before)
     transforms = weights.transforms()
     source = f"ImageNet weights of {architecture} ({weights.name})"
     return Pretrained(

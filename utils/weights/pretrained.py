@@ -140,6 +140,7 @@ def fit_weights(model: nn.Module, pretrained: Pretrained, say: Callable = print)
 
 
 def _part(tensors: dict[str, Tensor], module: str) -> dict[str, Tensor]:
+    """The tensors of the module, by their names in the whole model."""
     return {name: t for name, t in tensors.items() if name.startswith(f"{module}.")}
 
 

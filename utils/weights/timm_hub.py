@@ -47,7 +47,7 @@ def _from_hub(config, say: Callable) -> dict:
     files = [config.hf_hub_filename] if config.hf_hub_filename else HUB_FILES
     try:
         with _silent("huggingface_hub"):  # it warns of every attempt
-            file = _cached(repository, files, revision or "main", say)
+            file = _fetch(repository, files, revision or "main", say)
     except Exception as error:  # network or disk
         raise UserError(
             f"--pretrained: cannot fetch {config.hf_hub_id} ({_cause(error)}); where there is a "
@@ -58,8 +58,9 @@ def _from_hub(config, say: Callable) -> dict:
     return (read_safetensors if file.suffix == ".safetensors" else read_pth)(file)[0]
 
 
-def _cached(repository: str, files: Sequence[str], revision: str, say: Callable) -> Path:
-    """The first of these files that there is, in the hub's cache or by a download into it."""
+def _fetch(repository: str, files: Sequence[str], revision: str, say: Callable) -> Path:
+    """The first of these files that the repository has: from the hub's cache, or downloaded into
+    it."""
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 

@@ -83,7 +83,7 @@ def test_nested_folders_links_and_files_to_ignore(tree):
     Image.fromarray(noise(8, 98)).save(elsewhere / "linked.png")
     (elsewhere / "back").symlink_to(cat)
     (cat / "zz").symlink_to(elsewhere)
-    for name in (".hidden.png", "Thumbs.db", "desktop.ini", ".DS_Store"):
+    for name in (".hidden.png", "Thumbs.db", "desktop.ini", ".DS_Store", "notes.txt", "a.jpg.part"):
         (cat / name).write_text("no picture")
     (tree / "train" / "README.txt").write_text("beside the classes")
     (tree / "train" / ".ipynb_checkpoints").mkdir()
@@ -91,6 +91,16 @@ def test_nested_folders_links_and_files_to_ignore(tree):
     assert data.classes == ["cat", "dog"] and data.train.labels.tolist() == [0] * 6 + [1] * 4
     assert np.array_equal(data.train.images[4], noise(8, 99))  # more/... < zz/...
     assert np.array_equal(data.train.images[5], noise(8, 98))
+    assert (data.strays, data.skipped) == (6, 0)
+
+
+def test_a_picture_may_have_any_name(tree):
+    for number, name in enumerate(("zz", "zz.photo")):
+        Image.fromarray(noise(8, number)).save(tree / "train" / "cat" / name, format="png")
+    data = load(tree)
+    assert len(data.train.labels) == 10 and data.strays == 0
+    (tree / "train" / "dog" / "zz").write_text("no ending that says that it is no picture")
+    refused(tree, "zz", "not a readable image")
 
 
 def test_trees_that_cannot_be_used(tree, tmp_path):

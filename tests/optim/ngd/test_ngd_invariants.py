@@ -117,9 +117,9 @@ def batch_of(
 
 def natural(gradients: torch.Tensor, axis: AxisBatch, learn=True) -> torch.Tensor:
     """Gradients (B, ..., D) preconditioned along the last axis and scaled; `axis` is updated."""
-    x, square = gradients.clone(), norms(gradients).square()
-    x, _ = precondition_(x, axis, torch.empty_like(x), square if learn else None)
-    x = x * (square.sqrt() / norms(x)).view(-1, *[1] * (x.ndim - 1))
+    x, norm = gradients.clone(), norms(gradients)
+    x, _ = precondition_(x, axis, torch.empty_like(x), norm if learn else None)
+    x = x * (norm / norms(x)).view(-1, *[1] * (x.ndim - 1))
     if learn:
         update_([axis], None)
     return x
@@ -273,7 +273,7 @@ def noted_axes() -> list[AxisBatch]:
         new = fisher.zero_fisher(rank, length)
         stacked = [torch.stack([each] * 2) for each in (new.basis, new.spectrum, new.rest)]
         axis = AxisBatch(2, 4.0, 0.1, *stacked)
-        precondition_(x, axis, torch.empty_like(x), norms(x).square())
+        precondition_(x, axis, torch.empty_like(x), norms(x))
         made.append(axis)
     return made
 

@@ -1,6 +1,7 @@
 """Natural gradient in a user's loop: scalers, autocast, groups, and settings that change."""
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ from utils.optim.ngd.optimizer import NGD
 @each_foreach
 @pytest.mark.parametrize("unscale", [False, True], ids=["step_alone", "unscale_first"])
 @pytest.mark.parametrize("form", [*FORMS.values(), {"norm": "fixed"}], ids=[*FORMS, "fixed"])
-@pytest.mark.parametrize("decoupled", [False, True])
+@pytest.mark.parametrize("decoupled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_grad_scaler_of_a_users_own_loop(foreach, unscale, decoupled, form):
     """Scaled gradients give the same steps; a step that overflows changes nothing, to the bit."""
     settings = {"weight_decay": 0.1, "decoupled": decoupled, "foreach": foreach} | form
@@ -80,6 +81,7 @@ def test_a_flagged_step_leaves_everything(foreach, decoupled, steps, form):
                 assert key.startswith("basis") or not state[key].any()
 
 
+@functools.cache  # several tests compare with the same steps without a flagged one
 def with_a_flagged_step(at: int | None, **settings) -> list[torch.Tensor]:
     """Weights and state after 16 steps, with a flagged one before step `at`."""
     parameters = weights()

@@ -190,6 +190,13 @@ def _known_formats() -> tuple[str, ...]:
     return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
+@functools.cache
+def picture_endings() -> frozenset[str]:
+    """ ".jpg", ".png" and so on: the endings of names of pictures that can be decoded."""
+    Image.init()
+    return frozenset(ending for ending, name in Image.EXTENSION.items() if name in FORMATS)
+
+
 def why(error: Exception) -> str:
     """In a line, why a picture could not be decoded."""
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -73,7 +73,8 @@ def load_encoded(
         kept, held_out = stratified_split(labels["all"], test_fraction, TEST_SEED, classes)
         splits = {"train": splits["all"].part(kept), "test": splits["all"].part(held_out)}
     test, val = splits.get("test"), splits.get("val")
-    if test is None:
+    val_is_test = test is None
+    if val_is_test:
         test, val = val, None
     what = json.dumps([found.index.fingerprint, classes, image_size, crop_ratio, test_fraction])
     key = hashlib.sha256(what.encode()).hexdigest()
@@ -89,6 +90,7 @@ def load_encoded(
         val=val,
         fingerprint=key,
         skipped=found.index.skipped,
+        val_is_test=val_is_test,
         source=f"{root}, decoded while training (all decoded would take {size:,.2f} GB), with the "
         f"index {found.folder}",
     )

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from utils.data.images.cache import VERSION, Index, Source, build_cache, open_cache
-from utils.data.images.decode import open_image, strict_pillow
+from utils.data.images.decode import open_image, picture_endings, strict_pillow
 from utils.data.images.decoded import DecodedSplit, channel_statistics
 from utils.data.images.encoded_data import load_encoded
 from utils.data.images.imagenet import class_names, flat_labels
@@ -50,6 +50,7 @@ class Listing:
     paths: list[str]  # relative to root
     labels: list[int]
     stats: list[tuple[int, int]]  # (bytes, time of modification in ns)
+    strays: int  # files beside the pictures that are none, such as notes.txt
 
 
 def load_imagefolder(*, data_dir: Path, **settings) -> ImageData:
@@ -73,7 +74,9 @@ def _load(
     """Decode the tree at `data_dir` into `cache_dir`, or memory-map what an earlier run decoded. Or
     only index it; see `load_image_data`.
 
-    val/ is the validation split if there is test/, else the test set.
+    val/ is the validation split if there is test/, else the test set. Files that are no pictures by
+    their names and contents are passed over and counted; one that has the name of a picture and
+    cannot be decoded is an error.
 
     Raises:
         UserError: the tree has another layout, a file in it cannot be decoded (unless `on_bad` is
@@ -81,11 +84,12 @@ def _load(
     """
     listings = list_tree(data_dir, test_fraction, cache_dir)
     classes = next(iter(listings.values())).classes
+    strays = sum(listing.strays for listing in listings.values())
     if image_size is None:
         image_size = _choose_size(next(iter(listings.values())))
     size = sum(len(listing.paths) for listing in listings.values()) * 3 * image_size**2
     if decode == "always" or (decode == "auto" and size > LARGEST_DECODED):
-        return load_encoded(
+        data = load_encoded(
             "imagefolder",
             data_dir,
             {name: _to_index(data_dir, listing) for name, listing in listings.items()},
@@ -95,6 +99,7 @@ def _load(
             crop_ratio=crop_ratio,
             test_fraction=test_fraction,
         )
+        return replace(data, strays=strays)
     folder = cache_dir / _key(listings, image_size)
     cache = open_cache(folder)
     source = f"{data_dir}, memory-mapped from {folder}"
@@ -116,9 +121,10 @@ def _load(
             f"{index.skipped_first[0]}: remove them, or leave them out with --on_bad skip"
         )
     if test_fraction is not None:
-        return _divide(index, splits["all"], test_fraction, source)
+        return _divide(index, splits["all"], test_fraction, source, strays)
     train, test, val = (splits.get(name) for name in ("train", "test", "val"))
-    if test is None:
+    val_is_test = test is None
+    if val_is_test:
         test, val = val, None
     return ImageData(
         name="imagefolder",
@@ -130,11 +136,15 @@ def _load(
         val=val,
         fingerprint=index.fingerprint,
         skipped=index.skipped,
+        strays=strays,
+        val_is_test=val_is_test,
         source=source,
     )
 
 
-def _divide(index: Index, everything: DecodedSplit, fraction: float, source: str) -> ImageData:
+def _divide(
+    index: Index, everything: DecodedSplit, fraction: float, source: str, strays: int
+) -> ImageData:
     """Divides a single tree. The parts are rows of one cache, which serves any fraction."""
     kept, held_out = stratified_split(everything.labels, fraction, TEST_SEED, index.classes)
     train, test = everything.part(kept), everything.part(held_out)
@@ -149,6 +159,7 @@ def _divide(index: Index, everything: DecodedSplit, fraction: float, source: str
         test=test,
         fingerprint=hashlib.sha256(division.encode()).hexdigest(),
         skipped=index.skipped,
+        strays=strays,
         source=source,
     )
 
@@ -209,8 +220,9 @@ def _list_split(root: Path, known: list[str] | None, cache_dir: Path) -> Listing
         )
     classes = names if known is None else known
     paths, labels, stats = [], [], []
+    strays: list[str] = []
     for name in names:
-        files = sorted(_walk(root / name, name, set()))
+        files = sorted(_walk(root / name, name, set(), strays))
         if not files:
             raise UserError(f"the class folder {root / name} is empty: add images, or remove it")
         label = classes.index(name)
@@ -218,29 +230,28 @@ def _list_split(root: Path, known: list[str] | None, cache_dir: Path) -> Listing
             paths.append(path)
             labels.append(label)
             stats.append((size, modified))
-    return Listing(root, classes, paths, labels, stats)
+    return Listing(root, classes, paths, labels, stats, len(strays))
 
 
 def _list_flat(root: Path, inner: list[str], classes: list[str]) -> Listing:
     """List a split without class folders: its pictures lie in `root`, or in the folder `inner`."""
     prefix = inner[0] if inner else "."
-    files = [
-        file
-        for file in sorted(_walk(root / prefix, prefix, set()))
-        if not file[0].endswith((".txt", ".csv"))
-    ]
+    strays: list[str] = []  # the file of classes is one, too
+    files = sorted(_walk(root / prefix, prefix, set(), strays))
     if not files:
         raise UserError(f"{root} has no class folders: {LAYOUT}")
     paths = [path for path, *_ in files]
     names = [os.path.basename(path) for path in paths]
     labels = flat_labels(root.parent, root.name, names, classes)
-    return Listing(root, classes, paths, labels, [tuple(state) for _, *state in files])
+    stats = [(size, modified) for _, size, modified in files]
+    return Listing(root, classes, paths, labels, stats, 0)
 
 
 def _walk(
-    folder: Path | str, prefix: str, seen: set[tuple[int, int]]
+    folder: Path | str, prefix: str, seen: set[tuple[int, int]], strays: list[str]
 ) -> list[tuple[str, int, int]]:
-    """(path relative to the split, bytes, modification time in ns) of every file below `folder`.
+    """(path relative to the split, bytes, modification time in ns) of every picture below `folder`;
+    the paths of other files are appended to `strays`.
 
     Links are followed. `seen` holds (device, inode) of the folders read so far: none is read
     twice, so that a loop of links ends.
@@ -256,16 +267,19 @@ def _walk(
         raise UserError(f"cannot read {folder}: {error.strerror}") from error
     files = []
     for entry in entries:
-        if _is_ignored(entry.name):
-            continue
         path = f"{prefix}/{entry.name}"
+        if _is_ignored(entry.name):
+            strays += [path] if entry.is_file() else []
+            continue
         try:
             found = entry.stat()
         except OSError:  # a broken link, which decoding reports as a bad file
             files.append((path, -1, 0))
             continue
         if stat.S_ISDIR(found.st_mode):
-            files.extend(_walk(entry.path, path, seen))
+            files.extend(_walk(entry.path, path, seen, strays))
+        elif stat.S_ISREG(found.st_mode) and _is_stray(entry):
+            strays.append(path)
         else:
             files.append((path, found.st_size, found.st_mtime_ns))
     return files
@@ -292,6 +306,18 @@ def _folders(root: Path, cache_dir: Path) -> list[str]:
 
 def _is_ignored(name: str) -> bool:
     return name.startswith(".") or name.lower() in _IGNORED
+
+
+def _is_stray(entry: os.DirEntry) -> bool:
+    """Whether a file has another ending than pictures have, and is none."""
+    ending = os.path.splitext(entry.name)[1].lower()
+    if not ending or ending in picture_endings():
+        return False
+    try:
+        with strict_pillow(), open_image(entry.path):
+            return False
+    except Exception:  # a damaged file can make Pillow raise any exception
+        return True
 
 
 def _choose_size(listing: Listing) -> int:

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from utils.data.batch import Batch
-from utils.data.draws import AUGMENT_STREAM, Mixing, random_generator
-from utils.data.hold_out import HoldOut
+from utils.data.draws import AUGMENT_STREAM, random_generator
 from utils.data.images.records import EncodedPictures, RecordReader
 from utils.data.loader import Loader
 from utils.data.steps import Piece
@@ -77,17 +76,15 @@ class PictureLoader(Loader):
         mean, std: per channel, of pixels scaled to 0..1.
         batch_size: samples in a micro-batch.
         device: where the batches are needed.
+        ranks: how many processes share every step.
         accumulation: micro-batches of each rank in a step.
         step_size: samples of all ranks in a step; overrides `accumulation`.
-        augment: crop, flip and so on; None for evaluation.
-        shuffle: a new order every epoch, else the order of the samples.
-        seed: of order and augmentation.
+        augment: crop, flip and so on, drawn with the loader's seed; None for evaluation.
         channels_last: memory order of the batches.
         rows: (samples,) int64, indices of the samples into the pictures; None: all, in order.
         pool: processes that read ahead; None: this process reads.
-        mixing: how samples are mixed with each other; None: they are not.
-        rank, ranks, least: see Steps.
-        hold_out: see Loader.
+        options: `shuffle`, `seed`, `mixing`, `rank`, `least`, `drop_last`, `hold_out`: see Loader
+            and Steps.
     """
 
     _reader: Reader | None  # for `pool`
@@ -101,32 +98,22 @@ class PictureLoader(Loader):
         std,
         batch_size: int,
         device: torch.device,
+        ranks: int = 1,
         accumulation: int = 1,
         step_size: int | None = None,
         augment: Augmentation | None = None,
-        shuffle: bool = False,
-        seed: int = 0,
         channels_last: bool = True,
         rows: np.ndarray | None = None,
         pool: WorkerPool | None = None,
-        mixing: Mixing | None = None,
-        rank: int = 0,
-        ranks: int = 1,
-        least: int = 2,
-        hold_out: HoldOut | None = None,
+        **options,
     ):
         super().__init__(
             labels,
             batch_size=batch_size,
             step_size=step_size or batch_size * accumulation * ranks,
             device=device,
-            shuffle=shuffle,
-            seed=seed,
-            mixing=mixing,
-            rank=rank,
             ranks=ranks,
-            least=least,
-            hold_out=hold_out,
+            **options,
         )
         self.augment = augment
         self.normalize = Normalize(mean, std, width, device, channels_last)

@@ -74,7 +74,8 @@ class ImageData:
     `mean` and `std` are per channel, of pixels scaled to 0..1, from the training pictures only.
     `fingerprint` is a SHA-256 (hexadecimal) that changes with pixels, labels and class names. `val`
     is None unless the data set has its own validation split. `skipped` counts the files left out by
-    `on_bad="skip"`; `source` says, for messages, where the pictures came from.
+    `on_bad="skip"`, `strays` those beside the pictures that are none; `source` says, for messages,
+    where the pictures came from. `val_is_test`: `test` is what a folder named val/ holds.
     """
 
     name: str
@@ -88,6 +89,8 @@ class ImageData:
     val: PictureSplit | None = None
     synthetic: bool = False
     skipped: int = 0
+    strays: int = 0
+    val_is_test: bool = False
 
 
 class PictureSource(Protocol):

@@ -7,8 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from utils.data.draws import ORDER_STREAM, Mixing, random_generator
-from utils.data.hold_out import HoldOut
+from utils.data.draws import ORDER_STREAM, random_generator
 from utils.data.loader import Loader
 from utils.data.micro_batches import micro_batch_sizes
 from utils.data.steps import Piece
@@ -39,22 +38,19 @@ class TextLoader(Loader):
         labels: (samples,) int64.
         batch_size: samples in a micro-batch.
         device: where the batches are needed.
+        ranks: how many processes share every optimizer step.
         accumulation: micro-batches of each rank in an optimizer step.
         micro_batches: instead of `accumulation`: micro-batches of all ranks in an optimizer step.
         step_size: instead of both: samples in an optimizer step; not used with `batch_tokens`.
         max_len: the most tokens that are kept of a text, from its beginning.
-        shuffle: a new order every epoch, for training; else by length.
-        seed: of the order.
         batch_tokens: about how many tokens a micro-batch has, instead of `batch_size` samples; all
             steps of an epoch then have about equally many. The samples of a micro-batch are
             then a multiple of the block of `mixing`. None: batches of `batch_size`.
         bucket_batches: about how many optimizer steps make up a bucket: with more of them the texts
             of a step are more alike in length and less random. A small set has smaller buckets, of
             ten steps at least, so that there are four of them.
-        mixing: how samples are mixed with each other; None: not at all.
-        rank, ranks: see Steps.
-        hold_out: see Loader.
         rows: (n,) int64, the samples that are used; None: all.
+        options: `shuffle`, `seed`, `mixing`, `rank`, `hold_out`: see Loader and Steps.
     """
 
     def __init__(
@@ -65,19 +61,15 @@ class TextLoader(Loader):
         *,
         batch_size: int,
         device: torch.device,
+        max_len: int,
+        ranks: int = 1,
         accumulation: int = 1,
         step_size: int | None = None,
         micro_batches: int | None = None,
-        max_len: int,
-        shuffle: bool = False,
-        seed: int = 0,
         batch_tokens: int | None = None,
         bucket_batches: int = 50,
-        mixing: Mixing | None = None,
-        rank: int = 0,
-        ranks: int = 1,
-        hold_out: HoldOut | None = None,
         rows: np.ndarray | None = None,
+        **options,
     ):
         starts, lengths = offsets[:-1], np.diff(offsets)
         if rows is not None:
@@ -102,13 +94,9 @@ class TextLoader(Loader):
             batch_size=batch_size,
             step_size=step_size,
             device=device,
-            shuffle=shuffle,
-            seed=seed,
-            mixing=mixing,
-            rank=rank,
             ranks=ranks,
             least=1,
-            hold_out=hold_out,
+            **options,
         )
 
     def _count_steps(self, batch_tokens: int) -> int:
@@ -228,7 +216,8 @@ class TextLoader(Loader):
         if self.mixing is not None:
             texts = self.block if size >= self._given_tokens else size // int(self.lengths.max())
             divisors = [n for n in range(2, self.block + 1) if self.block % n == 0]
-            self.mixing.block = max([n for n in divisors if n <= texts] or divisors[:1] or [1])
+            block = max([n for n in divisors if n <= texts] or divisors[:1] or [1])
+            self.mixing = self.mixing.with_block(block)
 
     def resize(self, batch_size: int, step_size: int) -> None:
         super().resize(batch_size, step_size)

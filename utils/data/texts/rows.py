@@ -22,11 +22,11 @@ class Samples:
     """
 
     path: Path
+    note: str | None = None
     lines: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
     problems: list[tuple[int, str]] = field(default_factory=list)
-    note: str | None = None
 
     def refuse(self) -> None:
         """UserError for the first bad row."""
@@ -53,12 +53,11 @@ def read_samples(
             of its rows cannot.
     """
     table = read_table(path)
-    samples = Samples(path)
     if not any(row.problem is None for row in table.rows):
         line, problem = table.rows[0].line, table.rows[0].problem
         raise UserError(f"{path}: no row can be used; line {line} {problem}: correct the file")
     columns = choose_columns(table, text_columns, label_column, classes=classes)
-    samples.note = columns.note
+    samples = Samples(path, columns.note)
     known = set(classes)
     header = table.rows[0].cells if columns.header else None
     for row in table.rows[columns.header :]:

@@ -149,10 +149,12 @@ class Batch(Parameters):
         self._stack_gradients(x, flags)
         keeps_norm = self.group["norm"] == "gradient"
         before = norms(x) if keeps_norm or (self.updates_now and self.axes) else None
+        norm = before
         for axis in self.axes:
             update = self.updates_now and axis.is_ours
             with self._products(axis):
-                x, other = precondition_(x, axis, other, before.square() if update else None)
+                x, other = precondition_(x, axis, other, before if update else None, norm)
+            norm = None
         scale = (before if keeps_norm else fixed_norm(self.of_one)) / norms(x)
         scale.nan_to_num_(1.0, posinf=1.0)  # of zeros, or of what float32 cannot square
         x *= scale.view(-1, *[1] * len(self.of_one))

@@ -1,4 +1,4 @@
-"""The Fisher matrices of many tensors of one shape at once, without host syncs.
+"""The Fisher matrices of many tensors at once, without host syncs.
 
 The mathematics is that of `fisher.py`, but only with batched matrix products. Two differences:
 
@@ -16,14 +16,15 @@ R'V is stored instead: one product with it costs no more, and reads the gradient
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from utils.optim.ngd.fisher import DELTA, smallest
-from utils.optim.ngd.inverse_root import add_to_diagonal_, inverse_root, polish
+from utils.optim.ngd.inverse_root import add_to_diagonal_, inverse_root, polish, polished_root
+from utils.optim.ngd.joined import Layout, joined
 
 FISHER = ("basis", "spectrum", "rest")  # fields of an axis; the state's keys are `basis_0`, ...
 
@@ -86,7 +87,8 @@ class Scatter:
 
     product: Tensor  # R X'X, (B, r, D)
     norm: Tensor  # |X|, (B,)
-    trace: Tensor  # tr(S), (B,)
+    gradient_norm: Tensor  # |X| before the axes before this one; tr(S) is its square by N, (B,)
+    rows: float  # N
 
 
 def is_whole(fisher_rank: int, length: int) -> bool:
@@ -95,15 +97,20 @@ def is_whole(fisher_rank: int, length: int) -> bool:
 
 
 def precondition_(
-    x: Tensor, axis: AxisBatch, other: Tensor | None, square: Tensor | None = None
+    x: Tensor,
+    axis: AxisBatch,
+    other: Tensor | None,
+    gradient_norm: Tensor | None = None,
+    norm: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Multiplies the stacked gradients x (B, ...) by I - R'V along `axis`, without rescaling them.
 
     Args:
         other: memory like x, for the result where `axis.whole`; otherwise the result overwrites x.
-        square: (B,) squared norms of the original gradients, if the axis is to be updated: then
+        gradient_norm: (B,) norms of the original gradients, if the axis is to be updated: then
             x's scatter is stored in `axis.scatter`. It is that of x rescaled to the original norm,
             so that the axes before this one affect only the direction.
+        norm: (B,) norms of x, where they are known.
 
     Returns:
         (result, the memory that is now unused)
@@ -124,7 +131,7 @@ def precondition_(
     if not axis.whole:
         basis = axis.basis if len(matrices) == tensors else axis.basis.repeat_interleave(before, 0)
         h = matrices @ basis.mT if last else basis @ matrices
-    if square is not None:
+    if gradient_norm is not None:
         own, per_tensor = axis.own, len(matrices) // tensors
         ours = slice(own.start * per_tensor, own.stop * per_tensor)
         if axis.whole:
@@ -139,8 +146,8 @@ def precondition_(
             product = product.view(-1, per_tensor, *product.shape[1:]).sum(1)
         if axis.whole:
             product = axis.basis[own] @ product
-        inverse_n = length / x[0].numel()  # 1 / N
-        axis.scatter = Scatter(product, norms(x[own]), square[own] * inverse_n)
+        norm = norms(x[own]) if norm is None else norm[own]
+        axis.scatter = Scatter(product, norm, gradient_norm[own], x[0].numel() / length)
     if axis.whole:
         factors = (matrices, multiplier) if last else (multiplier.mT, matrices)
         matrices = torch.bmm(*factors, out=other.view(matrices.shape))
@@ -171,128 +178,157 @@ def update_(axes: list[AxisBatch], left_out: Tensor | None) -> None:
     Args:
         left_out: () bool; where true, nothing changes.
     """
-    alike: dict[tuple, list[AxisBatch]] = {}  # batched, since many small operations are slow
+    alike: dict[tuple, list[AxisBatch]] = {}
     for axis in axes:
-        alike.setdefault((axis.basis.shape[1:], *axis.settings), []).append(axis)
-    smoothed = [_Smoothed(members) for members in alike.values()]
-    roots = _batched_by_size(inverse_root, [each.y @ each.y.mT for each in smoothed])
-    bases = [root @ each.y for root, each in zip(roots, smoothed, strict=True)]
-    roots = _batched_by_size(polish, [basis @ basis.mT for basis in bases])
-    for root, basis, each in zip(roots, bases, smoothed, strict=True):
-        basis = root @ basis
-        spectrum = basis @ each.y.mT
-        spectrum = (spectrum + spectrum.mT) * (each.size / 2)[:, None, None]
-        fisher_rank, length = basis.shape[1:]
-        rest = (each.trace - _trace(spectrum)) / (length - fisher_rank)
-        rest = torch.maximum(rest, each.shift)
-        good = rest.isfinite() & each.size.isfinite() & (each.size > smallest(rest.dtype))
-        if left_out is not None:
-            good = good & ~left_out
-        each.store(good, basis, spectrum, rest)
-    renew_multipliers_([axis for axis in axes if not axis.is_shared])
-
-
-class _Smoothed:
-    """Y = R T for axes with the same shapes and settings, B tensors in all.
-
-    Attributes:
-        y: Y / |Y|, (B, r, D).
-        size, trace, shift: |Y|, tr T and eta delta |R S|, (B,) each.
-    """
-
-    def __init__(self, axes: list[AxisBatch]):
-        self.axes, eta = axes, axes[0].eta
-        self.basis, self.spectrum, self.rest = (
-            _joined([getattr(axis, name)[axis.own] for axis in axes]) for name in FISHER
-        )
-        product, norm, trace = (
-            _joined([getattr(axis.scatter, name) for axis in axes])
-            for name in ("product", "norm", "trace")
-        )
-        scale = torch.where(norm > 0, trace / norm.square(), 0.0)  # S / X'X
-        fisher_rank, length = self.basis.shape[1:]
-        # Computed in the memory of `product`, since newly allocated memory is slow.
-        r_scatter_norm = scale * normalize_(product)  # |R S|
-        self.shift = eta * DELTA * r_scatter_norm
-        inner = (1 - eta) * self.spectrum
-        add_to_diagonal_(inner, self.shift[:, None])
-        self.y = product.mul_((eta * r_scatter_norm)[:, None, None]).baddbmm_(inner, self.basis)
-        self.size = normalize_(self.y)
-        old_trace = _trace(self.spectrum) + (length - fisher_rank) * self.rest
-        self.trace = eta * trace + self.shift * length + (1 - eta) * old_trace
-
-    def store(self, good: Tensor, *new: Tensor) -> None:
-        """Sets R, Lambda and rho to `new` where `good`, (B,)."""
-        matrices = good[:, None, None]
-        new = [
-            torch.where(condition, value, old)
-            for condition, value, old in zip(
-                (matrices, matrices, good), new, (self.basis, self.spectrum, self.rest), strict=True
-            )
-        ]
-        counts = [axis.own.stop - axis.own.start for axis in self.axes]
-        for name, value in zip(FISHER, new, strict=True):
-            own = [getattr(axis, name)[axis.own] for axis in self.axes]
-            torch._foreach_copy_(own, value.split(counts))
-        for axis in self.axes:
-            axis.scatter = None
+        alike.setdefault((*axis.settings, axis.is_shared), []).append(axis)
+    for members in alike.values():
+        matrices = _Joined(members, [axis.own for axis in members])
+        matrices.update_(left_out)
+        if not members[0].is_shared:
+            matrices.renew_multipliers_()
 
 
 def renew_multipliers_(axes: list[AxisBatch]) -> None:
-    """Recomputes the multipliers of axes from their Fisher matrices, by
-
-    beta^p G^-p = I - R'V        V = (I - beta^p (Lambda + beta0 I)^-p) R        see `fisher.py`
-    """
+    """Recomputes the multipliers of axes from their Fisher matrices."""
     alike: dict[tuple, list[AxisBatch]] = {}
     for axis in axes:
-        alike.setdefault((axis.basis.shape[1:], axis.alpha, axis.power), []).append(axis)
-    groups = [_Damped(members) for members in alike.values()]
-    by_cholesky = [group for group in groups if group.power == 1]
-    by_root = [group for group in groups if group.power == 0.5]
-    for group in by_cholesky:
-        group.renew_(_inverse(group.damped))
-    roots = _batched_by_size(inverse_root, [group.damped for group in by_root])
-    near_eye = [root @ group.damped @ root for root, group in zip(roots, by_root, strict=True)]
-    polished = _batched_by_size(polish, near_eye)
-    for group, root, other in zip(by_root, roots, polished, strict=True):
-        group.renew_(other @ root)
+        alike.setdefault(axis.settings, []).append(axis)
+    for members in alike.values():
+        everything = [slice(0, len(axis.rest)) for axis in members]
+        _Joined(members, everything).renew_multipliers_()
 
 
-class _Damped:
-    """Lambda + beta0 I of axes with the same shapes and settings, B tensors in all.
+class _Joined:
+    """Fisher matrices of axes with the same settings, B tensors in all, joined as `Layout` says.
 
     Attributes:
-        damped: (B, r, r); I while F is zero.
-        factor: beta^p, (B, 1, 1).
-        known: whether F is not zero, (B, 1, 1).
+        basis: R, a tensor (B', r, D) for each shape.
+        spectrum: Lambda, a tensor (B', s, s) for each size.
+        rest: rho, (B,).
     """
 
-    def __init__(self, axes: list[AxisBatch]):
-        self.axes, self.power = axes, axes[0].power
-        self.basis, spectrum, rest = (
-            _joined([getattr(axis, name) for axis in axes]) for name in FISHER
-        )
-        fisher_rank, length = self.basis.shape[1:]
-        trace = _trace(spectrum) + (length - fisher_rank) * rest
-        known = trace > 0
-        beta0 = torch.where(known, axes[0].alpha / length * trace, 1.0)
-        self.damped = spectrum.clone()
-        add_to_diagonal_(self.damped, beta0[:, None])
-        beta = rest + beta0
-        self.factor = (beta if self.power == 1 else beta.sqrt())[:, None, None]
-        self.known = known[:, None, None]
+    def __init__(self, axes: list[AxisBatch], parts: list[slice]):
+        """parts: which tensors of each axis."""
+        ordered = sorted(zip(axes, parts, strict=True), key=lambda pair: pair[0].basis.shape[1:])
+        self.axes = [axis for axis, _ in ordered]
+        shapes = [tuple(axis.basis.shape[1:]) for axis in self.axes]
+        counts = [part.stop - part.start for _, part in ordered]
+        self.layout = Layout(shapes, counts, axes[0].rest.device)
+        # Views of the axes' own.
+        self._of_axes = [[getattr(axis, name)[part] for axis, part in ordered] for name in FISHER]
+        basis, spectrum, rest = self._of_axes
+        self.basis = self.layout.to_shapes(basis)
+        self.spectrum = self.layout.to_sizes(self.layout.to_shapes(spectrum))
+        self.rest = joined(rest)
 
-    def renew_(self, inverse: Tensor) -> None:
-        """Sets the axes' multipliers from (Lambda + beta0 I)^-p: V = (I - beta^p inverse) R, or
-        I - R'V where `is_whole`. V = 0 while F is zero."""
-        middle = -self.factor * inverse
-        add_to_diagonal_(middle, 1)
-        value = torch.where(self.known, middle, 0.0) @ self.basis
-        if self.axes[0].whole:
-            value = (self.basis.mT @ value).neg_()
-            add_to_diagonal_(value, 1)
-        values = value.split([len(axis.rest) for axis in self.axes])
-        torch._foreach_copy_([axis.multiplier for axis in self.axes], values)
+    def update_(self, left_out: Tensor | None) -> None:
+        """One step of subspace iteration, see `fisher.py`.
+
+        All scatters are in units of u = eta tr S + (1 - eta) tr F, about tr T: then |Y| is at most
+        about 1, and its square does not overflow.
+        """
+        layout, eta = self.layout, self.axes[0].eta
+        y, norm, gradient_norm, rows = self._take_scatters()
+        trace = gradient_norm.square()
+        torch._foreach_div_(trace.split(layout.counts), rows)  # tr S
+        unit = torch.lerp(self._trace(), trace, eta)
+        factor = (trace / unit).div_(norm.square()).nan_to_num_(0.0, posinf=0.0)  # S / X'X
+        for each, own in zip(y, layout.for_shapes(factor), strict=True):
+            each.mul_(own)  # R S
+        shift = eta * DELTA * joined([norms(each) for each in y])
+        inner = _scaled(self.spectrum, layout.for_sizes((1 - eta) / unit))
+        for each, own in zip(inner, layout.for_sizes(shift), strict=True):
+            add_to_diagonal_(each, own[..., 0])
+        for each, *factors in zip(y, layout.cut(inner), self.basis, strict=True):
+            each.baddbmm_(*factors, beta=eta)  # R T
+
+        z = layout.to_sizes([each @ each.mT for each in y])
+        roots = layout.cut([inverse_root(each) for each in z])
+        bases = [root @ each for root, each in zip(roots, y, strict=True)]
+        near_eye = layout.to_sizes([basis @ basis.mT for basis in bases])
+        roots = layout.cut([polish(each) for each in near_eye])
+        bases = [root @ basis for root, basis in zip(roots, bases, strict=True)]
+        spectra = [basis @ each.mT for basis, each in zip(bases, y, strict=True)]
+        spectra = layout.to_sizes(spectra)
+
+        rest = layout.times(shift, [length for _, length in layout.shapes])
+        rest = rest.sub_(_traces(spectra)).add_(1)  # tr T - tr Lambda
+        rest = layout.times(rest, [1 / (length - r) for r, length in layout.shapes])
+        rest = torch.maximum(rest, shift).mul_(unit)
+        size = _traces(z).sqrt_().mul_(unit)  # |Y|
+        good = (rest < math.inf) & (size > smallest(rest.dtype))  # and not NaN
+        if left_out is not None:
+            good &= ~left_out
+        spectra = _scaled([each + each.mT for each in spectra], layout.for_sizes(unit / 2))
+        self._store(good, bases, spectra, rest)
+
+    def _take_scatters(self) -> tuple[list[Tensor], Tensor, Tensor, list[float]]:
+        """The axes' scatters, which are used up: R X'X for each shape, |X|, |gradient|, N."""
+        scatters = [axis.scatter for axis in self.axes]
+        for axis in self.axes:
+            axis.scatter = None
+        products = self.layout.to_shapes([scatter.product for scatter in scatters])
+        norm = joined([scatter.norm for scatter in scatters])
+        gradient_norm = joined([scatter.gradient_norm for scatter in scatters])
+        return products, norm, gradient_norm, [scatter.rows for scatter in scatters]
+
+    def _store(
+        self, good: Tensor, bases: list[Tensor], spectra: list[Tensor], rest: Tensor
+    ) -> None:
+        """Sets R, Lambda and rho to these where `good`, (B,)."""
+        layout = self.layout
+        self.basis = [*map(torch.where, layout.for_shapes(good), bases, self.basis)]
+        self.spectrum = [*map(torch.where, layout.for_sizes(good), spectra, self.spectrum)]
+        self.rest = torch.where(good, rest, self.rest)
+        spectra = [each.contiguous() for each in layout.cut(self.spectrum)]
+        new = layout.to_axes(self.basis), layout.to_axes(spectra), self.rest.split(layout.counts)
+        for old, value in zip(self._of_axes, new, strict=True):
+            torch._foreach_copy_(old, value)
+
+    def renew_multipliers_(self) -> None:
+        """Recomputes the axes' multipliers, by
+
+        beta^p G^-p = I - R'V        V = (I - beta^p (Lambda + beta0 I)^-p) R      see `fisher.py`
+
+        V = 0 while F is zero.
+        """
+        layout, alpha, power = self.layout, self.axes[0].alpha, self.axes[0].power
+        trace = self._trace()
+        unknown = ~(trace > 0)
+        beta0 = layout.times(trace, [alpha / length for _, length in layout.shapes])
+        beta0.masked_fill_(unknown, 1.0)
+        beta = self.rest + beta0
+        damped = [spectrum.clone() for spectrum in self.spectrum]
+        for each, own in zip(damped, layout.for_sizes(beta0), strict=True):
+            add_to_diagonal_(each, own[..., 0])
+        inverses = [_inverse(each) if power == 1 else polished_root(each) for each in damped]
+        factor = -(beta if power == 1 else beta.sqrt())
+        middles = _scaled(inverses, layout.for_sizes(factor))
+        for middle, own in zip(middles, layout.for_sizes(unknown), strict=True):
+            add_to_diagonal_(middle, 1)
+            middle.masked_fill_(own, 0.0)
+        values = []
+        for middle, basis in zip(layout.cut(middles), self.basis, strict=True):
+            value = middle @ basis
+            if is_whole(*basis.shape[1:]):
+                value = (basis.mT @ value).neg_()
+                add_to_diagonal_(value, 1)
+            values.append(value)
+        torch._foreach_copy_([axis.multiplier for axis in self.axes], layout.to_axes(values))
+
+    def _trace(self) -> Tensor:
+        """tr F = tr Lambda + (D - r) rho, (B,)"""
+        rest = self.layout.times(self.rest, [length - r for r, length in self.layout.shapes])
+        return rest.add_(_traces(self.spectrum))
+
+
+def _scaled(batches: list[Tensor], factors: tuple[Tensor, ...]) -> list[Tensor]:
+    return [each * factor for each, factor in zip(batches, factors, strict=True)]
+
+
+def _traces(batches: list[Tensor]) -> Tensor:
+    """The traces of all matrices (B', s, s) of each batch, (B,)"""
+    return joined([each.diagonal(dim1=1, dim2=2).sum(-1) for each in batches])
 
 
 def _inverse(matrices: Tensor) -> Tensor:
@@ -302,33 +338,3 @@ def _inverse(matrices: Tensor) -> Tensor:
     eye = torch.eye(matrices.shape[-1], dtype=matrices.dtype, device=matrices.device)
     root = torch.linalg.solve_triangular(factor, eye.expand_as(factor), upper=False)
     return root.mT @ root
-
-
-def _batched_by_size(function: Callable, matrices: list[Tensor]) -> list[Tensor]:
-    """Applies `function` to each (B, r, r), batching those with the same r."""
-    roots: list[Tensor] = [None] * len(matrices)
-    for size in {matrix.shape[-1] for matrix in matrices}:
-        chosen = [i for i, matrix in enumerate(matrices) if matrix.shape[-1] == size]
-        counts = [len(matrices[i]) for i in chosen]
-        stacked = function(_joined([matrices[i] for i in chosen]))
-        for i, root in zip(chosen, stacked.split(counts), strict=True):
-            roots[i] = root
-    return roots
-
-
-def _trace(matrices: Tensor) -> Tensor:
-    return matrices.diagonal(dim1=-2, dim2=-1).sum(-1)
-
-
-def normalize_(matrices: Tensor) -> Tensor:
-    """Divides each matrix of (B, r, D) by its Frobenius norm and returns the norms, (B,). Scaled
-    like `size_of` in fisher.py to avoid overflow and underflow; zero matrices stay zero."""
-    tiny = torch.finfo(matrices.dtype).tiny
-    largest = torch.maximum(matrices.amax((1, 2)), -matrices.amin((1, 2))).clamp_min(tiny)
-    scaled_norms = torch.linalg.matrix_norm(matrices.div_(largest[:, None, None]))
-    matrices.div_(scaled_norms.clamp_min(tiny)[:, None, None])
-    return largest * scaled_norms
-
-
-def _joined(tensors: list[Tensor]) -> Tensor:
-    return tensors[0].contiguous() if len(tensors) == 1 else torch.cat(tensors)

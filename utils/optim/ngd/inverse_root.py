@@ -65,3 +65,9 @@ def polish(z: Tensor) -> Tensor:
     makes it 1.
     """
     return to_polar_factor(z, POLISH_POLYNOMIALS)
+
+
+def polished_root(z: Tensor) -> Tensor:
+    """Z^-1/2 of symmetric positive definite matrices (B, r, r), to rounding error."""
+    root = inverse_root(z)
+    return polish(root @ z @ root) @ root

@@ -1,0 +1,162 @@
+"""Local steps over several processes (`--strategy local`)."""
+
+import contextlib
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+import toy
+from local_runs import assert_same_checkpoint, double_network, parameters_of
+from torch import nn
+
+from benchmarks.collectives import Collectives, per_step
+from utils.checkpoints.checkpoint import Checkpoints
+from utils.distributed.group import Agreement
+from utils.exchange import Exchange
+from utils.launch.signals import AgreedSignal
+
+RICH = {"optimizer": "adamw", "lr": 0.01, "ema_decay": 0.9}
+STEPS = 12
+
+
+def train(
+    exchange, folder: Path, options: dict, stop: int | None = None, resume: bool = False
+) -> list[dict]:
+    """Trains 3 workers to step `stop`, or to the end, with checkpoints in `folder`; returns the
+    metrics."""
+    torch.manual_seed(5 if exchange.rank == 0 and not resume else 99)
+    model = toy.network(dropout=0.2, seed=77 if resume else 1)
+    torch.manual_seed(5)
+    signals = toy.NoSignals()
+    trainer = toy.make_trainer(
+        folder / f"{exchange.rank}-of-{exchange.size}",
+        model=model,
+        exchange=exchange,
+        signals=signals,
+        local={"workers": 3, "base": 5, "bn_batches": 4},
+        epochs=3,
+        batch_size=2,
+        **options,
+    )
+    trainer.saver.store = Checkpoints(folder / "checkpoints", keep=100)
+    if resume:
+        trainer.restore(trainer.saver.store.load())
+    if stop is not None:
+        update = trainer.stepper.update
+
+        def until():
+            update()
+            if trainer.progress.step == stop:
+                trainer.save(final=True)
+                raise KeyboardInterrupt
+
+        trainer.stepper.update = until
+    with contextlib.suppress(KeyboardInterrupt):
+        trainer.fit()
+    return toy.history(folder / f"{exchange.rank}-of-{exchange.size}")
+
+
+def saved(folder: Path):
+    return Checkpoints(folder / "checkpoints", keep=100).load()
+
+
+@pytest.mark.parametrize(
+    "options", [RICH, pytest.param({"optimizer": "ngd"}, marks=pytest.mark.slow)]
+)
+def test_processes_do_not_change_a_bit(worlds, tmp_path, options):
+    """Of 3 workers 2 processes have 1 and 2; also after a stop inside a round, with another number
+    of processes."""
+    figures = train(Exchange(), tmp_path / "one", options)
+    first, _ = worlds(2).run(train, tmp_path / "two", options)
+    assert first == figures and len(figures) > STEPS // 2
+    one = saved(tmp_path / "one")
+    assert_same_checkpoint(one, saved(tmp_path / "two"))
+    assert one.step == STEPS and one.state["local"]["averagings"] == 3
+
+    train(Exchange(), tmp_path / "grows", options, 7)
+    worlds(2).run(train, tmp_path / "grows", options, None, True)
+    assert_same_checkpoint(one, saved(tmp_path / "grows"))
+    worlds(2).run(train, tmp_path / "shrinks", options, 7)
+    names = {path.name for path in (tmp_path / "shrinks/checkpoints/step-00000007").iterdir()}
+    assert {"model.safetensors", "workers.rank-00002-of-00002.safetensors"} <= names
+    assert "model.rank-00001-of-00002.safetensors" not in names
+    train(Exchange(), tmp_path / "shrinks", options, None, True)
+    assert_same_checkpoint(one, saved(tmp_path / "shrinks"))
+
+
+def as_ddp(exchange, local: bool) -> dict:
+    """Weights and statistics of a run that averages in every step, in float64."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"local": {"workers": exchange.size}} if local else {}
+        trainer = toy.make_trainer(
+            Path(folder), model=double_network(), exchange=exchange, epochs=3, eval_every=0,
+            **options,
+        )  # fmt: skip
+        trainer.save = lambda final=False: None
+        trainer.fit()
+        found = parameters_of(trainer)
+        with trainer.train_step.evaluated_weights():
+            buffers = dict(trainer.train_step.model.named_buffers())
+            return found | {name: buffer.clone() for name, buffer in buffers.items()}
+
+
+@pytest.mark.parametrize("size", (2, pytest.param(4, marks=pytest.mark.slow)))
+def test_averaging_in_every_step_is_ddp(worlds, size):
+    """With BatchNorm, whose statistics are averaged; the last step of an epoch is a short one."""
+    local, ddp = (worlds(size).run(as_ddp, local) for local in (True, False))
+    for name, tensor in ddp[0].items():
+        torch.testing.assert_close(local[0][name], tensor, rtol=0, atol=1e-14)
+
+
+def counted(exchange, base: int) -> tuple:
+    runs = []
+    for steps in (8, 16):
+        with tempfile.TemporaryDirectory() as folder:
+            trainer = toy.make_trainer(
+                Path(folder, str(exchange.rank)), exchange=exchange, epochs=40, max_steps=steps,
+                local={"workers": exchange.size, "base": base}, log_every=10**6, eval_every=0,
+                data=toy.loader(2, n=640, rank=exchange.rank, ranks=exchange.size),
+                agreed_signal=AgreedSignal(toy.NoSignals(), Agreement(exchange, 2)),
+            )  # fmt: skip
+            trainer.save = lambda final=False: None
+            with Collectives() as collectives:
+                trainer.fit()
+            runs.append(collectives.calls)
+    parameters = sum(p.numel() for p in trainer.train_step.model.parameters())
+    return per_step(*runs, 8), 4 * parameters
+
+
+def test_nothing_is_sent_between_two_averagings(worlds):
+    """But the agreement on stopping and saving, in every step."""
+    for calls, size in worlds(2).run(counted, 4):
+        padded = -(-size // 8) * 8
+        assert calls == {
+            ("all_to_all", padded): 1 / 4,
+            ("all_gather", padded // 2): 1 / 4,
+            ("all_reduce", 8): 1,
+        }
+
+
+def sums(exchange, rows: list) -> torch.Tensor:
+    counts = [1, 2]
+    start = sum(counts[: exchange.rank])
+    own = torch.tensor(rows)[start : start + counts[exchange.rank]]
+    return exchange.sum_rows(own, counts)
+
+
+def test_rows_are_added_in_order(worlds):
+    torch.manual_seed(0)
+    rows = torch.randn(3, 7) * torch.tensor([1e6, 1.0, 1e6]).view(3, 1)
+    expected = Exchange().sum_rows(rows, [3])
+    for total in worlds(2).run(sums, rows.tolist()):
+        assert torch.equal(total, expected)
+
+
+def test_a_model_without_norms_needs_no_statistics(tmp_path):
+    trainer = toy.make_trainer(
+        tmp_path, model=nn.Sequential(nn.Flatten(), nn.Linear(192, 3)), max_steps=2,
+        local={"workers": 2, "bn_batches": 3},
+    )  # fmt: skip
+    trainer.fit()
+    assert trainer.progress.step == 2

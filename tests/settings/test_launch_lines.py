@@ -1,0 +1,78 @@
+"""Command lines that people have, as they type them."""
+
+from pathlib import Path
+
+import pytest
+
+import resnet50_test
+import transformer_test
+import vit_test
+from tuning import resnet50_tuning, transformer_tuning
+from tuning.flags import for_trials
+from utils.errors import UserError
+from utils.settings.config import parse
+
+SETTINGS = {
+    "resnet50_test.py": resnet50_test.Settings,
+    "transformer_test.py": transformer_test.Settings,
+    "vit_test.py": vit_test.Settings,
+    "tuning/resnet50_tuning.py": resnet50_tuning.Settings,
+    "tuning/transformer_tuning.py": transformer_tuning.Settings,
+}
+TEXT = Path(__file__).with_name("launch_lines.txt").read_text(encoding="utf-8")
+LINES = [line for line in TEXT.splitlines() if line and not line.startswith("#")]
+
+
+def parsed(command: str, pictures: Path, say=lambda line: None):
+    script, *argv = command.replace("PICTURES", str(pictures)).split()
+    argv = for_trials(argv) if script.startswith("tuning/") else argv
+    return parse(SETTINGS[script], argv, "", say)[0]
+
+
+@pytest.fixture
+def pictures(tmp_path) -> Path:
+    (tmp_path / "train").mkdir()
+    return tmp_path
+
+
+@pytest.mark.parametrize("line", LINES, ids=lambda line: " ".join(line.split())[:60])
+def test_a_line_is_understood_or_refused_with_what_to_do(line, pictures):
+    verdict, _, command = line.replace("runs ", "runs:      ", 1).partition(":")
+    words, _, command = command.rpartition("      ")
+    if verdict == "runs":
+        parsed(command.strip(), pictures)
+        return
+    with pytest.raises(UserError) as refused:
+        parsed(command.strip(), pictures)
+    text = str(refused.value)
+    assert all(word in text for word in words.split()), text
+    assert "did you mean" not in text and "\n" not in text
+
+
+def test_what_the_names_stand_for(pictures):
+    lines = []
+    timm = parsed(next(line for line in LINES if "--opt-betas" in line)[5:], pictures, lines.append)
+    assert (timm.dataset, timm.data_dir) == ("imagefolder", str(pictures))
+    assert lines == [f"note: --dataset imagefolder, since {pictures} has a folder train/"]
+    assert (timm.betas, timm.eps, timm.warmup_lr, timm.ema_decay) == (
+        "0.9,0.999",
+        1e-6,
+        1e-6,
+        0.9998,
+    )
+    assert (timm.precision, timm.wandb, timm.alpha, timm.workers) == ("auto", "online", 0.8, 8)
+    face = parsed(next(line for line in LINES if "--warmup_ratio" in line)[5:], pictures)
+    assert (face.lr, face.epochs, face.batch_size, face.accumulation_steps) == (2e-5, 3, 32, 2)
+    assert (face.clip, face.precision, face.checkpoint_hist) == (1.0, "bf16", 2)
+    assert (face.warmup_epochs, face.max_len, face.wandb) == (pytest.approx(0.3), 128, "online")
+
+
+def test_harmless_flags_get_a_line(pictures):
+    lines = []
+    command = next(line for line in LINES if "--workers 4 --bs 256 --distributed" in line)[5:]
+    settings = parsed(command, pictures, lines.append)
+    assert lines == [
+        "note: --workers has no effect: --dataset cifar10 has its own pictures; the flag is for "
+        "imagefolder"
+    ]
+    assert settings.workers is None

@@ -1,0 +1,40 @@
+"""Flags of local steps."""
+
+import pytest
+from settings_of_pictures import refused, settings_of
+
+from utils.settings.local import OF_LOCAL, RULE_FLAGS
+
+
+@pytest.mark.parametrize(
+    "flags",
+    (
+        ["--sync_bn", "--distributed"],
+        ["--cuda_graphs"],
+        ["--lookahead_k", "5"],
+        ["--auto_batch"],
+        ["--mixup", "meta"],
+        ["--mixup", "auto"],
+    ),
+)
+def test_what_cannot_be_combined_is_refused_with_the_reason(flags):
+    text = refused("--strategy", "local", *flags)
+    assert text.startswith(flags[0]) and "cannot be combined with --strategy local: " in text
+    settings_of(*flags)
+
+
+def test_the_paper_s_names_work():
+    settings = settings_of("--strategy", "local", "--power", 3, "--min-h", 8, "--init-h", 2)
+    assert (settings.qsr_power, settings.sync_base, settings.sync_init) == (3, 8, 2)
+
+
+def test_the_rules_name_their_flags():
+    assert set(sum(RULE_FLAGS.values(), ())) < set(OF_LOCAL)
+    for rule in RULE_FLAGS:
+        settings_of("--strategy", "local", "--sync_rule", rule)
+
+
+def test_longer_rounds_must_begin_within_the_run():
+    flags = ["--strategy", "local", "--sync_rule", "swap", "--epochs", 3]
+    assert settings_of(*flags, "--sync_from", 1.5).sync_from == 1.5
+    assert "beyond --epochs 3" in refused(*flags, "--sync_from", 4)

@@ -1,0 +1,263 @@
+"""Local steps in one process: several workers in turn."""
+
+import copy
+import functools
+
+import pytest
+import torch
+from local_runs import assert_same_checkpoint, double_network, parameters_of
+from test_resume import SignalAt
+from toy import history, loader, make_trainer, network
+
+from utils.checkpoints.worker_rows import MODEL, as_one_model, row
+from utils.launch.signals import StoppedBySignal
+from utils.optim.schedules import Schedule
+
+RICH = {"optimizer": "adamw", "lr": 0.01, "ema_decay": 0.9, "clip": 0.5}
+
+
+def plain_schedule():
+    return Schedule("cosine", 9, 2)
+
+
+def saved(trainer):
+    return trainer.saver.store.load()
+
+
+@pytest.mark.parametrize("workers", (2, 4))
+def test_averaging_in_every_step_is_plain_sgd(tmp_path, workers):
+    """With momentum and weight decay. The last step of an epoch is a short one."""
+    options = {"epochs": 3, "lr": 0.05, "schedule": plain_schedule}
+    whole = make_trainer(
+        tmp_path / "whole", model=double_network(norm=False), batch_size=8, **options
+    )
+    whole.fit()
+    local = make_trainer(
+        tmp_path / "local", model=double_network(norm=False), batch_size=8 // workers,
+        local={"workers": workers}, **options,
+    )  # fmt: skip
+    local.fit()
+    assert local.train_step.rounds.averagings == local.progress.step == 9
+    torch.testing.assert_close(parameters_of(local), parameters_of(whole), rtol=0, atol=1e-14)
+    for ours, theirs in zip(history(tmp_path / "local"), history(tmp_path / "whole"), strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-6)
+
+
+@pytest.mark.parametrize("options", ({}, RICH, {"precision": "fp16", "accumulation": 2}))
+def test_one_worker_is_plain_training(tmp_path, options):
+    """To the bit, with BatchNorm and dropout."""
+    checkpoints = []
+    for name, local in (("plain", None), ("local", {"workers": 1, "base": 3, "bn_batches": 5})):
+        torch.manual_seed(5)
+        trainer = make_trainer(tmp_path / name, local=local, epochs=2, **options)
+        trainer.fit()
+        checkpoints.append(saved(trainer))
+    plain, local = checkpoints
+    local = as_one_model(local)
+    for part in ("model", "average", "optimizer"):
+        ours, theirs = getattr(local, part), getattr(plain, part)
+        assert (ours or {}).keys() == (theirs or {}).keys()
+        for key, tensor in (theirs or {}).items():
+            assert torch.equal(tensor, ours[key]), key
+    assert local.state["random"] == plain.state["random"]
+    further = ("averagings", "round_steps", "worker_distance")
+    records = [
+        {k: v for k, v in record.items() if k not in further}
+        for record in history(tmp_path / "local")
+    ]
+    assert records == history(tmp_path / "plain")
+
+
+class OneWorker:
+    """The batches of one worker, with the loss that it has among `ranks` workers."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def epoch(self, *args):
+        for batch in self.inner.epoch(*args):
+            yield batch._replace(step_samples=batch.step_samples / self.inner.ranks)
+
+
+def test_without_averagings_the_result_is_the_mean_of_independent_runs(tmp_path):
+    options = {"epochs": 2, "eval_every": 0, "momentum": 0.9}
+    ends = []
+    for rank in range(3):
+        data = OneWorker(loader(4, rank=rank, ranks=3))
+        alone = make_trainer(tmp_path / str(rank), model=double_network(), data=data, **options)
+        alone.fit()
+        ends.append(parameters_of(alone))
+    local = make_trainer(
+        tmp_path / "local", model=double_network(), local={"workers": 3, "name": "swap"}, **options
+    )
+    local.fit()
+    assert local.train_step.rounds.averagings == 1
+    for name, parameter in parameters_of(local).items():
+        mean = sum(end[name] for end in ends) / 3
+        torch.testing.assert_close(parameter, mean, rtol=0, atol=1e-14)
+    assert local.train_step.distance > 0
+
+
+def stopped(folder, step, **options):
+    signals = SignalAt(step)
+    trainer = make_trainer(folder, signals=signals, **options)
+    signals.trainer = trainer
+    with pytest.raises(StoppedBySignal):
+        trainer.fit()
+    return trainer
+
+
+@pytest.mark.parametrize(
+    "options", ({}, RICH, {"optimizer": "ngd"}, {"precision": "fp16", "lr": 0.01})
+)
+def test_a_run_resumed_inside_a_round_is_bit_equal(tmp_path, options):
+    options |= {"local": {"workers": 3, "base": 4, "bn_batches": 4}, "epochs": 3, "batch_size": 2}
+    torch.manual_seed(5)
+    whole = make_trainer(tmp_path / "whole", **options)
+    whole.fit()
+    torch.manual_seed(5)
+    first = stopped(tmp_path / "resumed", 6, **options)  # of 12: two steps into the second round
+    assert first.train_step.rounds.end == 8 and not first.train_step.rounds.equal
+    torch.manual_seed(99)
+    resumed = make_trainer(tmp_path / "resumed", model=network(dropout=0.2, seed=77), **options)
+    checkpoint = saved(resumed)
+    resumed.log.metrics.cut(checkpoint.state["metrics_bytes"])
+    resumed.restore(checkpoint)
+    resumed.fit()
+    assert_same_checkpoint(saved(whole), saved(resumed))
+    assert history(tmp_path / "resumed") == history(tmp_path / "whole")
+
+
+def test_a_worker_that_is_not_finite_skips_its_own_step(tmp_path, capsys):
+    def train(folder, bad: bool):
+        trainer = make_trainer(
+            tmp_path / folder, model=network(norm=False), local={"workers": 3, "base": 4},
+            on_nonfinite="skip", max_steps=3, batch_size=2,
+        )  # fmt: skip
+        forward_backward = trainer.stepper.forward_backward
+
+        def with_nan(batch):
+            if bad and trainer.progress.step == 1 and batch.worker == 1:
+                batch = batch._replace(inputs=batch.inputs * float("nan"))
+            forward_backward(batch)
+
+        trainer.stepper.forward_backward = with_nan
+        trainer.fit()
+        assert trainer.train_step.rounds.averagings == 1
+        return [worker.step.guard.left_out.tolist() for worker in trainer.train_step.own]
+
+    assert train("bad", True) == [[0, -1, 0], [1, 1, 0], [0, -1, 0]]
+    said = capsys.readouterr().out
+    assert "worker 2 of 3: 1 step(s) with a loss or gradient that is not finite: skipped" in said
+    train("good", False)
+    assert "not finite" not in capsys.readouterr().out
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_worker(tmp_path):
+    trainer = make_trainer(tmp_path, local={"workers": 2, "base": 9}, batch_size=2)
+    forward_backward = trainer.stepper.forward_backward
+
+    def with_nan(batch):
+        inputs = batch.inputs * (float("nan") if batch.worker == 1 else 1)
+        forward_backward(batch._replace(inputs=inputs))
+
+    trainer.stepper.forward_backward = with_nan
+    with pytest.raises(Exception, match="step 1: worker 2 of 2: the loss or its gradient"):
+        trainer.fit()
+
+
+def test_the_statistics_are_those_of_the_mean_over_training_batches(tmp_path):
+    """Estimated over 5 micro-batches of 2 workers: 3 of the first, 2 of the second."""
+    trainer = make_trainer(
+        tmp_path, local={"workers": 2, "base": 100, "bn_batches": 5}, max_steps=4, dropout=0.5
+    )
+    trainer.fit()
+    step = trainer.train_step
+    mean = copy.deepcopy(step.model)
+    mean.load_state_dict(saved(trainer).model)
+    values = []
+    for rank, count in ((0, 3), (1, 2)):
+        batches = loader(4, rank=rank, ranks=2).epoch(1)  # step 4 is the first of epoch 1
+        for _, batch in zip(range(count), batches, strict=False):
+            c = mean[0](batch.inputs).double()
+            values.append((c.mean((0, 2, 3)), c.var((0, 2, 3), unbiased=True)))
+    for name, of_batches in zip(("running_mean", "running_var"), zip(*values, strict=True),
+                                strict=True):  # fmt: skip
+        expected = sum(of_batches) / len(of_batches)
+        torch.testing.assert_close(getattr(mean[1], name).double(), expected, rtol=1e-5, atol=1e-6)
+    workers = [row(saved(trainer).workers, MODEL, number) for number in (0, 1)]
+    assert not torch.equal(workers[0]["1.running_mean"], workers[1]["1.running_mean"])
+    assert step.model[1].momentum == 0.1 and step.model.training
+
+
+def test_an_evaluation_inside_a_round_leaves_the_workers(tmp_path):
+    """With and without evaluations and checkpoints between: equal bits."""
+    ends = []
+    for every in (0, 1):
+        torch.manual_seed(5)
+        trainer = make_trainer(
+            tmp_path / str(every), eval_every=every, save_steps=3 if every else 100, epochs=3,
+            local={"workers": 2, "base": 100, "bn_batches": 3}, batch_size=2, ema_decay=0.9,
+        )  # fmt: skip
+        trainer.fit()
+        ends.append(saved(trainer))
+    for name, tensor in ends[0].workers.items():
+        assert torch.equal(tensor, ends[1].workers[name]), name
+
+
+def test_another_number_of_workers_starts_from_the_mean(tmp_path):
+    options = {"optimizer": "adamw", "lr": 0.01, "epochs": 3, "batch_size": 2}
+    first = stopped(tmp_path, 5, local={"workers": 3, "base": 100}, **options)
+    checkpoint = saved(first)
+    said = []
+    other = make_trainer(tmp_path, local={"workers": 2, "base": 100}, **options)
+    other.train_step.say = said.append
+    other.restore(checkpoint)
+    assert said == ["step 5 is of the mean of 3 workers: 2 workers start from it"]
+    for worker in other.train_step.own:
+        for name in other.train_step.strategy.parameters:
+            assert torch.equal(worker.tensors[name], checkpoint.model[name])
+    states = [worker.step.optimizer.state_dict()["state"][0] for worker in other.train_step.own]
+    rows = checkpoint.workers["optimizer/0.weight/exp_avg"]
+    for state in states:
+        torch.testing.assert_close(state["exp_avg"], rows.mean(0))
+    other.fit()
+
+
+@pytest.mark.parametrize("then_local", (True, False))
+def test_a_run_changes_the_strategy(tmp_path, then_local):
+    options = {"epochs": 3, "ema_decay": 0.9}
+    locals_ = [None, {"workers": 2, "base": 2}]
+    before, after = locals_ if then_local else locals_[::-1]
+    first = stopped(tmp_path, 2, local=before, batch_size=8 if before is None else 4, **options)
+    then = make_trainer(tmp_path, local=after, batch_size=8 if after is None else 4, **options)
+    checkpoint = saved(first)
+    then.restore(checkpoint)
+    for name, parameter in then.train_step.strategy.parameters.items():
+        assert torch.equal(parameter, checkpoint.model[name])
+    then.fit()
+    assert then.progress.step == 9
+    if then_local:
+        assert then.train_step.rounds.first_step == 2
+        assert then.train_step.summary() == "4 averagings in 7 steps: 57.1 % of DDP's bytes"
+
+
+def test_the_rule_gets_the_learning_rate_of_the_first_step_of_a_round(tmp_path):
+    """qsr: alpha / rate, squared, with a rate that falls linearly from 0.05 over 12 steps."""
+    schedule = functools.partial(Schedule, "linear", 12)
+    rule = {"name": "qsr", "alpha": 0.05, "peak_lr": 0.05, "base": 1}
+    trainer = make_trainer(
+        tmp_path, local={"workers": 2, "bn_batches": 0} | rule, schedule=schedule, epochs=4,
+        log_every=1, batch_size=4, eval_every=0,
+    )  # fmt: skip
+    trainer.fit()
+    expected, step = [], 0
+    while step < 12:
+        length = min(int((1 / (1 - step / 12)) ** 2 + 1e-9), 12 - step)
+        expected += [length] * length
+        step += length
+    lengths = [r["round_steps"] for r in history(tmp_path) if r.get("average_over") == "steps"]
+    assert lengths == expected and expected[-1] > 1

@@ -1,0 +1,48 @@
+"""The network of this machine: at which address others reach it, and by which interface."""
+
+import fcntl
+import os
+import socket
+import struct
+
+LOOPBACK = "127.0.0.1"
+SIOCGIFADDR = 0x8915  # <linux/sockios.h>: the address of an interface
+
+
+def local_address(host: str, port: int) -> str:
+    """The address at which the node of the rendezvous, and so every node, reaches this one. On that
+    node itself, whose name may resolve to loopback: `host`."""
+    try:
+        family, kind, _, _, target = socket.getaddrinfo(host, port or 1, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(target)  # sends nothing: the kernel looks up the route
+            address = probe.getsockname()[0]
+    except OSError:
+        return socket.gethostname()
+    return host if address.startswith("127.") else address
+
+
+def choose_interface(address: str) -> None:
+    """Makes gloo use the interface with this address of the machine, unless the user has chosen
+    one; on loopback NCCL, too, which elsewhere chooses well."""
+    if address.startswith("127.") or address == "localhost":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+        return
+    interface = _interface_of(address)
+    if interface:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+
+
+def _interface_of(address: str) -> str | None:
+    """Name of the network interface with this IPv4 address. By default gloo takes the one that the
+    machine's own name resolves to, often loopback."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                found = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            except OSError:  # this interface has no IPv4 address
+                continue
+            if socket.inet_ntoa(found[20:24]) == address:
+                return name
+    return None

@@ -1,0 +1,35 @@
+"""The flags of Adam and of what is made of it."""
+
+from dataclasses import dataclass
+
+from utils.errors import UserError
+from utils.optim.entry import GROUP
+from utils.setting import setting
+
+
+@dataclass
+class AdamFlags:
+    betas: str = setting(
+        "0.9,0.999",
+        "Decay in each step of adamw's and lamb's averages: of the gradient, and of its square",
+        group=GROUP,
+        many=True,
+    )
+    eps: float | None = setting(
+        None,
+        "Added by adamw and lamb to the root of the averaged square",
+        group=GROUP,
+        above=0,
+        default_text="1e-8 with adamw, 1e-6 with lamb",
+    )
+
+
+def betas_of(text: str) -> tuple[float, float]:
+    """The two numbers of `--betas`. Raises UserError."""
+    try:
+        first, second = map(float, text.split(","))
+    except ValueError:
+        first = second = -1.0
+    if not (0 <= first < 1 and 0 <= second < 1):
+        raise UserError(f"--betas {text}: two numbers of 0 or more and below 1, as in 0.9,0.999")
+    return first, second

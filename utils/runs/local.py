@@ -1,0 +1,133 @@
+"""Local steps (`--strategy local`) as the settings ask for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from utils.data.in_turn import InTurn
+from utils.data.loader import Loader
+from utils.local.rules import SyncRule, default_alpha, simulate
+from utils.optim.entry import LINEAR
+from utils.optim.schedules import RISE, Schedule
+from utils.optim.table import OPTIMIZERS
+from utils.runs.prepare import ReadyModel
+from utils.runs.run import Run
+from utils.training.guard import Guard
+from utils.training.local_steps import LocalSteps, averagings_text
+from utils.training.norm_statistics import NormStatistics
+from utils.training.progress import Progress
+from utils.training.train_step import TrainStep
+from utils.training.trainer import Trainer
+
+
+def build_local_steps(
+    run: Run,
+    ready: ReadyModel,
+    loader: Loader,
+    rule: SyncRule,
+    make_step: Callable[[Guard, Progress], TrainStep],
+) -> tuple[LocalSteps, Loader | InTurn]:
+    """The steps of this process's workers, and the loader of their batches; prints a line.
+
+    Args:
+        loader: of the training split, for the first worker of this process.
+        make_step: makes the optimizer step of a worker.
+    """
+    workers, settings = run.workers, run.settings
+    statistics = None
+    if settings.bn_batches:
+        statistics = NormStatistics(
+            ready.model,
+            ready.make_objective(ready.model).logits,
+            [loader.of_rank(number) for number in workers.own],
+            settings.bn_batches,
+            workers,
+            run.exchange,
+        )
+    steps = LocalSteps(
+        strategy=ready.strategy,
+        make_step=make_step,
+        workers=workers,
+        exchange=run.exchange,
+        rule=rule,
+        progress=run.progress,
+        seed=settings.seed,
+        statistics=statistics,
+        say=run.console.say,
+    )
+    run.console.say(_description(rule, workers.size, run.exchange.size))
+    return steps, InTurn(loader, workers.own) if len(workers.own) > 1 else loader
+
+
+def rule_of(
+    run: Run, schedule: Schedule, lr: float, total_steps: int, epoch_steps: int
+) -> SyncRule:
+    """When the workers average.
+
+    Args:
+        lr: the peak learning rate.
+        epoch_steps: steps of an epoch.
+    """
+    settings = run.settings
+    optimizer = OPTIMIZERS[settings.optimizer]
+    adaptive = optimizer.lr_scaling(**optimizer.values_of(settings)) != LINEAR
+    base, power = settings.sync_base, settings.qsr_power
+    alpha = settings.qsr_alpha or default_alpha(lr, base, adaptive=adaptive, power=power)
+    warmup = schedule.warmup_steps
+    if schedule.name == "onecycle":
+        warmup = round(RISE * schedule.total_steps)
+    switch = total_steps // 2
+    if settings.sync_from is not None:
+        switch = round(settings.sync_from * epoch_steps)
+    return SyncRule(
+        settings.sync_rule,
+        total_steps,
+        base=base,
+        alpha=alpha,
+        power=power,
+        peak_lr=lr,
+        warmup_steps=warmup,
+        switch_step=switch,
+        init=settings.sync_init,
+    )
+
+
+def _description(rule: SyncRule, workers: int, processes: int) -> str:
+    when = {
+        "qsr": f"alpha {rule.alpha:.4g}, H {rule.base} or more",
+        "constant": f"H {rule.base}",
+        "post_local": f"H 1, from step {rule.switch_step} on {rule.base}",
+        "swap": f"H 1, from step {rule.switch_step} on all steps",
+    }[rule.name]
+    several = "process" if processes == 1 else "processes"
+    line = f"local steps: {workers} workers in {processes} {several}, {rule.name} ({when})"
+    if workers == 1:
+        line += "; one worker has nothing to average: --local_workers 4 trains four in turn"
+    return line
+
+
+def forecast(trainer: Trainer) -> Iterator[str]:
+    """Lines for --dry_run: averagings and bytes of the whole run."""
+    steps, schedule = trainer.train_step, trainer.train_step.schedule
+    rule = steps.rule
+    peak = steps.optimizer.param_groups[0]
+    peak = peak["base_lr"] / peak.get("lr_scale", 1.0)
+    rounds = simulate(rule, lambda step: peak * schedule.factor(step))
+    least, most = min(rounds.lengths), max(rounds.lengths)
+    length = f"H {least:,}" if least == most else f"H {least:,} to {most:,}"
+    yield f"  local steps    {averagings_text(len(rounds), rule.total_steps)}"
+    note = ""
+    if schedule.name == "plateau":
+        note = "; more where plateau lowers the learning rate" if rule.name == "qsr" else ""
+    yield f"                 ({length}{note})"
+    if (size := steps.workers.size) > 1:
+        trained = sum(p.nbytes for p in steps.strategy.parameters.values() if p.requires_grad)
+        sent = 2 * (size - 1) / size * trained  # in an averaging, as in a step of DDP
+        yield (
+            f"                 {size} processes with a worker each would each send "
+            f"{_amount(sent * len(rounds))}, with ddp {_amount(sent * rule.total_steps)}"
+        )
+
+
+def _amount(count: float) -> str:
+    return f"{count / 1e9:,.3g} GB" if count >= 1e9 else f"{count / 1e6:,.3g} MB"

@@ -1,0 +1,126 @@
+"""Flags of local steps (`--strategy local`)."""
+
+from dataclasses import dataclass
+
+from utils.errors import UserError
+from utils.local.rules import ADAPTIVE, POWERS, SGD
+from utils.setting import setting
+from utils.settings.config import Config
+
+GROUP = "local steps"
+# --sync_rule -> the flags that have an effect with it. DiLoCo, in utils/local/, has no flags yet.
+RULE_FLAGS = {
+    "qsr": ("sync_base", "qsr_alpha", "qsr_power", "sync_init"),
+    "constant": ("sync_base",),
+    "post_local": ("sync_base", "sync_from"),
+    "swap": ("sync_from",),
+}
+OF_RULES = tuple(dict.fromkeys(name for names in RULE_FLAGS.values() for name in names))
+OF_LOCAL = ("sync_rule", *OF_RULES, "local_workers", "bn_batches")
+
+
+@dataclass
+class LocalSettings(Config):
+    sync_rule: str = setting(
+        "qsr",
+        "How many steps H the workers take between two averagings. qsr: H grows as the learning "
+        "rate falls, max(--sync_base, (--qsr_alpha / learning rate) ** --qsr_power); constant: "
+        "--sync_base; post_local: 1 until --sync_from, then --sync_base; swap: 1 until "
+        "--sync_from, then all steps that are left",
+        group=GROUP,
+        choices=tuple(RULE_FLAGS),
+        resume="free",
+    )
+    sync_base: int = setting(
+        4, "H of constant and post_local, and the smallest H of qsr", group=GROUP, low=1,
+        unit="steps", resume="free",
+    )  # fmt: skip
+    qsr_alpha: float | None = setting(
+        None,
+        "alpha of qsr: H exceeds --sync_base when the learning rate is below alpha / "
+        "--sync_base ** (1 / --qsr_power)",
+        group=GROUP,
+        above=0,
+        default_text=f"{SGD:g} * peak learning rate * --sync_base ** (1 / --qsr_power) with sgd, "
+        f"{ADAPTIVE:g} * the same with optimizers whose steps do not grow with the gradient",
+        resume="free",
+    )
+    qsr_power: int = setting(
+        2, "Power of qsr; 2 in the paper", group=GROUP, choices=POWERS, resume="free"
+    )
+    sync_init: int | None = setting(
+        None,
+        "H of the rounds of qsr that begin in the warm-up",
+        group=GROUP,
+        low=1,
+        unit="steps",
+        default_text="as at the peak learning rate",
+        resume="free",
+    )
+    sync_from: float | None = setting(
+        None,
+        "Epoch from which post_local and swap have longer rounds; fractions are allowed",
+        group=GROUP,
+        low=0,
+        unit="epochs",
+        default_text="half of the run",
+        resume="free",
+    )
+    local_workers: int | None = setting(
+        None,
+        "Workers, each with --batch_size samples in a step; a process trains several in turn. "
+        "Their number stays when a run is resumed with other processes",
+        group=GROUP,
+        low=1,
+        unit="workers",
+        default_text="as many as processes at the start",
+        resume="free",
+    )
+    bn_batches: int = setting(
+        100,
+        "Training micro-batches from which BatchNorm's statistics of the workers' mean are "
+        "estimated before each evaluation and checkpoint; 0: the mean of the workers' statistics",
+        group=GROUP,
+        low=0,
+        unit="micro-batches",
+        resume="free",
+    )
+
+    @property
+    def trains_locally(self) -> bool:
+        return self.strategy == "local"
+
+    def ineffective(self):
+        yield from super().ineffective()
+        if not self.trains_locally:
+            for name in OF_LOCAL:
+                yield name, "it belongs to --strategy local", "strategy"
+            return
+        for name in OF_RULES:
+            if name not in RULE_FLAGS[self.sync_rule]:
+                yield name, f"--sync_rule {self.sync_rule} has none", "sync_rule"
+
+    def check(self):
+        super().check()
+        if not self.trains_locally:
+            return
+        for flag, given, reason in (
+            ("--sync_bn", self.sync_bn, "workers do not communicate between two averagings"),
+            ("--cuda_graphs", self.cuda_graphs == "on", "a graph cannot hold several workers"),
+            ("--lookahead_k", self.lookahead_k is not None, "its slow weights are not averaged"),
+            ("--auto_batch", self.auto_batch, "it does not count the memory of several workers"),
+            (
+                "--mixup meta",
+                self.mixup == "meta",
+                "what it learns would differ between the workers",
+            ),
+            (
+                "--mixup auto",
+                self.mixup == "auto",
+                "it measures overfitting between two averagings, where the workers differ",
+            ),
+        ):
+            if given:
+                raise UserError(f"{flag} cannot be combined with --strategy local: {reason}")
+        if self.sync_from is not None and self.sync_from > self.epochs:
+            raise UserError(f"--sync_from {self.sync_from:g} is beyond --epochs {self.epochs}")

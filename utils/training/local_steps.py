@@ -1,0 +1,371 @@
+"""Local steps (`--strategy local`): workers that step by themselves, and average their parameters
+at the end of each round. When a round ends is decided in utils/local/rules.py.
+
+A process trains its workers in turn, over one model. Each worker is a TrainStep with its own
+optimizer, guard, loss scaler, moving average and random state; when its turn comes, the model's
+tensors are pointed at its memory. All that workers exchange is exchanged here, always in the order
+of workers, so that results do not depend on which process trains which worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from utils.checkpoints.checkpoint import Checkpoint
+from utils.checkpoints.random_state import random_states, restore_random_states
+from utils.data.batch import Batch
+from utils.distributed.strategies.base import Strategy
+from utils.exchange import Exchange
+from utils.local.rules import SyncRule
+from utils.local.workers import Workers
+from utils.training.guard import Guard
+from utils.training.local_state import restore, snapshot
+from utils.training.norm_statistics import NormStatistics
+from utils.training.progress import LeftOut, Progress
+from utils.training.train_step import TrainStep
+from utils.training.worker_mean import WorkerMean
+
+
+@dataclass
+class Worker:
+    """Attributes:
+    number: among all workers of the run, from 0.
+    step: takes its optimizer steps; as a process alone does.
+    tensors: its parameters and buffers by name: the memory that the model uses in its turn.
+    distance: from the mean at the last averaging, squared, relative to the squared norm of the
+        mean; () float64.
+    random: its random states, outside its turn.
+    """
+
+    number: int
+    step: TrainStep
+    tensors: dict[str, Tensor]
+    distance: Tensor
+    random: dict | None = None
+
+
+@dataclass
+class Rounds:
+    """Where the run stands.
+
+    Attributes:
+        averagings: so far.
+        length: H of this round; between two rounds, of the last one; 0: none has begun.
+        end: the step that ends this round; None: the next step begins a round.
+        first_step: of the run with local steps; not 0 if it began with another strategy.
+    equal: all workers have the same parameters.
+    """
+
+    averagings: int = 0
+    length: int = 0
+    end: int | None = None
+    first_step: int = 0
+    equal: bool = True
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The mean of the workers, by the names of `Worker.tensors`.
+
+    Attributes:
+        model: parameters and buffers.
+        average: the same of the moving average; None: there is none.
+    """
+
+    model: dict[str, Tensor]
+    average: dict[str, Tensor] | None
+
+    @property
+    def evaluated(self) -> dict[str, Tensor]:
+        return self.model if self.average is None else self.average
+
+
+class LocalSteps:
+    """Takes the optimizer steps of this process's workers; to the Trainer it is a TrainStep.
+
+    Args:
+        strategy: has wrapped the model; see strategies/local.py.
+        make_step: (guard, progress) -> a worker's TrainStep, over that model.
+        workers: how many there are, and which this process trains.
+        exchange: with the other processes.
+        rule: when they average.
+        progress: of the run.
+        seed: worker w draws its dropout with seed + w.
+        statistics: estimates BatchNorm's statistics for the mean of the workers; None: they are
+            averaged.
+        say: prints a line.
+    """
+
+    settling, meta = False, None  # see Stepper, TrainStep
+
+    def __init__(
+        self,
+        *,
+        strategy: Strategy,
+        make_step: Callable[[Guard, Progress], TrainStep],
+        workers: Workers,
+        exchange: Exchange,
+        rule: SyncRule,
+        progress: Progress,
+        seed: int,
+        statistics: NormStatistics | None = None,
+        say: Callable[[str], None] = print,
+    ):
+        self.strategy, self.workers, self.exchange = strategy, workers, exchange
+        self.rule, self.progress, self.seed = rule, progress, seed
+        self.statistics, self.say = statistics, say
+        self.model, self.rounds = strategy.model, Rounds()
+        self._over_workers = WorkerMean(workers, exchange)
+        self.own = self._make_workers(make_step)
+        self.active = self.own[-1]
+        self.turn_to(self.own[0])
+        first = self.active.step
+        self.objective, self.optimizer = first.objective, first.optimizer
+        self.schedule, self.precision = first.schedule, first.precision
+        self.sum_names = first.sum_names
+        self.updating = False  # see TrainStep; true from the first worker's update to the last's
+        self._pending = False  # the active worker has passes whose update is to come
+        self._mean: Mean | None = None  # of this step
+        # As of the last `read_sums`:
+        self._left_out = [0] * workers.size  # steps of each worker
+        self.left_out_by = ""  # names those that had left out further ones
+        self.distance = 0.0  # of the workers from their mean, relative, root mean square
+        self.loss_scale: float | None = None  # the smallest
+
+    def _make_workers(self, make_step: Callable[[Guard, Progress], TrainStep]) -> list[Worker]:
+        parameters = self.strategy.parameters
+        # First all guards, as each moves the model's buffers into memory of its own.
+        guards, buffers = [], []
+        for _ in self.workers.own:
+            guards.append(Guard(self.model, self.strategy))
+            named = self.model.named_buffers()
+            buffers.append({name: buffer.detach() for name, buffer in named})
+        self._live = parameters | dict(self.model.named_buffers())
+        made, random = [], None
+        for number, guard, own in zip(self.workers.own, guards, buffers, strict=True):
+            weights = {name: parameter.detach() for name, parameter in parameters.items()}
+            if made:
+                weights = {name: weight.clone() for name, weight in weights.items()}
+            step = make_step(guard, Progress())
+            distance = step.window.new_zeros(())
+            made.append(Worker(number, step, weights | own, distance))
+            random = random or random_states()
+        # The first worker of the run goes on as a process alone does, the others with their seeds.
+        for worker in made:
+            if worker.number > 0:
+                torch.manual_seed(self.seed + worker.number)
+                random = random_states()
+            worker.random = random
+        restore_random_states(made[-1].random)
+        return made
+
+    # ---- a step ---------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """To be called before the first step."""
+        for worker in self.own:
+            worker.step.start()
+
+    def forward_backward(self, batch: Batch) -> None:
+        """Forward and backward pass of a micro-batch. If it is the first one of another worker, the
+        update of the worker before it comes first."""
+        self._mean = None
+        if self.own[batch.worker] is not self.active:
+            self._finish_turn()
+            self.turn_to(self.own[batch.worker])
+        # The loss of a worker is that of the mean over its samples, if it has 1 / workers of the
+        # step. So the mean of the workers' gradients is DDP's, in short steps, too.
+        samples = batch.step_samples / self.workers.size
+        self._pending = True
+        self.active.step.forward_backward(batch._replace(step_samples=samples))
+        if self.rounds.end is None:  # the learning rate of the round's first step is now known
+            step = self.progress.step
+            self.rounds.length = self.rule.round_length(step, self.learning_rate)
+            self.rounds.end = step + self.rounds.length
+
+    def update(self) -> None:
+        """After the last micro-batch of the last worker."""
+        self._finish_turn()
+        self.rounds.equal = self.workers.size == 1
+        self.progress.step += 1
+        if self.progress.step >= min(self.rounds.end, self.rule.total_steps):
+            self._average()
+        self.updating = False
+
+    def _finish_turn(self) -> None:
+        if self._pending:
+            self.updating = True
+            self.active.step.update()
+            self._pending = False
+
+    def turn_to(self, worker: Worker) -> None:
+        """Points the model at the worker's memory."""
+        if len(self.own) == 1:
+            return
+        self.active.random = random_states()
+        self.active = worker
+        restore_random_states(worker.random)
+        self._point_at(worker.tensors)
+
+    @torch.no_grad()
+    def _point_at(self, tensors: dict[str, Tensor]) -> None:
+        for name, live in self._live.items():
+            live.data = tensors[name]
+
+    @contextlib.contextmanager
+    def holding(self, tensors: dict[str, Tensor]) -> Iterator[None]:
+        """A context in which the model has these tensors, by the names of `Worker.tensors`."""
+        self._point_at(tensors)
+        try:
+            yield
+        finally:
+            self._point_at(self.active.tensors)
+
+    def free_memory(self) -> str:
+        """See Stepper; ordinary steps hold nothing extra."""
+        return ""
+
+    def take_back(self) -> None:
+        """See TrainStep."""
+        self.active.step.take_back()
+        self._pending = False
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the current step, or of the last one."""
+        return self.active.step.learning_rate
+
+    # ---- the mean -------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        """Ends a round."""
+        self.rounds.averagings += 1
+        self.rounds.end, self.rounds.equal = None, True
+        if self.workers.size == 1:
+            return
+        names = [name for name, p in self.strategy.parameters.items() if p.requires_grad]
+        own = [worker.tensors for worker in self.own]
+        distances = self._over_workers.average_(own, names)
+        for worker, distance in zip(self.own, distances, strict=True):
+            worker.distance.copy_(distance)
+
+    def mean(self) -> Mean:
+        """The mean of the workers as they are; collective."""
+        if self._mean is None:
+            self._mean = self._compute_mean()
+        return self._mean
+
+    def _compute_mean(self) -> Mean:
+        own = [worker.tensors for worker in self.own]
+        averages = [w.step.average.mean for w in self.own if w.step.average is not None]
+        if self.workers.size == 1:
+            return Mean(own[0], own[0] | averages[0] if averages else None)
+        parameters, equal = self.strategy.parameters, self.rounds.equal
+        # What is equal stays as it is: a mean would be rounded.
+        names = [name for name, p in parameters.items() if p.requires_grad and not equal]
+        names += [
+            name for name, t in own[0].items() if name not in parameters and t.is_floating_point()
+        ]
+        model = own[0] | self._over_workers.means(own, names)
+        mean = Mean(model, None)
+        if averages:
+            trained = [
+                name
+                for name in averages[0]
+                if name not in parameters or parameters[name].requires_grad
+            ]
+            mean = Mean(model, model | averages[0] | self._over_workers.means(averages, trained))
+        if self.statistics is not None:
+            with self.holding(mean.evaluated):
+                self.statistics.estimate(self.progress.step)
+        return mean
+
+    @contextlib.contextmanager
+    def evaluated_weights(self) -> Iterator[None]:
+        """Within it the model holds the mean of the workers, or of their moving averages."""
+        with self.holding(self.mean().evaluated):
+            yield
+
+    # ---- what the host reads --------------------------------------------------------------------
+
+    def read_sums(self) -> tuple[dict[str, float], LeftOut]:
+        """See TrainStep. Of all workers; `left_out_by` then names those that have left out steps
+        since the last call."""
+        of_workers = [
+            torch.cat([w.step.window, w.step.guard.left_out.double(), w.distance.view(1)])
+            for w in self.own
+        ]
+        scales = [worker.step.loss_scale for worker in self.own]
+        if scales[0] is not None:
+            of_workers = [
+                torch.cat([row, row.new_tensor([scale])])
+                for row, scale in zip(of_workers, scales, strict=True)
+            ]
+        count = len(self.sum_names)
+        rows = self._over_workers.rows(torch.stack(of_workers))  # [worker][value]
+        sums = dict(zip(self.sum_names, map(math.fsum, zip(*rows, strict=True)), strict=False))
+        left_out = [LeftOut(*map(int, row[count : count + 3])) for row in rows]
+        self.distance = math.sqrt(math.fsum(row[count + 3] for row in rows) / len(rows))
+        self.loss_scale = None if scales[0] is None else min(row[-1] for row in rows)
+        steps = [each.steps for each in left_out]
+        new = [i + 1 for i, n in enumerate(steps) if n > self._left_out[i]]
+        numbers = ", ".join(map(str, new))
+        self.left_out_by = f"worker{'s' * (len(new) > 1)} {numbers} of {len(rows)}: " * bool(new)
+        self._left_out = steps
+        firsts = [each.first for each in left_out if each.first >= 0]
+        by_scaler = sum(each.by_scaler for each in left_out)
+        return sums, LeftOut(sum(steps), min(firsts, default=-1), by_scaler)
+
+    def clear_window(self) -> None:
+        for worker in self.own:
+            worker.step.clear_window()
+
+    def figures(self) -> dict:
+        """For the metrics; of the last `read_sums`."""
+        return {
+            "averagings": self.rounds.averagings,
+            "round_steps": self.rounds.length,
+            "worker_distance": self.distance,
+        }
+
+    def note(self) -> str:
+        """For the line of an epoch."""
+        rounds = self.rounds
+        note = f"; {rounds.averagings:,} averagings, H {rounds.length:,}"
+        if self.distance:
+            note += f", workers {100 * self.distance:.2g} % from their mean"
+        return note
+
+    def summary(self) -> str:
+        """For the end of the run."""
+        rounds = self.rounds
+        steps = self.progress.step - rounds.first_step
+        return averagings_text(rounds.averagings, steps)
+
+    # ---- checkpoints ----------------------------------------------------------------------------
+
+    def snapshot(self) -> Checkpoint:
+        """See snapshot.py. Collective."""
+        return snapshot(self)
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """See snapshot.py."""
+        restore(self, checkpoint)
+
+    def restore_rounds(self, rounds: dict, left_out: list[LeftOut]) -> None:
+        """Goes on at this place in a round, with steps left out by each worker so far."""
+        self.rounds, self._mean = Rounds(**rounds), None
+        self._left_out = [each.steps for each in left_out]
+
+
+def averagings_text(averagings: int, steps: int) -> str:
+    share = 100 * averagings / max(1, steps)
+    times = "averaging" if averagings == 1 else "averagings"
+    return f"{averagings:,} {times} in {steps:,} steps: {share:.1f} % of DDP's bytes"
