@@ -388,6 +388,8 @@ def own_validation(base: Config) -> bool:
     if getattr(base, "val_file", None):
         return True
     folder = Path(base.data_dir)
+    if base.dataset in ("tar", "tfrecord"):
+        return all(any(folder.glob(f"{name}*")) for name in ("val", "test"))
     if base.dataset != "imagefolder":
         return False
     return all((folder / name).is_dir() for name in ("train", "val", "test"))

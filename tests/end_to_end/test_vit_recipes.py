@@ -70,7 +70,9 @@ def test_one_step_of_32_768_pictures_on_small_ones(monkeypatch):
     monkeypatch.setattr("utils.data.images.shapes.TRAIN_PER_CLASS", 3_277)
     sizes = "--model vit --layers 1 --dim 8 --heads 1 --ffn 8 --patch_size 16 --crop_padding 4"
     recipe = (RECIPES / "vit_b32_imagenet.yaml").read_text()
-    Path("recipe.yaml").write_text(recipe.replace("image_size: 224", ""))  # of imagefolder alone
+    for line in ("image_size: 224", "crop: resized", "crop_ratio: 0.875"):  # of imagefolder alone
+        recipe = recipe.replace(line, "")
+    Path("recipe.yaml").write_text(recipe)
     flags = [
         "--config", "recipe.yaml", "--dataset", "shapes", *sizes.split(),
         "--max_steps", 1, "--precision", "bf16", "--device", "cpu",

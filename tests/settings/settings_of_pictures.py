@@ -23,8 +23,12 @@ NEEDS = {
         "on_bad",
         "cache_dir",
         "workers",
+        "decode",
+        "crop",
     )
 } | {
+    "crop_ratio": ["--dataset", "imagefolder"],
+    "crop_area": ["--dataset", "imagefolder", "--crop", "resized"],
     "gamma": ["--sched", "step"],
     "step_epochs": ["--sched", "step"],
     "milestones": ["--sched", "multistep"],

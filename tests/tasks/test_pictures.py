@@ -11,6 +11,8 @@ from data.worker_helpers import worker_processes
 
 from utils.augment.chain import Chain
 from utils.augment.crop_flip import CropFlip
+from utils.augment.random_erasing import RandomErasing
+from utils.augment.resized_crop import ResizedCrop
 from utils.data.images.sources import load_image_data
 from utils.settings import ImageSettings
 from utils.tasks import pictures as image_task
@@ -139,3 +141,26 @@ def test_random_erasing_comes_after_the_crop_in_the_mean_colour(load):
     filled = np.broadcast_to(colour, (1, 8, 8, 3)).copy()
     assert task.train.normalize(torch.from_numpy(filled)).abs().max() < 0.01
     assert task.test.augment is None
+
+
+def test_pictures_can_be_decoded_while_training(load, monkeypatch):
+    flags = {"val_fraction": 0.25, "subset": 0.5, "random_erasing": 0.5, "mixup": "fixed"}
+    once, always = load(**flags), load(**flags, decode="always")
+    assert always.data.train.encoded and always.summary_entries == once.summary_entries
+    for one, other in zip(batches(always), batches(once), strict=True):
+        assert torch.equal(one, other)
+    monkeypatch.setattr(image_task, "usable_cores", lambda: 6)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")  # ranks that share the cores
+    assert load(decode="always", workers=None).pool.workers == 3
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_resized_crops(load, workers):
+    flags = {"decode": "always", "crop": "resized", "cutout": 3, "random_erasing": 0.5}
+    task, same = load(**flags), load(**flags, workers=workers)
+    augment = task.train.augment
+    kinds = [type(part) for part in (augment.first, *augment.others)]
+    assert kinds == [ResizedCrop, CropFlip, RandomErasing]
+    assert (augment.others[0].padding, augment.others[0].flip) == (0, 0)
+    for one, other in zip(batches(task), batches(same), strict=True):
+        assert torch.equal(one, other)

@@ -20,12 +20,13 @@ class Chain:
     """An augmentation that applies several.
 
     Args:
-        first: gathers the images as it transforms them (CropFlip).
-        others: change the previous one's result in place.
+        first: gathers the images as it transforms them (CropFlip, ResizedCrop).
+        others: change the previous one's result, in place or not.
     """
 
     def __init__(self, first, *others):
         self.first, self.others = first, others
+        self.reads_encoded = first.reads_encoded
 
     def draw(self, n: int, generator: np.random.Generator) -> ChainPlan:
         """A plan for n samples. Each augmentation draws after those before it, so adding one at the

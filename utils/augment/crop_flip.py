@@ -52,6 +52,7 @@ class CropFlip:
     flip: float = 0.5
     cutout: int = 0
     packed_rows: ClassVar[int] = 6
+    reads_encoded: ClassVar[bool] = False
     _buffers: _Buffers | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self):

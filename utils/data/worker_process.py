@@ -1,4 +1,4 @@
-"""A worker process: reads batches, augments them and puts them into shared memory.
+"""A worker process: reads or decodes batches, augments them and puts them into shared memory.
 
 Nothing here imports PyTorch, so that a worker starts at once and takes little memory.
 """
@@ -10,7 +10,7 @@ import signal
 import traceback
 from dataclasses import dataclass
 from mmap import mmap
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -43,9 +43,26 @@ class Failure(NamedTuple):
     text: str
 
 
+class Reader(Protocol):
+    """How a worker reads one set of pictures; a dataclass, sent to each worker once."""
+
+    number: int  # from `WorkerPool.numbered`
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(pictures, height, width, channels), uint8."""
+
+    def open(self) -> Any:
+        """What `read` reads from, in the worker's process."""
+
+    def read(self, opened: Any, rows: np.ndarray, plan: Any, out: np.ndarray) -> None:
+        """Writes the pictures `rows` (n,) into `out` (n, height, width, channels) uint8, augmented
+        by `plan` unless that is None. Raises UserError."""
+
+
 @dataclass(frozen=True)
-class Reader:
-    """How a worker reads one set of pictures; sent to each worker once."""
+class MapReader:
+    """Reads decoded pictures from a memory map."""
 
     number: int
     file: str
@@ -67,6 +84,12 @@ class Reader:
             "--resume, and leave the folder alone meanwhile"
         )
 
+    def read(self, opened: np.ndarray, rows: np.ndarray, plan: Any, out: np.ndarray) -> None:
+        if plan is None:
+            np.take(opened, rows, axis=0, out=out, mode="clip")
+        else:
+            out[:] = self.augment.apply(opened, plan, rows)
+
 
 def file_identity(found: os.stat_result) -> tuple[int, int]:
     return found.st_ino, found.st_size
@@ -78,24 +101,21 @@ def work(connection, name: str, slots: int, slot_bytes: int) -> None:
         signal.signal(signum, signal.SIG_IGN)
     ring = Ring.attach(name, slots, slot_bytes)
     readers: dict[int, Reader] = {}
-    opened: dict[int, np.ndarray] = {}
+    opened: dict[int, Any] = {}
     try:
         while True:
             message = connection.recv()
-            if isinstance(message, Reader):
+            if not isinstance(message, Request):
                 readers[message.number] = message
                 continue
-            number, slot, rows, plan = message  # a Request
+            number, slot, rows, plan = message
             failure = None
             try:
                 reader = readers[number]
                 if number not in opened:
                     opened[number] = reader.open()
                 out = ring.pictures(slot, len(rows), reader.shape)
-                if plan is None:
-                    np.take(opened[number], rows, axis=0, out=out, mode="clip")
-                else:
-                    out[:] = reader.augment.apply(opened[number], plan, rows)
+                reader.read(opened[number], rows, plan, out)
             except UserError as error:
                 failure = Failure(True, str(error))
             except Exception:

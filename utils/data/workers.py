@@ -1,4 +1,5 @@
-"""Worker processes that read a memory map and augment, for data sets that do not fit in memory.
+"""Worker processes that read a memory map, or decode, and augment: for data sets that do not fit
+in memory.
 
 Their pictures may have to be read from the disk, for which the training step must not wait. The
 training process draws which samples a batch has and how each is augmented, as it does without
@@ -8,6 +9,7 @@ are the same to the bit with any number of workers, even if workers die.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 from collections import deque
@@ -22,6 +24,7 @@ from utils.data.shared_ring import Ring
 from utils.data.worker_process import (
     SIGNALS,
     Failure,
+    MapReader,
     Reader,
     Request,
     file_identity,
@@ -87,16 +90,20 @@ class WorkerPool:
         """For batches of another size, before the first one is read."""
         self.slot_bytes = slot_bytes
 
+    def numbered(self, reader: Reader) -> Reader:
+        """The reader with a number of its own, for `batches`."""
+        self._readers += 1
+        return dataclasses.replace(reader, number=self._readers)
+
     def reader(self, images: np.ndarray, augment) -> Reader:
         """For `batches`. `images` is a map (see `is_map`); `augment` as in loader.py, or None."""
         assert is_map(images)
-        self._readers += 1
         file = str(images.filename)
         try:
             identity = file_identity(os.stat(file))
         except OSError:
             identity = (0, 0)  # gone already: the first worker reports it
-        return Reader(self._readers, file, images.offset, images.shape, identity, augment)
+        return self.numbered(MapReader(0, file, images.offset, images.shape, identity, augment))
 
     def batches(self, reader: Reader, pieces: Iterator[tuple], finish: Callable) -> Iterator:
         """For each (rows, plan) of `pieces`, in order: finish(pictures).

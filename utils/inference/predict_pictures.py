@@ -158,6 +158,7 @@ class PictureFiles:
         card: of the model; gives the size and the channels of the decoded pictures.
         workers: threads; None: one per core.
         on_bad: "error" or "skip", for files that cannot be decoded.
+        crop_ratio: of evaluation, see `decode` in utils/data/images/decode.py.
 
     Attributes:
         pictures: number of pictures that `batches` has yielded and its caller is done with.
@@ -170,8 +171,10 @@ class PictureFiles:
         card: ModelCard,
         workers: int | None = None,
         on_bad: str = "error",
+        crop_ratio: float = 1.0,
     ):
         self.paths, self.card, self.on_bad = list(paths), card, on_bad
+        self.crop_ratio = crop_ratio
         self.workers = max(1, workers or os.cpu_count() or 1)
         self.pictures = 0
         self.skipped: list[str] = []
@@ -191,7 +194,9 @@ class PictureFiles:
         done = 0
         with (
             strict_pillow(),
-            contextlib.closing(decode_all(self.paths, self.card.height, self.workers)) as chunks,
+            contextlib.closing(
+                decode_all(self.paths, self.card.height, self.workers, self.crop_ratio)
+            ) as chunks,
         ):
             for pictures, errors in chunks:
                 length = len(pictures) + len(errors)

@@ -53,7 +53,7 @@ def predict_pictures(run: Run, model, card: ModelCard, output: Path) -> int | No
     paths = list_pictures(settings.predict)
     predictions = predict_images(
         model,
-        PictureFiles(paths, card, settings.workers, settings.on_bad),
+        PictureFiles(paths, card, settings.workers, settings.on_bad, settings.crop_ratio),
         output_csv=output,
         batch_size=settings.batch_size,
         precision=run.precision,

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from utils.optim.table import OPTIMIZERS
+from utils.settings.images import OWN_PICTURES
 
 
 def phase_advice(settings, run, loader) -> dict[str, str]:
@@ -20,7 +21,7 @@ def phase_advice(settings, run, loader) -> dict[str, str]:
         advice["optimizer"] += (
             f"; --meta_every {2 * settings.meta_every} updates the policy of mixing less often"
         )
-    if getattr(settings, "dataset", "") == "imagefolder":
+    if getattr(settings, "dataset", "") in OWN_PICTURES:
         advice["data"] = f"read with more processes: --workers {2 * loader.workers or 4}"
     if run.precision.name == "fp32" and _computes_bf16(run.device):
         advice["forward_backward"] = "this machine computes faster with --precision bf16"

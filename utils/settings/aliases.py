@@ -10,6 +10,7 @@ ALIASES = {
     "bs": "batch_size",
     "clip_grad": "clip",
     "clip_grad_norm": "clip",
+    "crop_pct": "crop_ratio",
     "cutmix": "cutmix_alpha",
     "data_path": "data_dir",
     "dataloader_num_workers": "workers",

@@ -4,26 +4,30 @@ import os
 from dataclasses import dataclass
 
 from utils.data.images.sources import IMAGE_DATASETS
+from utils.errors import UserError
 from utils.setting import setting
 from utils.settings.config import Config
 from utils.settings.engine import GROUP as ENGINE
 from utils.settings.run import USE
 
 GROUP = "images"
+# Data sets of the user's own pictures.
+OWN_PICTURES = ("imagefolder", "tar", "tfrecord")
 
 
 @dataclass
 class PictureSettings(Config):
     dataset: str = setting(
         "cifar10",
-        "Data set; imagefolder is a tree of your own with a folder for each class, shapes is "
-        "synthetic and needs no files, the others are downloaded once",
+        "Data set; imagefolder is a tree of your own with a folder for each class, tar and "
+        "tfrecord are shards of your own, shapes is synthetic and needs no files, the others are "
+        "downloaded once",
         group=GROUP,
         choices=IMAGE_DATASETS,
     )
     image_size: int | None = setting(
         None,
-        "Side of the pictures of an imagefolder, which are resized and centre-cropped",
+        "Side of your own pictures, which are resized and centre-cropped",
         group=GROUP,
         low=8,
         unit="pixels",
@@ -32,7 +36,7 @@ class PictureSettings(Config):
     )
     test_fraction: float | None = setting(
         None,
-        "Fraction of an imagefolder without test/ and val/ that becomes the test set; the "
+        "Fraction of your own pictures without test/ and val/ that becomes the test set; the "
         "same pictures for any --seed",
         group=GROUP,
         above=0,
@@ -52,9 +56,39 @@ class PictureSettings(Config):
         choices=("error", "skip"),
         resume="evaluation",
     )
+    decode: str = setting(
+        "auto",
+        "Decode an imagefolder once, into --cache_dir, or always, while training; auto: once if "
+        "the decoded pictures take up to 32 GB",
+        group=GROUP,
+        choices=("auto", "once", "always"),
+        before="once",
+    )
+    crop: str = setting(
+        "padded",
+        "Random crops of training pictures: of the padded picture, or windows of random area and "
+        "ratio that are resized, as is usual for large pictures; these need --decode always",
+        group=GROUP,
+        choices=("padded", "resized"),
+    )
+    crop_area: float = setting(
+        0.08,
+        "Smallest area of a resized crop, as a fraction of the picture",
+        group=GROUP,
+        above=0,
+        high=1,
+    )
+    crop_ratio: float = setting(
+        1.0,
+        "Side of the central square that is evaluated, as a fraction of the shorter side; below 1 "
+        "it needs --decode always",
+        group=GROUP,
+        low=0.1,
+        high=1,
+    )
     crop_padding: int = setting(
         4,
-        "Random crop after padding every side by this much; 0: none",
+        "Padded crop: pixels added to every side before it; 0: no crop",
         group=GROUP,
         low=0,
         unit="pixels",
@@ -115,14 +149,21 @@ class PictureSettings(Config):
 
     def ineffective(self):
         yield from super().ineffective()
-        if self.dataset != "imagefolder":
+        if self.dataset not in OWN_PICTURES:
             reason = f"--dataset {self.dataset} has its own pictures; the flag is for imagefolder"
-            names = ("image_size", "test_fraction", "val_is_validation", "cache_dir")
+            names = ("image_size", "test_fraction", "val_is_validation", "cache_dir", "decode")
             names += () if self.predict else ("on_bad", "workers")
             yield from ((name, reason, "dataset") for name in names)
         if self.dataset == "shapes":
             reason = "--dataset shapes is built in and reads no files"
             yield "data_dir", reason, "dataset"
+        elif self.dataset != "imagefolder":
+            yield "decode", f"--dataset {self.dataset} is always decoded while training", "dataset"
+        if self.crop == "resized":
+            for name in ("crop_padding", "padding_mode"):
+                yield name, "--crop resized pads nothing", "crop"
+        else:
+            yield "crop_area", "only --crop resized has areas", "crop"
         if self.val_is_validation and self.eval_every == 0:
             reason = "--eval_every 0 never measures on that split"
             yield "val_is_validation", reason, "eval_every"
@@ -144,5 +185,21 @@ class PictureSettings(Config):
         if self.val_is_validation:
             self.final_test = False
         super().check()
+        self._check_decoding()
         if self.hflip is None:
             self.hflip = 0.0 if self.dataset == "mnist" else 0.5
+
+    def _check_decoding(self):
+        """Crops of the pictures as they are in their files need these decoded while training."""
+        flag = "--crop resized" if self.crop == "resized" else f"--crop_ratio {self.crop_ratio:g}"
+        if self.crop == "padded" and self.crop_ratio == 1:
+            return
+        if self.dataset not in OWN_PICTURES:
+            raise UserError(
+                f"{flag} crops pictures that are decoded while training, and --dataset "
+                f"{self.dataset} is decoded already: leave it out"
+            )
+        if self.decode == "once" and self.dataset == "imagefolder":
+            raise UserError(f"{flag} needs --decode always: decoding once crops to the centre")
+        if self.dataset == "imagefolder":
+            self.decode = "always"

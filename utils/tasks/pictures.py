@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from utils.augment.chain import Chain
 from utils.augment.crop_flip import CropFlip
 from utils.augment.random_erasing import RandomErasing
+from utils.augment.resized_crop import ResizedCrop
 from utils.data.images.loader import Augmentation
 from utils.data.images.sources import ImageData, PictureSplit, load_image_data
 from utils.data.loader import Loader
@@ -33,6 +35,7 @@ from utils.weights.timm_hub import load_timm
 
 # Most workers if --workers is not given: even two read faster than a GPU trains a small network.
 AUTOMATIC_WORKERS = 4
+MOST_DECODERS = 16  # likewise, for pictures that are decoded while training
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,8 @@ def load_image_task(
             image_size=settings.image_size,
             on_bad=settings.on_bad,
             test_fraction=settings.test_fraction,
+            decode=settings.decode,
+            crop_ratio=settings.crop_ratio,
             workers=settings.workers,
         )
     data = _take_val(data, settings, console)
@@ -191,27 +196,34 @@ def _description(data: ImageData, train: PictureSplit, val: PictureSplit | None)
 
 def _augmentation(settings: ImageSettings, card: ModelCard) -> Augmentation:
     height, width = card.height, card.width
-    crop = CropFlip(
+    resized = settings.crop == "resized"
+    padded = CropFlip(
         height,
         width,
-        padding=settings.crop_padding,
+        padding=0 if resized else settings.crop_padding,
         mode=settings.padding_mode,
-        flip=settings.hflip,
+        flip=0 if resized else settings.hflip,
         cutout=settings.cutout,
     )
-    if not settings.random_erasing:
-        return crop
-    colour = [round(255 * mean) for mean in card.mean]
-    return Chain(crop, RandomErasing(height, width, settings.random_erasing, colour))
+    parts = [ResizedCrop(settings.crop_area, settings.hflip)] if resized else [padded]
+    if resized and settings.cutout:
+        parts.append(padded)
+    if settings.random_erasing:
+        colour = [round(255 * mean) for mean in card.mean]
+        parts.append(RandomErasing(height, width, settings.random_erasing, colour))
+    return parts[0] if len(parts) == 1 else Chain(*parts)
 
 
 def _pool(settings: ImageSettings, train: PictureSplit, console: Console) -> WorkerPool | None:
     """Worker processes that read pictures. None if the pictures are in memory, --workers is 0, or
-    it is not given and the training split takes at most half of the available memory."""
+    it is not given and the pictures are decoded and take at most half of the available memory."""
     workers = settings.workers
     if not train.on_disk:
         return None
-    if workers is None:
+    if workers is None and train.encoded:
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # processes that share the cores
+        workers = max(1, min(MOST_DECODERS, usable_cores() // here))
+    elif workers is None:
         large = len(train) * math.prod(train.shape) > available_memory() / 2
         workers = min(AUTOMATIC_WORKERS, usable_cores()) if large else 0
     largest = largest_batch(settings.batch_size, train)

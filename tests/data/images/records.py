@@ -17,6 +17,7 @@ class RecordSplit:
     labels: np.ndarray
     shape: tuple[int, int, int]
     on_disk: bool = False
+    encoded: bool = False  # has no need of worker processes
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,10 @@ from utils.data.worker_process import is_map
 if TYPE_CHECKING:
     from utils.data.images.loader import ImageLoader
     from utils.data.workers import WorkerPool
+
+
+# Columns are summed in uint32, which holds 255 * 255 of 66,051 rows at most.
+MOST_ROWS = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +46,8 @@ class DecodedSplit:
     def shape(self) -> tuple[int, int, int]:
         """Of a picture: height, width, channels."""
         return self.images.shape[1:]
+
+    encoded = False
 
     @property
     def on_disk(self) -> bool:
@@ -72,23 +78,29 @@ def channel_statistics(
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation (of the population) per channel, of pixels scaled to 0..1.
 
-    The sums of pixels and of their squares are exact integers; only the final divisions and the
-    square root round. Reads `images`, (samples, height, width, channels) uint8 or a split, once, a
-    few MiB at a time.
+    Reads `images`, (samples, height, width, channels) uint8 or a split, once, a few MiB at a time.
     """
     if not isinstance(images, DecodedSplit):
         images = DecodedSplit(images, np.zeros(len(images), np.int64))
-    samples, channels = len(images), images.images.shape[-1]
-    assert samples
     row = images.images[0].size  # height * width * channels
-    # Columns are summed in uint32, which holds 255 * 255 of 66,051 rows at most.
-    rows = max(1, min(1 << 16, (1 << 21) // row))
-    sums, squares = np.zeros(row, np.int64), np.zeros(row, np.int64)
-    for chunk in images.chunks(rows):
+    return statistics_of(images.chunks(max(1, min(MOST_ROWS, (1 << 21) // row))))
+
+
+def statistics_of(chunks: Iterable[np.ndarray]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The same of pictures that come in chunks, (up to MOST_ROWS, height, width, channels) uint8.
+
+    The sums of pixels and of their squares are exact integers; only the final divisions and the
+    square root round. So they do not depend on how the pictures are cut into chunks.
+    """
+    samples, sums, squares = 0, 0, 0
+    for chunk in chunks:
+        channels, row = chunk.shape[-1], chunk[0].size
         chunk = chunk.reshape(-1, row)  # (rows, height * width * channels)
-        sums += np.add.reduce(chunk, axis=0, dtype=np.uint32)
+        samples += len(chunk)
+        sums = sums + np.add.reduce(chunk, axis=0, dtype=np.uint32).astype(np.int64)
         squared = np.multiply(chunk, chunk, dtype=np.uint16)  # 255 * 255 fits 16 bits
-        squares += np.add.reduce(squared, axis=0, dtype=np.uint32)
+        squares = squares + np.add.reduce(squared, axis=0, dtype=np.uint32).astype(np.int64)
+    assert samples
     mean, std = [], []
     count = samples * row // channels
     for channel in range(channels):

@@ -3,8 +3,11 @@
     data_dir/train/<class>/...   and test/<class>/... or val/<class>/... or both
     data_dir/<class>/...         with `test_fraction` (also for train/ alone)
 
-Classes are the sorted folder names of the training pictures. The files are decoded once into a
-cache (cache.py), whose key changes when they change.
+val/ and test/ may hold their pictures without class folders (imagenet.py).
+
+Classes are the sorted folder names of the training pictures, with the names that a file of synsets
+gives them (imagenet.py). The files are decoded once into a cache (cache.py), whose key changes when
+they change; large sets are decoded while training instead, and only indexed (record_index.py).
 """
 
 from __future__ import annotations
@@ -13,12 +16,16 @@ import hashlib
 import json
 import os
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from utils.data.images.cache import VERSION, Index, Source, build_cache, open_cache
 from utils.data.images.decode import open_image, picture_endings, strict_pillow
 from utils.data.images.decoded import DecodedSplit, channel_statistics
+from utils.data.images.encoded_data import load_encoded
+from utils.data.images.imagenet import class_names, flat_labels
+from utils.data.images.record_index import FolderPart, Indexing, SplitFiles
+from utils.data.images.records import FileState
 from utils.data.images.sources import ImageData
 from utils.data.splits import TEST_SEED, stratified_split
 from utils.errors import UserError
@@ -27,6 +34,9 @@ LAYOUT = (
     "expected train/<class>/ with test/<class>/ or val/<class>/, or <class>/ with --test_fraction"
 )
 DEFAULT_SIZE, LARGEST_KEPT_SIZE = 224, 64
+# Bytes of decoded pictures above which `decode="auto"` does not keep them.
+LARGEST_DECODED = 32 * 10**9
+FILES_AT_ONCE = 512  # that a task of indexing reads
 _SPLITS = ("train", "val", "test")
 _IGNORED = {"thumbs.db", "desktop.ini", "__macosx"}
 
@@ -43,17 +53,26 @@ class Listing:
     strays: int  # files beside the pictures that are none, such as notes.txt
 
 
-def load_imagefolder(
+def load_imagefolder(*, data_dir: Path, **settings) -> ImageData:
+    """The tree at `data_dir`, as `_load` loads it, with the classes' names by a file of synsets."""
+    data = _load(data_dir=data_dir, **settings)
+    return replace(data, classes=class_names(data_dir, data.classes))
+
+
+def _load(
     *,
     data_dir: Path,
     cache_dir: Path,
     image_size: int | None = None,
     on_bad: str = "error",
     test_fraction: float | None = None,
+    decode: str = "once",
+    crop_ratio: float = 1.0,
     workers: int = 1,
     progress: bool = True,
 ) -> ImageData:
-    """Decode the tree at `data_dir` into `cache_dir`, or memory-map what an earlier run decoded.
+    """Decode the tree at `data_dir` into `cache_dir`, or memory-map what an earlier run decoded. Or
+    only index it; see `load_image_data`.
 
     val/ is the validation split if there is test/, else the test set. Files that are no pictures by
     their names and contents are passed over and counted; one that has the name of a picture and
@@ -63,10 +82,24 @@ def load_imagefolder(
         UserError: the tree has another layout, a file in it cannot be decoded (unless `on_bad` is
             "skip"), or the cache cannot be written.
     """
-    listings = _list_tree(data_dir, test_fraction, cache_dir)
+    listings = list_tree(data_dir, test_fraction, cache_dir)
     classes = next(iter(listings.values())).classes
+    strays = sum(listing.strays for listing in listings.values())
     if image_size is None:
         image_size = _choose_size(next(iter(listings.values())))
+    size = sum(len(listing.paths) for listing in listings.values()) * 3 * image_size**2
+    if decode == "always" or (decode == "auto" and size > LARGEST_DECODED):
+        data = load_encoded(
+            "imagefolder",
+            data_dir,
+            {name: _to_index(data_dir, listing) for name, listing in listings.items()},
+            Indexing(cache_dir, on_bad, workers, progress),
+            classes=classes,
+            image_size=image_size,
+            crop_ratio=crop_ratio,
+            test_fraction=test_fraction,
+        )
+        return replace(data, strays=strays)
     folder = cache_dir / _key(listings, image_size)
     cache = open_cache(folder)
     source = f"{data_dir}, memory-mapped from {folder}"
@@ -87,7 +120,6 @@ def load_imagefolder(
             f"{index.skipped} files in {data_dir} are not readable images, the first of them "
             f"{index.skipped_first[0]}: remove them, or leave them out with --on_bad skip"
         )
-    strays = sum(listing.strays for listing in listings.values())
     if test_fraction is not None:
         return _divide(index, splits["all"], test_fraction, source, strays)
     train, test, val = (splits.get(name) for name in ("train", "test", "val"))
@@ -132,7 +164,7 @@ def _divide(
     )
 
 
-def _list_tree(data_dir: Path, test_fraction: float | None, cache_dir: Path) -> dict[str, Listing]:
+def list_tree(data_dir: Path, test_fraction: float | None, cache_dir: Path) -> dict[str, Listing]:
     """Split -> its files: {"train", "test" and/or "val"}, or {"all"} for a tree to be divided.
 
     `cache_dir` is skipped if it is inside the tree.
@@ -172,6 +204,8 @@ def _list_tree(data_dir: Path, test_fraction: float | None, cache_dir: Path) -> 
 def _list_split(root: Path, known: list[str] | None, cache_dir: Path) -> Listing:
     """List the class folders of `root`; `known` are the classes of the training pictures."""
     names = _folders(root, cache_dir)
+    if known is not None and (not names or (names == ["images"] and names[0] not in known)):
+        return _list_flat(root, names, known)
     if not names:
         raise UserError(f"{root} has no class folders: {LAYOUT}")
     if known is None and len(names) == 1:
@@ -197,6 +231,20 @@ def _list_split(root: Path, known: list[str] | None, cache_dir: Path) -> Listing
             labels.append(label)
             stats.append((size, modified))
     return Listing(root, classes, paths, labels, stats, len(strays))
+
+
+def _list_flat(root: Path, inner: list[str], classes: list[str]) -> Listing:
+    """List a split without class folders: its pictures lie in `root`, or in the folder `inner`."""
+    prefix = inner[0] if inner else "."
+    strays: list[str] = []  # the file of classes is one, too
+    files = sorted(_walk(root / prefix, prefix, set(), strays))
+    if not files:
+        raise UserError(f"{root} has no class folders: {LAYOUT}")
+    paths = [path for path, *_ in files]
+    names = [os.path.basename(path) for path in paths]
+    labels = flat_labels(root.parent, root.name, names, classes)
+    stats = [(size, modified) for _, size, modified in files]
+    return Listing(root, classes, paths, labels, stats, 0)
 
 
 def _walk(
@@ -311,6 +359,14 @@ def _key(listings: dict[str, Listing], image_size: int) -> str:
         ]
         digest.update(os.fsencode("".join(lines)))
     return digest.hexdigest()
+
+
+def _to_index(data_dir: Path, listing: Listing) -> SplitFiles:
+    prefix = os.path.relpath(listing.root, data_dir)
+    names = [os.path.normpath(os.path.join(prefix, path)) for path in listing.paths]
+    pieces = [slice(start, start + FILES_AT_ONCE) for start in range(0, len(names), FILES_AT_ONCE)]
+    parts = [FolderPart(names[piece], listing.labels[piece]) for piece in pieces]
+    return SplitFiles(parts, [FileState(*state) for state in listing.stats])
 
 
 def _to_source(listing: Listing) -> Source:

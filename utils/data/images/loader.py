@@ -1,6 +1,8 @@
-"""Batches of uint8 pictures kept on a GPU if they fit, else in memory or in a memory map."""
+"""Batches of uint8 pictures: kept on a GPU if they fit, else in memory or in a memory map, or
+decoded while training."""
 
 import warnings
+from abc import abstractmethod
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -9,8 +11,10 @@ from torch import Tensor
 
 from utils.data.batch import Batch
 from utils.data.draws import AUGMENT_STREAM, random_generator
+from utils.data.images.records import EncodedPictures, RecordReader
 from utils.data.loader import Loader
 from utils.data.steps import Piece
+from utils.data.worker_process import Reader
 from utils.data.workers import WorkerPool
 from utils.to_device import to_device
 
@@ -20,6 +24,8 @@ GPU_FRACTION = 0.25
 
 class Augmentation(Protocol):
     """Random choices are drawn for a whole epoch and applied to any slice (see utils/augment)."""
+
+    reads_encoded: bool  # needs encoded pictures, of which it has windows decoded
 
     def draw(self, n: int, generator: np.random.Generator): ...
 
@@ -61,16 +67,12 @@ class Normalize:
         return pixels if self.channels_last else pixels.contiguous()
 
 
-class ImageLoader(Loader):
-    """Batches of pictures.
-
-    For a GPU the pictures are kept in its memory if they take at most a quarter of what is free
-    there, else in host memory. With a `pool`, its processes gather and augment the pictures of
-    host memory ahead of time.
+class PictureLoader(Loader):
+    """Batches of pictures; base of those below.
 
     Args:
-        images: (pictures, height, width, channels) uint8, in memory or memory-mapped.
         labels: (samples,) int64.
+        width: of the pictures, in pixels.
         mean, std: per channel, of pixels scaled to 0..1.
         batch_size: samples in a micro-batch.
         device: where the batches are needed.
@@ -79,17 +81,19 @@ class ImageLoader(Loader):
         step_size: samples of all ranks in a step; overrides `accumulation`.
         augment: crop, flip and so on, drawn with the loader's seed; None for evaluation.
         channels_last: memory order of the batches.
-        rows: (samples,) int64, indices of the samples into `images`; None: all, in order.
-        pool: processes that read memory-mapped `images`; None: this process reads.
+        rows: (samples,) int64, indices of the samples into the pictures; None: all, in order.
+        pool: processes that read ahead; None: this process reads.
         options: `shuffle`, `seed`, `mixing`, `rank`, `least`, `drop_last`, `hold_out`: see Loader
             and Steps.
     """
 
+    _reader: Reader | None  # for `pool`
+
     def __init__(
         self,
-        images: np.ndarray,
         labels: np.ndarray,
         *,
+        width: int,
         mean,
         std,
         batch_size: int,
@@ -112,18 +116,9 @@ class ImageLoader(Loader):
             **options,
         )
         self.augment = augment
-        self.normalize = Normalize(mean, std, images.shape[2], device, channels_last)
-        with warnings.catch_warnings():  # of a read-only memory map; never written
-            warnings.filterwarnings("ignore", message=".*not writable.*")
-            self.images = torch.from_numpy(images)
+        self.normalize = Normalize(mean, std, width, device, channels_last)
         self.rows = rows
-        if device.type == "cuda":
-            free, _ = torch.cuda.mem_get_info(device)
-            if len(labels) * images[0].nbytes <= GPU_FRACTION * free:
-                self.images, self.labels = upload(images, rows, device), self.labels.to(device)
-                self.rows = pool = None
         self._pool = pool
-        self._reader = pool.reader(images, augment) if pool is not None else None
 
     @property
     def workers(self) -> int:
@@ -149,6 +144,40 @@ class ImageLoader(Loader):
             return (self._finish(self._gather(*each)) for each in parts), inputs_at
         return self._pool.batches(self._reader, parts, self._finish), inputs_at
 
+    @abstractmethod
+    def _gather(self, rows: np.ndarray, plan) -> Tensor | np.ndarray:
+        """(n, height, width, channels) uint8."""
+
+    def _finish(self, images: Tensor | np.ndarray) -> Tensor:
+        """Normalised inputs. A new tensor, since workers reuse their arrays."""
+        return self.normalize(to_device(images, self.device))
+
+
+class ImageLoader(PictureLoader):
+    """Batches of decoded pictures.
+
+    For a GPU the pictures are kept in its memory if they take at most a quarter of what is free
+    there, else in host memory. With a `pool`, its processes gather and augment the pictures of
+    host memory ahead of time.
+
+    Args:
+        images: (pictures, height, width, channels) uint8, in memory or, with a pool, mapped.
+        options: see PictureLoader.
+    """
+
+    def __init__(self, images: np.ndarray, labels: np.ndarray, *, device: torch.device, **options):
+        super().__init__(labels, width=images.shape[2], device=device, **options)
+        with warnings.catch_warnings():  # of a read-only memory map; never written
+            warnings.filterwarnings("ignore", message=".*not writable.*")
+            self.images = torch.from_numpy(images)
+        if device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info(device)
+            if len(labels) * images[0].nbytes <= GPU_FRACTION * free:
+                self.images, self.labels = upload(images, self.rows, device), self.labels.to(device)
+                self.rows = self._pool = None
+        pool = self._pool
+        self._reader = pool.reader(images, self.augment) if pool is not None else None
+
     @property
     def _can_defer(self) -> bool:
         return self.images.device.type == self.device.type and self._pool is None
@@ -173,9 +202,26 @@ class ImageLoader(Loader):
             return self.augment.apply(self.images, plan, rows)
         return self.images.index_select(0, to_device(rows, self.images.device))
 
-    def _finish(self, images: Tensor | np.ndarray) -> Tensor:
-        """Normalised inputs. A new tensor, since workers reuse their arrays."""
-        return self.normalize(to_device(images, self.device))
+
+class EncodedLoader(PictureLoader):
+    """Batches of pictures that are decoded while training.
+
+    Args:
+        pictures: are decoded by the processes of `pool`, or by this one.
+        options: see PictureLoader.
+    """
+
+    def __init__(self, pictures: EncodedPictures, labels: np.ndarray, **options):
+        super().__init__(labels, width=pictures.size, **options)
+        self._reader = RecordReader(pictures, self.augment)
+        if self._pool is not None:
+            self._reader = self._pool.numbered(self._reader)
+
+    def _gather(self, rows: np.ndarray, plan) -> np.ndarray:
+        size = self._reader.pictures.size
+        out = np.empty((len(rows), size, size, 3), np.uint8)
+        self._reader.read(self._reader.open(), rows, plan, out)
+        return out
 
 
 def upload(images: np.ndarray, rows: np.ndarray | None, device: torch.device) -> Tensor:

@@ -28,6 +28,8 @@ IMAGE_DATASETS = {
     "imagefolder": "utils.data.images.imagefolder:load_imagefolder",
     "mnist": "utils.data.images.mnist:load_mnist",
     "shapes": "utils.data.images.shapes:load_shapes",
+    "tar": "utils.data.images.shards:load_tar",
+    "tfrecord": "utils.data.images.shards:load_tfrecord",
 }
 
 
@@ -45,6 +47,11 @@ class PictureSplit(Protocol):
     @property
     def on_disk(self) -> bool:
         """Whether reading a picture may wait for a disk; worker processes can read ahead then."""
+
+    @property
+    def encoded(self) -> bool:
+        """Whether a picture is decoded each time that it is read, for which worker processes
+        pay."""
 
     def __len__(self) -> int:
         """Samples."""
@@ -100,6 +107,8 @@ class PictureSource(Protocol):
         image_size: int | None,
         on_bad: str,
         test_fraction: float | None,
+        decode: str,
+        crop_ratio: float,
         workers: int,
         progress: bool,
     ) -> ImageData: ...
@@ -113,6 +122,8 @@ def load_image_data(
     image_size: int | None = None,
     on_bad: str = "error",
     test_fraction: float | None = None,
+    decode: str = "once",
+    crop_ratio: float = 1.0,
     workers: int | None = None,
     progress: bool = True,
 ) -> ImageData:
@@ -120,11 +131,16 @@ def load_image_data(
 
     Args:
         data_dir: folder of the files, and of the downloads of published data sets.
-        cache_dir: folder of the decoded pictures of imagefolder.
-        image_size: side in pixels (imagefolder only); None: chosen from the pictures.
-        on_bad: "error" or "skip", for files that cannot be decoded (imagefolder only).
-        test_fraction: fraction, in (0, 1), of a single tree that becomes the test set (imagefolder
-            only); always the same pictures.
+        cache_dir: folder of decoded pictures and of indices.
+
+    These have an effect on pictures of the user's own only:
+        image_size: side in pixels; None: chosen from the pictures.
+        on_bad: "error" or "skip", for files that cannot be decoded.
+        test_fraction: fraction, in (0, 1), of the pictures that becomes the test set if they have
+            none; always the same pictures.
+        decode: "once", into the cache; "always", while training; "auto", by their size. Shards are
+            always decoded while training.
+        crop_ratio: of evaluation, see `decode` in decode.py; with "once" it is 1.
         workers: decoding threads; None: one per core.
         progress: show a bar on a terminal, or a plain line otherwise.
 
@@ -148,6 +164,8 @@ def load_image_data(
         image_size=image_size,
         on_bad=on_bad,
         test_fraction=test_fraction,
+        decode=decode,
+        crop_ratio=crop_ratio,
         workers=max(1, workers or os.cpu_count() or 1),
         progress=progress,
     )

@@ -1,0 +1,79 @@
+"""ImageNet's layouts: a flat val/ with a file of classes, and names for synsets."""
+
+import numpy as np
+import pytest
+from data.images.picture_trees import load, make_tree, refused
+
+CLASSES = ("n01", "n02", "n03")
+
+
+@pytest.fixture
+def imagenet(tmp_path):
+    """train/ of three synsets, and a val/ of four pictures without class folders."""
+    tree = make_tree(tmp_path / "imagenet", ("train", "val"), CLASSES, per_class=2)
+    for number, path in enumerate(sorted((tree / "val").glob("*/*"))[:4]):
+        path.rename(tree / "val" / f"ILSVRC2012_val_{number:08}.JPEG")
+    for name in CLASSES:
+        for path in (tree / "val" / name).iterdir():
+            path.unlink()
+        (tree / "val" / name).rmdir()
+    return tree
+
+
+def mapping(row, header=""):
+    rows = zip(range(4), ("n02", "n03", "n01", "n02"), (1, 2, 0, 1), strict=True)
+    return header + "".join(
+        row.format(n=n, folder=folder, label=label) for n, folder, label in rows
+    )
+
+
+@pytest.mark.parametrize(
+    "name, content",
+    [
+        ("val.txt", mapping("ILSVRC2012_val_{n:08}.JPEG {label}\n")),
+        ("val/val.csv", mapping("ILSVRC2012_val_{n:08}.JPEG,{folder}\n", "file,class\n")),
+        ("val/val_annotations.txt", mapping("ILSVRC2012_val_{n:08}.JPEG\t{folder}\t0\t0\n")),
+        (
+            "LOC_val_solution.csv",
+            mapping("ILSVRC2012_val_{n:08},{folder} 1 2 3 4\n", "ImageId,PredictionString\n"),
+        ),
+        ("imagenet_2012_validation_synset_labels.txt", mapping("{folder}\n")),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("decode", ["once", "always"])
+def test_a_flat_val(imagenet, name, content, decode):
+    (imagenet / name).write_text(content)
+    data = load(imagenet, decode=decode)
+    assert data.test.labels.tolist() == [1, 2, 0, 1] and data.classes == list(CLASSES)
+    assert np.array_equal(data.train.labels, [0, 0, 1, 1, 2, 2])
+
+
+def test_a_folder_of_images_inside(imagenet):
+    inner = imagenet / "val" / "images"
+    inner.mkdir()
+    for path in (imagenet / "val").glob("*.JPEG"):
+        path.rename(inner / path.name)
+    (imagenet / "val.txt").write_text(mapping("ILSVRC2012_val_{n:08}.JPEG {label}\n"))
+    assert load(imagenet, decode="always").test.labels.tolist() == [1, 2, 0, 1]
+
+
+def test_what_is_wrong_with_it(imagenet):
+    refused(imagenet, imagenet / "val", "add a file with the class of each picture")
+    (imagenet / "val.txt").write_text("ILSVRC2012_val_00000000.JPEG 1\n")
+    refused(imagenet, imagenet / "val.txt", "ILSVRC2012_val_00000001.JPEG")
+    (imagenet / "val.txt").write_text(mapping("ILSVRC2012_val_{n:08}.JPEG n07\n"))
+    refused(imagenet, imagenet / "val.txt", "'n07'")
+    (imagenet / "val.txt").unlink()
+    (imagenet / "synset_labels.txt").write_text("n01\n")
+    refused(imagenet, "1 lines for 4 pictures")
+
+
+def test_names_of_synsets(imagenet):
+    (imagenet / "val.txt").write_text(mapping("ILSVRC2012_val_{n:08}.JPEG {label}\n"))
+    names = imagenet / "LOC_synset_mapping.txt"
+    names.write_text("n01 tench, Tinca tinca\nn02 crane\nn03 crane\nn04 not here\n")
+    expected = ["tench, Tinca tinca", "crane (n02)", "crane (n03)"]
+    for decode in ("once", "always"):
+        assert load(imagenet, decode=decode).classes == expected
+    names.write_text("n01 tench\n")  # not all of them
+    assert load(imagenet).classes == list(CLASSES)

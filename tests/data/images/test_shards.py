@@ -1,0 +1,284 @@
+"""Shards of encoded pictures: tar and TFRecord, ours and others', whole and damaged."""
+
+import io
+import json
+import os
+import tarfile
+
+import numpy as np
+import pytest
+from data.images.picture_trees import make_tree, noise
+from data.images.test_encoded import encoded, inputs, loader, smooth
+from PIL import Image
+from small_disks import full_disk
+
+from utils.data.images import crc32c, pack, tfrecord
+from utils.data.images.sources import load_image_data
+from utils.errors import UserError
+
+
+@pytest.fixture
+def tree(tmp_path):
+    return make_tree(tmp_path / "pictures", per_class=6)
+
+
+def packed(tree, to, shard_bytes=700):
+    output = tree.parent / to
+    pack.pack(tree, output, to, shard_bytes, progress=False)
+    return output
+
+
+def load(folder, kind, **settings):
+    settings = {"cache_dir": folder.parent / "cache", "workers": 2, "progress": False, **settings}
+    return load_image_data(kind, data_dir=folder, **settings)
+
+
+def refused(folder, kind, *parts, **settings):
+    with pytest.raises(UserError) as error:
+        load(folder, kind, **settings)
+    message = str(error.value)
+    assert "\n" not in message
+    for part in parts:
+        assert str(part) in message, message
+
+
+def members(*pairs):
+    """A tar file with these (name, content)."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for name, content in pairs:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return file.getvalue()
+
+
+def png(seed=0):
+    return encoded(Image.fromarray(noise(8, seed)), "PNG")
+
+
+# ---- whole shards --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["tar", "tfrecord"])
+def test_what_is_packed_is_read_again(tree, kind):
+    folder = packed(tree, kind)
+    shards = sorted(folder.glob("train-*"))
+    assert len(shards) > 1 and shards[0].name == f"train-00000-of-{len(shards):05}.{kind}"
+    plain = load(tree, "imagefolder", decode="once")
+    data = load(folder, kind)
+    assert data.classes == plain.classes and len(data.train) == 12 and len(data.test) == 4 * 3
+
+    def pictures(data, split):
+        labels = split.labels[:, None].astype(np.float32)
+        rows = inputs(loader(data, split)).flatten(1).numpy()
+        table = np.concatenate([labels, rows], 1)
+        return table[np.lexsort(table.T)]
+
+    for split in ("train", "test"):
+        one, other = getattr(plain, split), getattr(data, split)
+        assert np.array_equal(pictures(plain, one), pictures(data, other))
+    assert (data.mean, data.std) == (plain.mean, plain.std)
+
+
+def test_a_shard_of_others(tmp_path):
+    """Keys with folders and dots, JSON labels, members of other kinds, names that climb out."""
+    folder = tmp_path / "shards"
+    (folder / "train").mkdir(parents=True)
+    (folder / "train" / "000.tar").write_bytes(
+        members(
+            ("../../a/0.JPG", encoded(smooth(30, 20))),
+            ("../../a/0.json", json.dumps({"label": 1}).encode()),
+            ("/b/1.png", png(1)),
+            ("/b/1.seg.png", b"not looked at"),
+            ("/b/1.cls", b"0\n"),
+            ("readme", b"text"),
+        )
+    )
+    (folder / "val-0.tar").write_bytes(members(("1.png", png(2)), ("1.cls", b"1")))
+    before = sorted(tmp_path.rglob("*"))
+    data = load(folder, "tar", cache_dir=tmp_path / "cache", image_size=8)
+    assert data.train.labels.tolist() == [1, 0] and data.test.labels.tolist() == [1]
+    assert data.train.pictures.sizes(np.arange(2)).tolist() == [[30, 20], [8, 8]]
+    assert data.classes == ["0", "1"]
+    new = set(tmp_path.rglob("*")) - {*before}
+    assert all(path.is_relative_to(tmp_path / "cache") for path in new)
+
+
+def test_an_example_of_others_with_labels_from_1(tmp_path):
+    """More features than ours, a packed label, and ImageNet's names without an ending."""
+
+    def feature(name, value):
+        return tfrecord._field(1, tfrecord._field(1, name) + tfrecord._field(2, value))
+
+    def record(label, seed):
+        parts = [
+            feature(b"image/height", tfrecord._field(3, b"\x08\x08")),  # not packed
+            feature(b"image/class/label", tfrecord._field(3, tfrecord._field(1, bytes([label])))),
+            feature(b"image/class/text", tfrecord._field(1, tfrecord._field(1, b"a cat"))),
+            feature(b"image/encoded", tfrecord._field(1, tfrecord._field(1, png(seed)))),
+        ]
+        return tfrecord.framed(tfrecord._field(1, b"".join(parts)))
+
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    (folder / "train-00000-of-00001").write_bytes(record(1, 0) + record(2, 1) + record(2, 2))
+    (folder / "validation-00000-of-00001").write_bytes(record(2, 3))
+    data = load(folder, "tfrecord")
+    assert data.train.labels.tolist() == [0, 1, 1] and data.test.labels.tolist() == [1]
+    assert data.classes == ["1", "2"]
+    assert np.array_equal(data.test.pictures.decode(np.array([0]))[0], noise(8, 3))
+    (folder / "classes.txt").write_text("cat\ndog\n")
+    assert load(folder, "tfrecord").classes == ["cat", "dog"]
+
+
+def test_a_shard_that_has_changed_is_indexed_again(tree):
+    folder = packed(tree, "tar")
+    first = load(folder, "tar")
+    shard = next(iter(sorted(folder.glob("train-*"))))
+    shard.write_bytes(members(("0.png", png(9)), ("0.cls", b"1")))
+    with pytest.raises(UserError, match=f"{shard.name} was changed"):
+        inputs(loader(first, first.train))
+    assert load(folder, "tar").fingerprint != first.fingerprint
+
+
+def test_layouts_of_shards(tmp_path):
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    refused(folder, "tar", "there are no tar shards")
+    samples = [(f"{i}.{kind}", content) for i in range(8)
+               for kind, content in (("png", png(i)), ("cls", str(i % 2).encode()))]  # fmt: skip
+    (folder / "all.tar").write_bytes(members(*samples))
+    refused(folder, "tar", "--test_fraction 0.2")
+    assert len(load(folder, "tar", test_fraction=0.25).test) == 2
+    (folder / "val-0.tar").write_bytes(members(("1.png", png(2)), ("1.cls", b"5")))
+    refused(folder, "tar", "all.tar does not tell its split")
+    (folder / "all.tar").rename(folder / "train.tar")
+    refused(folder, "tar", "label 5", "2 classes")
+    refused(folder, "tar", "--test_fraction has no effect", test_fraction=0.5)
+
+
+# ---- damaged ones --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["tar", "tfrecord"])
+@pytest.mark.parametrize("kept", [0.4, 0.8, 1])
+def test_a_shard_that_was_cut_short(tree, kind, kept):
+    folder = packed(tree, kind, shard_bytes=10**6)
+    shard = next(folder.glob("train-*"))
+    content = shard.read_bytes()
+    # A tar file, of two members of two blocks for each picture, ends with empty blocks.
+    length = 12 * 4 * 512 if kind == "tar" else len(content) - 1
+    shard.write_bytes(content[: int(kept * length)])
+    refused(folder, kind, shard, "fetch ", on_bad="skip")
+
+
+def test_a_flipped_bit_of_a_tfrecord(tree):
+    folder = packed(tree, "tfrecord", shard_bytes=10**6)
+    shard = next(folder.glob("train-*"))
+    content = bytearray(shard.read_bytes())
+    content[100] ^= 4
+    shard.write_bytes(content)
+    refused(folder, "tfrecord", shard, "record at byte 0", "its checksum is wrong")
+    data = load(folder, "tfrecord", on_bad="skip")
+    assert data.skipped == 1 and len(data.train) == 11
+    content[3] ^= 1  # of the first length
+    shard.write_bytes(content)
+    refused(folder, "tfrecord", shard, "is not a TFRecord", on_bad="skip")
+
+
+@pytest.mark.parametrize(
+    "pairs, problem",
+    [
+        ([("7.png", b""), ("7.cls", b"0")], "it has no bytes"),
+        ([("7.png", b"not one"), ("7.cls", b"0")], "not an image of a known format"),
+        ([("7.jpg", encoded(smooth(40, 40))[:-99]), ("7.cls", b"0")], "truncated"),
+        ([("7.png", png())], "it has no .cls"),
+        ([("7.png", png()), ("7.cls", b"cat")], "no label"),
+        ([("7.png", png()), ("7.json", b'{"label": -1}')], "no label"),
+        ([("7.png", png()), ("7.json", b"{")], "Expecting"),
+    ],
+)  # fmt: skip
+def test_a_bad_member_is_named_or_left_out(tmp_path, pairs, problem):
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    good = [("1.png", png(1)), ("1.cls", b"0"), ("2.png", png(2)), ("2.cls", b"1")]
+    (folder / "train.tar").write_bytes(members(*good, *pairs))
+    (folder / "test.tar").write_bytes(members(*good))
+    refused(folder, "tar", folder / "train.tar", "member '7'", problem)
+    data = load(folder, "tar", on_bad="skip")
+    assert data.skipped == 1 and len(data.train) == 2
+
+
+def test_no_record_makes_the_reader_of_examples_fail_otherwise():
+    """Whatever the bytes are: a picture and a label, or a ValueError."""
+    whole = tfrecord.example(b"picture", 300)
+    start, end, label = tfrecord.find_picture(whole)
+    assert (whole[start:end], label) == (b"picture", 300)
+    rng = np.random.default_rng(0)
+    for _ in range(2000):
+        broken = bytearray(whole[: rng.integers(0, len(whole) + 1)])
+        for place in rng.integers(0, max(1, len(broken)), 3):
+            broken[place : place + 1] = bytes([rng.integers(0, 256)])
+        try:
+            start, end, _ = tfrecord.find_picture(bytes(broken))
+        except ValueError:
+            continue
+        assert 0 <= start <= end <= len(broken)
+
+
+@pytest.mark.parametrize("size", [0, 1, 3, 4, 5, 255, 256, 257, 1000])
+def test_crc32c(size):
+    assert crc32c.plain_crc32c(b"123456789") == 0xE3069283  # of RFC 3720
+    data = np.random.default_rng(size).bytes(size)
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (crc32c.POLYNOMIAL if crc & 1 else 0)
+    assert crc32c.plain_crc32c(data) == crc ^ 0xFFFFFFFF
+
+
+# ---- packing -------------------------------------------------------------------------------------
+
+
+def test_packing_goes_on_where_it_was_stopped(tree, capsys):
+    folder = packed(tree, "tar")
+    shards = sorted(folder.glob("train-*"))
+    contents = {shard: shard.read_bytes() for shard in shards}
+    untouched = os.stat(shards[0]).st_mtime_ns
+    shards[1].unlink()
+    (folder / ".writing-1-train-00001").write_bytes(b"half of one")
+    assert pack.main([str(tree), "--to", "tar", "--output", str(folder),
+                      "--shard_size", "0.0007"]) == 0  # fmt: skip
+    assert "--dataset tar" in capsys.readouterr().out
+    assert {shard: shard.read_bytes() for shard in shards} == contents
+    assert os.stat(shards[0]).st_mtime_ns == untouched and not list(folder.glob(".writing*"))
+
+
+def test_packing_on_a_full_disk(tree):
+    with full_disk(1000), pytest.raises(UserError, match=r"train-.*the same command goes on"):
+        packed(tree, "tfrecord", shard_bytes=1500)
+    folder = tree.parent / "tfrecord"
+    assert not list(folder.glob(".writing*"))
+    assert len(load(packed(tree, "tfrecord", shard_bytes=1500), "tfrecord").train) == 12
+
+
+def test_what_cannot_be_packed(tree, capsys):
+    arguments = [str(tree), "--to", "tar", "--output"]
+    full = tree.parent / "full"
+    full.mkdir()
+    (full / "file").touch()
+    assert pack.main([*arguments, str(full)]) == 2
+    assert "is not empty" in capsys.readouterr().err
+    bad = tree / "train" / "cat" / "bad.png"
+    bad.write_bytes(png()[:-40])
+    output = tree.parent / "out"
+    assert pack.main([*arguments, str(output)]) == 2
+    assert str(bad) in capsys.readouterr().err
+    assert pack.main([*arguments, str(output), "--on_bad", "skip"]) == 0
+    assert "1 bad files left out" in capsys.readouterr().out
+    assert len(load(output, "tar").train) == 12
+    bad.unlink()
+    assert pack.main([*arguments, str(output)]) == 2
+    assert "other pictures or settings" in capsys.readouterr().err

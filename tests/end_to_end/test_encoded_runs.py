@@ -1,0 +1,56 @@
+"""Runs whose pictures are decoded while training: from a folder and from shards."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from data.images.picture_trees import make_tree
+
+from utils.data.images import pack
+
+pytestmark = [pytest.mark.usefixtures("own_folder"), pytest.mark.slow]
+
+SIZES = ["--depth", 18, "--width", 4, "--epochs", 2, "--batch_size", 4, "--image_size", 8]
+AUGMENT = ["--crop", "resized", "--crop_ratio", 0.875, "--random_erasing", 0.5, "--cutout", 2]
+FLAGS = [*SIZES, *AUGMENT, "--save_every", 4, "--threads", 1, "--device", "cpu"]
+
+
+def weights(run: str, step: int) -> bytes:
+    return Path(run, f"checkpoints/step-{step:08}/model.safetensors").read_bytes()
+
+
+def went_on(works, run: str, *flags) -> None:
+    """A copy of the finished run, without its end, ends with the same bits."""
+    shutil.copytree(run, "copy")
+    for step in (8, 10):
+        shutil.rmtree(f"copy/checkpoints/step-{step:08}")
+    works("--resume", "copy", *flags)
+    assert weights("copy", 10) == weights(run, 10)
+
+
+def test_a_folder(works, fails):
+    tree = make_tree(Path("pictures"), per_class=10, side=12)
+    data = ["--dataset", "imagefolder", "--data_dir", tree, "--cache_dir", "cache"]
+    said = works(*data, *FLAGS, "--workers", 2, "--output", "run")
+    assert "decoded while training" in said
+    went_on(works, "run", "--workers", 0)
+    assert "on 20 samples" in works("--resume", "run", "--eval_only")
+    works("--resume", "run", "--predict", tree / "test")
+    assert len(Path("run/predictions.csv").read_text().splitlines()) == 21
+    works(*data, *FLAGS, "--workers", 0, "--output", "alone")
+    assert weights("alone", 10) == weights("run", 10)
+    (tree / "train" / "cat" / "000.png").write_bytes(b"no picture")
+    assert "000.png is not a readable image" in fails("--resume", "run", "--epochs", 3)
+
+
+@pytest.mark.parametrize("kind", ["tar", "tfrecord"])
+def test_shards(works, fails, kind):
+    make_tree(Path("pictures"), per_class=10, side=12)
+    pack.pack(Path("pictures"), Path("shards"), kind, 4000, progress=False)
+    data = ["--dataset", kind, "--data_dir", "shards", "--cache_dir", "cache"]
+    works(*data, *FLAGS, "--workers", 0, "--output", "run")
+    went_on(works, "run")
+    assert "on 20 samples" in works("--resume", "run", "--eval_only")
+    for path in Path("shards").glob("train-00000-*"):
+        path.write_bytes(path.read_bytes()[:1000])
+    assert "cut short" in fails("--resume", "run", "--epochs", 3)

@@ -1,0 +1,159 @@
+"""A data set of encoded pictures: its index, classes, splits and statistics."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from utils.data.images.decode import strict_pillow
+from utils.data.images.decoded import statistics_of
+from utils.data.images.encoded import EncodedSplit
+from utils.data.images.record_index import Found, Indexing, SplitFiles, find_index
+from utils.data.images.records import EncodedPictures
+from utils.data.images.sources import ImageData
+from utils.data.splits import TEST_SEED, stratified_split
+from utils.errors import UserError
+from utils.files import replace_file
+
+DEFAULT_SIZE, LARGEST_KEPT_SIZE = 224, 64
+# Pictures of the training split from which mean and standard deviation are computed.
+MEASURED = 4096
+_DECODED_AT_ONCE = 64
+
+
+def load_encoded(
+    name: str,
+    root: Path,
+    files: dict[str, SplitFiles],
+    how: Indexing,
+    *,
+    classes: list[str] | None,
+    image_size: int | None,
+    crop_ratio: float,
+    test_fraction: float | None,
+) -> ImageData:
+    """The data set of the pictures in `files`, below `root`, which are indexed if need be.
+
+    Args:
+        files: {"train", "test" and/or "val"}, or {"all"}, to be divided by `test_fraction`; val is
+            the validation split if there is a test split, else the test set.
+        classes: their names; None: numbers, as many as the labels need.
+        image_size: side in pixels; None: that of the pictures if they are alike and small.
+
+    Raises:
+        UserError: see `find_index`; or the labels do not fit the classes.
+    """
+    found = find_index(root, files, how)
+    train = found.splits[next(iter(files))]
+    labels = {
+        split: records.table["label"].astype(np.int64) for split, records in found.splits.items()
+    }
+    first = next(iter(labels.values()))
+    if classes is None:
+        lowest = 1 if first.min() == 1 else 0  # some count from 1: 0 was for the background
+        labels = {split: values - lowest for split, values in labels.items()}
+        classes = [str(number + lowest) for number in range(int(first.max()) + 1 - lowest)]
+    elif first.min() == 1 and first.max() == len(classes):
+        labels = {split: values - 1 for split, values in labels.items()}
+    _check_labels(root, labels, classes)
+    if image_size is None:
+        image_size = _choose_size(train.table)
+    splits = {
+        split: EncodedSplit(EncodedPictures(records, image_size, crop_ratio), labels[split])
+        for split, records in found.splits.items()
+    }
+    if test_fraction is not None:
+        kept, held_out = stratified_split(labels["all"], test_fraction, TEST_SEED, classes)
+        splits = {"train": splits["all"].part(kept), "test": splits["all"].part(held_out)}
+    test, val = splits.get("test"), splits.get("val")
+    val_is_test = test is None
+    if val_is_test:
+        test, val = val, None
+    what = json.dumps([found.index.fingerprint, classes, image_size, crop_ratio, test_fraction])
+    key = hashlib.sha256(what.encode()).hexdigest()
+    size = sum(map(len, labels.values())) * 3 * image_size**2 / 1e9
+    mean, std = _statistics(splits["train"], found, key, how.workers)
+    return ImageData(
+        name=name,
+        classes=classes,
+        mean=mean,
+        std=std,
+        train=splits["train"],
+        test=test,
+        val=val,
+        fingerprint=key,
+        skipped=found.index.skipped,
+        val_is_test=val_is_test,
+        source=f"{root}, decoded while training (all decoded would take {size:,.2f} GB), with the "
+        f"index {found.folder}",
+    )
+
+
+def _check_labels(root: Path, labels: dict[str, np.ndarray], classes: list[str]) -> None:
+    if len(classes) < 2:
+        raise UserError(f"the pictures in {root} have a single class: a classifier needs two")
+    for split, values in labels.items():
+        if values.min() < 0 or values.max() >= len(classes):
+            wrong = values.min() if values.min() < 0 else values.max()
+            raise UserError(
+                f"the label {wrong} of a picture of {split} in {root} is not among the "
+                f"{len(classes):,} classes of the training pictures"
+            )
+    counts = np.bincount(next(iter(labels.values())), minlength=len(classes))
+    if not counts.all():
+        lost = classes[int(counts.argmin())]
+        raise UserError(
+            f"no readable training picture in {root} is of class {lost!r}: add some, or remove the "
+            "class"
+        )
+
+
+def _choose_size(table: np.ndarray) -> int:
+    """The side of the pictures if they are square, equal and small, else DEFAULT_SIZE."""
+    side = int(table["height"][0])
+    if side <= LARGEST_KEPT_SIZE and all((table[key] == side).all() for key in ("height", "width")):
+        return side
+    return DEFAULT_SIZE
+
+
+def _statistics(
+    train: EncodedSplit, found: Found, key: str, workers: int
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation per channel, of MEASURED pictures drawn from the training split
+    (always the same ones), or of all if there are fewer. Kept beside the index."""
+    path = found.folder / f"statistics-{key[:16]}.json"
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        return tuple(kept["mean"]), tuple(kept["std"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    chosen = np.arange(len(train))
+    if len(train) > MEASURED:
+        chosen = np.sort(np.random.default_rng(TEST_SEED).permutation(len(train))[:MEASURED])
+    with strict_pillow():
+        mean, std = statistics_of(_decoded(train.part(chosen), workers))
+    with suppress(OSError):  # then they are computed again
+        replace_file(path, json.dumps({"mean": mean, "std": std}).encode())
+    return mean, std
+
+
+def _decoded(split: EncodedSplit, workers: int) -> Iterator[np.ndarray]:
+    """The central squares, (up to _DECODED_AT_ONCE, size, size, 3) uint8 at a time."""
+    rows = np.arange(len(split)) if split.rows is None else split.rows
+    pending: deque = deque()
+    with ThreadPoolExecutor(workers, thread_name_prefix="decode") as pool:
+        for start in range(0, len(rows), _DECODED_AT_ONCE):
+            pending.append(
+                pool.submit(split.pictures.decode, rows[start : start + _DECODED_AT_ONCE])
+            )
+            if len(pending) > workers:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()

@@ -1,0 +1,109 @@
+"""ImageNet as people have it: a flat val/ with a file of classes, and names for synsets.
+
+Files are searched for in the data set's folder and in val/ or test/ itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from utils.errors import UserError
+from utils.files import reason
+
+# Lines "n01440764 tench, Tinca tinca": the folder of a class, and its name.
+SYNSETS = ("LOC_synset_mapping.txt", "synset_words.txt", "words.txt")
+# Lines of a file's name (with or without its ending) and its class, as the name of its folder or
+# its number among the sorted folders, then perhaps more.
+MAPPINGS = ("{}.txt", "{}.csv", "{}_annotations.txt", "LOC_{}_solution.csv")
+# Lines of a class alone, in the order of the sorted files.
+IN_ORDER = ("imagenet_2012_validation_synset_labels.txt", "synset_labels.txt")
+
+
+def class_names(root: Path, classes: Sequence[str]) -> list[str]:
+    """The names of the classes, by a file of synsets in `root`; without one, or where it does not
+    name them all, the classes themselves."""
+    for name in SYNSETS:
+        named = _synsets(root / name)
+        if named and all(folder in named for folder in classes):
+            return _told_apart({folder: named[folder] for folder in classes})
+    return list(classes)
+
+
+def all_class_names(root: Path) -> list[str] | None:
+    """The names of all classes in a file of synsets, in the order of these; None without one."""
+    found = (_synsets(root / name) for name in SYNSETS)
+    named = next(filter(None, found), None)
+    return named and _told_apart(dict(sorted(named.items())))
+
+
+def _synsets(path: Path) -> dict[str, str]:
+    lines = [line.split(maxsplit=1) for line in text_lines(path)]
+    return {line[0]: line[1].strip() for line in lines if len(line) > 1}
+
+
+def _told_apart(named: dict[str, str]) -> list[str]:
+    """The names, with the synsets of those that are alike."""
+    counts = Counter(named.values())
+    return [f"{name} ({key})" if counts[name] > 1 else name for key, name in named.items()]
+
+
+def flat_labels(root: Path, split: str, files: Sequence[str], classes: Sequence[str]) -> list[int]:
+    """The class of each file of a split that has no class folders.
+
+    Args:
+        root: of the data set.
+        split: the folder's name.
+        files: their sorted names.
+        classes: the sorted names of the training pictures' folders.
+
+    Raises:
+        UserError: there is no file of classes, or it does not name a known one for each file.
+    """
+    known = {name: number for number, name in enumerate(classes)}
+    known |= {str(number): number for number in range(len(classes)) if str(number) not in known}
+    places = [root, root / split]
+    for path in (place / pattern.format(split) for place in places for pattern in MAPPINGS):
+        if lines := text_lines(path):
+            rows = [line.replace(",", " ").split() for line in lines]
+            found = {Path(row[0]).stem: row[1] for row in rows if len(row) > 1}
+            named = [found.get(Path(file).stem) for file in files]
+            return _numbers(path, named, files, known)
+    for path in (place / name for place in places for name in IN_ORDER):
+        if lines := text_lines(path):
+            if len(lines) != len(files):
+                raise UserError(
+                    f"{path} has {len(lines):,} lines for {len(files):,} pictures in "
+                    f"{root / split}: one of the two is not complete"
+                )
+            return _numbers(path, [line.strip() for line in lines], files, known)
+    mappings = ", ".join(pattern.format(split) for pattern in MAPPINGS)
+    raise UserError(
+        f"{root / split} has pictures and no class folders: make a folder for each class, or add "
+        f"a file with the class of each picture, named {mappings} or {IN_ORDER[0]}"
+    )
+
+
+def _numbers(
+    path: Path, named: Sequence[str | None], files: Sequence[str], known: dict[str, int]
+) -> list[int]:
+    for name, file in zip(named, files, strict=True):
+        if name is None:
+            raise UserError(f"{path} does not name the class of {file}: add a line, or remove it")
+        if name not in known:
+            raise UserError(
+                f"{path} gives {file} the class {name!r}, which the training pictures do not have"
+            )
+    return [known[name] for name in named]
+
+
+def text_lines(path: Path) -> list[str]:
+    """Those of a text file that are not empty; none if it is not there."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {reason(error)}") from error
+    return [line for line in text.splitlines() if line.strip()]

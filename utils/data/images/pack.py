@@ -1,0 +1,245 @@
+"""Packs a folder of pictures into shards: `python -m utils.data.images.pack FOLDER --to tar`.
+
+Files are copied as they are, in an order that is random and always the same. Every shard is whole
+or not there; the same command goes on where an earlier one was stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import hashlib
+import io
+import json
+import os
+import sys
+import tarfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from tqdm import tqdm
+
+from utils.data.images.decode import measure, open_image, strict_pillow, why
+from utils.data.images.imagefolder import Listing, list_tree
+from utils.data.images.imagenet import class_names
+from utils.data.images.shards import CLASSES
+from utils.data.images.tar import PICTURES
+from utils.data.images.tfrecord import example, framed
+from utils.errors import UserError
+from utils.files import reason, replace_file, sync_folder, written_aside
+
+STATE = "pack.json"  # in the folder of shards: what they are packed from
+ENDINGS = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp", "PPM": "ppm", "BMP": "bmp"}
+SEED = 0  # of the order
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The files of one shard.
+
+    Args:
+        first: number of its first file in the order of the split.
+        files: indices into the listing.
+    """
+
+    name: str
+    listing: Listing
+    first: int
+    files: np.ndarray
+
+
+def pack(
+    folder: Path, output: Path, to: str, shard_bytes: int, on_bad: str = "error",
+    progress: bool = True,
+) -> tuple[int, list[str]]:  # fmt: skip
+    """Writes the shards of `folder` that `output` lacks.
+
+    Args:
+        to: "tar" or "tfrecord".
+        shard_bytes: of pictures, after which a shard is full.
+        on_bad: "error", or "skip" to leave out files that are not pictures.
+
+    Returns:
+        (shards in `output`, "file: reason" for each file left out of those written now)
+
+    Raises:
+        UserError: a file is not a picture, `output` holds something else, or cannot be written.
+    """
+    held_out = [name for name in ("val", "test") if (folder / name).is_dir()]
+    divided = (folder / "train").is_dir() and held_out
+    listings = list_tree(folder, None if divided else 0.5, output)
+    if not divided:
+        listings = {"train": listings["all"]}
+    shards = [
+        shard
+        for split, listing in listings.items()
+        for shard in _cut(split, listing, shard_bytes, to)
+    ]
+    classes = class_names(folder, next(iter(listings.values())).classes)
+    skipped: list[str] = []
+    with _held(output, _key(shards)):
+        replace_file(output / CLASSES, "".join(f"{name}\n" for name in classes).encode())
+        todo = [shard for shard in shards if not (output / shard.name).exists()]
+        if progress and len(todo) < len(shards):
+            print(f"{len(shards) - len(todo):,} of {len(shards):,} shards are there already")
+        total = sum(len(shard.files) for shard in todo)
+        hidden = not (progress and sys.stderr.isatty())
+        with tqdm(desc="packing", total=total, unit=" pictures", disable=hidden) as bar:
+            for shard in todo:
+                try:
+                    with written_aside(output / shard.name) as aside, open(aside, "wb") as file:
+                        _write(file, shard, to, on_bad, skipped, bar)
+                except UserError as error:
+                    raise UserError(
+                        f"{error}; shards that are whole stay, and the same command goes on"
+                    ) from error
+    return len(shards), skipped
+
+
+def _write(
+    file: BinaryIO, shard: Shard, to: str, on_bad: str, skipped: list[str], bar: tqdm
+) -> None:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(strict_pillow())
+        archive = None
+        if to == "tar":
+            archive = stack.enter_context(
+                tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT)
+            )
+        for number, index in enumerate(shard.files.tolist(), shard.first):
+            path = os.path.join(shard.listing.root, shard.listing.paths[index])
+            label = shard.listing.labels[index]
+            bar.update()
+            try:
+                content, ending = _picture(path)
+            except Exception as error:  # a damaged file can make Pillow raise any exception
+                if on_bad == "error":
+                    raise UserError(
+                        f"{path} is not a readable image ({why(error)}): remove it, or leave out "
+                        "all such files with --on_bad skip"
+                    ) from error
+                skipped.append(f"{path}: {why(error)}")
+                continue
+            if archive is None:
+                file.write(framed(example(content, label)))
+                continue
+            for name, part in ((ending, content), ("cls", str(label).encode())):
+                member = tarfile.TarInfo(f"{number:09}.{name}")
+                member.size = len(part)
+                archive.addfile(member, io.BytesIO(part))
+
+
+def _picture(path: str) -> tuple[bytes, str]:
+    """(content, ending) of the picture file."""
+    if not os.path.isfile(path):  # opening a pipe would block
+        raise ValueError("not a regular file")
+    with open(path, "rb") as file:
+        content = file.read()
+    source = io.BytesIO(content)
+    measure(source, len(content))
+    ending = Path(path).suffix[1:].lower()
+    if ending not in PICTURES:
+        with open_image(source) as image:
+            ending = ENDINGS.get(image.format)
+        if ending is None:
+            raise ValueError("its format has no place in a shard; convert it to PNG")
+    return content, ending
+
+
+def _cut(split: str, listing: Listing, shard_bytes: int, to: str) -> list[Shard]:
+    order = np.random.default_rng(SEED).permutation(len(listing.paths))
+    sizes = np.array([size for size, _ in listing.stats])[order]
+    shard_of = np.cumsum(sizes) // shard_bytes
+    starts = np.flatnonzero(np.diff(shard_of, prepend=-1))
+    pieces = np.split(order, starts[1:])
+    return [
+        Shard(f"{split}-{i:05}-of-{len(pieces):05}.{to}", listing, int(start), files)
+        for i, (start, files) in enumerate(zip(starts, pieces, strict=True))
+    ]
+
+
+def _key(shards: Sequence[Shard]) -> str:
+    """SHA-256 of what the shards depend on."""
+    digest = hashlib.sha256()
+    for shard in shards:
+        for index in shard.files.tolist():
+            listing = shard.listing
+            line = json.dumps([listing.paths[index], listing.labels[index], listing.stats[index]])
+            digest.update(f"{shard.name} {line}".encode())
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _held(output: Path, key: str) -> Iterator[None]:
+    """The folder of shards, for this process alone. Raises UserError if it is not of this `key`."""
+    state = json.dumps({"key": key})
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        if not (output / STATE).exists() and any(output.iterdir()):
+            raise UserError(f"{output} is not empty: choose another --output")
+        handle = os.open(output, os.O_RDONLY)
+    except OSError as error:
+        raise UserError(f"cannot write {output}: {reason(error)}") from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not (output / STATE).exists():
+            replace_file(output / STATE, state.encode())
+        if (output / STATE).read_text() != state:
+            raise UserError(
+                f"{output} holds shards of other pictures or settings: give the settings that "
+                "they were begun with, remove the folder, or choose another --output"
+            )
+        for left in output.glob(".writing-*"):  # of a killed process
+            left.unlink()
+        yield
+        sync_folder(output)
+    except BlockingIOError as error:
+        raise UserError(f"another process is packing into {output}: wait for it") from error
+    except OSError as error:
+        raise UserError(f"cannot write {output}: {reason(error)}") from error
+    finally:
+        os.close(handle)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m utils.data.images.pack", description=__doc__, allow_abbrev=False
+    )
+    parser.add_argument("folder", type=Path, help="pictures, as --dataset imagefolder takes them")
+    parser.add_argument("--to", choices=("tar", "tfrecord"), required=True, help="kind of shards")
+    parser.add_argument("--output", type=Path, required=True, help="folder of the shards")
+    parser.add_argument(
+        "--shard_size", type=float, default=256, help="of a shard, in MB (default: 256)"
+    )
+    parser.add_argument(
+        "--on_bad", choices=("error", "skip"), default="error",
+        help="what to do with a file that is not a picture (default: error)",
+    )  # fmt: skip
+    options = parser.parse_args(argv)
+    if not options.shard_size > 0:
+        parser.error("--shard_size is a number of MB above 0")
+    try:
+        shards, skipped = pack(
+            options.folder, options.output, options.to, int(options.shard_size * 1e6) or 1,
+            options.on_bad,
+        )  # fmt: skip
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on", file=sys.stderr)
+        return 130
+    if skipped:
+        print(f"{len(skipped):,} bad files left out, such as {skipped[0]}")
+    print(
+        f"{shards:,} shards in {options.output}: --dataset {options.to} --data_dir {options.output}"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

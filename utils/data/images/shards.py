@@ -1,0 +1,122 @@
+"""Shards of encoded pictures: `--dataset tar` and `--dataset tfrecord`.
+
+    data_dir/train-00000-of-00064.tar      and val-..., validation-..., test-...
+    data_dir/train/anything.tar            likewise; names before the number do not matter there
+    data_dir/anything.tar                  with `test_fraction` (also for train alone)
+
+classes.txt, or a file of synsets (imagenet.py), names the classes, one a line.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from functools import partial
+from pathlib import Path
+
+from utils.data.images.encoded_data import load_encoded
+from utils.data.images.imagenet import all_class_names, text_lines
+from utils.data.images.record_index import Indexing, SplitFiles
+from utils.data.images.records import FileState
+from utils.data.images.sources import ImageData
+from utils.data.images.tar import TarShard
+from utils.data.images.tfrecord import TFRecordShard
+from utils.errors import UserError
+from utils.files import reason
+
+SPLITS = {"train": "train", "val": "val", "validation": "val", "test": "test"}
+# What shards are called. ImageNet's TFRecords have no ending.
+NAMES = {
+    "tar": (TarShard, re.compile(r".*\.tar")),
+    "tfrecord": (TFRecordShard, re.compile(r".*(\.tfrecords?(-.*)?|\.tfrec|-\d+-of-\d+)")),
+}
+CLASSES = "classes.txt"
+
+
+def _load(
+    name: str,
+    *,
+    data_dir: Path,
+    cache_dir: Path,
+    image_size: int | None = None,
+    on_bad: str = "error",
+    test_fraction: float | None = None,
+    crop_ratio: float = 1.0,
+    workers: int = 1,
+    progress: bool = True,
+    **_unused,
+) -> ImageData:
+    """The shards in `data_dir`, indexed if need be. val is the validation split if there is a test
+    split, else the test set. Raises UserError, see `load_encoded`."""
+    return load_encoded(
+        name,
+        data_dir,
+        _list_shards(name, data_dir, test_fraction),
+        Indexing(cache_dir, on_bad, workers, progress),
+        classes=_classes(data_dir),
+        image_size=image_size,
+        crop_ratio=crop_ratio,
+        test_fraction=test_fraction,
+    )
+
+
+load_tar, load_tfrecord = partial(_load, "tar"), partial(_load, "tfrecord")
+
+
+def _list_shards(name: str, root: Path, test_fraction: float | None) -> dict[str, SplitFiles]:
+    """Split -> its shards: {"train", "test" and/or "val"}, or {"all"}."""
+    kind, pattern = NAMES[name]
+    found: dict[str, list[str]] = {}
+    for path in _files(root):
+        if pattern.fullmatch(path.name.lower()):
+            shard = path.relative_to(root)
+            word = re.match("[a-z]*", (shard.parts[0] if len(shard.parts) > 1 else shard.name))
+            found.setdefault(SPLITS.get(word[0], "all"), []).append(str(shard))
+    if not found:
+        raise UserError(f"there are no {name} shards in {root}: give their folder with --data_dir")
+    if len(found) == 1 and found.keys() <= {"train", "all"}:
+        if test_fraction is None:
+            raise UserError(
+                f"{root} has no shards of a test set, such as val-*: hold out a part of the "
+                "pictures, as with --test_fraction 0.2, or add such shards"
+            )
+        found = {"all": next(iter(found.values()))}
+    elif "train" not in found or "all" in found:
+        odd = next(iter(found.get("all", next(iter(found.values())))))
+        raise UserError(
+            f"{root / odd} does not tell its split: names of shards, or of the folders that they "
+            "are in, begin with train, val or test"
+        )
+    elif test_fraction is not None:
+        raise UserError(
+            f"--test_fraction has no effect on {root}, which has a test set: leave it out"
+        )
+    order = [split for split in ("all", "train", "val", "test") if split in found]
+    return {split: _split_files(kind, root, sorted(found[split])) for split in order}
+
+
+def _split_files(kind: type, root: Path, names: list[str]) -> SplitFiles:
+    states = [os.stat(root / name) for name in names]
+    return SplitFiles(
+        [kind([name]) for name in names],
+        [FileState(state.st_size, state.st_mtime_ns) for state in states],
+    )
+
+
+def _files(root: Path) -> list[Path]:
+    """Those in the folder and in its folders, without hidden ones."""
+    try:
+        here = [path for path in sorted(root.iterdir()) if not path.name.startswith(".")]
+        inner = [file for path in here if path.is_dir() for file in sorted(path.iterdir())]
+    except OSError as error:
+        raise UserError(
+            f"cannot read the folder {root}: {reason(error)}; give the folder of your shards with "
+            "--data_dir"
+        ) from error
+    return [path for path in here + inner if path.is_file() and not path.name.startswith(".")]
+
+
+def _classes(root: Path) -> list[str] | None:
+    if lines := text_lines(root / CLASSES):
+        return [line.strip() for line in lines]
+    return all_class_names(root)

@@ -1,0 +1,132 @@
+"""Tar shards of encoded pictures, as webdataset has them.
+
+Members with the same path up to the first dot of its last part belong together: KEY.jpg is a
+picture, KEY.cls its label in digits; or KEY.json has the label under one of LABEL_KEYS. Members are
+read where they lie and never unpacked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import posixpath
+import tarfile
+from dataclasses import dataclass
+from typing import BinaryIO
+
+import numpy as np
+
+from utils.data.images.decode import why
+from utils.data.images.record_index import Scanned, entry
+from utils.data.images.records import RECORD
+from utils.errors import UserError
+from utils.files import reason
+
+PICTURES = ("jpg", "jpeg", "png", "webp", "ppm", "pgm", "pbm", "bmp", "gif", "tif", "tiff")
+LABELS = ("cls", "json")
+LABEL_KEYS = ("cls", "label", "class")
+MOST_LABEL = 1 << 20  # bytes of a member with a label
+
+
+@dataclass(frozen=True)
+class TarShard:
+    """A tar file."""
+
+    names: list[str]  # a single one
+    content = "headers"
+
+    def scan(self, root: str, thorough: bool) -> Scanned:
+        path = os.path.join(root, self.names[0])
+        table, bad = [], []
+        try:
+            with open(path, "rb") as file:
+                for key, members in _samples(file, path):
+                    picture = next((members[kind] for kind in PICTURES if kind in members), None)
+                    if picture is None:  # another kind of sample, or what belongs to the shard
+                        continue
+                    try:
+                        label = _label(file, members)
+                        start, length = picture
+                        # BufferedReader reads no more than headers need.
+                        section = io.BufferedReader(_Section(file, start, length), 1 << 14)
+                        table.append((0, start, length, label, *entry(section, length, thorough)))
+                    except Exception as error:  # Pillow may raise any
+                        bad.append((f"{path}, member {key!r}", why(error)))
+        except tarfile.TarError as error:
+            raise UserError(f"{path} is not a whole tar file ({error}): fetch it again") from error
+        except OSError as error:
+            raise UserError(f"cannot read {path}: {reason(error)}") from error
+        return Scanned(np.array(table, RECORD), bad)
+
+
+def _samples(file: BinaryIO, path: str):
+    """(key, {ending: (offset, length)}) of each sample."""
+    size = os.fstat(file.fileno()).st_size
+    key, members = None, {}
+    with tarfile.open(fileobj=file, mode="r:") as archive:
+        while (member := archive.next()) is not None:
+            archive.members = []  # it keeps all that it has read
+            if not member.isreg() or member.issparse():
+                continue
+            start, length = member.offset_data, member.size
+            if start + length > size:
+                raise UserError(f"{path} was cut short in {member.name!r}: fetch the file again")
+            folder, base = posixpath.split(member.name)
+            stem, _, ending = base.partition(".")
+            if (new := posixpath.join(folder, stem)) != key:
+                if members:
+                    yield key, members
+                key, members = new, {}
+            members[ending.lower()] = start, length
+        if archive.offset + tarfile.BLOCKSIZE > size:  # it ends with an empty block
+            raise UserError(f"{path} was cut short: fetch the file again")
+    if members:
+        yield key, members
+
+
+def _label(file: BinaryIO, members: dict[str, tuple[int, int]]) -> int:
+    kind = next((kind for kind in LABELS if kind in members), None)
+    if kind is None:
+        raise ValueError("it has no .cls and no .json with its label")
+    start, length = members[kind]
+    if length > MOST_LABEL:
+        raise ValueError(f"its .{kind} is too large")
+    text = os.pread(file.fileno(), length, start)
+    value = text.strip()
+    if kind == "json":
+        content = json.loads(text)
+        found = content if isinstance(content, dict) else {}
+        value = next((found[key] for key in LABEL_KEYS if key in found), None)
+    with contextlib.suppress(TypeError, ValueError):
+        if 0 <= (label := int(value)) < 1 << 31:
+            return label
+    raise ValueError(f"its .{kind} has no label, which is a whole number from 0 on")
+
+
+class _Section(io.RawIOBase):
+    """Part of an open file, as a file."""
+
+    def __init__(self, file: BinaryIO, start: int, length: int):
+        self.handle, self.start, self.length, self.place = file.fileno(), start, length, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self.place = offset + {0: 0, 1: self.place, 2: self.length}[whence]
+        return self.place
+
+    def tell(self) -> int:
+        return self.place
+
+    def readinto(self, buffer) -> int:
+        most = max(0, min(len(buffer), self.length - self.place))
+        found = os.pread(self.handle, most, self.start + self.place)
+        buffer[: len(found)] = found
+        self.place += len(found)
+        return len(found)
