@@ -28,6 +28,7 @@ ALWAYS_FIXED = {"config", "resume", "compile", "wandb", "dataset", "wandb_projec
 # For settings that both entries have.
 SHARED_VALUES = {
     "save_every": ["1", "0.001m", "never"],
+    "betas": ["0.9,0.99", "0.9", "x"],
     "milestones": ["1", "0.5,2", "x"],
     "predictions": ["out.csv", "/proc/out.csv"],
     "workers": [0, 1, 2],

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 import transformer_test
 from utils.data.texts.headlines import open_headlines
 from utils.data.texts.sources import TextRequest
+from utils.settings.config import parse
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
@@ -223,10 +224,7 @@ def test_dry_run_and_report(run):
     [
         (["--dim", "10", "--heads", "4"], "not a multiple of --heads"),
         (["--cutmix_alpha", "1"], "pastes boxes of pictures"),
-        (["--workers", "2"], "encoded once"),
         (["--train_file", "x.csv"], "the flag is for csv"),
-        (["--mixup_at", "embeddings"], "nothing is mixed"),
-        (["--batch_tokens", "400"], "--batch_tokens takes its place"),
         (["--tokenizer", "bpe", "--vocab_size", "9"], "--vocab_size"),
         (["--crop_padding", "2"], "unknown flag --crop_padding"),
         (["--pretrained", "imagenet"], "imagenet"),
@@ -235,6 +233,17 @@ def test_dry_run_and_report(run):
 def test_unsuitable_flags_are_refused(run, flags, words):
     code, _, error = run(*HEADLINES, *flags)
     assert code == 2 and words in error, error
+
+
+def test_harmless_flags_are_left_out_with_a_line():
+    said = []
+    argv = [*map(str, HEADLINES), "--batch_tokens", "400", "--workers", "2"]
+    settings, _ = parse(
+        transformer_test.Settings, [*argv, "--mixup_at", "embeddings"], "", said.append
+    )
+    assert (settings.workers, settings.batch_tokens) == (None, 400)
+    words = ["encoded once", "nothing is mixed", "--batch_tokens takes its place"]
+    assert all(any(word in line for line in said) for word in words) and len(said) == 3
 
 
 def test_the_columns_of_a_file_to_predict_may_be_named_in_any_run():
