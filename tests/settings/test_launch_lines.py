@@ -10,7 +10,8 @@ import vit_test
 from tuning import resnet50_tuning, transformer_tuning
 from tuning.flags import for_trials
 from utils.errors import UserError
-from utils.settings.config import parse
+from utils.launch.flags import take_launch_flags
+from utils.settings.config import fields, parse
 
 SETTINGS = {
     "resnet50_test.py": resnet50_test.Settings,
@@ -26,6 +27,7 @@ LINES = [line for line in TEXT.splitlines() if line and not line.startswith("#")
 def parsed(command: str, pictures: Path, say=lambda line: None):
     script, *argv = command.replace("PICTURES", str(pictures)).split()
     argv = for_trials(argv) if script.startswith("tuning/") else argv
+    argv, _ = take_launch_flags(argv, fields(SETTINGS[script]))
     return parse(SETTINGS[script], argv, "", say)[0]
 
 

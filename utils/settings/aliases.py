@@ -121,3 +121,10 @@ VALUE_ALIASES = {
     },
     "wandb": {"wandb": "online", "all": "online", "tensorboard": "disabled", "none": "disabled"},
 }
+# Values that are known elsewhere and mean something else here: what to do instead.
+VALUE_MEANINGS = {
+    "optimizer": {
+        "localadamw": "local steps are --strategy local with --optimizer adamw",
+        "localsgd": "local steps are --strategy local with --optimizer sgd",
+    },
+}

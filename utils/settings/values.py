@@ -9,7 +9,14 @@ import types
 import typing
 
 from utils.errors import UserError
-from utils.settings.aliases import ALIASES, GIVES_WAY, NUMBER_FOR, SHORT_FOR, VALUE_ALIASES
+from utils.settings.aliases import (
+    ALIASES,
+    GIVES_WAY,
+    NUMBER_FOR,
+    SHORT_FOR,
+    VALUE_ALIASES,
+    VALUE_MEANINGS,
+)
 
 
 def convert(field: dataclasses.Field, value, where: str):
@@ -53,6 +60,9 @@ def convert(field: dataclasses.Field, value, where: str):
         return number  # `spelled_out` replaces it
     choices = choices_of(meta)
     if choices and value not in choices:
+        meaning = VALUE_MEANINGS.get(field.name, {}).get(str(value).lower())
+        if meaning is not None:
+            raise UserError(f"{where} {value}: {meaning}")
         raise UserError(
             f"{where}: {value!r} is not {values_text(field)}{suggestion(value, choices)}"
         )
