@@ -110,7 +110,9 @@ class Confirmation:
 
     def verdict(self) -> Verdict:
         if not self.rivals:
-            return Verdict(DEFAULT_TRIAL, ["no trial has finished: best.yaml is the default recipe"])
+            return Verdict(
+                DEFAULT_TRIAL, ["no trial has finished: best.yaml is the default recipe"]
+            )
         best = self.rivals[0]
         if "score" not in self.first[DEFAULT_TRIAL]:
             why = "has failed" if self.default_failed else "has not finished"

@@ -91,7 +91,10 @@ def test_a_rank_that_does_not_answer_is_named(clock, store, capfd):
     assert [rank.exit_code for rank in ranks] == [1, None, 1]
     said = capfd.readouterr().err
     assert said.count("error:") == 1  # by one of the others
-    assert "no step for 1 s (--dist_timeout): no response from rank 1 (last step 41) of 3 processes" in said
+    assert (
+        "no step for 1 s (--dist_timeout): no response from rank 1 (last step 41) of 3 processes"
+        in said
+    )
 
 
 def test_a_rank_that_answers_but_makes_no_progress_is_named(clock, store, capfd):
@@ -114,4 +117,6 @@ def test_nothing_happens_before_the_first_step_or_during_progress(clock, store, 
 
 
 def test_the_line_about_a_rank_that_has_never_written():
-    assert "no response from rank 1 (before its first step) of 2 processes" in report(20, 2, [1], {0: 3})
+    assert "no response from rank 1 (before its first step) of 2 processes" in report(
+        20, 2, [1], {0: 3}
+    )
