@@ -110,7 +110,9 @@ class Confirmation:
 
     def verdict(self) -> Verdict:
         if not self.rivals:
-            return Verdict(DEFAULT_TRIAL, ["no trial has finished: the default recipe stays"])
+            return Verdict(
+                DEFAULT_TRIAL, ["no trial has finished: best.yaml is the default recipe"]
+            )
         best = self.rivals[0]
         if "score" not in self.first[DEFAULT_TRIAL]:
             why = "has failed" if self.default_failed else "has not finished"
@@ -124,7 +126,7 @@ class Confirmation:
         lines = [f"with another seed trial {n} has failed ({failed[n]})"
                  for n in self.finalists if n in failed]  # fmt: skip
         if not left:
-            return Verdict(DEFAULT_TRIAL, [*lines, "the default recipe stays"])
+            return Verdict(DEFAULT_TRIAL, [*lines, "best.yaml is the default recipe"])
         # The scores of the search chose these finalists, so they may decide between them, but would
         # flatter them against the default.
         best = max(left, key=lambda n: statistics.mean([self.first[n]["score"], *self._again(n)]))
@@ -179,9 +181,9 @@ def judge(
     lines = [line]
     taken = difference > 0
     if not taken:
-        by_chance = "the default recipe stays: the trial was better in the search by chance"
-        none = "no trial is better than the default recipe, which stays"
-        lines.append(by_chance if was_better else none)
+        again = "the trial was better in the search, but not with the further seeds"
+        why = again if was_better else "no trial is better"
+        lines.append(f"best.yaml is the default recipe: {why}")
     if abs(difference) <= 2 * error:
         lines.append("note: the difference is within noise (two standard errors or less)")
     return Verdict(best if taken else DEFAULT_TRIAL, lines, difference, error)

@@ -39,8 +39,8 @@ class TuningFlags(Config):
     )  # fmt: skip
     timeout: str | None = setting(
         None,
-        "Time limit of this start of the search, with its last confirmations: 90s, 30m, 2h, "
-        "or a number of seconds",
+        "Time limit of this command, with the confirmation at its end: 90s, 30m, 2h, or a number "
+        "of seconds; the same command later continues the study with a new limit",
         group=GROUP,
         default_text="until all trials are done",
     )

@@ -82,7 +82,7 @@ class Report:
             say(line)
         left = sum(trial.state == TrialState.RUNNING for trial in self.trials)
         if left:
-            say(f"{left} trial(s) not finished: the same command goes on with them")
+            say(f"{left} trial(s) not finished: the same command continues them")
         head = self.head(verdict)
         values = self.values(verdict.number)
         recipe = self.search.recipe.handed_over(values)

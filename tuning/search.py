@@ -325,8 +325,8 @@ class Search:
         if self.limit is not None and not self.reserve and reserve > self.limit / 2:
             with self._say_lock:
                 self.console.say(
-                    f"note: what follows the search takes about {reserve:.0f} s, more than half of "
-                    "--timeout, which will be overrun: a lower --confirm takes less"
+                    f"note: the confirmation and a last trial take about {reserve:.0f} s, more "
+                    "than half of --timeout, which will be overrun: a lower --confirm takes less"
                 )
         self.reserve = reserve
 

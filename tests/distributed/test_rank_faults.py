@@ -140,7 +140,7 @@ def test_a_rank_that_stops_is_named(runs, reference, restarts):
         [*IMAGES, *EPOCHS, "--dist_timeout", 0.5], name=name,
         faults=[fault("backward", 8, do="stop")], MAX_RESTARTS=str(restarts), PACE="0.7",
     )  # fmt: skip
-    line = "error: no step for 30 s (--dist_timeout): rank 1 (last step 6) of 2 does not answer"
+    line = "error: no step for 30 s (--dist_timeout): no response from rank 1 (last step 6) of 2 "
     assert err.splitlines()[0].startswith(line)
     assert err.count("(--dist_timeout)") == 1
     stopped = runs.notes(name, "fault")[0]["time"]

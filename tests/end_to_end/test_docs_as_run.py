@@ -31,7 +31,7 @@ from utils.training.times import PHASES
 
 # Output of a command with this flag; the others train, and print their accuracy.
 SAID = {
-    "--dry_run": "dry run: nothing was kept",
+    "--dry_run": "dry run: no run was kept",
     "--predict": "predictions: ",
     "--export onnx": "export/model.onnx: graph valid",
     "--export safetensors": "export/model.safetensors: read back",

@@ -72,7 +72,7 @@ def test_config_yaml_is_a_recipe(capfd):
 
 def test_a_folder_that_has_a_run_is_refused(fails):
     assert main([*SHAPES, "--output", "run"]) == 0
-    assert "already holds a run: go on with it by --resume run" in fails(*SHAPES, "--output", "run")
+    assert "already holds a run: resume it with --resume run" in fails(*SHAPES, "--output", "run")
 
 
 def test_a_folder_in_use_is_refused(fails):
@@ -186,7 +186,7 @@ def test_changed_data_is_refused_on_resume(fails):
     assert main(["--resume", "run", "--max_steps", "3", "--epochs", "9"]) == 0
     picture(root / "train" / "dog" / "0.png", 0)
     line = fails("--resume", "run", "--max_steps", "4", "--epochs", "9")
-    assert "is not what the run in run was trained on" in line
+    assert "these are not the data that the run in run was trained on" in line
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_resume_that_asks_for_less_changes_nothing(fails, capfd):
         "--resume", "run", "--max_steps", "3"
     )
     assert main(["--resume", "run", "--epochs", "7"]) == 0
-    assert "a larger --max_steps goes on with it" in capfd.readouterr().out
+    assert "to train longer give a larger --max_steps" in capfd.readouterr().out
     assert Path("run/config.yaml").read_text() == config
     assert main(["--resume", "run", "--max_steps", "none", "--epochs", "1"]) == 0
     assert json.loads(Path("run/summary.json").read_text())["steps"] == 7

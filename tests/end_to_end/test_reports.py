@@ -129,7 +129,7 @@ def test_a_dry_run_prints_its_lines_and_leaves_nothing(works, tmp_path, monkeypa
     said = works(*TINY, "--dry_run", *output)
     for word in (
         "dry run:", "first step", "samples/s", "an epoch", "the run", "memory", "GiB", "disk",
-        "MiB free", "nothing was kept",
+        "MiB free", "no run was kept",
     ):  # fmt: skip
         assert word in said, word
     assert not list(scratch.iterdir())

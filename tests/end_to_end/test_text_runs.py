@@ -211,7 +211,7 @@ def test_predictions_and_exports_answer_as_the_model_does(run, own_texts):
 
 def test_dry_run_and_report(run):
     code, out, _ = run(*HEADLINES, "--dry_run")
-    assert code == 0 and "dry run: nothing was kept" in out and not Path("runs").exists()
+    assert code == 0 and "dry run: no run was kept" in out and not Path("runs").exists()
     code, out, _ = run(*HEADLINES, "--max_steps", 2, "--report", "--output", "run")
     assert code == 0 and Path("run/report/per_class.csv").is_file()
 
@@ -275,7 +275,7 @@ def test_unsuitable_texts_are_refused(run, own_texts, monkeypatch):
         Path(name).write_text(before)
     write("train.csv", [("animal", "what it says"), *rows(93, 5)])
     code, _, error = run("--resume", "run", "--max_steps", 4)
-    assert code == 2 and "is not what the run in run was trained on" in error
+    assert code == 2 and "these are not the data that the run in run was trained on" in error
 
 
 def test_a_missing_network_is_reported(run, monkeypatch):

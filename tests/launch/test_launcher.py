@@ -12,6 +12,10 @@ import pytest
 from distributed.world import free_port
 from patience import PATIENCE, wait_until
 
+from utils.errors import UserError
+from utils.launch import launcher
+from utils.launch.launcher import Job
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "run_distributed.sh"
 ENTRY = Path(__file__).with_name("entry_for_launch.py")
@@ -329,3 +333,15 @@ def test_an_elastic_run_goes_on_alone_and_takes_the_node_back(launches):
     for node in (first, back):
         node.send_signal(signal.SIGTERM)
     assert [node.wait(timeout=PATIENCE) for node in (first, back)] == [143, 143]
+
+
+def test_a_job_that_slurm_requeues_on_one_node_resumes_its_run(tmp_path, monkeypatch):
+    (tmp_path / "config.yaml").write_text("")
+    job = Job(ENTRY, [], str(tmp_path), folder_is_given=True, resumed=False, device="cpu")
+    monkeypatch.setattr(launcher, "check", lambda script, flags: job)
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_NNODES": "1"}
+    for first in (slurm, slurm | {"SLURM_RESTART_COUNT": "0"}):
+        with pytest.raises(UserError, match="already holds a run"):
+            launcher.prepare([str(ENTRY)], first)
+    again, plan, _ = launcher.prepare([str(ENTRY)], slurm | {"SLURM_RESTART_COUNT": "1"})
+    assert again is job and plan.max_nodes == 1

@@ -91,7 +91,10 @@ def test_a_rank_that_does_not_answer_is_named(clock, store, capfd):
     assert [rank.exit_code for rank in ranks] == [1, None, 1]
     said = capfd.readouterr().err
     assert said.count("error:") == 1  # by one of the others
-    assert "no step for 1 s (--dist_timeout): rank 1 (last step 41) of 3 does not answer" in said
+    assert (
+        "no step for 1 s (--dist_timeout): no response from rank 1 (last step 41) of 3 processes"
+        in said
+    )
 
 
 def test_a_rank_that_answers_but_makes_no_progress_is_named(clock, store, capfd):
@@ -100,7 +103,7 @@ def test_a_rank_that_answers_but_makes_no_progress_is_named(clock, store, capfd)
         rank.watch.beat()
     seconds_until_all_end(clock, ranks)
     assert [rank.exit_code for rank in ranks] == [1, 1]
-    assert "all 2 ranks answer, and rank 1 (last step 6) does not go on" in capfd.readouterr().err
+    assert "all 2 processes respond; behind: rank 1 (last step 6)" in capfd.readouterr().err
 
 
 def test_nothing_happens_before_the_first_step_or_during_progress(clock, store, capfd):
@@ -114,4 +117,6 @@ def test_nothing_happens_before_the_first_step_or_during_progress(clock, store, 
 
 
 def test_the_line_about_a_rank_that_has_never_written():
-    assert "rank 1 (before its first step) of 2 does not answer" in report(20, 2, [1], {0: 3})
+    assert "no response from rank 1 (before its first step) of 2 processes" in report(
+        20, 2, [1], {0: 3}
+    )

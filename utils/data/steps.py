@@ -69,10 +69,13 @@ class Steps:
             mixing.check(self.samples, min(self.step_size, self.samples))
         self.block = block = getattr(mixing, "block", 1)  # as set by the user
         if ranks > 1 and self.step_size < ranks * block:
-            what = f"blocks of --mixup_block {block}" if block > 1 else "samples"
+            what, smaller = "samples", ""
+            if block > 1:
+                what, smaller = f"blocks of --mixup_block {block}", "a smaller --mixup_block, or "
             raise UserError(
-                f"an optimizer step of {self.step_size} samples (--global_batch) has fewer {what} "
-                f"than there are processes or workers ({ranks})"
+                f"an optimizer step of {self.step_size} samples has fewer {what} than there are "
+                f"processes or workers ({ranks}): give {smaller}a larger step (--global_batch), or "
+                "start fewer processes"
             )
 
     @property

@@ -99,7 +99,9 @@ def prepare(argv: list[str], environ: Mapping[str, str]) -> tuple[Job, Plan, boo
     plan = read_plan(
         environ, lambda: _gpus(job.device), usable_cores(), without_gpu=2 if demo else 1
     )
-    if job.folder and plan.max_nodes == 1 and not job.resumed:
+    # A requeued job of Slurm gives the same command again: its processes resume the run.
+    requeued = environ.get("SLURM_RESTART_COUNT", "") not in ("", "0")
+    if job.folder and plan.max_nodes == 1 and not job.resumed and not requeued:
         refuse_run(Path(job.folder))
     if plan.max_nodes > 1:
         need_shared_folder(job)

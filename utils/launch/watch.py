@@ -120,9 +120,9 @@ def report(timeout: float, size: int, silent: list[int], steps: dict[int, int]) 
     known = {rank: f"rank {rank} (last step {steps[rank]})" for rank in steps}
     if silent:
         names = [known.get(rank, f"rank {rank} (before its first step)") for rank in silent]
-        line += f"{', '.join(names)} of {size} does not answer"
+        line += f"no response from {', '.join(names)} of {size} processes"
     else:
         least = min(steps.values())
         names = [known[rank] for rank, step in sorted(steps.items()) if step == least]
-        line += f"all {size} ranks answer, and {', '.join(names)} does not go on"
+        line += f"all {size} processes respond; behind: {', '.join(names)}"
     return f"{line}; see docs/distributed.md, 'When it hangs'"

@@ -172,7 +172,7 @@ def refuse_run(path: Path) -> None:
     """Raises UserError if the folder contains a run."""
     if (Path(path) / "config.yaml").exists():
         raise UserError(
-            f"--output {path} already holds a run: go on with it by --resume {path}, or choose "
+            f"--output {path} already holds a run: resume it with --resume {path}, or choose "
             "another folder"
         )
 

@@ -11,7 +11,7 @@ def phase_advice(settings, run, loader) -> dict[str, str]:
     batch = _batch_flag(settings)
     advice = {
         "optimizer": f"a larger {batch}, or --accumulation_steps 4, makes fewer optimizer steps",
-        "checkpoint": f"save less often than --save_every {settings.save_every}",
+        "checkpoint": f"save less often: a longer --save_every than {settings.save_every}",
         "evaluation": f"evaluate less often by --eval_every {2 * (settings.eval_every or 1)}",
     }
     optimizer = OPTIMIZERS[settings.optimizer]
@@ -23,8 +23,9 @@ def phase_advice(settings, run, loader) -> dict[str, str]:
         )
     if getattr(settings, "dataset", "") in OWN_PICTURES:
         advice["data"] = f"read with more processes: --workers {2 * loader.workers or 4}"
-    if run.precision.name == "fp32" and _computes_bf16(run.device):
-        advice["forward_backward"] = "this machine computes faster with --precision bf16"
+    is_slow_text = settings.task == "texts" and run.device.type == "cpu"  # docs/text.md
+    if run.precision.name == "fp32" and _computes_bf16(run.device) and not is_slow_text:
+        advice["forward_backward"] = "this machine may be faster with --precision bf16"
     elif run.device.type == "cuda" and not _has_or_excludes_compile(settings):
         advice["forward_backward"] = "--compile may shorten it"
     return advice
@@ -32,7 +33,7 @@ def phase_advice(settings, run, loader) -> dict[str, str]:
 
 def launch_advice(settings) -> str:
     """What helps where a GPU's steps are launch-bound and there are no graphs."""
-    return f"the GPU waits for the host, and a larger {_batch_flag(settings)} takes hardly longer"
+    return f"the GPU waits for the host: a larger {_batch_flag(settings)} trains faster"
 
 
 def memory_advice(settings, device) -> dict[str, str]:
@@ -41,7 +42,7 @@ def memory_advice(settings, device) -> dict[str, str]:
         return {}
     if settings.fused == "memory" or settings.compile or settings.freeze_backbone:
         return {}
-    if settings.mixup == "meta" and settings.meta_form == "sample":  # refused with --fused
+    if settings.mixup == "meta" and settings.meta_form == "sample":  # --fused is left out there
         return {}
     return {"memory": "--fused memory keeps about half as much memory for each sample"}
 

@@ -72,7 +72,7 @@ def rehearse(run: Run, trainer: Trainer, evaluated_samples: int) -> None:
         say(f"  not installed  {name}, for {OPTIONAL[name]}: pip install {name}")
     if not missing:
         say("  packages       all optional ones are installed")
-    say("dry run: nothing was kept")
+    say("dry run: no run was kept; decoded or encoded data stays in --cache_dir")
 
 
 def time_steps(trainer: Trainer) -> StepTimes:

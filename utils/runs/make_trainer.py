@@ -243,7 +243,7 @@ def _is_finished(run: Run, checkpoint: Checkpoint, total_steps: int, limit: str)
     accuracy = summary["test_accuracy"]
     result = "not tested" if accuracy is None else f"test accuracy {accuracy:.2f} %"
     run.console.say(
-        f"this run {state}: {summary['epochs']:g} epochs, {result} in {path}; a larger {limit} "
-        f"goes on with it{report if run.settings.report else ''}"
+        f"this run {state}: {summary['epochs']:g} epochs, {result} in {path}; to train longer "
+        f"give a larger {limit}{report if run.settings.report else ''}"
     )
     return True

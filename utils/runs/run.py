@@ -244,8 +244,8 @@ class Run:
             saved = loaded.run_info.get(name, now)
             if saved != now and settings.action.trains:
                 self.console.say(
-                    f"note: {name} is {now} now and was {saved} before: results will differ "
-                    "in the last bits"
+                    f"note: {name} is {now} now and was {saved} before: the result will "
+                    "not be the same to the bit"
                 )
         if settings.action.trains:
             self._keep_samples_per_step(loaded.run_info)
@@ -270,10 +270,11 @@ class Run:
     def check_data(self, checkpoint, fingerprint: str) -> None:
         """Raises UserError if the data are not those of the checkpoint."""
         if checkpoint is not None and checkpoint.run_info["data_fingerprint"] != fingerprint:
+            files = hasattr(self.settings, "train_file")
+            flags = "--data_dir, or --train_file and --test_file" if files else "--data_dir"
             raise UserError(
-                f"the data of {self.settings.data_dir} is not what the run in "
-                f"{self.resumed_folder()} was trained on; bring the old data back, or start a new "
-                "run"
+                f"these are not the data that the run in {self.resumed_folder()} was trained on; "
+                f"name the old data ({flags}), or start a new run"
             )
 
     def numerical_environment(self) -> dict:

@@ -130,7 +130,7 @@ class MixingSettings(Config):
     def _without_effect(self):
         """(setting, reason, the setting that is the cause), as `ineffective`, of mixing alone."""
         if self.mixup == "none":
-            yield "alpha", "there is no mixup without --mixup fixed or meta", "mixup"
+            yield "alpha", "only --mixup fixed and meta take it", "mixup"
         if self.mixup == "auto":
             yield "alpha", "--mixup auto finds its own", "mixup"
         if self.mixing_name == "none":

@@ -53,8 +53,8 @@ class Kind:
             say: is given a line before a download.
         """
         raise UserError(
-            f"--pretrained {self.settings.pretrained}: those weights are of pictures, and "
-            f"{self.model_name} is not: name a run or a file"
+            f"--pretrained {self.settings.pretrained}: weights are published for pictures "
+            "only; give a file of weights or the folder of a run"
         )
 
     def load_task(self, run, card, pretrained):

@@ -74,8 +74,8 @@ def load_pretrained(source: str | Path, say: Callable = print) -> Pretrained:
         return _from_folder(path, say) if hub is None else _from_hub_folder(hub)
     if not path.is_file():
         raise UserError(
-            f"--pretrained {source}: there is no such file or folder; give one that exists, or "
-            "imagenet"
+            f"--pretrained {source}: there is no such file or folder; give a file of "
+            "weights, the folder of a run or, for pictures, imagenet"
         )
     if path.suffix == ".safetensors":
         tensors, card = read_safetensors(path)
@@ -85,7 +85,7 @@ def load_pretrained(source: str | Path, say: Callable = print) -> Pretrained:
         return Pretrained(tensors, f"{path} ({nest})" if nest else str(path))
     raise UserError(
         f"--pretrained {path} is not a file of weights: give a .safetensors, .pth, .pt or .bin "
-        "file, the folder of a run, or imagenet"
+        "file, the folder of a run or, for pictures, imagenet"
     )
 
 
