@@ -99,8 +99,9 @@ class Settings(ImageSettings):
 
     def check(self):
         if self.warmup_epochs is None:
-            own = self.warmup_steps is not None or "warmup" not in self.schedule_flags
-            self.warmup_epochs = 0.0 if own else WARMUP * (self.epochs_for_sched or self.epochs)
+            given = self.warmup_steps is not None or self.warmup_ratio is not None
+            none = given or "warmup" not in self.schedule_flags
+            self.warmup_epochs = 0.0 if none else WARMUP * (self.epochs_for_sched or self.epochs)
         super().check()
         if self.dim % self.heads:
             raise UserError(

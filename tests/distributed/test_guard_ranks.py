@@ -1,4 +1,4 @@
-"""BatchNorm's running statistics over ranks: all ranks have their mean at all times."""
+"""What ranks agree on in a step: the mean of BatchNorm's running statistics, the loss scale."""
 
 import copy
 import tempfile
@@ -70,3 +70,42 @@ def test_a_skipped_step_leaves_the_statistics(ranks):
         for name, tensor in before.items():
             assert torch.equal(now[name], tensor), name
     assert ranks[1][1]["own"]["mean"].isnan().all()
+
+
+def scales_and_rows(exchange) -> list[tuple[float, dict]]:
+    """The loss scale and this rank's rows of the parameters after each of three steps with FSDP.
+    In the second step a gradient in the rows of the last rank is infinite."""
+    torch.manual_seed(0)
+    model, found = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 3)), []
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = toy.make_trainer(
+            Path(folder), model=model, exchange=exchange, strategy="fsdp", precision="fp16",
+            eval_every=0,
+        )  # fmt: skip
+        train_step = trainer.train_step
+        strategy, collect = train_step.strategy, train_step.strategy.collect_gradients
+
+        def collect_and_overflow() -> None:
+            collect()
+            if train_step.progress.step == 1 and exchange.rank == exchange.size - 1:
+                strategy.parameters["1.weight"].grad[0, 0] = float("inf")
+
+        strategy.collect_gradients = collect_and_overflow
+        trainer.prepare(0)
+        train_step.start()
+        for _, batch in zip(range(3), trainer.loader.epoch(0), strict=False):
+            trainer.forward_backward(batch)
+            trainer.update()
+            rows = {name: p.detach().clone() for name, p in strategy.parameters.items()}
+            found.append((train_step.loss_scale, rows))
+        assert train_step.guard.left_out.tolist() == [0, -1, 1]
+    return found
+
+
+def test_an_overflow_in_the_rows_of_one_rank_lowers_the_loss_scale_of_all(worlds):
+    for steps in worlds(2).run(scales_and_rows):
+        scales, (first, second, third) = zip(*steps, strict=True)
+        assert scales == (2.0**16, 2.0**15, 2.0**15)
+        for name, rows in first.items():
+            assert torch.equal(rows, second[name]), name
+        assert not torch.equal(second["1.weight"], third["1.weight"])

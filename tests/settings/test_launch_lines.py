@@ -66,7 +66,7 @@ def test_what_the_names_stand_for(pictures):
     face = parsed(next(line for line in LINES if "--warmup_ratio" in line)[5:], pictures)
     assert (face.lr, face.epochs, face.batch_size, face.accumulation_steps) == (2e-5, 3, 32, 2)
     assert (face.clip, face.precision, face.checkpoint_hist) == (1.0, "bf16", 2)
-    assert (face.warmup_epochs, face.max_len, face.wandb) == (pytest.approx(0.3), 128, "online")
+    assert (face.warmup_ratio, face.max_len, face.wandb) == (0.1, 128, "online")
 
 
 def test_harmless_flags_get_a_line(pictures):

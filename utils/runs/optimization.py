@@ -115,11 +115,16 @@ def schedule_of(
     """The schedule over `schedule_steps` optimizer steps. Prints a note if the learning rate of a
     resumed run departs from the schedule that it began with."""
     settings = run.settings
-    warmup_steps = settings.warmup_steps
-    if warmup_steps is None:
-        warmup_steps = round(settings.warmup_epochs * steps_per_epoch)
-    if warmup_steps >= schedule_steps:
-        run.console.say(f"note: the warm-up ({warmup_steps} steps) takes the whole schedule")
+
+    def warmup_of(steps: int) -> int:
+        if settings.warmup_steps is not None:
+            return settings.warmup_steps
+        if settings.warmup_ratio is not None:
+            return round(settings.warmup_ratio * steps)
+        return round(settings.warmup_epochs * steps_per_epoch)
+
+    if (warmup := warmup_of(schedule_steps)) >= schedule_steps:
+        run.console.say(f"note: the warm-up ({warmup} steps) takes the whole schedule")
 
     def build(steps: int):
         return build_schedule(
@@ -127,7 +132,7 @@ def schedule_of(
             lr=lr,
             total_steps=steps,
             steps_per_epoch=steps_per_epoch,
-            warmup_steps=warmup_steps,
+            warmup_steps=warmup_of(steps),
             min_lr=settings.min_lr,
             gamma=settings.gamma,
             step_epochs=settings.step_epochs,

@@ -251,7 +251,7 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):
             yield "warmup_lr", "there is no warm-up without --warmup_epochs", "warmup_epochs"
         if self.sched == "onecycle":
             yield "sched_per_epoch", "--sched onecycle changes in every step", "sched"
-        if not self.schedule_depends_on_length:
+        if not (self.schedule_depends_on_length or self.warmup_follows_length):
             given = {"step": " with --step_epochs", "multistep": " with --milestones"}
             reason = f"--sched {self.sched}{given.get(self.sched, '')} does not depend on it"
             yield "epochs_for_sched", reason, "sched"
@@ -268,10 +268,8 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):
             raise UserError(f"--min_lr {self.min_lr} is above --lr {self.lr}")
         if self.warms_up and (self.warmup_lr or 0) > self.lr:
             raise UserError(f"--warmup_lr {self.warmup_lr} is above --lr {self.lr}")
-        if self.warmup_ratio is not None:
-            self.warmup_epochs = self.warmup_ratio * (self.epochs_for_sched or self.epochs)
         flag = "epochs_for_sched" if self.epochs_for_sched else "epochs"
-        if self.warmup_epochs > getattr(self, flag):
+        if self.warmup_ratio is None and self.warmup_epochs > getattr(self, flag):
             raise UserError(
                 f"--warmup_epochs {self.warmup_epochs} is longer than --{flag} "
                 f"{getattr(self, flag)}"
@@ -285,13 +283,20 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):
         return has_warmup and bool(self.warmup_steps or self.warmup_epochs or self.warmup_ratio)
 
     @property
+    def warmup_follows_length(self) -> bool:
+        """Whether the warm-up is a fraction of the schedule. An entry whose `warmup_epochs` is None
+        by default takes a fraction, too."""
+        by_fraction = self.warmup_ratio is not None or self.warmup_epochs is None
+        return "warmup" in self.schedule_flags and self.warmup_steps is None and by_fraction
+
+    @property
     def schedule_flags(self) -> tuple[str, ...]:
         """What has an effect with --sched; "warmup" stands for the flags of the warm-up."""
         return SCHEDULES[self.sched]
 
     @property
     def schedule_depends_on_length(self) -> bool:
-        """Whether the learning rate depends on the number of epochs."""
+        """Whether the learning rate after the warm-up depends on the number of epochs."""
         fixed = {"step": self.step_epochs, "multistep": self.milestones}
         return self.sched not in LENGTH_INDEPENDENT and fixed.get(self.sched) is None
 

@@ -68,6 +68,16 @@ class Guard:
         by_scaler += bad & ~fault
         return bad
 
+    @staticmethod
+    def tell_scaler(scaler: torch.amp.GradScaler, optimizer, norm: Tensor) -> None:
+        """Makes the loss scaler lower its scale on all ranks or on none: by `norm`, which they
+        share. It has looked at the gradients that this rank holds, with FSDP only some rows.
+        To be called between its `unscale_` and its `update`."""
+        if not scaler.is_enabled():
+            return
+        for found_inf in scaler._found_inf_per_device(optimizer).values():
+            found_inf.copy_(~torch.isfinite(norm))
+
     def take_back(self, bad: Tensor) -> None:
         """Restores the buffers if `bad`."""
         for before, flat in zip(self.before, self.flat, strict=True):

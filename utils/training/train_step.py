@@ -112,6 +112,7 @@ class TrainStep:
         self.strategy.collect_gradients()
         self.scaler.unscale_(self.optimizer)
         norm, loss = self.guard.gradient_norm(), self.guard.agree(self.step_sums[0])
+        self.guard.tell_scaler(self.scaler, self.optimizer, norm)
         bad = self.guard.judge(loss, norm, step, self.scaler.is_enabled())
         if self.clip is not None:
             torch.nn.utils.clip_grads_with_norm_(self.guard.parameters, self.clip, norm)
