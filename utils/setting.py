@@ -38,6 +38,7 @@ def setting(
             not what `default` stands for.
         many: a str of values separated by commas; the flag also takes them one by one.
         essential: where it would have no effect the run is refused, since it would train on other
-            data, or lack a file, than was asked for. All others are left out with a line.
+            data, or lack a file, than was asked for. Flags of the model (group "model") are refused
+            likewise; all others are left out with a line (see `parse`).
     """
     return dataclasses.field(default=default, metadata=locals() | {"setting": True})

@@ -1,7 +1,7 @@
 """The random states of a process, as JSON.
 
-Only dropout draws from PyTorch's generators; order and augmentation follow from seed, epoch and
-step.
+The weights at the start, dropout and stochastic depth draw from PyTorch's generators; order and
+augmentation follow from seed, epoch and step.
 """
 
 import base64

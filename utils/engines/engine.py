@@ -1,6 +1,7 @@
 """The interface of an engine, and the facts of a run on which its use depends.
 
-To add an engine, write its file in this folder and a line in the table in choose.py.
+To add an engine, write its file in this folder and a line in the table in choose.py, and name it in
+`_wanted` there.
 """
 
 from collections.abc import Callable

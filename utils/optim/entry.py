@@ -49,8 +49,9 @@ class NoFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerEntry:
-    """An optimizer in the table. The argument `own` of the methods is the values of its own flags,
-    by name.
+    """An optimizer in the table. `own` are the names of its own flags; as the argument `**own` of
+    methods, their values by name. `settings` are the names of all settings that `make` takes
+    besides the learning rate.
 
     Attributes:
         summary: what it is, as in docs/flags.md.
@@ -126,7 +127,8 @@ class OptimizerEntry:
         return self.scaling
 
     def products(self, precision: str) -> dict[str, object]:
-        """Arguments of `make` that follow from --precision."""
+        """Further arguments of `make` that depend on --precision, such as how exactly NGD computes
+        its matrix products."""
         return {}
 
     def advice(self, **own) -> str:

@@ -19,9 +19,9 @@ def parameter_groups(
     model: nn.Module,
     weight_decay: float,
     decay_all: bool = False,
-    own: Callable[[Tensor], Tensor] = lambda parameter: parameter,
+    in_place_of: Callable[[Tensor], Tensor] = lambda parameter: parameter,
 ) -> list[dict]:
-    """Parameters with weight decay, then those without, if there are any.
+    """One or two groups of parameters; the second one has those that are exempt from weight decay.
 
     Exempt are vectors and scalars, that is biases and the scales of norms (He et al., "Bag of
     tricks" (2019), section 3.1), and the parameters that `model.no_weight_decay()` names, with *
@@ -29,16 +29,20 @@ def parameter_groups(
     weight decay would shrink even the rows that a step does not use.
 
     Args:
-        decay_all: no parameter is exempt.
-        own: parameter of the model -> what the optimizer steps in its place.
+        decay_all: weight decay for the second group, too, which then has only embeddings, or what
+            `model.no_weight_decay()` names.
+        in_place_of: parameter of the model -> what the optimizer steps in its place.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     exempt = _never_decayed(model)
     spared = {p for p in trained if p in exempt or (p.ndim <= 1 and not decay_all)}
     groups = [
-        {"params": [own(p) for p in trained if p not in spared], "weight_decay": weight_decay},
         {
-            "params": [own(p) for p in trained if p in spared],
+            "params": [in_place_of(p) for p in trained if p not in spared],
+            "weight_decay": weight_decay,
+        },
+        {
+            "params": [in_place_of(p) for p in trained if p in spared],
             "weight_decay": weight_decay if decay_all else 0.0,
         },
     ]
@@ -88,9 +92,10 @@ def build_optimizer(
 ) -> Optimizer:
     """The optimizer `name` (a key of OPTIMIZERS) over the trainable parameters of `model`.
 
-    Every optimizer made here has an attribute `found_inf`, a float tensor of shape () on the
-    device. If it is 1 at the time of `step()`, parameters and optimizer state stay as they were,
-    even at the first step. The device never waits for the host, nor the host for the current step.
+    Every optimizer made here honours `found_inf`, an attribute that the caller sets before
+    `step()`: a float tensor of shape () on the device. If it is 1, parameters and optimizer state
+    stay as they were, even at the first step. The device never waits for the host, nor the host for
+    the current step.
     Lookahead, which counts on the host, reads the flag a step later (see found_inf.py): after a
     flagged step its `state_dict()` is right at once, the count in its groups only after the next
     step. Each parameter group keeps the peak learning rate as `base_lr` for the schedule.

@@ -1,9 +1,10 @@
 """`found_inf` for optimizers that do not know it, and for numbers that the host keeps.
 
-If this flag, a float tensor () on the device, is not 0, a step must leave no trace. PyTorch's fused
-optimizers read it on the device. Other optimizers are made to honour it here: tensors on the device
-are restored by selection, within the step; numbers on the host (a step count, say) are restored at
-the next step, since the host does not need them earlier.
+If this flag, a float tensor () on the device, is not 0, a step must leave no trace. The optimizers
+of the table see to that on the device. For any other class there is `HonoursFoundInf` (see
+tests/worked_example/lion.py): it restores tensors on the device by selection, within the step, and
+numbers on the host (a step count, say) at the next step, since the host does not need them earlier.
+Lookahead restores its count likewise.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ class MultiTensor(torch.optim.Optimizer):
         self._prepared = {}
 
     def prepare(self, group: dict, parameters: list[Tensor]) -> list[Parameters]:
-        """Parameters of a group, of one device and dtype, and their state. Each of the results has
-        a method `step_(flags)`."""
+        """Splits parameters of a group, all of one device and dtype, into those that one `step_`
+        takes together, and makes their state. Each result has a method `step_(flags)`."""
         raise NotImplementedError
 
     @torch.no_grad()

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 def make(
     groups: list[dict], *, lr: float, momentum: float, exchange: Exchange | None = None
 ) -> Optimizer:
-    """As recommended there, a kernel (out, in, height, width) is the matrix (out, in * height *
-    width), and the last matrix of the first group, which is the classifier's, those of the other
-    groups, which are embeddings, and all that are no matrices (or too narrow ones) are left to
-    Adam, with Nesterov momentum and decoupled weight decay. Steps are scaled to those of AdamW, so
-    that both take the same rates: Liu et al., "Muon is scalable for LLM training" (2025),
-    arXiv:2502.16982, section 2.2.
+    """Adam, with Nesterov momentum and decoupled weight decay, steps the last matrix of the first
+    group, which is the classifier's, all of the other groups, which are embeddings, and whatever is
+    no matrix or a narrow one. All else takes Muon's steps, a kernel (out, in, height, width) as the
+    matrix (out, in * height * width). This is what the page above recommends. Muon's steps are
+    scaled to those of AdamW, so that both take the same rates: Liu et al., "Muon is scalable for
+    LLM training" (2025), arXiv:2502.16982, section 2.2.
     """
     from utils.optim.muon_steps import Muon
 

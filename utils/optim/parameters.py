@@ -11,7 +11,8 @@ from torch import Tensor
 
 @dataclass
 class Flags:
-    """Inputs of a step from outside, as set by GradScaler: () tensors or None."""
+    """What the caller has set on the optimizer before the step, () tensors, or None: TrainStep sets
+    `found_inf`, a GradScaler both."""
 
     found_inf: Tensor | None
     grad_scale: Tensor | None
@@ -66,7 +67,8 @@ class Parameters:
         return [parameter.grad for parameter in self.parameters]
 
     def make_dense(self, gradients: list[Tensor]) -> list[Tensor]:
-        """The gradients as the fused kernels take them with `dense`, which gets the parameters."""
+        """The gradients in the memory layout of `dense`, for the fused kernels. Also copies
+        parameters in `views` into `dense`."""
         gradients = list(gradients)
         for index in self.views:
             self.dense[index].copy_(self.parameters[index])

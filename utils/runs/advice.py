@@ -1,4 +1,4 @@
-"""The one flag that would help, for each part of a step that can take too much of the time."""
+"""Flags that would help where a phase of an epoch takes too much time, or memory is short."""
 
 from pathlib import Path
 

@@ -14,7 +14,9 @@ from utils.training.memory import peak_memory
 from utils.training.times import wait_for
 from utils.training.trainer import Trainer
 
-WARM_STEPS, TIMED_STEPS, TIMED_SECONDS = 2, 20, 15.0  # whichever limit comes first
+# At least WARM_STEPS steps come before the timed ones; timing ends after TIMED_STEPS steps or
+# TIMED_SECONDS seconds, whichever comes first.
+WARM_STEPS, TIMED_STEPS, TIMED_SECONDS = 2, 20, 15.0
 # Optional packages -> the flags that need them.
 OPTIONAL = {
     "wandb": "--wandb online or offline",

@@ -145,9 +145,9 @@ def _step_maker(
     that of each worker."""
     settings, loader, strategy = run.settings, task.train, ready.strategy
     classes = len(task.card.classes)
-    tells_pairs_apart = learns_pairs(settings, classes, loader.step_size, schedule.total_steps)
+    for_pairs = learns_pairs(settings, classes, loader.step_size, schedule.total_steps)
     learns_policy = settings.mixup == "meta" and settings.meta_form == "policy"
-    if learns_policy and not tells_pairs_apart and checkpoint is None:
+    if learns_policy and not for_pairs and checkpoint is None:
         run.console.say(
             f"--mixup meta learns one distribution for all pairs of the {classes} classes: one for "
             "each pair needs a longer run, and --meta_decay 0, which forgets nothing"
@@ -172,7 +172,7 @@ def _step_maker(
             guard=guard,
             clip=settings.clip,
             average=average,
-            meta=build_meta(run, classes, strategy, run.exchange, tells_pairs_apart),
+            meta=build_meta(run, classes, strategy, run.exchange, for_pairs),
         )
 
     return make_step

@@ -174,14 +174,14 @@ def build_meta(
     classes: int,
     strategy: Strategy,
     exchange: Exchange | None = None,
-    pairs: bool = True,
+    for_pairs: bool = True,
 ) -> PolicyMixup | SampleMixup | None:
     """With --mixup meta, the object that learns how to mix.
 
     Args:
         strategy: holds the model's tensors.
         exchange: with the other ranks; None: no communication.
-        pairs: see `learns_pairs`.
+        for_pairs: see `learns_pairs`.
     """
     settings = run.settings
     if settings.mixup != "meta":
@@ -196,6 +196,6 @@ def build_meta(
     if settings.meta_form == "sample":
         return SampleMixup(virtual, settings.meta_lr)
     policy = MixupPolicy(
-        classes, settings.alpha, settings.meta_lr, settings.meta_decay, run.device, pairs
+        classes, settings.alpha, settings.meta_lr, settings.meta_decay, run.device, for_pairs
     )
     return PolicyMixup(policy, virtual)

@@ -1,4 +1,5 @@
-"""What can be done with a run: the table of actions, whose functions utils/entry.py calls."""
+"""What can be done with a run: the table of actions. utils/entry.py carries them out, --predict and
+--export by way of utils/inference/use_model.py."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

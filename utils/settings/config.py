@@ -105,14 +105,14 @@ def parse(config_class, argv: list[str], description: str, say: Callable = lambd
     origin |= dict.fromkeys(from_file, FILE) | dict.fromkeys(typed, COMMAND_LINE)
     settings = config_class(**values)
     for name, (reason, cause) in _reasons(settings).items():
-        # It is no mistake that a recipe's setting loses its effect through the command line, or
-        # through a setting that no recipe has.
-        gives_way = cause in typed or cause in INVOCATION_ONLY
-        in_file = values[name] != fields(config_class)[name].default and not gives_way
-        if name not in typed and not (name in from_file and in_file):
-            continue
-        text = f"--{name} has no effect: {reason}"
-        meta = fields(config_class)[name].metadata
+        field = fields(config_class)[name]
+        if name not in typed:
+            # Kept without a word: a recipe's setting that loses its effect through the command
+            # line, or through a setting that no recipe has; its default, which a config.yaml has.
+            overruled = cause in typed or cause in INVOCATION_ONLY
+            if name not in from_file or overruled or values[name] == field.default:
+                continue
+        text, meta = f"--{name} has no effect: {reason}", field.metadata
         if meta["essential"] or meta["group"] == MODEL:
             raise UserError(text)
         say(f"note: {text}")

@@ -52,7 +52,8 @@ class DistributedSettings(Config):
     )
     dist_timeout: float = setting(
         10.0,
-        "The run is given up when a process has finished no step for this long", group=GROUP,
+        "A process that finishes no step, and no batch of an evaluation, for this long is ended; "
+        "run_distributed.sh then restarts all of them", group=GROUP,
         above=0, unit="minutes", resume="free",
     )  # fmt: skip
 

@@ -76,7 +76,7 @@ class EngineSettings(Config):
     )
     seed: int = setting(
         0,
-        "Seed of the weights, the order, the augmentation, --val_fraction and --subset",
+        "Seed of the weights, order, augmentation, mixing, dropout, --val_fraction and --subset",
         group=GROUP,
         low=0,
         high=2**32 - 1,

@@ -7,7 +7,7 @@ from utils.setting import setting
 from utils.settings.config import Config
 
 GROUP = "mixup"
-# Flags with an effect however samples are mixed; those of both forms of meta-mixup.
+# Flags that every kind of mixing reads, and those that both forms of meta-mixup read.
 ALWAYS = ("mixup_prob", "mixup_off_epoch", "mixup_inter", "mixup_block", "log_clean_accuracy")
 META = ("meta_form", "meta_batch", "meta_lr", "meta_exact")
 # Defaults of --meta_lr, by --meta_form.

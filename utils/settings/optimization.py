@@ -192,7 +192,8 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):
     )
     max_steps: int | None = setting(
         None,
-        "Stop after this many optimizer steps, whatever --epochs says; the schedule ends there",
+        "Stop after this many optimizer steps, if --epochs does not end the run before; the "
+        "schedule ends there, too, unless --epochs_for_sched says where",
         group=GROUP,
         low=1,
         unit="steps",

@@ -10,10 +10,12 @@ from torch import nn
 
 
 class Freeze:
-    """Args:
-    model: parameters that require no gradient now remain frozen for good.
-    heads: names of the submodules that always train.
-    until: the first epoch (from 0) in which the whole model trains; None: never.
+    """Switches between training the heads alone and training the whole model.
+
+    Args:
+        model: parameters outside the heads that require no gradient now remain frozen for good.
+        heads: names of the submodules that always train, with all their parameters.
+        until: the first epoch (from 0) in which the whole model trains; None: never.
     """
 
     def __init__(self, model: nn.Module, heads: tuple[str, ...], until: int | None = None):

@@ -14,7 +14,8 @@ from utils.errors import UserError
 from utils.reporting.console import Console
 from utils.training.progress import LeftOut
 
-# --on_nonfinite skip: this many consecutive steps that were not applied stop the run.
+# --on_nonfinite skip: so many steps that were not applied stop the run. They are counted at log
+# lines; if any step since the last log line was applied, the count starts again at 0.
 BARREN_STEPS = 100
 # fp16: with a loss scale below this, no scale makes the gradients finite.
 SMALLEST_SCALE = 1e-3
@@ -22,10 +23,12 @@ ALIGNMENT = 64  # elements; vectorised kernels need aligned memory
 
 
 class Guard:
-    """Args:
-    model: its buffers are restored after a bad step. They are moved into one tensor per dtype, so
-        that copying and selecting them takes two calls, not two per layer.
-    strategy: of the model; brings all ranks to the same verdict.
+    """Takes back the buffers of steps that are not finite, and counts these steps.
+
+    Args:
+        model: its buffers are restored after a bad step. They are moved into one tensor per dtype,
+            so that copying and selecting them takes two calls, not two per layer.
+        strategy: of the model; brings all ranks to the same verdict.
     """
 
     def __init__(self, model: nn.Module, strategy: Strategy | None = None):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-# PyTorch is not imported: utils/runs/run.py makes a Progress before the flags are checked.
+# PyTorch is not imported here: the entry scripts import this module before they check the flags.
 
 
 class LeftOut(NamedTuple):
@@ -20,9 +20,9 @@ class Progress:
 
     step: int = 0  # optimizer steps finished
     ended_step: int = 0  # the last step after which the work at an epoch's end was done
-    # The objective's sums; empty: no step yet.
-    epoch_sums: list[float] = field(default_factory=list)  # in this epoch
-    window_sums: list[float] = field(default_factory=list)  # since the last log line
+    # Sums of the objective; empty before a Trainer is made.
+    epoch_sums: list[float] = field(default_factory=list)  # of this epoch, up to its last log line
+    window_sums: list[float] = field(default_factory=list)  # from there to the saved step
     left_out: LeftOut = field(default_factory=LeftOut)
     train: dict | None = None  # the last epoch's training figures
     evaluated: dict | None = None  # the last evaluation
@@ -32,8 +32,10 @@ class Progress:
     since_best: int = 0  # evaluations on the validation split since the best one
     stopped_early: bool = False
     mixing: dict | None = None  # with --mixup auto, see mixing_control.py
-    seconds_training: float = 0.0  # without evaluations and checkpoints
-    seconds_total: float = 0.0  # of all processes of the run, to the last checkpoint
+    # Without evaluations and checkpoints, but with the measurements of --mixup auto.
+    seconds_training: float = 0.0
+    # Of the run and the runs that it resumed, to the last checkpoint.
+    seconds_total: float = 0.0
 
     def __post_init__(self):
         self.left_out = LeftOut(*self.left_out)  # a checkpoint has a list

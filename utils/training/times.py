@@ -12,7 +12,8 @@ PHASES = ("data", "forward_backward", "optimizer", "checkpoint", "evaluation")
 
 
 class Clock:
-    """Measures the time spent training, without evaluations and checkpoints.
+    """Measures the time spent training, without evaluations and checkpoints, but with the
+    measurements of --mixup auto.
 
     Args:
         progress: its `seconds_training` is increased.
@@ -61,7 +62,7 @@ class Clock:
         return speed
 
     def end_first_step(self) -> None:
-        """Waits for the device, once in a run."""
+        """Waits for the device, once in each process of a run."""
         wait_for(self.device)
         self.seconds_first_step = time.monotonic() - self._since
 

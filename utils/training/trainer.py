@@ -1,8 +1,8 @@
 """The training loop of all entries.
 
-The host runs ahead of the device. It reads from the device after the first step, at log lines,
-before a checkpoint and at the end of an epoch (`_read_sums`), up to 16 times in a run with `--mixup
-auto` (`control_mixing`), and nowhere else.
+The host runs ahead of the device. It waits for the device after the first step, at log lines and
+before a checkpoint (`_read_sums`), in every evaluation, and up to 16 times in a run with `--mixup
+auto` (`control_mixing`). With Lookahead it also waits, in each step, for the step before.
 """
 
 from collections.abc import Callable
@@ -253,10 +253,12 @@ class Trainer:
 
     def _agree_on_stop_and_save(self) -> tuple[bool, bool]:
         """(whether a signal has asked the run to stop, whether a checkpoint is due), the same on
-        all ranks. Collective: one exchange answers both.
+        all ranks. Collective: one exchange answers both, so every rank must call this after the
+        same steps.
 
-        An interval in steps is known to all ranks; one in seconds is measured by rank 0, whose
-        answer arrives a step later where there are several.
+        With --save_every in steps or epochs each rank knows by itself whether a checkpoint is due.
+        In minutes rank 0 decides; with several ranks its answer, like a signal, arrives one call
+        later.
         """
         saver, step = self.saver, self.progress.step
         if saver.every_steps is not None:
@@ -264,7 +266,7 @@ class Trainer:
             save_is_due = saver.is_due(step)
         else:
             is_over = self.train_step.exchange.rank == 0 and saver.is_due(step)
-            # The answer in the step after a save is from before it.
+            # An answer that arrives in the step after a save was sent before that save: ignored.
             save_is_due = self.agreed_signal.poll(is_over) and step > saver.saved_step + 1
         return self.agreed_signal.signum is not None, save_is_due
 
