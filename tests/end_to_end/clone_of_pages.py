@@ -32,7 +32,7 @@ SMALL = {
     "vit_test.py": "--layers 1 --dim 16 --heads 2 --ffn 16 --bs 20",
 }
 SMALL_MODELS = {"convnext_tiny": "test_convnext"}  # of timm
-OWN_DATA = ("imagefolder", "--dataset csv")
+OWN_DATA = ("imagefolder", "--dataset csv", "--dataset tar")
 BUILT_IN = {
     "resnet50_test.py": "shapes",
     "transformer_test.py": "headlines",
@@ -85,6 +85,9 @@ def clone(folder: Path):
         for split, count in (("train", 30), ("test", 6)):
             _pictures(Path("my_pictures", split), count)
         _pictures(Path("one_folder"), 30)
+        Path("copies").mkdir()
+        for name in ("imagenet", "copies/my_pictures"):
+            Path(name).symlink_to(folder / "my_pictures")
         (folder / "new_pictures").mkdir()
         _picture(Path("new_pictures/1.jpg"), 0)
         _picture(Path("new_pictures/2.png"), 1)

@@ -105,6 +105,8 @@ def test_commands_run(workplace, block):
             _prepare_search(command)
         elif command.startswith("cp "):
             subprocess.run(shlex.split(command), check=True)
+        elif command.startswith("python -m "):
+            subprocess.run([sys.executable, *shlex.split(command)[1:]], check=True)
         elif command.startswith("make "):
             subprocess.run(["make", "-n", *command.split()[1:]], cwd=ROOT, check=True)
         elif command.startswith("pip install "):
