@@ -32,7 +32,10 @@ class Settings(ImageSettings):
     epochs: int = changed(ImageSettings, "epochs", 100)
     optimizer: str = changed(ImageSettings, "optimizer", "adamw")
     warmup_epochs: float | None = changed(
-        ImageSettings, "warmup_epochs", None, default_text="a twentieth of the schedule"
+        ImageSettings,
+        "warmup_epochs",
+        None,
+        default_text="a twentieth of --epochs_for_sched or --epochs",
     )
     pretrained: str | None = changed(
         ImageSettings,

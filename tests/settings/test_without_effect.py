@@ -4,7 +4,10 @@ gives way to the command line without a word."""
 import pytest
 from settings_of_pictures import FIELDS, another_value, flags_for, noted, refused, settings_of
 
+import vit_test
+from resnet50_test import Settings
 from utils.optim.table import OPTIMIZERS
+from utils.settings.config import parse
 
 
 @pytest.mark.parametrize(
@@ -97,3 +100,20 @@ def test_mirror_images_are_for_what_measures_or_predicts(write, make_run):
 
 def test_unfreeze_epoch_needs_a_frozen_backbone():
     assert "without --freeze_backbone" in refused("--unfreeze_epoch", "3")
+
+
+def test_a_warm_up_that_is_a_fraction_of_the_schedule_depends_on_its_length():
+    constant = ["--sched", "constant", "--epochs_for_sched", "100"]
+    # The warm-up of vit_test.py is a fraction by default.
+    for settings_class, argv in ((Settings, ["--warmup_ratio", "0.1"]), (vit_test.Settings, [])):
+        lines = []
+        settings, _ = parse(settings_class, [*constant, *argv], "", lines.append)
+        assert settings.epochs_for_sched == 100 and lines == []
+        settings, _ = parse(settings_class, [*constant, "--warmup_steps", "5"], "", lines.append)
+        assert settings.epochs_for_sched is None
+        assert lines[0].startswith("note: --epochs_for_sched has no effect")
+
+
+def test_a_deterministic_run_on_a_cpu_keeps_its_number_of_threads():
+    settings, lines = noted("--device", "cpu", "--deterministic")
+    assert settings.deterministic and lines == []

@@ -117,6 +117,8 @@ def schedule_of(
     settings = run.settings
 
     def warmup_of(steps: int) -> int:
+        if "warmup" not in settings.schedule_flags:  # a recipe's, that --sched onecycle overrules
+            return 0
         if settings.warmup_steps is not None:
             return settings.warmup_steps
         if settings.warmup_ratio is not None:
@@ -144,7 +146,8 @@ def schedule_of(
 
     schedule = build(schedule_steps)
     before = checkpoint and checkpoint.run_info.get("schedule_steps", schedule_steps)
-    if before and before != schedule_steps and settings.schedule_depends_on_length:
+    follows_length = settings.schedule_depends_on_length or settings.warmup_follows_length
+    if before and before != schedule_steps and follows_length:
         step = checkpoint.step
         now, then = (lr * each.factor(step) for each in (schedule, build(before)))
         keep = f"; --epochs_for_sched {before // steps_per_epoch} keeps the old schedule"

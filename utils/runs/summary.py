@@ -83,7 +83,7 @@ def write_report(
             summary["best_checkpoint"] = best
     note = " (synthetic)" if further.get("synthetic") else ""
     title = f"{run.model_name} on {run.data_name}{note}, {settings.optimizer}"
-    # The summary comes last: a run that has one counts as finished.
+    # Last: a run whose summary says finished or stopped_early counts as complete.
     text = to_json(summary, indent=2) + "\n"
     meta = trainer.train_step.meta
     mean_lambda = meta and meta.mean_lambda()

@@ -163,7 +163,7 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):
         group=GROUP,
         above=0,
         unit="epochs",
-        default_text="a third of the run",
+        default_text="a third of the schedule",
     )
     milestones: str | None = setting(
         None,
@@ -171,7 +171,7 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):
         group=GROUP,
         many=True,
         unit="epochs",
-        default_text="a half and three quarters of the run",
+        default_text="a half and three quarters of the schedule",
     )
     plateau_patience: int = setting(
         5,

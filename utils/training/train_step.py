@@ -1,6 +1,6 @@
 """One optimizer step: the passes of its micro-batches, then the update.
 
-Only `read_sums` waits for the device.
+Only `read_sums` waits for the device, and with Lookahead each step for the one before.
 """
 
 from __future__ import annotations

@@ -1,0 +1,47 @@
+"""The schedule that the settings ask for: its warm-up, and what a resumed run is told of it."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from resnet50_test import Settings
+from utils.runs.optimization import schedule_of
+from utils.settings.config import parse
+
+STEPS_PER_EPOCH = 10
+
+
+def schedule(argv, steps, lines, checkpoint=None):
+    settings, _ = parse(Settings, argv, "")
+    run = SimpleNamespace(settings=settings, console=SimpleNamespace(say=lines.append))
+    return schedule_of(run, 1.0, steps, STEPS_PER_EPOCH, checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["--warmup_ratio", "0.1"], 4),  # of the schedule, not of the 50 epochs
+        (["--warmup_epochs", "2"], 20),
+        (["--warmup_steps", "7", "--warmup_ratio", "0.1"], 7),
+        ([], 0),
+    ],
+)
+def test_steps_of_the_warm_up(argv, expected):
+    assert schedule(argv, 40, []).warmup_steps == expected
+
+
+def test_onecycle_has_no_warm_up_of_a_recipe(tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    for warmup in ("warmup_epochs: 2", "warmup_ratio: 0.5", "warmup_steps: 20"):
+        recipe.write_text(f"{warmup}\n")
+        made = schedule(["--config", str(recipe), "--sched", "onecycle"], 40, [])
+        assert made == schedule(["--sched", "onecycle"], 40, [])
+
+
+def test_a_resumed_run_is_told_that_its_warm_up_has_another_length():
+    checkpoint = SimpleNamespace(run_info={"schedule_steps": 40}, step=2)
+    lines, constant = [], ["--sched", "constant"]
+    schedule([*constant, "--warmup_ratio", "0.25"], 80, lines, checkpoint)
+    assert len(lines) == 1 and "now 0.15 instead of 0.3" in lines[0]
+    schedule([*constant, "--warmup_steps", "10"], 80, lines, checkpoint)
+    assert len(lines) == 1
