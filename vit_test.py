@@ -40,9 +40,10 @@ class Settings(ImageSettings):
     pretrained: str | None = changed(
         ImageSettings,
         "pretrained",
-        help="Start from these weights: a .safetensors or .pth file, the folder of a run or of the "
-        "Hugging Face hub, or published for those that timm has for --model; a head for other "
-        "classes is replaced, and positions are resampled to other sizes of pictures",
+        help="Start from these weights: without a value those that timm has published for --model "
+        "(in YAML: published); or a .safetensors or .pth file, or the folder of a run or of the "
+        "Hugging Face hub. A head for other classes is replaced, and positions are resampled to "
+        "other sizes of pictures",
         bare="published",
     )
 

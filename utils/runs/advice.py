@@ -33,7 +33,7 @@ def phase_advice(settings, run, loader) -> dict[str, str]:
 
 def launch_advice(settings) -> str:
     """What helps where a GPU's steps are launch-bound and there are no graphs."""
-    return f"the GPU waits for the host: a larger {_batch_flag(settings)} trains faster"
+    return f"the GPU waits for the host: a larger {_batch_flag(settings)} gives it more to do"
 
 
 def memory_advice(settings, device) -> dict[str, str]:

@@ -4,7 +4,7 @@ A setting is a dataclass field made by `setting(...)` of utils/setting.py. Its v
 last of these that gives one: its default, the run that is resumed, `--config FILE.yaml`, the
 command line. An unknown flag or key and a value of the wrong type or out of range are a UserError
 of one line. A setting that has no effect beside the others is left out with a line, or refused if
-it is essential.
+it is essential or one of the model's own.
 
 Nothing here imports PyTorch, so `--help` and wrong flags answer at once.
 """

@@ -18,10 +18,10 @@ META_LR = {"policy": 0.05, "sample": 0.1}
 class MixingSettings(Config):
     mixup: str = setting(
         "none",
-        "Train on weighted means of two samples. Their weights, lambda and 1 - lambda, are drawn "
-        "from a fixed distribution, from one that follows how far the network overfits, measured "
-        "on held-out training samples (auto), or from one that is learned (meta; try auto first); "
-        "a number means fixed with this --alpha",
+        "Train on weighted means of two samples, with weights lambda and 1 - lambda. fixed: lambda "
+        "from Beta(alpha, alpha), and a number is short for fixed with that --alpha; auto: mixes "
+        "more as the network overfits more, without an alpha; meta: a learned distribution (try "
+        "auto first)",
         group=GROUP,
         choices=("none", "fixed", "auto", "meta"),
     )

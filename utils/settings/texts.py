@@ -58,7 +58,8 @@ class TextFlags(Config):
     )
     on_bad: str = setting(
         "error",
-        "What to do with a row that cannot be used: stop, or skip it and count it", group=GROUP,
+        "What to do with a row that cannot be used: stop with an error, or skip it and count it",
+        group=GROUP,
         choices=("error", "skip"), resume="evaluation",
     )  # fmt: skip
     clean_text: bool = setting(

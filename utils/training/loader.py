@@ -12,7 +12,8 @@ from utils.data.draws import Mixing
 @runtime_checkable
 class TrainingLoader(Protocol):
     """Batches of a training split, in an order that (seed, epoch) decides; implemented in
-    utils/data/loader.py. Evaluation uses `epoch()` and `samples` alone.
+    utils/data/loader.py. Evaluation uses `epoch()` and `samples` alone; --auto_batch calls `resize`
+    of its loaders, too.
 
     An epoch is cut into optimizer steps, which are the same for all ranks; a rank's part of a step
     is cut into micro-batches, whose size can be changed without changing the steps.

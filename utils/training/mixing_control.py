@@ -36,7 +36,7 @@ class MixingControl:
         return self.strength.observe(step, self.measure()) if self.strength.is_due(step) else None
 
     def state_dict(self) -> dict:
-        """For JSON."""
+        """For JSON; "joins" is `release_epoch`."""
         return {"trace": self.strength.saved_trace(), "joins": self.release_epoch}
 
     def load_state_dict(self, saved: dict, step: int) -> None:

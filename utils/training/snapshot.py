@@ -60,7 +60,8 @@ def snapshot(train_step: TrainStep) -> Checkpoint:
         part: None if t is None else own_tensors(t, rows_of_parts[part], exchange.rank)
         for part, t in parts.items()
     }
-    to_write["mixup"] = to_write["mixup"] or None  # only rank 0 writes it
+    # It is not divided, so rank 0 alone has tensors of it to write: a file has one writer.
+    to_write["mixup"] = to_write["mixup"] or None
     return Checkpoint(step=step, state=state, rows=rows_of_parts, **to_write)
 
 
