@@ -18,11 +18,16 @@ from PIL import Image
 from quick_runs import handlers_put_back, quick
 from test_signals import finish, start
 
-from resnet50_test import main
+import resnet50_test
+import vit_test
 
 ROOT = Path(__file__).parents[2]
 SHM = Path("/dev/shm")
-TINY = ["--depth", "18", "--width", "4", "--device", "cpu", "--threads", "1"]
+CPU = ["--device", "cpu", "--threads", "1"]
+MODELS = {
+    resnet50_test: ["--depth", "18", "--width", "4"],
+    vit_test: ["--layers", "2", "--dim", "16", "--heads", "2", "--ffn", "32"],
+}
 EVERYTHING = [
     "--dataset", "imagefolder", "--image_size", "16", "--val_fraction", "0.2", "--workers", "2",
     "--freeze_backbone", "--unfreeze_epoch", "1", "--epochs", "5", "-b", "8",
@@ -30,7 +35,7 @@ EVERYTHING = [
     "--sched", "plateau", "--plateau_patience", "0", "--gamma", "0.5", "--clip", "1",
     "--label_smoothing", "0.1", "--ema_decay", "0.9", "--early_stop_patience", "5",
     "--random_erasing", "0.5", "--cutout", "4", "--drop_path", "0.3",
-    "--log_every", "2", "--save_every", "3", "--checkpoint_hist", "2", *TINY,
+    "--log_every", "2", "--save_every", "3", "--checkpoint_hist", "2", *CPU,
 ]  # fmt: skip
 WEIGHTS = ("model.safetensors", "average.safetensors", "optimizer.safetensors")
 OF_THE_CLOCK = {
@@ -128,19 +133,36 @@ def launch():
 # ---- the runs ---------------------------------------------------------------------------------
 
 
-def arguments(root: Path, output: str) -> list:
-    """The arguments that start the run `output` below `root`, or resume it."""
+def arguments(entry, root: Path, output: str) -> list:
+    """The arguments that start the run `output` of an entry below `root`, or resume it."""
     folder = root / output
     if (folder / "config.yaml").exists():
         return ["--resume", folder]
     data = ["--data_dir", root / "pictures", "--cache_dir", root / "cache"]
-    return [*EVERYTHING, *data, "--pretrained", root / "small", "--output", folder]
+    start = ["--pretrained", root / "small", "--output", folder]
+    return [*EVERYTHING, *MODELS[entry], *data, *start]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory) -> Path:
+def resnet_place(tmp_path_factory) -> Path:
     """A folder with pictures, a run to start from, and the undisturbed run `whole`."""
-    root = tmp_path_factory.mktemp("everything")
+    root = prepare(resnet50_test, tmp_path_factory.mktemp("resnet"))
+    # Certain on every CPU: when all layers begin to train, by a rate that is far too high and on
+    # pictures without a meaning, the validation loss rises manyfold.
+    lines = map(json.loads, (root / "whole" / "metrics.jsonl").read_text().splitlines())
+    losses = [record["loss"] for record in lines if record["split"] == "val"]
+    assert losses[1] > 2 * losses[0]
+    assert "the learning rate falls" in (root / "whole" / "log.txt").read_text()
+    return root
+
+
+@pytest.fixture(scope="module")
+def vit_place(tmp_path_factory) -> Path:
+    """The same of a ViT."""
+    return prepare(vit_test, tmp_path_factory.mktemp("vit"))
+
+
+def prepare(entry, root: Path) -> Path:
     rng = np.random.default_rng(0)
     for split, count in (("train", 60), ("test", 10)):
         for name in ("ant", "bee", "cat"):
@@ -152,16 +174,12 @@ def place(tmp_path_factory) -> Path:
     small = ["--dataset", "shapes", "--subset", "40", "--max_steps", "2", "--eval_every", "0"]
     with pytest.MonkeyPatch.context() as patch, handlers_put_back():
         quick(patch)
-        assert main([*small, *TINY, "--output", str(root / "small")]) == 0
-        assert main([str(word) for word in arguments(root, "whole")]) == 0
+        small += [*MODELS[entry], *CPU, "--output", str(root / "small")]
+        assert entry.main(small) == 0
+        assert entry.main([str(word) for word in arguments(entry, root, "whole")]) == 0
     out = (root / "whole" / "log.txt").read_text()
     assert "head of 10 classes replaced by one of 3" in out
-    assert "from here on all layers train" in out and "the learning rate falls" in out
-    # Certain on every CPU: when all layers begin to train, by a rate that is far too high and on
-    # pictures without a meaning, the validation loss rises manyfold.
-    lines = map(json.loads, (root / "whole" / "metrics.jsonl").read_text().splitlines())
-    losses = [record["loss"] for record in lines if record["split"] == "val"]
-    assert losses[1] > 2 * losses[0]
+    assert "from here on all layers train" in out
     return root
 
 
@@ -178,12 +196,11 @@ def poll_until(condition, process) -> None:
 
 
 # The entry script, disturbing itself: no other process could be sure to meet a certain step.
-# Arguments: what happens; in which call of the objective or of fsync; those of the script.
+# Arguments: the entry; what happens; in which call of the objective or of fsync; the entry's own.
 DISTURBED = """
-import multiprocessing, os, random, signal, sys
+import importlib, multiprocessing, os, random, signal, sys
 import pytest
 from quick_runs import raise_in_step
-from resnet50_test import main
 from utils.training.objective import Classification
 
 def kill_in_write(number):
@@ -207,12 +224,12 @@ def kill_worker(number):
     Classification.__call__ = call
 
 if __name__ == "__main__":
-    kind, number = sys.argv[1], int(sys.argv[2])
+    entry, kind, number = sys.argv[1], sys.argv[2], int(sys.argv[3])
     if kind == "SIGTERM":
         raise_in_step(pytest.MonkeyPatch(), number, signal.SIGTERM)
     else:
         {"write": kill_in_write, "worker": kill_worker}[kind](number)
-    sys.exit(main(sys.argv[3:]))
+    sys.exit(importlib.import_module(entry).main(sys.argv[4:]))
 """
 
 
@@ -228,14 +245,17 @@ def start_disturbed(*arguments) -> subprocess.Popen:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc")
-def test_a_run_that_is_stopped_killed_and_loses_a_worker_ends_the_same(launch, place):
+@pytest.mark.parametrize("entry", MODELS, ids=lambda entry: entry.__name__)
+def test_a_run_that_is_stopped_killed_and_loses_a_worker_ends_the_same(launch, entry, request):
     """SIGTERM in a random step, SIGKILL while a checkpoint is being written, a worker killed: each
     time the run is resumed or goes on, and it ends as if nothing had happened."""
+    fixture = {resnet50_test: "resnet_place", vit_test: "vit_place"}[entry]
+    place = request.getfixturevalue(fixture)
     rng, folder = random.Random(), place / "disturbed"
 
     def disturbed(kind: str, number: int):
-        words = arguments(place, "disturbed")
-        return finish(launch(kind, number, *words, begin=start_disturbed))
+        words = arguments(entry, place, "disturbed")
+        return finish(launch(entry.__name__, kind, number, *words, begin=start_disturbed))
 
     step = rng.randint(3, 20)
     code, _, err = disturbed("SIGTERM", 2 * step)  # of two micro-batches each
@@ -272,12 +292,12 @@ def disturb(process, folder: Path, kind: str, rng: random.Random) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("kind", ["SIGTERM", "SIGKILL", "SIGKILL while writing", "workers"])
-def test_a_run_disturbed_at_random_moments_ends_the_same(launch, place, kind, seed):
+def test_a_run_disturbed_at_random_moments_ends_the_same(launch, resnet_place, kind, seed):
     """Disturbed up to five times, then left alone."""
-    rng, output = random.Random(f"{kind} {seed}"), f"{kind} {seed}"
+    rng, output, place = random.Random(f"{kind} {seed}"), f"{kind} {seed}", resnet_place
     expected = {"SIGTERM": {143, -15}, "workers": {0}}.get(kind, {-9}) | {0}
     for attempt in range(6):
-        process = launch(*arguments(place, output))
+        process = launch(*arguments(resnet50_test, place, output))
         if attempt < 5:
             disturb(process, place / output, kind, rng)
         code, _, err = finish(process)

@@ -1,10 +1,13 @@
 """vit_test.py: training, resuming, using a model and starting from weights, with our sizes, with a
 model of timm and with a class of the user's own."""
 
+import csv
 import json
 import shutil
 from pathlib import Path
 
+import numpy as np
+import onnxruntime
 import pytest
 import timm
 import torch
@@ -51,9 +54,12 @@ def main():
     return vit_test.main
 
 
+def newest(run: str) -> Path:
+    return sorted(Path(run, "checkpoints").glob("step-*"))[-1]
+
+
 def weights(run: str) -> dict:
-    newest = sorted(Path(run, "checkpoints").glob("step-*"))[-1]
-    return load_file(newest / "model.safetensors")
+    return load_file(newest(run) / "model.safetensors")
 
 
 def summary(run: str) -> dict:
@@ -103,14 +109,36 @@ def test_the_warm_up_is_a_twentieth_of_the_run():
 
 
 def test_the_model_is_used(works):
-    works(*VIT, "--output", "first")
-    works("--resume", "first", "--eval_only")
-    Image.new("RGB", (32, 32)).save("black.png")
-    works("--resume", "first", "--predict", "black.png")
-    assert len(Path("first/predictions.csv").read_text().splitlines()) == 2
+    """Predictions, exports and evaluation against timm's network with the same weights."""
+    works(*VIT, "--report", "--output", "first")
+    assert Path("first/report/per_class.csv").is_file()
+    accuracy = f"test accuracy {summary('first')['test_accuracy']:.2f} %"
+    assert accuracy in works("--resume", "first", "--eval_only", "--bs", 7)
+    pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save("noise.png")
+
+    sizes = dict(patch_size=8, embed_dim=16, depth=2, num_heads=2, mlp_ratio=2)
+    plain = timm.models.VisionTransformer(img_size=32, num_classes=10, **sizes).eval()
+    plain.load_state_dict(weights("first"))
+    card = json.loads((newest("first") / "state.json").read_text())["settings"]["data"]
+    picture = torch.from_numpy(pixels).permute(2, 0, 1)[None] / 255  # (1, 3, 32, 32)
+    mean, std = (torch.tensor(card[name]).view(1, 3, 1, 1) for name in ("mean", "std"))
+    with torch.no_grad():
+        expected = plain((picture - mean) / std).softmax(1)
+
+    works("--resume", "first", "--predict", "noise.png")
+    with open("first/predictions.csv", newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert row["class"] == card["classes"][expected.argmax()]
+    assert float(row["probability"]) == pytest.approx(expected.max().item(), abs=2e-6)
     works("--resume", "first", "--export", "onnx")
+    session = onnxruntime.InferenceSession("first/export/model.onnx")
+    (found,) = session.run(["probabilities"], {"images": pixels[None]})
+    torch.testing.assert_close(torch.from_numpy(found), expected, rtol=0, atol=1e-5)
     works("--resume", "first", "--export", "safetensors")
-    assert Path("first/export/model.safetensors").stat().st_size
+    exported, kept = load_file("first/export/model.safetensors"), weights("first")
+    assert exported.keys() == kept.keys()
+    assert all(torch.equal(exported[name], kept[name]) for name in kept)
 
 
 def test_meta_mixup_and_auto(works):
@@ -159,6 +187,7 @@ def test_a_class_of_ones_own(works, fails):
 def test_mistakes(fails):
     assert "--fused memory: no module of ViT can be fused" in fails(*VIT, "--fused", "memory")
     assert "--dim 30 is not a multiple of --heads 4" in fails("--dim", 30, "--heads", 4)
+    assert "depth: with --model vit --layers decides it" in fails(*VIT, "--model_kwargs", "depth=3")
     assert "no whole patches of 5" in fails(*VIT, "--patch_size", 5)
     assert "has no such model (near: test_vit" in fails(*DATA, *ENGINE, "--model", "test_vitt")
     error = fails(*DATA, "--model", "test_vit", "--dim", 64)

@@ -17,6 +17,12 @@ from utils.errors import UserError
 
 # What timm's files call the function that brings weights by others under timm's names and sizes.
 CONVERTERS = ("checkpoint_filter_fn", "_filter_fn", "pretrained_filter_fn")
+# Arguments of timm's VisionTransformer that `own_vit` sets, and where they come from.
+SET_BY = {
+    "patch_size": "--patch_size", "depth": "--layers", "embed_dim": "--dim", "num_heads": "--heads",
+    "mlp_ratio": "--ffn", "global_pool": "--pooling", "class_token": "--pooling",
+    "img_size": "--image_size", "in_chans": "the pictures", "num_classes": "the data's classes",
+}  # fmt: skip
 
 
 def timm_names(pattern: str = "*") -> list[str]:
@@ -56,6 +62,9 @@ def own_vit(
     """
     from utils.models.vit import ViT
 
+    for name in arguments:
+        if name in SET_BY:
+            raise UserError(f"--model_kwargs {name}: with --model vit {SET_BY[name]} decides it")
     try:
         return ViT(
             classes, height, width, channels, patch_size, layers, dim, heads, ffn, pooling,
