@@ -135,8 +135,8 @@ class TuningFlags(Config):
         default_text="runs/tuning-<model>-<data>",
     )
 
-    def check(self):
-        super().check()
+    def validate(self):
+        super().validate()
         for name, why in REFUSED.items():
             if getattr(self, name):
                 raise UserError(f"--{name} has no place in a search: {why}")

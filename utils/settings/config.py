@@ -67,7 +67,7 @@ class Config:
         """(setting, reason, the other setting that is the cause) for each without effect."""
         yield from ()
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """Raises UserError if settings contradict each other; sets those whose default depends on
         others."""
 
@@ -118,7 +118,7 @@ def parse(config_class, argv: list[str], description: str, say: Callable = lambd
         say(f"note: {text}")
         setattr(settings, name, without_new[0][name])
         origin[name] = without_new[1][name]
-    settings.check()
+    settings.validate()
     return settings, origin
 
 

@@ -30,6 +30,13 @@ class RunSettings(Config):
         bare="auto",
         resume="free",
     )
+    check: bool = setting(
+        False,
+        "Check the devices, the network between the processes, and the installed packages, in two "
+        "minutes, and stop; --output names a folder that all nodes should share",
+        group=GROUP,
+        resume="free",
+    )
     dry_run: bool = setting(
         False,
         "Build everything, train a few steps, print what the run will take, and stop",
@@ -156,13 +163,14 @@ class RunSettings(Config):
             for name, reason in action.ineffective():
                 yield name, reason, action.name
 
-    def check(self):
-        super().check()
-        chosen = [action.name for action in asked_for(vars(self)) if not action.trains]
+    def validate(self):
+        super().validate()
+        chosen = [action for action in asked_for(vars(self)) if not action.trains]
         if len(chosen) > 1:
-            raise UserError(f"--{chosen[0]} and --{chosen[1]}: give only one of them")
-        if chosen and self.resume is None:
-            raise UserError(f"--{chosen[0]} needs a trained model: name its run by --resume RUN")
+            raise UserError(f"--{chosen[0].name} and --{chosen[1].name}: give only one of them")
+        if chosen and chosen[0].needs_run and self.resume is None:
+            name = chosen[0].name
+            raise UserError(f"--{name} needs a trained model: name its run by --resume RUN")
         if self.early_stop_patience is not None:
             self._need_evaluations("--early_stop_patience")
         if self.sched == "plateau":

@@ -45,8 +45,8 @@ class TransferSettings(Config):
         if not self.freeze_backbone:
             yield "unfreeze_epoch", "nothing is frozen without --freeze_backbone", "freeze_backbone"
 
-    def check(self):
-        super().check()
+    def validate(self):
+        super().validate()
         if self.freeze_backbone and self.pretrained is None:
             raise UserError(
                 "--freeze_backbone would keep random weights: name trained ones by --pretrained"

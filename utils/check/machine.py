@@ -1,0 +1,133 @@
+"""What a rank says of itself: host, device, versions, network."""
+
+import hashlib
+import os
+import platform
+import socket
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from utils.launch.network import infiniband, interface_of, interface_speed, local_address
+from utils.machine.cores import usable_cores
+from utils.machine.host_memory import available_memory
+from utils.machine.nvml import driver_version, open_gpu
+
+ROOT = Path(__file__).resolve().parents[2]
+# Variables that decide how ranks communicate, or which devices they see.
+PREFIXES = ("NCCL_", "GLOO_", "CUDA_", "UCX_", "FI_", "TORCH_", "SLURM_JOB", "SLURM_STEP")
+VARIABLES = ("OMP_NUM_THREADS", "LD_LIBRARY_PATH", "MASTER_ADDR", "MASTER_PORT")
+
+
+def facts_of(device: torch.device, rank: int, threads: int, together: bool) -> dict:
+    """For JSON.
+
+    Args:
+        rank: of this process.
+        threads: CPU threads that it computes with.
+        together: it is one of several, so that the network matters.
+    """
+    facts = {
+        "rank": rank,
+        "host": socket.gethostname(),
+        "device": device_facts(device),
+        "cores": usable_cores(),
+        "threads": threads,
+        "memory_available_bytes": available_memory(),
+        "driver": driver_version(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "nccl": _nccl_version(),
+        "kernel": platform.platform(),
+        "code": code_digest(ROOT),
+        "environment": environment(os.environ),
+    }
+    return facts | ({"network": network_facts(os.environ)} if together else {})
+
+
+def device_facts(device: torch.device) -> dict:
+    if device.type != "cuda":
+        return {"type": device.type, "name": _cpu_name()}
+    properties = torch.cuda.get_device_properties(device)
+    free, total = torch.cuda.mem_get_info(device)
+    gpu = open_gpu(str(properties.uuid))
+    links = {"nvlink": gpu.nvlink(), "pcie": gpu.pcie()} if gpu else None
+    return {
+        "type": "cuda",
+        "name": properties.name,
+        "index": device.index,
+        "uuid": str(properties.uuid),
+        "capability": f"{properties.major}.{properties.minor}",
+        "memory_bytes": total,
+        "memory_free_bytes": free,
+        "links": links,  # bytes per second; None without NVML
+        "peers": _peers(device),
+        "figures": gpu.read() if gpu else None,
+    }
+
+
+def network_facts(environ: Mapping[str, str]) -> dict:
+    """The interface that gloo uses, by the environment or the route to rank 0, and the ports of
+    InfiniBand."""
+    host, port = environ.get("MASTER_ADDR", "localhost"), int(environ.get("MASTER_PORT", 0))
+    address = local_address(host, port)
+    chosen = environ.get("GLOO_SOCKET_IFNAME")
+    name = chosen or interface_of(address) or "unknown"
+    return {
+        "interface": name,
+        "chosen_by": "GLOO_SOCKET_IFNAME" if chosen else "the route to rank 0",
+        "address": address,
+        "bytes_per_second": interface_speed(name),
+        "infiniband": infiniband(),
+    }
+
+
+def environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that matter; no keys or tokens."""
+    names = [n for n in environ if n.startswith(PREFIXES) or n in VARIABLES]
+    secret = ("KEY", "TOKEN", "SECRET", "PASSWORD")
+    return {n: environ[n] for n in sorted(names) if not any(word in n for word in secret)}
+
+
+def code_digest(root: Path) -> str:
+    """Of the project's Python files, the same for the same code."""
+    digest = hashlib.sha256()
+    for path in sorted([*root.glob("*.py"), *root.glob("utils/**/*.py")]):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def version_of(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _peers(device: torch.device) -> bool | None:
+    """Whether all GPUs that this process sees reach its own one directly; None: there are none."""
+    others = [i for i in range(torch.cuda.device_count()) if i != device.index]
+    reached = [torch.cuda.can_device_access_peer(device.index, other) for other in others]
+    return all(reached) if others else None
+
+
+def _nccl_version() -> str | None:
+    if not torch.cuda.is_available():
+        return None
+    try:
+        return ".".join(map(str, torch.cuda.nccl.version()))
+    except (AttributeError, RuntimeError):  # a build without NCCL
+        return None
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
