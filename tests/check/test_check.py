@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fake_cuda import CUDA, fake_cuda
 
 import resnet50_test
 import transformer_test
@@ -19,6 +20,7 @@ from utils.check.patience import Patience
 from utils.check.report import FAILS, NOTE, OK, SKIPPED, Report, aligned, amount
 from utils.check.run_check import Check, judge
 from utils.check.speed import matrix_speed, slowest
+from utils.distributed import collectives
 from utils.distributed.collectives import Timing
 from utils.errors import UserError
 from utils.settings.config import parse
@@ -238,6 +240,23 @@ def test_the_facts_of_a_gpu(one_gpu):
     )  # fmt: skip
     assert facts["links"] == {"nvlink": 450e9, "pcie": 63e9}
     assert facts["figures"] == {"gpu_use": 3.0}
+
+
+def test_what_is_computed_on_a_gpu_stays_on_it(monkeypatch):
+    """On a fake GPU, which has no values: no tensor is on another device."""
+    monkeypatch.setattr("utils.check.speed.SECONDS", 0.01)
+    monkeypatch.setattr(collectives, "TOTAL_SECONDS", 0.0)
+    monkeypatch.setattr(collectives.dist, "all_reduce", lambda *given, **_: None)
+    exchange = SimpleNamespace(
+        size=2, group=None, barrier=lambda: None, gather_json=lambda value: [value] * 2
+    )
+    with fake_cuda():
+        assert kernels.largest_differences(CUDA).keys() == {
+            "cross-entropy", "feed-forward block", "BatchNorm"
+        }  # fmt: skip
+        assert kernels.how_computed(CUDA) == "by Triton's kernels"
+        assert matrix_speed(CUDA) > 0
+        assert collectives.measure(exchange, CUDA, "all-reduce").size == 1 << 28
 
 
 class TwoHosts:
