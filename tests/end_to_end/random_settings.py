@@ -24,7 +24,9 @@ OPTIONS = {
 FEW, MANY = 20, 250  # settings that are drawn in `make test`, in `make slow`
 # With SOAK every call draws other settings.
 REPEATABLE = "SOAK" not in os.environ
-ALWAYS_FIXED = {"config", "resume", "compile", "wandb", "dataset", "wandb_project", "wandb_tags"}
+ALWAYS_FIXED = {
+    "config", "resume", "compile", "dataset", "wandb", "wandb_project", "wandb_entity", "wandb_tags"
+}  # fmt: skip
 # For settings that both entries have.
 SHARED_VALUES = {
     "save_every": ["1", "0.001m", "never"],

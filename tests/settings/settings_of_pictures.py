@@ -39,6 +39,7 @@ NEEDS = {
     "unfreeze_epoch": ["--pretrained", "--freeze_backbone"],
     "warmup_lr": ["--warmup_epochs", "2", "--lr", "1"],
     "wandb_project": ["--wandb", "offline"],
+    "wandb_entity": ["--wandb", "offline"],
     "wandb_tags": ["--wandb", "offline"],
 }
 for optimizer, entry in OPTIMIZERS.items():

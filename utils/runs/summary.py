@@ -66,7 +66,8 @@ def write_report(
         "threads": run.threads,
         "torch_version": torch.__version__,
         "seed": settings.seed,
-    } | further
+    } | trainer.log.hardware.summary(speed)
+    summary |= further
     if settings.trains_locally:
         summary |= {
             "local_workers": run.workers.size,

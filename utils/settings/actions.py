@@ -10,7 +10,7 @@ OF_TRAINING = (
     *("auto_batch",),
     *("on_nonfinite", "save_every", "checkpoint_hist", "eval_every", "eval_on_start"),
     *("log_every", "output"),
-    *("wandb", "wandb_project", "wandb_tags", "dry_run", "profile", "final_test"),
+    *("wandb", "wandb_project", "wandb_entity", "wandb_tags", "dry_run", "profile", "final_test"),
 )
 NO_REPORT = {"report": "it belongs to training and --eval_only"}
 

@@ -111,6 +111,13 @@ class RunSettings(Config):
     wandb_project: str = setting(
         "training-toolkit", "Project at Weights & Biases", group=GROUP, resume="free"
     )
+    wandb_entity: str | None = setting(
+        None,
+        "User or team at Weights & Biases",
+        group=GROUP,
+        default_text="yours",
+        resume="free",
+    )
     wandb_tags: str | None = setting(
         None, "Tags at Weights & Biases", group=GROUP, many=True, resume="free"
     )
@@ -146,7 +153,7 @@ class RunSettings(Config):
     def ineffective(self):
         yield from super().ineffective()
         if self.wandb == "disabled":
-            for name in ("wandb_project", "wandb_tags"):
+            for name in ("wandb_project", "wandb_entity", "wandb_tags"):
                 yield name, "--wandb is disabled", "wandb"
         asked = asked_for(vars(self))
         for action in (action for action in ACTIONS if action not in asked):

@@ -57,6 +57,10 @@ class ImageTask(Task):
         if self.pool is not None:
             self.pool.resize(largest_batch(batch_size, self.data.train))
 
+    def usual_sample(self) -> torch.Tensor:
+        """(1, channels, height, width)."""
+        return torch.zeros(1, self.card.channels, self.card.height, self.card.width)
+
 
 def load_image_task(
     settings: ImageSettings,
