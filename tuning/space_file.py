@@ -44,7 +44,7 @@ def load_space(
     content = with_optimizers(_read(path), str(path))
     known = fields(config_class)
     raw = {n: getattr(settings, n) for n in known if origin[n] != DEFAULT and n in known}
-    raw = {n: v for n, v in raw.items() if n not in ("config", "output")}
+    raw = {n: v for n, v in raw.items() if n not in ("config", "host_config", "output")}
     wanted = None if params is None else [_name(p, known, "--params") for p in params.split(",")]
     for name in wanted or ():
         if name not in {_name(str(key), known, str(path)) for key in content}:

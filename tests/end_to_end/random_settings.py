@@ -25,7 +25,8 @@ FEW, MANY = 20, 250  # settings that are drawn in `make test`, in `make slow`
 # With SOAK every call draws other settings.
 REPEATABLE = "SOAK" not in os.environ
 ALWAYS_FIXED = {
-    "config", "resume", "compile", "dataset", "wandb", "wandb_project", "wandb_entity", "wandb_tags"
+    "config", "host_config", "resume", "compile", "dataset", "wandb",
+    "wandb_project", "wandb_entity", "wandb_tags",
 }  # fmt: skip
 # For settings that both entries have.
 SHARED_VALUES = {

@@ -32,7 +32,7 @@ from utils.launch.network import LOOPBACK, choose_interface, local_address
 from utils.launch.plan import VARIABLES, Plan, read_plan
 from utils.machine.cores import usable_cores
 from utils.reporting.run_folder import default_path, refuse_run
-from utils.settings.config import DEFAULT, fields, parse
+from utils.settings.config import DEFAULT, HOST, fields, parse
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRY = "resnet50_test.py"
@@ -230,7 +230,7 @@ def check(script: Path, flags: list[str]) -> Job:
     folder_is_given = folder is not None
     if not settings.action.trains:
         folder = None
-    elif origin["output"] == DEFAULT:
+    elif origin["output"] in (DEFAULT, HOST):
         folder = folder or str(default_path(script.stem, settings.dataset))
         flags += ["--output", folder]
     resumed = settings.resume is not None

@@ -53,7 +53,9 @@ class Run:
         self.workers = self._divide_steps()
         if settings.action.trains:
             path = Path(settings.output) if settings.output else default_path(model, data)
-            self._open_folder(Path(self.exchange.gather_json(str(path))[0]))
+            of_first = Path(self.exchange.gather_json(str(path))[0])
+            by_host = settings.host_config is not None and settings.output is not None
+            self._open_folder(path if by_host else of_first)
 
     def _open_folder(self, path: Path) -> None:
         settings, source = self.settings, self.resumed_folder()

@@ -15,6 +15,13 @@ class RunSettings(Config):
     config: str | None = setting(
         None, "YAML file of settings; the command line takes precedence", group=GROUP, resume="free"
     )
+    host_config: str | None = setting(
+        None,
+        "YAML file of folders by host name, as data_dir, cache_dir and output; each process reads "
+        "those of its own host",
+        group=GROUP,
+        resume="free",
+    )
     output: str | None = setting(
         None,
         "Folder of the run",
