@@ -26,7 +26,7 @@ from utils.launch.flags import check_launch_flags, take_launch_flags
 from utils.launch.signals import Signals, StoppedBySignal
 from utils.runs.run import Run
 from utils.settings.config import fields, parse
-from utils.settings.transfer import PUBLISHED
+from utils.settings.transfer import is_published
 
 # PyTorch is imported inside the functions that need it: --help and wrong flags answer at once.
 
@@ -170,7 +170,7 @@ def _load_pretrained(run: Run, kind):
     from utils.weights.pretrained import load_pretrained
 
     source = run.settings.pretrained
-    if source in PUBLISHED:
+    if is_published(source):
         return kind.load_published(run.console.say)
     return load_pretrained(source, run.console.say)
 

@@ -23,6 +23,7 @@ class Action:
         trains: it trains, from the start or from a checkpoint of `--resume`; the others create no
             run folder.
         needs_run: it needs a trained model, which --resume names.
+        takes_weights: --pretrained may name its weights, instead of a run.
         needs_data: it reads the data set of the run; the others need only the checkpoint.
         many_processes: it can be done by several processes at once.
         uses: settings of OF_TRAINING that it uses without training.
@@ -36,6 +37,7 @@ class Action:
     needs_data: bool = True
     many_processes: bool = False
     needs_run: bool = True
+    takes_weights: bool = False
     uses: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     without_effect: Mapping[str, str] = field(default_factory=dict)
@@ -62,7 +64,7 @@ ACTIONS = (
         uses=("output",),
         without_effect={"report": "--check evaluates nothing"},
     ),
-    Action("eval_only", many_processes=True),
+    Action("eval_only", many_processes=True, takes_weights=True),
     Action("predict", needs_data=False, options=("predictions",), without_effect=NO_REPORT),
     Action("export", needs_data=False, without_effect=NO_REPORT),
     Action(

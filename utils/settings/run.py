@@ -131,7 +131,8 @@ class RunSettings(Config):
 
     eval_only: bool = setting(
         False,
-        "Evaluate the checkpoint named by --resume on the test set, and stop",
+        "Evaluate the checkpoint named by --resume, or the weights named by --pretrained, on the "
+        "test set, and stop",
         group=USE,
         resume="free",
     )
@@ -183,8 +184,12 @@ class RunSettings(Config):
         if len(chosen) > 1:
             raise UserError(f"--{chosen[0].name} and --{chosen[1].name}: give only one of them")
         if chosen and chosen[0].needs_run and self.resume is None:
-            name = chosen[0].name
-            raise UserError(f"--{name} needs a trained model: name its run by --resume RUN")
+            named = chosen[0].takes_weights and self.pretrained is not None
+            other = ", or its weights by --pretrained" if chosen[0].takes_weights else ""
+            if not named:
+                raise UserError(
+                    f"--{chosen[0].name} needs a trained model: name its run by --resume RUN{other}"
+                )
         if self.early_stop_patience is not None:
             self._need_evaluations("--early_stop_patience")
         if self.sched == "plateau":
