@@ -15,10 +15,12 @@ import transformer_test
 import vit_test
 from tests.quick_runs import handlers_put_back
 from utils.check import kernels, machine, packages
+from utils.check.context import Check
+from utils.check.device import check_memory, of_other_ranks
 from utils.check.links import expected, transports
 from utils.check.patience import Patience
+from utils.check.ranks import check_versions, judge, show_ranks
 from utils.check.report import FAILS, NOTE, OK, SKIPPED, Report, aligned, amount
-from utils.check.run_check import Check, judge
 from utils.check.speed import matrix_speed, slowest
 from utils.distributed import collectives
 from utils.distributed.collectives import Timing
@@ -151,7 +153,7 @@ def test_what_does_not_hold_ends_with_1(check, monkeypatch, capsys, tmp_path):
     wrong = kernels.fused_cross_entropy
     monkeypatch.setattr(kernels, "fused_cross_entropy", lambda *given: wrong(*given) * 1.001)
     missing = packages.Package("beautiful-package", "beautiful_package", "the looks")
-    monkeypatch.setattr("utils.check.run_check.NEEDED", (*packages.NEEDED, missing))
+    monkeypatch.setattr("utils.check.device.NEEDED", (*packages.NEEDED, missing))
     (tmp_path / "file").touch()
     code, report = check("--output", "file/folder")
     assert (code, report["result"]) == (1, "fails")
@@ -195,8 +197,8 @@ def test_the_digest_tells_other_code(tmp_path):
 
 
 def test_no_secrets_are_told():
-    environ = {"NCCL_DEBUG": "INFO", "CUDA_TOKEN": "x", "HOME": "/home", "OMP_NUM_THREADS": "2"}
-    assert machine.environment(environ) == {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "2"}
+    environ = {"NCCL_ALGO": "Ring", "CUDA_TOKEN": "x", "HOME": "/home", "OMP_NUM_THREADS": "2"}
+    assert machine.environment(environ) == {"NCCL_ALGO": "Ring", "OMP_NUM_THREADS": "2"}
 
 
 def test_the_speed_of_a_rank_and_the_slowest_one(monkeypatch):
@@ -216,6 +218,16 @@ def test_a_part_that_does_not_end_ends_the_process(capsys):
             time.sleep(0.01)
     assert ended == [1] and told == ["all-reduce does not end within 0.01 s: look at the network"]
     assert "all-reduce does not end within 0.01 s" in capsys.readouterr().err
+
+
+def test_a_part_that_fails_ends_the_process(capsys):
+    ended, told = [], []
+    with Patience(ended.append).part("all-reduce", 60, "look at NCCL", told.append):
+        raise RuntimeError("NCCL error in: x.cpp\nmore")
+    assert ended == [1] and told == ["all-reduce fails (NCCL error in: x.cpp): look at NCCL"]
+    assert "all-reduce fails" in capsys.readouterr().err
+    with pytest.raises(UserError), Patience(ended.append).part("joining", 60, "nothing"):
+        raise UserError("a mistake of the user's keeps its line")
 
 
 # ---- a GPU, and several hosts, as stand-ins -----------------------------------------------------
@@ -259,6 +271,43 @@ def test_what_is_computed_on_a_gpu_stays_on_it(monkeypatch):
         assert collectives.measure(exchange, CUDA, "all-reduce").size == 1 << 28
 
 
+@pytest.mark.parametrize(
+    ("files", "visible", "cuda", "words"),
+    [
+        ({}, None, "13.0", None),  # there is no GPU
+        ({"vendor": "0x8086", "class": "0x030000"}, None, "13.0", None),  # Intel's
+        ({"vendor": "0x10de", "class": "0x020000"}, None, "13.0", None),  # a network card
+        ({"vendor": "0x10de", "class": "0x030200"}, None, "13.0", "there is no NVIDIA driver"),
+        ({"vendor": "0x10de", "class": "0x030200"}, None, None, "built without CUDA"),
+        ({"vendor": "0x10de", "class": "0x030200"}, "", "13.0", "CUDA_VISIBLE_DEVICES= hides it"),
+        ({"driver": True}, "0,1", "13.0", "driver 535.104.05, PyTorch for CUDA 13.0: too old"),
+    ],
+)
+def test_a_gpu_that_pytorch_cannot_use(files, visible, cuda, words, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+
+    def init() -> None:
+        raise RuntimeError("too old.\nUpdate it")
+
+    monkeypatch.setattr(torch.cuda, "init", init)
+    if files.pop("driver", False):
+        (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
+        text = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19\n"
+        (tmp_path / "proc/driver/nvidia/version").write_text(text)
+    device = tmp_path / "sys/bus/pci/devices/0000:18:00.0"
+    device.mkdir(parents=True)
+    for name, content in files.items():
+        (device / name).write_text(f"{content}\n")
+    found = machine.unusable_gpu(visible, tmp_path)
+    assert found is None if words is None else words in found
+
+
+def test_a_gpu_that_pytorch_uses_is_usable(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert machine.unusable_gpu(None) is None
+
+
 class TwoHosts:
     """The exchange of rank 0 of two; `told` replaces what rank 1 says."""
 
@@ -279,9 +328,9 @@ def test_two_hosts_are_compared(one_gpu, tmp_path):
     run = SimpleNamespace(exchange=exchange, device=torch.device("cuda", 0), threads=1, leads=True)
     report = Report(lines.append)
     check = Check(run, report, Patience(), tmp_path / "check.json")
-    check.who()
-    check._memory()
-    check._versions()
+    show_ranks(check)
+    check_memory(check)
+    check_versions(check)
     text = "\n".join(lines)
     assert re.search(r"node2 +1 +1 x NVIDIA H100 80GB HBM3 +550.1 +2.11.0", text)
     assert "21.5 GB of 85.9 GB free: other processes use this GPU" in text
@@ -291,5 +340,5 @@ def test_two_hosts_are_compared(one_gpu, tmp_path):
     exchange.gather_json = lambda value: [
         value, [{"name": "fused modules", "verdict": FAILS, "text": "off"}]
     ]  # fmt: skip
-    check._of_other_ranks()
+    of_other_ranks(check)
     assert report.findings[0]["text"] == "rank 1 on node2: off"

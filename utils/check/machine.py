@@ -69,6 +69,50 @@ def device_facts(device: torch.device) -> dict:
     }
 
 
+def unusable_gpu(visible: str | None, root: Path = Path("/")) -> str | None:
+    """Why PyTorch cannot use the NVIDIA GPU of this machine, and what to do. None if it can, or if
+    there is no such GPU.
+
+    Args:
+        visible: the environment variable CUDA_VISIBLE_DEVICES.
+        root: of the file system whose /sys and /proc are read.
+    """
+    if torch.cuda.is_available():
+        return None
+    driver = driver_version(root / "proc/driver/nvidia/version")
+    if not driver and not _on_the_bus(root):
+        return None
+    if visible is not None and visible.strip() in ("", "-1"):
+        return f"CUDA_VISIBLE_DEVICES={visible} hides it: unset it"
+    if torch.version.cuda is None:
+        return (
+            f"this PyTorch ({torch.__version__}) was built without CUDA: pytorch.org names others"
+        )
+    if not driver:
+        return "there is no NVIDIA driver: install it; in a container, start it with access to GPUs"
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+    else:
+        reason = "PyTorch counts no GPU"
+    return (
+        f"driver {driver}, PyTorch for CUDA {torch.version.cuda}: {reason}; does nvidia-smi work?"
+    )
+
+
+def _on_the_bus(root: Path) -> bool:
+    """Whether a PCI device is a GPU of NVIDIA: a display controller of vendor 10de."""
+    for device in (root / "sys/bus/pci/devices").glob("*"):
+        try:
+            vendor, kind = ((device / n).read_text().strip() for n in ("vendor", "class"))
+        except OSError:
+            continue
+        if vendor == "0x10de" and kind.startswith("0x03"):
+            return True
+    return False
+
+
 def network_facts(environ: Mapping[str, str]) -> dict:
     """The interface that gloo uses, by the environment or the route to rank 0, and the ports of
     InfiniBand."""
@@ -86,10 +130,10 @@ def network_facts(environ: Mapping[str, str]) -> dict:
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that matter; no keys or tokens."""
+    """The variables that matter; no keys or tokens, nor the log of NCCL, which the check sets."""
     names = [n for n in environ if n.startswith(PREFIXES) or n in VARIABLES]
-    secret = ("KEY", "TOKEN", "SECRET", "PASSWORD")
-    return {n: environ[n] for n in sorted(names) if not any(word in n for word in secret)}
+    without = ("KEY", "TOKEN", "SECRET", "PASSWORD", "NCCL_DEBUG")
+    return {n: environ[n] for n in sorted(names) if not any(word in n for word in without)}
 
 
 def code_digest(root: Path) -> str:

@@ -1,4 +1,4 @@
-"""Ends a check that waits in vain."""
+"""Ends a check of which a part fails, or does not end."""
 
 import contextlib
 import os
@@ -12,7 +12,8 @@ from utils.launch.environment import note_exit_code
 
 class Patience:
     """Ends this process with exit code 1, after an error line, if a part of the check does not end
-    in time. On each host one process says it.
+    in time or raises a RuntimeError, as PyTorch does where communication or a GPU fails. On each
+    host one process says it.
 
     Args:
         end: called with the exit code.
@@ -29,7 +30,7 @@ class Patience:
         Args:
             name: of this part of the check.
             seconds: that it may take.
-            advice: what to look at if it does not end.
+            advice: what to look at then.
             before: called with what went wrong before the process ends.
         """
         line = f"{name} does not end within {seconds:g} s: {advice}"
@@ -38,6 +39,10 @@ class Patience:
         timer.start()
         try:
             yield
+        except RuntimeError as error:
+            timer.cancel()
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            self._give_up(f"{name} fails ({reason}): {advice}", before)
         finally:
             timer.cancel()
 
