@@ -95,14 +95,14 @@ def parse(config_class, argv: list[str], description: str, say: Callable = lambd
     new = from_file | of_host | typed
     if new.get("resume") is not None:
         run = _find_run(config_class, new)
+        of_host.pop("output", None)  # the run goes on in its own folder
+        new = from_file | of_host | typed
         saved = _before(config_class) | read_yaml(config_class, run / "config.yaml")
         _check_unchanged(config_class, run, saved, new)
         values |= saved | {"output": str(run)}
         origin |= _read_origins(run / "config.yaml")
         if new["resume"] == "auto":
             new["resume"] = str(run)
-        if "output" not in typed:  # the run goes on in its own folder
-            new.pop("output", None)
     else:
         new = config_class.implied(new, say) | new
     without_new = dict(values), dict(origin)
