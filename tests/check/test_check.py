@@ -213,16 +213,16 @@ def test_a_part_that_does_not_end_ends_the_process(capsys):
     patience = Patience(ended.append)
     with patience.part("a quick part", 60, "nothing"):
         pass
-    with patience.part("all-reduce", 0.01, "look at the network", told.append):
+    with patience.part("all-reduce", 0.01, "the network", lambda: " (rank 1)", told.append):
         while not ended:
             time.sleep(0.01)
-    assert ended == [1] and told == ["all-reduce does not end within 0.01 s: look at the network"]
+    assert ended == [1] and told == ["all-reduce does not end within 0.01 s (rank 1): the network"]
     assert "all-reduce does not end within 0.01 s" in capsys.readouterr().err
 
 
 def test_a_part_that_fails_ends_the_process(capsys):
     ended, told = [], []
-    with Patience(ended.append).part("all-reduce", 60, "look at NCCL", told.append):
+    with Patience(ended.append).part("all-reduce", 60, "look at NCCL", before=told.append):
         raise RuntimeError("NCCL error in: x.cpp\nmore")
     assert ended == [1] and told == ["all-reduce fails (NCCL error in: x.cpp): look at NCCL"]
     assert "all-reduce fails" in capsys.readouterr().err
@@ -325,9 +325,13 @@ class TwoHosts:
 def test_two_hosts_are_compared(one_gpu, tmp_path):
     lines, exchange = [], TwoHosts()
     exchange.told = {"host": "node2", "rank": 1, "torch": "2.11.0", "driver": "550.1"}
-    run = SimpleNamespace(exchange=exchange, device=torch.device("cuda", 0), threads=1, leads=True)
+    watch = SimpleNamespace(silent=lambda: [1])
+    run = SimpleNamespace(
+        exchange=exchange, device=torch.device("cuda", 0), threads=1, leads=True, watch=watch
+    )
     report = Report(lines.append)
-    check = Check(run, report, Patience(), tmp_path / "check.json")
+    ended = []
+    check = Check(run, report, Patience(ended.append), tmp_path / "check.json")
     show_ranks(check)
     check_memory(check)
     check_versions(check)
@@ -342,3 +346,9 @@ def test_two_hosts_are_compared(one_gpu, tmp_path):
     ]  # fmt: skip
     of_other_ranks(check)
     assert report.findings[0]["text"] == "rank 1 on node2: off"
+    with check.part("all-reduce", "the network"):
+        raise RuntimeError("connection lost")
+    unfinished = json.loads((tmp_path / "check.json").read_text())["findings"][-1]["text"]
+    assert ended == [1] and unfinished == (
+        "all-reduce fails (connection lost) (no response from rank 1 on node2): the network"
+    )

@@ -43,7 +43,12 @@ class Check:
 
     def part(self, name: str, advice: str) -> contextlib.AbstractContextManager:
         """The context of a part of the check; `advice`: what to look at if it fails."""
-        return self.patience.part(name, SECONDS, advice, self._write_unfinished)
+        return self.patience.part(name, SECONDS, advice, self._missing, self._write_unfinished)
+
+    def _missing(self) -> str:
+        silent = self.run.watch.silent() if self.run.watch is not None else []
+        names = ", ".join(f"{rank} on {self.host(rank)}" for rank in silent)
+        return f" (no response from rank {names})" if silent else ""
 
     def _write_unfinished(self, line: str) -> None:
         if self.run.leads:

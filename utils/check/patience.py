@@ -24,17 +24,30 @@ class Patience:
 
     @contextlib.contextmanager
     def part(
-        self, name: str, seconds: float, advice: str, before: Callable[[str], None] | None = None
+        self,
+        name: str,
+        seconds: float,
+        advice: str,
+        missing: Callable[[], str] = lambda: "",
+        before: Callable[[str], None] = lambda line: None,
     ) -> Iterator[None]:
         """
         Args:
             name: of this part of the check.
             seconds: that it may take.
             advice: what to look at then.
+            missing: asked then which processes do not respond; returns text for the line.
             before: called with what went wrong before the process ends.
         """
-        line = f"{name} does not end within {seconds:g} s: {advice}"
-        timer = threading.Timer(seconds, self._give_up, (line, before))
+
+        def give_up(what: str) -> None:
+            line = f"{name} {what}{missing()}: {advice}"
+            if note_exit_code(1):
+                print(f"error: {socket.gethostname()}: {line}", file=sys.stderr, flush=True)
+            before(line)
+            self._end(1)
+
+        timer = threading.Timer(seconds, give_up, (f"does not end within {seconds:g} s",))
         timer.daemon = True
         timer.start()
         try:
@@ -42,13 +55,6 @@ class Patience:
         except RuntimeError as error:
             timer.cancel()
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            self._give_up(f"{name} fails ({reason}): {advice}", before)
+            give_up(f"fails ({reason})")
         finally:
             timer.cancel()
-
-    def _give_up(self, line: str, before: Callable[[str], None] | None) -> None:
-        if note_exit_code(1):
-            print(f"error: {socket.gethostname()}: {line}", file=sys.stderr, flush=True)
-        if before is not None:
-            before(line)
-        self._end(1)
