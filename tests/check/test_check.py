@@ -59,13 +59,17 @@ def test_amounts_and_columns():
 # ---- what links should give ---------------------------------------------------------------------
 
 
-def rank(host="a", links=None, kind="cuda", infiniband=None, speed=None, **environment) -> dict:
+def rank(
+    host="a", links=None, kind="cuda", infiniband=None, speed=None, peers=True, **environment
+) -> dict:
     network = {"interface": "eth0", "infiniband": infiniband or {}, "bytes_per_second": speed}
-    device = {"type": kind, "links": links}
+    device = {"type": kind, "links": links, "peers": peers}
     return {"host": host, "device": device, "network": network, "environment": environment}
 
 
-NVLINK, PCIE = {"nvlink": 450e9, "pcie": 64e9}, {"nvlink": 0.0, "pcie": 32e9}
+NVLINK = {"nvlink": 450e9, "gpus": None, "pcie": 64e9}
+PCIE = {"nvlink": 0.0, "gpus": 0, "pcie": 32e9}
+BRIDGE = {"nvlink": 300e9, "gpus": 1, "pcie": 32e9}
 FABRIC = {"mlx5_0:1": 25e9, "mlx5_1:1": 25e9}
 
 
@@ -76,6 +80,9 @@ FABRIC = {"mlx5_0:1": 25e9, "mlx5_1:1": 25e9}
         ([rank(), rank()], None, "pip install nvidia-ml-py"),
         ([rank(links=NVLINK), rank(links=NVLINK)], 450e9, "NVLink"),
         ([rank(links=NVLINK), rank(links=PCIE)], 32e9, "PCI Express"),
+        ([rank(links=BRIDGE)] * 2, 300e9, "NVLink"),
+        ([rank(links=BRIDGE)] * 4, 32e9, "PCI Express"),  # pairs with a bridge
+        ([rank(links=PCIE, peers=False)] * 2, 16e9, "host's memory"),
         ([rank(links=PCIE | {"pcie": 0.0})] * 2, None, "do not tell"),
         ([rank("a", infiniband=FABRIC), rank("b", infiniband=FABRIC)], 50e9, "all 2 active"),
         ([rank("a", infiniband=FABRIC), rank("b", speed=12.5e9)], 12.5e9, "Ethernet by eth0"),
@@ -237,7 +244,8 @@ def test_a_part_that_fails_ends_the_process(capsys):
 def one_gpu(monkeypatch):
     """A GPU, of which PyTorch and NVML tell what is here."""
     properties = SimpleNamespace(name="NVIDIA H100 80GB HBM3", uuid="12", major=9, minor=0)
-    gpu = SimpleNamespace(nvlink=lambda: 450e9, pcie=lambda: 63e9, read=lambda: {"gpu_use": 3.0})
+    gpu = SimpleNamespace(read=lambda: {"gpu_use": 3.0})
+    gpu.nvlink, gpu.nvlink_gpus, gpu.pcie = lambda: 450e9, lambda: 1, lambda: 63e9
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (20 << 30, 80 << 30))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -250,7 +258,7 @@ def test_the_facts_of_a_gpu(one_gpu):
     assert (facts["name"], facts["capability"], facts["peers"]) == (
         "NVIDIA H100 80GB HBM3", "9.0", True
     )  # fmt: skip
-    assert facts["links"] == {"nvlink": 450e9, "pcie": 63e9}
+    assert facts["links"] == {"nvlink": 450e9, "gpus": 1, "pcie": 63e9}
     assert facts["figures"] == {"gpu_use": 3.0}
 
 

@@ -12,13 +12,14 @@ class FakeNvml:
     """One GPU, "GPU-12", with two of its links active."""
 
     NVML_NVLINK_MAX_LINKS = 4
+    NVML_NVLINK_DEVICE_TYPE_GPU, SWITCH = 0, 2
     NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON = 90
 
     class NVMLError(Exception):
         pass
 
     def __init__(self):
-        self.works, self.refused = True, set()
+        self.works, self.refused, self.behind = True, set(), self.NVML_NVLINK_DEVICE_TYPE_GPU
 
     def __getattribute__(self, name: str):
         if name.startswith("nvml") and name in self.refused:
@@ -55,6 +56,12 @@ class FakeNvml:
             raise self.NVMLError("Invalid Argument")
         return int(link < 2)
 
+    def nvmlDeviceGetNvLinkRemoteDeviceType(self, handle, link: int) -> int:
+        return self.behind
+
+    def nvmlDeviceGetNvLinkRemotePciInfo(self, handle, link: int):
+        return SimpleNamespace(busId=b"00000000:1A:00.0")
+
     def nvmlDeviceGetFieldValues(self, handle, fields):
         return [SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=26562))]
 
@@ -86,6 +93,9 @@ def test_links_of_a_gpu(nvml):
     gpu = open_gpu("GPU-12")
     assert gpu.nvlink() == 2 * 26_562e6
     assert gpu.pcie() == pytest.approx(63e9, rel=0.01)
+    assert gpu.nvlink_gpus() == 1  # both links lead to the same one
+    nvml.behind = nvml.SWITCH
+    assert gpu.nvlink_gpus() is None
     nvml.refused = {"nvmlDeviceGetFieldValues", "nvmlDeviceGetMaxPcieLinkWidth"}
     assert gpu.nvlink() == gpu.pcie() == 0
     nvml.refused = {"nvmlDeviceGetNvLinkState"}

@@ -34,7 +34,7 @@ def expected(ranks: list[dict]) -> Expected:
         hosts.setdefault(rank["host"], []).append(rank)
     for members in hosts.values():
         if len(members) > 1:
-            inside += [_inside(rank["device"]["links"]) for rank in members]
+            inside += [_inside(rank["device"], len(members) - 1) for rank in members]
         between.append(_between(members[0]))
     known = [*inside, *(between if len(hosts) > 1 else [])]
     unknown = next((why for bandwidth, why in known if bandwidth is None), None)
@@ -47,15 +47,18 @@ def expected(ranks: list[dict]) -> Expected:
     return Expected(bandwidth, LATENCY[kind], f"assumed: {why}, the narrowest link")
 
 
-def _inside(links: dict | None) -> tuple[float | None, str]:
-    """(bytes per second, why) from a GPU to the others of its host."""
+def _inside(device: dict, others: int) -> tuple[float | None, str]:
+    """(bytes per second, why) from a GPU to the `others` of its host."""
+    links = device["links"]
     if links is None:
         return None, "the links of the GPUs are unknown without NVML (pip install nvidia-ml-py)"
-    if links["nvlink"]:
+    if links["nvlink"] and (links["gpus"] is None or links["gpus"] >= others):
         return links["nvlink"], "all NVLinks of a GPU in one direction"
-    if links["pcie"]:
-        return links["pcie"], "PCI Express of a GPU in one direction"
-    return None, "the GPUs do not tell their links"
+    if not links["pcie"]:
+        return None, "the GPUs do not tell their links"
+    if device["peers"] is False:
+        return links["pcie"] / 2, "half of a GPU's PCI Express, by way of the host's memory"
+    return links["pcie"], "PCI Express of a GPU in one direction"
 
 
 def _between(rank: dict) -> tuple[float | None, str]:

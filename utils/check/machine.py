@@ -54,7 +54,9 @@ def device_facts(device: torch.device) -> dict:
     properties = torch.cuda.get_device_properties(device)
     free, total = torch.cuda.mem_get_info(device)
     gpu = open_gpu(str(properties.uuid))
-    links = {"nvlink": gpu.nvlink(), "pcie": gpu.pcie()} if gpu else None
+    links = None
+    if gpu is not None:
+        links = {"nvlink": gpu.nvlink(), "gpus": gpu.nvlink_gpus(), "pcie": gpu.pcie()}
     return {
         "type": "cuda",
         "name": properties.name,
@@ -63,7 +65,8 @@ def device_facts(device: torch.device) -> dict:
         "capability": f"{properties.major}.{properties.minor}",
         "memory_bytes": total,
         "memory_free_bytes": free,
-        "links": links,  # bytes per second; None without NVML
+        # Bytes per second, and to how many GPUs NVLink leads; None without NVML.
+        "links": links,
         "peers": _peers(device),
         "figures": gpu.read() if gpu else None,
     }

@@ -42,10 +42,7 @@ class Gpu:
 
     def nvlink(self) -> float:
         """Bytes per second of all its active NVLinks together, in one direction; 0: none."""
-        nvml, links = self._nvml, 0
-        for link in range(nvml.NVML_NVLINK_MAX_LINKS):
-            with contextlib.suppress(nvml.NVMLError):
-                links += nvml.nvmlDeviceGetNvLinkState(self._handle, link) == 1
+        nvml, links = self._nvml, len(self._active_links())
         if not links:
             return 0.0
         with contextlib.suppress(nvml.NVMLError):
@@ -54,6 +51,27 @@ class Gpu:
             if speed.nvmlReturn == 0:
                 return float(links * speed.value.uiVal * MEGA)
         return 0.0
+
+    def nvlink_gpus(self) -> int | None:
+        """How many other GPUs its NVLinks lead to; None: to all, by a switch, or unknown."""
+        nvml, found = self._nvml, set()
+        try:
+            for link in self._active_links():
+                kind = nvml.nvmlDeviceGetNvLinkRemoteDeviceType(self._handle, link)
+                if kind != nvml.NVML_NVLINK_DEVICE_TYPE_GPU:
+                    return None
+                found.add(nvml.nvmlDeviceGetNvLinkRemotePciInfo(self._handle, link).busId)
+        except nvml.NVMLError:
+            return None
+        return len(found)
+
+    def _active_links(self) -> list[int]:
+        nvml, active = self._nvml, []
+        for link in range(nvml.NVML_NVLINK_MAX_LINKS):
+            with contextlib.suppress(nvml.NVMLError):
+                if nvml.nvmlDeviceGetNvLinkState(self._handle, link) == 1:
+                    active.append(link)
+        return active
 
     def pcie(self) -> float:
         """Bytes per second of its PCI Express link in one direction; 0: unknown."""

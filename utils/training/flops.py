@@ -33,9 +33,9 @@ PEAKS = (
     ("L40S", 362e12),  # L40S data sheet
     ("L40", 181e12),  # L40 data sheet
     ("L4", 121e12),  # L4 data sheet
-    ("RTX 5090", 209.5e12),  # Blackwell architecture paper, with float32 sums
-    ("RTX 4090", 165.2e12),  # Ada architecture paper, with float32 sums
-    ("RTX 3090", 71e12),  # GA102 architecture paper, with float32 sums
+    ("RTX 5090", 209.5e12),  # Blackwell architecture white paper, with float32 sums
+    ("RTX 4090", 165.2e12),  # Ada architecture white paper, with float32 sums
+    ("RTX 3090", 71e12),  # GA102 architecture white paper, with float32 sums
     ("V100-SXM", 125e12),  # V100 data sheet
     ("V100-PCIE", 112e12),
     ("T4", 65e12),  # T4 data sheet
