@@ -114,13 +114,14 @@ node1:8:8 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB e
 node1:8:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM
 node1:8:9 [0] NCCL INFO Channel 01/0 : 0[0] -> 1[1] via P2P/CUMEM
 node1:8:9 [0] NCCL INFO Channel 00/0 : 1[1] -> 2[0] [send] via NET/IB/0/GDRDMA
+node1:8:9 [0] NCCL INFO Channel 01/0 : 1[1] -> 2[0] [send] via NET/IB/1/GDRDMA
 """
 
 
 def test_the_log_of_nccl_says_what_it_uses():
     devices, ways = transports(NCCL_LOG)
     assert devices == ["IB: mlx5_0:1/IB mlx5_1:1/IB"]
-    assert ways == {"P2P/CUMEM": 2, "NET/IB/GDRDMA": 1}
+    assert ways == {"P2P/CUMEM": 2, "NET/IB/GDRDMA": 2}
     socket = "x [1] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0>\n"
     assert transports(socket + socket) == (["Socket: eth0:10.0.0.1"], {})
     assert transports("") == ([], {})

@@ -79,5 +79,7 @@ def transports(log: str) -> tuple[list[str], dict[str, int]]:
     devices = re.findall(r"NET/(\w+) : Using (.*?)(?: ; .*)?$", log, re.MULTILINE)
     used = [f"{kind}: {' '.join(re.findall(r'][^ ;[<]+', names)).replace(']', '')}"
             for kind, names in devices]  # fmt: skip
-    ways = Counter(re.findall(r"via ((?:P2P|SHM|NET/\w+)\S*)", log))
-    return list(dict.fromkeys(used)), {re.sub(r"/\d+(?=/|$)", "", w): n for w, n in ways.items()}
+    ways = re.findall(r"via ((?:P2P|SHM|NET/\w+)\S*)", log)
+    # NET/IB/3/GDRDMA: by the fourth device.
+    counts = Counter(re.sub(r"/\d+(?=/|$)", "", way) for way in ways)
+    return list(dict.fromkeys(used)), dict(counts)

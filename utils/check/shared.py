@@ -30,7 +30,7 @@ def folder_problem(
     exchange: Exchange, folder: Path, host: str, patience: float = PATIENCE
 ) -> str | None:
     """Whether every host can write to `folder`, and sees what the others write. Collective; leaves
-    nothing behind.
+    no file behind, nor the folder if it was not there.
 
     Returns:
         what is wrong, or None; the same on all ranks.
