@@ -76,9 +76,10 @@ def _between(rank: dict) -> tuple[float | None, str]:
 def transports(log: str) -> tuple[list[str], dict[str, int]]:
     """(network devices, {transport: how many channels use it}) of a log of NCCL with
     NCCL_DEBUG=INFO: lines such as "NET/IB : Using [0]mlx5_0:1/IB" and "... via P2P/CUMEM"."""
-    devices = re.findall(r"NET/(\w+) : Using (.*?)(?: ; .*)?$", log, re.MULTILINE)
-    used = [f"{kind}: {' '.join(re.findall(r'][^ ;[<]+', names)).replace(']', '')}"
-            for kind, names in devices]  # fmt: skip
+    used = []
+    for kind, listed in re.findall(r"NET/(\w+) : Using (.*)", log):
+        names = re.findall(r"\[\d+\]([^\s;\[<]+)", listed)  # [0]mlx5_0:1/IB [1]mlx5_1:1/IB
+        used.append(f"{kind}: {' '.join(names)}")
     ways = re.findall(r"via ((?:P2P|SHM|NET/\w+)\S*)", log)
     # NET/IB/3/GDRDMA: by the fourth device.
     counts = Counter(re.sub(r"/\d+(?=/|$)", "", way) for way in ways)
