@@ -13,6 +13,7 @@ from utils.entry import end_process, run_model
 from utils.errors import UserError
 from utils.setting import setting
 from utils.settings import ImageSettings
+from utils.settings.transfer import is_published
 
 MODEL = "model"  # heading in --help
 
@@ -66,7 +67,7 @@ def build_model(settings: Settings, card):
 
     size = max(card.height, card.width)
     # Published ImageNet weights belong to the imagenet stem, whatever the pictures' size.
-    imagenet = size > 64 or settings.pretrained == "imagenet"
+    imagenet = size > 64 or is_published(settings.pretrained)
     stem = settings.stem or ("imagenet" if imagenet else "cifar")
     frozen = settings.freeze_backbone and settings.unfreeze_epoch is None
     lone = [name for name in ("batch_size", "global_batch") if getattr(settings, name) == 1]

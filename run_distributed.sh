@@ -9,6 +9,7 @@ bash run_distributed.sh                            the first run: ResNet-50 with
 bash run_distributed.sh ENTRY [--flag value ...]   any entry script with any of its flags
 bash run_distributed.sh --flag value ...           resnet50_test.py with these flags
 bash run_distributed.sh ENTRY --help               the flags of an entry
+bash run_distributed.sh --check                    what is there, whether it works, how fast it is
 
 Environment:
   NPROC            processes on this node (default: its number of GPUs, else 1)
@@ -25,7 +26,7 @@ Environment:
 In a Slurm allocation nodes, GPUs and cores are read from Slurm:
   srun --ntasks-per-node=1 bash run_distributed.sh ENTRY --output FOLDER ...
 
-Exit codes: 0 done; 2 a setting is wrong; 130, 143 saved and stopped by SIGINT, SIGTERM;
+Exit codes: 0 done; 1 --check has found that something does not hold; 2 a setting is wrong; 130, 143 saved and stopped by SIGINT, SIGTERM;
 otherwise the code of the process that failed first. More: docs/distributed.md
 TEXT
 }

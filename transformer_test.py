@@ -51,8 +51,8 @@ class Settings(TextSettings):
         group=MODEL, choices=("cls", "mean"),
     )  # fmt: skip
 
-    def check(self):
-        super().check()
+    def validate(self):
+        super().validate()
         if self.dim % self.heads:
             raise UserError(
                 f"--dim {self.dim} is not a multiple of --heads {self.heads}: each head gets "

@@ -101,12 +101,12 @@ class Settings(ImageSettings):
             for name in ("drop_rate", "drop_path"):
                 yield name, "a class of your own takes --model_kwargs", "model"
 
-    def check(self):
+    def validate(self):
         if self.warmup_epochs is None:
             given = self.warmup_steps is not None or self.warmup_ratio is not None
             none = given or "warmup" not in self.schedule_flags
             self.warmup_epochs = 0.0 if none else WARMUP * (self.epochs_for_sched or self.epochs)
-        super().check()
+        super().validate()
         if self.dim % self.heads:
             raise UserError(
                 f"--dim {self.dim} is not a multiple of --heads {self.heads}: each head gets an "

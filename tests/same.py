@@ -32,7 +32,9 @@ from short_runs import CASES, REFUSED, call, write_data
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 # Keys of JSON whose values are measured, not computed.
-MEASURED = re.compile(r"seconds.*|samples_per_second|time_share|peak_memory_bytes|metrics_bytes")
+MEASURED = re.compile(
+    r"seconds.*|samples_per_second|time_share|peak_memory_bytes|metrics_bytes|mfu|gpu_.*"
+)
 # In messages: times, speeds, sizes, names by checksum, and advice that depends on times.
 MASKS = [
     (r"(?m)^.* took \d+% of the time.*\n", ""),

@@ -26,6 +26,7 @@ REFUSED = {
     "distributed": "a trial is one process; --jobs trains several at once",
     **dict.fromkeys(("dry_run", "profile"), "it belongs to a single run"),
     **{action.name: "it belongs to a trained model" for action in ACTIONS if not action.trains},
+    "check": "give it to the entry script",
 }
 UNITS = {"s": 1, "m": 60, "h": 3600}
 
@@ -135,8 +136,8 @@ class TuningFlags(Config):
         default_text="runs/tuning-<model>-<data>",
     )
 
-    def check(self):
-        super().check()
+    def validate(self):
+        super().validate()
         for name, why in REFUSED.items():
             if getattr(self, name):
                 raise UserError(f"--{name} has no place in a search: {why}")

@@ -16,8 +16,8 @@ from utils.settings.config import Config, fields
 WHOLE_EPOCHS = ("mixup_off_epoch", "unfreeze_epoch")
 # Settings of the machine on which the search ran: no part of the recipe.
 OF_THE_PLACE = (
-    *("config", "output", "cache_dir", "device", "threads", "workers", "save_every"),
-    *("wandb", "wandb_project", "wandb_tags", "log_every"),
+    *("config", "host_config", "output", "cache_dir", "device", "threads", "workers", "save_every"),
+    *("wandb", "wandb_project", "wandb_entity", "wandb_tags", "log_every"),
 )
 # Written into the recipe even if they are defaults; and the settings of the model.
 WRITTEN = (
@@ -48,7 +48,7 @@ class Recipe:
         self.space, self.rungs, self.val_fraction = space, rungs, val_fraction
         self.raw, self.config_class = space.raw, space.config_class
         self.base = effective(self.config_class, self.raw)
-        self.base.check()
+        self.base.validate()
         self.recipe_batch = recipe_batch
 
     def _tuned(self, values: Mapping, epochs: int) -> dict:
@@ -91,7 +91,7 @@ class Recipe:
         """The settings of the recipe with a trial's values ({}: the base itself)."""
         settings = {**self.raw, **self._tuned(values, self.base.epochs)}
         found = effective(self.config_class, settings)
-        found.check()
+        found.validate()
         if self._batch(found) != found.batch_size:
             settings["lr"] = float(f"{found.lr * self._batch_factor(found):.{DIGITS}g}")
             settings["batch_size"] = self._batch(found)
@@ -113,7 +113,7 @@ class Recipe:
         contradictions."""
         made = effective(self.config_class, settings)
         idle = {name for name, _, _ in made.ineffective()}
-        made.check()
+        made.validate()
         return {name: value for name, value in settings.items() if name not in idle}
 
     # ---- the rule of the learning rate ----------------------------------------------------------
@@ -133,7 +133,7 @@ class Recipe:
     def lr_rule(self, values: Mapping) -> str:
         """How the recipe's learning rate follows from the trial's, in words."""
         found = effective(self.config_class, {**self.raw, **values})
-        found.check()
+        found.validate()
         last = self.rungs[-1]
         part = f"{100 * last.subset:g} %" if last.subset <= 1 else f"{last.subset:,.0f} samples"
         found_on = (

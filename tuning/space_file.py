@@ -44,7 +44,7 @@ def load_space(
     content = with_optimizers(_read(path), str(path))
     known = fields(config_class)
     raw = {n: getattr(settings, n) for n in known if origin[n] != DEFAULT and n in known}
-    raw = {n: v for n, v in raw.items() if n not in ("config", "output")}
+    raw = {n: v for n, v in raw.items() if n not in ("config", "host_config", "output")}
     wanted = None if params is None else [_name(p, known, "--params") for p in params.split(",")]
     for name in wanted or ():
         if name not in {_name(str(key), known, str(path)) for key in content}:
@@ -66,7 +66,7 @@ def load_space(
             if name not in raw and _has_default(one) and _holds(one, config_class, raw):
                 raw[name] = convert(known[name], one["default"], f"{where}: default")
             parameters.append((name, key, one, where))
-    effective(config_class, raw).check()
+    effective(config_class, raw).validate()
     made = [_parameter(*one, config_class, raw) for one in parameters]
     made = _reachable(made, config_class, raw)
     if fixed:
@@ -177,7 +177,7 @@ def _parameter(
     # depend on them.
     elsewhere = {n: wanted[0] for n, wanted in when.items()} if not holds else {}
     base = effective(config_class, raw | elsewhere)
-    base.check()
+    base.validate()
     default = getattr(base, name)
     if of_epochs:
         default = round((default or 0) / base.epochs, DIGITS)

@@ -26,7 +26,7 @@ from utils.launch.flags import check_launch_flags, take_launch_flags
 from utils.launch.signals import Signals, StoppedBySignal
 from utils.runs.run import Run
 from utils.settings.config import fields, parse
-from utils.settings.transfer import PUBLISHED
+from utils.settings.transfer import is_published
 
 # PyTorch is imported inside the functions that need it: --help and wrong flags answer at once.
 
@@ -41,13 +41,13 @@ LOST_PEER_SECONDS = 3.0
 def run_entry(config_class, act: Callable, description: str, argv: list[str] | None = None):
     """Runs an entry script; returns its exit code.
 
-    0: done. 2: a mistake in settings or data, told in one line. 130, 143: stopped by a signal.
-    Anything else is a bug and keeps its traceback; where another process of the run is gone, a line
-    says so.
+    0: done. 1: --check has found that something does not hold. 2: a mistake in settings or data,
+    told in one line. 130, 143: stopped by a signal. Anything else is a bug and keeps its traceback;
+    where another process of the run is gone, a line says so.
 
     Args:
         act: called as `act(settings, origin, signals)`, where `origin` says of each setting where
-            it comes from.
+            it comes from; returns an exit code, or None for 0.
     """
     place = None
     argv = sys.argv[1:] if argv is None else argv
@@ -72,7 +72,7 @@ def run_entry(config_class, act: Callable, description: str, argv: list[str] | N
         line = check_launch_flags(launch_flags, place, os.environ.get("CUDA_VISIBLE_DEVICES"))
         if line:
             say(line)
-        act(settings, origin, signals)
+        return act(settings, origin, signals) or 0
     except UserError as error:
         if note_exit_code(2):  # one of the launched processes says it
             print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
@@ -91,7 +91,6 @@ def run_entry(config_class, act: Callable, description: str, argv: list[str] | N
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(LOST_PEER_SECONDS)
         os._exit(1)  # without waiting for what hangs in the process group
-    return 0
 
 
 def run_model(
@@ -110,7 +109,11 @@ def run_model(
         model_name: (settings) -> its name, for messages, the run's folder and the summary.
     """
 
-    def act(settings, origin: dict, signals: Signals) -> None:
+    def act(settings, origin: dict, signals: Signals) -> int | None:
+        if settings.check:
+            with signals.held():  # imports PyTorch, see Run
+                from utils.check.run_check import run_check
+            return run_check(settings, origin, signals)
         name = model_name(settings)
         with Run(settings, origin, signals, name, settings.dataset) as run:
             from utils.tasks.kinds import kind_of
@@ -121,6 +124,7 @@ def run_model(
             card = kind.card(checkpoint) if checkpoint else None
             do = _train_or_evaluate if settings.action.needs_data else _predict_or_export
             do(run, kind, checkpoint, card)
+        return None
 
     return run_entry(config_class, act, description, argv)
 
@@ -166,7 +170,7 @@ def _load_pretrained(run: Run, kind):
     from utils.weights.pretrained import load_pretrained
 
     source = run.settings.pretrained
-    if source in PUBLISHED:
+    if is_published(source):
         return kind.load_published(run.console.say)
     return load_pretrained(source, run.console.say)
 

@@ -155,9 +155,9 @@ def test_one_rank_goes_first_then_one_of_each_machine(worlds, tmp_path, size, ma
 # ---- processes that torchrun has not started ----------------------------------------------------
 
 
-def meet_with(exchange, seeds, folder):
+def meet_with(exchange, seeds, folder, **settings):
     place = LaunchedAs(exchange.rank, exchange.size, None, None, by="srun")
-    settings = {"seed": seeds[exchange.rank], "data_dir": f"{folder}/{exchange.rank}"}
+    settings |= {"seed": seeds[exchange.rank], "data_dir": f"{folder}/{exchange.rank}"}
     try:
         met = meet(ProcessExchange(), place, torch.device("cpu"), settings)
     except UserError as error:
@@ -167,6 +167,17 @@ def meet_with(exchange, seeds, folder):
 
 def test_processes_find_their_numbers_on_the_machine(worlds):
     assert worlds(2).run(meet_with, [0, 0], "data") == [(0, 2), (1, 2)]
+
+
+def meet_with_outputs(exchange, host_config):
+    return meet_with(exchange, [0, 0], "data", output=exchange.rank, host_config=host_config)
+
+
+def test_the_folder_may_have_another_path_on_another_host(worlds):
+    """As --host_config says; otherwise it shows that the processes are not one run."""
+    assert worlds(2).run(meet_with_outputs, "hosts.yaml") == [(0, 2), (1, 2)]
+    for line in worlds(2).run(meet_with_outputs, None):
+        assert line.startswith("--output: rank 0 has 0, rank 1 has 1")
 
 
 def test_processes_with_other_settings_are_not_one_run(worlds):

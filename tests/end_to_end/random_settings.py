@@ -24,7 +24,10 @@ OPTIONS = {
 FEW, MANY = 20, 250  # settings that are drawn in `make test`, in `make slow`
 # With SOAK every call draws other settings.
 REPEATABLE = "SOAK" not in os.environ
-ALWAYS_FIXED = {"config", "resume", "compile", "wandb", "dataset", "wandb_project", "wandb_tags"}
+ALWAYS_FIXED = {
+    "config", "host_config", "resume", "compile", "dataset", "wandb",
+    "wandb_project", "wandb_entity", "wandb_tags",
+}  # fmt: skip
 # For settings that both entries have.
 SHARED_VALUES = {
     "save_every": ["1", "0.001m", "never"],
@@ -106,7 +109,8 @@ class Space:
             code = self.main(flags(chosen))
         errors = [line for line in said.getvalue().splitlines() if line.startswith("error: ")]
         assert (code, len(errors)) in ((0, 0), (2, 1)), said.getvalue()
-        trains = not any(chosen.get(n) for n in ("dry_run", "eval_only", "predict", "export"))
+        others = ("check", "dry_run", "eval_only", "predict", "export")
+        trains = not any(chosen.get(name) for name in others)
         if code == 0 and chosen.get("output") == "run" and trains:
             assert Path("run/summary.json").is_file()
         return errors[0] if errors else None

@@ -21,6 +21,7 @@ from test_fused_transformer import DIRECTION as OF_TEXTS
 from test_fused_transformer import IDS, transformers
 from triton.runtime import interpreter
 
+from utils.check.kernels import ALLOWED, largest_differences
 from utils.fused import kernels
 from utils.fused.cross_entropy import fused_cross_entropy
 from utils.fused.kernels import image_kernels, layer_kernels, loss_kernels
@@ -373,3 +374,9 @@ def test_the_loss():
         loss = losses(logits, own, other, lam[0], 0.1)
         results.append((loss, *torch.autograd.grad((loss * torch.arange(7.0)).sum(), logits)))
     torch.testing.assert_close(results[1], results[0], rtol=1e-6, atol=1e-6)
+
+
+def test_the_comparison_that_users_make():
+    """That of --check, here with the kernels."""
+    differences = largest_differences(torch.device("cpu"))
+    assert max(differences.values()) < 0.1 * ALLOWED, differences

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from patience import PATIENCE
@@ -41,6 +42,7 @@ def test_this_version_has_every_option():
 WANDB = """
 import signal, socket, sys
 from pathlib import Path
+from types import SimpleNamespace
 sys.path.insert(0, {root!r})
 socket.gethostname = lambda: "secret-host"
 from utils.errors import UserError
@@ -129,6 +131,27 @@ def test_resumed_run_keeps_its_identity(tmp_path):
     names = {path.name for path in (tmp_path / "run" / "wandb").rglob("*.wandb")}
     assert names == {f"run-{run_id(tmp_path / 'run')}.wandb"}
     assert len(list((tmp_path / "run" / "wandb").rglob("*.wandb"))) == 2
+
+
+def test_the_team_and_the_mode_of_the_environment_are_passed_on(tmp_path, monkeypatch):
+    """With a stand-in for wandb: WANDB_MODE=offline makes --wandb online offline."""
+    given, lines = {}, []
+    run = SimpleNamespace(define_metric=lambda *_, **__: None, finish=lambda: None)
+    fake = SimpleNamespace(
+        Settings=SimpleNamespace, setup=lambda settings: None, teardown=lambda: None,
+        init=lambda **arguments: given.update(arguments) or run,
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    monkeypatch.setattr(trackers, "wandb_options", lambda settings, options: {})
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "true")
+    for variable, mode in ((None, "online"), ("offline", "offline"), ("online", "online")):
+        monkeypatch.delenv("WANDB_MODE", raising=False)
+        if variable:
+            monkeypatch.setenv("WANDB_MODE", variable)
+        tracker = Wandb(tmp_path, mode="online", project="p", entity="a team", warn=lines.append)
+        tracker.close()
+        assert (given["mode"], given["entity"], given["project"]) == (mode, "a team", "p")
+    assert lines == ["note: --wandb offline, as WANDB_MODE says"]
 
 
 def test_a_missing_login_is_reported_in_one_line(tmp_path):

@@ -10,7 +10,16 @@ from utils.settings.local import OF_LOCAL
 
 FIELDS = fields(Settings)
 # They name files and runs, and have tests of their own.
-CHOOSE_RUN = {"config", "output", "resume", "eval_only", "predict", "predictions", "export"}
+CHOOSE_RUN = {
+    "config",
+    "host_config",
+    "output",
+    "resume",
+    "eval_only",
+    "predict",
+    "predictions",
+    "export",
+}
 OTHERS = sorted(FIELDS.keys() - CHOOSE_RUN)
 KEPT = [name for name in OTHERS if name not in INVOCATION_ONLY]
 # The flags that a setting needs to have an effect.
@@ -39,6 +48,7 @@ NEEDS = {
     "unfreeze_epoch": ["--pretrained", "--freeze_backbone"],
     "warmup_lr": ["--warmup_epochs", "2", "--lr", "1"],
     "wandb_project": ["--wandb", "offline"],
+    "wandb_entity": ["--wandb", "offline"],
     "wandb_tags": ["--wandb", "offline"],
 }
 for optimizer, entry in OPTIMIZERS.items():

@@ -70,7 +70,7 @@ def test_shipped_spaces_contain_every_default(tuning, optimizer):
         base = tuning.TARGET.config_class(
             **{n: f.default for n, f in fields(tuning.TARGET.config_class).items()} | raw
         )
-        base.check()
+        base.validate()
         values = tuned(space)
         assert values["warmup_epochs"] == 0
         for name in set(values) - {"warmup_epochs"}:

@@ -12,6 +12,7 @@ import torchvision
 from safetensors.torch import save_file
 from weight_tools import CARD, assert_holds, fitted, refused, resnet, trained
 
+import vit_test
 from resnet50_test import Settings, build_model, model_name
 from utils.checkpoints.checkpoint import RUN_INFO, Checkpoint, Checkpoints
 from utils.errors import UserError
@@ -255,6 +256,42 @@ def test_imagenet_from_the_cache(tmp_path, monkeypatch):
     refused("imagenet", "--stem imagenet", model=resnet(classes=3, width=64))
     cached.write_bytes(b"half")
     refused("imagenet", cached, "remove it")
+
+
+@pytest.mark.parametrize(
+    ("source", "url"),
+    [
+        ("imagenet", "resnet50-11ad3fa6.pth"),
+        ("DEFAULT", "resnet50-11ad3fa6.pth"),
+        ("ResNet50_Weights.IMAGENET1K_V2", "resnet50-11ad3fa6.pth"),
+        ("IMAGENET1K_V1", "resnet50-0676ba61.pth"),
+        ("ResNet18_Weights.IMAGENET1K_V1", "this model is resnet50"),
+        ("IMAGENET1K_V7", "torchvision has IMAGENET1K_V1, IMAGENET1K_V2, DEFAULT for"),
+    ],
+)
+def test_the_names_of_torchvision(source, url, monkeypatch):
+    fetched, said = [], []
+
+    def fetch(url, **_):
+        fetched.append(url.rpartition("/")[2])
+        return {"fc.bias": torch.zeros(1000)}
+
+    monkeypatch.setattr(torch.hub, "load_state_dict_from_url", fetch)
+    if not url.endswith(".pth"):
+        with pytest.raises(UserError, match=url):
+            load_imagenet("resnet50", source)
+        return
+    assert load_imagenet("resnet50", source, said.append).source_text.startswith("ImageNet")
+    assert fetched == [url]
+    ratio = "0.966" if "11ad" in url else "0.875"
+    assert said == [f"published for --image_size 224 --crop_ratio {ratio}"]
+
+
+def test_the_names_of_torchvision_are_for_its_models():
+    argv = ["--model", "test_vit", "--pretrained", "ViT_B_16_Weights.DEFAULT"]
+    settings, _ = parse(vit_test.Settings, argv, "")
+    with pytest.raises(UserError, match="those of test_vit are timm's: --pretrained published"):
+        Pictures(settings, vit_test.build_model, "test_vit").load_published(print)
 
 
 def test_imagenet_without_a_network(tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ import torch
 from utils.distributed.exchange import ProcessExchange
 from utils.errors import UserError
 from utils.launch.environment import LaunchedAs
+from utils.settings.hosts import PLACES
 
 MAY_DIFFER = ("data_dir", "cache_dir")  # a machine's own disk
 
@@ -23,7 +24,8 @@ def meet(
             or two share a GPU.
     """
     gpu = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
-    own = {name: str(value) for name, value in settings.items() if name not in MAY_DIFFER}
+    may_differ = PLACES if settings.get("host_config") else MAY_DIFFER
+    own = {name: str(value) for name, value in settings.items() if name not in may_differ}
     told = exchange.gather_json([socket.gethostname(), gpu, own])
     for rank, (host, used, theirs) in enumerate(told):
         name = next((name for name in own if theirs[name] != told[0][2][name]), None)

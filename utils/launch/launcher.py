@@ -4,6 +4,7 @@ torchrun does the work. This module reads the environment (plan.py), checks the 
 once, chooses the run's folder, and prints in a line each what it starts and why that ended.
 """
 
+import dataclasses
 import importlib.util
 import os
 import shlex
@@ -12,7 +13,6 @@ import signal
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from utils.errors import UserError
@@ -32,7 +32,7 @@ from utils.launch.network import LOOPBACK, choose_interface, local_address
 from utils.launch.plan import VARIABLES, Plan, read_plan
 from utils.machine.cores import usable_cores
 from utils.reporting.run_folder import default_path, refuse_run
-from utils.settings.config import DEFAULT, fields, parse
+from utils.settings.config import DEFAULT, HOST, fields, parse
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRY = "resnet50_test.py"
@@ -46,7 +46,7 @@ That was the demo, on built-in pictures: there is no GPU here. Any entry takes a
 Several nodes, Slurm, and what goes wrong: docs/distributed.md"""
 
 
-@dataclass
+@dataclasses.dataclass
 class Job:
     """What every process runs: `script` with `flags`.
 
@@ -55,6 +55,7 @@ class Job:
         folder_is_given: by the user.
         resumed: the run in the folder is resumed.
         device: the value of --device.
+        checks: --check is given.
     """
 
     script: Path
@@ -63,6 +64,7 @@ class Job:
     folder_is_given: bool
     resumed: bool
     device: str
+    checks: bool = False
 
 
 def main(argv: list[str]) -> int:
@@ -96,9 +98,12 @@ def prepare(argv: list[str], environ: Mapping[str, str]) -> tuple[Job, Plan, boo
     refuse_many_launchers(environ)
     entry, flags, demo = _split(argv)
     job = check(find_entry(entry), flags)
+    two = demo or job.checks
     plan = read_plan(
-        environ, lambda: _gpus(job.device), usable_cores(), without_gpu=2 if demo else 1
+        environ, lambda: _gpus(job.device), usable_cores(), without_gpu=2 if two else 1
     )
+    if job.checks:  # what does not hold would not hold after a restart
+        plan = dataclasses.replace(plan, restarts=0)
     # A requeued job of Slurm gives the same command again: its processes resume the run.
     requeued = environ.get("SLURM_RESTART_COUNT", "") not in ("", "0")
     if job.folder and plan.max_nodes == 1 and not job.resumed and not requeued:
@@ -225,11 +230,13 @@ def check(script: Path, flags: list[str]) -> Job:
     folder_is_given = folder is not None
     if not settings.action.trains:
         folder = None
-    elif origin["output"] == DEFAULT:
+    elif origin["output"] in (DEFAULT, HOST):
         folder = folder or str(default_path(script.stem, settings.dataset))
         flags += ["--output", folder]
     resumed = settings.resume is not None
-    return Job(script, flags, folder, folder_is_given, resumed, settings.device)
+    return Job(
+        script, flags, folder, folder_is_given, resumed, settings.device, bool(settings.check)
+    )
 
 
 def _load(script: Path):

@@ -4,6 +4,7 @@ import fcntl
 import os
 import socket
 import struct
+from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
 SIOCGIFADDR = 0x8915  # <linux/sockios.h>: the address of an interface
@@ -29,12 +30,12 @@ def choose_interface(address: str) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
         return
-    interface = _interface_of(address)
+    interface = interface_of(address)
     if interface:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
 
-def _interface_of(address: str) -> str | None:
+def interface_of(address: str) -> str | None:
     """Name of the network interface with this IPv4 address. By default gloo takes the one that the
     machine's own name resolves to, often loopback."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -46,3 +47,31 @@ def _interface_of(address: str) -> str | None:
             if socket.inet_ntoa(found[20:24]) == address:
                 return name
     return None
+
+
+def interface_speed(name: str, root: Path = Path("/")) -> float | None:
+    """Bytes per second of a network interface; None: the system does not say it, as of loopback and
+    of virtual ones.
+
+    Args:
+        root: of the file system whose /sys is read.
+    """
+    try:
+        megabits = int((root / "sys/class/net" / name / "speed").read_text())
+    except (OSError, ValueError):
+        return None
+    return megabits * 1e6 / 8 if megabits > 0 else None
+
+
+def infiniband(root: Path = Path("/")) -> dict[str, float]:
+    """{port: bytes per second} of the active ports of InfiniBand or RoCE, as in "mlx5_0:1"."""
+    found = {}
+    for port in sorted((root / "sys/class/infiniband").glob("*/ports/*")):
+        try:
+            active = (port / "state").read_text().split(":")[-1].strip() == "ACTIVE"
+            gigabits = float((port / "rate").read_text().split()[0])  # "200 Gb/sec (4X HDR)"
+        except (OSError, ValueError, IndexError):
+            continue
+        if active:
+            found[f"{port.parents[1].name}:{port.name}"] = gigabits * 1e9 / 8
+    return found

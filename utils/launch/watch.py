@@ -77,16 +77,20 @@ class Watch:
                 self.end(1)
                 return
 
-    def _report(self) -> None:
-        """Prints which ranks are silent or behind, on the lowest rank that is not silent."""
+    def silent(self) -> list[int]:
+        """The ranks that write nothing for SILENT_SECONDS; waits so long."""
         before = self._beats()
         until = time.monotonic() + SILENT_SECONDS
         while time.monotonic() < until:
             self._write()
             time.sleep(BEAT_SECONDS)
         now = self._beats()
-        steps = {rank: step for rank, (_, step) in now.items()}
-        silent = [r for r in range(self.size) if r != self.rank and now.get(r) == before.get(r)]
+        return [r for r in range(self.size) if r != self.rank and now.get(r) == before.get(r)]
+
+    def _report(self) -> None:
+        """Prints which ranks are silent or behind, on the lowest rank that is not silent."""
+        silent = self.silent()
+        steps = {rank: step for rank, (_, step) in self._beats().items()}
         if self.rank != min(set(range(self.size)) - set(silent)):
             time.sleep(BEAT_SECONDS)  # lets that rank print before the launcher ends all of them
             return

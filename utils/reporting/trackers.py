@@ -180,7 +180,9 @@ class Wandb(_Tracker):
     Args:
         folder: of the run. wandb's files go to its subfolder wandb/; wandb/run_id keeps the run's
             ID there, so that a resumed run continues under the same one.
-        mode: "online" or "offline".
+        mode: "online" or "offline"; the environment variable WANDB_MODE=offline makes online
+            offline.
+        entity: the user or team whose project it is; None: that of the login.
         project, name, tags: as the web page shows them; without a name wandb makes one up.
         settings: of the run.
         warn: called with a line, once, if a record cannot be logged.
@@ -193,8 +195,12 @@ class Wandb(_Tracker):
     name = "wandb"
 
     def __init__(self, folder: Path, *, mode: str, project: str, name: str | None = None,
-                 tags=(), settings: dict | None = None, warn=print):  # fmt: skip
+                 entity: str | None = None, tags=(), settings: dict | None = None,
+                 warn=print):  # fmt: skip
         super().__init__(warn)
+        if mode == "online" and os.environ.get("WANDB_MODE", "").lower() == "offline":
+            mode = "offline"
+            warn("note: --wandb offline, as WANDB_MODE says")
         self._run = None
         os.environ["WANDB_ERROR_REPORTING"] = "false"  # no crash reports to wandb's developers
         try:
@@ -211,6 +217,7 @@ class Wandb(_Tracker):
                 self._run = wandb.init(
                     mode=mode,
                     project=project,
+                    entity=entity,
                     name=name,
                     tags=list(tags) or None,
                     dir=str(folder),

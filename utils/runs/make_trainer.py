@@ -8,6 +8,7 @@ from utils.checkpoints.saver import Saver
 from utils.engines.choose import choose_engine
 from utils.engines.engine import Engine, RunFacts
 from utils.errors import UserError
+from utils.machine.nvml import open_gpu
 from utils.optim.factory import is_capturable
 from utils.optim.schedules import Schedule
 from utils.runs.advice import launch_advice, memory_advice, phase_advice
@@ -28,7 +29,9 @@ from utils.settings.run import save_interval
 from utils.tasks.task import Task
 from utils.training.average import Average
 from utils.training.evaluation import Evaluation
+from utils.training.flops import peak_of
 from utils.training.guard import Guard
+from utils.training.hardware import Hardware
 from utils.training.log import TrainingLog
 from utils.training.progress import Progress
 from utils.training.times import Clock
@@ -89,10 +92,12 @@ def build_trainer(
         train_step = make_step(Guard(ready.model, ready.strategy), run.progress)
         stepper = engine.stepper(train_step, loader, run.console, launch_advice(settings))
     metrics = open_metrics(run, checkpoint, task.card)
+    clock = Clock(run.progress, run.device, run.started)
     log = TrainingLog(
         run.console,
         metrics,
         phase_advice(settings, run, loader) | memory_advice(settings, run.device),
+        run.close_at_end(_hardware(run, ready, clock)),
     )
     save_steps, save_seconds = save_interval(settings.save_every, loader.steps_per_epoch)
     store = Checkpoints(run.folder.checkpoints, keep=settings.checkpoint_hist, warn=run.console.say)
@@ -123,13 +128,31 @@ def build_trainer(
         agreed_signal=run.agreed_signal,
         freeze=ready.freeze,
         mixing_control=build_mixing_control(run, ready, task, total_steps, checkpoint is None),
-        clock=Clock(run.progress, run.device, run.started),
+        clock=clock,
     )
     if checkpoint is not None:
         trainer.restore(checkpoint)
     for line in notes:
         run.console.say(line)
     return trainer
+
+
+def _hardware(run: Run, ready: ReadyModel, clock: Clock) -> Hardware:
+    """What tells how well the GPUs are used; of nothing on a CPU, and in all processes but the
+    first, which do not write."""
+    if run.device.type != "cuda" or not run.leads:
+        return Hardware()
+    import torch
+
+    properties = torch.cuda.get_device_properties(run.device)
+    gpu = open_gpu(str(properties.uuid))
+    return Hardware(
+        gpu and gpu.read,
+        gpus=run.exchange.size,
+        seconds=lambda: clock.seconds_total,
+        flops=ready.flops,
+        peak=peak_of(properties.name, run.precision.name),
+    )
 
 
 def _step_maker(

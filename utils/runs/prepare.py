@@ -15,6 +15,7 @@ from utils.models.parts import heads_of
 from utils.runs.auto_batch import choose_micro_batch
 from utils.runs.run import Run
 from utils.tasks.task import Task
+from utils.training.flops import forward_flops
 from utils.training.freeze import Freeze
 from utils.training.objective import Classification
 from utils.weights.pretrained import Pretrained, fit_weights
@@ -31,6 +32,8 @@ class ReadyModel:
         make_objective: takes the callable that computes the logits, such as `wrapped`; returns the
             objective.
         freeze: which part of it trains in which epoch; None: all of it.
+        flops: operations of a forward pass over a sample of usual size; None: not counted, as on a
+            CPU.
     """
 
     model: nn.Module
@@ -38,6 +41,7 @@ class ReadyModel:
     strategy: Strategy
     make_objective: Callable[[Callable], Classification]
     freeze: Freeze | None
+    flops: int | None = None
 
 
 def prepare_model(
@@ -52,8 +56,11 @@ def prepare_model(
         pretrained: weights to start from.
     """
     settings = run.settings
+    flops = None
+    if run.device.type == "cuda" and settings.action.trains and run.leads:
+        flops = forward_flops(model, task.usual_sample())
     if pretrained is not None:
-        fit_weights(model, pretrained, run.console.say)
+        fit_weights(model, pretrained, run.console.say, with_head=not settings.action.trains)
     model.to(run.device)
     freeze = None
     if settings.freeze_backbone:
@@ -91,7 +98,7 @@ def prepare_model(
     # its own dropout.
     if run.workers.own[0] > 0:
         torch.manual_seed(settings.seed + run.workers.own[0])
-    return ReadyModel(model, wrapped, strategy, make_objective, freeze)
+    return ReadyModel(model, wrapped, strategy, make_objective, freeze, flops)
 
 
 def _say_fused(run: Run) -> None:

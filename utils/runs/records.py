@@ -56,6 +56,7 @@ def _trackers(run: Run, checkpoint: Checkpoint | None) -> list:
             Wandb(
                 mode=settings.wandb,
                 project=settings.wandb_project,
+                entity=settings.wandb_entity,
                 name=folder.path.name,
                 tags=tags,
                 folder=folder.path,

@@ -53,7 +53,9 @@ class Run:
         self.workers = self._divide_steps()
         if settings.action.trains:
             path = Path(settings.output) if settings.output else default_path(model, data)
-            self._open_folder(Path(self.exchange.gather_json(str(path))[0]))
+            of_first = Path(self.exchange.gather_json(str(path))[0])
+            by_host = settings.host_config is not None and settings.output is not None
+            self._open_folder(path if by_host else of_first)
 
     def _open_folder(self, path: Path) -> None:
         settings, source = self.settings, self.resumed_folder()
@@ -79,6 +81,7 @@ class Run:
         """Joins the process group, if there are other processes."""
         self.exchange: Exchange = Exchange()
         self.agreed_signal = AgreedSignal(self.signals)
+        self.watch = None  # a Watch, where there are other processes
         if self.place is None or self.place.world_size == 1:
             return
         from utils.distributed.group import Agreement, join
@@ -90,14 +93,14 @@ class Run:
         self.exchange = join(self.place, self.device, seconds + 60)
         if self.place.by != TORCHRUN:
             self.place = meet(self.exchange, self.place, self.device, vars(self.settings))
-        watch = Watch(
+        self.watch = Watch(
             self.place.rank,
             self.place.world_size,
             seconds,
             lambda: self.progress.step,
         )
-        self.close_at_end(watch)
-        self.agreed_signal = AgreedSignal(self.signals, Agreement(self.exchange, 2, watch))
+        self.close_at_end(self.watch)
+        self.agreed_signal = AgreedSignal(self.signals, Agreement(self.exchange, 2, self.watch))
 
     def _divide_steps(self) -> Workers:
         """The parts of every training step. With local steps there are as many as the run had at

@@ -66,7 +66,8 @@ def write_report(
         "threads": run.threads,
         "torch_version": torch.__version__,
         "seed": settings.seed,
-    } | further
+    } | trainer.log.hardware.summary(speed)
+    summary |= further
     if settings.trains_locally:
         summary |= {
             "local_workers": run.workers.size,
@@ -109,7 +110,7 @@ def report_classes(run: Run, evaluation: Evaluation, classes: list[str], folder:
     if not run.leads:
         return
     try:
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         write_class_report(evaluation.confusion, classes, folder)
         run.console.say(f"accuracy of each class and confusion matrix: {folder}")
     except OSError as error:

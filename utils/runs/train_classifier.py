@@ -99,7 +99,7 @@ def run_training(run: Run, trainer: Trainer, ready: ReadyModel, task: Task) -> N
         report(status)
         console.say(
             f"validation accuracy {progress.evaluated['accuracy']:.2f} %, after "
-            f"{duration(progress.seconds_training)} of training: {folder.path}"
+            f"{_time_text(trainer)}: {folder.path}"
         )
         return
     at_end = progress.evaluated or {}
@@ -124,8 +124,14 @@ def run_training(run: Run, trainer: Trainer, ready: ReadyModel, task: Task) -> N
     console.say(
         f"test accuracy {test.accuracy:.2f} % on {test.samples:,} samples"
         f"{'' if finite else ' (the loss is not finite)'}, after "
-        f"{duration(progress.seconds_training)} of training: {folder.path}"
+        f"{_time_text(trainer)}: {folder.path}"
     )
+
+
+def _time_text(trainer: Trainer) -> str:
+    text = f"{duration(trainer.progress.seconds_training)} of training"
+    hours = trainer.log.hardware.summary(None)["gpu_hours"]
+    return text if hours is None else f"{text} ({hours:.2f} GPU hours in all)"
 
 
 def _introduce(run: Run, trainer: Trainer) -> None:

@@ -1,4 +1,4 @@
-"""What can be done with a run: the table of actions. utils/entry.py carries them out, --predict and
+"""What an entry can do: the table of actions. utils/entry.py carries them out, --predict and
 --export by way of utils/inference/use_model.py."""
 
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,7 @@ OF_TRAINING = (
     *("auto_batch",),
     *("on_nonfinite", "save_every", "checkpoint_hist", "eval_every", "eval_on_start"),
     *("log_every", "output"),
-    *("wandb", "wandb_project", "wandb_tags", "dry_run", "profile", "final_test"),
+    *("wandb", "wandb_project", "wandb_entity", "wandb_tags", "dry_run", "profile", "final_test"),
 )
 NO_REPORT = {"report": "it belongs to training and --eval_only"}
 
@@ -20,10 +20,13 @@ class Action:
     """
     Attributes:
         name: of the setting that asks for it; training itself has none.
-        trains: it trains, from the start or from a checkpoint of `--resume`; the others need a
-            trained model, which --resume names, and create no run folder.
+        trains: it trains, from the start or from a checkpoint of `--resume`; the others create no
+            run folder.
+        needs_run: it needs a trained model, which --resume names.
+        takes_weights: --pretrained may name its weights, instead of a run.
         needs_data: it reads the data set of the run; the others need only the checkpoint.
         many_processes: it can be done by several processes at once.
+        uses: settings of OF_TRAINING that it uses without training.
         options: settings that belong to it alone.
         without_effect: {setting: why it has no effect with this action}, beside OF_TRAINING for
             an action that does not train.
@@ -33,6 +36,9 @@ class Action:
     trains: bool = False
     needs_data: bool = True
     many_processes: bool = False
+    needs_run: bool = True
+    takes_weights: bool = False
+    uses: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     without_effect: Mapping[str, str] = field(default_factory=dict)
 
@@ -42,19 +48,29 @@ class Action:
     def ineffective(self) -> Iterator[tuple[str, str]]:
         """(setting, reason) for each without effect."""
         if not self.trains:
-            yield from ((name, f"--{self.name} does not train") for name in OF_TRAINING)
+            without = (name for name in OF_TRAINING if name not in self.uses)
+            yield from ((name, f"--{self.name} does not train") for name in without)
         yield from self.without_effect.items()
 
 
-TRAIN = Action("train", trains=True, many_processes=True)
+TRAIN = Action("train", trains=True, many_processes=True, needs_run=False)
 # If several are asked for, the first one is done.
 ACTIONS = (
-    Action("eval_only", many_processes=True),
+    Action(
+        "check",
+        needs_data=False,
+        many_processes=True,
+        needs_run=False,
+        uses=("output",),
+        without_effect={"report": "--check evaluates nothing"},
+    ),
+    Action("eval_only", many_processes=True, takes_weights=True),
     Action("predict", needs_data=False, options=("predictions",), without_effect=NO_REPORT),
     Action("export", needs_data=False, without_effect=NO_REPORT),
     Action(
         "dry_run",
         trains=True,
+        needs_run=False,
         without_effect=dict.fromkeys(
             ("wandb", "profile", "report"), "--dry_run stops after a few steps"
         ),

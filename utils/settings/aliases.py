@@ -77,6 +77,7 @@ MEANINGS = {
     "beta2": "--betas 0.9,0.999 sets both of them",
     "checkpoint": "--resume RUN goes on with a run, --pretrained FILE starts from its weights, "
     "and --output names the folder of a new run",
+    "config_pth": "--host_config FILE gives folders by host name, --config FILE all other settings",
     "experiment": "--output FOLDER names the folder of the run",
     "metric_for_best_model": "the best weights are those with the highest accuracy on the "
     "validation split; leave it out",

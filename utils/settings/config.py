@@ -1,10 +1,10 @@
 """Typed settings: a dataclass becomes flags and YAML keys, checked in one place.
 
 A setting is a dataclass field made by `setting(...)` of utils/setting.py. Its value comes from the
-last of these that gives one: its default, the run that is resumed, `--config FILE.yaml`, the
-command line. An unknown flag or key and a value of the wrong type or out of range are a UserError
-of one line. A setting that has no effect beside the others is left out with a line, or refused if
-it is essential or one of the model's own.
+last of these that gives one: its default, the run that is resumed, `--config FILE.yaml`,
+`--host_config FILE.yaml`, the command line. An unknown flag or key and a value of the wrong type or
+out of range are a UserError of one line. A setting that has no effect beside the others is left out
+with a line, or refused if it is essential or one of the model's own.
 
 Nothing here imports PyTorch, so `--help` and wrong flags answer at once.
 """
@@ -13,6 +13,7 @@ import argparse
 import dataclasses
 import difflib
 import os
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -21,6 +22,7 @@ import yaml
 from utils.errors import UserError
 from utils.settings.actions import ACTIONS, TRAIN, asked_for
 from utils.settings.aliases import ALIASES, MEANINGS
+from utils.settings.hosts import places_of
 from utils.settings.values import (
     canonical_name,
     choices_of,
@@ -35,11 +37,11 @@ from utils.settings.values import (
 
 # Settings of one invocation: never saved in a recipe, nor kept by --resume.
 INVOCATION_ONLY = (
-    *("config", "output", "resume", "profile", "distributed"),
+    *("config", "host_config", "output", "resume", "profile", "distributed"),
     *(name for action in ACTIONS for name in (action.name, *action.options) if action is not TRAIN),
 )
 MODEL = "model"  # the group of a model's own flags, which are essential, too
-DEFAULT, FILE, COMMAND_LINE = "default", "YAML", "command line"
+DEFAULT, FILE, HOST, COMMAND_LINE = "default", "YAML", "host_config", "command line"
 PROBED = "auto_batch"  # found at the start of the run
 
 
@@ -67,7 +69,7 @@ class Config:
         """(setting, reason, the other setting that is the cause) for each without effect."""
         yield from ()
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """Raises UserError if settings contradict each other; sets those whose default depends on
         others."""
 
@@ -89,9 +91,12 @@ def parse(config_class, argv: list[str], description: str, say: Callable = lambd
     from_file = read_yaml(config_class, Path(typed["config"])) if typed.get("config") else {}
     values = {name: field.default for name, field in fields(config_class).items()}
     origin = dict.fromkeys(values, DEFAULT)
-    new = from_file | typed
+    of_host = _read_places(config_class, from_file | typed)
+    new = from_file | of_host | typed
     if new.get("resume") is not None:
         run = _find_run(config_class, new)
+        of_host.pop("output", None)  # the run goes on in its own folder
+        new = from_file | of_host | typed
         saved = _before(config_class) | read_yaml(config_class, run / "config.yaml")
         _check_unchanged(config_class, run, saved, new)
         values |= saved | {"output": str(run)}
@@ -102,7 +107,8 @@ def parse(config_class, argv: list[str], description: str, say: Callable = lambd
         new = config_class.implied(new, say) | new
     without_new = dict(values), dict(origin)
     values |= new
-    origin |= dict.fromkeys(from_file, FILE) | dict.fromkeys(typed, COMMAND_LINE)
+    origin |= dict.fromkeys(from_file, FILE) | dict.fromkeys(of_host, HOST)
+    origin |= dict.fromkeys(typed, COMMAND_LINE)
     settings = config_class(**values)
     for name, (reason, cause) in _reasons(settings).items():
         field = fields(config_class)[name]
@@ -118,8 +124,17 @@ def parse(config_class, argv: list[str], description: str, say: Callable = lambd
         say(f"note: {text}")
         setattr(settings, name, without_new[0][name])
         origin[name] = without_new[1][name]
-    settings.check()
+    settings.validate()
     return settings, origin
+
+
+def _read_places(config_class, new: Mapping) -> dict:
+    """The settings that --host_config gives this host, converted and checked."""
+    if new.get("host_config") is None:
+        return {}
+    path, known = Path(new["host_config"]), fields(config_class)
+    places = places_of(path, socket.gethostname(), known)
+    return {name: convert(known[name], value, f"{path}: {name}") for name, value in places.items()}
 
 
 def _reasons(settings: Config) -> dict[str, tuple[str, str]]:
@@ -168,7 +183,8 @@ def _read_origins(path: Path) -> dict[str, str]:
     """Where the settings of a run came from, by the comments that `to_yaml` has written."""
     lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     pairs = [(line.split(":")[0], line.rpartition("  # ")[2]) for line in lines if ":" in line]
-    return {name: came for name, came in pairs if came in (DEFAULT, FILE, COMMAND_LINE, PROBED)}
+    known = (DEFAULT, FILE, HOST, COMMAND_LINE, PROBED)
+    return {name: came for name, came in pairs if came in known}
 
 
 def read_yaml(config_class, path: Path) -> dict:

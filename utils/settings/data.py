@@ -54,8 +54,8 @@ class DataSettings(Config):
         if self.val_fraction and self.eval_every == 0:
             yield "val_fraction", "--eval_every 0 never measures on that split", "eval_every"
 
-    def check(self):
-        super().check()
+    def validate(self):
+        super().validate()
         if self.subset is not None and self.subset > 1 and not float(self.subset).is_integer():
             raise UserError(
                 f"--subset {self.subset}: a fraction up to 1, or a whole number of samples"

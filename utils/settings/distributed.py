@@ -71,8 +71,8 @@ class DistributedSettings(Config):
             if getattr(self, "batch_tokens", None) is not None:
                 yield "global_batch", "--batch_tokens sets the batch by tokens", "batch_tokens"
 
-    def check(self):
-        super().check()
+    def validate(self):
+        super().validate()
         if not self.distributed:
             return
         for action in asked_for(vars(self)):

@@ -182,10 +182,10 @@ class PictureSettings(Config):
             if getattr(self, name):
                 yield "flip_test", f"--{name} {does} and measures nothing", name
 
-    def check(self):
+    def validate(self):
         if self.val_is_validation:
             self.final_test = False
-        super().check()
+        super().validate()
         self._check_decoding()
         if self.hflip is None:
             self.hflip = 0.0 if self.dataset == "mnist" else 0.5

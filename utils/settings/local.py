@@ -100,8 +100,8 @@ class LocalSettings(Config):
             if name not in RULE_FLAGS[self.sync_rule]:
                 yield name, f"--sync_rule {self.sync_rule} has none", "sync_rule"
 
-    def check(self):
-        super().check()
+    def validate(self):
+        super().validate()
         if not self.trains_locally:
             return
         for flag, given, reason in (

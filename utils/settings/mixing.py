@@ -145,8 +145,8 @@ class MixingSettings(Config):
             if not self.cutmix_alpha:
                 yield "mixup_mode", "--meta_form sample has a lambda for each sample", "meta_form"
 
-    def check(self):
-        super().check()
+    def validate(self):
+        super().validate()
         ineffective = {name for name, _, _ in self._without_effect()}
         if self.mixup_mode is None and "mixup_mode" not in ineffective:
             per_sample = self.mixup == "meta" and self.meta_form == "sample"

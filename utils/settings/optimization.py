@@ -257,8 +257,8 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):
             reason = f"--sched {self.sched}{given.get(self.sched, '')} does not depend on it"
             yield "epochs_for_sched", reason, "sched"
 
-    def check(self):
-        super().check()
+    def validate(self):
+        super().validate()
         entry = OPTIMIZERS[self.optimizer]
         own = entry.values_of(self)
         defaults = entry.defaults(self.task == "texts", **own) | entry.own_defaults(**own)

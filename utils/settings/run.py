@@ -15,6 +15,13 @@ class RunSettings(Config):
     config: str | None = setting(
         None, "YAML file of settings; the command line takes precedence", group=GROUP, resume="free"
     )
+    host_config: str | None = setting(
+        None,
+        "YAML file of folders by host name, as data_dir, cache_dir and output; each process reads "
+        "those of its own host",
+        group=GROUP,
+        resume="free",
+    )
     output: str | None = setting(
         None,
         "Folder of the run",
@@ -28,6 +35,13 @@ class RunSettings(Config):
         "given its folder; without a value, the newest run",
         group=GROUP,
         bare="auto",
+        resume="free",
+    )
+    check: bool = setting(
+        False,
+        "Check the devices, the network between the processes, and the installed packages, in two "
+        "minutes, and stop; --output names a folder that all nodes should share",
+        group=GROUP,
         resume="free",
     )
     dry_run: bool = setting(
@@ -104,13 +118,21 @@ class RunSettings(Config):
     wandb_project: str = setting(
         "training-toolkit", "Project at Weights & Biases", group=GROUP, resume="free"
     )
+    wandb_entity: str | None = setting(
+        None,
+        "User or team at Weights & Biases",
+        group=GROUP,
+        default_text="yours",
+        resume="free",
+    )
     wandb_tags: str | None = setting(
         None, "Tags at Weights & Biases", group=GROUP, many=True, resume="free"
     )
 
     eval_only: bool = setting(
         False,
-        "Evaluate the checkpoint named by --resume on the test set, and stop",
+        "Evaluate the checkpoint named by --resume, or the weights named by --pretrained, on the "
+        "test set, and stop",
         group=USE,
         resume="free",
     )
@@ -139,7 +161,7 @@ class RunSettings(Config):
     def ineffective(self):
         yield from super().ineffective()
         if self.wandb == "disabled":
-            for name in ("wandb_project", "wandb_tags"):
+            for name in ("wandb_project", "wandb_entity", "wandb_tags"):
                 yield name, "--wandb is disabled", "wandb"
         asked = asked_for(vars(self))
         for action in (action for action in ACTIONS if action not in asked):
@@ -156,13 +178,18 @@ class RunSettings(Config):
             for name, reason in action.ineffective():
                 yield name, reason, action.name
 
-    def check(self):
-        super().check()
-        chosen = [action.name for action in asked_for(vars(self)) if not action.trains]
+    def validate(self):
+        super().validate()
+        chosen = [action for action in asked_for(vars(self)) if not action.trains]
         if len(chosen) > 1:
-            raise UserError(f"--{chosen[0]} and --{chosen[1]}: give only one of them")
-        if chosen and self.resume is None:
-            raise UserError(f"--{chosen[0]} needs a trained model: name its run by --resume RUN")
+            raise UserError(f"--{chosen[0].name} and --{chosen[1].name}: give only one of them")
+        if chosen and chosen[0].needs_run and self.resume is None:
+            named = chosen[0].takes_weights and self.pretrained is not None
+            other = ", or its weights by --pretrained" if chosen[0].takes_weights else ""
+            if not named:
+                raise UserError(
+                    f"--{chosen[0].name} needs a trained model: name its run by --resume RUN{other}"
+                )
         if self.early_stop_patience is not None:
             self._need_evaluations("--early_stop_patience")
         if self.sched == "plateau":

@@ -130,8 +130,8 @@ class TextFlags(Config):
         if self.batch_tokens is not None and self.action.trains:
             yield "batch_size", "--batch_tokens takes its place", "batch_tokens"
 
-    def check(self):
-        super().check()
+    def validate(self):
+        super().validate()
         if self.dataset == "csv" and self.train_file is None and self.action.trains:
             raise UserError("--dataset csv needs --train_file, and --test_file or --test_fraction")
         if self.cutmix_alpha:

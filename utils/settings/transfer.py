@@ -1,5 +1,6 @@
 """Flags for training that starts from trained weights."""
 
+import re
 from dataclasses import dataclass
 
 from utils.errors import UserError
@@ -9,6 +10,15 @@ from utils.settings.config import Config
 GROUP = "transfer"
 # Values of --pretrained that stand for the weights published for the model.
 PUBLISHED = ("imagenet", "published")
+# Names that torchvision gives to its weights, as in ResNet50_Weights.IMAGENET1K_V2.
+OF_TORCHVISION = re.compile(r"(?:(?P<model>\w+)_Weights\.)?(?P<version>DEFAULT|IMAGENET1K_\w+)")
+
+
+def is_published(source: str | None) -> bool:
+    """Whether this value of --pretrained stands for published weights."""
+    return source is not None and (
+        source in PUBLISHED or OF_TORCHVISION.fullmatch(source) is not None
+    )
 
 
 @dataclass
@@ -16,7 +26,8 @@ class TransferSettings(Config):
     pretrained: str | None = setting(
         None,
         "Start from these weights: a .safetensors or .pth file, the folder of a run, or imagenet "
-        "for torchvision's; a head for other classes is replaced",
+        "for torchvision's, also by their names there, as IMAGENET1K_V1; a head for other classes "
+        "is replaced",
         group=GROUP,
         bare="imagenet",
     )
@@ -45,8 +56,8 @@ class TransferSettings(Config):
         if not self.freeze_backbone:
             yield "unfreeze_epoch", "nothing is frozen without --freeze_backbone", "freeze_backbone"
 
-    def check(self):
-        super().check()
+    def validate(self):
+        super().validate()
         if self.freeze_backbone and self.pretrained is None:
             raise UserError(
                 "--freeze_backbone would keep random weights: name trained ones by --pretrained"

@@ -25,6 +25,7 @@ from utils.machine.host_memory import available_memory
 from utils.pieces import largest_piece
 from utils.reporting.console import Console
 from utils.settings import ImageSettings
+from utils.settings.transfer import OF_TORCHVISION
 from utils.tasks.kinds import Kind
 from utils.tasks.mixing import auto_split, build_mixing
 from utils.tasks.task import Task
@@ -56,6 +57,10 @@ class ImageTask(Task):
         super().resize_evaluation(batch_size, ranks)
         if self.pool is not None:
             self.pool.resize(largest_batch(batch_size, self.data.train))
+
+    def usual_sample(self) -> torch.Tensor:
+        """(1, channels, height, width)."""
+        return torch.zeros(1, self.card.channels, self.card.height, self.card.width)
 
 
 def load_image_task(
@@ -258,7 +263,14 @@ class Pictures(Kind):
                 f"{self.model_name}; {way_out}"
             )
         library, name = settings.published_weights
-        return load_timm(name, say) if library == "timm" else load_imagenet(name)
+        if library == "timm":
+            if OF_TORCHVISION.fullmatch(settings.pretrained):
+                raise UserError(
+                    f"--pretrained {settings.pretrained} is a name of torchvision's weights, and "
+                    f"those of {name} are timm's: --pretrained published"
+                )
+            return load_timm(name, say)
+        return load_imagenet(name, settings.pretrained, None if settings.action.trains else say)
 
     def load_task(self, run, card, pretrained) -> ImageTask:
         return run.close_at_end(

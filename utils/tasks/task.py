@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from utils.data.loader import Loader
     from utils.tasks.mixing import AutoSplit
 
@@ -55,3 +57,7 @@ class Task:
 
     def further_entries(self) -> dict:
         return {}
+
+    def usual_sample(self) -> Tensor:
+        """A sample without content, of the usual size, as the model takes it."""
+        raise NotImplementedError

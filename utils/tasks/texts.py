@@ -34,6 +34,10 @@ class TextTask(Task):
     def further_entries(self) -> dict:
         return {"vocabulary": self.data.vocab_size}
 
+    def usual_sample(self) -> torch.Tensor:
+        """(1, tokens) int64: a text of the mean length."""
+        return torch.ones(1, round(float(self.train.lengths.mean())), dtype=torch.long)
+
 
 def load_text_task(
     settings: TextSettings,

@@ -6,6 +6,7 @@ from utils.mixup.auto import Reading
 from utils.reporting.console import Console, duration
 from utils.reporting.metrics import MetricsLog
 from utils.training.evaluation import Evaluation
+from utils.training.hardware import Hardware, hardware_text
 from utils.training.progress import LeftOut
 
 # A phase that takes at least this fraction of an epoch's time gets a line of advice.
@@ -23,6 +24,7 @@ class TrainingLog:
 
     Args:
         console, metrics: of the run.
+        hardware: how well the GPUs are used.
         advice: {phase: which flag helps}, printed once if that phase takes a notable part of an
             epoch's time; "memory": which one helps when memory has run out, for the Trainer.
 
@@ -30,8 +32,16 @@ class TrainingLog:
     both). `at` is the position of a record: {"step": ..., "epoch": ...}.
     """
 
-    def __init__(self, console: Console, metrics: MetricsLog, advice: dict[str, str] | None = None):
+    def __init__(
+        self,
+        console: Console,
+        metrics: MetricsLog,
+        advice: dict[str, str] | None = None,
+        hardware: Hardware | None = None,
+    ):
         self.console, self.metrics, self.advice = console, metrics, dict(advice or {})
+        self.hardware = hardware or Hardware()
+        self._of_hardware: dict[str, float] = {}  # as written last
 
     def write_steps(
         self,
@@ -45,10 +55,11 @@ class TrainingLog:
     ) -> None:
         """Writes the record that goes with a log line: means since the last one. `further`: other
         figures."""
+        self._of_hardware = self.hardware.figures(speed)
         self.metrics.write(
             **at, split="train", average_over="steps", **figures(sums), lr=lr,
             samples_per_second=round(speed, 1), skipped_steps=left_out.steps + left_out.by_scaler,
-            **further,
+            **further, **self._of_hardware,
         )  # fmt: skip
 
     def show(
@@ -57,8 +68,11 @@ class TrainingLog:
         """Shows loss and accuracy beside the progress bar; without a terminal as a plain line, now
         and then."""
         live = self.console.live
-        text = bar_text(sums) if live else log_text(sums, epoch, samples_left, speed)
-        self.console.progress(text)
+        if live:
+            self.console.progress(bar_text(sums))
+            return
+        text = log_text(sums, epoch, samples_left, speed)
+        self.console.progress(text + (hardware_text(self._of_hardware) if speed else ""))
 
     def write_epoch(
         self,

@@ -4,28 +4,34 @@ import contextlib
 import socket
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from utils.errors import UserError
+from utils.settings.transfer import OF_TORCHVISION
 from utils.weights.files import canonical
 from utils.weights.pretrained import Pretrained
 
 TIMEOUT_S = 30  # longest wait for the next byte of a download
 
 
-def load_imagenet(architecture: str) -> Pretrained:
+def load_imagenet(
+    architecture: str, source: str = "imagenet", say: Callable | None = None
+) -> Pretrained:
     """Loads the weights for `architecture`, torchvision's name; downloads them if necessary.
 
     The environment variable `TORCH_HOME` says where downloads are kept.
 
-    Raises:
-        UserError: the download fails, or the file is damaged.
-    """
-    from torchvision.models import get_model_weights  # slow to import
+    Args:
+        source: which of them: a value of --pretrained for which `is_published` holds.
+        say: is given a line on the pictures for which they were published.
 
-    weights = get_model_weights(architecture).DEFAULT
+    Raises:
+        UserError: there are none of this name, the download fails, or the file is damaged.
+    """
+    weights = _named(architecture, source)
     cached = Path(torch.hub.get_dir(), "checkpoints", weights.url.rpartition("/")[2])
     timeout_before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(TIMEOUT_S)  # else PyTorch waits forever
@@ -55,7 +61,28 @@ def load_imagenet(architecture: str) -> Pretrained:
     finally:
         socket.setdefaulttimeout(timeout_before)
     transforms = weights.transforms()
+    if say is not None:
+        (size,), (resized,) = transforms.crop_size, transforms.resize_size
+        say(f"published for --image_size {size} --crop_ratio {size / resized:.3g}")
     source = f"ImageNet weights of {architecture} ({weights.name})"
     return Pretrained(
         canonical(tensors, source), source, tuple(transforms.mean), tuple(transforms.std)
     )
+
+
+def _named(architecture: str, source: str):
+    """torchvision's description of the weights that `source` names."""
+    from torchvision.models import get_model_weights  # slow to import
+
+    published, named = get_model_weights(architecture), OF_TORCHVISION.fullmatch(source)
+    if named is None:
+        return published.DEFAULT
+    if named["model"] not in (None, published.__name__.removesuffix("_Weights")):
+        raise UserError(
+            f"--pretrained {source}: this model is {architecture}; give --depth, or leave the part "
+            "before the dot out"
+        )
+    if named["version"] not in published.__members__:
+        names = ", ".join(published.__members__)
+        raise UserError(f"--pretrained {source}: torchvision has {names} for {architecture}")
+    return published[named["version"]]

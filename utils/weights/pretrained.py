@@ -89,7 +89,9 @@ def load_pretrained(source: str | Path, say: Callable = print) -> Pretrained:
     )
 
 
-def fit_weights(model: nn.Module, pretrained: Pretrained, say: Callable = print) -> None:
+def fit_weights(
+    model: nn.Module, pretrained: Pretrained, say: Callable = print, with_head: bool = False
+) -> None:
     """Copies `pretrained` into `model`, or nothing if it does not fit.
 
     Weights under other names, or for pictures of another size, are converted where the model or
@@ -103,6 +105,7 @@ def fit_weights(model: nn.Module, pretrained: Pretrained, say: Callable = print)
         model: it may have `flags_for(tensors)`: the changes, mostly flags, by which its parameters
             would have the shapes of `tensors`; an empty list if they cannot be determined, None if
             no model of its class has those shapes.
+        with_head: the head must fit, too, as nothing trains it.
 
     Raises:
         UserError: any other tensor is missing, superfluous or of another shape, or values are not
@@ -118,6 +121,12 @@ def fit_weights(model: nn.Module, pretrained: Pretrained, say: Callable = print)
         if _shapes(ours) == _shapes(theirs):
             continue
         classes = len([*ours.values()][-1])
+        if with_head:
+            has = f"has {len([*theirs.values()][-1])} classes" if theirs else "has no head"
+            raise UserError(
+                f"{pretrained.source_text} {has}, and the data have {classes}: without training "
+                "only weights for the same classes can be evaluated"
+            )
         if not theirs:
             notes.append(f"there is no head: one of {classes} classes starts untrained")
         else:

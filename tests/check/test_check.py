@@ -1,0 +1,363 @@
+"""--check in one process, and the parts of it that need no other."""
+
+import json
+import re
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fake_cuda import CUDA, fake_cuda
+
+import resnet50_test
+import transformer_test
+import vit_test
+from tests.quick_runs import handlers_put_back
+from utils.check import kernels, machine, packages
+from utils.check.context import Check
+from utils.check.device import check_memory, of_other_ranks
+from utils.check.links import expected, transports
+from utils.check.patience import Patience
+from utils.check.ranks import check_versions, judge, show_ranks
+from utils.check.report import FAILS, NOTE, OK, SKIPPED, Report, aligned, amount
+from utils.check.speed import matrix_speed, slowest
+from utils.distributed import collectives
+from utils.distributed.collectives import Timing
+from utils.errors import UserError
+from utils.settings.config import parse
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+# ---- the report ---------------------------------------------------------------------------------
+
+
+def test_the_report_lists_what_fails_and_is_written_as_json(tmp_path):
+    lines = []
+    report = Report(lines.append)
+    report.add("clocks", OK, "within 1 ms")
+    report.add("versions", FAILS, "torch differs")
+    report.facts["ranks"] = [{"speed": float("inf")}]
+    assert report.failed == ["versions"]
+    assert lines == ["ok          clocks: within 1 ms", "FAILS       versions: torch differs"]
+    report.write(tmp_path / "runs" / "check.json")
+    content = json.loads((tmp_path / "runs" / "check.json").read_text())
+    assert content["result"] == "fails" and content["ranks"] == [{"speed": None}]
+    assert [found["verdict"] for found in content["findings"]] == ["ok", "fails"]
+    (tmp_path / "file").touch()
+    report.write(tmp_path / "file" / "check.json")
+    assert "there is no JSON file" in lines[-1]
+
+
+def test_amounts_and_columns():
+    assert amount(450e9, "B/s") == "450 GB/s" and amount(1.5e12, "FLOP/s") == "1.5 TFLOP/s"
+    assert [amount(s, "s") for s in (2.0, 0.0013, 2e-5)] == ["2 s", "1.3 ms", "20 us"]
+    assert aligned([("a", "bcd"), ("efg", "h")]) == ["a    bcd", "efg  h"]
+
+
+# ---- what links should give ---------------------------------------------------------------------
+
+
+def rank(
+    host="a", links=None, kind="cuda", infiniband=None, speed=None, peers=True, **environment
+) -> dict:
+    network = {"interface": "eth0", "infiniband": infiniband or {}, "bytes_per_second": speed}
+    device = {"type": kind, "links": links, "peers": peers}
+    return {"host": host, "device": device, "network": network, "environment": environment}
+
+
+NVLINK = {"nvlink": 450e9, "gpus": None, "pcie": 64e9}
+PCIE = {"nvlink": 0.0, "gpus": 0, "pcie": 32e9}
+BRIDGE = {"nvlink": 300e9, "gpus": 1, "pcie": 32e9}
+FABRIC = {"mlx5_0:1": 25e9, "mlx5_1:1": 25e9}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "bandwidth", "words"),
+    [
+        ([rank(kind="cpu"), rank()], None, "CPUs"),
+        ([rank(), rank()], None, "pip install nvidia-ml-py"),
+        ([rank(links=NVLINK), rank(links=NVLINK)], 450e9, "NVLink"),
+        ([rank(links=NVLINK), rank(links=PCIE)], 32e9, "PCI Express"),
+        ([rank(links=BRIDGE)] * 2, 300e9, "NVLink"),
+        ([rank(links=BRIDGE)] * 4, 32e9, "PCI Express"),  # pairs with a bridge
+        ([rank(links=PCIE, peers=False)] * 2, 16e9, "host's memory"),
+        ([rank(links=PCIE | {"pcie": 0.0})] * 2, None, "do not tell"),
+        ([rank("a", infiniband=FABRIC), rank("b", infiniband=FABRIC)], 50e9, "all 2 active"),
+        ([rank("a", infiniband=FABRIC), rank("b", speed=12.5e9)], 12.5e9, "Ethernet by eth0"),
+        ([rank(h, infiniband=FABRIC, speed=1e9, NCCL_IB_DISABLE="1") for h in "ab"], 1e9, "eth0"),
+        ([rank("a", NVLINK, speed=3e9)] * 2 + [rank("b", NVLINK, speed=3e9)] * 2, 3e9, "eth0"),
+        ([rank("a"), rank("b")], None, "does not tell the speed of eth0"),
+    ],
+)
+def test_the_narrowest_link_says_what_to_expect(ranks, bandwidth, words):
+    found = expected(ranks)
+    assert found.bandwidth == bandwidth and words in found.why
+    assert (found.latency is None) == (bandwidth is None)
+
+
+def test_collectives_are_judged_by_the_link():
+    link = expected([rank(links=NVLINK)] * 2)
+    good = Timing("all-reduce", 30e-6, 1 << 28, 1e-3, 300e9)
+    slow = Timing("broadcast", 30e-6, 1 << 28, 1e-1, 20e9)
+    late = Timing("all-gather", 0.01, 1 << 28, 1e-3, 300e9)
+    assert [verdict for verdict, _ in judge([good], link)] == [OK]
+    ((verdict, text),) = judge([good, slow], link)
+    assert verdict == FAILS and "broadcast reaches 20 GB/s where the link gives 450 GB/s" in text
+    assert [verdict for verdict, _ in judge([late], link)] == [NOTE, OK]
+    assert judge([slow], expected([rank(kind="cpu")]))[0][0] == SKIPPED
+
+
+NCCL_LOG = """\
+node1:8:8 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB eth0:10.0.0.1<0>
+node1:8:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM
+node1:8:9 [0] NCCL INFO Channel 01/0 : 0[0] -> 1[1] via P2P/CUMEM
+node1:8:9 [0] NCCL INFO Channel 00/0 : 1[1] -> 2[0] [send] via NET/IB/0/GDRDMA
+node1:8:9 [0] NCCL INFO Channel 01/0 : 1[1] -> 2[0] [send] via NET/IB/1/GDRDMA
+"""
+
+
+def test_the_log_of_nccl_says_what_it_uses():
+    devices, ways = transports(NCCL_LOG)
+    assert devices == ["IB: mlx5_0:1/IB mlx5_1:1/IB"]
+    assert ways == {"P2P/CUMEM": 2, "NET/IB/GDRDMA": 2}
+    socket = "x [1] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0>\n"
+    assert transports(socket + socket) == (["Socket: eth0:10.0.0.1"], {})
+    assert transports("") == ([], {})
+
+
+# ---- this process -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def check(monkeypatch, tmp_path):
+    """check(*flags) -> (exit code, the report)."""
+    monkeypatch.chdir(tmp_path)
+
+    def check(*flags) -> tuple[int, dict]:
+        with handlers_put_back():
+            code = resnet50_test.main(["--check", "--device", "cpu", *map(str, flags)])
+        (file,) = (tmp_path / "runs").glob("check-*.json")
+        return code, json.loads(file.read_text())
+
+    return check
+
+
+def test_a_sound_machine(check, capsys, tmp_path):
+    code, report = check("--output", "some/where")
+    assert (code, report["result"]) == (0, "ok")
+    names = [found["name"] for found in report["findings"]]
+    assert names == ["memory", "fused modules", "packages", "optional packages", "folder"]
+    (own,) = report["ranks"]
+    assert own["torch"] == torch.__version__ and own["device"]["type"] == "cpu"
+    out = capsys.readouterr().out
+    assert "everything holds" in out and "host " in out
+    assert not (tmp_path / "some" / "where").exists()  # nothing is left behind
+
+
+def test_what_does_not_hold_ends_with_1(check, monkeypatch, capsys, tmp_path):
+    """A wrong fused module, a package that is missing, and a folder that cannot be written to."""
+    wrong = kernels.fused_cross_entropy
+    monkeypatch.setattr(kernels, "fused_cross_entropy", lambda *given: wrong(*given) * 1.001)
+    missing = packages.Package("beautiful-package", "beautiful_package", "the looks")
+    monkeypatch.setattr("utils.check.device.NEEDED", (*packages.NEEDED, missing))
+    (tmp_path / "file").touch()
+    code, report = check("--output", "file/folder")
+    assert (code, report["result"]) == (1, "fails")
+    out = capsys.readouterr().out
+    assert "these do not hold: fused modules, packages, folder" in out
+    assert "beautiful-package for the looks: pip install beautiful-package" in out
+
+
+def test_flags_of_training_have_no_effect(capsys):
+    lines = []
+    settings, _ = parse(
+        resnet50_test.Settings, ["--check", "--epochs", "3", "--output", "x"], "", lines.append
+    )
+    assert settings.output == "x" and not settings.action.trains
+    assert lines == ["note: --epochs has no effect: --check does not train"]
+    with pytest.raises(UserError, match="--check and --eval_only: give only one"):
+        parse(resnet50_test.Settings, ["--check", "--eval_only"], "")
+
+
+@pytest.mark.parametrize("entry", [resnet50_test, vit_test, transformer_test])
+def test_check_is_a_flag_and_not_what_validates_the_others(entry):
+    """A method of this name in a class of settings would never be called: it is `validate`."""
+    assert not any(callable(vars(base).get("check")) for base in entry.Settings.__mro__)
+
+
+def test_the_tables_of_packages_are_those_of_the_requirements():
+    needed = re.findall(r"^([\w-]+)", (ROOT / "requirements.txt").read_text(), re.M)
+    assert {package.name for package in packages.NEEDED} == set(needed)
+    both = {package.name for package in (*packages.OPTIONAL, *packages.OF_GPUS)}
+    assert not both & set(needed)
+    assert packages.missing_text(packages.NEEDED) == ""
+
+
+def test_the_digest_tells_other_code(tmp_path):
+    (tmp_path / "utils").mkdir()
+    (tmp_path / "utils" / "a.py").write_text("a = 1\n")
+    before = machine.code_digest(tmp_path)
+    assert before == machine.code_digest(tmp_path)
+    (tmp_path / "utils" / "a.py").write_text("a = 2\n")
+    assert machine.code_digest(tmp_path) != before
+
+
+def test_no_secrets_are_told():
+    environ = {"NCCL_ALGO": "Ring", "CUDA_TOKEN": "x", "HOME": "/home", "OMP_NUM_THREADS": "2"}
+    assert machine.environment(environ) == {"NCCL_ALGO": "Ring", "OMP_NUM_THREADS": "2"}
+
+
+def test_the_speed_of_a_rank_and_the_slowest_one(monkeypatch):
+    monkeypatch.setattr("utils.check.speed.SECONDS", 0.01)
+    assert matrix_speed(torch.device("cpu")) > 0
+    assert slowest([4.0, 1.0, 4.0, 5.0]) == (1, 0.25)
+    assert slowest([3.0]) == (0, 1.0)
+
+
+def test_a_part_that_does_not_end_ends_the_process(capsys):
+    ended, told = [], []
+    patience = Patience(ended.append)
+    with patience.part("a quick part", 60, "nothing"):
+        pass
+    with patience.part("all-reduce", 0.01, "the network", lambda: " (rank 1)", told.append):
+        while not ended:
+            time.sleep(0.01)
+    assert ended == [1] and told == ["all-reduce does not end within 0.01 s (rank 1): the network"]
+    assert "all-reduce does not end within 0.01 s" in capsys.readouterr().err
+
+
+def test_a_part_that_fails_ends_the_process(capsys):
+    ended, told = [], []
+    with Patience(ended.append).part("all-reduce", 60, "look at NCCL", before=told.append):
+        raise RuntimeError("NCCL error in: x.cpp\nmore")
+    assert ended == [1] and told == ["all-reduce fails (NCCL error in: x.cpp): look at NCCL"]
+    assert "all-reduce fails" in capsys.readouterr().err
+    with pytest.raises(UserError), Patience(ended.append).part("joining", 60, "nothing"):
+        raise UserError("a mistake of the user's keeps its line")
+
+
+# ---- a GPU, and several hosts, as stand-ins -----------------------------------------------------
+
+
+@pytest.fixture
+def one_gpu(monkeypatch):
+    """A GPU, of which PyTorch and NVML tell what is here."""
+    properties = SimpleNamespace(name="NVIDIA H100 80GB HBM3", uuid="12", major=9, minor=0)
+    gpu = SimpleNamespace(read=lambda: {"gpu_use": 3.0})
+    gpu.nvlink, gpu.nvlink_gpus, gpu.pcie = lambda: 450e9, lambda: 1, lambda: 63e9
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (20 << 30, 80 << 30))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda a, b: True)
+    monkeypatch.setattr(machine, "open_gpu", lambda uuid: gpu if uuid == "12" else None)
+
+
+def test_the_facts_of_a_gpu(one_gpu):
+    facts = machine.device_facts(torch.device("cuda", 0))
+    assert (facts["name"], facts["capability"], facts["peers"]) == (
+        "NVIDIA H100 80GB HBM3", "9.0", True
+    )  # fmt: skip
+    assert facts["links"] == {"nvlink": 450e9, "gpus": 1, "pcie": 63e9}
+    assert facts["figures"] == {"gpu_use": 3.0}
+
+
+def test_what_is_computed_on_a_gpu_stays_on_it(monkeypatch):
+    """On a fake GPU, which has no values: no tensor is on another device."""
+    monkeypatch.setattr("utils.check.speed.SECONDS", 0.01)
+    monkeypatch.setattr(collectives, "TOTAL_SECONDS", 0.0)
+    monkeypatch.setattr(collectives.dist, "all_reduce", lambda *given, **_: None)
+    exchange = SimpleNamespace(
+        size=2, group=None, barrier=lambda: None, gather_json=lambda value: [value] * 2
+    )
+    with fake_cuda():
+        assert kernels.largest_differences(CUDA).keys() == {
+            "cross-entropy", "feed-forward block", "BatchNorm"
+        }  # fmt: skip
+        assert kernels.how_computed(CUDA) == "by Triton's kernels"
+        assert matrix_speed(CUDA) > 0
+        assert collectives.measure(exchange, CUDA, "all-reduce").size == 1 << 28
+
+
+@pytest.mark.parametrize(
+    ("files", "visible", "cuda", "words"),
+    [
+        ({}, None, "13.0", None),  # there is no GPU
+        ({"vendor": "0x8086", "class": "0x030000"}, None, "13.0", None),  # Intel's
+        ({"vendor": "0x10de", "class": "0x020000"}, None, "13.0", None),  # a network card
+        ({"vendor": "0x10de", "class": "0x030200"}, None, "13.0", "there is no NVIDIA driver"),
+        ({"vendor": "0x10de", "class": "0x030200"}, None, None, "built without CUDA"),
+        ({"vendor": "0x10de", "class": "0x030200"}, "", "13.0", "CUDA_VISIBLE_DEVICES= hides it"),
+        ({"driver": True}, "0,1", "13.0", "driver 535.104.05, PyTorch for CUDA 13.0: too old"),
+    ],
+)
+def test_a_gpu_that_pytorch_cannot_use(files, visible, cuda, words, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+
+    def init() -> None:
+        raise RuntimeError("too old.\nUpdate it")
+
+    monkeypatch.setattr(torch.cuda, "init", init)
+    if files.pop("driver", False):
+        (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
+        text = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19\n"
+        (tmp_path / "proc/driver/nvidia/version").write_text(text)
+    device = tmp_path / "sys/bus/pci/devices/0000:18:00.0"
+    device.mkdir(parents=True)
+    for name, content in files.items():
+        (device / name).write_text(f"{content}\n")
+    found = machine.unusable_gpu(visible, tmp_path)
+    assert found is None if words is None else words in found
+
+
+def test_a_gpu_that_pytorch_uses_is_usable(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert machine.unusable_gpu(None) is None
+
+
+class TwoHosts:
+    """The exchange of rank 0 of two; `told` replaces what rank 1 says."""
+
+    rank, size = 0, 2
+
+    def __init__(self):
+        self.told = {}
+
+    def gather_json(self, value):
+        value = json.loads(json.dumps(value))
+        other = value | self.told if isinstance(value, dict) else value
+        return [value, other]
+
+
+def test_two_hosts_are_compared(one_gpu, tmp_path):
+    lines, exchange = [], TwoHosts()
+    exchange.told = {"host": "node2", "rank": 1, "torch": "2.11.0", "driver": "550.1"}
+    watch = SimpleNamespace(silent=lambda: [1])
+    run = SimpleNamespace(
+        exchange=exchange, device=torch.device("cuda", 0), threads=1, leads=True, watch=watch
+    )
+    report = Report(lines.append)
+    ended = []
+    check = Check(run, report, Patience(ended.append), tmp_path / "check.json")
+    show_ranks(check)
+    check_memory(check)
+    check_versions(check)
+    text = "\n".join(lines)
+    assert re.search(r"node2 +1 +1 x NVIDIA H100 80GB HBM3 +550.1 +2.11.0", text)
+    assert "21.5 GB of 85.9 GB free: other processes use this GPU" in text
+    assert report.failed == ["versions"] and "2.11.0 on node2; install the same" in text
+    assert "driver differs: None on" in text
+    report.findings.clear()
+    exchange.gather_json = lambda value: [
+        value, [{"name": "fused modules", "verdict": FAILS, "text": "off"}]
+    ]  # fmt: skip
+    of_other_ranks(check)
+    assert report.findings[0]["text"] == "rank 1 on node2: off"
+    with check.part("all-reduce", "the network"):
+        raise RuntimeError("connection lost")
+    unfinished = json.loads((tmp_path / "check.json").read_text())["findings"][-1]["text"]
+    assert ended == [1] and unfinished == (
+        "all-reduce fails (connection lost) (no response from rank 1 on node2): the network"
+    )

@@ -1,0 +1,49 @@
+"""--check and the figures of the log on a real GPU; skipped where there is none."""
+
+import json
+
+import pytest
+import torch
+from quick_runs import handlers_put_back, quick
+
+import resnet50_test
+from utils.training.flops import peak_of
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+FLAGS = "--dataset shapes --depth 18 --width 8 -b 50 --precision bf16 --log_every 2 --output run"
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    quick(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+
+    def run(text: str) -> int:
+        with handlers_put_back():
+            return resnet50_test.main(text.split())
+
+    return run
+
+
+def test_a_gpu_is_checked(run, tmp_path):
+    assert run("--check") == 0
+    (file,) = (tmp_path / "runs").glob("check-*.json")
+    report = json.loads(file.read_text())
+    (own,) = report["ranks"]
+    assert own["device"]["type"] == "cuda" and own["driver"]
+    assert max(report["fused"].values()) <= 1e-4
+
+
+def test_the_summary_tells_how_well_the_gpu_is_used(run, tmp_path):
+    assert run(f"{FLAGS} --epochs 2") == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["gpu_hours"] > 0
+    if peak_of(torch.cuda.get_device_name(), "bf16"):
+        assert 0 < summary["mfu"] < 100
+    if summary["gpu_use"] is not None:  # with nvidia-ml-py
+        assert 0 <= summary["gpu_use"] <= 100
+        assert summary["gpu_power_watts"] > 0
+        assert summary["gpu_memory_bytes"] >= summary["peak_memory_bytes"]

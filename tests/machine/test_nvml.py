@@ -1,0 +1,115 @@
+"""What NVML says of a GPU, with a stand-in for pynvml."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from utils.machine.nvml import driver_version, open_gpu
+
+
+class FakeNvml:
+    """One GPU, "GPU-12", with two of its links active."""
+
+    NVML_NVLINK_MAX_LINKS = 4
+    NVML_NVLINK_DEVICE_TYPE_GPU, SWITCH = 0, 2
+    NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON = 90
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self):
+        self.works, self.refused, self.behind = True, set(), self.NVML_NVLINK_DEVICE_TYPE_GPU
+
+    def __getattribute__(self, name: str):
+        if name.startswith("nvml") and name in self.refused:
+
+            def refuse(*_):
+                raise self.NVMLError("Not Supported")
+
+            return refuse
+        return super().__getattribute__(name)
+
+    def nvmlInit(self) -> None:
+        if not self.works:
+            raise self.NVMLError("NVML Shared Library Not Found")
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        return "550.54.15"
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        if uuid != "GPU-12":
+            raise self.NVMLError("Not Found")
+        return "handle"
+
+    def nvmlDeviceGetUtilizationRates(self, handle):
+        return SimpleNamespace(gpu=97)
+
+    def nvmlDeviceGetPowerUsage(self, handle) -> int:
+        return 612_500  # milliwatts
+
+    def nvmlDeviceGetMemoryInfo(self, handle):
+        return SimpleNamespace(used=64 << 30)
+
+    def nvmlDeviceGetNvLinkState(self, handle, link: int) -> int:
+        if link == 3:
+            raise self.NVMLError("Invalid Argument")
+        return int(link < 2)
+
+    def nvmlDeviceGetNvLinkRemoteDeviceType(self, handle, link: int) -> int:
+        return self.behind
+
+    def nvmlDeviceGetNvLinkRemotePciInfo(self, handle, link: int):
+        return SimpleNamespace(busId=b"00000000:1A:00.0")
+
+    def nvmlDeviceGetFieldValues(self, handle, fields):
+        return [SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=26562))]
+
+    def nvmlDeviceGetMaxPcieLinkGeneration(self, handle) -> int:
+        return 5
+
+    def nvmlDeviceGetMaxPcieLinkWidth(self, handle) -> int:
+        return 16
+
+
+@pytest.fixture
+def nvml(monkeypatch):
+    fake = FakeNvml()
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    return fake
+
+
+def test_figures_of_a_gpu(nvml):
+    gpu = open_gpu("12")
+    assert gpu.read() == {
+        "gpu_use": 97.0, "gpu_power_watts": 612.5, "gpu_memory_bytes": float(64 << 30)
+    }  # fmt: skip
+    nvml.refused = {"nvmlDeviceGetPowerUsage"}
+    assert gpu.read().keys() == {"gpu_use", "gpu_memory_bytes"}
+    assert driver_version() == "550.54.15"
+
+
+def test_links_of_a_gpu(nvml):
+    gpu = open_gpu("GPU-12")
+    assert gpu.nvlink() == 2 * 26_562e6
+    assert gpu.pcie() == pytest.approx(63e9, rel=0.01)
+    assert gpu.nvlink_gpus() == 1  # both links lead to the same one
+    nvml.behind = nvml.SWITCH
+    assert gpu.nvlink_gpus() is None
+    nvml.refused = {"nvmlDeviceGetFieldValues", "nvmlDeviceGetMaxPcieLinkWidth"}
+    assert gpu.nvlink() == gpu.pcie() == 0
+    nvml.refused = {"nvmlDeviceGetNvLinkState"}
+    assert gpu.nvlink() == 0
+
+
+def test_without_the_package_the_library_or_the_gpu(nvml, monkeypatch, tmp_path):
+    assert open_gpu("MIG-7") is None
+    nvml.works = False
+    file = tmp_path / "version"
+    assert open_gpu("12") is None and driver_version(file) is None
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert open_gpu("12") is None
+    file.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.10  Release\n")
+    assert driver_version(file) == "570.86.10"
+    file.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19\n")
+    assert driver_version(file) == "535.104.05"

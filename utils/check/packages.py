@@ -1,0 +1,68 @@
+"""Which packages are installed, and what the missing ones are for."""
+
+import importlib.util
+from typing import NamedTuple
+
+from utils.check.machine import version_of
+
+
+class Package(NamedTuple):
+    """
+    Attributes:
+        name: for pip.
+        module: that is imported.
+        purpose: what it is for.
+    """
+
+    name: str
+    module: str
+    purpose: str
+
+
+# Those of requirements.txt.
+NEEDED = (
+    Package("torch", "torch", "everything"),
+    Package("torchvision", "torchvision", "pictures"),
+    Package("numpy", "numpy", "data"),
+    Package("pillow", "PIL", "pictures"),
+    Package("pyyaml", "yaml", "recipes"),
+    Package("safetensors", "safetensors", "checkpoints"),
+    Package("tqdm", "tqdm", "the progress bar"),
+    Package("matplotlib", "matplotlib", "curves"),
+    Package("tensorboard", "tensorboard", "TensorBoard"),
+    Package("tokenizers", "tokenizers", "texts"),
+    Package("timm", "timm", "the networks of vit_test.py"),
+    Package("huggingface_hub", "huggingface_hub", "weights from the Hugging Face hub"),
+    Package("optuna", "optuna", "tuning"),
+)
+OPTIONAL = (
+    Package("wandb", "wandb", "--wandb"),
+    Package("onnx", "onnx", "--export onnx"),
+    Package("onnxscript", "onnxscript", "--export onnx"),
+    Package("onnxruntime", "onnxruntime", "the check of --export onnx"),
+    Package("google-crc32c", "google_crc32c", "reading TFRecords faster"),
+)
+# On a GPU these matter, too.
+OF_GPUS = (
+    Package("nvidia-ml-py", "pynvml", "use, power and memory of the GPU in the log"),
+    Package("triton", "triton", "the kernels of --fused; PyTorch for CUDA brings it"),
+)
+
+
+def installed(packages: tuple[Package, ...]) -> dict[str, str | None]:
+    """{package: its version, or None if it is missing}."""
+    found = {}
+    for package in packages:
+        there = importlib.util.find_spec(package.module) is not None
+        found[package.name] = (version_of(package.name) or "unknown version") if there else None
+    return found
+
+
+def missing_text(packages: tuple[Package, ...]) -> str:
+    """What is missing of them and what for, with the command that installs it; "" if nothing is."""
+    there = installed(packages)
+    missing = [package for package in packages if there[package.name] is None]
+    if not missing:
+        return ""
+    each = "; ".join(f"{package.name} for {package.purpose}" for package in missing)
+    return f"missing: {each}: pip install {' '.join(package.name for package in missing)}"

@@ -1,0 +1,193 @@
+"""The parts of a check that all ranks do together."""
+
+import contextlib
+import dataclasses
+from collections import Counter
+from pathlib import Path
+
+from utils.check.context import NETWORK, Check
+from utils.check.equality import ALLOWED, difference_from_one
+from utils.check.links import ENOUGH, Expected, expected, transports
+from utils.check.report import FAILS, NOTE, OK, SKIPPED, amount
+from utils.check.shared import clock_offsets, folder_problem
+from utils.check.speed import matrix_speed, slowest
+from utils.distributed.collectives import COLLECTIVES, Timing, measure
+
+CLOCKS = 2.0  # seconds by which the clocks of hosts may differ: see docs/distributed.md
+SLOW = 0.7  # a GPU below this part of the median speed fails the check
+SAME = ("torch", "cuda", "nccl", "code")  # what must be the same on all ranks
+LIKE = ("python", "driver")  # what had better be
+
+
+def show_ranks(check: Check) -> None:
+    """A row for each host."""
+    headings = ("host", "ranks", "devices", "driver", "PyTorch", "CUDA", "NCCL", "network")
+    rows: list[tuple[str, ...]] = [headings]
+    for host in check.hosts:
+        members = [rank for rank in check.ranks if rank["host"] == host]
+        numbers = [rank["rank"] for rank in members]
+        devices = Counter(rank["device"]["name"] for rank in members)
+        network = members[0].get("network")
+        rows.append((
+            host,
+            f"{numbers[0]}-{numbers[-1]}" if len(numbers) > 1 else str(numbers[0]),
+            ", ".join(f"{count} x {name}" for name, count in devices.items()),
+            *(_values(members, key) for key in ("driver", "torch", "cuda", "nccl")),
+            _network(network) if network else "-",
+        ))  # fmt: skip
+    check.report.table(rows)
+
+
+def check_versions(check: Check) -> None:
+    differing = [key for key in SAME if _differs(check.ranks, key)]
+    for key in differing:
+        text = f"{key} differs: {_by_host(check.ranks, key)}; install the same everywhere"
+        check.report.add("versions", FAILS, text)
+    for key in (key for key in LIKE if _differs(check.ranks, key)):
+        check.report.add("versions", NOTE, f"{key} differs: {_by_host(check.ranks, key)}")
+    if not differing:
+        check.report.add("versions", OK, "PyTorch, NCCL and this project are the same everywhere")
+
+
+def check_clocks(check: Check) -> None:
+    with check.part("comparing the clocks", NETWORK):
+        offsets = clock_offsets(check.run.exchange)
+    check.report.facts["clock_offsets_seconds"] = offsets
+    rank = max(range(len(offsets)), key=lambda rank: abs(offsets[rank]))
+    worst = abs(offsets[rank])
+    text = f"within {worst * 1000:.0f} ms of that of rank 0"
+    if worst > CLOCKS:
+        text = f"{check.host(rank)} differs by {worst:.1f} s from rank 0: start NTP there"
+    check.report.add("clocks", FAILS if worst > CLOCKS else OK, text)
+
+
+def check_collectives(check: Check) -> None:
+    link = expected(check.ranks)
+    check.report.facts["expected"] = dataclasses.asdict(link)
+    rows = [("collective", "latency", "bandwidth", "of the link", "size")]
+    timings = []
+    for name in COLLECTIVES:
+        with check.part(f"{name} over all ranks", NETWORK):
+            timings.append(measure(check.run.exchange, check.run.device, name))
+    for timing in timings:
+        reached = "-"
+        if link.bandwidth is not None:
+            reached = f"{timing.bandwidth / link.bandwidth:.0%}"
+        latency, bandwidth = amount(timing.latency, "s"), amount(timing.bandwidth, "B/s")
+        rows.append((timing.name, latency, bandwidth, reached, amount(timing.size, "B")))
+    check.report.facts["collectives"] = [dataclasses.asdict(timing) for timing in timings]
+    check.report.table(rows)
+    for verdict, text in judge(timings, link):
+        check.report.add("collectives", verdict, text)
+
+
+def check_transports(check: Check, log: Path | None) -> None:
+    """What NCCL says that it uses, by its log."""
+    text = ""
+    with contextlib.suppress(OSError):  # without GPUs, or with a log of the user's own
+        text = log.read_text(errors="replace") if log else ""
+    told = check.run.exchange.gather_json(transports(text))
+    devices = list(dict.fromkeys(name for names, _ in told for name in names))
+    ways = sum((Counter(ways) for _, ways in told), Counter())
+    check.report.facts["nccl"] = {"devices": devices, "channels": ways}
+    if devices or ways:
+        used = ", ".join(f"{way} ({count} channels)" for way, count in ways.most_common())
+        check.report.add("NCCL", OK, f"uses {'; '.join(devices) or 'no network'}; {used}")
+    if any("Socket" in way for way in ways) and check.own["network"]["infiniband"]:
+        text = "uses Ethernet, though there is InfiniBand: are its libraries in the container?"
+        check.report.add("NCCL", NOTE, text)
+
+
+def check_speeds(check: Check) -> None:
+    with check.part("matrix products on all ranks", "a GPU or a core hangs"):
+        speeds = check.run.exchange.gather_json(matrix_speed(check.run.device))
+    check.report.facts["operations_per_second"] = speeds
+    rank, part = slowest(speeds)
+    text = f"rank {rank} on {check.host(rank)}, {part:.0%} of the median"
+    text += f" ({amount(speeds[rank], 'FLOP/s')} in matrix products)"
+    if part >= SLOW:
+        check.report.add("slowest rank", OK, text)
+    elif check.run.device.type == "cuda":
+        advice = "look at its clocks, temperature and other processes (nvidia-smi -q)"
+        check.report.add("slowest rank", FAILS, f"{text}: {advice}")
+    else:
+        check.report.add("slowest rank", NOTE, f"{text}: its cores may be shared")
+
+
+def check_equality(check: Check) -> None:
+    with check.part("training a small network", NETWORK):
+        difference, others = difference_from_one(check.run.exchange, check.run.device)
+    check.report.facts["difference_from_one_process"] = difference
+    size = check.run.exchange.size
+    text = f"{size} processes train a small network as one does, to {difference:.1e} (float64)"
+    holds = difference <= ALLOWED  # not so if it is NaN
+    if not holds:
+        text = f"{size} processes do not train as one does: parameters differ by {difference:g}"
+    check.report.add("equal to one process", OK if holds else FAILS, text)
+    if others:
+        ranks = ", ".join(map(str, others))
+        text = f"ranks {ranks} have other parameters than rank 0 after the same steps"
+        check.report.add("equal on all ranks", FAILS, text)
+
+
+def check_folder(check: Check) -> None:
+    if check.run.settings.output is None:
+        if len(check.hosts) > 1:
+            text = "--output FOLDER names the folder of the run, which all hosts must share"
+            check.report.add("shared folder", SKIPPED, text)
+        return
+    folder = Path(check.run.settings.output)
+    with check.part(f"writing to {folder}", "its file system hangs"):
+        problem = folder_problem(check.run.exchange, folder, check.own["host"])
+    text = f"this host can write to {folder}"
+    if len(check.hosts) > 1:
+        text = f"all {len(check.hosts)} hosts write to {folder}, and see each other's files"
+    name = "shared folder" if len(check.hosts) > 1 else "folder"
+    check.report.add(name, FAILS if problem else OK, f"{folder}: {problem}" if problem else text)
+
+
+def judge(timings: list[Timing], link: Expected) -> list[tuple[str, str]]:
+    """(verdict, text) of each thing to be said of the collectives."""
+    if link.bandwidth is None:
+        return [(SKIPPED, link.why)]
+    given = amount(link.bandwidth, "B/s")
+    found = []
+    for timing in timings:
+        if timing.bandwidth < ENOUGH * link.bandwidth:
+            reached = amount(timing.bandwidth, "B/s")
+            found.append((
+                FAILS,
+                f"{timing.name} reaches {reached} where the link gives {given} ({link.why}), less "
+                f"than {ENOUGH:.0%}",
+            ))  # fmt: skip
+        if timing.latency > link.latency:
+            most = amount(link.latency, "s")
+            latency = amount(timing.latency, "s")
+            text = f"{timing.name} of a small tensor takes {latency}; at most {most} is assumed"
+            found.append((NOTE, text))
+    if not any(verdict == FAILS for verdict, _ in found):
+        found.append((OK, f"all reach {ENOUGH:.0%} of {given} or more ({link.why})"))
+    return found
+
+
+def _differs(ranks: list[dict], key: str) -> bool:
+    return len({rank[key] for rank in ranks}) > 1
+
+
+def _values(ranks: list[dict], key: str) -> str:
+    return " / ".join(dict.fromkeys(rank[key] or "-" for rank in ranks))
+
+
+def _by_host(ranks: list[dict], key: str) -> str:
+    """The first host with each value."""
+    first: dict = {}
+    for rank in ranks:
+        first.setdefault(rank[key], rank["host"])
+    return ", ".join(f"{value} on {host}" for value, host in first.items())
+
+
+def _network(network: dict) -> str:
+    speed = network["bytes_per_second"]
+    text = network["interface"] + (f" ({amount(speed, 'B/s')})" if speed else "")
+    ports = network["infiniband"]
+    return text + (f", {len(ports)} x InfiniBand" if ports else "")
