@@ -7,6 +7,7 @@ import tarfile
 
 import numpy as np
 import pytest
+from data.images.kills import killed_at
 from data.images.picture_trees import make_tree, noise
 from data.images.test_encoded import encoded, inputs, loader, smooth
 from PIL import Image
@@ -254,6 +255,21 @@ def test_packing_goes_on_where_it_was_stopped(tree, capsys):
     assert "--dataset tar" in capsys.readouterr().out
     assert {shard: shard.read_bytes() for shard in shards} == contents
     assert os.stat(shards[0]).st_mtime_ns == untouched and not list(folder.glob(".writing*"))
+
+
+@pytest.mark.parametrize("kind", ["tar", "tfrecord"])
+def test_packing_that_is_killed_at_any_moment_ends_with_the_same_bytes(tree, kind):
+    def contents(folder):
+        return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    whole = contents(packed(tree, kind, shard_bytes=2000))
+    (tree.parent / kind).rename(tree.parent / "whole")
+    moment, done = 0, False
+    while not done:
+        done = killed_at(moment, lambda: packed(tree, kind, shard_bytes=2000))
+        moment += 1
+        assert moment < 60
+    assert moment > 3 and contents(tree.parent / kind) == whole
 
 
 def test_packing_on_a_full_disk(tree):

@@ -2,12 +2,12 @@
 
 import io
 import os
-import signal
 import struct
 import zlib
 
 import numpy as np
 import pytest
+from data.images.kills import killed_at
 from data.images.picture_sources import (
     CLASSES,
     KINDS,
@@ -270,30 +270,6 @@ def test_a_full_disk(kind, tmp_path):
     left = [path.name for path in (tmp_path / "cache").rglob("*") if path.is_file()]
     assert set(left) <= {".lock"}
     assert len(load(kind, folder).train) == 8
-
-
-def killed_at(moment, function):
-    """Runs `function` in another process, killed before its `moment`-th rename or flush to disk.
-    Returns whether it ended before that."""
-    child = os.fork()
-    if child == 0:
-        counted = [0]
-
-        def before(call):
-            def counting(*args, **options):
-                counted[0] += 1
-                if counted[0] > moment:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return call(*args, **options)
-
-            return counting
-
-        os.fsync, os.replace, os.rename = map(before, (os.fsync, os.replace, os.rename))
-        try:
-            function()
-        finally:
-            os._exit(0)
-    return os.waitpid(child, 0)[1] == 0
 
 
 @every_source

@@ -177,7 +177,9 @@ def _held(output: Path, key: str) -> Iterator[None]:
     state = json.dumps({"key": key})
     try:
         output.mkdir(parents=True, exist_ok=True)
-        if not (output / STATE).exists() and any(output.iterdir()):
+        # A killed process may have left a hidden file.
+        there = [path for path in output.iterdir() if not path.name.startswith(".")]
+        if there and not (output / STATE).exists():
             raise UserError(f"{output} is not empty: choose another --output")
         handle = os.open(output, os.O_RDONLY)
     except OSError as error:
