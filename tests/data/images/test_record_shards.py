@@ -188,6 +188,16 @@ def test_a_flipped_bit_of_a_tfrecord(tree):
     refused(folder, "tfrecord", shard, "is not a TFRecord", on_bad="skip")
 
 
+def test_a_flipped_bit_of_a_header_does_not_end_a_tar_file(tree):
+    folder = packed(tree, "tar", shard_bytes=10**6)
+    shard = next(folder.glob("train-*"))
+    content = bytearray(shard.read_bytes())
+    third = 2 * 4 * 512  # after two samples of two members of two blocks each
+    content[third + 5] ^= 1
+    shard.write_bytes(content)
+    refused(folder, "tar", shard, f"is damaged at byte {third}", on_bad="skip")
+
+
 @pytest.mark.parametrize(
     "pairs, problem",
     [

@@ -85,7 +85,7 @@ def _read_list(path: Path, classes: list[str] | None) -> Listing:
     """The files of a list; `classes` are those of the training pictures, None if it has them."""
     table = read_table(path, "picture")
     file_column, label_column, header = _columns(table)
-    names, labels = [], []
+    names, labels, known = [], [], set(classes or ())
     for row in table.rows[header:]:
         if row.problem is not None:
             raise UserError(f"{path}, line {row.line} {row.problem}: correct the line")
@@ -93,7 +93,7 @@ def _read_list(path: Path, classes: list[str] | None) -> Listing:
         if not name or not label:
             what = "label" if name else "file"
             raise UserError(f"{path}, line {row.line} has no {what}: fill it in, or remove it")
-        if classes is not None and label not in classes:
+        if classes is not None and label not in known:
             raise UserError(
                 f"{path}, line {row.line} has the label {label!r}, which the training pictures do "
                 "not have"
@@ -107,7 +107,8 @@ def _read_list(path: Path, classes: list[str] | None) -> Listing:
         classes = sorted(set(labels), key=int if numbers else None)
         if len(classes) < 2:
             raise UserError(f"{path} has only the class {labels[0]!r}: a classifier needs two")
-    stats = [_state(os.path.join(path.parent, name)) for name in names]
+    folder = str(path.parent)
+    stats = [_state(os.path.join(folder, name)) for name in names]
     if all(size < 0 for size, _ in stats):
         raise UserError(
             f"{path} lists {names[0]!r} and others, none of which is there: their names must be "

@@ -98,8 +98,12 @@ def _samples(file: BinaryIO, path: str):
                     yield key, members
                 key, members = new, {}
             members[ending.lower()] = start, length
-        if archive.offset + tarfile.BLOCKSIZE > size:  # it ends with an empty block
+        # It ends with an empty block; a damaged header looks like an end to `next`, too.
+        end = os.pread(file.fileno(), tarfile.BLOCKSIZE, archive.offset)
+        if len(end) < tarfile.BLOCKSIZE:
             raise UserError(f"{path} was cut short: fetch the file again")
+        if any(end):
+            raise UserError(f"{path} is damaged at byte {archive.offset}: fetch the file again")
     if members:
         yield key, members
 
