@@ -242,6 +242,21 @@ def test_a_shard_that_was_cut_short(kind, kept, tmp_path):
         assert str(shard) in message and "fetch " in message
 
 
+@pytest.mark.slow
+@every_source
+def test_processes_find_the_same_as_threads(kind, tmp_path, monkeypatch):
+    folder = write_source(kind, tmp_path / kind, replaced(SPLITS, 2, b"no picture"))
+    threads = load(kind, folder, on_bad="skip")
+    found = index_files(tmp_path / "cache")
+    for path in (tmp_path / "cache").glob("index-*"):
+        path.rename(tmp_path / path.name)
+    monkeypatch.setattr(scanning, "MANY_BYTES", 0)
+    monkeypatch.setattr(scanning, "ThreadPoolExecutor", None)
+    processes = load(kind, folder, on_bad="skip")
+    assert processes.fingerprint == threads.fingerprint
+    assert index_files(tmp_path / "cache") == found
+
+
 @every_shard
 def test_flipped_bits_are_left_out_or_named(kind, tmp_path):
     """Wherever they are: in pictures, labels, or the shard's own structure."""

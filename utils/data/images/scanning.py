@@ -22,7 +22,7 @@ from utils.data.images.records import HEAD, RECORD, FileState
 from utils.data.worker_process import SIGNALS
 
 # From this much work on, processes pay: headers are read in Python, which threads do one at a time.
-MANY_FILES, MANY_BYTES = 20_000, 1 << 30
+MANY_FILES, MANY_BYTES = 20_000, 1 << 28
 
 
 class Bad(NamedTuple):
@@ -45,7 +45,6 @@ class Part(Protocol):
 
     names: list[str]  # of the files, relative to the root, or absolute
     labels: list[int] | None  # of the files; None: each record has its own
-    content: str  # bytes or headers: what `scan` reads
 
     def some(self, files: list[int]) -> Part:
         """Those of its files, counted from its first."""
@@ -141,7 +140,6 @@ class FolderPart:
 
     names: list[str]
     labels: list[int]
-    content = "headers"
 
     def some(self, files: list[int]) -> FolderPart:
         return FolderPart([self.names[i] for i in files], [self.labels[i] for i in files])
@@ -168,8 +166,9 @@ class FolderPart:
 def _executor(tasks: list[Task], thorough: bool, workers: int) -> Iterator[Executor]:
     """Threads, or processes where there is much to read."""
     files, size = sum(len(task.files) for task in tasks), sum(task.size for task in tasks)
-    read = thorough or any(task.part.content == "bytes" for task in tasks)
-    if workers > 1 and len(tasks) > 1 and (files > MANY_FILES or (read and size > MANY_BYTES)):
+    # A file of one picture whose header alone is read is little work, however large it is.
+    by_size = thorough or any(task.part.labels is None for task in tasks)
+    if workers > 1 and len(tasks) > 1 and (files > MANY_FILES or (by_size and size > MANY_BYTES)):
         executor = ProcessPoolExecutor(workers, get_context("spawn"), _prepare_process)
     else:
         executor = ThreadPoolExecutor(workers, thread_name_prefix="index")

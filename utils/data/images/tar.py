@@ -36,7 +36,6 @@ class TarShard:
 
     names: list[str]  # a single one
     labels = None
-    content = "headers"
 
     def some(self, files: list[int]) -> TarShard:
         return replace(self, names=[self.names[i] for i in files])

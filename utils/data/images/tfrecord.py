@@ -33,7 +33,6 @@ class TFRecordShard:
 
     names: list[str]  # a single one
     labels = None
-    content = "bytes"
 
     def some(self, files: list[int]) -> TFRecordShard:
         return TFRecordShard([self.names[i] for i in files])
