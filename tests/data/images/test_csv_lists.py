@@ -59,7 +59,7 @@ def test_a_list_that_is_named(folder):
     assert (len(data.train), len(data.test)) == (6, 2)
     refused(folder / "any.csv", "any.csv has no list of a test set", "--test_fraction 0.2")
     refused(folder, "has no train.csv")
-    refused(folder / "nothing.csv", "nothing.csv is not there", test_fraction=0.25)
+    refused(folder / "nothing.csv", "nothing.csv is not there")
 
 
 @pytest.mark.parametrize(

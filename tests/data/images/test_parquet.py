@@ -84,12 +84,12 @@ def test_layouts_of_the_hub(tmp_path, layout):
     assert (len(data.train), len(data.val), len(data.test)) == (12, 12, 12)
 
 
-def test_a_test_split_without_labels_is_left_out(tmp_path, capsys):
+def test_a_test_split_without_labels_is_left_out(tmp_path):
     for split, labels in (("train", LABELS), ("val", LABELS), ("test", [-1] * 6)):
         write(tmp_path / "set" / f"{split}.parquet", {"image": PICTURES, "label": labels})
-    data = load("parquet", tmp_path / "set", progress=True)
+    data = load("parquet", tmp_path / "set")
     assert data.val_is_test and data.val is None and len(data.test) == 6
-    assert "test.parquet has no labels and is left out" in capsys.readouterr().err
+    assert "without the test split (test.parquet, ...), which has no labels" in data.source
 
 
 def test_rows_without_a_picture_or_a_label(tmp_path):

@@ -287,6 +287,7 @@ def test_a_full_disk(kind, tmp_path):
     assert len(load(kind, folder).train) == 8
 
 
+@pytest.mark.slow
 @every_source
 def test_killed_at_any_moment_the_next_run_finds_all_or_nothing(kind, tmp_path):
     folder = write_source(kind, tmp_path / kind, SPLITS)

@@ -53,6 +53,10 @@ def load_csv(*, data_dir: Path, test_fraction: float | None = None, **settings) 
 
 def _find_lists(data_dir: Path, test_fraction: float | None) -> dict[str, Path]:
     """Split -> its list: {"train", "test" and/or "val"}, or {"all"}."""
+    if not data_dir.exists():
+        raise UserError(
+            f"{data_dir} is not there: give the folder of the lists, or a list, with --data_dir"
+        )
     if not data_dir.is_dir():
         found = {"train": data_dir}
     else:

@@ -24,7 +24,7 @@ import tarfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -91,14 +91,13 @@ def load_parquet(
     found = find_shards("parquet", data_dir, re.compile(r".*\.parquet"))
     first = next(iter(found.get("train", next(iter(found.values())))))
     columns = _columns(data_dir / first)
-    tests = found.get("test", [])
+    tests, without = found.get("test", []), ""
     if tests and all(_has_no_labels(data_dir / name, columns.label) for name in tests):
-        if progress:
-            print(f"note: {data_dir / tests[0]} has no labels and is left out", file=sys.stderr)
+        without = f", without the test split ({tests[0]}, ...), which has no labels"
         del found["test"]
     names = divided(data_dir, found, test_fraction)
     unpacked = _unpack_all(data_dir, names, columns, cache_dir, workers, progress)
-    return load_encoded(
+    data = load_encoded(
         "parquet",
         data_dir,
         {split: _split_files(data_dir, names[split], unpacked) for split in names},
@@ -108,6 +107,7 @@ def load_parquet(
         crop_ratio=crop_ratio,
         test_fraction=test_fraction,
     )
+    return replace(data, source=data.source + without)
 
 
 def _split_files(root: Path, names: list[str], unpacked: dict[str, Path]) -> SplitFiles:

@@ -89,7 +89,8 @@ def find_shards(name: str, root: Path, pattern: re.Pattern) -> dict[str, list[st
 def divided(
     root: Path, found: dict[str, list[str]], test_fraction: float | None
 ) -> dict[str, list[str]]:
-    """The same, with the splits that a data set has: {"train", "test" and/or "val"}, or {"all"}."""
+    """The splits of a data set, {"train", "test" and/or "val"} or {"all"}, from what `find_shards`
+    has found. Raises UserError if they are none."""
     if len(found) == 1 and found.keys() <= {"train", "all"}:
         if test_fraction is None:
             raise UserError(
