@@ -3,7 +3,7 @@
     data_dir/data/train-00000-of-00002.parquet    and validation-..., test-..., as for shards
 
 A row has the encoded picture, as a struct of `bytes` and `path` or as bytes, and an integer, its
-label. The metadata of the hub's files tell which columns these are, and the names of the classes.
+label. The metadata of the hub's files tells which columns these are, and the names of the classes.
 
 Values are compressed many at once and have no place in the file, so that a single picture costs
 reading its row group. Therefore each file is unpacked once, into a tar shard in the cache, which is
