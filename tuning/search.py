@@ -385,11 +385,13 @@ def machine(jobs: int | None, base: Config) -> tuple[int, int, list[str]]:
 
 def own_validation(base: Config) -> bool:
     """Whether the data have a validation split of their own."""
-    if getattr(base, "val_file", None):
-        return True
+    if hasattr(base, "val_file"):
+        return bool(base.val_file)
     folder = Path(base.data_dir)
-    if base.dataset in ("tar", "tfrecord"):
-        return all(any(folder.glob(f"{name}*")) for name in ("val", "test"))
+    if base.dataset in ("csv", "tar", "tfrecord", "parquet"):
+        end = "*.[ct]sv" if base.dataset == "csv" else "*"
+        patterns = [[f"{name}{end}", f"*/{name}{end}"] for name in ("val", "test")]
+        return all(any(any(folder.glob(one)) for one in either) for either in patterns)
     if base.dataset != "imagefolder":
         return False
     return all((folder / name).is_dir() for name in ("train", "val", "test"))

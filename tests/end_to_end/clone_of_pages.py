@@ -84,6 +84,7 @@ def clone(folder: Path):
             patch.setattr(data, "TEST_PER_CLASS", test)
         for split, count in (("train", 30), ("test", 6)):
             _pictures(Path("my_pictures", split), count)
+            _list(Path("my_pictures"), split)
         _pictures(Path("one_folder"), 30)
         Path("copies").mkdir()
         for name in ("imagenet", "copies/my_pictures"):
@@ -118,6 +119,12 @@ def _pictures(folder: Path, count: int) -> None:
         (folder / name).mkdir(parents=True)
         for number in range(count):
             _picture(folder / name / f"{number}.png", label)
+
+
+def _list(folder: Path, split: str) -> None:
+    files = sorted(folder.glob(f"{split}/*/*.png"))
+    rows = [f"{path.relative_to(folder)},{path.parent.name}" for path in files]
+    (folder / f"{split}.csv").write_text("\n".join(["file,label", *rows]))
 
 
 def _picture(path: Path, label: int) -> None:

@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from data.images.picture_sources import CLASSES, write_source
 from data.images.picture_trees import make_tree
 
 from utils.data.images import pack
@@ -41,6 +42,36 @@ def test_a_folder(works, fails):
     assert weights("alone", 10) == weights("run", 10)
     (tree / "train" / "cat" / "000.png").write_bytes(b"no picture")
     assert "000.png is not a readable image" in fails("--resume", "run", "--epochs", 3)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_lists_and_parquet_files(works, kind):
+    """Trained, resumed, evaluated, and predicted with, as from shards."""
+    if kind == "parquet":
+        pytest.importorskip("pyarrow")
+    tree = make_tree(Path("pictures"), per_class=10, side=12)
+    splits = {
+        split: [
+            (path.read_bytes(), label)
+            for label, name in enumerate(CLASSES)
+            for path in sorted((tree / split / name).iterdir())
+        ]
+        for split in ("train", "test")
+    }
+    write_source(kind, Path("set"), splits)
+    data = ["--dataset", kind, "--data_dir", "set", "--cache_dir", "cache"]
+    said = works(*data, *FLAGS, "--workers", 0, "--output", "run")
+    assert f"{kind}: 20 training" in said and "decoded while training" in said
+    went_on(works, "run")
+    assert "on 20 samples" in works("--resume", "run", "--eval_only")
+    works("--resume", "run", "--predict", tree / "test")
+    assert Path("run/predictions.csv").read_text().count("cat") > 10
+    folder = ["--dataset", "imagefolder", "--data_dir", tree, "--cache_dir", "cache"]
+    works(*folder, *FLAGS, "--workers", 0, "--output", "same")
+    assert weights("same", 10) == weights("run", 10)
+    if kind == "csv":
+        said = works("--data_dir", "set/train.csv", "--test_fraction", 0.5, *SIZES, "--dry_run")
+        assert "note: --dataset csv, since set/train.csv is a list" in said
 
 
 @pytest.mark.parametrize("kind", ["tar", "tfrecord"])

@@ -333,7 +333,7 @@ def test_wrong_flags_exit_before_pytorch_is_imported():
         ["--cutout", "40"],
         ["--stem", "imagenet", "--bs", "1"],
         ["--resume", "absent/checkpoints/foo"],
-        ["--image_size", "64"],
+        ["--image_size", "4"],
         ["--warmup_epochs", "99"],
         ["--save_every", "soon"],
         ["--betas", "0.9", "--optimizer", "adamw"],

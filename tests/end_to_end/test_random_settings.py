@@ -25,9 +25,11 @@ BASE = {
     "max_steps": 2, "device": "cpu", "threads": 1, "batch_size": 8, "output": "run",
     "data_dir": "pictures", "cache_dir": "cache", "log_every": 1,
 }  # fmt: skip
-# A tree of pictures, one to be divided, sets that are not there, one that needs no files.
+# A tree of pictures, lists of these, a tree to be divided, a set that is not there, and one that
+# needs no files.
 DATA = [
     {"dataset": "imagefolder"},
+    {"dataset": "csv"},
     {"dataset": "imagefolder", "data_dir": "one_tree", "test_fraction": 0.3},
     {"dataset": "cifar10", "data_dir": "run"},
     {"dataset": "shapes", "subset": 40},
@@ -83,6 +85,10 @@ def place(space, tmp_path_factory):
                 for number in range(count):
                     pixels = rng.integers(0, 150, (16, 16, 3)) + 100 * label
                     Image.fromarray(pixels.astype(np.uint8)).save(where / f"{number}.png")
+    for split in ("train", "test"):
+        files = sorted((folder / "pictures").glob(f"{split}/*/*"))
+        rows = [f"{split}/{path.parent.name}/{path.name},{path.parent.name}" for path in files]
+        (folder / "pictures" / f"{split}.csv").write_text("\n".join(["file,label", *rows]))
     (folder / "weights.pth").write_bytes(b"no weights")
     (folder / "own.py").write_text(OWN_CLASS)
     with contextlib.chdir(folder), handlers_put_back():

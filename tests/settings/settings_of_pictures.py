@@ -26,7 +26,6 @@ KEPT = [name for name in OTHERS if name not in INVOCATION_ONLY]
 NEEDS = {
     name: ["--dataset", "imagefolder"]
     for name in (
-        "image_size",
         "test_fraction",
         "val_is_validation",
         "on_bad",

@@ -74,7 +74,7 @@ def test_harmless_flags_get_a_line(pictures):
     command = next(line for line in LINES if "--workers 4 --bs 256 --distributed" in line)[5:]
     settings = parsed(command, pictures, lines.append)
     assert lines == [
-        "note: --workers has no effect: --dataset cifar10 has its own pictures; the flag is for "
-        "imagefolder"
+        "note: --workers has no effect: --dataset cifar10 is in memory, unless --image_size "
+        "resizes it"
     ]
     assert settings.workers is None

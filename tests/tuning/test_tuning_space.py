@@ -222,7 +222,7 @@ FLAGS = {
     ("--params", "lr", "--lr", "0.1"): "--lr is given, so it is fixed",
     ("--subset", "1.5"): "--subset 1.5",
     ("--lr", "-1"): "--lr: '-1' is not a number above 0",
-    ("--image_size", "64"): "--image_size has no effect",
+    ("--test_fraction", "0.5"): "--test_fraction has no effect",
     ("--warmup_epochs", "60"): "--warmup_epochs 60.0 is longer than --epochs 50",
     ("--sampler", "grid"): "warmup_epochs has no grid points",
     ("--output", "/proc/nowhere"): "/proc/nowhere",

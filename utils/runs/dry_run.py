@@ -23,6 +23,7 @@ OPTIONAL = {
     "onnx": "--export onnx",
     "onnxscript": "--export onnx",
     "onnxruntime": "the check of --export onnx",
+    "pyarrow": "--dataset parquet",
 }
 
 

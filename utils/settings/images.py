@@ -11,27 +11,29 @@ from utils.settings.engine import GROUP as ENGINE
 from utils.settings.run import USE
 
 GROUP = "images"
-# Data sets of the user's own pictures.
-OWN_PICTURES = ("imagefolder", "tar", "tfrecord")
+# Data sets of the user's own pictures: those that can be decoded once, and all.
+FILES = ("imagefolder", "csv")
+OWN_PICTURES = (*FILES, "tar", "tfrecord", "parquet")
 
 
 @dataclass
 class PictureSettings(Config):
     dataset: str = setting(
         "cifar10",
-        "Data set; imagefolder is a tree of your own with a folder for each class, tar and "
-        "tfrecord are shards of your own, shapes is synthetic and needs no files, the others are "
-        "downloaded once",
+        "Data set; imagefolder is a tree of your own with a folder for each class, csv are lists "
+        "of your own files and their classes, tar, tfrecord and parquet are shards of your own, "
+        "shapes is synthetic and needs no files, the others are downloaded once",
         group=GROUP,
         choices=IMAGE_DATASETS,
     )
     image_size: int | None = setting(
         None,
-        "Side of your own pictures, which are resized and centre-cropped",
+        "Side of the pictures, which are resized; your own are centre-cropped, too",
         group=GROUP,
         low=8,
         unit="pixels",
-        default_text="that of the files if they are alike and small, else 224",
+        default_text="that of the data set; of your own files if they are alike and small, else "
+        "224",
         essential=True,
     )
     test_fraction: float | None = setting(
@@ -45,7 +47,7 @@ class PictureSettings(Config):
     )
     val_is_validation: bool = setting(
         False,
-        "val/ of an imagefolder without test/ is the validation split, instead of the test set; "
+        "val/ of your own pictures without test/ is the validation split, instead of the test set; "
         "nothing is measured on a test set",
         group=GROUP,
     )
@@ -59,8 +61,8 @@ class PictureSettings(Config):
     )
     decode: str = setting(
         "auto",
-        "Decode an imagefolder once, into --cache_dir, or always, while training; auto: once if "
-        "the decoded pictures take up to 32 GB",
+        "Decode an imagefolder or csv once, into --cache_dir, or always, while training; auto: "
+        "once if the decoded pictures take up to 32 GB",
         group=GROUP,
         choices=("auto", "once", "always"),
         before="once",
@@ -142,23 +144,32 @@ class PictureSettings(Config):
 
     @classmethod
     def implied(cls, given, say):
-        folder = given.get("data_dir")
-        if "dataset" in given or not os.path.isdir(os.path.join(folder or "", "train")):
-            return super().implied(given, say)
-        say(f"note: --dataset imagefolder, since {folder} has a folder train/")
-        return super().implied(given, say) | {"dataset": "imagefolder"}
+        found, implied = given.get("data_dir") or "", super().implied(given, say)
+        if "dataset" in given:
+            return implied
+        if found.lower().endswith((".csv", ".tsv")):
+            say(f"note: --dataset csv, since {found} is a list")
+            return implied | {"dataset": "csv"}
+        if os.path.isdir(os.path.join(found, "train")):
+            say(f"note: --dataset imagefolder, since {found} has a folder train/")
+            return implied | {"dataset": "imagefolder"}
+        return implied
 
     def ineffective(self):
         yield from super().ineffective()
         if self.dataset not in OWN_PICTURES:
-            reason = f"--dataset {self.dataset} has its own pictures; the flag is for imagefolder"
-            names = ("image_size", "test_fraction", "val_is_validation", "cache_dir", "decode")
-            names += () if self.predict else ("on_bad", "workers")
+            reason = f"--dataset {self.dataset} has its own pictures; the flag is for yours"
+            names = ("test_fraction", "val_is_validation", "decode")
+            names += () if self.predict else ("on_bad",)
             yield from ((name, reason, "dataset") for name in names)
+            if self.image_size is None:
+                reason = f"--dataset {self.dataset} is in memory, unless --image_size resizes it"
+                names = ("cache_dir",) if self.predict else ("cache_dir", "workers")
+                yield from ((name, reason, "dataset") for name in names)
         if self.dataset == "shapes":
             reason = "--dataset shapes is built in and reads no files"
             yield "data_dir", reason, "dataset"
-        elif self.dataset != "imagefolder":
+        elif self.dataset not in FILES:
             yield "decode", f"--dataset {self.dataset} is always decoded while training", "dataset"
         if self.crop == "resized":
             for name in ("crop_padding", "padding_mode"):
@@ -200,7 +211,7 @@ class PictureSettings(Config):
                 f"{flag} crops pictures that are decoded while training, and --dataset "
                 f"{self.dataset} is decoded already: leave it out"
             )
-        if self.decode == "once" and self.dataset == "imagefolder":
+        if self.decode == "once" and self.dataset in FILES:
             raise UserError(f"{flag} needs --decode always: decoding once crops to the centre")
-        if self.dataset == "imagefolder":
+        if self.dataset in FILES:
             self.decode = "always"

@@ -225,9 +225,7 @@ def test_a_missing_and_an_oversized_member(imitation, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
-def test_folder_settings_are_refused(name, tmp_path):
+def test_a_test_fraction_is_refused(name, tmp_path):
     folders = {"data_dir": tmp_path, "cache_dir": tmp_path}
-    with pytest.raises(UserError, match=f"--image_size 64 has no effect on --dataset {name}"):
-        load_image_data(name, **folders, image_size=64)
     with pytest.raises(UserError, match=f"--test_fraction has no effect on --dataset {name}"):
         load_image_data(name, **folders, test_fraction=0.5)

@@ -11,7 +11,7 @@ from PIL import Image, ImageOps
 
 from utils.augment.crop_flip import CropFlip
 from utils.augment.resized_crop import ResizedCrop
-from utils.data.images import record_index
+from utils.data.images import scanning
 from utils.data.images.decode import decode, decode_window, measure
 from utils.data.workers import WorkerPool
 from utils.errors import UserError
@@ -89,7 +89,7 @@ def test_parts_and_held_out_pictures(tmp_path):
 
 def test_auto_keeps_decoded_pictures_up_to_a_size(tree, monkeypatch):
     assert not load(tree, decode="auto").train.encoded
-    monkeypatch.setattr("utils.data.images.imagefolder.LARGEST_DECODED", 16 * 3 * 64 - 1)
+    monkeypatch.setattr("utils.data.images.listing.LARGEST_DECODED", 16 * 3 * 64 - 1)
     data = load(tree, decode="auto")
     assert data.train.encoded and "decoded while training" in data.source
 
@@ -181,7 +181,7 @@ def test_crop_ratio_is_a_larger_resize_and_a_centre_crop():
 
 def test_an_index_is_built_once_and_a_changed_file_is_noticed(photos, monkeypatch):
     first = always(photos)
-    monkeypatch.setattr(record_index, "measure", None)  # no header is read again
+    monkeypatch.setattr(scanning, "measure", None)  # no header is read again
     assert always(photos).fingerprint == first.fingerprint
     monkeypatch.undo()
     path = photos / "train" / "dog" / "03.jpg"
@@ -191,13 +191,13 @@ def test_an_index_is_built_once_and_a_changed_file_is_noticed(photos, monkeypatc
     assert always(photos).fingerprint != first.fingerprint
 
 
-def test_a_touched_file_is_indexed_again_and_the_data_are_the_same(photos, monkeypatch):
+def test_only_a_touched_file_is_indexed_again_and_the_data_are_the_same(photos, monkeypatch):
     first = always(photos)
     os.utime(photos / "train" / "dog" / "03.jpg", ns=(1, 1))
     scanned = []
-    measured = record_index.measure
-    monkeypatch.setattr(record_index, "measure", lambda *args: scanned.append(1) or measured(*args))
-    assert always(photos).fingerprint == first.fingerprint and len(scanned) == 26
+    measured = scanning.measure
+    monkeypatch.setattr(scanning, "measure", lambda *args: scanned.append(1) or measured(*args))
+    assert always(photos).fingerprint == first.fingerprint and len(scanned) == 1
 
 
 @pytest.mark.parametrize(

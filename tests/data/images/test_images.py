@@ -77,8 +77,6 @@ def test_wrong_settings_are_refused(tmp_path):
     with pytest.raises(UserError, match="--on_bad"):
         load_image_data("shapes", **folders, on_bad="ignore")
     for dataset in ("shapes", "cifar10"):
-        with pytest.raises(UserError, match="--image_size 64 has no effect"):
-            load_image_data(dataset, **folders, image_size=64)
         with pytest.raises(UserError, match="--test_fraction has no effect"):
             load_image_data(dataset, **folders, test_fraction=0.5)
     for wrong in ({"image_size": 0}, {"test_fraction": 1.0}):

@@ -7,6 +7,7 @@ import tarfile
 
 import numpy as np
 import pytest
+from data.images.kills import killed_at
 from data.images.picture_trees import make_tree, noise
 from data.images.test_encoded import encoded, inputs, loader, smooth
 from PIL import Image
@@ -187,6 +188,16 @@ def test_a_flipped_bit_of_a_tfrecord(tree):
     refused(folder, "tfrecord", shard, "is not a TFRecord", on_bad="skip")
 
 
+def test_a_flipped_bit_of_a_header_does_not_end_a_tar_file(tree):
+    folder = packed(tree, "tar", shard_bytes=10**6)
+    shard = next(folder.glob("train-*"))
+    content = bytearray(shard.read_bytes())
+    third = 2 * 4 * 512  # after two samples of two members of two blocks each
+    content[third + 5] ^= 1
+    shard.write_bytes(content)
+    refused(folder, "tar", shard, f"is damaged at byte {third}", on_bad="skip")
+
+
 @pytest.mark.parametrize(
     "pairs, problem",
     [
@@ -254,6 +265,21 @@ def test_packing_goes_on_where_it_was_stopped(tree, capsys):
     assert "--dataset tar" in capsys.readouterr().out
     assert {shard: shard.read_bytes() for shard in shards} == contents
     assert os.stat(shards[0]).st_mtime_ns == untouched and not list(folder.glob(".writing*"))
+
+
+@pytest.mark.parametrize("kind", ["tar", "tfrecord"])
+def test_packing_that_is_killed_at_any_moment_ends_with_the_same_bytes(tree, kind):
+    def contents(folder):
+        return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    whole = contents(packed(tree, kind, shard_bytes=2000))
+    (tree.parent / kind).rename(tree.parent / "whole")
+    moment, done = 0, False
+    while not done:
+        done = killed_at(moment, lambda: packed(tree, kind, shard_bytes=2000))
+        moment += 1
+        assert moment < 60
+    assert moment > 3 and contents(tree.parent / kind) == whole
 
 
 def test_packing_on_a_full_disk(tree):

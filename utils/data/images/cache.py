@@ -1,4 +1,4 @@
-"""Decoded pictures on disk: written once, memory-mapped by every later run.
+"""Decoded pictures of one size on disk: written once, memory-mapped by every later run.
 
 A cache is a folder `<cache_dir>/<key>/` with `<split>.npy`, `<split>_labels.npy` and
 `index.json`. It is built under a temporary name, flushed to disk and renamed, so that it is
@@ -13,8 +13,10 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from tqdm import tqdm
@@ -28,12 +30,34 @@ from utils.files import sync_folder
 VERSION = 1  # of decoding and of the cache's layout; part of every key
 
 
+class Source(Protocol):
+    """The pictures of one split, from which a cache is built."""
+
+    verb: str  # what is done with them, for messages: "decoding"
+    labels: Sequence[int] | np.ndarray  # indices into the classes, one for each picture
+    channels: int
+
+    def describe(self, picture: int) -> str:
+        """A picture, for messages."""
+
+    def decoded(self, size: int, workers: int) -> Iterator[tuple[np.ndarray, dict[int, str]]]:
+        """The pictures in order, in chunks: those that are good, (n, size, size, channels) uint8,
+        and for the others: offset in the chunk -> reason."""
+
+
 @dataclass(frozen=True)
-class Source:
-    """The files of one split."""
+class FileSource:
+    """The files of one split; a Source."""
 
     paths: list[str]
-    labels: list[int]  # indices into the classes, one for each path
+    labels: list[int]
+    verb, channels = "decoding", 3
+
+    def describe(self, picture: int) -> str:
+        return self.paths[picture]
+
+    def decoded(self, size: int, workers: int) -> Iterator[tuple[np.ndarray, dict[int, str]]]:
+        return decode_all(self.paths, size, workers)
 
 
 @dataclass(frozen=True)
@@ -49,6 +73,7 @@ class Index:
     fingerprint: str
     skipped: int
     skipped_first: list[str]
+    channels: int = 3
 
 
 def open_cache(folder: Path) -> tuple[Index, dict[str, DecodedSplit]] | None:
@@ -60,7 +85,7 @@ def open_cache(folder: Path) -> tuple[Index, dict[str, DecodedSplit]] | None:
         for name, count in index.counts.items():
             images = np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
             labels = np.load(folder / f"{name}_labels.npy", allow_pickle=False)
-            if images.shape != (count, index.image_size, index.image_size, 3):
+            if images.shape != (count, index.image_size, index.image_size, index.channels):
                 return None
             if not 0 <= labels.min() <= labels.max() < len(index.classes):
                 return None
@@ -80,10 +105,10 @@ def build_cache(
     workers: int,
     progress: bool,
 ) -> tuple[Index, dict[str, DecodedSplit]]:
-    """Decode every file of `sources` (split -> files) into the cache `folder`, and map it.
+    """Decode every picture of `sources`, by split, into the cache `folder`, and map it.
 
     Raises:
-        UserError: a file cannot be decoded (unless `on_bad` is "skip"), no picture is left of a
+        UserError: a picture cannot be decoded (unless `on_bad` is "skip"), no picture is left of a
             split or of a class of the training pictures, or the cache cannot be written.
     """
     parent = folder.parent
@@ -117,15 +142,16 @@ def _write(
     workers: int,
     progress: bool,
 ) -> None:
-    files = sum(len(source.paths) for source in sources.values())
+    count, (first, *_) = sum(len(source.labels) for source in sources.values()), sources.values()
     terminal = sys.stderr.isatty()
     if progress and not terminal:
-        print(f"decoding {files:,} pictures to {image_size}x{image_size}, once", file=sys.stderr)
+        size = f"{image_size}x{image_size}"
+        print(f"{first.verb} {count:,} pictures to {size}, once", file=sys.stderr)
     skipped: list[str] = []
     splits: dict[str, DecodedSplit] = {}
     with (
         tqdm(
-            desc="decoding", total=files, unit=" pictures", disable=not (progress and terminal)
+            desc=first.verb, total=count, unit=" pictures", disable=not (progress and terminal)
         ) as bar,
         strict_pillow(),
     ):
@@ -134,16 +160,16 @@ def _write(
             good = np.ones(len(labels), bool)
             with (
                 open(folder / f"{name}.npy", "w+b") as file,
-                contextlib.closing(decode_all(source.paths, image_size, workers)) as chunks,
+                contextlib.closing(source.decoded(image_size, workers)) as chunks,
             ):
                 # Written again at the end with the number of good pictures; NumPy pads the header,
                 # so that its length stays.
-                shape = (len(labels), image_size, image_size, 3)
+                shape = (len(labels), image_size, image_size, source.channels)
                 _write_header(file, shape)
                 done = 0
                 for pictures, errors in chunks:
                     for offset, reason in errors.items():
-                        path = source.paths[done + offset]
+                        path = source.describe(done + offset)
                         if on_bad == "error":
                             raise UserError(
                                 f"{path} is not a readable image ({reason}): remove it, or leave "
@@ -176,6 +202,7 @@ def _write(
         fingerprint=content_fingerprint(classes, splits),
         skipped=len(skipped),
         skipped_first=skipped[:10],
+        channels=first.channels,
     )
     with open(folder / "index.json", "w", encoding="utf-8") as file:
         json.dump(asdict(index), file, indent=1)
@@ -186,7 +213,7 @@ def _write(
 def _check_something_left(name: str, source: Source, good: np.ndarray, classes: list[str]) -> None:
     """Every class needs a training picture; any other split needs a picture of some class."""
     labels = np.asarray(source.labels)
-    needed = set(source.labels) if name in ("train", "all") else set()
+    needed = set(labels.tolist()) if name in ("train", "all") else set()
     lost = needed - set(labels[good].tolist())
     if lost or not good.any():
         what = f"class {classes[min(lost)]!r}" if lost else f"{name}/"
@@ -200,8 +227,10 @@ def _write_header(file: io.BufferedIOBase, shape: tuple[int, ...]) -> None:
 
 
 def _check_space(parent: Path, sources: dict[str, Source], image_size: int) -> None:
-    pictures = sum(len(source.paths) for source in sources.values())
-    needed = pictures * (3 * image_size**2 + 8) + (1 << 16)
+    sizes = [
+        len(source.labels) * (source.channels * image_size**2 + 8) for source in sources.values()
+    ]
+    needed = sum(sizes) + (1 << 16)
     free = shutil.disk_usage(parent).free
     if free < needed:
         raise UserError(

@@ -15,8 +15,9 @@ import numpy as np
 from utils.data.images.decode import strict_pillow
 from utils.data.images.decoded import statistics_of
 from utils.data.images.encoded import EncodedSplit
-from utils.data.images.record_index import Found, Indexing, SplitFiles, find_index
+from utils.data.images.record_index import Found, Indexing, find_index
 from utils.data.images.records import EncodedPictures
+from utils.data.images.scanning import SplitFiles
 from utils.data.images.sources import ImageData
 from utils.data.splits import TEST_SEED, stratified_split
 from utils.errors import UserError

@@ -6,162 +6,47 @@
 val/ and test/ may hold their pictures without class folders (imagenet.py).
 
 Classes are the sorted folder names of the training pictures, with the names that a file of synsets
-gives them (imagenet.py). The files are decoded once into a cache (cache.py), whose key changes when
-they change; large sets are decoded while training instead, and only indexed (record_index.py).
+gives them (imagenet.py).
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import stat
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from utils.data.images.cache import VERSION, Index, Source, build_cache, open_cache
 from utils.data.images.decode import open_image, picture_endings, strict_pillow
-from utils.data.images.decoded import DecodedSplit, channel_statistics
-from utils.data.images.encoded_data import load_encoded
 from utils.data.images.imagenet import class_names, flat_labels
-from utils.data.images.record_index import FolderPart, Indexing, SplitFiles
-from utils.data.images.records import FileState
+from utils.data.images.listing import Listing, load_listings
 from utils.data.images.sources import ImageData
-from utils.data.splits import TEST_SEED, stratified_split
 from utils.errors import UserError
 
 LAYOUT = (
     "expected train/<class>/ with test/<class>/ or val/<class>/, or <class>/ with --test_fraction"
 )
-DEFAULT_SIZE, LARGEST_KEPT_SIZE = 224, 64
-# Bytes of decoded pictures above which `decode="auto"` does not keep them.
-LARGEST_DECODED = 32 * 10**9
-FILES_AT_ONCE = 512  # that a task of indexing reads
 _SPLITS = ("train", "val", "test")
 _IGNORED = {"thumbs.db", "desktop.ini", "__macosx"}
 
 
-@dataclass(frozen=True)
-class Listing:
-    """The files of one split, by class and then by path."""
-
-    root: Path
-    classes: list[str]
-    paths: list[str]  # relative to root
-    labels: list[int]
-    stats: list[tuple[int, int]]  # (bytes, time of modification in ns)
-    strays: int  # files beside the pictures that are none, such as notes.txt
-
-
-def load_imagefolder(*, data_dir: Path, **settings) -> ImageData:
-    """The tree at `data_dir`, as `_load` loads it, with the classes' names by a file of synsets."""
-    data = _load(data_dir=data_dir, **settings)
-    return replace(data, classes=class_names(data_dir, data.classes))
-
-
-def _load(
-    *,
-    data_dir: Path,
-    cache_dir: Path,
-    image_size: int | None = None,
-    on_bad: str = "error",
-    test_fraction: float | None = None,
-    decode: str = "once",
-    crop_ratio: float = 1.0,
-    workers: int = 1,
-    progress: bool = True,
+def load_imagefolder(
+    *, data_dir: Path, cache_dir: Path, test_fraction: float | None = None, **settings
 ) -> ImageData:
-    """Decode the tree at `data_dir` into `cache_dir`, or memory-map what an earlier run decoded. Or
-    only index it; see `load_image_data`.
+    """The tree at `data_dir`, loaded by `load_listings`.
 
     val/ is the validation split if there is test/, else the test set. Files that are no pictures by
     their names and contents are passed over and counted; one that has the name of a picture and
     cannot be decoded is an error.
 
     Raises:
-        UserError: the tree has another layout, a file in it cannot be decoded (unless `on_bad` is
-            "skip"), or the cache cannot be written.
+        UserError: the tree has another layout, or see `load_listings`.
     """
     listings = list_tree(data_dir, test_fraction, cache_dir)
-    classes = next(iter(listings.values())).classes
-    strays = sum(listing.strays for listing in listings.values())
-    if image_size is None:
-        image_size = _choose_size(next(iter(listings.values())))
-    size = sum(len(listing.paths) for listing in listings.values()) * 3 * image_size**2
-    if decode == "always" or (decode == "auto" and size > LARGEST_DECODED):
-        data = load_encoded(
-            "imagefolder",
-            data_dir,
-            {name: _to_index(data_dir, listing) for name, listing in listings.items()},
-            Indexing(cache_dir, on_bad, workers, progress),
-            classes=classes,
-            image_size=image_size,
-            crop_ratio=crop_ratio,
-            test_fraction=test_fraction,
-        )
-        return replace(data, strays=strays)
-    folder = cache_dir / _key(listings, image_size)
-    cache = open_cache(folder)
-    source = f"{data_dir}, memory-mapped from {folder}"
-    if cache is None:
-        source = f"{data_dir}, decoded into {folder}"
-        cache = build_cache(
-            folder,
-            {name: _to_source(listing) for name, listing in listings.items()},
-            classes,
-            image_size=image_size,
-            on_bad=on_bad,
-            workers=workers,
-            progress=progress,
-        )
-    index, splits = cache
-    if index.skipped and on_bad == "error":
-        raise UserError(
-            f"{index.skipped} files in {data_dir} are not readable images, the first of them "
-            f"{index.skipped_first[0]}: remove them, or leave them out with --on_bad skip"
-        )
-    if test_fraction is not None:
-        return _divide(index, splits["all"], test_fraction, source, strays)
-    train, test, val = (splits.get(name) for name in ("train", "test", "val"))
-    val_is_test = test is None
-    if val_is_test:
-        test, val = val, None
-    return ImageData(
-        name="imagefolder",
-        classes=index.classes,
-        mean=index.mean,
-        std=index.std,
-        train=train,
-        test=test,
-        val=val,
-        fingerprint=index.fingerprint,
-        skipped=index.skipped,
-        strays=strays,
-        val_is_test=val_is_test,
-        source=source,
-    )
-
-
-def _divide(
-    index: Index, everything: DecodedSplit, fraction: float, source: str, strays: int
-) -> ImageData:
-    """Divides a single tree. The parts are rows of one cache, which serves any fraction."""
-    kept, held_out = stratified_split(everything.labels, fraction, TEST_SEED, index.classes)
-    train, test = everything.part(kept), everything.part(held_out)
-    mean, std = channel_statistics(train)
-    division = f"{index.fingerprint} {fraction!r} {TEST_SEED}"
-    return ImageData(
-        name="imagefolder",
-        classes=index.classes,
-        mean=mean,
-        std=std,
-        train=train,
-        test=test,
-        fingerprint=hashlib.sha256(division.encode()).hexdigest(),
-        skipped=index.skipped,
-        strays=strays,
-        source=source,
-    )
+    data = load_listings(
+        "imagefolder", data_dir, listings,
+        cache_dir=cache_dir, test_fraction=test_fraction, **settings,
+    )  # fmt: skip
+    return replace(data, classes=class_names(data_dir, data.classes))
 
 
 def list_tree(data_dir: Path, test_fraction: float | None, cache_dir: Path) -> dict[str, Listing]:
@@ -318,56 +203,3 @@ def _is_stray(entry: os.DirEntry) -> bool:
             return False
     except Exception:  # a damaged file can make Pillow raise any exception
         return True
-
-
-def _choose_size(listing: Listing) -> int:
-    """The side of the pictures if they are square, equal and small, else DEFAULT_SIZE.
-
-    Judged by the first picture with a readable header among the first five files of each class.
-    """
-    sizes = set()
-    tried: dict[int, int] = {}
-    done = set()
-    for path, label in zip(listing.paths, listing.labels, strict=True):
-        if label in done or tried.get(label, 0) == 5:
-            continue
-        tried[label] = tried.get(label, 0) + 1
-        try:
-            with strict_pillow(), open_image(os.path.join(listing.root, path)) as image:
-                sizes.add(image.size)
-        except Exception:  # decoding reports it as a bad file
-            continue
-        done.add(label)
-    if len(sizes) == 1:
-        width, height = sizes.pop()
-        if width == height <= LARGEST_KEPT_SIZE:
-            return width
-    return DEFAULT_SIZE
-
-
-def _key(listings: dict[str, Listing], image_size: int) -> str:
-    """SHA-256 of what the cache depends on: version, size, classes, each file's name and stat.
-
-    Neither `on_bad` nor the division of a single tree changes the key.
-    """
-    digest = hashlib.sha256(json.dumps([VERSION, image_size]).encode())
-    for name, listing in listings.items():
-        digest.update(json.dumps([name, listing.classes]).encode())
-        lines = [
-            f"{path}\0{size}\0{modified}\0"
-            for path, (size, modified) in zip(listing.paths, listing.stats, strict=True)
-        ]
-        digest.update(os.fsencode("".join(lines)))
-    return digest.hexdigest()
-
-
-def _to_index(data_dir: Path, listing: Listing) -> SplitFiles:
-    prefix = os.path.relpath(listing.root, data_dir)
-    names = [os.path.normpath(os.path.join(prefix, path)) for path in listing.paths]
-    pieces = [slice(start, start + FILES_AT_ONCE) for start in range(0, len(names), FILES_AT_ONCE)]
-    parts = [FolderPart(names[piece], listing.labels[piece]) for piece in pieces]
-    return SplitFiles(parts, [FileState(*state) for state in listing.stats])
-
-
-def _to_source(listing: Listing) -> Source:
-    return Source([os.path.join(listing.root, path) for path in listing.paths], listing.labels)

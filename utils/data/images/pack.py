@@ -24,10 +24,11 @@ import numpy as np
 from tqdm import tqdm
 
 from utils.data.images.decode import measure, open_image, strict_pillow, why
-from utils.data.images.imagefolder import Listing, list_tree
+from utils.data.images.imagefolder import list_tree
 from utils.data.images.imagenet import class_names
+from utils.data.images.listing import Listing
 from utils.data.images.shards import CLASSES
-from utils.data.images.tar import PICTURES
+from utils.data.images.tar import PICTURES, add_sample
 from utils.data.images.tfrecord import example, framed
 from utils.errors import UserError
 from utils.files import reason, replace_file, sync_folder, written_aside
@@ -127,10 +128,7 @@ def _write(
             if archive is None:
                 file.write(framed(example(content, label)))
                 continue
-            for name, part in ((ending, content), ("cls", str(label).encode())):
-                member = tarfile.TarInfo(f"{number:09}.{name}")
-                member.size = len(part)
-                archive.addfile(member, io.BytesIO(part))
+            add_sample(archive, number, ending, content, label)
 
 
 def _picture(path: str) -> tuple[bytes, str]:
@@ -179,7 +177,9 @@ def _held(output: Path, key: str) -> Iterator[None]:
     state = json.dumps({"key": key})
     try:
         output.mkdir(parents=True, exist_ok=True)
-        if not (output / STATE).exists() and any(output.iterdir()):
+        # A killed process may have left a hidden file.
+        there = [path for path in output.iterdir() if not path.name.startswith(".")]
+        if there and not (output / STATE).exists():
             raise UserError(f"{output} is not empty: choose another --output")
         handle = os.open(output, os.O_RDONLY)
     except OSError as error:

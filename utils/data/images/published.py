@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from utils.data.images.decoded import DecodedSplit, channel_statistics
-from utils.data.images.sources import ImageData, refuse_folder_settings
+from utils.data.images.sources import ImageData, refuse_test_fraction
 from utils.errors import UserError
 
 
@@ -55,12 +55,11 @@ class Published(ABC):
         self,
         *,
         data_dir: Path,
-        image_size: int | None = None,
         test_fraction: float | None = None,
         **_unused,
     ) -> ImageData:
         """A PictureSource. `contents` says where the files are searched for, and what it raises."""
-        refuse_folder_settings(self.name, self.SIDE, image_size, test_fraction)
+        refuse_test_fraction(self.name, test_fraction)
         classes, train, test, source = self.contents(data_dir)
         mean, std = channel_statistics(train.images)
         checksums = json.dumps(sorted(self.checksums.items()))

@@ -1,9 +1,10 @@
 """An index of encoded pictures: where each record is, its class and its size.
 
 Built once, in parallel, and memory-mapped by every later run. An index is a folder
-`<cache_dir>/index-<key>/` with `<split>.npy` (the records), `<split>_files.npy` and `index.json`,
-complete or absent (cache_folder.py). The key depends on each file's name, size and time of
-modification.
+`<cache_dir>/index-<key>/` with `<split>.npy` (the records), `<split>_files.npy`, `bad.json` (the
+records left out) and `index.json`, complete or absent (cache_folder.py). The key depends on each
+file's name, size and time of modification. When some files have changed, a new index takes over
+what an earlier one knows of the others.
 """
 
 from __future__ import annotations
@@ -12,60 +13,24 @@ import contextlib
 import hashlib
 import json
 import os
-import signal
-import sys
-import zlib
 from collections.abc import Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
-from multiprocessing import get_context
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
-from tqdm import tqdm
 
 from utils.data.cache_folder import LOCK, put_in_place, remove_abandoned, temporary_folder
-from utils.data.images.decode import measure, strict_pillow, why
-from utils.data.images.records import HEAD, RECORD, FileState, Records, not_readable
-from utils.data.worker_process import SIGNALS
+from utils.data.images.decode import strict_pillow
+from utils.data.images.records import RECORD, Records, not_readable
+from utils.data.images.scanning import Bad, Scanned, SplitFiles, Task, scan_all, tasks_of
 from utils.errors import UserError
 from utils.files import reason, sync_folder, write_synced
 
-VERSION = 1  # of the index; part of every key
-# From this much work on, processes pay: headers are read in Python, which threads do one at a time.
-MANY_FILES, MANY_BYTES = 20_000, 1 << 30
+VERSION = 2  # of the index; part of every key
 FIRST = 10  # bad records that the index names
-
-
-class Scanned(NamedTuple):
-    """What a part of a split holds."""
-
-    table: np.ndarray  # (good records,) RECORD; `file` counts from the part's first file
-    bad: list[tuple[str, str]]  # the others, for messages, with the reasons
-
-
-class Part(Protocol):
-    """Some files of a split, read by one task. Picklable."""
-
-    names: list[str]  # of the files, relative to the root
-    content: str  # bytes or headers: what `scan` reads
-
-    def scan(self, root: str, thorough: bool) -> Scanned:
-        """Reads the header of every record; if `thorough`, decodes every picture.
-
-        Raises:
-            UserError: the files cannot be read, or the format of a shard is broken.
-        """
-
-
-@dataclass(frozen=True)
-class SplitFiles:
-    """The files of a split, cut into parts, and what tells that a file has changed."""
-
-    parts: list[Part]
-    states: list[FileState]  # of all files, in order
+BAD = "bad.json"  # split -> the Bad of all files
 
 
 @dataclass(frozen=True)
@@ -87,10 +52,19 @@ class Indexing:
 
 @dataclass(frozen=True)
 class Index:
-    """Content of `index.json`. `skipped_first`: the first skipped records, with the reasons."""
+    """Content of `index.json`.
+
+    Args:
+        key: that the folder's name has, too.
+        family: equal for indices of the same data set before and after a change.
+        counts: split -> records.
+        skipped: records left out; `skipped_first`: the first of them, with the reasons.
+    """
 
     version: int
-    counts: dict[str, int]  # split -> records
+    key: str
+    family: str
+    counts: dict[str, int]
     fingerprint: str
     skipped: int
     skipped_first: list[str]
@@ -111,17 +85,22 @@ def find_index(root: Path, splits: dict[str, SplitFiles], how: Indexing) -> Foun
         UserError: a record is not a picture (unless `on_bad` is "skip"), a file is broken, or the
             index cannot be written.
     """
-    folder = how.cache_dir / f"index-{_key(splits, how.on_bad)}"
-    found = _open(folder, root)
-    if found is not None:
+    key = _key(splits, how.on_bad)
+    folder = how.cache_dir / f"index-{key}"
+
+    def opened() -> Found | None:
+        found = _open(folder, root)
+        return found if found is not None and found.index.key == key else None
+
+    if found := opened():
         return found
     try:
         how.cache_dir.mkdir(parents=True, exist_ok=True)
         remove_abandoned(how.cache_dir)
         with temporary_folder(how.cache_dir) as temporary:
-            _write(temporary, root, splits, how)
+            _write(temporary, root, splits, how, key)
             sync_folder(temporary)
-            put_in_place(temporary, folder, lambda: _open(folder, root) is not None)
+            put_in_place(temporary, folder, lambda: opened() is not None)
             sync_folder(how.cache_dir)
             (folder / LOCK).unlink(missing_ok=True)
     except OSError as error:
@@ -134,48 +113,9 @@ def find_index(root: Path, splits: dict[str, SplitFiles], how: Indexing) -> Foun
             "a process that indexed pictures died, most likely because there is too little memory: "
             "use fewer --workers"
         ) from error
-    found = _open(folder, root)
+    found = opened()
     assert found is not None, f"the index {folder} cannot be read back"
     return found
-
-
-def entry(source: BinaryIO, length: int, thorough: bool) -> tuple[int, int, int]:
-    """(height, width, check) of a RECORD. Raises what `decode` does."""
-    source.seek(0)
-    check = zlib.crc32(source.read(HEAD))
-    source.seek(0)
-    return *measure(source, length, thorough), check
-
-
-@dataclass(frozen=True)
-class FolderPart:
-    """Files of a folder, of one picture each.
-
-    Args:
-        names: relative to the root.
-        labels: one for each.
-    """
-
-    names: list[str]
-    labels: list[int]
-    content = "headers"
-
-    def scan(self, root: str, thorough: bool) -> Scanned:
-        table, bad = np.zeros(len(self.names), RECORD), []
-        good = np.ones(len(self.names), bool)
-        for number, (name, label) in enumerate(zip(self.names, self.labels, strict=True)):
-            path = os.path.join(root, name)
-            try:
-                if not os.path.isfile(path):  # opening a pipe would block
-                    raise ValueError("not a regular file")
-                with open(path, "rb") as file:
-                    length = os.fstat(file.fileno()).st_size
-                    height, width, check = entry(file, length, thorough)
-                table[number] = number, 0, length, label, height, width, check
-            except Exception as error:  # a damaged file can make Pillow raise any exception
-                bad.append((path, why(error)))
-                good[number] = False
-        return Scanned(table[good], bad)
 
 
 def _open(folder: Path, root: Path) -> Found | None:
@@ -200,50 +140,75 @@ def _key(splits: dict[str, SplitFiles], on_bad: str) -> str:
         states = iter(files.states)
         for part in files.parts:
             digest.update(type(part).__name__.encode())
-            digest.update(json.dumps(getattr(part, "labels", None)).encode())
+            digest.update(json.dumps(part.labels).encode())
             for name in part.names:
                 state = next(states)
                 digest.update(os.fsencode(f"{name}\0{state.size}\0{state.modified}\0"))
     return digest.hexdigest()
 
 
-def _write(folder: Path, root: Path, splits: dict[str, SplitFiles], how: Indexing) -> None:
-    tables, skipped = {}, []
+def _family(root: Path, splits: dict[str, SplitFiles], on_bad: str) -> str:
+    kinds = {split: type(files.parts[0]).__name__ for split, files in splits.items()}
+    return hashlib.sha256(json.dumps([VERSION, str(root), on_bad, kinds]).encode()).hexdigest()
+
+
+def _write(
+    folder: Path, root: Path, splits: dict[str, SplitFiles], how: Indexing, key: str
+) -> None:
+    family = _family(root, splits, how.on_bad)
+    known = _known(_earlier(how.cache_dir, root, family), splits)
+    tasks = {split: tasks_of(files, known[split].files) for split, files in splits.items()}
+    tables, bad = {}, {}
     digest = hashlib.sha256()
-    with _bar(splits, how) as bar, _executor(splits, how) as executor, strict_pillow():
+    scanning = scan_all(
+        str(root),
+        [task for tasks_of_split in tasks.values() for task in tasks_of_split],
+        thorough=how.on_bad == "skip",
+        workers=how.workers,
+        progress=how.progress,
+    )
+    with strict_pillow(), contextlib.closing(scanning) as scanned:
         for split, files in splits.items():
-            found = []
-            first = 0
-            for part, scanned in _scan(executor, str(root), files.parts, how):
-                scanned.table["file"] += first
-                if scanned.bad and how.on_bad == "error":
-                    raise not_readable(*scanned.bad[0])
-                skipped += [f"{record}: {problem}" for record, problem in scanned.bad]
-                found.append(scanned.table)
-                states = files.states[first : first + len(part.names)]
-                bar.update(sum(max(0, state.size) for state in states))
-                first += len(part.names)
-            table = np.concatenate(found) if found else np.zeros(0, RECORD)
+            table, bad[split] = _joined(known[split].scanned, scanned, tasks[split], how.on_bad)
             if not len(table):
                 raise UserError(f"no readable image is left in {root} for {split}")
             tables[split] = table
             _save(folder / f"{split}.npy", table)
             _save(folder / f"{split}_files.npy", _file_table(files))
             digest.update(f"{split} {len(table)}\0".encode())
-            for key in ("length", "label", "height", "width", "check"):
-                digest.update(np.ascontiguousarray(table[key]))
+            for column in ("length", "label", "height", "width", "check"):
+                digest.update(np.ascontiguousarray(table[column]))
+    skipped = [f"{one.record}: {one.problem}" for split in splits for one in bad[split]]
     index = Index(
         version=VERSION,
+        key=key,
+        family=family,
         counts={split: len(table) for split, table in tables.items()},
         fingerprint=digest.hexdigest(),
         skipped=len(skipped),
         skipped_first=skipped[:FIRST],
     )
+    write_synced(folder / BAD, json.dumps(bad).encode())
     write_synced(folder / "index.json", json.dumps(asdict(index), indent=1).encode())
 
 
+def _joined(
+    known: Scanned, scanned: Iterator[Scanned], tasks: list[Task], on_bad: str
+) -> tuple[np.ndarray, list[Bad]]:
+    """What is known of a split and what is scanned now, in the order of its files."""
+    tables, bad = [known.table], list(known.bad)
+    for _ in tasks:
+        found = next(scanned)
+        if found.bad and on_bad == "error":
+            raise not_readable(found.bad[0].record, found.bad[0].problem)
+        tables.append(found.table)
+        bad += found.bad
+    table = np.concatenate(tables)
+    return table[np.argsort(table["file"], kind="stable")], sorted(bad, key=lambda one: one.file)
+
+
 def _file_table(files: SplitFiles) -> np.ndarray:
-    names = [os.fsencode(name) for part in files.parts for name in part.names]
+    names = [os.fsencode(name) for name in files.names]
     width = max(map(len, names))
     table = np.zeros(len(names), [("name", f"S{width}"), ("size", "<i8"), ("modified", "<i8")])
     table["name"] = names
@@ -259,55 +224,66 @@ def _save(path: Path, array: np.ndarray) -> None:
         os.fsync(file.fileno())
 
 
-def _scan(
-    executor: Executor, root: str, parts: list[Part], how: Indexing
-) -> Iterator[tuple[Part, Scanned]]:
-    """Scans the parts in order, a few ahead."""
-    thorough = how.on_bad == "skip"
-    pending = []
-    for part in parts:
-        pending.append((part, executor.submit(part.scan, root, thorough)))
-        if len(pending) > 2 * how.workers:
-            part, future = pending.pop(0)
-            yield part, future.result()
-    for part, future in pending:
-        yield part, future.result()
+# ---- what an earlier index knows -----------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def _executor(splits: dict[str, SplitFiles], how: Indexing) -> Iterator[Executor]:
-    """Threads, or processes where there is much to read."""
-    files = sum(len(split.states) for split in splits.values())
-    parts = [part for split in splits.values() for part in split.parts]
-    size = sum(max(0, state.size) for split in splits.values() for state in split.states)
-    read = how.on_bad == "skip" or parts[0].content == "bytes"
-    if how.workers > 1 and len(parts) > 1 and (files > MANY_FILES or (read and size > MANY_BYTES)):
-        executor = ProcessPoolExecutor(how.workers, get_context("spawn"), _prepare_process)
-    else:
-        executor = ThreadPoolExecutor(how.workers, thread_name_prefix="index")
+class Known(NamedTuple):
+    """What need not be scanned again."""
+
+    files: np.ndarray  # (files of the split,) bool
+    scanned: Scanned  # of these; `file` counts the files of the split
+
+
+def _earlier(cache_dir: Path, root: Path, family: str) -> Found | None:
+    """The newest other index of the data set, if there is one."""
+    folders = [path.parent for path in cache_dir.glob("index-*/index.json")]
+    for folder in sorted(folders, key=lambda folder: folder.stat().st_mtime, reverse=True):
+        found = _open(folder, root)
+        if found is not None and found.index.family == family:
+            return found
+    return None
+
+
+def _known(earlier: Found | None, splits: dict[str, SplitFiles]) -> dict[str, Known]:
+    nothing = Scanned(np.zeros(0, RECORD), [])
+    none = {
+        split: Known(np.zeros(len(files.states), bool), nothing) for split, files in splits.items()
+    }
+    if earlier is None:
+        return none
     try:
-        yield executor
-    finally:
-        executor.shutdown(cancel_futures=True)
+        bad = json.loads((earlier.folder / BAD).read_text(encoding="utf-8"))
+        return {
+            split: _known_of_split(earlier.splits[split], [Bad(*one) for one in bad[split]], files)
+            for split, files in splits.items()
+        }
+    except (OSError, ValueError, TypeError, KeyError, IndexError):  # it is damaged
+        return none
 
 
-def _prepare_process() -> None:
-    """In an indexing process, which ends when the main one does."""
-    strict_pillow().__enter__()
-    for signum in SIGNALS:
-        signal.signal(signum, signal.SIG_IGN)
-
-
-def _bar(splits: dict[str, SplitFiles], how: Indexing) -> tqdm:
-    size = sum(max(0, state.size) for split in splits.values() for state in split.states)
-    files = sum(len(split.states) for split in splits.values())
-    terminal = sys.stderr.isatty()
-    if how.progress and not terminal:
-        print(f"indexing {files:,} files ({size / 1e6:,.0f} MB), once", file=sys.stderr)
-    return tqdm(
-        desc="indexing",
-        total=size,
-        unit="B",
-        unit_scale=True,
-        disable=not (how.progress and terminal),
-    )
+def _known_of_split(earlier: Records, bad: list[Bad], files: SplitFiles) -> Known:
+    columns = (earlier.files[column].tolist() for column in ("name", "size", "modified"))
+    numbers = {state: number for number, state in enumerate(zip(*columns, strict=True))}
+    before = np.full(len(files.states), -1)  # the number of each file in the earlier index
+    for number, (name, state) in enumerate(zip(files.names, files.states, strict=True)):
+        if state.size >= 0:
+            before[number] = numbers.get((os.fsencode(name), *state), -1)
+    now = np.flatnonzero(before >= 0)
+    place = np.arange(len(earlier.files) + 1)
+    starts = np.searchsorted(earlier.table["file"], place)  # of each file's records
+    first, counts = starts[:-1][before[now]], np.diff(starts)[before[now]]
+    ends = np.cumsum(counts)
+    rows = np.arange(counts.sum()) + np.repeat(first - (ends - counts), counts)
+    table = np.array(earlier.table[rows])
+    table["file"] = np.repeat(now, counts)
+    if (labels := files.labels) is not None:
+        table["label"] = np.array(labels)[table["file"]]
+    bad_of: dict[int, list[Bad]] = {}
+    for one in bad:
+        bad_of.setdefault(one.file, []).append(one)
+    found = [
+        one._replace(file=number)
+        for number in (now.tolist() if bad else ())
+        for one in bad_of.get(int(before[number]), ())
+    ]
+    return Known(before >= 0, Scanned(table, found))

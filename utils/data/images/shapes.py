@@ -13,18 +13,16 @@ import math
 import numpy as np
 
 from utils.data.images.decoded import DecodedSplit, channel_statistics, content_fingerprint
-from utils.data.images.sources import ImageData, refuse_folder_settings
+from utils.data.images.sources import ImageData, refuse_test_fraction
 
 SIDE = 32
 TRAIN_PER_CLASS, TEST_PER_CLASS = 500, 100
 _SEED = 20240229
 
 
-def load_shapes(
-    *, image_size: int | None = None, test_fraction: float | None = None, **_unused
-) -> ImageData:
+def load_shapes(*, test_fraction: float | None = None, **_unused) -> ImageData:
     """5,000 training and 1,000 test pictures with equally many of each class, always the same."""
-    refuse_folder_settings("shapes", SIDE, image_size, test_fraction)
+    refuse_test_fraction("shapes", test_fraction)
     train = draw_split(TRAIN_PER_CLASS, np.random.default_rng(_SEED))
     test = draw_split(TEST_PER_CLASS, np.random.default_rng(_SEED + 1))
     mean, std = channel_statistics(train.images)

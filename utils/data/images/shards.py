@@ -1,7 +1,8 @@
 """Shards of encoded pictures: `--dataset tar` and `--dataset tfrecord`.
 
     data_dir/train-00000-of-00064.tar      and val-..., validation-..., test-...
-    data_dir/train/anything.tar            likewise; names before the number do not matter there
+    data_dir/train/anything.tar            likewise; names do not matter there
+    data_dir/data/train-00000.tar          likewise; in a folder of another name
     data_dir/anything.tar                  with `test_fraction` (also for train alone)
 
 classes.txt, or a file of synsets (imagenet.py), names the classes, one a line.
@@ -16,8 +17,9 @@ from pathlib import Path
 
 from utils.data.images.encoded_data import load_encoded
 from utils.data.images.imagenet import all_class_names, text_lines
-from utils.data.images.record_index import Indexing, SplitFiles
+from utils.data.images.record_index import Indexing
 from utils.data.images.records import FileState
+from utils.data.images.scanning import SplitFiles
 from utils.data.images.sources import ImageData
 from utils.data.images.tar import TarShard
 from utils.data.images.tfrecord import TFRecordShard
@@ -53,7 +55,7 @@ def _load(
         data_dir,
         _list_shards(name, data_dir, test_fraction),
         Indexing(cache_dir, on_bad, workers, progress),
-        classes=_classes(data_dir),
+        classes=listed_classes(data_dir),
         image_size=image_size,
         crop_ratio=crop_ratio,
         test_fraction=test_fraction,
@@ -66,33 +68,47 @@ load_tar, load_tfrecord = partial(_load, "tar"), partial(_load, "tfrecord")
 def _list_shards(name: str, root: Path, test_fraction: float | None) -> dict[str, SplitFiles]:
     """Split -> its shards: {"train", "test" and/or "val"}, or {"all"}."""
     kind, pattern = NAMES[name]
+    names = divided(root, find_shards(name, root, pattern), test_fraction)
+    return {split: _split_files(kind, root, names[split]) for split in names}
+
+
+def find_shards(name: str, root: Path, pattern: re.Pattern) -> dict[str, list[str]]:
+    """Split -> the sorted names of its files, relative to `root`; "all": of no known split."""
     found: dict[str, list[str]] = {}
     for path in _files(root):
         if pattern.fullmatch(path.name.lower()):
             shard = path.relative_to(root)
-            word = re.match("[a-z]*", (shard.parts[0] if len(shard.parts) > 1 else shard.name))
-            found.setdefault(SPLITS.get(word[0], "all"), []).append(str(shard))
+            words = (re.match("[a-z]*", part.lower())[0] for part in shard.parts)
+            split = next((SPLITS[word] for word in words if word in SPLITS), "all")
+            found.setdefault(split, []).append(str(shard))
     if not found:
         raise UserError(f"there are no {name} shards in {root}: give their folder with --data_dir")
+    return {split: sorted(names) for split, names in found.items()}
+
+
+def divided(
+    root: Path, found: dict[str, list[str]], test_fraction: float | None
+) -> dict[str, list[str]]:
+    """The splits of a data set, {"train", "test" and/or "val"} or {"all"}, from what `find_shards`
+    has found. Raises UserError if they are none."""
     if len(found) == 1 and found.keys() <= {"train", "all"}:
         if test_fraction is None:
             raise UserError(
                 f"{root} has no shards of a test set, such as val-*: hold out a part of the "
                 "pictures, as with --test_fraction 0.2, or add such shards"
             )
-        found = {"all": next(iter(found.values()))}
-    elif "train" not in found or "all" in found:
+        return {"all": next(iter(found.values()))}
+    if "train" not in found or "all" in found:
         odd = next(iter(found.get("all", next(iter(found.values())))))
         raise UserError(
             f"{root / odd} does not tell its split: names of shards, or of the folders that they "
             "are in, begin with train, val or test"
         )
-    elif test_fraction is not None:
+    if test_fraction is not None:
         raise UserError(
             f"--test_fraction has no effect on {root}, which has a test set: leave it out"
         )
-    order = [split for split in ("all", "train", "val", "test") if split in found]
-    return {split: _split_files(kind, root, sorted(found[split])) for split in order}
+    return {split: found[split] for split in ("train", "val", "test") if split in found}
 
 
 def _split_files(kind: type, root: Path, names: list[str]) -> SplitFiles:
@@ -116,7 +132,8 @@ def _files(root: Path) -> list[Path]:
     return [path for path in here + inner if path.is_file() and not path.name.startswith(".")]
 
 
-def _classes(root: Path) -> list[str] | None:
+def listed_classes(root: Path) -> list[str] | None:
+    """The names of the classes, by a file that has them all; None without one."""
     if lines := text_lines(root / CLASSES):
         return [line.strip() for line in lines]
     return all_class_names(root)

@@ -24,9 +24,11 @@ if TYPE_CHECKING:
 IMAGE_DATASETS = {
     "cifar10": "utils.data.images.cifar:load_cifar10",
     "cifar100": "utils.data.images.cifar:load_cifar100",
+    "csv": "utils.data.images.csv_lists:load_csv",
     "fashion_mnist": "utils.data.images.mnist:load_fashion_mnist",
     "imagefolder": "utils.data.images.imagefolder:load_imagefolder",
     "mnist": "utils.data.images.mnist:load_mnist",
+    "parquet": "utils.data.images.parquet:load_parquet",
     "shapes": "utils.data.images.shapes:load_shapes",
     "tar": "utils.data.images.shards:load_tar",
     "tfrecord": "utils.data.images.shards:load_tfrecord",
@@ -96,7 +98,8 @@ class ImageData:
 class PictureSource(Protocol):
     """A function in `IMAGE_DATASETS`, with the arguments of `load_image_data`.
 
-    It raises UserError for settings without effect on it (see `refuse_folder_settings`).
+    It raises UserError for settings without effect on it (see `refuse_test_fraction`). Decoded
+    pictures of another size than `image_size` are resized afterwards (resized.py).
     """
 
     def __call__(
@@ -131,17 +134,18 @@ def load_image_data(
 
     Args:
         data_dir: folder of the files, and of the downloads of published data sets.
-        cache_dir: folder of decoded pictures and of indices.
+        cache_dir: folder of decoded and resized pictures and of indices.
+        image_size: side in pixels; None: that of the data set, or chosen from the user's own
+            pictures.
 
     These have an effect on pictures of the user's own only:
-        image_size: side in pixels; None: chosen from the pictures.
         on_bad: "error" or "skip", for files that cannot be decoded.
         test_fraction: fraction, in (0, 1), of the pictures that becomes the test set if they have
             none; always the same pictures.
         decode: "once", into the cache; "always", while training; "auto", by their size. Shards are
             always decoded while training.
         crop_ratio: of evaluation, see `decode` in decode.py; with "once" it is 1.
-        workers: decoding threads; None: one per core.
+        workers: threads that decode or resize; None: one per core.
         progress: show a bar on a terminal, or a plain line otherwise.
 
     Raises:
@@ -158,7 +162,8 @@ def load_image_data(
         raise UserError(f"--test_fraction must lie between 0 and 1, not {test_fraction}")
     module, function = IMAGE_DATASETS[name].split(":")
     load: PictureSource = getattr(importlib.import_module(module), function)
-    return load(
+    workers = max(1, workers or os.cpu_count() or 1)
+    data = load(
         data_dir=Path(data_dir),
         cache_dir=Path(cache_dir),
         image_size=image_size,
@@ -166,24 +171,18 @@ def load_image_data(
         test_fraction=test_fraction,
         decode=decode,
         crop_ratio=crop_ratio,
-        workers=max(1, workers or os.cpu_count() or 1),
+        workers=workers,
         progress=progress,
     )
+    if image_size in (None, data.train.shape[0]):
+        return data
+    from utils.data.images.resized import resized  # it imports this file
+
+    return resized(data, image_size, Path(cache_dir), workers=workers, progress=progress)
 
 
-def refuse_folder_settings(
-    name: str, side: int, image_size: int | None, test_fraction: float | None
-) -> None:
-    """Raises UserError for settings that have an effect on image folders only.
-
-    The data set `name` has its own test set and pictures of one `side`, which may be given as
-    `image_size`.
-    """
-    if image_size not in (None, side):
-        raise UserError(
-            f"--image_size {image_size} has no effect on --dataset {name}, whose pictures are "
-            f"{side}x{side}: leave it out, or use --dataset imagefolder"
-        )
+def refuse_test_fraction(name: str, test_fraction: float | None) -> None:
+    """Raises UserError for a `test_fraction` of the data set `name`, which has its own test set."""
     if test_fraction is not None:
         raise UserError(
             f"--test_fraction has no effect on --dataset {name}, which has its own test set: "

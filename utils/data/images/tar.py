@@ -13,14 +13,14 @@ import json
 import os
 import posixpath
 import tarfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import BinaryIO
 
 import numpy as np
 
 from utils.data.images.decode import why
-from utils.data.images.record_index import Scanned, entry
 from utils.data.images.records import RECORD
+from utils.data.images.scanning import Bad, Scanned, entry
 from utils.errors import UserError
 from utils.files import reason
 
@@ -35,7 +35,14 @@ class TarShard:
     """A tar file."""
 
     names: list[str]  # a single one
-    content = "headers"
+    labels = None
+
+    def some(self, files: list[int]) -> TarShard:
+        return replace(self, names=[self.names[i] for i in files])
+
+    def sample(self, path: str, key: str) -> str:
+        """A sample, for messages."""
+        return f"{path}, member {key!r}"
 
     def scan(self, root: str, thorough: bool) -> Scanned:
         path = os.path.join(root, self.names[0])
@@ -53,12 +60,22 @@ class TarShard:
                         section = io.BufferedReader(_Section(file, start, length), 1 << 14)
                         table.append((0, start, length, label, *entry(section, length, thorough)))
                     except Exception as error:  # Pillow may raise any
-                        bad.append((f"{path}, member {key!r}", why(error)))
+                        bad.append(Bad(0, self.sample(path, key), why(error)))
         except tarfile.TarError as error:
             raise UserError(f"{path} is not a whole tar file ({error}): fetch it again") from error
         except OSError as error:
             raise UserError(f"cannot read {path}: {reason(error)}") from error
         return Scanned(np.array(table, RECORD), bad)
+
+
+def add_sample(
+    archive: tarfile.TarFile, number: int, ending: str, picture: bytes, label: int | None
+) -> None:
+    """Adds a picture and its label; without one it is a bad sample."""
+    for name, part in ((ending, picture), ("cls", b"" if label is None else str(label).encode())):
+        member = tarfile.TarInfo(f"{number:09}.{name}")
+        member.size = len(part)
+        archive.addfile(member, io.BytesIO(part))
 
 
 def _samples(file: BinaryIO, path: str):
@@ -80,8 +97,12 @@ def _samples(file: BinaryIO, path: str):
                     yield key, members
                 key, members = new, {}
             members[ending.lower()] = start, length
-        if archive.offset + tarfile.BLOCKSIZE > size:  # it ends with an empty block
+        # It ends with an empty block; a damaged header looks like an end to `next`, too.
+        end = os.pread(file.fileno(), tarfile.BLOCKSIZE, archive.offset)
+        if len(end) < tarfile.BLOCKSIZE:
             raise UserError(f"{path} was cut short: fetch the file again")
+        if any(end):
+            raise UserError(f"{path} is damaged at byte {archive.offset}: fetch the file again")
     if members:
         yield key, members
 
@@ -102,7 +123,7 @@ def _label(file: BinaryIO, members: dict[str, tuple[int, int]]) -> int:
     with contextlib.suppress(TypeError, ValueError):
         if 0 <= (label := int(value)) < 1 << 31:
             return label
-    raise ValueError(f"its .{kind} has no label, which is a whole number from 0 on")
+    raise ValueError("it has no label, which is a whole number from 0 on")
 
 
 class _Section(io.RawIOBase):

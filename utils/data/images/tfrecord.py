@@ -18,8 +18,8 @@ import numpy as np
 
 from utils.data.images.crc32c import crc32c
 from utils.data.images.decode import why
-from utils.data.images.record_index import Scanned, entry
 from utils.data.images.records import RECORD
+from utils.data.images.scanning import Bad, Scanned, entry
 from utils.errors import UserError
 from utils.files import reason
 
@@ -32,7 +32,10 @@ class TFRecordShard:
     """A file of records."""
 
     names: list[str]  # a single one
-    content = "bytes"
+    labels = None
+
+    def some(self, files: list[int]) -> TFRecordShard:
+        return TFRecordShard([self.names[i] for i in files])
 
     def scan(self, root: str, thorough: bool) -> Scanned:
         path = os.path.join(root, self.names[0])
@@ -50,7 +53,7 @@ class TFRecordShard:
                         place = offset + HEADER + start
                         table.append((0, place, end - start, label, *measured))
                     except Exception as error:  # Pillow may raise any
-                        bad.append((where, why(error)))
+                        bad.append(Bad(0, where, why(error)))
         except OSError as error:
             raise UserError(f"cannot read {path}: {reason(error)}") from error
         return Scanned(np.array(table, RECORD), bad)

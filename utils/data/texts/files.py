@@ -76,15 +76,18 @@ def file_kind(path: Path) -> str:
     return KINDS[suffixes[-1]]
 
 
-def read_table(path: Path) -> Table:
+def read_table(path: Path, of: str = "text") -> Table:
     """All rows of a CSV, TSV or JSON Lines file but the blank ones.
+
+    Args:
+        of: what has a row, for messages.
 
     Raises:
         UserError: it cannot be read, is empty, or is not text.
     """
     kind = file_kind(path)
     if kind == "txt":
-        raise UserError(f"{path}: a file with texts and classes must be .csv, .tsv or .jsonl")
+        raise UserError(f"{path}: a file with {of}s and classes must be .csv, .tsv or .jsonl")
     text = read_text_file(path)
     lines = list(io.StringIO(text, newline=""))
     if kind == "jsonl":
@@ -92,7 +95,7 @@ def read_table(path: Path) -> Table:
     else:
         table = _read_delimited(path, lines, "\t" if kind == "tsv" else None)
     if not table.rows:
-        raise UserError(f"{path} is empty: give a file with a row for each text")
+        raise UserError(f"{path} is empty: give a file with a row for each {of}")
     return table
 
 

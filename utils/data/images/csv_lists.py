@@ -1,0 +1,163 @@
+"""Lists of picture files and their classes: `--dataset csv`.
+
+    data_dir/train.csv   and test.csv or val.csv or both
+    data_dir/train.csv   with `test_fraction`, or any list that `data_dir` itself names
+
+A list names its columns in its first line, in any order, beside others. Files are relative to the
+list's folder. Classes are the sorted labels of the training pictures.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from utils.data.images.imagenet import class_names, text_lines
+from utils.data.images.listing import Listing, load_listings
+from utils.data.images.shards import CLASSES, SPLITS
+from utils.data.images.sources import ImageData
+from utils.data.texts.files import Table, read_table
+from utils.errors import UserError
+from utils.files import reason
+
+ENDINGS = (".csv", ".tsv")
+# Names of columns, of which the first that is there is taken: "Image_Path" counts as "image path".
+FILE_NAMES = (
+    *("file", "file name", "filename", "file path", "filepath", "path", "image path"),
+    *("image file", "image name", "image", "img path", "img", "picture", "image id"),
+)
+# Names of classes are preferred to their numbers.
+LABEL_NAMES = (
+    *("class name", "label name", "label text", "label", "labels", "class", "category", "target"),
+    *("class id", "label id", "class index", "y"),
+)
+
+
+def load_csv(*, data_dir: Path, test_fraction: float | None = None, **settings) -> ImageData:
+    """The pictures of the lists, loaded by `load_listings`.
+
+    Raises:
+        UserError: there is no list, a row of it is wrong, or see `load_listings`.
+    """
+    lists = _find_lists(data_dir, test_fraction)
+    listings, classes = {}, None
+    for split, path in lists.items():
+        listings[split] = _read_list(path, classes)
+        classes = listings[split].classes
+    folder = next(iter(lists.values())).parent
+    data = load_listings("csv", folder, listings, test_fraction=test_fraction, **settings)
+    return replace(data, classes=_names(folder, data.classes))
+
+
+def _find_lists(data_dir: Path, test_fraction: float | None) -> dict[str, Path]:
+    """Split -> its list: {"train", "test" and/or "val"}, or {"all"}."""
+    if not data_dir.exists():
+        raise UserError(
+            f"{data_dir} is not there: give the folder of the lists, or a list, with --data_dir"
+        )
+    if not data_dir.is_dir():
+        found = {"train": data_dir}
+    else:
+        found = {}
+        for word, ending in itertools.product(SPLITS, ENDINGS):
+            if (path := data_dir / f"{word}{ending}").is_file():
+                found.setdefault(SPLITS[word], path)
+        if "train" not in found:
+            raise UserError(
+                f"{data_dir} has no train.csv: give the folder of the lists with --data_dir, or a "
+                "list itself"
+            )
+    held_out = [split for split in ("val", "test") if split in found]
+    if held_out and test_fraction is not None:
+        raise UserError(
+            f"--test_fraction has no effect on {data_dir}, which has {found[held_out[-1]].name}: "
+            "leave it out"
+        )
+    if not held_out and test_fraction is None:
+        raise UserError(
+            f"{found['train']} has no list of a test set beside it, test.csv or val.csv: hold out "
+            "a part of the pictures, as with --test_fraction 0.2, or add such a list"
+        )
+    if not held_out:
+        return {"all": found["train"]}
+    return {split: found[split] for split in ("train", *held_out)}
+
+
+def _read_list(path: Path, classes: list[str] | None) -> Listing:
+    """The files of a list; `classes` are those of the training pictures, None if it has them."""
+    table = read_table(path, "picture")
+    file_column, label_column, header = _columns(table)
+    names, labels, known = [], [], set(classes or ())
+    for row in table.rows[header:]:
+        if row.problem is not None:
+            raise UserError(f"{path}, line {row.line} {row.problem}: correct the line")
+        name, label = ((row.cells[j] or "").strip() for j in (file_column, label_column))
+        if not name or not label:
+            what = "label" if name else "file"
+            raise UserError(f"{path}, line {row.line} has no {what}: fill it in, or remove it")
+        if classes is not None and label not in known:
+            raise UserError(
+                f"{path}, line {row.line} has the label {label!r}, which the training pictures do "
+                "not have"
+            )
+        names.append(name)
+        labels.append(label)
+    if not names:
+        raise UserError(f"{path} lists no pictures: give a file with a row for each picture")
+    if classes is None:
+        numbers = all(label.isascii() and label.isdecimal() for label in labels)
+        classes = sorted(set(labels), key=int if numbers else None)
+        if len(classes) < 2:
+            raise UserError(f"{path} has only the class {labels[0]!r}: a classifier needs two")
+    folder = str(path.parent)
+    stats = [_state(os.path.join(folder, name)) for name in names]
+    if all(size < 0 for size, _ in stats):
+        raise UserError(
+            f"{path} lists {names[0]!r} and others, none of which is there: their names must be "
+            f"relative to {path.parent}"
+        )
+    number = {label: i for i, label in enumerate(classes)}
+    return Listing(path.parent, classes, names, [number[label] for label in labels], stats, 0)
+
+
+def _columns(table: Table) -> tuple[int, int, bool]:
+    """The columns of the file and of the label, counted from 0, and whether a header names them."""
+    first = table.rows[0].cells
+    names = table.names or [cell or "" for cell in first]
+    plain = [" ".join(name.lower().replace("_", " ").split()) for name in names]
+    file, label = (
+        next((plain.index(name) for name in known if name in plain), None)
+        for known in (FILE_NAMES, LABEL_NAMES)
+    )
+    if file is not None and label is not None:
+        return file, label, table.names is None
+    if len(first) == 2:  # perhaps without a header
+        for column, cell in enumerate(first):
+            if cell and (table.path.parent / cell.strip()).is_file():
+                return column, 1 - column, False
+    raise UserError(
+        f"{table.path} has the columns {', '.join(names)[:200]}: name that of the pictures' files "
+        "'file' and that of their classes 'label', in the first line"
+    )
+
+
+def _state(path: str) -> tuple[int, int]:
+    """(bytes, time of modification in ns); (-1, 0) if it is not there, a bad file then."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return -1, 0
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        why = reason(error) if isinstance(error, OSError) else error
+        raise UserError(f"cannot read {path!r}: {why}") from error
+    return found.st_size, found.st_mtime_ns
+
+
+def _names(folder: Path, labels: list[str]) -> list[str]:
+    """Names of the classes: numbers are lines of classes.txt, synsets those of their file."""
+    lines = [line.strip() for line in text_lines(folder / CLASSES)]
+    if all(label.isdecimal() and int(label) < len(lines) for label in labels):
+        return [lines[int(label)] for label in labels]
+    return class_names(folder, labels)

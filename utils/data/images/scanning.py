@@ -1,0 +1,199 @@
+"""Reads the headers of encoded pictures, in parallel, for an index (record_index.py)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import stat
+import sys
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import BinaryIO, NamedTuple, Protocol
+
+import numpy as np
+from tqdm import tqdm
+
+from utils.data.images.decode import measure, strict_pillow, why
+from utils.data.images.records import HEAD, RECORD, FileState
+from utils.data.worker_process import SIGNALS
+
+# From this much work on, processes pay: headers are read in Python, which threads do one at a time.
+MANY_FILES, MANY_BYTES = 20_000, 1 << 28
+
+
+class Bad(NamedTuple):
+    """A record that is not a picture."""
+
+    file: int  # counted as in the table beside it
+    record: str  # for messages
+    problem: str
+
+
+class Scanned(NamedTuple):
+    """What the files of a part hold."""
+
+    table: np.ndarray  # (good records,) RECORD; `file` counts from the part's first file
+    bad: list[Bad]  # the others
+
+
+class Part(Protocol):
+    """Some files of a split, read by one task. Picklable."""
+
+    names: list[str]  # of the files, relative to the root, or absolute
+    labels: list[int] | None  # of the files; None: each record has its own
+
+    def some(self, files: list[int]) -> Part:
+        """Those of its files, counted from its first."""
+
+    def scan(self, root: str, thorough: bool) -> Scanned:
+        """Reads the header of every record; if `thorough`, decodes every picture.
+
+        Raises:
+            UserError: the files cannot be read, or the format of a shard is broken.
+        """
+
+
+@dataclass(frozen=True)
+class SplitFiles:
+    """The files of a split, cut into parts, and what tells that a file has changed."""
+
+    parts: list[Part]
+    states: list[FileState]  # of all files, in order
+
+    @property
+    def names(self) -> list[str]:
+        return [name for part in self.parts for name in part.names]
+
+    @property
+    def labels(self) -> list[int] | None:
+        if any(part.labels is None for part in self.parts):
+            return None
+        return [label for part in self.parts for label in part.labels]
+
+
+class Task(NamedTuple):
+    """A part to be scanned, and which files of the split are in it."""
+
+    part: Part
+    files: np.ndarray  # (files,) int64
+    size: int  # bytes
+
+
+def tasks_of(files: SplitFiles, known: np.ndarray) -> list[Task]:
+    """The parts of a split without the files that are `known`, (files,) bool."""
+    tasks, first = [], 0
+    for part in files.parts:
+        missing = np.flatnonzero(~known[first : first + len(part.names)])
+        if len(missing):
+            kept = part if len(missing) == len(part.names) else part.some(missing.tolist())
+            size = sum(max(0, files.states[first + i].size) for i in missing.tolist())
+            tasks.append(Task(kept, first + missing, size))
+        first += len(part.names)
+    return tasks
+
+
+def scan_all(
+    root: str, tasks: list[Task], *, thorough: bool, workers: int, progress: bool
+) -> Iterator[Scanned]:
+    """What the parts hold, in order; `file` and `Bad.file` count the files of the split.
+
+    Raises what `Part.scan` does, and BrokenProcessPool.
+    """
+    pending = []
+
+    def of_split(task: Task, scanned: Scanned) -> Scanned:
+        scanned.table["file"] = task.files[scanned.table["file"]]
+        bad = [bad._replace(file=int(task.files[bad.file])) for bad in scanned.bad]
+        bar.update(task.size)
+        return Scanned(scanned.table, bad)
+
+    with _bar(tasks, progress) as bar, _executor(tasks, thorough, workers) as executor:
+        for task in tasks:
+            pending.append((task, executor.submit(task.part.scan, root, thorough)))
+            if len(pending) > 2 * workers:  # a few ahead
+                task, future = pending.pop(0)
+                yield of_split(task, future.result())
+        for task, future in pending:
+            yield of_split(task, future.result())
+
+
+def entry(source: BinaryIO, length: int, thorough: bool) -> tuple[int, int, int]:
+    """(height, width, check) of a RECORD. Raises what `decode` does."""
+    source.seek(0)
+    check = zlib.crc32(source.read(HEAD))
+    source.seek(0)
+    return *measure(source, length, thorough), check
+
+
+@dataclass(frozen=True)
+class FolderPart:
+    """Files of one picture each.
+
+    Args:
+        names: relative to the root, or absolute.
+        labels: one for each.
+    """
+
+    names: list[str]
+    labels: list[int]
+
+    def some(self, files: list[int]) -> FolderPart:
+        return FolderPart([self.names[i] for i in files], [self.labels[i] for i in files])
+
+    def scan(self, root: str, thorough: bool) -> Scanned:
+        table, bad = np.zeros(len(self.names), RECORD), []
+        good = np.ones(len(self.names), bool)
+        for number, (name, label) in enumerate(zip(self.names, self.labels, strict=True)):
+            path = os.path.join(root, name)
+            try:
+                if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would block
+                    raise ValueError("not a regular file")
+                with open(path, "rb") as file:
+                    length = os.fstat(file.fileno()).st_size
+                    height, width, check = entry(file, length, thorough)
+                table[number] = number, 0, length, label, height, width, check
+            except Exception as error:  # a damaged file can make Pillow raise any exception
+                bad.append(Bad(number, path, why(error)))
+                good[number] = False
+        return Scanned(table[good], bad)
+
+
+@contextlib.contextmanager
+def _executor(tasks: list[Task], thorough: bool, workers: int) -> Iterator[Executor]:
+    """Threads, or processes where there is much to read."""
+    files, size = sum(len(task.files) for task in tasks), sum(task.size for task in tasks)
+    # A file of one picture whose header alone is read is little work, however large it is.
+    by_size = thorough or any(task.part.labels is None for task in tasks)
+    if workers > 1 and len(tasks) > 1 and (files > MANY_FILES or (by_size and size > MANY_BYTES)):
+        executor = ProcessPoolExecutor(workers, get_context("spawn"), _prepare_process)
+    else:
+        executor = ThreadPoolExecutor(workers, thread_name_prefix="index")
+    try:
+        yield executor
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+def _prepare_process() -> None:
+    """In an indexing process, which ends when the main one does."""
+    strict_pillow().__enter__()
+    for signum in SIGNALS:
+        signal.signal(signum, signal.SIG_IGN)
+
+
+def _bar(tasks: list[Task], progress: bool) -> tqdm:
+    files, size = sum(len(task.files) for task in tasks), sum(task.size for task in tasks)
+    terminal = sys.stderr.isatty()
+    if progress and not terminal:
+        print(f"indexing {files:,} files ({size / 1e6:,.0f} MB), once", file=sys.stderr)
+    return tqdm(
+        desc="indexing",
+        total=size,
+        unit="B",
+        unit_scale=True,
+        disable=not (progress and terminal),
+    )
