@@ -106,6 +106,16 @@ GIVES_WAY = ("amp", "model_ema")
 NUMBER_FOR = {"mixup": ("fixed", "alpha", "none")}
 # Other spellings of a value.
 VALUE_ALIASES = {
+    "dataset": {  # torchtext's names
+        "amazonreviewfull": "amazon_full",
+        "amazonreviewpolarity": "amazon_polarity",
+        "dbpedia": "dbpedia",
+        "imdb": "imdb",
+        "yahooanswers": "yahoo_answers",
+        "yelpreviewfull": "yelp_full",
+        "yelpreviewpolarity": "yelp_polarity",
+        "ag_news": "ag_news",
+    },
     "mixup_mode": {"elem": "sample"},
     "optimizer": {"adamw_torch": "adamw", "adamw_torch_fused": "adamw"},
     "precision": {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"},
