@@ -48,6 +48,7 @@ ALIASES = {
     "opt": "optimizer",
     "opt_betas": "betas",
     "opt_eps": "eps",
+    "opt_level": "precision",
     "optim": "optimizer",
     "output_dir": "output",
     "patience_epochs": "plateau_patience",
@@ -118,7 +119,14 @@ VALUE_ALIASES = {
     },
     "mixup_mode": {"elem": "sample"},
     "optimizer": {"adamw_torch": "adamw", "adamw_torch_fused": "adamw"},
-    "precision": {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"},
+    "precision": {
+        "float32": "fp32",
+        "bfloat16": "bf16",
+        "float16": "fp16",
+        "o0": "fp32",  # Apex's levels
+        "o1": "fp16",
+        "o2": "fp16",
+    },
     "sched": {
         "cosineannealinglr": "cosine",
         "linearlr": "linear",
@@ -136,5 +144,16 @@ VALUE_MEANINGS = {
     "optimizer": {
         "localadamw": "local steps are --strategy local with --optimizer adamw",
         "localsgd": "local steps are --strategy local with --optimizer sgd",
+    },
+    "precision": {
+        "o3": "weights in fp16 lose small updates, so there is no such level; --opt_level O1 keeps "
+        "them in float32",
+    },
+}
+# Values that something is taken for which is not quite the same: the difference, for a note.
+VALUE_NOTES = {
+    "precision": {
+        "o2": "Apex's O2 has no exact equivalent: as with O1, autocast computes in fp16, and all "
+        "weights are in float32",
     },
 }
