@@ -4,8 +4,8 @@ The usual loop over pictures has torchvision's transforms in a DataLoader with w
 texts pads random batches to their longest text. Both read the loss in every step, as torchvision's
 reference scripts do. All train the same network by the same optimizer with the same weight decay;
 the usual loops' has PyTorch's defaults, or is Apex's, and ours has `fused=True`, as always in the
-toolkit. All let cuDNN
-benchmark its convolutions, and none uses its attention, which makes a plan for every new length.
+toolkit. All let cuDNN benchmark its convolutions, and none uses its attention, which makes a plan
+for every new length.
 """
 
 from __future__ import annotations

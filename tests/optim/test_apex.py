@@ -128,6 +128,7 @@ def test_a_line_says_what_computes_the_steps(apex, name):
     entry = OPTIMIZERS[name]
     assert f"--optimizer {name} is Apex's" in entry.remark(groups)
     assert not is_capturable(name, None)
+    assert ("--clip is 1 by default" in entry.remark(groups)) is (name == "fusedlamb")
     doubles = [{"params": list(small_model().parameters())}]
     assert "the same formula: Apex's kernels take" in entry.remark(doubles)
     with pytest.MonkeyPatch.context() as patch:

@@ -45,6 +45,15 @@ def test_values_may_have_other_spellings(name, alias, value, write):
     assert getattr(settings_of(*needs, "--config", write({name: alias})), name) == value
 
 
+def test_a_note_says_how_apexs_second_level_differs():
+    lines = []
+    settings = parse(Settings, ["--opt_level", "O2"], "", lines.append)[0]
+    assert settings.precision == "fp16"
+    assert [line[:24] for line in lines] == ["note: --precision O2: Ap"]
+    parse(Settings, ["--opt_level", "O1"], "", lines.append)
+    assert len(lines) == 1
+
+
 def test_data_sets_have_torchtexts_names():
     for alias, value in VALUE_ALIASES["dataset"].items():
         assert parse(TextSettings, ["--dataset", alias.upper()], "")[0].dataset == value

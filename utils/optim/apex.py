@@ -37,11 +37,12 @@ class ApexEntry(OptimizerEntry):
     def remark(self, groups: list[dict], exchange: Exchange | None = None) -> str:
         from utils.optim.apex_steps import unusable
 
+        limit = "" if self.clip is None else f"; --clip is {self.clip:g} by default, as in Apex"
         if reason := unusable(groups, exchange if self.takes_exchange else None):
-            return f"--optimizer {self.name} is {self.otherwise}, the same formula: {reason}"
+            return f"--optimizer {self.name} is {self.otherwise}, the same formula: {reason}{limit}"
         return (
             f"--optimizer {self.name} is Apex's; weights and state are copied before each step, so "
-            "that one that is not finite can be taken back"
+            f"that one that is not finite can be taken back{limit}"
         )
 
     def is_capturable(self) -> bool:

@@ -47,7 +47,7 @@ class NovoGradEntry(OptimizerEntry):
 FUSED_NOVOGRAD = NovoGradEntry(
     summary="NovoGrad: the gradient of each layer divided by its averaged norm, as Apex's",
     make=make,
-    lr=0.01,
+    lr=0.03,
     weight_decay=1e-3,
     flags=AdamFlags,
     needs=NORMS,
@@ -56,7 +56,7 @@ FUSED_NOVOGRAD = NovoGradEntry(
     group_state=("step",),
     capturable=True,
     ranges={
-        "lr": (Range(1e-3, 0.1, grid=(3e-3, 0.01, 0.03)),),
+        "lr": (Range(3e-3, 0.3, grid=(0.01, 0.03, 0.1)),),
         "weight_decay": (Range(1e-5, 0.01, grid=(1e-4, 1e-3, 3e-3)),),
     },
 )

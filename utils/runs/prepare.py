@@ -117,11 +117,12 @@ def kept_modules(run: Run, model: nn.Module) -> list[str]:
 
 def _forward(run: Run, model: nn.Module, task: Task) -> None:
     """One batch of the test set, without gradients, in evaluation mode."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
     with closing(task.test.epoch()) as batches, torch.no_grad(), run.precision.autocast():
-        training = model.training
-        model.eval()
         model(next(iter(batches)).inputs)
-        model.train(training)
+    for module in training:
+        module.training = True
 
 
 def _say_fused(run: Run) -> None:
