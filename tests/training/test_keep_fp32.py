@@ -71,6 +71,7 @@ def test_without_autocast_nothing_changes():
     assert torch.equal(model(x), kept(x))
 
 
+@pytest.mark.slow  # the compiler is imported
 def test_compiled_it_is_the_same():
     model = small_model()
     keep_in_float32(model, ["2"], CPU)
