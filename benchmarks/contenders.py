@@ -3,8 +3,9 @@
 The usual loop over pictures has torchvision's transforms in a DataLoader with workers; the one over
 texts pads random batches to their longest text. Both read the loss in every step, as torchvision's
 reference scripts do. All train the same network by the same optimizer with the same weight decay;
-the usual loops' has PyTorch's defaults, ours `fused=True`, as always in the toolkit. All let cuDNN
-benchmark its convolutions, and none uses its attention, which makes a plan for every new length.
+the usual loops' has PyTorch's defaults, or is Apex's, and ours has `fused=True`, as always in the
+toolkit. All let cuDNN benchmark its convolutions, and none uses its attention, which makes a plan
+for every new length.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from utils.engines.engine import RunFacts
 from utils.fused import MODES
 from utils.launch.signals import Signals
 from utils.machine.cudnn import prefer_flash_attention, search_plans
+from utils.optim import apex_steps
 from utils.optim.factory import is_capturable
 from utils.reporting.metrics import read_metrics
 from utils.training.objective import Precision
@@ -47,6 +49,7 @@ class Way:
         fused: the mode of --fused; only ours has it.
         graphs: CUDA graphs: --cuda_graphs of ours, the mode "reduce-overhead" of torch.compile.
         keeps: freed memory stays in the process (see utils/machine/host_memory.py).
+        apex: the usual loop's optimizer is Apex's.
     """
 
     ours: bool
@@ -57,6 +60,7 @@ class Way:
     fused: str = "none"
     graphs: bool = False
     keeps: bool = False
+    apex: bool = False
 
 
 def usual_ways(precision: str, layout: tuple[str, str], cuda: bool) -> dict[str, Way]:
@@ -65,7 +69,8 @@ def usual_ways(precision: str, layout: tuple[str, str], cuda: bool) -> dict[str,
     Args:
         precision: of autocast.
         layout: descriptions of the inputs: in the plain loop, and in the others.
-        cuda: False adds a loop that keeps freed memory, as the toolkit does on a CPU.
+        cuda: False adds a loop that keeps freed memory, as the toolkit does on a CPU; True, one
+            with Apex's optimizer, where Apex is installed with its extension.
     """
     what = f"{precision}, {layout[1]}"
     ways = {
@@ -75,6 +80,8 @@ def usual_ways(precision: str, layout: tuple[str, str], cuda: bool) -> dict[str,
     if not cuda:
         kept = f"{what}, freed memory kept"
         ways["autocast, kept"] = Way(False, kept, precision, True, keeps=True)
+    elif not apex_steps.missing():
+        ways["autocast, Apex"] = Way(False, f"{what}, Apex's optimizer", precision, True, apex=True)
     return ways
 
 
@@ -133,6 +140,15 @@ class Rule:
             return torch.optim.AdamW(parameters, **both)
         return torch.optim.SGD(parameters, momentum=0.9, nesterov=True, **both)
 
+    def apex(self, model: nn.Module) -> torch.optim.Optimizer:
+        """By Apex's own classes, as scripts use them."""
+        from apex.optimizers import FusedAdam, FusedSGD
+
+        parameters, both = model.parameters(), {"lr": self.lr, "weight_decay": self.weight_decay}
+        if self.name == "adamw":
+            return FusedAdam(parameters, betas=(0.9, 0.999), eps=1e-8, **both)
+        return FusedSGD(parameters, momentum=0.9, nesterov=True, **both)
+
     def ours(self) -> dict:
         """For `make_trainer`."""
         return {
@@ -166,7 +182,7 @@ class Usual:
         self.model = copy.deepcopy(model).to(device, memory_format=memory).train()
         mode = "reduce-overhead" if way.graphs else "default"
         self.called = torch.compile(self.model, mode=mode) if way.compiled else self.model
-        self.optimizer = rule.usual(self.model)
+        self.optimizer = rule.apex(self.model) if way.apex else rule.usual(self.model)
         self.precision = Precision(way.precision, device)
         self.batches, self.batch, self.device, self.ahead = batches, batch, device, ahead
         self.times, self.loss, self.way = PhaseTimes(device), 0.0, way

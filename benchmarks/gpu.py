@@ -6,8 +6,9 @@
 
 The same as cpu.py at a GPU's sizes: ResNet-50 with CIFAR stem at batch 1024, a Transformer of six
 layers of 512 at AG News lengths; peak memory is counted, CUDA graphs and ours with --compile are
-among the contenders. At most 8 minutes. FOLDER has train/<class>/ and test/<class>/ of real
-pictures, for the time to an accuracy.
+among the contenders, and so is a loop with Apex's optimizer where Apex is installed with its CUDA
+extension. At most 8 minutes. FOLDER has train/<class>/ and test/<class>/ of real pictures, for the
+time to an accuracy.
 
 Needs requirements.txt and torchvision, whose transforms are part of the comparison. Without
 matplotlib there is no plot.

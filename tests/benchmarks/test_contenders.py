@@ -1,5 +1,6 @@
 """Contenders have equal update rules and batches, and sizes that fit."""
 
+import stand_in_for_apex
 import torch
 from small_comparisons import TINY, options_of
 
@@ -35,3 +36,15 @@ def test_a_gpu_of_80_gb_is_large_enough():
     graphs = sum(way.graphs for way in ways.values())
     step = 1.2 * kept * gpu.SIZES.picture_batch
     assert graphs == 2 and step + graphs * step / 2 + len(ways) * 1e9 < 80e9
+
+
+def test_apexs_optimizer_is_a_contender_where_it_is_installed(monkeypatch, tmp_path):
+    name = "autocast, Apex"
+    assert name not in speed.ways_of("texts", "bf16", cuda=True, compiled=False)
+    stand_in_for_apex.install(monkeypatch)
+    assert name not in speed.ways_of("texts", "bf16", cuda=False, compiled=False)
+    way = speed.ways_of("texts", "bf16", cuda=True, compiled=False)[name]
+    case, options = text_case(TINY, torch.device("cpu"), 0), options_of(tmp_path / "x.json")
+    usual = compare.in_this_process(case, way, options, tmp_path)
+    assert type(usual.optimizer) is stand_in_for_apex.FusedAdam
+    assert usual.steps(1) > 0

@@ -58,6 +58,7 @@ def train(exchange, strategy: str, name: str, options: dict) -> list[torch.Tenso
         ("muon", {}),
         ("muon", {"decay_all": True, "lookahead_k": 3}),
         ("madgrad", {}),
+        ("fusednovograd", {"decay_all": True}),
     ],
 )
 def test_ranks_take_the_steps_of_one_process(worlds, size, strategy, name, options):

@@ -34,6 +34,7 @@ SHARED_VALUES = {
     "betas": ["0.9,0.99", "0.9", "x"],
     "milestones": ["1", "0.5,2", "x"],
     "predictions": ["out.csv", "/proc/out.csv"],
+    "keep_fp32": ["head", "fc,*bn1", "*", "nothing"],
     "workers": [0, 1, 2],
     "seed": [0, 7],
     "lookahead_k": [1, 2, 5],

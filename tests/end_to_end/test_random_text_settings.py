@@ -34,7 +34,8 @@ TEXTS = Space(
         "val_file": ["test.tsv", "nowhere.csv"],
         "text_columns": ["text", "2", "1,2", "nothing", ","],
         "label_column": ["animal", "1", "9"],
-        "tokenizer": ["bpe", "unigram", "weights.pth", "nowhere"],
+        "tokenizer": ["bpe", "unigram", "basic_english", "weights.pth", "nowhere"],
+        "vocab": ["new.txt", "vocab.txt", "nowhere"],
         "batch_tokens": [1, 40, 4000],
     },
     needed={"dataset", "layers", "dim", "heads", "ffn", "device", "threads", "cache_dir"},
@@ -49,6 +50,7 @@ def place(tmp_path_factory):
     (folder / "train.csv").write_text("animal,text\n" + "".join(f"{a},{b}\n" for a, b in rows * 12))
     (folder / "test.tsv").write_text("".join(f"{b} now\t{a}\n" for a, b in rows * 4))
     (folder / "new.txt").write_text("a bone\n")
+    (folder / "vocab.txt").write_text("<unk>\na\nbone\n")
     (folder / "weights.pth").write_bytes(b"no weights\0")
     with contextlib.chdir(folder), handlers_put_back():
         assert main(flags(TEXTS.base | TEXTS.data[0] | {"output": "trained"})) == 0

@@ -5,8 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-
-from utils.optim.table import OPTIMIZERS
+from own_optimizers import OWN
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
@@ -14,14 +13,14 @@ TINY = [
     "--dataset", "shapes", "--subset", "64", "--depth", "18", "--width", "4", "--device", "cpu",
     "--threads", "1", "--bs", "16", "--save_every", "1", "--epochs", "1", "--ema_decay", "0.9",
 ]  # fmt: skip
-OWN = {"ngd": ["--ngd_alpha", "2", "--ngd_rank", "3", "--ngd_axes", "channels"]}
+OWN_FLAGS = {"ngd": ["--ngd_alpha", "2", "--ngd_rank", "3", "--ngd_axes", "channels"]}
 STEPS = 4  # in the epoch
 
 
 @pytest.mark.parametrize("lookahead", [[], ["--lookahead_k", "3"]], ids=["alone", "lookahead"])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", OWN)
 def test_a_resumed_run_is_the_whole_run(works, name, lookahead):
-    flags = ["--optimizer", name, *OWN.get(name, []), *lookahead]
+    flags = ["--optimizer", name, *OWN_FLAGS.get(name, []), *lookahead]
     works(*TINY, *flags, "--output", "whole")
     summary = json.loads(Path("whole/summary.json").read_text())
     assert summary["optimizer"] == name and summary["steps"] == STEPS

@@ -209,6 +209,20 @@ def test_predictions_and_exports_answer_as_the_model_does(run, own_texts):
         assert all(same) and len(same) > 5
 
 
+def test_a_vocabulary_file_is_kept_with_the_run(run, own_texts):
+    words = sorted(" ".join(WORDS.values()).split())
+    vocabulary = Path(write("vocab.txt", [[word] for word in ["<unk>", *words]]))
+    flags = [*untrained(own_texts), "--tokenizer", "basic_english", "--vocab", str(vocabulary)]
+    assert run(*flags, "--max_steps", 3, "--output", "run")[0] == 0
+    tokenizer = Tokenizer.from_file("run/tokenizer.json")
+    assert tokenizer.encode("A Wing, honey").tokens == ["[CLS]", "<unk>", "wing", "<unk>", "honey"]
+    vocabulary.unlink()
+    assert run("--resume", "run", "--max_steps", 5, "--cache_dir", "another")[0] == 0
+    Path("new.txt").write_text("honey and a flower\n")
+    assert run("--resume", "run", "--predict", "new.txt")[0] == 0
+    assert Tokenizer.from_file("run/tokenizer.json").to_str() == tokenizer.to_str()
+
+
 def test_dry_run_and_report(run):
     code, out, _ = run(*HEADLINES, "--dry_run")
     assert code == 0 and "dry run: no run was kept" in out and not Path("runs").exists()
@@ -258,7 +272,7 @@ def test_the_columns_of_a_file_to_predict_may_be_named_in_any_run():
 def test_unsuitable_texts_are_refused(run, own_texts, monkeypatch):
     assert "needs --train_file" in run("--dataset", "csv", *TINY)[2]
     error = run(*untrained(HEADLINES), "--tokenizer", "word")[2]
-    assert "wordpiece, bpe, unigram, or the path" in error
+    assert "unigram, basic_english, or the path" in error
     assert run(*own_texts, "--max_steps", 2, "--epochs", 9, "--output", "run")[0] == 0
     for name, bad, words in (
         ("train.csv", ("bee",), "line 92"), ("test.csv", ("honey", "wasp"), "wasp"),

@@ -5,6 +5,7 @@ import copy
 
 import pytest
 import torch
+from own_optimizers import OWN
 
 import resnet50_test
 from utils.fused import MODES, fuse
@@ -16,7 +17,7 @@ from utils.training.objective import Classification, Precision
 from utils.weights.card import ModelCard
 
 # All optimizers, and NGD's other form.
-WAYS = {name: (name, {}) for name in OPTIMIZERS} | {
+WAYS = {name: (name, {}) for name in OWN} | {
     "ngd of the gradient's length": ("ngd", {"ngd_norm": "gradient"}),
     "lookahead sgd": ("sgd", {"lookahead_k": 2}),
 }

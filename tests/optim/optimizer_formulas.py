@@ -61,6 +61,22 @@ class Madgrad:
         return self.momentum * p + (1 - self.momentum) * z
 
 
+class NovoGrad:
+    """n = |g|;  v = sqrt(0.999 v^2 + 0.001 n^2), at first n;  m = 0.9 m + 0.1 g;
+    p = p - lr (m' / (v' + eps) + wd p), with m' = m / (1 - 0.9^t), v' = v / sqrt(1 - 0.999^t)."""
+
+    def __init__(self, momentum):
+        self.m, self.v, self.t = 0.0, None, 0
+
+    def step(self, p, g, lr, decay):
+        self.t += 1
+        n = g.square().sum().sqrt()
+        self.v = n if self.v is None else (0.999 * self.v**2 + 0.001 * n**2).sqrt()
+        self.m = 0.9 * self.m + 0.1 * g
+        m, v = self.m / (1 - 0.9**self.t), self.v / (1 - 0.999**self.t) ** 0.5
+        return p - lr * (m / (v + 1e-8) + decay * p)
+
+
 class Lookahead:
     """Zhang et al. (2019), algorithm 1: after every k steps s = s + (p - s) / 2;  p = s."""
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from own_optimizers import OWN
 from torch import nn
 
 from utils.optim.factory import build_optimizer
@@ -9,7 +10,7 @@ from utils.optim.table import OPTIMIZERS
 
 LR = dict.fromkeys(OPTIMIZERS, 0.01) | {"sgd": 0.1, "ngd": 0.02}
 # "lookahead sgd" is Lookahead around sgd.
-VARIANTS = [*OPTIMIZERS, *(f"lookahead {name}" for name in OPTIMIZERS)]
+VARIANTS = [*OWN, *(f"lookahead {name}" for name in OWN)]
 K = 3  # of Lookahead
 each_optimizer = pytest.mark.parametrize("name", VARIANTS)
 

@@ -8,14 +8,14 @@ import timm.optim
 import torch
 from flags_of_a_gpu import flags_as_on_a_gpu
 from optimizer_tools import backward, bits, build, poison, same, small_model
+from own_optimizers import OWN
 
 from utils.optim import found_inf, lookahead
 from utils.optim.factory import parameter_groups
 from utils.optim.found_inf import HonoursFoundInf, LateFlag
-from utils.optim.table import OPTIMIZERS
 
-OURS = ["lamb", "muon", "madgrad"]
-CASES = ["a library's", *OURS, *(f"lookahead {name}" for name in OPTIMIZERS)]
+OURS = ["lamb", "muon", "madgrad", "fusednovograd"]
+CASES = ["a library's", *OURS, *(f"lookahead {name}" for name in OWN)]
 
 
 class Library(HonoursFoundInf, timm.optim.MADGRAD):

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from optimizer_formulas import AdamW, Lamb, Lookahead, Madgrad, Sgd
+from optimizer_formulas import AdamW, Lamb, Lookahead, Madgrad, NovoGrad, Sgd
 from optimizer_tools import (
     LR,
     VARIANTS,
@@ -26,8 +26,15 @@ from utils.errors import UserError
 from utils.optim.factory import build_optimizer
 from utils.reporting.metrics import to_json
 
-# muon has its own test below, ngd its own files.
-REFERENCES = {"sgd": Sgd, "adamw": AdamW, "lamb": Lamb, "madgrad": Madgrad}
+# muon has its own test below, ngd its own files; those of Apex are others of these
+# (test_apex.py).
+REFERENCES = {
+    "sgd": Sgd,
+    "adamw": AdamW,
+    "lamb": Lamb,
+    "madgrad": Madgrad,
+    "fusednovograd": NovoGrad,
+}
 
 
 def reference(name: str, momentum: float):

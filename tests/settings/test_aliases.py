@@ -4,6 +4,7 @@ import pytest
 from settings_of_pictures import FIELDS, NEEDS, another_value, flags_for, refused, settings_of
 
 from resnet50_test import Settings
+from utils.settings import TextSettings
 from utils.settings.aliases import ALIASES, VALUE_ALIASES
 from utils.settings.config import DEFAULT, parse, to_yaml
 
@@ -35,12 +36,27 @@ def test_an_alias_sets_its_flag(alias, write, make_run):
         (name, alias, value)
         for name, table in VALUE_ALIASES.items()
         for alias, value in table.items()
+        if name != "dataset"  # those are texts
     ],
 )
 def test_values_may_have_other_spellings(name, alias, value, write):
     needs = NEEDS.get(name, [])
     assert getattr(settings_of(*needs, f"--{name}", alias.upper()), name) == value
     assert getattr(settings_of(*needs, "--config", write({name: alias})), name) == value
+
+
+def test_a_note_says_how_apexs_second_level_differs():
+    lines = []
+    settings = parse(Settings, ["--opt_level", "O2"], "", lines.append)[0]
+    assert settings.precision == "fp16"
+    assert [line[:24] for line in lines] == ["note: --precision O2: Ap"]
+    parse(Settings, ["--opt_level", "O1"], "", lines.append)
+    assert len(lines) == 1
+
+
+def test_data_sets_have_torchtexts_names():
+    for alias, value in VALUE_ALIASES["dataset"].items():
+        assert parse(TextSettings, ["--dataset", alias.upper()], "")[0].dataset == value
 
 
 def test_a_short_flag_stands_for_another(write):

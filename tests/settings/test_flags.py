@@ -146,6 +146,7 @@ def test_defaults_may_depend_on_other_settings():
     momenta = {name: settings_of("--optimizer", name).momentum for name in OPTIMIZERS}
     assert momenta == {
         "sgd": 0.9, "adamw": None, "lamb": None, "muon": 0.95, "madgrad": 0.9, "ngd": 0.9,
+        "fusedadam": None, "fusedlamb": None, "fusedsgd": 0.9, "fusednovograd": None,
     }  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from fake_cuda import CUDA
+from own_optimizers import OWN
 from toy import loader, make_trainer, take_steps, use_engine
 
 from utils.augment.chain import Chain
@@ -20,7 +21,6 @@ from utils.models.resnet import ResNet
 from utils.models.transformer import Transformer
 from utils.models.vit import ViT
 from utils.optim.ngd import batch as ngd_batch
-from utils.optim.table import OPTIMIZERS
 from utils.training.evaluation import evaluate
 from utils.training.objective import Classification, Precision
 
@@ -95,7 +95,7 @@ def picture_trainer(folder, depth, *, mixup="none", precision="fp32", fused="non
 # ---- optimizers ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", OWN)
 def test_every_optimizer(tmp_path, gpu, optimizer):
     trainer = make_trainer(tmp_path, optimizer=optimizer, device=CUDA, clip=1.0)
     take_steps(gpu, trainer, steps=2 if optimizer == "ngd" else 3)
@@ -103,7 +103,7 @@ def test_every_optimizer(tmp_path, gpu, optimizer):
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", OWN)
 @pytest.mark.slow
 def test_every_optimizer_in_half_precision(tmp_path, gpu, optimizer, precision):
     trainer = make_trainer(
@@ -113,7 +113,7 @@ def test_every_optimizer_in_half_precision(tmp_path, gpu, optimizer, precision):
     take_steps(gpu, trainer, steps=2)
 
 
-@pytest.mark.parametrize("optimizer", [n for n in OPTIMIZERS if n != "ngd"])
+@pytest.mark.parametrize("optimizer", [n for n in OWN if n != "ngd"])
 def test_lookahead(tmp_path, gpu, optimizer):
     options = {"lookahead_k": 2}  # the watched steps have one with a synchronisation
     trainer = make_trainer(

@@ -11,7 +11,9 @@ from utils.inference.predict_pictures import PictureFiles, list_pictures, predic
 from utils.inference.predict_texts import predict_texts
 from utils.launch.signals import StoppedBySignal
 from utils.reporting.run_folder import TOKENIZER
+from utils.runs.prepare import kept_modules
 from utils.runs.run import Run, better_checkpoint_note
+from utils.training.keep_fp32 import keep_in_float32
 from utils.weights.card import ModelCard, TextCard
 
 
@@ -35,6 +37,7 @@ def use_model(run: Run, model, checkpoint: Checkpoint, card: ModelCard | TextCar
             replace_file(path.with_name(TOKENIZER), card.tokenizer.encode())
             say(f"{path.with_name(TOKENIZER)}: the tokenizer, for the `tokenizers` library")
         return
+    keep_in_float32(model, kept_modules(run, model), run.device)
     output = Path(settings.predictions or folder / "predictions.csv")
     run.signals.defer()
     count = PREDICT[settings.task](run, model, card, output)

@@ -11,16 +11,17 @@ from utils.setting import setting
 class AdamFlags:
     betas: str = setting(
         "0.9,0.999",
-        "Decay in each step of adamw's and lamb's averages: of the gradient, and of its square",
+        "Decay in each step of the averages of adamw, lamb and Apex's optimizers: of the gradient, "
+        "and of its square or norm",
         group=GROUP,
         many=True,
     )
     eps: float | None = setting(
         None,
-        "Added by adamw and lamb to the root of the averaged square",
+        "Added by adamw, lamb and Apex's optimizers to the root of the averaged square",
         group=GROUP,
         above=0,
-        default_text="1e-8 with adamw, 1e-6 with lamb",
+        default_text="1e-8; 1e-6 with lamb and fusedlamb",
     )
 
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
+    from utils.exchange import Exchange
+
 GROUP = "optimization"  # heading in --help of an optimizer's own flags
 
 # What a step needs of a parameter in order to change one element: that element's gradient, norms of
@@ -60,6 +62,7 @@ class OptimizerEntry:
         lr, weight_decay, momentum: defaults; momentum is None if the optimizer has no such setting.
         lr_of_texts: the default learning rate for texts, where it is another.
         nesterov: its momentum is Nesterov's.
+        clip: the bound of the gradient's norm if the user sets none; None: no bound.
         flags: a dataclass of the `setting`s that only this optimizer has, or few others.
         needs: ELEMENTS, NORMS or MATRICES.
         takes_exchange: `make` also takes `exchange`, with which the optimizer gathers what it needs
@@ -80,6 +83,7 @@ class OptimizerEntry:
     momentum: float | None = None
     lr_of_texts: float | None = None
     nesterov: bool = True
+    clip: float | None = None
     flags: type = NoFlags
     needs: str = ELEMENTS
     takes_exchange: bool = False
@@ -125,6 +129,19 @@ class OptimizerEntry:
     def lr_scaling(self, **own) -> str:
         """`scaling`, unless its own settings change it."""
         return self.scaling
+
+    def is_capturable(self) -> bool:
+        """`capturable`, unless that depends on what is installed."""
+        return self.capturable
+
+    def remark(self, groups: list[dict], exchange: Exchange | None = None) -> str:
+        """A line on what computes its steps, if its name does not say so.
+
+        Args:
+            groups: of the optimizer.
+            exchange: with the other ranks; None: a single process.
+        """
+        return ""
 
     def products(self, precision: str) -> dict[str, object]:
         """Further arguments of `make` that depend on --precision, such as how exactly NGD computes

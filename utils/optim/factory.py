@@ -72,7 +72,7 @@ def _never_decayed(model: nn.Module) -> set[Tensor]:
 def is_capturable(name: str, lookahead_k: int | None) -> bool:
     """Whether a CUDA graph can hold the steps of the optimizer `name`. Not with Lookahead, which
     counts its steps on the host."""
-    return OPTIMIZERS[name].capturable and lookahead_k is None
+    return OPTIMIZERS[name].is_capturable() and lookahead_k is None
 
 
 def build_optimizer(

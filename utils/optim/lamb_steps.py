@@ -3,14 +3,13 @@ and the host never waits for the device."""
 
 from __future__ import annotations
 
-from itertools import groupby
-
 import torch
 from torch import Tensor
 
 from utils.exchange import Exchange
-from utils.optim.multi_tensor import MultiTensor, add_step, flat_like
+from utils.optim.multi_tensor import MultiTensor, flat_like
 from utils.optim.parameters import Flags, Parameters
+from utils.optim.whole_norms import WithNorms, count_step
 
 
 def trust_ratios(weight_norms: Tensor, step_norms: Tensor) -> Tensor:
@@ -59,23 +58,7 @@ class Lamb(MultiTensor):
         return [LambParameters(group, parameters, self.state, self.exchange, counts)]
 
 
-def count_step(group: dict, device: torch.device, flags: Flags) -> None:
-    """Counts a step of the group on the device, unless the step is left out."""
-    step = group.get("step", 0)
-    if not isinstance(step, Tensor):  # none yet, or from a checkpoint
-        step = torch.full((), float(step), device=device)
-    group["step"] = step
-    add_step(step, flags)
-
-
-class LambParameters(Parameters):
-    """Parameters of one group. Their steps lie in one flat tensor, sorted by size, so that one
-    kernel scales all parameters of a size.
-
-    Args:
-        counts: they are the ones that count the steps of their group.
-    """
-
+class LambParameters(WithNorms):
     def __init__(
         self,
         group: dict,
@@ -84,23 +67,9 @@ class LambParameters(Parameters):
         exchange: Exchange,
         counts: bool,
     ):
-        order = sorted(range(len(parameters)), key=lambda i: parameters[i].numel())
-        super().__init__(group, [parameters[i] for i in order])
-        self.exchange, self.counts = exchange, counts
+        super().__init__(group, parameters, exchange, counts)
         self.moments = [self.buffers(state, name) for name in ("exp_avg", "exp_avg_sq")]
         self.endless = torch.full((), torch.inf, device=self.device)
-        self.sizes = [
-            (numel, len(list(same)))
-            for numel, same in groupby(self.parameters, key=lambda p: p.numel())
-        ]
-        # Squared norms are summed over the ranks in the order of the group: by size each rank may
-        # have another. Those of parameters that are not sharded count once, on rank 0.
-        divided = [exchange.is_divided(p) for p in parameters]
-        self.is_sharded = any(divided)
-        counted = [one or exchange.rank == 0 for one in divided]
-        self.counted = torch.tensor(counted, device=self.device)
-        self.by_size = torch.tensor(order, device=self.device)
-        self.by_group = self.by_size.argsort()
 
     def step_(self, flags: Flags) -> None:
         group, gradients = self.group, self.make_dense(self.gradients())
@@ -115,14 +84,10 @@ class LambParameters(Parameters):
         flat.zero_()
         self._adam(steps, gradients, 1.0, flags)  # now -m' / (sqrt(v') + eps); 0 if left out
         torch._foreach_add_(steps, self.dense, alpha=-decay)  # now -u
-        scale = lr * trust_ratios(*self._norms(self.dense, steps))
+        scale = lr * trust_ratios(*self.norms(self.dense, steps))
         if flags.left_out is not None:
             scale.masked_fill_(flags.left_out, 0.0)
-        start = first = 0
-        for numel, count in self.sizes:
-            same = flat[start : start + numel * count].view(count, numel)
-            same.mul_(scale[first : first + count, None])
-            start, first = start + numel * count, first + count
+        self.scale_(flat, scale)
         torch._foreach_add_(self.dense, steps)
         self.write_views()
 
@@ -148,13 +113,3 @@ class LambParameters(Parameters):
             grad_scale=flags.grad_scale,
             found_inf=flags.found_inf,
         )
-
-    def _norms(self, *lists: list[Tensor]) -> tuple[Tensor, ...]:
-        """The norm of each tensor, (n,) for each list; of whole parameters. Collective if any of
-        them is sharded."""
-        norms = [torch.stack(torch._foreach_norm(tensors)) for tensors in lists]
-        if not self.is_sharded:
-            return tuple(norms)
-        squares = torch.stack(norms).square()[:, self.by_group]
-        squares = self.exchange.sum(torch.where(self.counted, squares, 0.0))
-        return squares.sqrt()[:, self.by_size].unbind()

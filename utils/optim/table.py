@@ -12,6 +12,10 @@ PLACES = {
     "muon": "utils.optim.muon:MUON",
     "madgrad": "utils.optim.madgrad:MADGRAD",
     "ngd": "utils.optim.ngd.entry:NGD_ENTRY",
+    "fusedadam": "utils.optim.apex:FUSED_ADAM",
+    "fusedlamb": "utils.optim.apex:FUSED_LAMB",
+    "fusedsgd": "utils.optim.apex:FUSED_SGD",
+    "fusednovograd": "utils.optim.novograd:FUSED_NOVOGRAD",
 }
 OPTIMIZERS: dict[str, OptimizerEntry] = {
     name: pkgutil.resolve_name(place) for name, place in PLACES.items()

@@ -19,6 +19,7 @@ from utils.runs.optimization import (
     build_optimizer_of,
     learning_rate,
     learns_pairs,
+    note_optimizer,
     note_rates_of_recipe,
     schedule_of,
 )
@@ -91,6 +92,7 @@ def build_trainer(
     else:
         train_step = make_step(Guard(ready.model, ready.strategy), run.progress)
         stepper = engine.stepper(train_step, loader, run.console, launch_advice(settings))
+    note_optimizer(run, train_step.optimizer, ready.strategy.optimizer_exchange)
     metrics = open_metrics(run, checkpoint, task.card)
     clock = Clock(run.progress, run.device, run.started)
     log = TrainingLog(

@@ -51,6 +51,13 @@ def build_optimizer_of(
     )
 
 
+def note_optimizer(run: Run, optimizer, exchange: Exchange) -> None:
+    """Prints what computes the steps, for an optimizer whose name does not say so."""
+    remark = OPTIMIZERS[run.settings.optimizer].remark(optimizer.param_groups, exchange)
+    if remark:
+        run.console.say(f"note: {remark}")
+
+
 def lr_scales(
     model,
     layer_decay: float | None = None,

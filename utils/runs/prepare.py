@@ -1,6 +1,7 @@
 """Makes a model ready to be trained or measured: its weights, device, modules and strategy."""
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,7 @@ from utils.runs.run import Run
 from utils.tasks.task import Task
 from utils.training.flops import forward_flops
 from utils.training.freeze import Freeze
+from utils.training.keep_fp32 import keep_in_float32, names_of_modules, refuse_uncalled
 from utils.training.objective import Classification
 from utils.weights.pretrained import Pretrained, fit_weights
 
@@ -73,6 +75,10 @@ def prepare_model(
     except ValueError as error:
         raise UserError(f"--fused {settings.fused}: {error}; leave it out") from None
     _say_fused(run)
+    kept = kept_modules(run, model)
+    if kept:
+        refuse_uncalled(model, kept, lambda: _forward(run, model, task))
+        keep_in_float32(model, kept, run.device)
     mixes_inside = getattr(model, "mixes_inside", False)
 
     def make_objective(called: Callable) -> Classification:
@@ -92,6 +98,7 @@ def prepare_model(
         if not any(isinstance(module, _BatchNorm) for module in model.modules()):
             raise UserError(f"--sync_bn: {run.model_name} has no BatchNorm; leave it out")
         model = fuse(sync_batch_norms(model, run.exchange), settings.fused)
+        keep_in_float32(model, kept, run.device)  # BatchNorms are other objects now
     strategy = build_strategy(settings.strategy, run.exchange)
     wrapped = strategy.wrap(model, unfreezes=settings.unfreeze_epoch is not None)
     # All ranks have used the same seed so far, so their weights are equal; from here on each draws
@@ -99,6 +106,30 @@ def prepare_model(
     if run.workers.own[0] > 0:
         torch.manual_seed(settings.seed + run.workers.own[0])
     return ReadyModel(model, wrapped, strategy, make_objective, freeze, flops)
+
+
+def kept_modules(run: Run, model: nn.Module) -> list[str]:
+    """Names of the modules that --keep_fp32 keeps in float32.
+
+    Raises:
+        UserError: the model has no such module.
+    """
+    patterns = run.settings.keep_fp32
+    names = [] if patterns is None else names_of_modules(model, patterns.split(","))
+    if names and run.precision.name == "fp32":
+        run.console.say("note: --keep_fp32 has no effect: everything is computed in float32")
+        return []
+    return names
+
+
+def _forward(run: Run, model: nn.Module, task: Task) -> None:
+    """One batch of the test set, without gradients, in evaluation mode."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    with closing(task.test.epoch()) as batches, torch.no_grad(), run.precision.autocast():
+        model(next(iter(batches)).inputs)
+    for module in training:
+        module.training = True
 
 
 def _say_fused(run: Run) -> None:

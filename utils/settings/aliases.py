@@ -48,6 +48,7 @@ ALIASES = {
     "opt": "optimizer",
     "opt_betas": "betas",
     "opt_eps": "eps",
+    "opt_level": "precision",
     "optim": "optimizer",
     "output_dir": "output",
     "patience_epochs": "plateau_patience",
@@ -107,9 +108,26 @@ GIVES_WAY = ("amp", "model_ema")
 NUMBER_FOR = {"mixup": ("fixed", "alpha", "none")}
 # Other spellings of a value.
 VALUE_ALIASES = {
+    "dataset": {  # torchtext's names
+        "amazonreviewfull": "amazon_full",
+        "amazonreviewpolarity": "amazon_polarity",
+        "dbpedia": "dbpedia",
+        "imdb": "imdb",
+        "yahooanswers": "yahoo_answers",
+        "yelpreviewfull": "yelp_full",
+        "yelpreviewpolarity": "yelp_polarity",
+        "ag_news": "ag_news",
+    },
     "mixup_mode": {"elem": "sample"},
     "optimizer": {"adamw_torch": "adamw", "adamw_torch_fused": "adamw"},
-    "precision": {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"},
+    "precision": {
+        "float32": "fp32",
+        "bfloat16": "bf16",
+        "float16": "fp16",
+        "o0": "fp32",  # Apex's levels
+        "o1": "fp16",
+        "o2": "fp16",
+    },
     "sched": {
         "cosineannealinglr": "cosine",
         "linearlr": "linear",
@@ -127,5 +145,16 @@ VALUE_MEANINGS = {
     "optimizer": {
         "localadamw": "local steps are --strategy local with --optimizer adamw",
         "localsgd": "local steps are --strategy local with --optimizer sgd",
+    },
+    "precision": {
+        "o3": "weights in fp16 lose small updates, so there is no such level; --opt_level O1 keeps "
+        "them in float32",
+    },
+}
+# Values that something is taken for which is not quite the same: the difference, for a note.
+VALUE_NOTES = {
+    "precision": {
+        "o2": "Apex's O2 has no exact equivalent: as with O1, autocast computes in fp16, and all "
+        "weights are in float32",
     },
 }

@@ -21,7 +21,7 @@ import yaml
 
 from utils.errors import UserError
 from utils.settings.actions import ACTIONS, TRAIN, asked_for
-from utils.settings.aliases import ALIASES, MEANINGS
+from utils.settings.aliases import ALIASES, MEANINGS, VALUE_NOTES
 from utils.settings.hosts import places_of
 from utils.settings.values import (
     canonical_name,
@@ -87,7 +87,7 @@ def parse(config_class, argv: list[str], description: str, say: Callable = lambd
         (settings, origin): an instance of `config_class` and, for each setting, where its value
         came from.
     """
-    typed = _read_flags(config_class, argv, description)
+    typed = _read_flags(config_class, argv, description, say)
     from_file = read_yaml(config_class, Path(typed["config"])) if typed.get("config") else {}
     values = {name: field.default for name, field in fields(config_class).items()}
     origin = dict.fromkeys(values, DEFAULT)
@@ -242,7 +242,7 @@ def to_yaml(settings, origin: Mapping[str, str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _read_flags(config_class, argv: list[str], description: str) -> dict:
+def _read_flags(config_class, argv: list[str], description: str, say: Callable) -> dict:
     """{name: converted value} of what the command line sets; with --help prints it and exits."""
     known = fields(config_class)
     parser = _Parser(
@@ -281,6 +281,9 @@ def _read_flags(config_class, argv: list[str], description: str) -> dict:
     short = {name for name in short_for(known) if given.pop(name, False)}
     given = {n: ",".join(v) if isinstance(v, list) else v for n, v in given.items()}
     values = {name: convert(known[name], value, f"--{name}") for name, value in given.items()}
+    for name, value in given.items():
+        if (note := VALUE_NOTES.get(name, {}).get(str(value).lower())) is not None:
+            say(f"note: --{name} {value}: {note}")
     return spelled_out(known, values, short, "--")
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from utils.errors import UserError
 from utils.setting import setting
 from utils.settings.config import Config
 
@@ -23,6 +24,14 @@ class EngineSettings(Config):
         "scaler on older GPUs, fp32 on a CPU",
         group=GROUP,
         choices=("auto", "fp32", "bf16", "fp16"),
+        resume="evaluation",
+    )
+    keep_fp32: str | None = setting(
+        None,
+        "Modules that compute in float32 whatever --precision says, by name; * stands for any "
+        "characters, as in head,layers.*.norm1",
+        group=GROUP,
+        many=True,
         resume="evaluation",
     )
     compile: bool = setting(
@@ -86,6 +95,8 @@ class EngineSettings(Config):
         yield from super().ineffective()
         if self.device == "cuda":
             yield "keep_freed_memory", "it is for computing on a CPU", "device"
+        if self.precision == "fp32":
+            yield "keep_fp32", "--precision fp32 computes everything in float32", "precision"
         if self.fused != "none":
             if self.compile:
                 yield "fused", "--compile decides by itself what is kept", "compile"
@@ -96,3 +107,11 @@ class EngineSettings(Config):
                     "the virtual steps of --meta_form sample are not fused, and need most memory"
                 )
                 yield "fused", reason, "meta_form"
+
+    def validate(self):
+        super().validate()
+        if self.keep_fp32 is not None and self.fused != "none":
+            raise UserError(
+                f"--keep_fp32 and --fused {self.fused} exclude each other: a fused function "
+                "computes several modules at once; leave one of them out"
+            )

@@ -12,7 +12,7 @@ from utils.setting import setting
 from utils.settings.config import Config
 
 # The optimizers' own flags, as base classes: a dataclass takes the fields of its last base first.
-OWN_FLAGS = dict.fromkeys(entry.flags for entry in reversed(OPTIMIZERS.values()) if entry.own)
+OWN_FLAGS = [*dict.fromkeys(entry.flags for entry in OPTIMIZERS.values() if entry.own)][::-1]
 
 
 def _by_optimizer(name: str) -> str:
@@ -28,6 +28,11 @@ def _without_nesterov() -> str:
     """Optimizers whose momentum is not Nesterov's."""
     with_momentum = {k: entry for k, entry in OPTIMIZERS.items() if entry.momentum is not None}
     return " and ".join(name for name, entry in with_momentum.items() if not entry.nesterov)
+
+
+def _clips() -> str:
+    clips = {name: entry.clip for name, entry in OPTIMIZERS.items() if entry.clip is not None}
+    return "".join(["none", *(f"; {clip:g} with {name}" for name, clip in clips.items())])
 
 
 @dataclass
@@ -98,6 +103,7 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):
         "Scale the gradient down to this global L2 norm if it is larger",
         group=GROUP,
         above=0,
+        default_text=_clips(),
         resume="free",
     )
     accumulation_steps: int = setting(
@@ -265,6 +271,8 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):
         for name, value in defaults.items():
             if getattr(self, name) is None:
                 setattr(self, name, value)
+        if self.clip is None:
+            self.clip = entry.clip
         if "min_lr" in SCHEDULES[self.sched] and self.min_lr > self.lr:
             raise UserError(f"--min_lr {self.min_lr} is above --lr {self.lr}")
         if self.warms_up and (self.warmup_lr or 0) > self.lr:

@@ -19,7 +19,7 @@ class TextFlags(Config):
     dataset: str = setting(
         "ag_news",
         "Data set; csv is your own CSV, TSV or JSON Lines files, headlines is synthetic and needs "
-        "no files, ag_news is downloaded once",
+        "no files, ag_news is downloaded once, the others are read from --data_dir",
         group=GROUP,
         choices=TEXT_DATASETS,
     )
@@ -68,15 +68,30 @@ class TextFlags(Config):
     )  # fmt: skip
     tokenizer: str = setting(
         "wordpiece",
-        "wordpiece, bpe or unigram, to be trained on the training texts; or the path of a "
-        "tokenizer.json",
+        "wordpiece, bpe or unigram, to be trained on the training texts; basic_english, that of "
+        "torchtext; or the path of a tokenizer.json",
         group=GROUP,
     )
     vocab_size: int | None = setting(
         None,
         "Vocabulary size of a trained tokenizer", group=GROUP, low=300, high=1_000_000,
-        unit="tokens", default_text="30000", essential=True,
+        unit="tokens", default_text="30000, and with basic_english all tokens", essential=True,
     )  # fmt: skip
+    min_freq: int = setting(
+        1,
+        "How often a token must occur in the training texts to be in the vocabulary of "
+        "basic_english",
+        group=GROUP,
+        low=1,
+        essential=True,
+    )
+    vocab: str | None = setting(
+        None,
+        "Vocabulary of basic_english: a text file with a token on each line",
+        group=GROUP,
+        default_text="counted in the training texts",
+        essential=True,
+    )
     lowercase: bool = setting(True, "Treat upper and lower case alike", group=GROUP, essential=True)
     max_len: int = setting(
         256,
@@ -101,6 +116,8 @@ class TextFlags(Config):
 
     @property
     def tokenizer_is_trained(self) -> bool:
+        if self.tokenizer == "basic_english":
+            return self.vocab is None
         return self.tokenizer in ("wordpiece", "bpe", "unigram")
 
     def ineffective(self):
@@ -121,7 +138,15 @@ class TextFlags(Config):
             yield "test_fraction", "--test_file is the test set", "test_file"
         if self.val_file is not None:
             yield "val_fraction", "--val_file is the validation split", "val_file"
-        if not self.tokenizer_is_trained:
+        if self.tokenizer != "basic_english":
+            for name in ("min_freq", "vocab"):
+                yield name, "it is for --tokenizer basic_english", "tokenizer"
+        elif self.vocab is not None:
+            for name in ("vocab_size", "min_freq"):
+                yield name, f"the vocabulary is that of {self.vocab}", "vocab"
+        if self.tokenizer == "basic_english":
+            yield "lowercase", "basic_english always ignores case", "tokenizer"
+        elif not self.tokenizer_is_trained:
             for name in ("vocab_size", "lowercase"):
                 yield name, f"the tokenizer of {self.tokenizer} is already trained", "tokenizer"
         if self.mixup == "none":
@@ -136,5 +161,5 @@ class TextFlags(Config):
             raise UserError("--dataset csv needs --train_file, and --test_file or --test_fraction")
         if self.cutmix_alpha:
             raise UserError("--cutmix_alpha pastes boxes of pictures; texts are mixed by --mixup")
-        if self.vocab_size is None and self.tokenizer_is_trained:
+        if self.vocab_size is None and self.tokenizer in ("wordpiece", "bpe", "unigram"):
             self.vocab_size = 30_000

@@ -109,7 +109,14 @@ def _load_data(settings: TextSettings, tokenizer: str | None) -> TokenizedData:
     return load_tokenized(
         settings.dataset,
         _text_request(settings),
-        TokenizerRequest(settings.tokenizer, settings.vocab_size, settings.lowercase, tokenizer),
+        TokenizerRequest(
+            settings.tokenizer,
+            settings.vocab_size,
+            settings.lowercase,
+            tokenizer,
+            settings.min_freq,
+            None if settings.vocab is None else Path(settings.vocab),
+        ),
         cache_dir=settings.cache_dir,
         val_fraction=settings.val_fraction,
         subset=settings.subset,
@@ -175,7 +182,7 @@ class Texts(Kind):
 
 def check_belongs(settings, origin: dict, card: TextCard) -> None:
     """UserError if a setting contradicts `card`, with which the weights were trained."""
-    for name in ("tokenizer", "vocab_size", "lowercase"):
+    for name in ("tokenizer", "vocab_size", "lowercase", "min_freq", "vocab"):
         if origin[name] != DEFAULT:
             raise UserError(
                 f"--{name} has no effect: the weights of {settings.pretrained} belong to "

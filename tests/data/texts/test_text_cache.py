@@ -287,7 +287,7 @@ def test_a_disk_that_is_full_or_read_only(files, disk):
 @pytest.mark.parametrize(
     ("settings", "part"),
     [
-        ({"tokenizer": TokenizerRequest("words")}, "wordpiece, bpe, unigram, or the path"),
+        ({"tokenizer": TokenizerRequest("words")}, "unigram, basic_english, or the path"),
         ({"tokenizer": TokenizerRequest("gone.json")}, "gone.json is not there"),
         ({"tokenizer": TokenizerRequest(vocab_size=5)}, "--vocab_size"),
         ({"val_fraction": 1.0}, "--val_fraction"),

@@ -115,7 +115,7 @@ def test_joined_files_and_texts_in_both(tmp_path):
     refused(tmp_path, "train.csv: line 12 is the header row once more", **files)
     data = load(tmp_path, on_bad="skip", **files)
     assert data.classes == ["a", "b"] and data.skipped == 1 and len(data.train) == 12
-    assert "test.csv: 1 of 2 texts are in the training file, too" in data.notes[-1]
+    assert "test.csv: 1 of 2 texts are in the training data, too" in data.notes[-1]
 
 
 # AG News

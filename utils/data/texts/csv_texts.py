@@ -125,10 +125,13 @@ def _class_names(path: Path, classes: list[str]) -> list[str] | None:
 
 
 def read_files(
-    request: TextRequest, files: dict[str, Path], classes: tuple[str, ...] = ()
+    request: TextRequest,
+    files: dict[str, Path],
+    classes: tuple[str, ...] = (),
+    line_end: str | None = None,
 ) -> dict[str, Samples]:
     """The samples of each file, by role. `classes` are those that a row may have; empty: those of
-    the training file."""
+    the training file. `line_end`: see `read_samples`."""
     samples: dict[str, Samples] = {}
     for role, path in files.items():
         samples[role] = read_samples(
@@ -138,6 +141,7 @@ def read_files(
             on_bad=request.on_bad,
             clean=request.clean,
             classes=classes,
+            line_end=line_end,
         )
         classes = classes or tuple(set(samples[role].labels))
     return samples
@@ -155,15 +159,22 @@ def notes_of(samples: dict[str, Samples]) -> list[str]:
                 "1 bad row left out," if count == 1 else f"{count:,} bad rows left out, the first"
             )
             notes.append(f"{part.path.name}: {rows} in line {line}, which {problem}")
-    trained = set(samples["train"].texts)
     for role, part in samples.items():
-        known = sum(text in trained for text in part.texts)
-        if known and role != "train":
-            notes.append(
-                f"{part.path.name}: {known:,} of {len(part.texts):,} texts are in the training "
-                "file, too, which flatters the figures"
-            )
+        if role != "train":
+            notes += repeated_texts(part.path.name, samples["train"].texts, part.texts)
     return notes
+
+
+def repeated_texts(name: str, trained: list[str], tested: list[str]) -> list[str]:
+    """A line if some of the texts `tested`, which are those of `name`, are also trained on."""
+    in_training = set(trained)
+    known = sum(text in in_training for text in tested)
+    if not known:
+        return []
+    return [
+        f"{name}: {known:,} of {len(tested):,} texts are in the training data, too, which flatters "
+        "the figures"
+    ]
 
 
 def sort_classes(labels: list[str]) -> list[str]:

@@ -43,10 +43,13 @@ def read_samples(
     on_bad: str = "error",
     clean: bool = True,
     classes: Collection[str] = (),
+    line_end: str | None = None,
 ) -> Samples:
     """Texts and classes of a CSV, TSV or JSON Lines file.
 
     `classes` are those of the training data; a row of another class is bad. Empty: any will do.
+    `line_end` is how the file writes the end of a line within a text, which cleaning then takes for
+    a space.
 
     Raises:
         UserError: the file cannot be used, no row of it can, or, unless `on_bad` is "skip", one
@@ -66,7 +69,7 @@ def read_samples(
             problem = "is the header row once more"
         if problem is None:
             cells = row.cells
-            text = _join([cells[column] for column in columns.texts], clean)
+            text = _join([cells[column] for column in columns.texts], clean, line_end)
             label = " ".join((cells[columns.label] or "").split())
             if not label:
                 problem = "has no class"
@@ -134,6 +137,8 @@ def column_names(text: str | None) -> list[str] | None:
     return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
 
 
-def _join(cells: list[str | None], clean: bool) -> str:
+def _join(cells: list[str | None], clean: bool, line_end: str | None = None) -> str:
     text = " ".join(cell for cell in cells if cell)
+    if clean and line_end is not None:
+        text = text.replace(line_end, "\n")
     return clean_text(text) if clean else text.strip()

@@ -26,8 +26,15 @@ FILE_FLAGS = ("train_file", "test_file", "val_file", "test_fraction")
 # Name -> "module:function", imported on use.
 TEXT_DATASETS = {
     "ag_news": "utils.data.texts.ag_news:open_ag_news",
+    "amazon_full": "utils.data.texts.published_csv:open_amazon_full",
+    "amazon_polarity": "utils.data.texts.published_csv:open_amazon_polarity",
     "csv": "utils.data.texts.csv_texts:open_csv",
+    "dbpedia": "utils.data.texts.published_csv:open_dbpedia",
     "headlines": "utils.data.texts.headlines:open_headlines",
+    "imdb": "utils.data.texts.imdb:open_imdb",
+    "yahoo_answers": "utils.data.texts.published_csv:open_yahoo_answers",
+    "yelp_full": "utils.data.texts.published_csv:open_yelp_full",
+    "yelp_polarity": "utils.data.texts.published_csv:open_yelp_polarity",
 }
 
 

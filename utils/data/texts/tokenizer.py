@@ -41,8 +41,8 @@ MAX_FILE_BYTES = 256 << 20
 # Training time grows with the square of a word's length: longer ones (binary data, say) are cut.
 _LONG_WORD = re.compile(r"\S{256}(?=\S)")
 CHUNK = 2048  # texts encoded between two updates of the bar
-_PAD_NAMES = (PAD, "<pad>", "<|pad|>", "<PAD>")
-_CLS_NAMES = (CLS, "<s>", "<cls>", "<CLS>", "<bos>", "<|startoftext|>")
+PAD_NAMES = (PAD, "<pad>", "<|pad|>", "<PAD>")
+CLS_NAMES = (CLS, "<s>", "<cls>", "<CLS>", "<bos>", "<|startoftext|>")
 
 
 def train_tokenizer(
@@ -111,7 +111,7 @@ def tokenizer_from_json(text: str) -> Tokenizer:
         tokenizer = Tokenizer.from_str(text)
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        for names in (_PAD_NAMES, _CLS_NAMES):
+        for names in (PAD_NAMES, CLS_NAMES):
             if _find(tokenizer, names) is None:
                 tokenizer.add_special_tokens([names[0]])
         tokenizer.encode("a b")
@@ -125,12 +125,12 @@ def tokenizer_from_json(text: str) -> Tokenizer:
 
 def pad_id(tokenizer: Tokenizer) -> int:
     """The id of the padding token."""
-    return _find(tokenizer, _PAD_NAMES)
+    return _find(tokenizer, PAD_NAMES)
 
 
 def cls_id(tokenizer: Tokenizer) -> int:
     """The id of the token that every sample begins with."""
-    return _find(tokenizer, _CLS_NAMES)
+    return _find(tokenizer, CLS_NAMES)
 
 
 def vocabulary_size(tokenizer: Tokenizer) -> int:

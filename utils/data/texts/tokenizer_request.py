@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from utils.data.texts.basic_english import BASIC_ENGLISH, load_vocabulary, train_basic_english
 from utils.data.texts.csv_texts import file_sum
 from utils.data.texts.tokenizer import (
     KINDS,
@@ -25,17 +26,22 @@ class TokenizerRequest:
     """How the tokenizer of a data set is made or found.
 
     Args:
-        name: "wordpiece", "bpe" or "unigram", to be trained; or the path of a tokenizer.json, or
-            of a folder that holds one.
-        vocab_size, lowercase: for a tokenizer that is trained.
+        name: "wordpiece", "bpe" or "unigram", to be trained; "basic_english", whose vocabulary is
+            counted, or read from `vocab`; or the path of a tokenizer.json, or of a folder that
+            holds one.
+        vocab_size: of a tokenizer that is trained or counted; None: no limit (basic_english only).
+        lowercase: for a tokenizer that is trained.
         json: content of a tokenizer.json, which replaces all of these: the tokenizer that weights
             were trained with.
+        min_freq, vocab: for basic_english (basic_english.py).
     """
 
     name: str = "wordpiece"
-    vocab_size: int = 8000
+    vocab_size: int | None = 8000
     lowercase: bool = True
     json: str | None = None
+    min_freq: int = 1
+    vocab: Path | None = None
 
     def identity(self) -> list | str:
         """What decides how texts are encoded: part of a cache's key.
@@ -45,6 +51,10 @@ class TokenizerRequest:
         """
         if self.json is not None:
             return ["json", hashlib.sha256(self.json.encode()).hexdigest()]
+        if self.name == BASIC_ENGLISH:
+            if self.vocab is not None:
+                return [self.name, file_sum(self.vocab)]
+            return [self.name, self.vocab_size, self.min_freq]
         file = self._file()
         return [self.name, self.vocab_size, self.lowercase] if file is None else file_sum(file)
 
@@ -52,10 +62,14 @@ class TokenizerRequest:
         """The tokenizer, trained on `texts` if it is to be trained.
 
         Raises:
-            UserError: the vocabulary is too small, or the file is not a tokenizer.
+            UserError: the vocabulary is too small, or the file is not a tokenizer or vocabulary.
         """
         if self.json is not None:
             return tokenizer_from_json(self.json)
+        if self.name == BASIC_ENGLISH:
+            if self.vocab is not None:
+                return load_vocabulary(self.vocab)
+            return train_basic_english(texts, min_freq=self.min_freq, vocab_size=self.vocab_size)
         file = self._file()
         if file is not None:
             return load_tokenizer(file)
@@ -76,7 +90,7 @@ class TokenizerRequest:
             path = path / "tokenizer.json"
         if not path.is_file():
             raise UserError(
-                f"{path} is not there: --tokenizer takes one of {', '.join(KINDS)}, or the path of "
-                "a tokenizer.json"
+                f"{path} is not there: --tokenizer takes one of {', '.join(KINDS)}, basic_english, "
+                "or the path of a tokenizer.json"
             )
         return path
