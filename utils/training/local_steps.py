@@ -347,7 +347,7 @@ class LocalSteps:
             "averagings": self.rounds.averagings,
             "round_steps": self.rounds.length,
             "worker_distance": self.distance,
-            "sent_of_ddp": self._sent_of_ddp,
+            "sent_of_ddp": self.sent_of_ddp,
         }
 
     def note(self) -> str:
@@ -355,7 +355,7 @@ class LocalSteps:
         rounds = self.rounds
         note = f"; {_count(rounds.averagings)}, H {rounds.length:,}"
         if self.workers.size > 1:
-            note += f", {100 * self._sent_of_ddp:.1f} % of DDP's bytes"
+            note += f", {100 * self.sent_of_ddp:.1f} % of DDP's bytes"
         if self.distance:
             note += f", workers {100 * self.distance:.2g} % from their mean"
         return note
@@ -364,10 +364,10 @@ class LocalSteps:
         """For the end of the run."""
         rounds = self.rounds
         steps = self.progress.step - rounds.first_step
-        return averagings_text(rounds.averagings, steps, self._sent_of_ddp)
+        return averagings_text(rounds.averagings, steps, self.sent_of_ddp)
 
     @property
-    def _sent_of_ddp(self) -> float:
+    def sent_of_ddp(self) -> float:
         """What the averagings have sent, relative to DDP in as many steps."""
         return self.rounds.sent / max(1, self.progress.step - self.rounds.first_step)
 
