@@ -7,7 +7,7 @@ import pytest
 from benchmarks import mixup_study
 from benchmarks.local_study import foretold, main, options_of
 
-FLAGS = ["--epochs", "2", "--width", "2", "--train_samples", "96", "--batch", "4", "--seeds", "2"]
+FLAGS = ["--epochs", "1", "--width", "1", "--train_samples", "64", "--batch", "4", "--seeds", "2"]
 
 
 def test_the_bytes_of_the_whole_study_are_foretold(tmp_path):

@@ -90,6 +90,20 @@ def test_processes_do_not_change_a_bit(worlds, tmp_path, options):
     assert_same_checkpoint(one, saved(tmp_path / "shrinks"))
 
 
+@pytest.mark.slow
+def test_four_processes_have_the_bits_of_one(worlds, tmp_path):
+    """With 4 and with 5 workers, which are 2, 1, 1 and 1."""
+    for workers in (4, 5):
+        options = RICH | {"local": DILOCO | {"workers": workers}}
+        folders = [tmp_path / f"{workers}-{size}" for size in (1, 4)]
+        figures = train(Exchange(), folders[0], options)
+        first, *_ = worlds(4).run(train, folders[1], options)
+        # In an evaluation each process adds up its own samples first.
+        trained = [[r for r in each if r["split"] == "train"] for each in (first, figures)]
+        assert trained[0] == trained[1] and len(trained[0]) < len(figures)
+        assert_same_checkpoint(*map(saved, folders))
+
+
 def as_ddp(exchange, local: bool) -> dict:
     """Weights and statistics of a run that averages in every step, in float64."""
     with tempfile.TemporaryDirectory() as folder:

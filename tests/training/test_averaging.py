@@ -3,7 +3,7 @@ state."""
 
 import pytest
 import torch
-from local_runs import double_network, parameters_of
+from local_runs import assert_same_checkpoint, double_network, parameters_of
 from toy import history, make_trainer, network
 
 from utils.checkpoints.worker_rows import OPTIMIZER
@@ -165,3 +165,39 @@ def test_what_a_worker_does_not_have_yet_is_not_averaged(tmp_path):
     trainer.stepper.forward_backward = with_nan
     trainer.fit()
     assert sent[-1] == 1 < trainer.train_step.rounds.sent - 1
+
+
+@pytest.mark.parametrize("moment", ("before", "half-way", "after"))
+def test_a_run_that_dies_in_an_averaging_goes_on_from_its_checkpoint(tmp_path, moment):
+    """From one inside the round before, to the bits of the run that nothing has happened to."""
+    options = {
+        "epochs": 3, "batch_size": 2, "optimizer": "adamw", "lr": 0.01, "save_steps": 3,
+        "local": {"workers": 3, "base": 4, "name": "diloco", "outer": OUTER},
+    }  # fmt: skip
+    whole = make_trainer(tmp_path / "whole", model=network(), **options)
+    whole.fit()
+    dies = make_trainer(tmp_path / "dies", model=network(), **options)
+    averaging, steps = dies.train_step.averaging, dies.train_step
+
+    def fails():
+        if steps.rounds.averagings == 0:
+            return averaging()
+        assert steps.updating  # so that nothing is saved of this
+        if moment == "half-way":  # the workers have their mean, the outer optimizer does not
+            averaging.outer = None
+        if moment != "before":
+            averaging()
+        raise KeyboardInterrupt
+
+    steps.averaging = fails
+    fails.state_dict = averaging.state_dict
+    with pytest.raises(KeyboardInterrupt):
+        dies.fit()
+    assert dies.progress.step == 8
+    dies.saver.wait()
+    again = make_trainer(tmp_path / "dies", model=network(seed=77), **options)
+    checkpoint = again.saver.store.load()
+    assert checkpoint.step == 6 and checkpoint.state["local"]["end"] == 8
+    again.restore(checkpoint)
+    again.fit()
+    assert_same_checkpoint(whole.saver.store.load(), again.saver.store.load())
