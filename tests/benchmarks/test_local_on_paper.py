@@ -1,11 +1,23 @@
-"""benchmarks/local_on_paper.py: limits of its estimates."""
+"""benchmarks/local_on_paper.py: limits of its estimates, and the rows that its page has of them."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from benchmarks.local_on_paper import compute, ddp, local, regions
+from benchmarks.local_on_paper import LINKS, compute, ddp, local, regions, table
 from benchmarks.scaling_on_paper import CLUSTERS, FLOAT, MODELS, SIZES
+
+PAGE = Path(__file__).parents[2] / "benchmarks" / "results" / "local.md"
+
+
+def test_the_rows_of_the_page():
+    """It leaves out some numbers of GPUs."""
+    page = PAGE.read_text(encoding="utf-8").split("## Two regions")[1].split("\n## ")[0]
+    told = [line for line in page.splitlines() if line.startswith("|")]
+    made = [row for model in MODELS for link in LINKS for row in table(model, regions(link))]
+    shown = ("| GPUs |", "| ---", "| 8 |", "| 32 |", "| 128 |", "| 512 |")
+    assert told == [row for row in made if row.startswith(shown)]
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)

@@ -55,21 +55,21 @@ def test_recipes_differ_as_they_say(names):
     ("name", "flags", "steps", "averagings"),
     [
         ("vit_b16_local", [], 93_600, 9_711),
-        ("vit_b16_local", ["--sync_base", "8"], 93_600, 6_460),
+        ("vit_b16_local", ["--sync_base", "8"], 93_600, 6_461),
         ("resnet152_local", [], 62_400, 24_792),
-        ("resnet152_local", ["--sync_base", "4", "--qsr_alpha", "0.25"], 62_400, 12_539),
-        ("resnet152_step_local", [], 28_080, None),
+        pytest.param(
+            "resnet152_local", ["--sync_base", "4", "--qsr_alpha", "0.25"], 62_400, 12_539,
+            marks=pytest.mark.slow,
+        ),
+        ("resnet152_step_local", [], 28_080, 6_251),
     ],
-)
+)  # fmt: skip
 def test_rounds_are_those_of_the_paper(name, flags, steps, averagings):
     """That with steps has rounds of 2, 6, 625 and all steps, at a tenth of the rate before."""
     rounds = rounds_of(settings_of(name, *flags))
-    assert rounds.total_steps == steps
-    if averagings is None:
-        assert set(rounds.lengths) >= {2, 6, 625}
-        assert rounds.lengths[-1] == steps - rounds.starts[-1] > 2_000
-        return
-    assert len(rounds) == pytest.approx(averagings, abs=3)  # theirs end at a rate of 1e-6, not at 0
+    assert (rounds.total_steps, len(rounds)) == (steps, averagings)
+    if name == "resnet152_step_local":
+        assert set(rounds.lengths) == {2, 6, 625, rounds.lengths[-1]}
 
 
 @pytest.mark.parametrize("name", ["vit_b16_local", "resnet152_local", "resnet152_step_local"])
