@@ -15,9 +15,10 @@ from utils.optim.table import OPTIMIZERS
 from utils.runs.prepare import ReadyModel
 from utils.runs.run import Run
 from utils.training.guard import Guard
-from utils.training.local_steps import LocalSteps, averagings_text
+from utils.training.local_steps import LocalSteps
 from utils.training.norm_statistics import NormStatistics
 from utils.training.progress import Progress
+from utils.training.rounds import averagings_text
 from utils.training.train_step import TrainStep
 from utils.training.trainer import Trainer
 

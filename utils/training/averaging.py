@@ -13,7 +13,6 @@ from torch import Tensor
 
 from utils.checkpoints.checkpoint import optimizer_tensors
 from utils.checkpoints.worker_rows import by_element
-from utils.exchange import Exchange
 from utils.local.outer import OuterOptimizer
 from utils.training.worker_mean import WorkerMean
 
@@ -21,7 +20,6 @@ from utils.training.worker_mean import WorkerMean
 class Averaging:
     """Args:
     over_workers: computes the means.
-    exchange: with the other processes.
     parameters: of the model, by name.
     own: those of each worker of this process; all workers are equal now.
     optimizers: of each worker of this process.
@@ -34,14 +32,13 @@ class Averaging:
     def __init__(
         self,
         over_workers: WorkerMean,
-        exchange: Exchange,
         parameters: dict[str, Tensor],
         own: Sequence[dict[str, Tensor]],
         optimizers: Sequence[torch.optim.Optimizer],
         with_state: bool = False,
         make_outer: Callable[[Iterable[Tensor]], OuterOptimizer] | None = None,
     ):
-        self.over_workers, self.exchange, self.parameters = over_workers, exchange, parameters
+        self.over_workers, self.parameters = over_workers, parameters
         self.own = [{name: tensors[name] for name in parameters} for tensors in own]
         self.optimizers, self.with_state = optimizers, with_state
         # Every process takes the same outer step, in the memory of its first worker.
@@ -82,7 +79,7 @@ class Averaging:
         """Returns its size in bytes. A worker that has left out all steps so far may have no state
         yet: what not all workers have is not averaged."""
         states = self.averaged_state()
-        lists = self.exchange.gather_json([list(state) for state in states])
+        lists = self.over_workers.exchange.gather_json([list(state) for state in states])
         everywhere = set.intersection(*(set(names) for part in lists for names in part))
         names = [name for name in states[0] if name in everywhere]
         means = self.over_workers.means(states, names)

@@ -120,7 +120,7 @@ def restore(steps: LocalSteps, checkpoint: Checkpoint) -> None:
     for worker in reversed(steps.own):
         steps.turn_to(worker)
         _restore_equal(steps, worker, one)
-    before = state.get("local", {"averagings": 0, "sent": 0.0, "first_step": step})
+    before = {"averagings": 0, "sent": 0.0, "first_step": step} | state.get("local", {})
     before = {name: before[name] for name in ("averagings", "sent", "first_step")}
     left_out = [steps.progress.left_out] + [LeftOut()] * (size - 1)
     steps.restore_rounds(before | {"equal": True}, left_out)

@@ -30,6 +30,7 @@ from utils.training.guard import Guard
 from utils.training.local_state import restore, snapshot
 from utils.training.norm_statistics import NormStatistics
 from utils.training.progress import LeftOut, Progress
+from utils.training.rounds import Rounds
 from utils.training.train_step import TrainStep
 from utils.training.worker_mean import WorkerMean
 
@@ -50,28 +51,6 @@ class Worker:
     tensors: dict[str, Tensor]
     distance: Tensor
     random: dict | None = None
-
-
-@dataclass
-class Rounds:
-    """Where the run stands.
-
-    Attributes:
-        averagings: so far.
-        sent: by them, in units of what DDP sends in a step: 1 for each, and more if optimizer state
-            is averaged, too.
-        length: H of this round; between two rounds, of the last one; 0: none has begun.
-        end: the step that ends this round; None: the next step begins a round.
-        first_step: of the run with local steps; not 0 if it began with another strategy.
-    equal: all workers have the same parameters.
-    """
-
-    averagings: int = 0
-    sent: float = 0.0
-    length: int = 0
-    end: int | None = None
-    first_step: int = 0
-    equal: bool = True
 
 
 @dataclass(frozen=True)
@@ -133,7 +112,6 @@ class LocalSteps:
         self.own = self._make_workers(make_step)
         self.averaging = Averaging(
             self._over_workers,
-            exchange,
             strategy.parameters,
             [worker.tensors for worker in self.own],
             [worker.step.optimizer for worker in self.own],
@@ -352,24 +330,19 @@ class LocalSteps:
 
     def note(self) -> str:
         """For the line of an epoch."""
-        rounds = self.rounds
-        note = f"; {_count(rounds.averagings)}, H {rounds.length:,}"
-        if self.workers.size > 1:
-            note += f", {100 * self.sent_of_ddp:.1f} % of DDP's bytes"
+        note = f"; {self.rounds.note(self.progress.step)}"
         if self.distance:
             note += f", workers {100 * self.distance:.2g} % from their mean"
         return note
 
     def summary(self) -> str:
         """For the end of the run."""
-        rounds = self.rounds
-        steps = self.progress.step - rounds.first_step
-        return averagings_text(rounds.averagings, steps, self.sent_of_ddp)
+        return self.rounds.summary(self.progress.step)
 
     @property
     def sent_of_ddp(self) -> float:
-        """What the averagings have sent, relative to DDP in as many steps."""
-        return self.rounds.sent / max(1, self.progress.step - self.rounds.first_step)
+        """See Rounds."""
+        return self.rounds.sent_of_ddp(self.progress.step)
 
     # ---- checkpoints ----------------------------------------------------------------------------
 
@@ -385,12 +358,3 @@ class LocalSteps:
         """Goes on at this place in a round, with steps left out by each worker so far."""
         self.rounds, self._mean = Rounds(**rounds), None
         self._left_out = [each.steps for each in left_out]
-
-
-def averagings_text(averagings: int, steps: int, sent_of_ddp: float) -> str:
-    share = f"{100 * sent_of_ddp:.1f} % of DDP's bytes"
-    return f"{_count(averagings)} in {steps:,} steps: {share}"
-
-
-def _count(averagings: int) -> str:
-    return f"{averagings:,} averaging{'s' * (averagings != 1)}"
