@@ -99,7 +99,7 @@ def test_another_rule_and_other_workers_on_resume(tmp_path):
                     assert not state[f"momentum/{name}"].any()
                 else:
                     assert torch.equal(state[f"before/{name}"], checkpoint.outer[f"before/{name}"])
-            then.fit()
+        then.fit()
         without = restored(folder, checkpoint, {"workers": 3})
         assert without.train_step.averaging.state_dict() is None
         without.fit()
