@@ -15,6 +15,8 @@ from utils.distributed.strategies.base import build_strategy
 from utils.exchange import Exchange
 from utils.fused import fuse
 from utils.launch.signals import AgreedSignal, Signals
+from utils.local.rules import SyncRule
+from utils.local.workers import Workers
 from utils.optim.factory import build_optimizer
 from utils.optim.schedules import Schedule
 from utils.reporting.console import Console
@@ -22,6 +24,7 @@ from utils.reporting.metrics import MetricsLog
 from utils.training.average import Average
 from utils.training.freeze import Freeze
 from utils.training.guard import Guard
+from utils.training.local_steps import LocalSteps
 from utils.training.log import TrainingLog
 from utils.training.objective import Classification, Precision
 from utils.training.progress import Progress
@@ -29,6 +32,7 @@ from utils.training.train_step import TrainStep
 from utils.training.trainer import Trainer, TrainingPlan
 
 EPOCH = 400  # steps
+STEPS = 10**6  # of the schedule; more than are ever taken
 
 
 class NoCheckpoints(Checkpoints):
@@ -62,9 +66,11 @@ def make_trainer(
     lr: float = 0.01,
     weight_decay: float = 5e-4,
     decay_all: bool = False,
+    round_steps: int | None = None,
 ) -> Trainer:
     """A trainer as the entries build it, over random pictures of 32x32 unless a `loader` is given;
-    see `take_steps`. With an `exchange` it is one rank of several, each with `batch` samples.
+    see `take_steps`. With an `exchange` it is one rank of several, each with `batch` samples; with
+    `round_steps` a worker that averages its weights with the others after so many local steps.
     The model and the loader's batches are on `device` already."""
     folder.mkdir(parents=True, exist_ok=True)
     exchange = exchange or Exchange()
@@ -78,30 +84,45 @@ def make_trainer(
     freeze = Freeze(model, "fc") if frozen else None
     if freeze is not None:
         freeze.apply(0)
-    spread = build_strategy(strategy, exchange)
+    spread = build_strategy("local" if round_steps else strategy, exchange)
     wrapped = spread.wrap(model)
-    guard = Guard(model, spread)
     agree = Agreement(exchange, 2) if exchange.size > 1 else None
-    train_step = TrainStep(
-        strategy=spread,
-        objective=Classification(
-            torch.compile(wrapped) if compiled else wrapped, arithmetic, fused=fused != "none"
-        ),
-        optimizer=build_optimizer(
-            optimizer,
-            model,
-            lr=lr,
-            weight_decay=weight_decay,
-            decay_all=decay_all,
-            in_place_of=spread.optimized_tensor,
+    schedule = Schedule("cosine", STEPS, 0)
+
+    def make_step(guard: Guard, progress: Progress) -> TrainStep:
+        return TrainStep(
+            strategy=spread,
+            objective=Classification(
+                torch.compile(wrapped) if compiled else wrapped, arithmetic, fused=fused != "none"
+            ),
+            optimizer=build_optimizer(
+                optimizer,
+                model,
+                lr=lr,
+                weight_decay=weight_decay,
+                decay_all=decay_all,
+                in_place_of=spread.optimized_tensor,
+                exchange=spread.optimizer_exchange,
+            ),
+            schedule=schedule,
+            precision=arithmetic,
+            progress=progress,
+            guard=guard,
+            average=Average(model, ema_decay, spread) if ema_decay else None,
+        )
+
+    if round_steps is None:
+        train_step = make_step(Guard(model, spread), Progress())
+    else:
+        train_step = LocalSteps(
+            strategy=spread,
+            make_step=make_step,
+            workers=Workers.divide(exchange.size, exchange.rank, exchange.size),
             exchange=exchange,
-        ),
-        schedule=Schedule("cosine", 10**6, 0),
-        precision=arithmetic,
-        progress=Progress(),
-        guard=guard,
-        average=Average(model, ema_decay, spread) if ema_decay else None,
-    )
+            rule=SyncRule("constant", STEPS, base=round_steps),
+            progress=Progress(),
+            seed=0,
+        )
     return Trainer(
         train_step=train_step,
         loader=loader,

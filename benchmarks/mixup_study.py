@@ -130,7 +130,11 @@ class Runner:
         folder: of the study.
         common: flags of every run.
         entry: the entry script.
+
+    A subclass that keeps more of a run has another `result_class`, and overrides `read`.
     """
+
+    result_class = Result
 
     def __init__(self, folder: Path, common: list[str], entry: Path = ENTRY):
         self.folder, self.common, self.entry = folder, common, entry
@@ -147,7 +151,7 @@ class Runner:
             except ValueError:  # cut off by a kill
                 continue
             if record["common"] == common:
-                self.results[Run(**record["run"])] = Result(**record["result"])
+                self.results[Run(**record["run"])] = self.result_class(**record["result"])
 
     def train(self, runs: list[Run], jobs: int) -> None:
         """Trains those without a result, with a line for each. Raises UserError."""
@@ -197,10 +201,14 @@ class Runner:
             if process.returncode:
                 last = studies.last_line(error)
                 raise UserError(f"{run.label}, seed {run.seed}: {last} ({folder})")
-        found = json.loads(summary.read_text())
+        return self.read(folder, time.monotonic() - started)
+
+    def read(self, folder: Path, seconds: float) -> Result:
+        """What is kept of a finished run."""
+        found = json.loads((folder / "summary.json").read_text())
         records = read_metrics(folder / "metrics.jsonl")
         val = [record["accuracy"] for record in records if record["split"] == "val"]
-        return Result(val[-1] if val else None, found["test_accuracy"], time.monotonic() - started)
+        return Result(val[-1] if val else None, found["test_accuracy"], seconds)
 
     def _stop(self) -> None:
         with self._lock:

@@ -13,9 +13,10 @@ class Ranks:
 
     Args:
         build: a function of a module; what it and `work` take and return is pickled.
+        first: called with the rank in each process, before it connects to the others; pickled.
     """
 
-    def __init__(self, size: int, build, *args):
+    def __init__(self, size: int, build, *args, first=None):
         context = multiprocessing.get_context("spawn")
         self._folder = tempfile.TemporaryDirectory()
         self.size, self._pipes, self._processes = size, [], []
@@ -23,7 +24,7 @@ class Ranks:
             ours, theirs = context.Pipe()
             process = context.Process(
                 target=_serve,
-                args=(rank, size, self._folder.name, build, args, theirs),
+                args=(rank, size, self._folder.name, build, args, first, theirs),
                 daemon=True,
             )
             process.start()
@@ -50,8 +51,10 @@ class Ranks:
         self._folder.cleanup()
 
 
-def _serve(rank: int, size: int, folder: str, build, args: tuple, pipe) -> None:
+def _serve(rank: int, size: int, folder: str, build, args: tuple, first, pipe) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
+    if first is not None:
+        first(rank)
     import torch
     import torch.distributed as dist
 

@@ -22,6 +22,7 @@ def parameters_of(trainer) -> dict:
 
 def assert_same_checkpoint(one, other) -> None:
     """All but the times and what belongs to processes."""
+    assert one.tensors().keys() == other.tensors().keys()
     for part, tensors in one.tensors().items():
         assert tensors.keys() == other.tensors()[part].keys()
         for name, tensor in tensors.items():

@@ -1,6 +1,7 @@
 """A run small enough to be repeated hundreds of times: used by the tests of the training loop."""
 
 import contextlib
+import functools
 import json
 
 import numpy as np
@@ -21,6 +22,7 @@ from utils.engines.engine import RunFacts
 from utils.engines.graphed_step import GraphedStep
 from utils.exchange import Exchange
 from utils.launch.signals import AgreedSignal
+from utils.local.outer import OuterOptimizer
 from utils.local.rules import SyncRule
 from utils.local.workers import Workers
 from utils.mixup.auto import AutoStrength
@@ -227,10 +229,12 @@ def make_trainer(
 
 
 def local_steps(local, strategy, make_step, data, exchange, total_steps, objective):
-    """LocalSteps; `local` has `workers`, how many, `bn_batches`, and what else SyncRule takes."""
+    """LocalSteps; `local` has `workers`, how many, `bn_batches`, `averages_state`, `outer` (the
+    arguments of an OuterOptimizer), and what else SyncRule takes."""
     options = {"name": "constant", "bn_batches": 0} | local
     workers = Workers.divide(options.pop("workers"), exchange.rank, exchange.size)
     loaders = [data.of_rank(number) for number in workers.own]
+    averages_state, outer = options.pop("averages_state", False), options.pop("outer", None)
     statistics = None
     if batches := options.pop("bn_batches"):
         statistics = NormStatistics(
@@ -245,6 +249,8 @@ def local_steps(local, strategy, make_step, data, exchange, total_steps, objecti
         progress=Progress(),
         seed=0,
         statistics=statistics,
+        averages_state=averages_state,
+        make_outer=outer and functools.partial(OuterOptimizer, **outer),
     )
 
 

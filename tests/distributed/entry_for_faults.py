@@ -103,6 +103,7 @@ def phases() -> dict:
         "forward": (Classification, "__call__"),
         "backward": (torch.Tensor, "backward"),
         "reduction": (ProcessExchange, "sum"),
+        "averaging": (ProcessExchange, "sum_rows"),
         "update": (Trainer, "update"),
         "writing": (os, "fsync"),
         "renaming": (os, "rename"),

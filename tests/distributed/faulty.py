@@ -30,6 +30,9 @@ TEXTS = [
 # The last call of each phase at which a fault may happen: a little beyond the first checkpoint.
 CALLS = {"joining": 2, "loading": 7, "forward": 7, "backward": 7, "reduction": 14, "update": 6,
          "writing": 16, "renaming": 3}  # fmt: skip
+# With local steps, whose processes each write their workers' part of a checkpoint.
+CALLS_OF_LOCAL_STEPS = {key: count for key, count in CALLS.items() if key != "reduction"}
+CALLS_OF_LOCAL_STEPS["averaging"] = 5
 
 
 class Runs:
@@ -164,14 +167,15 @@ def alive(pid: int) -> bool:
         return False
 
 
-def random_kills(seed: int, starts: int, size: int) -> list[dict]:
+def random_kills(seed: int, starts: int, size: int, local: bool = False) -> list[dict]:
     """A kill for each of `starts` starts of `size` processes, at random moments. Those in disk
-    operations are of the first rank, which alone has them."""
+    operations are of the first rank, which alone renames."""
     rng, kills = random.Random(seed), []
+    calls = CALLS_OF_LOCAL_STEPS if local else CALLS
     for start in range(starts):
-        phase = rng.choice(list(CALLS))
+        phase = rng.choice(list(calls))
         rank = 0 if phase in ("writing", "renaming") else rng.randrange(size)
-        kills.append(fault(phase, rng.randint(1, CALLS[phase]), rank, start))
+        kills.append(fault(phase, rng.randint(1, calls[phase]), rank, start))
     return kills
 
 

@@ -17,6 +17,7 @@ from utils.exchange import Exchange
 from utils.launch.signals import AgreedSignal
 
 RICH = {"optimizer": "adamw", "lr": 0.01, "ema_decay": 0.9}
+DILOCO = {"name": "diloco", "outer": {"lr": 0.7, "momentum": 0.9}, "averages_state": True}
 STEPS = 12
 
 
@@ -34,10 +35,9 @@ def train(
         model=model,
         exchange=exchange,
         signals=signals,
-        local={"workers": 3, "base": 5, "bn_batches": 4},
         epochs=3,
         batch_size=2,
-        **options,
+        **options | {"local": {"workers": 3, "base": 5, "bn_batches": 4} | options["local"]},
     )
     trainer.saver.store = Checkpoints(folder / "checkpoints", keep=100)
     if resume:
@@ -62,7 +62,12 @@ def saved(folder: Path):
 
 
 @pytest.mark.parametrize(
-    "options", [RICH, pytest.param({"optimizer": "ngd"}, marks=pytest.mark.slow)]
+    "options",
+    [
+        RICH | {"local": DILOCO},
+        pytest.param(RICH | {"local": {}}, marks=pytest.mark.slow),
+        pytest.param({"optimizer": "ngd", "local": {}}, marks=pytest.mark.slow),
+    ],
 )
 def test_processes_do_not_change_a_bit(worlds, tmp_path, options):
     """Of 3 workers 2 processes have 1 and 2; also after a stop inside a round, with another number
@@ -83,6 +88,20 @@ def test_processes_do_not_change_a_bit(worlds, tmp_path, options):
     assert "model.rank-00001-of-00002.safetensors" not in names
     train(Exchange(), tmp_path / "shrinks", options, None, True)
     assert_same_checkpoint(one, saved(tmp_path / "shrinks"))
+
+
+@pytest.mark.slow
+def test_four_processes_have_the_bits_of_one(worlds, tmp_path):
+    """With 4 and with 5 workers, which are 2, 1, 1 and 1."""
+    for workers in (4, 5):
+        options = RICH | {"local": DILOCO | {"workers": workers}}
+        folders = [tmp_path / f"{workers}-{size}" for size in (1, 4)]
+        figures = train(Exchange(), folders[0], options)
+        first, *_ = worlds(4).run(train, folders[1], options)
+        # In an evaluation each process adds up its own samples first.
+        trained = [[r for r in each if r["split"] == "train"] for each in (first, figures)]
+        assert trained[0] == trained[1] and len(trained[0]) < len(figures)
+        assert_same_checkpoint(*map(saved, folders))
 
 
 def as_ddp(exchange, local: bool) -> dict:

@@ -1,6 +1,6 @@
 """Two launchers as two nodes, which train a real network: one of them is killed, or cut off."""
 
-import os
+import contextlib
 import subprocess
 import time
 
@@ -8,6 +8,8 @@ import pytest
 from distributed.faulty import BATCH, IMAGES, SAMPLES, Runs, end, epoch_order, fault
 from distributed.world import free_port
 from patience import PATIENCE, wait_until
+
+from benchmarks.networks import TwoNetworks
 
 pytestmark = pytest.mark.slow
 
@@ -56,56 +58,26 @@ def test_a_run_goes_on_without_a_node_that_is_killed(runs):
 # ---- network namespaces -------------------------------------------------------------------------
 
 
-def ip(*arguments) -> None:
-    subprocess.run(["ip", *map(str, arguments)], check=True, capture_output=True)
-
-
-class TwoNetworks:
-    """Two namespaces, 10.77.0.1 and 10.77.0.2, with a cable between them."""
-
-    def __init__(self):
-        self.names = [f"faults-{os.getpid()}-{node}" for node in "ab"]
-
-    def __enter__(self):
-        a, b = self.names
+@pytest.fixture
+def networks():
+    with contextlib.ExitStack() as stack:
         try:
-            for name in self.names:
-                ip("netns", "add", name)
-            ip("-n", a, "link", "add", "cable", "type", "veth", "peer", "name", "cable",
-               "netns", b)  # fmt: skip
-            for number, name in enumerate(self.names, 1):
-                ip("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", "cable")
-                for device in ("lo", "cable"):
-                    ip("-n", name, "link", "set", device, "up")
-        except (OSError, subprocess.CalledProcessError) as error:
-            self.__exit__()
-            detail = getattr(error, "stderr", None) or str(error).encode()
-            pytest.skip(f"no network namespaces here: {detail.decode().strip()}")
-        return self
-
-    def __exit__(self, *_):
-        for name in self.names:
-            subprocess.run(["ip", "netns", "del", name], capture_output=True)
-
-    def inside(self, node: int) -> list[str]:
-        return ["ip", "netns", "exec", self.names[node]]
-
-    def cut(self) -> None:
-        ip("-n", self.names[0], "link", "set", "cable", "down")
+            yield stack.enter_context(TwoNetworks())
+        except OSError as error:
+            pytest.skip(f"no network namespaces here: {error}")
 
 
-def test_a_run_goes_on_without_a_node_that_is_cut_off(runs):
+def test_a_run_goes_on_without_a_node_that_is_cut_off(runs, networks):
     endpoint = f"10.77.0.1:{free_port()}"
-    with TwoNetworks() as networks:
-        both = [start(runs, rank, endpoint, prefix=networks.inside(rank), PACE="0.3")
-                for rank in range(2)]  # fmt: skip
-        wait_until(lambda: any(note["step"] >= 4 for note in runs.notes("run", "step")))
-        networks.cut()
-        cut = time.time()
-        code, err = end(both[1])
-        print(f"the node that was cut off ended after {time.time() - cut:.1f} s")
-        assert code == 1
-        assert "the rendezvous" in err.splitlines()[-1] and "RDZV_ENDPOINT" in err
-        code, err = end(both[0])
-        assert code == 0, err
+    both = [start(runs, rank, endpoint, prefix=networks.inside(rank), PACE="0.3")
+            for rank in range(2)]  # fmt: skip
+    wait_until(lambda: any(note["step"] >= 4 for note in runs.notes("run", "step")))
+    networks.cut()
+    cut = time.time()
+    code, err = end(both[1])
+    print(f"the node that was cut off ended after {time.time() - cut:.1f} s")
+    assert code == 1
+    assert "the rendezvous" in err.splitlines()[-1] and "RDZV_ENDPOINT" in err
+    code, err = end(both[0])
+    assert code == 0, err
     check_end(runs, cut)

@@ -161,6 +161,7 @@ def test_a_rank_that_stops_is_named(runs, reference, restarts):
         pytest.param("images", "ddp", 4, marks=of_the_soak),
         pytest.param("texts", "ddp", 2, marks=of_the_soak),
         ("texts", "fsdp", 4),
+        pytest.param("images", "local", 2, marks=of_the_soak),
     ],
 )
 def test_random_kills(runs, entry, strategy, size):
@@ -179,7 +180,7 @@ def run_random_kills(runs, entry, strategy, size, seed: int, kills: int) -> int:
     if not (runs.folder / well).exists():
         code, err = runs.train(flags, name=well, **environ)
         assert code == 0, err
-    faults = random_kills(seed, kills, size)
+    faults = random_kills(seed, kills, size, local=strategy == "local")
     code, err = runs.train(flags, name=name, faults=faults, MAX_RESTARTS=str(kills), **environ)
     assert code == 0, err
     runs.check_equal(name, well)

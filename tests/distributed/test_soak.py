@@ -9,7 +9,7 @@ from distributed.test_rank_faults import run_random_kills
 KILLS = int(os.environ.get("SOAK", 0))
 OF_A_RUN = 10
 KINDS = [("images", "ddp", 2), ("images", "fsdp", 2), ("texts", "ddp", 2), ("images", "ddp", 4),
-         ("texts", "fsdp", 4)]  # fmt: skip
+         ("texts", "fsdp", 4), ("images", "local", 2), ("texts", "local", 4)]  # fmt: skip
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not KILLS, reason="it is for `make soak`")]
 

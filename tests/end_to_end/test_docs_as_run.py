@@ -229,7 +229,7 @@ def test_keys_of_the_summary_are_documented(full_run):
     folders = (full_run, Path("runs/my_texts"))
     summaries = [json.loads((f / "summary.json").read_text(encoding="utf-8")) for f in folders]
     table = rows("docs/run_folder.md", "## summary.json")[2:]
-    local = {"local_workers", "sync_rule", "averagings"}  # with --strategy local
+    local = {"local_workers", "sync_rule", "averagings", "sent_of_ddp"}  # with --strategy local
     told = {key for cells in table for key in coded(cells[0])}
     assert set().union(*summaries) == told - local and local <= told
     assert coded(table[0][1]) >= {"finished", "stopped_early", "interrupted"}

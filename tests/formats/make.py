@@ -24,6 +24,8 @@ RUNS = {
     "pictures_ngd": f"{SMALL} --ngd --ngd_rank 2 --meta_learning --meta_every 2 --meta_batch 8 "
     "--ema_decay 0.9 --lookahead_k 2",
     "pictures_fsdp": launched(f"{SMALL} -b 8 --strategy fsdp --optimizer adamw --clip 1", 2),
+    "pictures_local": f"{SMALL} -b 8 --strategy local --local_workers 2 --sync_rule diloco "
+    "--sync_base 4 --bn_batches 4 --optimizer adamw --optimizer_average --ema_decay 0.9",
     "texts_adamw": f"{TOKENS} --mixup fixed",
     "texts_muon": f"{TEXTS} --optimizer muon --accumulation_steps 2 --save_every 2",
 }

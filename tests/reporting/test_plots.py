@@ -34,6 +34,7 @@ RECORDS = {
         end("train", float(i), loss=1.0, average_over="epoch", time_share={"data": 0.1, "f": None})
         for i in (1, 2)
     ],
+    "one worker": [step(0.5, loss=2.0, accuracy=20.0, round_steps=4, worker_distance=0.0)],
     "keys missing": [{"split": "train", "epoch": 1.0}, {"split": "test", "epoch": 1.0}],
 }
 
@@ -74,7 +75,8 @@ def panels(tmp_path, monkeypatch):
 
     def draw(records):
         draw_curves(records, tmp_path / "curves.png", "title")
-        return {axis.get_title().split()[0]: axis for axis in figures[-1].axes}
+        titled = [axis for axis in figures[-1].axes if axis.get_title()]  # not a second scale
+        return {axis.get_title().split()[0]: axis for axis in titled}
 
     return draw
 
@@ -161,3 +163,18 @@ def test_measurements_of_auto_mixing_have_a_panel_even_if_none_is_finite(panels)
     assert "--mixup" in panels(records)
     axes = panels([*records, {**measured, "epoch": 1.0, "gap": -0.3}])
     assert axes["--mixup"].get_ylim()[0] == -0.3
+
+
+def test_rounds_of_local_steps_are_shown_with_the_distance_of_the_workers(panels):
+    records = [
+        step(0.1 * i, loss=1.0, accuracy=9.0, round_steps=2**i, worker_distance=0.01 * (10 - i))
+        for i in range(10)
+    ]
+    axis = panels(records)["rounds"]
+    assert axis.get_yscale() == "log" and list(axis.lines[0].get_ydata()) == [
+        2**i for i in range(10)
+    ]
+    [other] = [each for each in axis.figure.axes if each is not axis and not each.get_title()]
+    assert other.lines[0].get_ydata()[0] == pytest.approx(10.0)
+    assert legend(other) == ["H 512", "distance 1 %"]
+    assert "rounds" not in panels(WHOLE_RUN)

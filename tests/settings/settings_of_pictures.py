@@ -56,6 +56,8 @@ for optimizer, entry in OPTIMIZERS.items():
 NEEDS |= {name: ["--distributed"] for name in ("strategy", "sync_bn", "dist_timeout")}
 NEEDS |= {name: ["--strategy", "local"] for name in OF_LOCAL}
 NEEDS |= {"sync_from": ["--strategy", "local", "--sync_rule", "swap"]}
+OF_DILOCO = ("outer_lr", "outer_momentum")
+NEEDS |= {name: ["--strategy", "local", "--sync_rule", "diloco"] for name in OF_DILOCO}
 NEEDS |= {name: ["--mixup", "fixed"] for name in FIELDS if name.startswith("mixup_")}
 NEEDS |= {name: ["--mixup", "fixed"] for name in ("alpha", "log_clean_accuracy")}
 NEEDS |= {name: ["--mixup", "meta"] for name in FIELDS if name.startswith("meta_")}

@@ -67,6 +67,18 @@ def test_what_the_names_stand_for(pictures):
     assert (face.lr, face.epochs, face.batch_size, face.accumulation_steps) == (2e-5, 3, 32, 2)
     assert (face.clip, face.precision, face.checkpoint_hist) == (1.0, "bf16", 2)
     assert (face.warmup_ratio, face.max_len, face.wandb) == (0.1, 128, "online")
+    qsr = parsed(next(line for line in LINES if "--physical-batch-size" in line)[5:], pictures)
+    assert (qsr.global_batch, qsr.batch_size, qsr.betas) == (4096, 128, "0.9,0.999")
+
+
+def test_single_numbers_of_a_setting(tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("optimizer: adamw\nadam_beta1: 0.8\n")
+    flags = ["--config", str(recipe), "--device", "cpu"]
+    assert parse(resnet50_test.Settings, flags, "")[0].betas == "0.8,0.999"
+    flags = ["--optimizer", "adamw", "--beta2", "0.95"]
+    assert parse(resnet50_test.Settings, flags, "")[0].betas == "0.9,0.95"
+    assert parse(resnet50_test.Settings, [*flags, "--beta1", "0.7"], "")[0].betas == "0.7,0.95"
 
 
 def test_harmless_flags_get_a_line(pictures):

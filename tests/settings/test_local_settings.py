@@ -34,6 +34,20 @@ def test_the_rules_name_their_flags():
         settings_of("--strategy", "local", "--sync_rule", rule)
 
 
+def test_rounds_of_diloco_are_longer_unless_their_length_is_given():
+    flags = ["--strategy", "local"]
+    assert settings_of(*flags).base_of_rounds == 4
+    assert settings_of(*flags, "--sync_rule", "diloco").base_of_rounds == 500
+    assert settings_of(*flags, "--sync_rule", "diloco", "--sync_base", 7).base_of_rounds == 7
+
+
+def test_diloco_has_flags_of_its_own():
+    settings = settings_of("--strategy", "local", "--sync_rule", "diloco", "--qsr_alpha", 0.1)
+    assert settings.qsr_alpha is None  # it is without effect, and left out with a line
+    for wrong in (["--outer_lr", 0], ["--outer_momentum", 1]):
+        assert wrong[0] in refused("--strategy", "local", "--sync_rule", "diloco", *wrong)
+
+
 def test_longer_rounds_must_begin_within_the_run():
     flags = ["--strategy", "local", "--sync_rule", "swap", "--epochs", 3]
     assert settings_of(*flags, "--sync_from", 1.5).sync_from == 1.5

@@ -60,7 +60,7 @@ def test_one_worker_is_plain_training(tmp_path, options):
         for key, tensor in (theirs or {}).items():
             assert torch.equal(tensor, ours[key]), key
     assert local.state["random"] == plain.state["random"]
-    further = ("averagings", "round_steps", "worker_distance")
+    further = ("averagings", "round_steps", "worker_distance", "sent_of_ddp")
     records = [
         {k: v for k, v in record.items() if k not in further}
         for record in history(tmp_path / "local")
@@ -110,11 +110,22 @@ def stopped(folder, step, **options):
     return trainer
 
 
+DILOCO = {"name": "diloco", "outer": {"lr": 0.7, "momentum": 0.9}}
+
+
 @pytest.mark.parametrize(
-    "options", ({}, RICH, {"optimizer": "ngd"}, {"precision": "fp16", "lr": 0.01})
+    ("options", "rule"),
+    (
+        ({}, {}),
+        (RICH, {}),
+        ({"optimizer": "ngd"}, {}),
+        ({"precision": "fp16", "lr": 0.01}, {}),
+        (RICH, DILOCO | {"averages_state": True}),
+    ),
 )
-def test_a_run_resumed_inside_a_round_is_bit_equal(tmp_path, options):
-    options |= {"local": {"workers": 3, "base": 4, "bn_batches": 4}, "epochs": 3, "batch_size": 2}
+def test_a_run_resumed_inside_a_round_is_bit_equal(tmp_path, options, rule):
+    local = {"workers": 3, "base": 4, "bn_batches": 4} | rule
+    options = options | {"local": local, "epochs": 3, "batch_size": 2}
     torch.manual_seed(5)
     whole = make_trainer(tmp_path / "whole", **options)
     whole.fit()

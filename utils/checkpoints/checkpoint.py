@@ -5,6 +5,7 @@
         average.safetensors    their moving average, with --ema_decay
         mixup.safetensors      what was learned about mixing, with --mixup meta
         workers.safetensors    each worker's own weights and optimizer, with --strategy local
+        outer.safetensors      the outer optimizer, with --sync_rule diloco
         optimizer.safetensors  optimizer state, `<parameter>/<key>`
         state.json             everything else
         SHA256SUMS             of the files above; `sha256sum -c SHA256SUMS` checks it
@@ -80,6 +81,7 @@ class Checkpoint:
     # With --strategy local: what each worker has of its own (see worker_rows.py); `optimizer` is
     # then empty, and `model` and `average` are the mean of the workers.
     workers: dict[str, Tensor] | None = None
+    outer: dict[str, Tensor] | None = None  # see averaging.py, with --sync_rule diloco
     # By part and tensor; only rank 0 writes the parts that are not there. None: rank 0 writes all.
     rows: dict[str, dict[str, Rows]] | None = None
 

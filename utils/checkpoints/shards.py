@@ -25,7 +25,7 @@ from utils.files import reason
 from utils.optim.table import OPTIMIZERS
 
 # Attributes of a Checkpoint, and its files; then those of which each rank may write its rows.
-PARTS = ("model", "optimizer", "average", "mixup", "workers")
+PARTS = ("model", "optimizer", "average", "mixup", "workers", "outer")
 DIVIDED_PARTS = ("model", "average", "optimizer", "workers")
 FILE = re.compile(
     rf"state\.json|({'|'.join(PARTS)})\.safetensors"
@@ -69,7 +69,7 @@ def own_tensors(tensors: dict[str, Tensor], rows: dict[str, Rows], rank: int) ->
 
 
 def shard_name(part: str, rank: int, size: int) -> str:
-    """Name of the file with the rows of `rank`; "mixup" is never sharded."""
+    """Name of the file with the rows of `rank`; "mixup" and "outer" are never sharded."""
     if part not in DIVIDED_PARTS:
         return f"{part}.safetensors"
     return f"{part}.rank-{rank + 1:05}-of-{size:05}.safetensors"

@@ -17,8 +17,8 @@ def draw_curves(records: list[dict], path: Path, title: str) -> None:
 
     Faint lines are training figures of each log line, strong ones those of whole epochs. A star
     marks the epoch of the best validation accuracy, a dotted line each record with an "event".
-    There is one more panel if records have "time_share", one if they have "lambda", and one if they
-    have "strength".
+    There is one more panel if records have "time_share", one if they have "lambda", one if they
+    have "strength", and one if they have "round_steps".
 
     Raises:
         OSError: the file cannot be written.
@@ -26,22 +26,24 @@ def draw_curves(records: list[dict], path: Path, title: str) -> None:
     os.environ.setdefault("MPLBACKEND", "Agg")
     from matplotlib.figure import Figure
 
-    timed = [r for r in records if r.get("time_share")]
-    mixed = any("lambda" in r for r in records)
-    controlled = [r for r in records if "strength" in r]
-    panels = 3 + bool(timed) + mixed + bool(controlled)
-    figure = Figure(figsize=(4.2 * panels, 3.8), layout="constrained")
-    axes = figure.subplots(1, panels)
+    further = [
+        (draw, having)
+        for draw, key in (
+            (_draw_times, "time_share"),
+            (_draw_lambda, "lambda"),
+            (_draw_strength, "strength"),
+            (_draw_rounds, "round_steps"),
+        )
+        if (having := [r for r in records if r.get(key) is not None])
+    ]
+    figure = Figure(figsize=(4.2 * (3 + len(further)), 3.8), layout="constrained")
+    axes = figure.subplots(1, 3 + len(further))
     best = _best_epoch(records)
     _draw_figure(axes[0], records, "loss", best)
     _draw_figure(axes[1], records, "accuracy", best)
     _draw_learning_rate(axes[2], records)
-    if timed:
-        _draw_times(axes[3], timed)
-    if mixed:
-        _draw_lambda(axes[3 + bool(timed)], records)
-    if controlled:
-        _draw_strength(axes[-1], controlled)
+    for axis, (draw, having) in zip(axes[3:], further, strict=True):
+        draw(axis, having)
     last = max((r["epoch"] for r in records), default=0.0)
     for axis in axes:
         axis.set_xlabel("epoch")
@@ -179,6 +181,34 @@ def _draw_strength(axis, records: list[dict]) -> None:
     axis.set_ylim(min([-0.05, *(r["gap"] for r in records if _is_finite(r["gap"]))]), 1.05)
     axis.legend(frameon=True, framealpha=0.7, edgecolor="none", fontsize=8)
     axis.set_title("--mixup auto")
+
+
+def _draw_rounds(axis, records: list[dict]) -> None:
+    """Of local steps: H, and on a second scale how far the workers are from their mean."""
+    x, y = _curve(records, "round_steps")
+    axis.plot(x, y, color="tab:brown", drawstyle="steps-post", lw=1.5, label=f"H {y[-1]:,}")
+    if max(y) > 20 * min(y):
+        axis.set_yscale("log")
+    else:
+        axis.set_ylim(0, 1.05 * max(y))
+        axis.yaxis.get_major_locator().set_params(integer=True)
+    axis.set_ylabel("H, steps", color="tab:brown")
+    x, y = _curve(records, "worker_distance")
+    if any(y):
+        other = axis.twinx()
+        percent = [100 * value for value in y]
+        other.plot(x, percent, color="tab:cyan", lw=1, label=f"distance {percent[-1]:.2g} %")
+        other.set_ylim(bottom=0)
+        other.set_ylabel("workers from their mean, %", color="tab:cyan")
+        # All in the legend of one panel, which would otherwise lie under the other's lines.
+        handles = [*axis.get_lines(), *other.get_lines()]
+    else:
+        other, handles = axis, axis.get_lines()
+    other.legend(
+        handles=handles, frameon=True, framealpha=0.7, edgecolor="none", fontsize=8,
+        loc="upper center",
+    )  # fmt: skip
+    axis.set_title("rounds of local steps")
 
 
 def _draw_times(axis, records: list[dict]) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 
 from utils.data.in_turn import InTurn
 from utils.data.loader import Loader
+from utils.local.outer import OuterOptimizer
 from utils.local.rules import SyncRule, default_alpha, simulate
 from utils.optim.entry import LINEAR
 from utils.optim.schedules import RISE, Schedule
@@ -13,9 +15,10 @@ from utils.optim.table import OPTIMIZERS
 from utils.runs.prepare import ReadyModel
 from utils.runs.run import Run
 from utils.training.guard import Guard
-from utils.training.local_steps import LocalSteps, averagings_text
+from utils.training.local_steps import LocalSteps
 from utils.training.norm_statistics import NormStatistics
 from utils.training.progress import Progress
+from utils.training.rounds import averagings_text
 from utils.training.train_step import TrainStep
 from utils.training.trainer import Trainer
 
@@ -44,6 +47,11 @@ def build_local_steps(
             workers,
             run.exchange,
         )
+    make_outer = None
+    if rule.name == "diloco":
+        make_outer = functools.partial(
+            OuterOptimizer, lr=settings.outer_lr, momentum=settings.outer_momentum
+        )
     steps = LocalSteps(
         strategy=ready.strategy,
         make_step=make_step,
@@ -53,9 +61,11 @@ def build_local_steps(
         progress=run.progress,
         seed=settings.seed,
         statistics=statistics,
+        averages_state=settings.optimizer_average,
+        make_outer=make_outer,
         say=run.console.say,
     )
-    run.console.say(_description(rule, workers.size, run.exchange.size))
+    run.console.say(_description(steps, run.exchange.size))
     return steps, InTurn(loader, workers.own) if len(workers.own) > 1 else loader
 
 
@@ -71,7 +81,7 @@ def rule_of(
     settings = run.settings
     optimizer = OPTIMIZERS[settings.optimizer]
     adaptive = optimizer.lr_scaling(**optimizer.values_of(settings)) != LINEAR
-    base, power = settings.sync_base, settings.qsr_power
+    base, power = settings.base_of_rounds, settings.qsr_power
     alpha = settings.qsr_alpha or default_alpha(lr, base, adaptive=adaptive, power=power)
     warmup = schedule.warmup_steps
     if schedule.name == "onecycle":
@@ -92,16 +102,20 @@ def rule_of(
     )
 
 
-def _description(rule: SyncRule, workers: int, processes: int) -> str:
+def _description(steps: LocalSteps, processes: int) -> str:
+    rule, workers, outer = steps.rule, steps.workers.size, steps.averaging.outer
     when = {
         "qsr": f"alpha {rule.alpha:.4g}, H {rule.base} or more",
         "constant": f"H {rule.base}",
         "post_local": f"H 1, from step {rule.switch_step} on {rule.base}",
         "swap": f"H 1, from step {rule.switch_step} on all steps",
+        "diloco": f"H {rule.base}",
     }[rule.name]
     several = "process" if processes == 1 else "processes"
     line = f"local steps: {workers} workers in {processes} {several}, {rule.name} ({when})"
-    if workers == 1:
+    if outer is not None:
+        line += f", outer learning rate {outer.lr:g}, momentum {outer.momentum:g}"
+    if workers == 1 and outer is None:
         line += "; one worker has nothing to average: --local_workers 4 trains four in turn"
     return line
 
@@ -115,17 +129,20 @@ def forecast(trainer: Trainer) -> Iterator[str]:
     rounds = simulate(rule, lambda step: peak * schedule.factor(step))
     least, most = min(rounds.lengths), max(rounds.lengths)
     length = f"H {least:,}" if least == most else f"H {least:,} to {most:,}"
-    yield f"  local steps    {averagings_text(len(rounds), rule.total_steps)}"
+    trained = sum(p.nbytes for p in steps.strategy.parameters.values() if p.requires_grad)
+    state = sum(t.nbytes for t in steps.averaging.averaged_state()[0].values())
+    relative = 1 + state / trained  # what an averaging sends, relative to a step of DDP
+    share = relative * rounds.ddp_share
+    yield f"  local steps    {averagings_text(len(rounds), rule.total_steps, share)}"
     note = ""
     if schedule.name == "plateau":
         note = "; more where plateau lowers the learning rate" if rule.name == "qsr" else ""
     yield f"                 ({length}{note})"
     if (size := steps.workers.size) > 1:
-        trained = sum(p.nbytes for p in steps.strategy.parameters.values() if p.requires_grad)
         sent = 2 * (size - 1) / size * trained  # in an averaging, as in a step of DDP
         yield (
             f"                 {size} processes with a worker each would each send "
-            f"{_amount(sent * len(rounds))}, with ddp {_amount(sent * rule.total_steps)}"
+            f"{_amount(sent * relative * len(rounds))}, with ddp {_amount(sent * rule.total_steps)}"
         )
 
 

@@ -73,6 +73,7 @@ def write_report(
             "local_workers": run.workers.size,
             "sync_rule": settings.sync_rule,
             "averagings": trainer.train_step.rounds.averagings,
+            "sent_of_ddp": trainer.train_step.sent_of_ddp,
         }
     if progress.best_step is not None:
         summary |= {

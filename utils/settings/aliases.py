@@ -22,6 +22,7 @@ ALIASES = {
     "epochs_for_sche": "epochs_for_sched",
     "grad_accum_steps": "accumulation_steps",
     "gradient_accumulation_steps": "accumulation_steps",
+    "gradient_clipping": "clip",
     "img_size": "image_size",
     "init_h": "sync_init",
     "j": "workers",
@@ -53,6 +54,7 @@ ALIASES = {
     "output_dir": "output",
     "patience_epochs": "plateau_patience",
     "per_device_train_batch_size": "batch_size",
+    "physical_batch_size": "batch_size",
     "power": "qsr_power",
     "r": "resume",
     "random_erase": "random_erasing",
@@ -72,10 +74,8 @@ ALIASES = {
 }
 # Flags that are known elsewhere and mean something else here, or nothing: what to do instead.
 MEANINGS = {
-    "adam_beta1": "--betas 0.9,0.999 sets both of them",
-    "adam_beta2": "--betas 0.9,0.999 sets both of them",
-    "beta1": "--betas 0.9,0.999 sets both of them",
-    "beta2": "--betas 0.9,0.999 sets both of them",
+    "avg_m": "--optimizer_average averages both of Adam's moments",
+    "avg_v": "--optimizer_average averages both of Adam's moments",
     "checkpoint": "--resume RUN goes on with a run, --pretrained FILE starts from its weights, "
     "and --output names the folder of a new run",
     "config_pth": "--host_config FILE gives folders by host name, --config FILE all other settings",
@@ -90,6 +90,14 @@ MEANINGS = {
     "start_epoch": "--resume RUN goes on where the run has stopped; --epochs counts all of its "
     "epochs, not those that are left",
     "steps_per_epoch": "it follows from the data and the batch size; leave it out",
+}
+# Flags for one of the numbers of a setting -> the setting, and which of its numbers. The others are
+# those of the default.
+PART_OF = {
+    "adam_beta1": ("betas", 0),
+    "adam_beta2": ("betas", 1),
+    "beta1": ("betas", 0),
+    "beta2": ("betas", 1),
 }
 # Flags without a value -> the setting and value that they are short for; in YAML `ngd: true`.
 SHORT_FOR = {

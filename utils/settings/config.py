@@ -28,11 +28,13 @@ from utils.settings.values import (
     choices_of,
     convert,
     is_switch,
+    parts_of,
     short_for,
     spelled_out,
     suggestion,
     type_of,
     values_text,
+    with_parts,
 )
 
 # Settings of one invocation: never saved in a recipe, nor kept by --resume.
@@ -201,13 +203,16 @@ def read_yaml(config_class, path: Path) -> dict:
     content = {} if content is None else content
     if not isinstance(content, Mapping):
         raise UserError(f"--config {path}: 'name: value' lines are needed, one for each setting")
-    known, values, short = fields(config_class), {}, set()
+    known, values, short, parts = fields(config_class), {}, set(), {}
     for key, value in content.items():
         name = canonical_name(str(key))
         if name in short_for(known):
             if not isinstance(value, bool):
                 raise UserError(f"{path}: {key}: {value!r} is not true or false")
             short |= {name} if value else set()
+            continue
+        if name in parts_of(known):
+            parts[name] = value
             continue
         if name not in known:
             meaning = MEANINGS.get(name)
@@ -218,6 +223,7 @@ def read_yaml(config_class, path: Path) -> dict:
         if name in values:
             raise UserError(f"{path}: {name} is set twice")
         values[name] = convert(known[name], value, f"{path}: {key}")
+    values = with_parts(known, values, parts, f"{path}: ")
     return spelled_out(known, values, short, f"{path}: ")
 
 
@@ -269,6 +275,11 @@ def _read_flags(config_class, argv: list[str], description: str, say: Callable) 
                     groups[heading].add_argument(
                         f"--{_hyphens(flag)}", help=argparse.SUPPRESS, **common
                     )
+    for flag in parts_of(known):
+        parser.add_argument(
+            *{f"--{flag}", f"--{_hyphens(flag)}"}, dest=flag, default=argparse.SUPPRESS,
+            help=argparse.SUPPRESS,
+        )  # fmt: skip
     typed, unknown = parser.parse_known_args(_with_folder(argv, known))
     if unknown:
         flag = unknown[0].split("=")[0]
@@ -279,11 +290,13 @@ def _read_flags(config_class, argv: list[str], description: str, say: Callable) 
         raise UserError(f"unknown flag {flag}{suggestion(flag, known, '--')}; see --help")
     given = vars(typed)
     short = {name for name in short_for(known) if given.pop(name, False)}
+    parts = {name: given.pop(name) for name in parts_of(known) if name in given}
     given = {n: ",".join(v) if isinstance(v, list) else v for n, v in given.items()}
     values = {name: convert(known[name], value, f"--{name}") for name, value in given.items()}
     for name, value in given.items():
         if (note := VALUE_NOTES.get(name, {}).get(str(value).lower())) is not None:
             say(f"note: --{name} {value}: {note}")
+    values = with_parts(known, values, parts, "--")
     return spelled_out(known, values, short, "--")
 
 

@@ -8,15 +8,17 @@ from utils.setting import setting
 from utils.settings.config import Config
 
 GROUP = "local steps"
-# --sync_rule -> the flags that have an effect with it. DiLoCo, in utils/local/, has no flags yet.
+BASE, OUTER_BASE = 4, 500  # default of --sync_base; that of diloco is its paper's
+# --sync_rule -> the flags that have an effect with it.
 RULE_FLAGS = {
     "qsr": ("sync_base", "qsr_alpha", "qsr_power", "sync_init"),
     "constant": ("sync_base",),
     "post_local": ("sync_base", "sync_from"),
     "swap": ("sync_from",),
+    "diloco": ("sync_base", "outer_lr", "outer_momentum"),
 }
 OF_RULES = tuple(dict.fromkeys(name for names in RULE_FLAGS.values() for name in names))
-OF_LOCAL = ("sync_rule", *OF_RULES, "local_workers", "bn_batches")
+OF_LOCAL = ("sync_rule", *OF_RULES, "optimizer_average", "local_workers", "bn_batches")
 
 
 @dataclass
@@ -26,15 +28,21 @@ class LocalSettings(Config):
         "How many steps H the workers take between two averagings. qsr: H grows as the learning "
         "rate falls, max(--sync_base, (--qsr_alpha / learning rate) ** --qsr_power); constant: "
         "--sync_base; post_local: 1 until --sync_from, then --sync_base; swap: 1 until "
-        "--sync_from, then all steps that are left",
+        "--sync_from, then all steps that are left; diloco: --sync_base, and an outer optimizer, "
+        "SGD with Nesterov momentum, steps along the difference between two averagings",
         group=GROUP,
         choices=tuple(RULE_FLAGS),
         resume="free",
     )
-    sync_base: int = setting(
-        4, "H of constant and post_local, and the smallest H of qsr", group=GROUP, low=1,
-        unit="steps", resume="free",
-    )  # fmt: skip
+    sync_base: int | None = setting(
+        None,
+        "H of constant, post_local and diloco, and the smallest H of qsr",
+        group=GROUP,
+        low=1,
+        unit="steps",
+        default_text=f"{BASE}, with diloco {OUTER_BASE}",
+        resume="free",
+    )
     qsr_alpha: float | None = setting(
         None,
         "alpha of qsr: H exceeds --sync_base when the learning rate is below alpha / "
@@ -66,6 +74,24 @@ class LocalSettings(Config):
         default_text="half of the run",
         resume="free",
     )
+    outer_lr: float = setting(
+        0.7, "Learning rate of diloco's outer optimizer", group=GROUP, above=0, resume="free"
+    )
+    outer_momentum: float = setting(
+        0.9,
+        "Nesterov momentum of diloco's outer optimizer",
+        group=GROUP,
+        low=0,
+        below=1,
+        resume="free",
+    )
+    optimizer_average: bool = setting(
+        False,
+        "Average the optimizer's state, too, where it has a number for each element of a weight: "
+        "momentum and Adam's moments; not NGD's Fisher matrices. Each sends as much as the weights",
+        group=GROUP,
+        resume="free",
+    )
     local_workers: int | None = setting(
         None,
         "Workers, each with --batch_size samples in a step; a process trains several in turn. "
@@ -90,6 +116,11 @@ class LocalSettings(Config):
     def trains_locally(self) -> bool:
         return self.strategy == "local"
 
+    @property
+    def base_of_rounds(self) -> int:
+        """--sync_base, or its default."""
+        return self.sync_base or (OUTER_BASE if self.sync_rule == "diloco" else BASE)
+
     def ineffective(self):
         yield from super().ineffective()
         if not self.trains_locally:
@@ -99,6 +130,8 @@ class LocalSettings(Config):
         for name in OF_RULES:
             if name not in RULE_FLAGS[self.sync_rule]:
                 yield name, f"--sync_rule {self.sync_rule} has none", "sync_rule"
+        if self.optimizer == "sgd" and self.momentum == 0:
+            yield "optimizer_average", "sgd without momentum has no state", "momentum"
 
     def validate(self):
         super().validate()

@@ -13,6 +13,7 @@ from utils.settings.aliases import (
     ALIASES,
     GIVES_WAY,
     NUMBER_FOR,
+    PART_OF,
     SHORT_FOR,
     VALUE_ALIASES,
     VALUE_MEANINGS,
@@ -149,6 +150,28 @@ def spelled_out(known, values: dict, short: set[str], where: str) -> dict:
                 "given too: leave one of the two out"
             )
     return values
+
+
+def parts_of(known) -> dict[str, tuple[str, int]]:
+    """Those of PART_OF whose setting the entry has."""
+    return {flag: target for flag, target in PART_OF.items() if target[0] in known}
+
+
+def with_parts(known, values: dict, parts: dict[str, object], where: str) -> dict:
+    """`values` with the settings of which PART_OF's flags give single numbers. Raises UserError if
+    the setting is given as well."""
+    joined: dict[str, list[str]] = {}
+    for flag, text in parts.items():
+        name, position = PART_OF[flag]
+        if name in values:
+            raise UserError(
+                f"{where}{flag} {text} is a part of --{name}, and --{name} {values[name]} is given "
+                "too: leave one of the two out"
+            )
+        if _number(str(text)) is None:
+            raise UserError(f"{where}{flag} {text}: a number is needed")
+        joined.setdefault(name, known[name].default.split(","))[position] = str(text)
+    return values | {name: ",".join(numbers) for name, numbers in joined.items()}
 
 
 def _number(text: str) -> float | None:

@@ -2,6 +2,7 @@
 
     model, average    the mean of the workers, to be used as that of any run
     workers           the workers themselves: see utils/checkpoints/worker_rows.py
+    outer             the outer optimizer, with --sync_rule diloco: see averaging.py
     state["workers"]  the rest of each worker: counters of its optimizer, loss scale, metrics
     state["local"]    where in a round the run stands
 
@@ -55,6 +56,7 @@ def snapshot(steps: LocalSteps) -> Checkpoint:
     if exchange.rank == 0:
         with steps.holding(mean.model):
             checkpoint.model = steps.strategy.tensors()
+        checkpoint.outer = steps.averaging.state_dict()
         if mean.average is not None:
             with steps.holding(mean.average):
                 checkpoint.average = steps.strategy.tensors()
@@ -107,6 +109,7 @@ def restore(steps: LocalSteps, checkpoint: Checkpoint) -> None:
     saved = state.get("workers", [])
     steps.progress.load(state["progress"])
     steps.schedule.load_state_dict(state.get("schedule", {}))
+    steps.averaging.load_state_dict(checkpoint.outer, checkpoint.model)
     if len(saved) == size:
         for worker in reversed(steps.own):
             steps.turn_to(worker)
@@ -117,8 +120,8 @@ def restore(steps: LocalSteps, checkpoint: Checkpoint) -> None:
     for worker in reversed(steps.own):
         steps.turn_to(worker)
         _restore_equal(steps, worker, one)
-    before = state.get("local", {"averagings": 0, "first_step": step})
-    before = {name: before[name] for name in ("averagings", "first_step")}
+    before = {"averagings": 0, "sent": 0.0, "first_step": step} | state.get("local", {})
+    before = {name: before[name] for name in ("averagings", "sent", "first_step")}
     left_out = [steps.progress.left_out] + [LeftOut()] * (size - 1)
     steps.restore_rounds(before | {"equal": True}, left_out)
     source = f"the mean of {len(saved)} workers" if saved else "one model"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -22,12 +22,15 @@ from utils.checkpoints.random_state import random_states, restore_random_states
 from utils.data.batch import Batch
 from utils.distributed.strategies.base import Strategy
 from utils.exchange import Exchange
+from utils.local.outer import OuterOptimizer
 from utils.local.rules import SyncRule
 from utils.local.workers import Workers
+from utils.training.averaging import Averaging
 from utils.training.guard import Guard
 from utils.training.local_state import restore, snapshot
 from utils.training.norm_statistics import NormStatistics
 from utils.training.progress import LeftOut, Progress
+from utils.training.rounds import Rounds
 from utils.training.train_step import TrainStep
 from utils.training.worker_mean import WorkerMean
 
@@ -48,25 +51,6 @@ class Worker:
     tensors: dict[str, Tensor]
     distance: Tensor
     random: dict | None = None
-
-
-@dataclass
-class Rounds:
-    """Where the run stands.
-
-    Attributes:
-        averagings: so far.
-        length: H of this round; between two rounds, of the last one; 0: none has begun.
-        end: the step that ends this round; None: the next step begins a round.
-        first_step: of the run with local steps; not 0 if it began with another strategy.
-    equal: all workers have the same parameters.
-    """
-
-    averagings: int = 0
-    length: int = 0
-    end: int | None = None
-    first_step: int = 0
-    equal: bool = True
 
 
 @dataclass(frozen=True)
@@ -95,6 +79,7 @@ class LocalSteps:
         workers: how many there are, and which this process trains.
         exchange: with the other processes.
         rule: when they average.
+        averages_state, make_outer: `with_state` and `make_outer` of Averaging.
         progress: of the run.
         seed: worker w draws its dropout with seed + w.
         statistics: estimates BatchNorm's statistics for the mean of the workers; None: they are
@@ -115,6 +100,8 @@ class LocalSteps:
         progress: Progress,
         seed: int,
         statistics: NormStatistics | None = None,
+        averages_state: bool = False,
+        make_outer: Callable[[Iterable[Tensor]], OuterOptimizer] | None = None,
         say: Callable[[str], None] = print,
     ):
         self.strategy, self.workers, self.exchange = strategy, workers, exchange
@@ -123,6 +110,14 @@ class LocalSteps:
         self.model, self.rounds = strategy.model, Rounds()
         self._over_workers = WorkerMean(workers, exchange)
         self.own = self._make_workers(make_step)
+        self.averaging = Averaging(
+            self._over_workers,
+            strategy.parameters,
+            [worker.tensors for worker in self.own],
+            [worker.step.optimizer for worker in self.own],
+            averages_state,
+            make_outer,
+        )
         self.active = self.own[-1]
         self.turn_to(self.own[0])
         first = self.active.step
@@ -246,14 +241,11 @@ class LocalSteps:
     @torch.no_grad()
     def _average(self) -> None:
         """Ends a round."""
+        distances, sent = self.averaging()
         self.rounds.averagings += 1
+        self.rounds.sent += sent
         self.rounds.end, self.rounds.equal = None, True
-        if self.workers.size == 1:
-            return
-        names = [name for name, p in self.strategy.parameters.items() if p.requires_grad]
-        own = [worker.tensors for worker in self.own]
-        distances = self._over_workers.average_(own, names)
-        for worker, distance in zip(self.own, distances, strict=True):
+        for worker, distance in zip(self.own, distances, strict=False):
             worker.distance.copy_(distance)
 
     def mean(self) -> Mean:
@@ -333,21 +325,24 @@ class LocalSteps:
             "averagings": self.rounds.averagings,
             "round_steps": self.rounds.length,
             "worker_distance": self.distance,
+            "sent_of_ddp": self.sent_of_ddp,
         }
 
     def note(self) -> str:
         """For the line of an epoch."""
-        rounds = self.rounds
-        note = f"; {rounds.averagings:,} averagings, H {rounds.length:,}"
+        note = f"; {self.rounds.note(self.progress.step)}"
         if self.distance:
             note += f", workers {100 * self.distance:.2g} % from their mean"
         return note
 
     def summary(self) -> str:
         """For the end of the run."""
-        rounds = self.rounds
-        steps = self.progress.step - rounds.first_step
-        return averagings_text(rounds.averagings, steps)
+        return self.rounds.summary(self.progress.step)
+
+    @property
+    def sent_of_ddp(self) -> float:
+        """See Rounds."""
+        return self.rounds.sent_of_ddp(self.progress.step)
 
     # ---- checkpoints ----------------------------------------------------------------------------
 
@@ -363,9 +358,3 @@ class LocalSteps:
         """Goes on at this place in a round, with steps left out by each worker so far."""
         self.rounds, self._mean = Rounds(**rounds), None
         self._left_out = [each.steps for each in left_out]
-
-
-def averagings_text(averagings: int, steps: int) -> str:
-    share = 100 * averagings / max(1, steps)
-    times = "averaging" if averagings == 1 else "averagings"
-    return f"{averagings:,} {times} in {steps:,} steps: {share:.1f} % of DDP's bytes"

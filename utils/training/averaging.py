@@ -1,0 +1,118 @@
+"""What happens when a round of local steps ends: the workers become equal.
+
+Each takes the mean of all workers' parameters. With an outer optimizer (DiLoCo) they go on from
+where it steps along the difference that this mean has made in the round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from utils.checkpoints.checkpoint import optimizer_tensors
+from utils.checkpoints.worker_rows import by_element
+from utils.local.outer import OuterOptimizer
+from utils.training.worker_mean import WorkerMean
+
+
+class Averaging:
+    """Args:
+    over_workers: computes the means.
+    parameters: of the model, by name.
+    own: those of each worker of this process; all workers are equal now.
+    optimizers: of each worker of this process.
+    with_state: optimizer state that has a number for each element of a parameter is averaged, too:
+        momentum and Adam's moments. Counters, and what belongs to a whole parameter, as NGD's
+        Fisher matrices do, stay with their worker.
+    make_outer: makes the outer optimizer of a worker's parameters; None: there is none.
+    """
+
+    def __init__(
+        self,
+        over_workers: WorkerMean,
+        parameters: dict[str, Tensor],
+        own: Sequence[dict[str, Tensor]],
+        optimizers: Sequence[torch.optim.Optimizer],
+        with_state: bool = False,
+        make_outer: Callable[[Iterable[Tensor]], OuterOptimizer] | None = None,
+    ):
+        self.over_workers, self.parameters = over_workers, parameters
+        self.own = [{name: tensors[name] for name in parameters} for tensors in own]
+        self.optimizers, self.with_state = optimizers, with_state
+        # Every process takes the same outer step, in the memory of its first worker.
+        self.outer = make_outer(self.own[0].values()) if make_outer is not None else None
+
+    @torch.no_grad()
+    def __call__(self) -> tuple[list[Tensor], float]:
+        """Ends a round. Collective.
+
+        Returns:
+            (for each worker of this process its squared distance from the mean, relative to the
+            squared norm of the mean, () float64; what was averaged, relative to the parameters)
+        """
+        trained = [name for name, p in self.parameters.items() if p.requires_grad]
+        distances, relative_size = [], 1.0
+        if self.over_workers.workers.size > 1:
+            distances = self.over_workers.average_(self.own, trained)
+            if self.with_state:
+                count = sum(self.parameters[name].nbytes for name in trained)
+                relative_size += self._average_state() / count
+        if self.outer is not None:
+            self.outer.step()
+            first, *others = self.own
+            for tensors in others:
+                torch._foreach_copy_(list(tensors.values()), list(first.values()))
+        return distances, relative_size
+
+    def averaged_state(self) -> list[dict[str, Tensor]]:
+        """What is averaged of the optimizers, of each worker of this process, by
+        `<parameter>/<key>`."""
+        if not self.with_state:
+            return [{} for _ in self.optimizers]
+        names = {parameter: name for name, parameter in self.parameters.items()}
+        states = [optimizer_tensors(optimizer, names)[0] for optimizer in self.optimizers]
+        return [by_element(state, self.parameters) for state in states]
+
+    def _average_state(self) -> int:
+        """Returns its size in bytes. A worker that has left out all steps so far may have no state
+        yet: what not all workers have is not averaged."""
+        states = self.averaged_state()
+        lists = self.over_workers.exchange.gather_json([list(state) for state in states])
+        everywhere = set.intersection(*(set(names) for part in lists for names in part))
+        names = [name for name in states[0] if name in everywhere]
+        means = self.over_workers.means(states, names)
+        for state in states:
+            for name, mean in means.items():
+                state[name].copy_(mean)
+        return sum(mean.nbytes for mean in means.values())
+
+    # ---- checkpoints ----------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Tensor] | None:
+        """Of the outer optimizer, by `before/<parameter>` and `momentum/<parameter>`, equal in all
+        processes; None: there is none."""
+        if self.outer is None:
+            return None
+        state = self.outer.state_dict()
+        return {
+            f"{key}/{name}": tensor
+            for key, tensors in (("before", state["before"]), ("momentum", state["buffers"]))
+            for name, tensor in zip(self.parameters, tensors, strict=True)
+        }
+
+    def load_state_dict(self, state: dict[str, Tensor] | None, model: dict[str, Tensor]) -> None:
+        """Restores `state_dict`. If the checkpoint has none (None), the outer optimizer starts at
+        the checkpoint's model."""
+        if self.outer is None:
+            return
+        if state is None:
+            state = {f"before/{name}": model[name] for name in self.parameters}
+            state |= {f"momentum/{name}": torch.zeros_like(model[name]) for name in self.parameters}
+        self.outer.load_state_dict(
+            {
+                key: [state[f"{prefix}/{name}"] for name in self.parameters]
+                for prefix, key in (("before", "before"), ("momentum", "buffers"))
+            }
+        )

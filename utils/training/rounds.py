@@ -1,0 +1,48 @@
+"""Where a run with local steps stands in its rounds, and in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Rounds:
+    """Where the run stands.
+
+    Attributes:
+        averagings: so far.
+        sent: by them, in units of what DDP sends in a step: 1 for each, and more if optimizer state
+            is averaged, too.
+        length: H of this round; between two rounds, of the last one; 0: none has begun.
+        end: the step that ends this round; None: the next step begins a round.
+        first_step: of the run with local steps; not 0 if it began with another strategy.
+        equal: all workers have the same parameters.
+    """
+
+    averagings: int = 0
+    sent: float = 0.0
+    length: int = 0
+    end: int | None = None
+    first_step: int = 0
+    equal: bool = True
+
+    def sent_of_ddp(self, step: int) -> float:
+        """What was sent until `step`, relative to DDP in as many steps."""
+        return self.sent / max(1, step - self.first_step)
+
+    def note(self, step: int) -> str:
+        share = f"{100 * self.sent_of_ddp(step):.1f} % of DDP's bytes"
+        return f"{_count(self.averagings)}, H {self.length:,}, {share}"
+
+    def summary(self, step: int) -> str:
+        """For the end of the run, after `step`."""
+        return averagings_text(self.averagings, step - self.first_step, self.sent_of_ddp(step))
+
+
+def averagings_text(averagings: int, steps: int, sent_of_ddp: float) -> str:
+    share = f"{100 * sent_of_ddp:.1f} % of DDP's bytes"
+    return f"{_count(averagings)} in {steps:,} steps: {share}"
+
+
+def _count(averagings: int) -> str:
+    return f"{averagings:,} averaging{'s' * (averagings != 1)}"
