@@ -133,6 +133,9 @@ def build_model(settings: Settings, card):
     else:
         model = named.timm_model(name, classes, **pictures, arguments=arguments)
     named.check_pictures(model, name, classes, **pictures)
+    if settings.eval_size not in (None, settings.image_size):
+        size = settings.image_size
+        named.check_pictures(model, name, classes, size, size, card.channels)
     if settings.grad_checkpointing:
         named.checkpoint_gradients(model, name)
     return model
