@@ -1,9 +1,9 @@
 """Carries out what policies (policies.py) have drawn, for a whole batch at once.
 
-In each stage the samples are sorted by what they get, and those with the same operation are changed
-together. The host has drawn it, and so knows the order: nothing waits for the device. The operations
-that move pixels are one affine transformation, and those that look at one value at a time one table
-for each sample.
+In each stage the samples are sorted by what they get, and those with the same operation are
+changed together. The host has drawn it, and so knows the order: nothing waits for the device. The
+operations that move pixels are one affine transformation, and those that look at one value at a
+time one table for each sample.
 """
 
 from __future__ import annotations

@@ -65,8 +65,8 @@ def _one_by_one(images: Tensor, windows: np.ndarray, flips: np.ndarray) -> Tenso
 
 
 def crop_and_resize(images: Tensor, choices: Tensor, size: tuple[int, int]) -> Tensor:
-    """The windows of the pictures, resized; torchvision's resized_crop with bicubic interpolation and
-    antialiasing, within one step of the 256.
+    """The windows of the pictures, resized as by torchvision's resized_crop, bicubic and
+    antialiased; values differ from its by 2 of 255 at most.
 
     Args:
         images: (n, height, width, channels) uint8.

@@ -1,8 +1,8 @@
 """Operations on a batch of pictures, each with its own argument, on the device that holds them.
 
-Every function takes and returns (n, channels, height, width) uint8, with 1 or 3 channels, and equals
-torchvision's function of the same name, called for one picture after the other, within one step of
-the 256. None of them makes the host wait.
+Every function takes and returns (n, channels, height, width) uint8, with 1 or 3 channels, and
+equals torchvision's function of the same name, called for one picture after the other: no value
+differs by more than 1 of 255. None of them makes the host wait.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def posterize_tables(bits: np.ndarray) -> np.ndarray:
 
 def solarize_tables(thresholds: np.ndarray) -> np.ndarray:
     """255 - x from the threshold on."""
-    return np.where(VALUES >= thresholds[:, None], 255 - VALUES, VALUES).astype(np.uint8)
+    return np.where(thresholds[:, None] <= VALUES, 255 - VALUES, VALUES).astype(np.uint8)
 
 
 def solarize_add_tables(addends: np.ndarray) -> np.ndarray:
@@ -176,8 +176,8 @@ def invert_tables(unused: np.ndarray) -> np.ndarray:
 
 
 def shear_x(tangents: np.ndarray, height: int, width: int) -> np.ndarray:
-    """(n, 2, 3) float64: from the place of a pixel of the result to that in the picture, x before y,
-    in pixels from the centre. Rows move sideways, the uppermost one the least."""
+    """(n, 2, 3) float64: from the place of a pixel of the result to that in the picture, x before
+    y, in pixels from the centre. Rows move sideways, the uppermost one the least."""
     matrices = _unchanged(tangents)
     matrices[:, 0, 1] = tangents
     matrices[:, 0, 2] = tangents * height / 2

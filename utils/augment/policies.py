@@ -2,8 +2,8 @@
 3-Augment and colour jitter.
 
 RandAugment: Cubuk et al. (2019), arXiv:1909.13719. TrivialAugment: Müller and Hutter (2021),
-arXiv:2103.10158. 3-Augment: Touvron, Cord and Jégou, "DeiT III" (2022), arXiv:2204.07118. Operations
-and ranges are torchvision's or timm's, whichever names the policy.
+arXiv:2103.10158. 3-Augment: Touvron, Cord and Jégou, "DeiT III" (2022), arXiv:2204.07118.
+Operations and ranges are torchvision's or timm's, whichever names the policy.
 
 A policy draws on the host, for all samples of an epoch at once. So the host knows which sample gets
 which operation, and the device is never asked.

@@ -254,10 +254,10 @@ class PictureSettings(Config):
         size = self.eval_size or self.image_size
         if size is None:
             raise UserError("--val_resize needs --image_size or --eval_size: the crop's size")
-        if size > self.val_resize:
+        if not size <= self.val_resize <= 10 * size:
             raise UserError(
-                f"--val_resize {self.val_resize} is less than the {size} pixels that are cropped "
-                "from it: give a larger one, or a smaller --eval_size"
+                f"--val_resize {self.val_resize}: {size} pixels are cropped from it, so it is "
+                f"{size} to {10 * size}"
             )
         ratio = size / self.val_resize
         if self.crop_ratio not in (1, ratio):
