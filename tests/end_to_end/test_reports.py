@@ -122,9 +122,7 @@ def test_the_trace_of_a_profile(works):
 
 
 @pytest.mark.parametrize("output", [[], ["--output", "chosen"]])
-def test_a_dry_run_prints_its_lines_and_leaves_a_sheet(
-    works, tmp_path, monkeypatch, output
-):
+def test_a_dry_run_prints_its_lines_and_leaves_a_sheet(works, tmp_path, monkeypatch, output):
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))

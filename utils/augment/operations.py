@@ -151,7 +151,8 @@ VALUES = np.arange(256)
 
 def brightness_tables(factors: np.ndarray) -> np.ndarray:
     """(n, 256) uint8 for `look_up`: x * factor."""
-    return np.minimum(VALUES * factors[:, None].astype(np.float32), 255).astype(np.uint8)
+    product = VALUES.astype(np.float32) * factors[:, None].astype(np.float32)
+    return np.minimum(product, 255).astype(np.uint8)
 
 
 def posterize_tables(bits: np.ndarray) -> np.ndarray:

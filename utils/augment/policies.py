@@ -183,9 +183,9 @@ def parse_policy(text: str) -> Policy | None:
     Raises:
         UserError: there is no such policy.
     """
-    name, *parts = text.strip().lower().split("-")
-    if name in ("none", ""):
+    if text.strip().lower() == "none":
         return None
+    name, *parts = text.strip().lower().split("-")
     if name in ("ta_wide", "trivialaugment", "trivialaugmentwide") and not parts:
         return Policy(lambda height, width: OneOf(_torchvision_wide(), bins=31), mean_fill=False)
     if name in ("ra", "randaugment"):
