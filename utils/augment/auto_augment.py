@@ -75,7 +75,7 @@ class Operations:
                 ]
             )
         pixels = pixels.index_select(0, to_device(sample.argsort(), images.device))
-        return pixels.permute(0, 2, 3, 1).contiguous()
+        return torch.stack(pixels.unbind(1), 3)
 
     def _groups(self) -> list[tuple[list[Operation], Callable]]:
         """What is carried out together: operations, and a function of (n, channels, height, width)
