@@ -25,7 +25,7 @@ from benchmarks.common import parser, ratios, report, side_by_side
 from utils.augment.auto_augment import Operations
 from utils.augment.chain import Later
 from utils.augment.decoded_crop import DecodedCrop
-from utils.augment.policies import parse_policy
+from utils.augment.named_policies import parse_policy
 
 
 def pictures(count: int, side: int) -> np.ndarray:

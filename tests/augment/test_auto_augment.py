@@ -10,7 +10,8 @@ from torchvision.transforms.autoaugment import _apply_op
 from torchvision.transforms.v2 import functional as reference
 
 from utils.augment.auto_augment import Operations
-from utils.augment.policies import ColourJitter, Operation, OperationPlan, parse_policy
+from utils.augment.named_policies import parse_policy
+from utils.augment.policies import ColourJitter, Operation, OperationPlan
 
 N, SIDE = 60, 12
 FILL = [124.0, 116.0, 104.0]

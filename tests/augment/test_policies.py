@@ -5,7 +5,8 @@ import pytest
 from timm.data.auto_augment import LEVEL_TO_ARG, auto_augment_policy, rand_augment_choices
 from torchvision.transforms.autoaugment import RandAugment, TrivialAugmentWide
 
-from utils.augment.policies import ColourJitter, Operation, parse_jitter, parse_policy
+from utils.augment.named_policies import parse_jitter, parse_policy
+from utils.augment.policies import ColourJitter, Operation
 from utils.errors import UserError
 
 HEIGHT, WIDTH = 60, 80

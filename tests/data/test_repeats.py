@@ -7,7 +7,7 @@ import torch
 from utils.augment.auto_augment import Operations
 from utils.augment.chain import Later
 from utils.augment.crop_flip import CropFlip
-from utils.augment.policies import parse_policy
+from utils.augment.named_policies import parse_policy
 from utils.augment.random_erasing import RandomErasing
 from utils.data.images.loader import ImageLoader
 from utils.data.repeats import repeated

@@ -13,7 +13,8 @@ from utils.augment.auto_augment import Operations
 from utils.augment.chain import Chain, Later
 from utils.augment.crop_flip import CropFlip
 from utils.augment.decoded_crop import DecodedCrop
-from utils.augment.policies import ColourJitter, parse_policy
+from utils.augment.named_policies import parse_policy
+from utils.augment.policies import ColourJitter
 from utils.augment.random_erasing import RandomErasing
 from utils.data.texts.loader import TextLoader
 from utils.engines.launch_bound import TimedSteps

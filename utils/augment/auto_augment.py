@@ -4,6 +4,9 @@ In each stage the samples are sorted by what they get, and those with the same o
 changed together. The host has drawn it, and so knows the order: nothing waits for the device. The
 operations that move pixels are one affine transformation, and those that look at one value at a
 time one table for each sample.
+
+Libraries draw for a whole batch at once what each sample should draw for itself: kornia's
+RandAugment the operations, torchvision's also their arguments.
 """
 
 from __future__ import annotations

@@ -89,7 +89,8 @@ def _draw_batch(run: Run, trainer: Trainer, card: ModelCard) -> str:
     if run.leads:
         try:
             with closing(trainer.loader.epoch(0)) as batches:
-                write_sheet(path, trainer.loader.made(next(batches)), card)
+                batch = next(batch for batch in batches if len(batch.targets))
+                write_sheet(path, trainer.loader.made(batch), card)
         except OSError as error:
             return f"cannot be drawn to {path}: {error.strerror or error}"
     return f"as the network sees it: {path}"

@@ -235,12 +235,14 @@ class PictureSettings(Config):
 
     def _auto_augment(self):
         """The Policy of --auto_augment; None: there is none."""
-        from utils.augment.policies import parse_policy  # NumPy takes time, which --help has not
+        from utils.augment.named_policies import (
+            parse_policy,
+        )  # NumPy takes time, which --help has not
 
         return parse_policy(self.auto_augment)
 
     def _check_augmentation(self):
-        from utils.augment.policies import parse_jitter
+        from utils.augment.named_policies import parse_jitter
 
         self._auto_augment()
         if self.color_jitter is not None:
