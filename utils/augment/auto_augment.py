@@ -34,7 +34,7 @@ class Operations:
 
     Args:
         policies: draw them.
-        fill: colour of what comes in from outside, 0 to 255 per channel; None: black.
+        fill: colour of pixels from outside the picture, 0 to 255 per channel; None: black.
     """
 
     def __init__(self, policies: Sequence[DrawsOperations], fill: Sequence[float] | None = None):

@@ -37,11 +37,11 @@ class Policy:
     """What --auto_augment names.
 
     Args:
-        make: the drawing policy for pictures of a height and width.
-        mean_fill: what comes in from outside is of the mean colour, as with timm; else black, as
-            with torchvision.
-        jitter: of --color_jitter, if that is not given.
-        jitters: whether --color_jitter has an effect beside this policy, which timm decides.
+        make: (height, width) of the pictures -> what draws their operations.
+        mean_fill: pixels from outside the picture have the mean colour, as with timm; else they are
+            black, as with torchvision.
+        jitter: --color_jitter, if that is not given.
+        jitters: whether --color_jitter has an effect beside this policy: if it has with timm.
     """
 
     make: Callable[[int, int], OneOf]
@@ -51,7 +51,7 @@ class Policy:
 
 
 def parse_policy(text: str) -> Policy | None:
-    """The policy that `text` names, in timm's or torchvision's words; None: none.
+    """The policy that `text`, one of timm's or torchvision's names, stands for; None for "none".
 
     Raises:
         UserError: there is no such policy.

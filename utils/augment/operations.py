@@ -96,7 +96,7 @@ def warp(images: Tensor, matrices: Tensor, fill: Tensor | None) -> Tensor:
 
     Args:
         matrices: (n, 2, 3) float32 from `grid_matrices`.
-        fill: (channels,) float32, what comes in from outside; None: black.
+        fill: (channels,) float32, the colour of pixels from outside the picture; None: black.
     """
     pixels = images.float()
     if fill is not None:  # another channel tells how much of a pixel comes from inside

@@ -134,7 +134,7 @@ class PictureSettings(Config):
     )
     auto_augment: str = setting(
         "none",
-        "Random operations on colours and shape, in the words of timm and torchvision: "
+        "Random operations on colours and shape, by the names of timm and torchvision: "
         "rand-m9-mstd0.5-inc1 (RandAugment), ra, ta_wide (TrivialAugment), 3a (3-Augment) or none",
         group=GROUP,
     )
