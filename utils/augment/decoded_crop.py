@@ -7,7 +7,7 @@ for its columns. On a CPU PyTorch resizes one window after the other, which is f
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,8 +23,6 @@ SHARPNESS = -0.5  # `a` of the cubic: that of Pillow, and of PyTorch with antial
 class DecodedCrop:
     """Crop a window of at least `area` of the picture, resize it bicubically (antialiased) to the
     size of the picture, mirror with probability `flip`; drawn as by ResizedCrop."""
-
-    reads_encoded: ClassVar[bool] = False
 
     def __init__(self, area: float = 0.08, flip: float = 0.5):
         self.crop = ResizedCrop(area, flip)

@@ -16,7 +16,7 @@ import numpy as np
 
 
 class Operation(enum.IntEnum):
-    """Of utils/augment/operations.py; in brackets its argument."""
+    """Of utils/augment/operations.py, with what its argument is."""
 
     NONE = 0
     SHEAR_X = enum.auto()  # tangent
@@ -88,6 +88,7 @@ class OneOf:
     bins: int = 0
 
     def draw(self, n: int, generator: np.random.Generator) -> OperationPlan:
+        """A plan for n samples."""
         plan = OperationPlan(np.zeros((n, self.stages), np.int8), np.zeros((n, self.stages)))
         for stage in range(self.stages):
             chosen = generator.integers(0, len(self.choices), n)
@@ -123,6 +124,7 @@ class ColourJitter:
     strengths: tuple[float, float, float, float]
 
     def draw(self, n: int, generator: np.random.Generator) -> OperationPlan:
+        """A plan for n samples."""
         names = Operation.BRIGHTNESS, Operation.CONTRAST, Operation.SATURATION, Operation.HUE
         used = [i for i, strength in enumerate(self.strengths) if strength]
         order = generator.random((n, len(used))).argsort(1)  # (n, stages)
