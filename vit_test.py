@@ -133,6 +133,15 @@ def build_model(settings: Settings, card):
     else:
         model = named.timm_model(name, classes, **pictures, arguments=arguments)
     named.check_pictures(model, name, classes, **pictures)
+    if settings.eval_size not in (None, settings.image_size):
+        size = settings.image_size  # in training
+        try:
+            named.check_pictures(model, name, classes, size, size, card.channels)
+        except UserError:
+            raise UserError(
+                f"--eval_size {settings.eval_size}: --model {name} takes pictures of a single "
+                "size; leave it out"
+            ) from None
     if settings.grad_checkpointing:
         named.checkpoint_gradients(model, name)
     return model

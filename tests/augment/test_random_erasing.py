@@ -44,6 +44,7 @@ def test_fills_only_the_plans_rectangles(size):
     assert np.array_equal(on_device, expected)
     assert np.array_equal(erasing.apply(tensor, plan), expected)
     assert erasing.apply(images, plan) is images and np.array_equal(images, expected)
+    assert erasing.apply(images[:0], plan.slice(slice(0))).shape == (0, *size)  # a filler
 
 
 def test_rectangles_lie_inside_and_have_the_areas_and_aspects_of_the_paper():

@@ -13,6 +13,7 @@ pytestmark = [pytest.mark.usefixtures("own_folder"), pytest.mark.slow]
 
 SIZES = ["--depth", 18, "--width", 4, "--epochs", 2, "--batch_size", 4, "--image_size", 8]
 AUGMENT = ["--crop", "resized", "--crop_ratio", 0.875, "--random_erasing", 0.5, "--cutout", 2]
+AUGMENT += ["--auto_augment", "rand-m9-mstd0.5-inc1", "--ra_reps", 2]
 FLAGS = [*SIZES, *AUGMENT, "--save_every", 4, "--threads", 1, "--device", "cpu"]
 
 

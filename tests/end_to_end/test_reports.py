@@ -122,18 +122,19 @@ def test_the_trace_of_a_profile(works):
 
 
 @pytest.mark.parametrize("output", [[], ["--output", "chosen"]])
-def test_a_dry_run_prints_its_lines_and_leaves_nothing(works, tmp_path, monkeypatch, output):
+def test_a_dry_run_prints_its_lines_and_leaves_a_sheet(works, tmp_path, monkeypatch, output):
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     said = works(*TINY, "--dry_run", *output)
     for word in (
         "dry run:", "first step", "samples/s", "an epoch", "the run", "memory", "GiB", "disk",
-        "MiB free", "no run was kept",
+        "MiB free", "as the network sees it", "no run was kept",
     ):  # fmt: skip
         assert word in said, word
     assert not list(scratch.iterdir())
-    assert [path.name for path in tmp_path.iterdir()] == ["scratch"]
+    sheet = Path("chosen-batch.png" if output else "runs/run-batch.png")
+    assert sorted(path for path in Path().rglob("*") if path.is_file()) == [sheet]
 
 
 def test_a_dry_run_beside_a_run_leaves_it_as_it_was(works):

@@ -4,8 +4,11 @@ import pytest
 import torch
 from torch import nn
 
+import vit_test
 from utils.errors import UserError
 from utils.models import named
+from utils.settings.config import parse
+from utils.weights.card import ModelCard
 
 OWN = """
 from torch import nn
@@ -119,3 +122,12 @@ def test_gradient_checkpointing_gives_the_same_gradients():
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
     refused("Linear has no method set_grad_checkpointing", function=named.checkpoint_gradients,
             model=nn.Linear(2, 2), name="Linear")  # fmt: skip
+
+
+def test_a_network_of_a_fixed_size_is_not_evaluated_at_another():
+    argv = ["--dataset", "imagefolder", "--image_size", "8", "--eval_size", "12", "--dim", "8"]
+    argv += ["--layers", "1", "--heads", "2", "--ffn", "8", "--patch_size", "4"]
+    settings, _ = parse(vit_test.Settings, argv, "")
+    card = ModelCard(("a", "b"), (0.5,) * 3, (0.5,) * 3, 12, 12, 3)
+    with pytest.raises(UserError, match="--eval_size 12: --model vit takes pictures of a single"):
+        vit_test.build_model(settings, card)

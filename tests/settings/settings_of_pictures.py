@@ -32,11 +32,12 @@ NEEDS = {
         "cache_dir",
         "workers",
         "decode",
-        "crop",
     )
 } | {
     "crop_ratio": ["--dataset", "imagefolder"],
-    "crop_area": ["--dataset", "imagefolder", "--crop", "resized"],
+    "eval_size": ["--dataset", "imagefolder", "--image_size", "8"],
+    "val_resize": ["--dataset", "imagefolder", "--image_size", "8"],
+    "crop_area": ["--crop", "resized"],
     "gamma": ["--sched", "step"],
     "step_epochs": ["--sched", "step"],
     "milestones": ["--sched", "multistep"],
@@ -87,6 +88,7 @@ def another_value(name: str):
     field = FIELDS[name]
     meta, kind = field.metadata, field.type
     texts = {"save_every": "7m", "milestones": "3,7.5", "betas": "0.8,0.99"}
+    texts |= {"auto_augment": "rand-m9-n3", "color_jitter": "0.4,0.3,0.2"}
     if name in texts:
         return texts[name]
     if meta["choices"]:

@@ -9,8 +9,10 @@ from data.images.picture_trees import make_tree
 from data.images.records import records_of
 from data.worker_helpers import worker_processes
 
+from utils.augment.auto_augment import Operations
 from utils.augment.chain import Chain
 from utils.augment.crop_flip import CropFlip
+from utils.augment.decoded_crop import DecodedCrop
 from utils.augment.random_erasing import RandomErasing
 from utils.augment.resized_crop import ResizedCrop
 from utils.data.images.sources import load_image_data
@@ -164,3 +166,53 @@ def test_resized_crops(load, workers):
     assert (augment.others[0].padding, augment.others[0].flip) == (0, 0)
     for one, other in zip(batches(task), batches(same), strict=True):
         assert torch.equal(one, other)
+
+
+def test_operations_come_between_the_crop_and_what_hides_parts(load):
+    flags = {"auto_augment": "rand-m9-mstd0.5-inc1", "cutout": 3, "random_erasing": 0.5}
+    task = load(**flags)
+    assert isinstance(task.train.augment, CropFlip) and task.train.augment.cutout == 0
+    parts = task.train.later.parts
+    assert [type(part) for part in parts] == [Operations, CropFlip, RandomErasing]
+    assert (parts[1].padding, parts[1].flip, parts[1].cutout) == (0, 0, 3)
+    assert parts[0].fill.tolist() == pytest.approx([255 * mean for mean in task.data.mean])
+    assert task.test.augment is task.test.later is None
+    encoded = load(**flags, decode="always")  # the decoder crops, all else is the same
+    assert encoded.train._reader.augment == task.train.augment
+    for one, other in zip(batches(encoded), batches(task), strict=True):
+        assert torch.equal(one, other)
+    jitter = load(auto_augment="3a").train.later.parts[0]
+    assert [type(policy).__name__ for policy in jitter.policies] == ["OneOf", "ColourJitter"]
+    assert len(load(auto_augment="3a", color_jitter="0").train.later.parts[0].policies) == 1
+    assert load(color_jitter="0.4").train.later.parts[0].fill is None
+    assert load(auto_augment="ta_wide").train.later.parts[0].fill is None
+
+
+@pytest.mark.slow
+def test_operations_with_workers(load):
+    flags = {"auto_augment": "ra", "decode": "always", "crop": "resized", "ra_reps": 2}
+    for one, other in zip(batches(load(**flags)), batches(load(**flags, workers=1)), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_decoded_pictures_are_cropped_and_resized_on_the_device(load):
+    task = load(decode="once", crop="resized", crop_area=0.3, random_erasing=0.5)
+    assert task.train.augment is None
+    assert [type(part) for part in task.train.later.parts] == [DecodedCrop, RandomErasing]
+    assert task.train.later.parts[0].crop == ResizedCrop(0.3, 0.5)
+    assert next(iter(task.train.epoch())).inputs.shape[2:] == task.data.train.shape[:2]
+
+
+def test_another_size_for_evaluation(load):
+    flags = {"decode": "always", "image_size": 8, "val_fraction": 0.25, "ra_reps": 3}
+    task, same = load(**flags, eval_size=12), load(**flags, eval_size=8)
+    shapes = [
+        next(iter(each.epoch())).inputs.shape[2:] for each in (task.train, task.val, task.test)
+    ]
+    assert shapes == [(8, 8), (12, 12), (12, 12)]
+    assert (task.card.height, task.card.width) == (12, 12) and same.card.height == 8
+    for one, other in zip(task.train.epoch(1), same.train.epoch(1), strict=True):
+        assert torch.equal(one.inputs, other.inputs)
+    assert task.train.repeats == 3 and task.val.repeats == 1
+    largest = image_task.largest_batch
+    assert largest(4, task.data.train, task.data.test) == largest(4, task.data.test)

@@ -54,3 +54,24 @@ class Chain:
         for augmentation, choices in zip(self.others, others, strict=True):
             result = augmentation.apply_packed(result, choices)
         return result
+
+
+class Later:
+    """Several augmentations of pictures that are on the device already.
+
+    Args:
+        parts: each is given the result of the one before.
+    """
+
+    def __init__(self, *parts):
+        self.parts = parts
+
+    def draw(self, n: int, generator: np.random.Generator) -> ChainPlan:
+        """A plan for n samples, drawn as by Chain."""
+        return ChainPlan(tuple(part.draw(n, generator) for part in self.parts))
+
+    def apply(self, images, plan: ChainPlan):
+        """(n, height, width, channels) uint8, from likewise; may change `images`."""
+        for part, choices in zip(self.parts, plan.plans, strict=True):
+            images = part.apply(images, choices)
+        return images

@@ -87,6 +87,8 @@ class RandomErasing:
         return images
 
     def _fill(self, images: np.ndarray, plan: ErasingPlan) -> None:
+        if not len(images):  # a filler
+            return
         channels = images.shape[3]
         rows = images.reshape(*images.shape[:2], -1)  # (n, height, width * channels)
         assert np.shares_memory(rows, images)

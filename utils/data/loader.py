@@ -28,6 +28,7 @@ from utils.data.draws import (
     trial_draws,
 )
 from utils.data.hold_out import HoldOut
+from utils.data.repeats import repeated
 from utils.data.steps import Piece, Steps
 from utils.to_device import to_device
 
@@ -43,6 +44,7 @@ class Loader(Steps, ABC):
         device: where the batches are needed.
         seed: of the order, and of all else that is drawn.
         hold_out: samples that the first epochs leave out; None: there are none.
+        repeats: copies in an epoch of each sample that it has (see repeats.py).
         options: see Steps.
     """
 
@@ -55,10 +57,12 @@ class Loader(Steps, ABC):
         device: torch.device,
         seed: int = 0,
         hold_out: HoldOut | None = None,
+        repeats: int = 1,
         **options,
     ):
         super().__init__(len(labels), **options)
         self.device, self.seed, self.hold_out = device, seed, hold_out
+        self.repeats = repeats
         self._deferred = False
         self.labels = torch.from_numpy(np.array(labels, dtype=np.int64))
 
@@ -80,7 +84,7 @@ class Loader(Steps, ABC):
         order = generator.permutation(len(self.labels))
         if self.hold_out is not None:
             order = self.hold_out.replace(order, epoch, generator)
-        return order[: self.samples]
+        return repeated(order[: self.samples], self.repeats, self.step_size)
 
     def epoch(self, epoch: int = 0, start_step: int = 0) -> Iterator[Batch]:
         """The micro-batches of one epoch, from optimizer step `start_step` (of the epoch) on."""

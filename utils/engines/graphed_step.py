@@ -6,7 +6,8 @@ side stream, batches are copied into static tensors, gradients are allocated wit
 the graph has its own memory pool. What the host decides for each step (learning rate, step number,
 weight of the average) is written into tensors before a replay. Dropout draws from PyTorch's
 generator, which `torch.cuda.graph` registers with the graph. If the pictures are on the device, a
-batch holds their indices and the augmentation's choices; otherwise the loader has augmented them.
+batch holds their indices and the augmentation's choices; otherwise, and where the host must group
+the samples (`later` of PictureLoader), the loader has augmented them.
 
 A batch of another size, such as the last one of an epoch, takes an ordinary step. Nothing else can
 use the graph's memory, so the memory of a step is needed twice; if there is too little, graphs are

@@ -3,16 +3,19 @@
 import importlib.util
 import shutil
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
 from utils.reporting.console import duration
 from utils.reporting.run_folder import RUNS
+from utils.runs.batch_sheet import write_sheet
 from utils.runs.local import forecast
 from utils.runs.run import Run
 from utils.training.memory import peak_memory
 from utils.training.times import wait_for
 from utils.training.trainer import Trainer
+from utils.weights.card import ModelCard
 
 # At least WARM_STEPS steps come before the timed ones; timing ends after TIMED_STEPS steps or
 # TIMED_SECONDS seconds, whichever comes first.
@@ -37,11 +40,12 @@ class StepTimes(NamedTuple):
     warm_up_steps: int  # before the timed ones, which are faster
 
 
-def rehearse(run: Run, trainer: Trainer, evaluated_samples: int) -> None:
+def rehearse(run: Run, trainer: Trainer, evaluated_samples: int, card) -> None:
     """Trains up to TIMED_STEPS steps after WARM_STEPS, and prints what the run would take.
 
     Args:
         evaluated_samples: in one evaluation.
+        card: of the model; for pictures, some are drawn on a sheet.
     """
     say, settings, loader = run.console.say, run.settings, trainer.loader
     steps_left = trainer.plan.total_steps - trainer.progress.step
@@ -70,12 +74,27 @@ def rehearse(run: Run, trainer: Trainer, evaluated_samples: int) -> None:
             ": NOT ENOUGH; make room, keep fewer (--checkpoint_hist), or choose another --output"
         )
     say(line)
+    if isinstance(card, ModelCard):
+        say(f"  a batch        {_draw_batch(run, trainer, card)}")
     missing = [name for name in OPTIONAL if importlib.util.find_spec(name) is None]
     for name in missing:
         say(f"  not installed  {name}, for {OPTIONAL[name]}: pip install {name}")
     if not missing:
         say("  packages       all optional ones are installed")
     say("dry run: no run was kept; decoded or encoded data stays in --cache_dir")
+
+
+def _draw_batch(run: Run, trainer: Trainer, card: ModelCard) -> str:
+    """Draws pictures of the first batch beside the run's folder; says where, or why not."""
+    path = Path(f"{run.settings.output or RUNS / 'run'}-batch.png")
+    if run.leads:
+        try:
+            with closing(trainer.loader.epoch(0)) as batches:
+                batch = next(batch for batch in batches if len(batch.targets))
+                write_sheet(path, trainer.loader.made(batch), card)
+        except OSError as error:
+            return f"cannot be drawn to {path}: {error.strerror or error}"
+    return f"as the network sees it: {path}"
 
 
 def time_steps(trainer: Trainer) -> StepTimes:

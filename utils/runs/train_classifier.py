@@ -34,7 +34,7 @@ def train_classifier(
     if trainer is None:
         return
     if run.settings.dry_run:
-        rehearse(run, trainer, evaluated.samples)
+        rehearse(run, trainer, evaluated.samples, task.card)
     else:
         run_training(run, trainer, ready, task)
 

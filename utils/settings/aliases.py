@@ -4,8 +4,10 @@ scripts call them."""
 # Another name -> the setting. Each works on the command line and as a YAML key of every entry that
 # has the setting. docs/flags.md lists them.
 ALIASES = {
+    "aa": "auto_augment",
     "adam_epsilon": "eps",
     "amp_dtype": "precision",
+    "aug_repeats": "ra_reps",
     "b": "batch_size",
     "bs": "batch_size",
     "clip_grad": "clip",
@@ -68,28 +70,41 @@ ALIASES = {
     "test_only": "eval_only",
     "torchcompile": "compile",
     "total_batch_size": "global_batch",
+    "train_crop_size": "image_size",
     "use_deterministic_algorithms": "deterministic",
+    "val_crop_size": "eval_size",
+    "val_resize_size": "val_resize",
     "wd": "weight_decay",
     "weights": "pretrained",
 }
 # Flags that are known elsewhere and mean something else here, or nothing: what to do instead.
 MEANINGS = {
+    "aug_splits": "AugMix is not here; --auto_augment has other policies",
+    "augmix_severity": "AugMix is not here; --auto_augment has other policies",
     "avg_m": "--optimizer_average averages both of Adam's moments",
     "avg_v": "--optimizer_average averages both of Adam's moments",
     "checkpoint": "--resume RUN goes on with a run, --pretrained FILE starts from its weights, "
     "and --output names the folder of a new run",
     "config_pth": "--host_config FILE gives folders by host name, --config FILE all other settings",
     "experiment": "--output FOLDER names the folder of the run",
+    "interpolation": "pictures are resized bicubically, and --auto_augment moves pixels "
+    "bilinearly; leave it out",
     "metric_for_best_model": "the best weights are those with the highest accuracy on the "
     "validation split; leave it out",
     "opt_kwargs": "each optimizer has flags of its own, which --help lists",
+    "ra_magnitude": "--auto_augment ra-m9 sets the magnitude, of 30",
+    "ratio": "windows of --crop resized have ratios of 3:4 to 4:3; leave it out",
+    "remode": "rectangles are filled with the mean colour; leave it out",
     "resume_from_epoch": "--resume RUN goes on where the run has stopped; --epochs counts all of "
     "its epochs, not those that are left",
     "resume_from_step": "--resume RUN goes on where the run has stopped",
     "save_freq": "--save_every 500 counts steps, 10m minutes and 1e epochs",
+    "scale": "--crop_area 0.08 sets the least area of a window; the largest is the picture's",
     "start_epoch": "--resume RUN goes on where the run has stopped; --epochs counts all of its "
     "epochs, not those that are left",
     "steps_per_epoch": "it follows from the data and the batch size; leave it out",
+    "train_interpolation": "pictures are resized bicubically; leave it out",
+    "vflip": "pictures are mirrored left to right alone, by --hflip",
 }
 # Flags for one of the numbers of a setting -> the setting, and which of its numbers. The others are
 # those of the default.
@@ -108,9 +123,10 @@ SHORT_FOR = {
     "model_ema": ("ema_decay", 0.9998),
     "meta_learning": ("mixup", "meta"),
     "ngd": ("optimizer", "ngd"),
+    "ra_sampler": ("ra_reps", 3),
 }
 # Of these, those that give way where the setting itself is given, too.
-GIVES_WAY = ("amp", "model_ema")
+GIVES_WAY = ("amp", "model_ema", "ra_sampler")
 # Settings whose value may be a number in place of a word: --mixup 0.2 is short for --mixup fixed
 # --alpha 0.2, and --mixup 0 for --mixup none.
 NUMBER_FOR = {"mixup": ("fixed", "alpha", "none")}

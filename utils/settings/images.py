@@ -67,10 +67,19 @@ class PictureSettings(Config):
         choices=("auto", "once", "always"),
         before="once",
     )
+    eval_size: int | None = setting(
+        None,
+        "Side of the pictures at evaluation, prediction and export, for a network that takes any "
+        "size; needs --decode always",
+        group=GROUP,
+        low=8,
+        unit="pixels",
+        default_text="that of training, --image_size",
+    )
     crop: str = setting(
         "padded",
         "Random crops of training pictures: of the padded picture, or windows of random area and "
-        "ratio that are resized, as is usual for large pictures; these need --decode always",
+        "ratio that are resized, as is usual for large pictures",
         group=GROUP,
         choices=("padded", "resized"),
     )
@@ -88,6 +97,14 @@ class PictureSettings(Config):
         group=GROUP,
         low=0.1,
         high=1,
+    )
+    val_resize: int | None = setting(
+        None,
+        "Another way to give --crop_ratio: the shorter side is resized to this at evaluation, and "
+        "the central --eval_size is cropped",
+        group=GROUP,
+        low=8,
+        unit="pixels",
     )
     crop_padding: int = setting(
         4,
@@ -116,6 +133,27 @@ class PictureSettings(Config):
         group=GROUP,
         low=0,
         unit="pixels",
+    )
+    auto_augment: str = setting(
+        "none",
+        "Random operations on colours and shape, by the names of timm and torchvision: "
+        "rand-m9-mstd0.5-inc1 (RandAugment), ra, ta_wide (TrivialAugment), 3a (3-Augment) or none",
+        group=GROUP,
+    )
+    color_jitter: str | None = setting(
+        None,
+        "Random changes of brightness, contrast and saturation by up to this factor; or a number "
+        "for each, and a fourth for hue",
+        group=GROUP,
+        many=True,
+        default_text="0.3 with --auto_augment 3a, else 0",
+    )
+    ra_reps: int = setting(
+        1,
+        "Repeated augmentation: times that a picture appears in an epoch, each time augmented "
+        "differently; an epoch keeps its number of samples, so it has fewer pictures",
+        group=GROUP,
+        low=1,
     )
     random_erasing: float = setting(
         0.0,
@@ -184,6 +222,9 @@ class PictureSettings(Config):
             yield from ((n, reason, "val_is_validation") for n in ("report", "flip_test"))
             for name in ("test_fraction", "val_fraction"):
                 yield name, "--val_is_validation takes val/ for validation", "val_is_validation"
+        if self._auto_augment() is not None and not self._auto_augment().jitters:
+            reason = f"--auto_augment {self.auto_augment} takes its place, as with timm"
+            yield "color_jitter", reason, "auto_augment"
         if self.crop_padding == 0:
             yield "padding_mode", "--crop_padding is 0", "crop_padding"
         if self.action.trains and not self.final_test:
@@ -197,21 +238,61 @@ class PictureSettings(Config):
         if self.val_is_validation:
             self.final_test = False
         super().validate()
+        self._check_sizes()
         self._check_decoding()
+        self._check_augmentation()
         if self.hflip is None:
             self.hflip = 0.0 if self.dataset == "mnist" else 0.5
 
-    def _check_decoding(self):
-        """Crops of the pictures as they are in their files need these decoded while training."""
-        flag = "--crop resized" if self.crop == "resized" else f"--crop_ratio {self.crop_ratio:g}"
-        if self.crop == "padded" and self.crop_ratio == 1:
+    def _auto_augment(self):
+        """The Policy of --auto_augment; None: there is none."""
+        from utils.augment.named_policies import parse_policy  # with NumPy: --help goes without
+
+        return parse_policy(self.auto_augment)
+
+    def _check_augmentation(self):
+        from utils.augment.named_policies import parse_jitter
+
+        self._auto_augment()
+        if self.color_jitter is not None:
+            parse_jitter(self.color_jitter)
+
+    def _check_sizes(self):
+        if self.eval_size is not None and self.image_size is None:
+            raise UserError("--eval_size needs --image_size, which is then the size in training")
+        if self.val_resize is None:
             return
-        if self.dataset not in OWN_PICTURES:
+        size = self.eval_size or self.image_size
+        if size is None:
+            raise UserError("--val_resize needs --image_size or --eval_size: the crop's size")
+        if not size <= self.val_resize <= 10 * size:
             raise UserError(
-                f"{flag} crops pictures that are decoded while training, and --dataset "
-                f"{self.dataset} is decoded already: leave it out"
+                f"--val_resize {self.val_resize}: {size} pixels are cropped from it, so it is "
+                f"{size} to {10 * size}"
             )
-        if self.decode == "once" and self.dataset in FILES:
-            raise UserError(f"{flag} needs --decode always: decoding once crops to the centre")
-        if self.dataset in FILES:
+        ratio = size / self.val_resize
+        if self.crop_ratio not in (1, ratio):
+            raise UserError(
+                f"--val_resize {self.val_resize} and --crop_ratio {self.crop_ratio:g} both set the "
+                "crop at evaluation: leave one out"
+            )
+        self.crop_ratio = ratio
+
+    def _check_decoding(self):
+        """What needs the pictures as they are in their files: these are decoded while training."""
+        flags = []
+        if self.crop_ratio != 1:
+            flags.append(f"--crop_ratio {self.crop_ratio:g}")
+        if self.eval_size not in (None, self.image_size):
+            flags.append(f"--eval_size {self.eval_size}")
+        for flag in flags:
+            if self.dataset not in OWN_PICTURES:
+                raise UserError(
+                    f"{flag} needs pictures that are decoded while training, and --dataset "
+                    f"{self.dataset} is decoded already: leave it out"
+                )
+            if self.decode == "once" and self.dataset in FILES:
+                raise UserError(f"{flag} needs --decode always: decoding once crops to the centre")
+        crops = self.crop == "resized" and self.decode == "auto"
+        if (flags or crops) and self.dataset in FILES:
             self.decode = "always"

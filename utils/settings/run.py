@@ -46,7 +46,8 @@ class RunSettings(Config):
     )
     dry_run: bool = setting(
         False,
-        "Build everything, train a few steps, print what the run will take, and stop",
+        "Build everything, train a few steps, print what the run will take, draw a training batch "
+        "of pictures, and stop",
         group=GROUP,
         resume="free",
     )

@@ -8,11 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from utils.augment.chain import Chain
-from utils.augment.crop_flip import CropFlip
-from utils.augment.random_erasing import RandomErasing
-from utils.augment.resized_crop import ResizedCrop
-from utils.data.images.loader import Augmentation
 from utils.data.images.sources import ImageData, PictureSplit, load_image_data
 from utils.data.loader import Loader
 from utils.data.splits import stratified_split, stratified_subset
@@ -26,6 +21,7 @@ from utils.pieces import largest_piece
 from utils.reporting.console import Console
 from utils.settings import ImageSettings
 from utils.settings.transfer import OF_TORCHVISION
+from utils.tasks.augmentation import augmentation
 from utils.tasks.kinds import Kind
 from utils.tasks.mixing import auto_split, build_mixing
 from utils.tasks.task import Task
@@ -56,7 +52,7 @@ class ImageTask(Task):
         """Also makes room in the worker processes for batches of this size."""
         super().resize_evaluation(batch_size, ranks)
         if self.pool is not None:
-            self.pool.resize(largest_batch(batch_size, self.data.train))
+            self.pool.resize(largest_batch(batch_size, self.data.train, self.data.test))
 
     def usual_sample(self) -> torch.Tensor:
         """(1, channels, height, width)."""
@@ -95,6 +91,9 @@ def load_image_task(
         )
     data = _take_val(data, settings, console)
     train, val = _divide(data, settings)
+    height, width, channels = train.shape
+    if settings.eval_size not in (None, height):
+        data, val = _resized(data, val, settings.eval_size)
     console.say(_description(data, train, val))
     if data.strays:
         many = data.strays > 1
@@ -104,11 +103,10 @@ def load_image_task(
             else "1 file that is no picture is"
         )
         console.say(f"note: {files} passed over")
-    height, width, channels = data.train.shape
     normalisation = source and source.normalisation(channels)
     mean, std = normalisation or (data.mean, data.std)
-    card = ModelCard(tuple(data.classes), mean, std, height, width, channels)
-    pool, auto = _pool(settings, train, console), auto_split(settings, train.labels)
+    card = ModelCard(tuple(data.classes), mean, std, *data.test.shape)  # as the model is used
+    pool, auto = _pool(settings, train, data.test, console), auto_split(settings, train.labels)
 
     def loader(split: PictureSplit, pool=pool, **options) -> Loader:
         ranks = {"rank": exchange.rank, "ranks": exchange.size}
@@ -134,10 +132,11 @@ def load_image_task(
             accumulation=settings.accumulation_steps,
             step_size=settings.global_batch,
             drop_last=settings.drop_last,
-            augment=_augmentation(settings, card),
+            **augmentation(settings, card.mean, train),
+            **({"repeats": settings.ra_reps} if settings.ra_reps > 1 else {}),
             shuffle=True,
             seed=settings.seed,
-            mixing=build_mixing(settings, card.height, card.width, auto and auto.strength),
+            mixing=build_mixing(settings, height, width, auto and auto.strength),
             hold_out=auto and auto.hold_out,
         ),
         test=val_loader if val is data.test else loader(data.test),
@@ -189,6 +188,16 @@ def _divide(data: ImageData, settings: ImageSettings) -> tuple[PictureSplit, Pic
     return data.train if len(chosen) == len(data.train) else data.train.part(chosen), val
 
 
+def _resized(
+    data: ImageData, val: PictureSplit | None, size: int
+) -> tuple[ImageData, PictureSplit | None]:
+    """`data` with test pictures of another size, and the validation split likewise."""
+    test = data.test.resized(size)
+    if val is not None:
+        val = test if val is data.test else val.resized(size)
+    return dataclasses.replace(data, test=test), val
+
+
 def _description(data: ImageData, train: PictureSplit, val: PictureSplit | None) -> str:
     note = ", synthetic" if data.synthetic else ""
     note += f", {data.skipped} bad files left out" if data.skipped else ""
@@ -199,27 +208,9 @@ def _description(data: ImageData, train: PictureSplit, val: PictureSplit | None)
     )
 
 
-def _augmentation(settings: ImageSettings, card: ModelCard) -> Augmentation:
-    height, width = card.height, card.width
-    resized = settings.crop == "resized"
-    padded = CropFlip(
-        height,
-        width,
-        padding=0 if resized else settings.crop_padding,
-        mode=settings.padding_mode,
-        flip=0 if resized else settings.hflip,
-        cutout=settings.cutout,
-    )
-    parts = [ResizedCrop(settings.crop_area, settings.hflip)] if resized else [padded]
-    if resized and settings.cutout:
-        parts.append(padded)
-    if settings.random_erasing:
-        colour = [round(255 * mean) for mean in card.mean]
-        parts.append(RandomErasing(height, width, settings.random_erasing, colour))
-    return parts[0] if len(parts) == 1 else Chain(*parts)
-
-
-def _pool(settings: ImageSettings, train: PictureSplit, console: Console) -> WorkerPool | None:
+def _pool(
+    settings: ImageSettings, train: PictureSplit, test: PictureSplit, console: Console
+) -> WorkerPool | None:
     """Worker processes that read pictures. None if the pictures are in memory, --workers is 0, or
     it is not given and the pictures are decoded and take at most half of the available memory."""
     workers = settings.workers
@@ -231,13 +222,13 @@ def _pool(settings: ImageSettings, train: PictureSplit, console: Console) -> Wor
     elif workers is None:
         large = len(train) * math.prod(train.shape) > available_memory() / 2
         workers = min(AUTOMATIC_WORKERS, usable_cores()) if large else 0
-    largest = largest_batch(settings.batch_size, train)
+    largest = largest_batch(settings.batch_size, train, test)
     return WorkerPool(workers, largest, warn=console.say) if workers else None
 
 
-def largest_batch(batch_size: int, split: PictureSplit) -> int:
+def largest_batch(batch_size: int, *splits: PictureSplit) -> int:
     """Bytes of the pictures in the largest micro-batch."""
-    return largest_piece(batch_size) * math.prod(split.shape)
+    return largest_piece(batch_size) * max(math.prod(split.shape) for split in splits)
 
 
 # ---- for runs -----------------------------------------------------------------------------------

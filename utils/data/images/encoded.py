@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,6 +36,10 @@ class EncodedSplit:
         """The samples `index` (n,) int64 of this split, in that order."""
         rows = index if self.rows is None else self.rows[index]
         return EncodedSplit(self.pictures, self.labels[index], rows)
+
+    def resized(self, size: int) -> EncodedSplit:
+        """The same samples, decoded to another size."""
+        return replace(self, pictures=replace(self.pictures, size=size))
 
     def loader(self, *, pool: WorkerPool | None = None, **options) -> EncodedLoader:
         """Batches of these pictures, decoded by the processes of `pool`, if there is one."""

@@ -38,6 +38,15 @@ class Augmentation(Protocol):
     def apply_packed(self, images: Tensor, packed: Tensor) -> Tensor: ...
 
 
+class LaterAugmentation(Protocol):
+    """Likewise, of pictures that are on the device already."""
+
+    def draw(self, n: int, generator: np.random.Generator): ...
+
+    # (n, height, width, channels) uint8 -> the same; may change `images`.
+    def apply(self, images: Tensor, plan) -> Tensor: ...
+
+
 class Packed(NamedTuple):
     """Inputs that `ImageLoader.made` has yet to make."""
 
@@ -80,11 +89,12 @@ class PictureLoader(Loader):
         accumulation: micro-batches of each rank in a step.
         step_size: samples of all ranks in a step; overrides `accumulation`.
         augment: crop, flip and so on, drawn with the loader's seed; None for evaluation.
+        later: what is done after it, on the device; None: nothing.
         channels_last: memory order of the batches.
         rows: (samples,) int64, indices of the samples into the pictures; None: all, in order.
         pool: processes that read ahead; None: this process reads.
-        options: `shuffle`, `seed`, `mixing`, `rank`, `least`, `drop_last`, `hold_out`: see Loader
-            and Steps.
+        options: `shuffle`, `seed`, `repeats`, `mixing`, `rank`, `least`, `drop_last`, `hold_out`:
+            see Loader and Steps.
     """
 
     _reader: Reader | None  # for `pool`
@@ -102,6 +112,7 @@ class PictureLoader(Loader):
         accumulation: int = 1,
         step_size: int | None = None,
         augment: Augmentation | None = None,
+        later: LaterAugmentation | None = None,
         channels_last: bool = True,
         rows: np.ndarray | None = None,
         pool: WorkerPool | None = None,
@@ -115,7 +126,7 @@ class PictureLoader(Loader):
             ranks=ranks,
             **options,
         )
-        self.augment = augment
+        self.augment, self.later = augment, later
         self.normalize = Normalize(mean, std, width, device, channels_last)
         self.rows = rows
         self._pool = pool
@@ -125,32 +136,45 @@ class PictureLoader(Loader):
         return self._pool.workers if self._pool is not None else 0
 
     def _inputs(self, epoch: int, order: np.ndarray, pieces: list[Piece]):
-        plan = None
+        plan = later_plan = None
+        generator = random_generator(self.seed, AUGMENT_STREAM, epoch)
         if self.augment is not None:
-            generator = random_generator(self.seed, AUGMENT_STREAM, epoch)
             plan = self.augment.draw(len(order), generator)
+        if self.later is not None:
+            later_plan = self.later.draw(len(order), generator)
         rows = order if self.rows is None else self.rows[order]
 
         def part(place) -> tuple:
             return rows[place], plan and plan.slice(place)
 
+        def later_part(place):
+            return later_plan and later_plan.slice(place)
+
         def inputs_at(places: np.ndarray) -> Tensor:
-            return self._finish(self._gather(*part(places)))
+            return self._finish(self._gather(*part(places)), later_part(places))
 
         parts = (part(piece.place) for piece in pieces)
         if self._deferred:
             return (Packed(self._packed(*each)) for each in parts), inputs_at
         if self._pool is None:
-            return (self._finish(self._gather(*each)) for each in parts), inputs_at
-        return self._pool.batches(self._reader, parts, self._finish), inputs_at
+            return (inputs_at(piece.place) for piece in pieces), inputs_at
+        later_parts = (later_part(piece.place) for piece in pieces)
+
+        def finish(images: np.ndarray) -> Tensor:
+            return self._finish(images, next(later_parts))
+
+        return self._pool.batches(self._reader, parts, finish), inputs_at
 
     @abstractmethod
     def _gather(self, rows: np.ndarray, plan) -> Tensor | np.ndarray:
         """(n, height, width, channels) uint8."""
 
-    def _finish(self, images: Tensor | np.ndarray) -> Tensor:
+    def _finish(self, images: Tensor | np.ndarray, later_plan=None) -> Tensor:
         """Normalised inputs. A new tensor, since workers reuse their arrays."""
-        return self.normalize(to_device(images, self.device))
+        images = to_device(images, self.device)
+        if later_plan is not None:
+            images = self.later.apply(images, later_plan)
+        return self.normalize(images)
 
 
 class ImageLoader(PictureLoader):
@@ -180,7 +204,9 @@ class ImageLoader(PictureLoader):
 
     @property
     def _can_defer(self) -> bool:
-        return self.images.device.type == self.device.type and self._pool is None
+        # How `later` groups the samples of a batch differs from batch to batch.
+        in_place = self.images.device.type == self.device.type and self._pool is None
+        return in_place and self.later is None
 
     def made(self, batch: Batch) -> Batch:
         if not isinstance(batch.inputs, Packed):

@@ -1,0 +1,52 @@
+"""Settings of augmentation and of the size of pictures, and what contradicts them."""
+
+import pytest
+from settings_of_pictures import noted, refused, settings_of
+
+OWN = ["--dataset", "imagefolder"]
+
+
+def test_resized_crops_of_any_set():
+    assert settings_of("--crop", "resized").decode == "auto"  # cifar10: on the device
+    assert settings_of(*OWN, "--crop", "resized").decode == "always"
+    assert settings_of(*OWN, "--crop", "resized", "--decode", "once").decode == "once"
+
+
+def test_the_crop_at_evaluation_in_torchvisions_words():
+    size = ["--train-crop-size", 176, "--val-crop-size", 224]
+    settings = settings_of(*OWN, *size, "--val-resize-size", 256)
+    assert (settings.image_size, settings.eval_size, settings.crop_ratio) == (176, 224, 0.875)
+    assert settings.decode == "always"
+    assert settings_of(*OWN, "--image_size", 112, "--val_resize", 128).crop_ratio == 0.875
+    assert settings_of(*OWN, "--image_size", 32, "--eval_size", 32).decode == "auto"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--image_size", 200, "--val_resize", 100], "--val_resize 100: 200 pixels"),
+        (["--image_size", 20, "--val_resize", 201], "20 to 200"),
+        (["--val_resize", 100], "--image_size or --eval_size"),
+        (["--eval_size", 100], "--image_size"),
+        (["--image_size", 20, "--val_resize", 40, "--crop_ratio", 0.9], "leave one out"),
+        (["--image_size", 20, "--eval_size", 24, "--decode", "once"], "--decode always"),
+    ],
+)
+def test_sizes_that_contradict_each_other(flags, words):
+    assert words in refused(*OWN, *flags)
+
+
+def test_jitter_beside_another_policy():
+    _, lines = noted("--aa", "ra", "--color_jitter", "0.4")
+    assert lines == [
+        "note: --color_jitter has no effect: --auto_augment ra takes its place, as with timm"
+    ]
+    settings, lines = noted("--aa", "3a", "--color_jitter", "0.4", "0.4", "0.2")
+    assert settings.color_jitter == "0.4,0.4,0.2" and not lines
+    assert "--color_jitter" in refused("--color_jitter", "0.4,0.4")
+
+
+def test_repeated_augmentation_in_others_words():
+    assert settings_of("--ra-sampler").ra_reps == 3
+    assert settings_of("--ra-sampler", "--ra-reps", 4).ra_reps == 4
+    assert settings_of("--aug-repeats", 2).ra_reps == 2

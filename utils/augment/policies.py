@@ -1,0 +1,137 @@
+"""Which operations each picture gets, and with which arguments.
+
+A policy draws on the host, for all samples of an epoch at once. So the host knows which sample gets
+which operation, and the device is never asked.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Operation(enum.IntEnum):
+    """Of utils/augment/operations.py, with what its argument is."""
+
+    NONE = 0
+    SHEAR_X = enum.auto()  # tangent
+    SHEAR_Y = enum.auto()
+    TRANSLATE_X = enum.auto()  # pixels
+    TRANSLATE_Y = enum.auto()
+    ROTATE = enum.auto()  # degrees
+    BRIGHTNESS = enum.auto()  # factor
+    CONTRAST = enum.auto()
+    SATURATION = enum.auto()
+    SHARPNESS = enum.auto()
+    HUE = enum.auto()  # turns
+    POSTERIZE = enum.auto()  # bits that are kept
+    SOLARIZE = enum.auto()  # threshold
+    SOLARIZE_ADD = enum.auto()  # addend
+    INVERT = enum.auto()
+    AUTOCONTRAST = enum.auto()
+    EQUALIZE = enum.auto()
+    BLUR = enum.auto()  # standard deviation in pixels
+
+
+class OperationPlan(NamedTuple):
+    """For each of n samples the operations that it gets, in order."""
+
+    operations: np.ndarray  # (n, stages) int8, of Operation
+    arguments: np.ndarray  # (n, stages) float64
+
+    def slice(self, piece: slice) -> OperationPlan:
+        return OperationPlan(self.operations[piece], self.arguments[piece])
+
+
+def _nothing(level: np.ndarray) -> np.ndarray:
+    return np.zeros_like(level)
+
+
+class Choice(NamedTuple):
+    """An operation of a policy.
+
+    Args:
+        argument: of a level, an array of 0 to 1 (more where a policy allows it).
+        signed: half of the levels are negated before.
+    """
+
+    operation: Operation
+    argument: Callable[[np.ndarray], np.ndarray] = _nothing
+    signed: bool = False
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """In each stage one of the choices, all equally likely.
+
+    Args:
+        stages: operations that a picture gets.
+        probability: that an operation is carried out.
+        level: the level of each.
+        deviation: standard deviation of normally distributed levels; infinite: levels are uniform
+            from 0 to `level`.
+        most: levels are cut off here.
+        bins: levels are one of so many, from 0 to 1, with equal probability; 0: they are not.
+    """
+
+    choices: tuple[Choice, ...]
+    stages: int = 1
+    probability: float = 1.0
+    level: float = 1.0
+    deviation: float = 0.0
+    most: float = 1.0
+    bins: int = 0
+
+    def draw(self, n: int, generator: np.random.Generator) -> OperationPlan:
+        """A plan for n samples."""
+        plan = OperationPlan(np.zeros((n, self.stages), np.int8), np.zeros((n, self.stages)))
+        for stage in range(self.stages):
+            chosen = generator.integers(0, len(self.choices), n)
+            happens = generator.random(n) < self.probability
+            level, negated = self._levels(n, generator), generator.random(n) < 0.5
+            for number, choice in enumerate(self.choices):
+                here = np.flatnonzero(happens & (chosen == number))
+                levels = np.where(negated[here] & choice.signed, -level[here], level[here])
+                plan.operations[here, stage] = choice.operation
+                plan.arguments[here, stage] = choice.argument(levels)
+        return plan
+
+    def _levels(self, n: int, generator: np.random.Generator) -> np.ndarray:
+        if self.bins:
+            return generator.integers(0, self.bins, n) / (self.bins - 1)
+        if math.isinf(self.deviation):
+            level = self.level * generator.random(n)
+        else:
+            level = self.level + self.deviation * generator.standard_normal(n)
+        return np.clip(level, 0, self.most)
+
+
+@dataclass(frozen=True)
+class ColourJitter:
+    """Brightness, contrast, saturation and hue in random order, each by a random factor, as
+    torchvision's ColorJitter does.
+
+    Args:
+        strengths: v of each: factors are uniform from max(0, 1 - v) to 1 + v, and hue moves by up
+            to v turns (at most 0.5). Those with 0 are left out.
+    """
+
+    strengths: tuple[float, float, float, float]
+
+    def draw(self, n: int, generator: np.random.Generator) -> OperationPlan:
+        """A plan for n samples."""
+        names = Operation.BRIGHTNESS, Operation.CONTRAST, Operation.SATURATION, Operation.HUE
+        used = [i for i, strength in enumerate(self.strengths) if strength]
+        order = generator.random((n, len(used))).argsort(1)  # (n, stages)
+        arguments = np.empty((n, len(used)))
+        for place, i in enumerate(used):
+            strength, middle = self.strengths[i], 0 if names[i] == Operation.HUE else 1
+            low = -strength if names[i] == Operation.HUE else max(0, 1 - strength)
+            arguments[:, place] = low + (middle + strength - low) * generator.random(n)
+        operations = np.array([names[i] for i in used], np.int8)
+        return OperationPlan(operations[order], np.take_along_axis(arguments, order, 1))

@@ -1,0 +1,55 @@
+"""The augmentation of training pictures that the settings ask for."""
+
+from collections.abc import Sequence
+
+from utils.augment.auto_augment import Operations
+from utils.augment.chain import Chain, Later
+from utils.augment.crop_flip import CropFlip
+from utils.augment.decoded_crop import DecodedCrop
+from utils.augment.named_policies import parse_jitter, parse_policy
+from utils.augment.policies import ColourJitter
+from utils.augment.random_erasing import RandomErasing
+from utils.augment.resized_crop import ResizedCrop
+from utils.data.images.sources import PictureSplit
+from utils.settings import ImageSettings
+
+
+def augmentation(settings: ImageSettings, mean: Sequence[float], train: PictureSplit) -> dict:
+    """The arguments `augment` and `later` of the loader of `train`, in the order of timm and
+    torchvision: crop, flip, operations on colours and shape, parts that are hidden."""
+    height, width, _ = train.shape
+    operations, resized = _operations(settings, mean, train), settings.crop == "resized"
+    later, hiding, cutout = [], [], settings.cutout
+    if resized and not train.encoded:
+        first = None
+        later.append(DecodedCrop(settings.crop_area, settings.hflip))
+    elif resized:
+        first = ResizedCrop(settings.crop_area, settings.hflip)
+    else:
+        padding, hole = settings.crop_padding, 0 if operations else cutout
+        first = CropFlip(height, width, padding, settings.padding_mode, settings.hflip, hole)
+    if operations:
+        later.append(operations)
+    if cutout and (resized or operations):
+        hiding.append(CropFlip(height, width, padding=0, flip=0, cutout=cutout))
+    if settings.random_erasing:
+        colour = [round(255 * value) for value in mean]
+        hiding.append(RandomErasing(height, width, settings.random_erasing, colour))
+    if later:
+        return {"augment": first, "later": Later(*later, *hiding)}
+    return {"augment": Chain(first, *hiding) if hiding else first}
+
+
+def _operations(
+    settings: ImageSettings, mean: Sequence[float], train: PictureSplit
+) -> Operations | None:
+    """Of --auto_augment and --color_jitter."""
+    policy = parse_policy(settings.auto_augment)
+    drawing, fill = [], None
+    if policy is not None:
+        drawing.append(policy.make(*train.shape[:2]))
+        fill = [255 * value for value in mean] if policy.mean_fill else None
+    strengths = parse_jitter(settings.color_jitter or (policy.jitter if policy else "0"))
+    if any(strengths):
+        drawing.append(ColourJitter(strengths))
+    return Operations(drawing, fill) if drawing else None
