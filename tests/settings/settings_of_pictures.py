@@ -24,6 +24,7 @@ NEEDS = {
         "cache_dir",
         "workers",
         "decode",
+        "loader",
         "crop",
     )
 } | {

@@ -65,6 +65,14 @@ class PictureSettings(Config):
         choices=("auto", "once", "always"),
         before="once",
     )
+    loader: str = setting(
+        "workers",
+        "What decodes JPEGs while training: worker processes alone, or with NVIDIA DALI, an extra "
+        "package (requirements-dali.txt), which decodes on the GPU if there is one",
+        group=GROUP,
+        choices=("workers", "dali"),
+        resume="evaluation",
+    )
     crop: str = setting(
         "padded",
         "Random crops of training pictures: of the padded picture, or windows of random area and "
@@ -152,9 +160,18 @@ class PictureSettings(Config):
         yield from super().ineffective()
         if self.dataset not in OWN_PICTURES:
             reason = f"--dataset {self.dataset} has its own pictures; the flag is for imagefolder"
-            names = ("image_size", "test_fraction", "val_is_validation", "cache_dir", "decode")
+            names = (
+                "image_size",
+                "test_fraction",
+                "val_is_validation",
+                "cache_dir",
+                "decode",
+                "loader",
+            )
             names += () if self.predict else ("on_bad", "workers")
             yield from ((name, reason, "dataset") for name in names)
+        elif self.predict:
+            yield "loader", "--predict decodes files in threads, by Pillow", "predict"
         if self.dataset == "shapes":
             reason = "--dataset shapes is built in and reads no files"
             yield "data_dir", reason, "dataset"
@@ -191,16 +208,22 @@ class PictureSettings(Config):
             self.hflip = 0.0 if self.dataset == "mnist" else 0.5
 
     def _check_decoding(self):
-        """Crops of the pictures as they are in their files need these decoded while training."""
-        flag = "--crop resized" if self.crop == "resized" else f"--crop_ratio {self.crop_ratio:g}"
-        if self.crop == "padded" and self.crop_ratio == 1:
+        """Crops of the pictures as they are in their files, and DALI, need these decoded while
+        training."""
+        if self.crop == "resized":
+            flag, why = "--crop resized", "decoding once crops to the centre"
+        elif self.crop_ratio < 1:
+            flag, why = f"--crop_ratio {self.crop_ratio:g}", "decoding once crops to the centre"
+        elif self.loader == "dali":
+            flag, why = "--loader dali", "decoding once does without it"
+        else:
             return
-        if self.dataset not in OWN_PICTURES:
+        if self.dataset not in OWN_PICTURES:  # of --loader it was said
             raise UserError(
                 f"{flag} crops pictures that are decoded while training, and --dataset "
                 f"{self.dataset} is decoded already: leave it out"
             )
         if self.decode == "once" and self.dataset == "imagefolder":
-            raise UserError(f"{flag} needs --decode always: decoding once crops to the centre")
+            raise UserError(f"{flag} needs --decode always: {why}")
         if self.dataset == "imagefolder":
             self.decode = "always"
