@@ -43,8 +43,11 @@ def pool_and_reader(images, tmp_path, monkeypatch):
 
 
 def pieces():
+    """Of plans that fill the pipe to a worker."""
     for start in range(0, N, BATCH):
-        yield np.arange(start, min(start + BATCH, N)), Plan()
+        plan = Plan()
+        plan.choices = np.zeros(1 << 20, np.uint8)
+        yield np.arange(start, min(start + BATCH, N)), plan
 
 
 def test_a_worker_that_hangs_is_replaced_and_no_batch_is_lost(images, pool_and_reader):
