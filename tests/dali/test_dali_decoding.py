@@ -201,6 +201,17 @@ def test_a_picture_that_dali_alone_fails_to_decode_is_decoded_by_pillow(photos, 
     assert np.array_equal(decoder.decode(index), photos.decode(index))
 
 
+def test_a_dali_that_does_not_work_here_is_no_damaged_picture(photos, monkeypatch):
+    class Broken:
+        def build(self):
+            raise RuntimeError("CUDA driver\nis too old")
+
+    decoder = CpuDecoder(photos)
+    monkeypatch.setattr(decoder, "_build", Broken)
+    with pytest.raises(UserError, match=r"\(CUDA driver is too old\): use --loader workers"):
+        decoder.decode(np.arange(4))
+
+
 # ---- what runs on a GPU, on the CPU --------------------------------------------------------------
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from PIL import Image
 
+from utils.data.images.dali_pipeline import make_pipeline
 from utils.data.images.decode import (
     central_square,
     resize_box,
@@ -76,7 +77,7 @@ class Part(NamedTuple):
     Attributes:
         area: (4,) int32: what is decoded: top, left, height, width, in pixels of the upright
             picture.
-        box: what is resized: left, top, right, bottom, in pixels of the area.
+        box: what is resized of it: left, top, right, bottom, in pixels of the area.
         is_window: it is a window of a training picture, not the central square.
     """
 
@@ -150,7 +151,7 @@ class DaliDecoder(ABC):
     def _run(self, contents: list[bytes], parts: list[Part], flips: list[bool]):
         """(n, size, size, 3) uint8; None if DALI fails."""
         if self._pipeline is None:
-            self._pipeline = self._build()
+            self._pipeline = self._working_pipeline()
         areas = np.stack([part.area for part in parts])
         inputs = {
             "contents": [np.frombuffer(content, np.uint8) for content in contents],
@@ -162,6 +163,18 @@ class DaliDecoder(ABC):
         except RuntimeError:
             self._pipeline = None  # DALI says that it is no longer valid
             return None
+
+    def _working_pipeline(self) -> Any:
+        pipeline = self._build()
+        try:
+            pipeline.build()  # else a driver that is too old would look like a damaged picture
+        except RuntimeError as error:
+            problem = " ".join(str(error).split())[:200]
+            raise UserError(
+                f"NVIDIA DALI does not work here ({problem}): use --loader workers, or install the "
+                "DALI for the CUDA of this machine (see requirements-dali.txt)"
+            ) from error
+        return pipeline
 
     @abstractmethod
     def _takes(self, height: int, width: int, window: np.ndarray | None) -> bool:
@@ -196,7 +209,7 @@ class CpuDecoder(DaliDecoder):
         return not shrinks_window(width, height, int(window[2:].min()), size)
 
     def _build(self) -> Any:
-        return _pipeline(threads=1, device=None)
+        return make_pipeline(AT_ONCE, threads=1, device=None)
 
     def _outputs(self, inputs: dict, parts: list[Part], flips: list[bool]) -> np.ndarray:
         (found,) = self._pipeline.run(**inputs)
@@ -229,7 +242,7 @@ class GpuDecoder(DaliDecoder):
 
     def _build(self) -> Any:
         size = (self.pictures.size, self.pictures.size)
-        return _pipeline(self._threads, self._device, resized_to=size)
+        return make_pipeline(AT_ONCE, self._threads, self._device, resized_to=size)
 
     def _outputs(self, inputs: dict, parts: list[Part], flips: list[bool]) -> Tensor:
         boxes = np.array([part.box for part in parts], np.float32)
@@ -259,42 +272,9 @@ class GpuDecoder(DaliDecoder):
 
 
 def _discard_output() -> None:
-    """Of this process. DALI has no other way to say nothing of damaged pictures, which are named
-    where they end the run."""
+    """From here on nothing that this process prints is seen. DALI prints lines about damaged
+    pictures, which cannot be switched off; we name those that end the run."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for standard in (1, 2):
         os.dup2(nowhere, standard)
     os.close(nowhere)
-
-
-def _pipeline(threads: int, device: int | None, resized_to: tuple[int, int] | None = None):
-    """Decodes `contents` within `start` and `shape`; then, if `resized_to` is given, resizes from
-    `box_start` to `box_end` and mirrors where `flip` is 1. (Start, shape: height, width.)"""
-    from nvidia.dali import Pipeline, fn, types
-
-    def given(name: str, dtype=types.INT32, ndim: int = 1):
-        return fn.external_source(name=name, dtype=dtype, ndim=ndim)
-
-    # A queue of 1, which `run` needs to take inputs: other batches are decoded by other workers.
-    pipeline = Pipeline(AT_ONCE, threads, device, prefetch_queue_depth=1)
-    with pipeline:
-        pictures = fn.decoders.image_slice(
-            given("contents", types.UINT8),
-            start=given("start"),
-            shape=given("shape"),
-            axis_names="HW",
-            device="cpu" if device is None else "mixed",
-            jpeg_fancy_upsampling=True,  # as libjpeg-turbo does
-        )
-        if resized_to is not None:
-            pictures = fn.resize(
-                pictures,
-                size=resized_to,
-                roi_start=given("box_start", types.FLOAT),
-                roi_end=given("box_end", types.FLOAT),
-                interp_type=types.INTERP_CUBIC,
-                antialias=True,
-            )
-            pictures = fn.flip(pictures, horizontal=given("flip", ndim=0))
-        pipeline.set_outputs(pictures)
-    return pipeline
