@@ -5,10 +5,11 @@ PYTHON ?= python3
 VENV ?= $(if $(TORCH),.venv-torch$(TORCH),.venv)
 OTHER_TORCH = $(if $(TORCH),"torch==$(TORCH).*")
 BIN := $(VENV)/bin
+DALI_VENV := $(VENV)-dali
 # A process for each core; the tests of a file share what they set up.
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
 
-.PHONY: demo demo-text demo-vit demo-tuning test slow kernels soak same mutants bench lint clean
+.PHONY: demo demo-text demo-vit demo-tuning test slow test-dali kernels soak same mutants bench lint clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python resnet50_test.py --config recipes/shapes_demo.yaml
@@ -35,6 +36,11 @@ test: $(VENV)/.installed-dev
 
 slow: $(VENV)/.installed-dev
 	$(PYTEST) -m "slow"
+
+# The tests of --loader dali, which need NVIDIA DALI but no GPU, in an environment of their own that
+# adds it to the other one. `make test` and `make slow` leave them out.
+test-dali: $(DALI_VENV)/.installed
+	$(DALI_VENV)/bin/python -m pytest tests/dali
 
 # The numerical tests with the kernels that PyTorch and oneDNN take on older CPUs, which this one can
 # run, too; `OTHER="--all"` for every one of them by itself.
@@ -84,6 +90,13 @@ $(VENV)/.installed-dev: requirements-dev.txt requirements.txt | $(BIN)/python
 	@echo "Installing requirements-dev.txt into $(VENV): PyTorch is large, this takes a few minutes."
 	$(BIN)/python -m pip install --disable-pip-version-check -r requirements-dev.txt $(OTHER_TORCH)
 	@touch $@ $(VENV)/.installed
+
+$(DALI_VENV)/.installed: tests/dali/requirements.txt requirements-dali.txt $(VENV)/.installed-dev
+	$(BIN)/python -m venv $(DALI_VENV)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
+		"$$($(DALI_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/main.pth"
+	$(DALI_VENV)/bin/python -m pip install --disable-pip-version-check -r $<
+	@touch $@
 
 $(VENV)/.installed-mutants: tests/mutants/requirements.txt $(VENV)/.installed-dev
 	$(BIN)/python -m pip install --disable-pip-version-check -r $<

@@ -14,6 +14,8 @@ import torch
 from patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parent.parent
+# Only `make test-dali`, which names this folder, collects it: it needs a package of its own.
+collect_ignore = ["dali"]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from multiprocessing import active_children, get_context
 
 import numpy as np
@@ -23,6 +24,22 @@ class Fault:
             if self.deadly:
                 os.kill(os.getpid(), signal.SIGKILL)
             raise ArithmeticError(f"row {self.row} is no good")
+        return images[index]
+
+
+class Hang:
+    """An augmentation that never ends for one sample: for the first `times` processes that come
+    across it, which write their numbers into `file`."""
+
+    def __init__(self, row: int, file: str, times: int):
+        self.row, self.file, self.times = row, file, times
+
+    def apply(self, images, plan, index):
+        with open(self.file, "a+") as file:
+            file.seek(0)
+            if self.row in index and len(file.readlines()) < self.times:
+                print(os.getpid(), file=file, flush=True)
+                time.sleep(1e6)
         return images[index]
 
 

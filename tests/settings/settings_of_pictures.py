@@ -32,6 +32,7 @@ NEEDS = {
         "cache_dir",
         "workers",
         "decode",
+        "loader",
     )
 } | {
     "crop_ratio": ["--dataset", "imagefolder"],

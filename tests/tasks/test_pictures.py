@@ -15,8 +15,12 @@ from utils.augment.crop_flip import CropFlip
 from utils.augment.decoded_crop import DecodedCrop
 from utils.augment.random_erasing import RandomErasing
 from utils.augment.resized_crop import ResizedCrop
+from utils.data.images.dali import DaliGpuReader, DaliReader
+from utils.data.images.records import RecordReader
 from utils.data.images.sources import load_image_data
+from utils.errors import UserError
 from utils.settings import ImageSettings
+from utils.settings.config import parse
 from utils.tasks import pictures as image_task
 from utils.tasks.pictures import load_image_task
 
@@ -216,3 +220,34 @@ def test_another_size_for_evaluation(load):
     assert task.train.repeats == 3 and task.val.repeats == 1
     largest = image_task.largest_batch
     assert largest(4, task.data.train, task.data.test) == largest(4, task.data.test)
+
+
+def test_dali_that_is_missing_is_named_before_anything_is_read(load, tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda *_: None)
+    with pytest.raises(UserError, match=r"--loader dali.*requirements-dali\.txt"):
+        load(loader="dali", data_dir=str(tmp_path / "absent"))
+
+
+def test_dali_decodes_in_workers_or_on_the_gpu(load, monkeypatch):
+    monkeypatch.setattr(image_task, "require_dali", lambda: None)
+    flags = {"loader": "dali", "decode": "always", "workers": 3}
+    task = load(**flags)
+    assert task.pool.workers == 3
+    assert all(type(one._reader) is DaliReader for one in (task.train, task.test))
+    assert type(load(decode="always").train._reader) is RecordReader
+    settings = ImageSettings()
+    settings.loader, settings.workers = "dali", 3
+    gpu = image_task._decoding(settings, task.data.train, torch.device("cuda", 1), Lines())
+    reader = gpu.options["reader"](task.data.train.pictures, None)
+    assert gpu.pool is None and isinstance(reader, DaliGpuReader)
+    assert (reader.device, reader.threads) == (1, 3)
+
+
+def test_dali_needs_pictures_that_are_decoded_while_training():
+    chosen = ["--dataset", "imagefolder", "--loader", "dali"]
+    assert parse(ImageSettings, chosen, "")[0].decode == "always"
+    with pytest.raises(UserError, match="--loader dali needs --decode always"):
+        parse(ImageSettings, [*chosen, "--decode", "once"], "")
+    said = []
+    assert parse(ImageSettings, ["--loader", "dali"], "", said.append)[0].loader == "workers"
+    assert len(said) == 1 and "--loader" in said[0]

@@ -10,6 +10,8 @@ import signal
 import traceback
 from dataclasses import dataclass
 from mmap import mmap
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -102,9 +104,11 @@ def work(connection, name: str, slots: int, slot_bytes: int) -> None:
     ring = Ring.attach(name, slots, slot_bytes)
     readers: dict[int, Reader] = {}
     opened: dict[int, Any] = {}
+    messages: SimpleQueue = SimpleQueue()
+    Thread(target=_receive, args=(connection, messages), daemon=True).start()
     try:
         while True:
-            message = connection.recv()
+            message = messages.get()
             if not isinstance(message, Request):
                 readers[message.number] = message
                 continue
@@ -121,5 +125,22 @@ def work(connection, name: str, slots: int, slot_bytes: int) -> None:
             except Exception:
                 failure = Failure(False, traceback.format_exc())
             connection.send(failure)
+    except OSError:
+        _end()
+
+
+def _receive(connection, messages: SimpleQueue) -> None:
+    """Takes messages off the pipe as they come: in a full pipe the training process would have to
+    wait for a worker that hangs."""
+    try:
+        while True:
+            messages.put(connection.recv())
     except (EOFError, OSError):
-        os._exit(0)  # without cleanup: the shared memory belongs to the training process
+        _end()
+    except Exception:
+        traceback.print_exc()
+        os._exit(1)
+
+
+def _end() -> None:
+    os._exit(0)  # without cleanup: the shared memory belongs to the training process

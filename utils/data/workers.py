@@ -4,62 +4,33 @@ in memory.
 Their pictures may have to be read from the disk, for which the training step must not wait. The
 training process draws which samples a batch has and how each is augmented, as it does without
 workers (see loader.py); a worker carries that out and puts the batch into shared memory. So batches
-are the same to the bit with any number of workers, even if workers die.
+are the same to the bit with any number of workers, even if workers die or hang.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
-import signal
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from multiprocessing import connection as connections
-from multiprocessing import get_context
 from multiprocessing.util import Finalize
 
 import numpy as np
 
 from utils.data.shared_ring import Ring
-from utils.data.worker_process import (
-    SIGNALS,
-    Failure,
-    MapReader,
-    Reader,
-    Request,
-    file_identity,
-    is_map,
-    work,
-)
+from utils.data.worker_handle import Job, Worker, end_all, exception
+from utils.data.worker_process import MapReader, Reader, Request, file_identity, is_map
 from utils.errors import UserError
 
 AHEAD = 2  # batches in preparation per worker
 DEATHS = 3  # per worker, without a finished batch in between, after which the run gives up
-
-
-class _Job:
-    """A batch in preparation.
-
-    Attributes:
-        slot: for the batch; None until the job is sent to a worker.
-        done: the worker has answered.
-        stale: nobody needs the batch any more.
-    """
-
-    def __init__(self, reader: Reader, rows: np.ndarray, plan):
-        self.reader, self.rows, self.plan = reader, rows, plan
-        self.slot: int | None = None
-        self.done = self.stale = False
-        self.failure: Exception | None = None
-
-
-class _Worker:
-    """A process, our end of the pipe to it, and the jobs sent to it, the oldest first."""
-
-    def __init__(self, process, connection):
-        self.process, self.connection = process, connection
-        self.jobs: deque[_Job] = deque()
-        self.knows: set[int] = set()  # numbers of readers
+# Seconds that training waits for a worker before it is replaced: a disk may be slow, and a worker
+# that starts imports its libraries.
+PATIENCE = 120
+HANGS = 3  # over the same batch, after which the run gives up
+LOOK = 1.0  # seconds between two looks at the workers while training waits
 
 
 class WorkerPool:
@@ -72,15 +43,23 @@ class WorkerPool:
         workers: number of processes.
         slot_bytes: size of the largest batch.
         warn: called with a line about a problem that was solved.
+        patience: seconds that training waits for a worker before it is replaced.
     """
 
-    def __init__(self, workers: int, slot_bytes: int, warn: Callable[[str], None]):
+    def __init__(
+        self,
+        workers: int,
+        slot_bytes: int,
+        warn: Callable[[str], None],
+        patience: float = PATIENCE,
+    ):
         assert workers > 0
         self.workers, self.slot_bytes, self._warn = workers, slot_bytes, warn
+        self._patience = patience
         self._ring: Ring | None = None
         self._free: list[int] = []  # slots
-        self._members: list[_Worker] = []
-        self._active: deque[_Job] | None = None  # the jobs of the last iterator
+        self._members: list[Worker] = []
+        self._active: deque[Job] | None = None  # the jobs of the last iterator
         self._readers = 0
         self._deaths = 0  # since the last finished batch
         self._end: Finalize | None = None
@@ -113,9 +92,10 @@ class WorkerPool:
             finish: called with (n, height, width, channels) uint8; must not keep that array.
 
         Raises:
-            UserError: the file is gone, there is no room for two batches, or workers keep dying.
+            UserError: the file is gone, there is no room for two batches, or workers keep dying or
+                hanging.
         """
-        ahead: deque[_Job] = deque()
+        ahead: deque[Job] = deque()
         try:
             while self._next_is_ready(ahead, reader, pieces):
                 job = ahead[0]
@@ -139,15 +119,15 @@ class WorkerPool:
 
     # ---- jobs ---------------------------------------------------------------------------------
 
-    def _next_is_ready(self, ahead: deque[_Job], reader: Reader, pieces: Iterator) -> bool:
+    def _next_is_ready(self, ahead: deque[Job], reader: Reader, pieces: Iterator) -> bool:
         """Waits for the next batch; False at the end."""
         while True:
             self._send_ahead(ahead, reader, pieces)
             if not ahead or ahead[0].done:
                 return bool(ahead)
-            self._collect(timeout=None)
+            self._wait()
 
-    def _send_ahead(self, ahead: deque[_Job], reader: Reader, pieces: Iterator) -> None:
+    def _send_ahead(self, ahead: deque[Job], reader: Reader, pieces: Iterator) -> None:
         """Sends jobs while there are free slots."""
         if self._ring is None:
             self._start()
@@ -161,7 +141,7 @@ class WorkerPool:
                 piece = next(pieces, None)
                 if piece is None:
                     return
-                ahead.append(_Job(reader, *piece))
+                ahead.append(Job(reader, *piece))
                 waiting.append(ahead[-1])
             if not self._free:
                 return
@@ -169,19 +149,19 @@ class WorkerPool:
             job.slot = self._free.pop()
             self._send(min(self._members, key=lambda worker: len(worker.jobs)), job)
 
-    def _take_back(self, jobs: deque[_Job] | None) -> None:
+    def _take_back(self, jobs: deque[Job] | None) -> None:
         """Frees the slots of these jobs for another iterator; theirs sends them again later."""
         for place, job in enumerate(jobs or ()):
             self._release(job)
-            jobs[place] = _Job(job.reader, job.rows, job.plan)
+            jobs[place] = Job(job.reader, job.rows, job.plan)
 
-    def _release(self, job: _Job) -> None:
+    def _release(self, job: Job) -> None:
         """Frees the job's slot: now if it is done, else when its worker has finished writing."""
         job.stale = True
         if job.done:
             self._free.append(job.slot)
 
-    def _send(self, worker: _Worker, job: _Job) -> None:
+    def _send(self, worker: Worker, job: Job) -> None:
         worker.jobs.append(job)
         try:
             if job.reader.number not in worker.knows:
@@ -191,7 +171,22 @@ class WorkerPool:
         except OSError:
             pass  # the worker has died: `_collect` will send the job to another one
 
-    def _collect(self, timeout: float | None) -> None:
+    def _wait(self) -> None:
+        """Waits for an answer, and replaces workers that hang.
+
+        Only the time spent here counts, a look at a time: while the run trains or is suspended
+        answers are not read, and no worker is to blame.
+        """
+        look = min(LOOK, self._patience)
+        started = time.monotonic()
+        self._collect(look)
+        waited = min(time.monotonic() - started, look)
+        for worker in list(self._members):
+            worker.waited = worker.waited + waited if worker.jobs else 0.0
+            if worker.waited >= self._patience:
+                self._replace_hanging(worker)
+
+    def _collect(self, timeout: float) -> None:
         """Records finished jobs, and replaces workers that have died."""
         if timeout == 0 and not any(worker.jobs for worker in self._members):
             return
@@ -204,8 +199,9 @@ class WorkerPool:
                 self._replace(worker)
                 continue
             self._deaths = 0
+            worker.waited = 0.0
             job = worker.jobs.popleft()
-            job.done, job.failure = True, _exception(failure)
+            job.done, job.failure = True, exception(failure)
             if job.stale:
                 self._free.append(job.slot)
 
@@ -217,36 +213,21 @@ class WorkerPool:
         self._ring = Ring.create(AHEAD * self.workers, self.slot_bytes, self._warn)
         self._free = list(range(len(self._ring.array)))
         # Runs before multiprocessing waits for its children at exit, even without `close`.
-        self._end = Finalize(self, _end, (self._members, self._ring), exitpriority=20)
+        self._end = Finalize(self, end_all, (self._members, self._ring), exitpriority=20)
         for _ in range(self.workers):
             self._members.append(self._start_worker())
 
-    def _start_worker(self) -> _Worker:
-        context = get_context("spawn")
-        ours, theirs = context.Pipe()
-        process = context.Process(
-            target=work, args=(theirs, self._ring.name, *self._ring.array.shape), daemon=True
-        )
-        # The child inherits the blocked signals, and ignores them once it runs.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    def _start_worker(self) -> Worker:
         try:
-            process.start()
-        except OSError as error:
-            ours.close()
+            return Worker.start(self._ring)
+        except UserError:
             self.close()
-            raise UserError(
-                f"cannot start a reading process: {error.strerror or error}; use fewer --workers"
-            ) from error
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            theirs.close()
-        return _Worker(process, ours)
+            raise
 
-    def _replace(self, dead: _Worker) -> None:
-        """Starts another worker for the jobs of one that has died."""
-        _reap(dead)
+    def _replace(self, dead: Worker) -> None:
+        """Replaces a worker that has died."""
+        cause = dead.reap()
         self._deaths += 1
-        cause = _cause(dead.process.exitcode)
         if self._deaths >= DEATHS * self.workers:
             self.close()
             likely = "the disk that holds --cache_dir fails, or there is too little memory"
@@ -257,41 +238,32 @@ class WorkerPool:
                 "fewer --workers (0: none) or a smaller --batch_size"
             ) from None
         self._warn(f"note: a reading process died ({cause}) and was replaced; no batch is lost")
+        self._succeed(dead)
+
+    def _replace_hanging(self, hanging: Worker) -> None:
+        """Kills and replaces a worker that does not answer."""
+        hanging.kill()
+        job = hanging.jobs[0]
+        job.hangs += 1
+        if job.hangs >= HANGS:
+            self.close()
+            raise UserError(
+                f"{HANGS} reading processes in turn gave no answer for {self._patience:g} seconds "
+                "over the same batch: see whether the disk that holds the pictures answers, and go "
+                "on with --resume"
+            )
+        self._warn(
+            f"note: a reading process gave no answer for {self._patience:g} seconds and was "
+            "replaced; no batch is lost"
+        )
+        self._succeed(hanging)
+
+    def _succeed(self, old: Worker) -> None:
+        """Starts another worker for the jobs of an old one, which has ended."""
         worker = self._start_worker()
-        self._members[self._members.index(dead)] = worker
-        for job in dead.jobs:
+        self._members[self._members.index(old)] = worker
+        for job in old.jobs:
             if job.stale:
                 self._free.append(job.slot)
             else:
                 self._send(worker, job)
-
-
-def _end(members: list[_Worker], ring: Ring) -> None:
-    for worker in members:  # they have nothing to save
-        worker.process.kill()
-    for worker in members:
-        _reap(worker)
-    members.clear()
-    ring.close()
-
-
-def _reap(worker: _Worker) -> None:
-    worker.connection.close()
-    worker.process.join(1)
-    if worker.process.is_alive():  # although its pipe is closed
-        worker.process.kill()
-        worker.process.join()
-
-
-def _cause(exitcode: int | None) -> str:
-    if exitcode is not None and exitcode < 0:
-        return signal.Signals(-exitcode).name
-    return f"exit code {exitcode}"
-
-
-def _exception(failure: Failure | None) -> Exception | None:
-    if failure is None:
-        return None
-    if failure.is_users:
-        return UserError(failure.text)
-    return RuntimeError(f"in a reading process:\n{failure.text}")

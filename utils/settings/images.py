@@ -76,6 +76,14 @@ class PictureSettings(Config):
         unit="pixels",
         default_text="that of training, --image_size",
     )
+    loader: str = setting(
+        "workers",
+        "What decodes JPEGs while training: worker processes alone, or with NVIDIA DALI, an extra "
+        "package (requirements-dali.txt), which decodes on the GPU if there is one",
+        group=GROUP,
+        choices=("workers", "dali"),
+        resume="evaluation",
+    )
     crop: str = setting(
         "padded",
         "Random crops of training pictures: of the padded picture, or windows of random area and "
@@ -197,13 +205,15 @@ class PictureSettings(Config):
         yield from super().ineffective()
         if self.dataset not in OWN_PICTURES:
             reason = f"--dataset {self.dataset} has its own pictures; the flag is for yours"
-            names = ("test_fraction", "val_is_validation", "decode")
+            names = ("test_fraction", "val_is_validation", "decode", "loader")
             names += () if self.predict else ("on_bad",)
             yield from ((name, reason, "dataset") for name in names)
             if self.image_size is None:
                 reason = f"--dataset {self.dataset} is in memory, unless --image_size resizes it"
                 names = ("cache_dir",) if self.predict else ("cache_dir", "workers")
                 yield from ((name, reason, "dataset") for name in names)
+        elif self.predict:
+            yield "loader", "--predict decodes files in threads, by Pillow", "predict"
         if self.dataset == "shapes":
             reason = "--dataset shapes is built in and reads no files"
             yield "data_dir", reason, "dataset"
@@ -293,6 +303,10 @@ class PictureSettings(Config):
                 )
             if self.decode == "once" and self.dataset in FILES:
                 raise UserError(f"{flag} needs --decode always: decoding once crops to the centre")
-        crops = self.crop == "resized" and self.decode == "auto"
-        if (flags or crops) and self.dataset in FILES:
+        if self.loader == "dali" and self.decode == "once" and self.dataset in FILES:
+            raise UserError("--loader dali needs --decode always: decoding once does without it")
+        wanted = (
+            flags or self.loader == "dali" or (self.crop == "resized" and self.decode == "auto")
+        )
+        if wanted and self.dataset in FILES:
             self.decode = "always"

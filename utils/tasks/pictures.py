@@ -4,10 +4,13 @@ import dataclasses
 import math
 import os
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from utils.data.images.dali import DaliGpuReader, DaliReader, require_dali
 from utils.data.images.sources import ImageData, PictureSplit, load_image_data
 from utils.data.loader import Loader
 from utils.data.splits import stratified_split, stratified_subset
@@ -75,6 +78,8 @@ def load_image_task(
         exchange: with the other ranks; None: a single process.
         workers: among whom training steps are divided; None: the ranks.
     """
+    if settings.loader == "dali":
+        require_dali()
     exchange = exchange or Exchange()
     workers = workers or Workers.divide(exchange.size, exchange.rank, exchange.size)
     with exchange.in_turn():  # one rank downloads and decodes, the others find it done
@@ -106,7 +111,8 @@ def load_image_task(
     normalisation = source and source.normalisation(channels)
     mean, std = normalisation or (data.mean, data.std)
     card = ModelCard(tuple(data.classes), mean, std, *data.test.shape)  # as the model is used
-    pool, auto = _pool(settings, train, data.test, console), auto_split(settings, train.labels)
+    decoding = _decoding(settings, train, data.test, device, console)
+    pool, auto = decoding.pool, auto_split(settings, train.labels)
 
     def loader(split: PictureSplit, pool=pool, **options) -> Loader:
         ranks = {"rank": exchange.rank, "ranks": exchange.size}
@@ -118,6 +124,7 @@ def load_image_task(
             device=device,
             channels_last=settings.channels_last,
             least=1 if settings.sync_bn else 2,
+            **decoding.options,
             **ranks | options,
         )
 
@@ -208,22 +215,45 @@ def _description(data: ImageData, train: PictureSplit, val: PictureSplit | None)
     )
 
 
-def _pool(
-    settings: ImageSettings, train: PictureSplit, test: PictureSplit, console: Console
-) -> WorkerPool | None:
-    """Worker processes that read pictures. None if the pictures are in memory, --workers is 0, or
-    it is not given and the pictures are decoded and take at most half of the available memory."""
-    workers = settings.workers
-    if not train.on_disk:
-        return None
-    if workers is None and train.encoded:
-        here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # processes that share the cores
-        workers = max(1, min(MOST_DECODERS, usable_cores() // here))
-    elif workers is None:
-        large = len(train) * math.prod(train.shape) > available_memory() / 2
-        workers = min(AUTOMATIC_WORKERS, usable_cores()) if large else 0
+class _Decoding(NamedTuple):
+    """How the loaders read pictures."""
+
+    pool: WorkerPool | None
+    options: dict  # of `PictureSplit.loader`
+
+
+def _decoding(
+    settings: ImageSettings,
+    train: PictureSplit,
+    test: PictureSplit,
+    device: torch.device,
+    console: Console,
+) -> _Decoding:
+    workers = _workers(settings, train)
+    options = {}
+    if settings.loader == "dali" and device.type == "cuda":
+        # One process decodes on the GPU; these are its threads.
+        reader = partial(DaliGpuReader, device=device.index or 0, threads=max(1, workers))
+        return _Decoding(None, {"reader": reader})
+    if settings.loader == "dali":
+        options["reader"] = DaliReader
     largest = largest_batch(settings.batch_size, train, test)
-    return WorkerPool(workers, largest, warn=console.say) if workers else None
+    pool = WorkerPool(workers, largest, warn=console.say) if workers else None
+    return _Decoding(pool, options)
+
+
+def _workers(settings: ImageSettings, train: PictureSplit) -> int:
+    """Processes that read pictures. 0 if the pictures are in memory, --workers is 0, or it is not
+    given and the pictures are decoded and take at most half of the available memory."""
+    if not train.on_disk:
+        return 0
+    if settings.workers is not None:
+        return settings.workers
+    if train.encoded:
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # processes that share the cores
+        return max(1, min(MOST_DECODERS, usable_cores() // here))
+    large = len(train) * math.prod(train.shape) > available_memory() / 2
+    return min(AUTOMATIC_WORKERS, usable_cores()) if large else 0
 
 
 def largest_batch(batch_size: int, *splits: PictureSplit) -> int:

@@ -1,8 +1,10 @@
 """Batches of uint8 pictures: kept on a GPU if they fit, else in memory or in a memory map, or
 decoded while training."""
 
+import functools
 import warnings
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -234,20 +236,29 @@ class EncodedLoader(PictureLoader):
 
     Args:
         pictures: are decoded by the processes of `pool`, or by this one.
+        reader: how they are decoded; makes a reader of (pictures, augmentation).
         options: see PictureLoader.
     """
 
-    def __init__(self, pictures: EncodedPictures, labels: np.ndarray, **options):
+    def __init__(
+        self,
+        pictures: EncodedPictures,
+        labels: np.ndarray,
+        *,
+        reader: Callable[..., RecordReader] = RecordReader,
+        **options,
+    ):
         super().__init__(labels, width=pictures.size, **options)
-        self._reader = RecordReader(pictures, self.augment)
+        self._reader = reader(pictures, self.augment)
         if self._pool is not None:
             self._reader = self._pool.numbered(self._reader)
 
-    def _gather(self, rows: np.ndarray, plan) -> np.ndarray:
-        size = self._reader.pictures.size
-        out = np.empty((len(rows), size, size, 3), np.uint8)
-        self._reader.read(self._reader.open(), rows, plan, out)
-        return out
+    def _gather(self, rows: np.ndarray, plan) -> Tensor | np.ndarray:
+        return self._reader.pictures_of(self._opened, rows, plan)
+
+    @functools.cached_property
+    def _opened(self):
+        return self._reader.open()
 
 
 def upload(images: np.ndarray, rows: np.ndarray | None, device: torch.device) -> Tensor:

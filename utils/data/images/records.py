@@ -138,10 +138,9 @@ class EncodedPictures:
         index: np.ndarray,
         windows: np.ndarray | None = None,
         flips: np.ndarray | None = None,
-        out: np.ndarray | None = None,
     ) -> np.ndarray:
-        """The pictures `index` (n,) as (n, size, size, 3) uint8, into `out` if that is given. To be
-        called within `strict_pillow`.
+        """The pictures `index` (n,) as (n, size, size, 3) uint8. To be called within
+        `strict_pillow`.
 
         Args:
             windows: (n, 4) int64, as in `decode_window`; None: the central squares.
@@ -150,19 +149,29 @@ class EncodedPictures:
         Raises:
             UserError: a record cannot be read or decoded.
         """
-        if out is None:
-            out = np.empty((len(index), self.size, self.size, 3), np.uint8)
+        out = np.empty((len(index), self.size, self.size, 3), np.uint8)
         for place, record in enumerate(index.tolist()):
-            source = io.BytesIO(self.records.read(record))
-            try:
-                if windows is None:
-                    out[place] = decode(source, self.size, self.crop_ratio)
-                else:
-                    flip = bool(flips[place])
-                    out[place] = decode_window(source, windows[place], flip, self.size)
-            except Exception as error:  # a damaged file can make Pillow raise any exception
-                raise not_readable(self.records.describe(record), why(error)) from error
+            content = self.records.read(record)
+            if windows is None:
+                out[place] = self.decode_one(record, content)
+            else:
+                out[place] = self.decode_one(record, content, windows[place], bool(flips[place]))
         return out
+
+    def decode_one(
+        self,
+        record: int,
+        content: bytes,
+        window: np.ndarray | None = None,
+        mirrored: bool = False,
+    ) -> np.ndarray:
+        """The picture whose bytes are `content`, (size, size, 3) uint8; else as `decode`."""
+        try:
+            if window is None:
+                return decode(io.BytesIO(content), self.size, self.crop_ratio)
+            return decode_window(io.BytesIO(content), window, mirrored, self.size)
+        except Exception as error:  # a damaged file can make Pillow raise any exception
+            raise not_readable(self.records.describe(record), why(error)) from error
 
 
 @dataclass(frozen=True)
@@ -182,10 +191,13 @@ class RecordReader:
         return self.pictures
 
     def read(self, opened: EncodedPictures, rows: np.ndarray, plan: Any, out: np.ndarray) -> None:
+        out[:] = self.pictures_of(opened, rows, plan)
+
+    def pictures_of(self, opened: EncodedPictures, rows: np.ndarray, plan: Any) -> np.ndarray:
+        """What `read` writes."""
         with strict_pillow():
             if plan is None:
-                opened.decode(rows, out=out)
-            elif self.augment.reads_encoded:
-                out[:] = self.augment.apply(opened, plan, rows)
-            else:
-                out[:] = self.augment.apply(opened.decode(rows), plan, np.arange(len(rows)))
+                return opened.decode(rows)
+            if self.augment.reads_encoded:
+                return self.augment.apply(opened, plan, rows)
+            return self.augment.apply(opened.decode(rows), plan, np.arange(len(rows)))
