@@ -237,7 +237,9 @@ def test_dali_decodes_in_workers_or_on_the_gpu(load, monkeypatch):
     assert type(load(decode="always").train._reader) is RecordReader
     settings = ImageSettings()
     settings.loader, settings.workers = "dali", 3
-    gpu = image_task._decoding(settings, task.data.train, torch.device("cuda", 1), Lines())
+    gpu = image_task._decoding(
+        settings, task.data.train, task.data.test, torch.device("cuda", 1), Lines()
+    )
     reader = gpu.options["reader"](task.data.train.pictures, None)
     assert gpu.pool is None and isinstance(reader, DaliGpuReader)
     assert (reader.device, reader.threads) == (1, 3)
