@@ -39,4 +39,4 @@ def test_what_does_not_hold_ends_all_with_1_and_nothing_is_restarted(tmp_path):
     (tmp_path / "file").touch()
     code, out, err, report = check(tmp_path / "unsound", "--output", tmp_path / "file" / "run")
     assert (code, err, report["result"]) == (1, "", "fails"), out
-    assert "these do not hold: folder" in out
+    assert "failed: folder" in out
