@@ -206,7 +206,7 @@ class PictureSettings(Config):
     def ineffective(self):
         yield from super().ineffective()
         if self.dataset not in OWN_PICTURES:
-            reason = f"--dataset {self.dataset} is published; the flag is for pictures of your own"
+            reason = f"it is for your own pictures, and those of --dataset {self.dataset} are not"
             names = ("test_fraction", "val_is_validation", "decode", "loader")
             names += () if self.predict else ("on_bad",)
             yield from ((name, reason, "dataset") for name in names)
@@ -296,7 +296,8 @@ class PictureSettings(Config):
         """What needs the pictures as they are in their files: these are decoded while training."""
         flags = []
         if self.crop_ratio != 1:
-            flags.append(f"--crop_ratio {self.crop_ratio:g}")
+            given = "crop_ratio" if self.val_resize is None else "val_resize"
+            flags.append(f"--{given} {getattr(self, given):g}")
         if self.eval_size not in (None, self.image_size):
             flags.append(f"--eval_size {self.eval_size}")
         for flag in flags:
