@@ -42,12 +42,12 @@ class DataSettings(Config):
     workers: int | None = setting(
         None,
         "Processes that decode pictures while training, or read a data set too large for memory; "
-        "and threads that decode files before it; 0: no further processes",
+        "and threads that decode files beforehand; 0: no further processes",
         group=GROUP,
         low=0,
         unit="processes",
         default_text="as many as cores: up to 16 to decode while training; up to 4 to read decoded "
-        "pictures that are larger than half of the free memory",
+        "pictures that are larger than half of the free memory; else 0",
         resume="free",
     )
 

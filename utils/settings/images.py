@@ -111,7 +111,8 @@ class PictureSettings(Config):
     val_resize: int | None = setting(
         None,
         "Another way to give --crop_ratio: at evaluation the shorter side is resized to this, and "
-        "the centre is cropped, of --eval_size pixels, or without that flag of --image_size",
+        "the centre is cropped, of --eval_size pixels, or without that flag of --image_size; "
+        "torchvision's recipes crop 224 unless they say otherwise: --eval_size 224",
         group=GROUP,
         low=8,
         unit="pixels",
