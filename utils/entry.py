@@ -41,7 +41,7 @@ LOST_PEER_SECONDS = 3.0
 def run_entry(config_class, act: Callable, description: str, argv: list[str] | None = None):
     """Runs an entry script; returns its exit code.
 
-    0: done. 1: --check has found that something does not hold. 2: a mistake in settings or data,
+    0: done. 1: a check of --check has failed. 2: a mistake in settings or data,
     told in one line. 130, 143: stopped by a signal. Anything else is a bug and keeps its traceback;
     where another process of the run is gone, a line says so.
 

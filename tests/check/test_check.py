@@ -152,7 +152,7 @@ def test_a_sound_machine(check, capsys, tmp_path):
     (own,) = report["ranks"]
     assert own["torch"] == torch.__version__ and own["device"]["type"] == "cpu"
     out = capsys.readouterr().out
-    assert "everything holds" in out and "host " in out
+    assert "all checks have passed" in out and "host " in out
     assert not (tmp_path / "some" / "where").exists()  # nothing is left behind
 
 
@@ -166,7 +166,7 @@ def test_what_does_not_hold_ends_with_1(check, monkeypatch, capsys, tmp_path):
     code, report = check("--output", "file/folder")
     assert (code, report["result"]) == (1, "fails")
     out = capsys.readouterr().out
-    assert "these do not hold: fused modules, packages, folder" in out
+    assert "failed: fused modules, packages, folder" in out
     assert "beautiful-package for the looks: pip install beautiful-package" in out
 
 

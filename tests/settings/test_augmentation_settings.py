@@ -26,7 +26,7 @@ def test_the_crop_at_evaluation_in_torchvisions_words():
     [
         (["--image_size", 200, "--val_resize", 100], "--val_resize 100: 200 pixels"),
         (["--image_size", 20, "--val_resize", 201], "20 to 200"),
-        (["--val_resize", 100], "--image_size or --eval_size"),
+        (["--val_resize", 100], "needs --image_size"),
         (["--eval_size", 100], "--image_size"),
         (["--image_size", 20, "--val_resize", 40, "--crop_ratio", 0.9], "leave one out"),
         (["--image_size", 20, "--eval_size", 24, "--decode", "once"], "--decode always"),

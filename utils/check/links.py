@@ -27,7 +27,7 @@ def expected(ranks: list[dict]) -> Expected:
     """What collectives over all ranks should reach: the bandwidth of the narrowest link, by the
     `facts_of` each rank."""
     if any(rank["device"]["type"] != "cuda" for rank in ranks):
-        return Expected(None, None, "between processes on CPUs nothing is expected")
+        return Expected(None, None, "links between processes on CPUs are not judged")
     inside, between = [], []
     hosts: dict[str, list[dict]] = {}
     for rank in ranks:
@@ -39,7 +39,7 @@ def expected(ranks: list[dict]) -> Expected:
     known = [*inside, *(between if len(hosts) > 1 else [])]
     unknown = next((why for bandwidth, why in known if bandwidth is None), None)
     if unknown:
-        return Expected(None, None, f"nothing is expected: {unknown}")
+        return Expected(None, None, f"the links are not judged: {unknown}")
     bandwidth, why = min(known)
     kind = "one host"
     if len(hosts) > 1:

@@ -42,7 +42,7 @@ class Report:
 
     @property
     def failed(self) -> list[str]:
-        """Names of what does not hold."""
+        """Names of the checks that have failed."""
         return [found["name"] for found in self.findings if found["verdict"] == FAILS]
 
     def write(self, path: Path) -> None:
@@ -55,7 +55,7 @@ class Report:
         except OSError as error:
             self.say(f"note: {path}: {reason(error)}; there is no JSON file of this check")
             return
-        self.say(f"all of it, to send to whoever helps: {path}")
+        self.say(f"all figures, for whoever helps you: {path}")
 
 
 def aligned(rows: list[tuple[str, ...]]) -> list[str]:

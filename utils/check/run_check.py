@@ -19,7 +19,7 @@ from utils.runs.run import Run
 
 def run_check(settings, origin: dict, signals: Signals) -> int:
     """Checks this process, or all that were launched together. Returns the exit code: 1 if
-    something does not hold."""
+    a check has failed."""
     patience = Patience()
     with _nccl_log() as log:
         with patience.part("joining the other processes", SECONDS, NETWORK):
@@ -49,7 +49,7 @@ def run_check(settings, origin: dict, signals: Signals) -> int:
 def _conclude(report: Report, path: Path) -> None:
     failed = list(dict.fromkeys(report.failed))
     report.say("")
-    report.say(f"these do not hold: {', '.join(failed)}" if failed else "everything holds")
+    report.say(f"failed: {', '.join(failed)}" if failed else "all checks have passed")
     report.write(path)
 
 

@@ -102,7 +102,7 @@ def prepare(argv: list[str], environ: Mapping[str, str]) -> tuple[Job, Plan, boo
     plan = read_plan(
         environ, lambda: _gpus(job.device), usable_cores(), without_gpu=2 if two else 1
     )
-    if job.checks:  # what does not hold would not hold after a restart
+    if job.checks:  # what has failed would fail after a restart, too
         plan = dataclasses.replace(plan, restarts=0)
     # A requeued job of Slurm gives the same command again: its processes resume the run.
     requeued = environ.get("SLURM_RESTART_COUNT", "") not in ("", "0")

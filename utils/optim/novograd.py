@@ -45,7 +45,7 @@ class NovoGradEntry(OptimizerEntry):
 
 
 FUSED_NOVOGRAD = NovoGradEntry(
-    summary="NovoGrad: the gradient of each layer divided by its averaged norm, as Apex's",
+    summary="Apex's NovoGrad: the gradient of each weight is divided by a running mean of its norm",
     make=make,
     lr=0.03,
     weight_decay=1e-3,

@@ -93,13 +93,13 @@ MEANINGS = {
     "validation split; leave it out",
     "opt_kwargs": "each optimizer has flags of its own, which --help lists",
     "ra_magnitude": "--auto_augment ra-m9 sets the magnitude, of 30",
-    "ratio": "windows of --crop resized have ratios of 3:4 to 4:3; leave it out",
+    "ratio": "--crop resized crops with ratios of 3:4 to 4:3; leave it out",
     "remode": "rectangles are filled with the mean colour; leave it out",
     "resume_from_epoch": "--resume RUN goes on where the run has stopped; --epochs counts all of "
     "its epochs, not those that are left",
     "resume_from_step": "--resume RUN goes on where the run has stopped",
     "save_freq": "--save_every 500 counts steps, 10m minutes and 1e epochs",
-    "scale": "--crop_area 0.08 sets the least area of a window; the largest is the picture's",
+    "scale": "--crop_area 0.08 sets the least area of a crop; the largest is the picture's",
     "start_epoch": "--resume RUN goes on where the run has stopped; --epochs counts all of its "
     "epochs, not those that are left",
     "steps_per_epoch": "it follows from the data and the batch size; leave it out",

@@ -20,7 +20,8 @@ class DataSettings(Config):
     )
     cache_dir: str = setting(
         "data/cache",
-        "Folder for decoded pictures and encoded texts, which later runs reuse",
+        "Folder for decoded or unpacked pictures, indices and encoded texts, which later runs "
+        "reuse",
         group=GROUP,
         resume="free",
     )
@@ -40,12 +41,13 @@ class DataSettings(Config):
     )
     workers: int | None = setting(
         None,
-        "Processes that read a data set too large for memory, and threads that decode files; "
-        "0: read without further processes",
+        "Processes that decode pictures while training, or read a data set too large for memory; "
+        "and threads that decode files beforehand; 0: no further processes",
         group=GROUP,
         low=0,
         unit="processes",
-        default_text="as many as cores, up to 4, if the set is larger than half of the free memory",
+        default_text="as many as cores: up to 16 to decode while training; up to 4 to read decoded "
+        "pictures that are larger than half of the free memory; else 0",
         resume="free",
     )
 

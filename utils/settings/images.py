@@ -21,14 +21,16 @@ class PictureSettings(Config):
     dataset: str = setting(
         "cifar10",
         "Data set; imagefolder is a tree of your own with a folder for each class, csv are lists "
-        "of your own files and their classes, tar, tfrecord and parquet are shards of your own, "
-        "shapes is synthetic and needs no files, the others are downloaded once",
+        "of your own files and their classes, tar, tfrecord and parquet are shards of your own "
+        "(large files of many pictures), shapes is synthetic and needs no files, the others are "
+        "downloaded once",
         group=GROUP,
         choices=IMAGE_DATASETS,
     )
     image_size: int | None = setting(
         None,
-        "Side of the pictures, which are resized; your own are centre-cropped, too",
+        "Side of the pictures, which are resized; your own are centre-cropped, too, unless --crop "
+        "resized crops them at random",
         group=GROUP,
         low=8,
         unit="pixels",
@@ -70,7 +72,7 @@ class PictureSettings(Config):
     eval_size: int | None = setting(
         None,
         "Side of the pictures at evaluation, prediction and export, for a network that takes any "
-        "size; needs --decode always",
+        "size; for your own pictures, which are then decoded while training (--decode always)",
         group=GROUP,
         low=8,
         unit="pixels",
@@ -78,16 +80,16 @@ class PictureSettings(Config):
     )
     loader: str = setting(
         "workers",
-        "What decodes JPEGs while training: worker processes alone, or with NVIDIA DALI, an extra "
-        "package (requirements-dali.txt), which decodes on the GPU if there is one",
+        "What decodes JPEGs while training: workers, processes with Pillow or simplejpeg; or dali, "
+        "NVIDIA DALI, an extra package (requirements-dali.txt), on the GPU if the run uses one",
         group=GROUP,
         choices=("workers", "dali"),
         resume="evaluation",
     )
     crop: str = setting(
         "padded",
-        "Random crops of training pictures: of the padded picture, or windows of random area and "
-        "ratio that are resized, as is usual for large pictures",
+        "Random crops of training pictures: padded, of the padded picture; or resized, of random "
+        "area and ratio, which are then resized, as is usual for large pictures",
         group=GROUP,
         choices=("padded", "resized"),
     )
@@ -101,15 +103,16 @@ class PictureSettings(Config):
     crop_ratio: float = setting(
         1.0,
         "Side of the central square that is evaluated, as a fraction of the shorter side; below 1 "
-        "it needs --decode always",
+        "for your own pictures alone, which are then decoded while training (--decode always)",
         group=GROUP,
         low=0.1,
         high=1,
     )
     val_resize: int | None = setting(
         None,
-        "Another way to give --crop_ratio: the shorter side is resized to this at evaluation, and "
-        "the central --eval_size is cropped",
+        "Another way to give --crop_ratio: at evaluation the shorter side is resized to this, and "
+        "the centre is cropped, of --eval_size pixels, or without that flag of --image_size; "
+        "torchvision's recipes crop 224 unless they say otherwise: --eval_size 224",
         group=GROUP,
         low=8,
         unit="pixels",
@@ -204,7 +207,7 @@ class PictureSettings(Config):
     def ineffective(self):
         yield from super().ineffective()
         if self.dataset not in OWN_PICTURES:
-            reason = f"--dataset {self.dataset} has its own pictures; the flag is for yours"
+            reason = f"it is for your own pictures, and those of --dataset {self.dataset} are not"
             names = ("test_fraction", "val_is_validation", "decode", "loader")
             names += () if self.predict else ("on_bad",)
             yield from ((name, reason, "dataset") for name in names)
@@ -269,15 +272,17 @@ class PictureSettings(Config):
 
     def _check_sizes(self):
         if self.eval_size is not None and self.image_size is None:
-            raise UserError("--eval_size needs --image_size, which is then the size in training")
+            raise UserError("--eval_size needs --image_size, the size in training")
         if self.val_resize is None:
             return
         size = self.eval_size or self.image_size
         if size is None:
-            raise UserError("--val_resize needs --image_size or --eval_size: the crop's size")
+            raise UserError(
+                "--val_resize needs --image_size, the size of the crop unless --eval_size sets it"
+            )
         if not size <= self.val_resize <= 10 * size:
             raise UserError(
-                f"--val_resize {self.val_resize}: {size} pixels are cropped from it, so it is "
+                f"--val_resize {self.val_resize}: {size} pixels are cropped from it, so it must be "
                 f"{size} to {10 * size}"
             )
         ratio = size / self.val_resize
@@ -292,19 +297,20 @@ class PictureSettings(Config):
         """What needs the pictures as they are in their files: these are decoded while training."""
         flags = []
         if self.crop_ratio != 1:
-            flags.append(f"--crop_ratio {self.crop_ratio:g}")
+            given = "crop_ratio" if self.val_resize is None else "val_resize"
+            flags.append(f"--{given} {getattr(self, given):g}")
         if self.eval_size not in (None, self.image_size):
             flags.append(f"--eval_size {self.eval_size}")
         for flag in flags:
             if self.dataset not in OWN_PICTURES:
                 raise UserError(
-                    f"{flag} needs pictures that are decoded while training, and --dataset "
-                    f"{self.dataset} is decoded already: leave it out"
+                    f"{flag} needs pictures that are decoded while training, which those of "
+                    f"--dataset {self.dataset} are not: leave it out"
                 )
             if self.decode == "once" and self.dataset in FILES:
                 raise UserError(f"{flag} needs --decode always: decoding once crops to the centre")
         if self.loader == "dali" and self.decode == "once" and self.dataset in FILES:
-            raise UserError("--loader dali needs --decode always: decoding once does without it")
+            raise UserError("--loader dali needs --decode always: it decodes while training")
         wanted = (
             flags or self.loader == "dali" or (self.crop == "resized" and self.decode == "auto")
         )
