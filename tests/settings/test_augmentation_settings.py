@@ -15,9 +15,11 @@ def test_resized_crops_of_any_set():
 def test_the_crop_at_evaluation_in_torchvisions_words():
     size = ["--train-crop-size", 176, "--val-crop-size", 224]
     settings = settings_of(*OWN, *size, "--val-resize-size", 256)
-    assert (settings.image_size, settings.eval_size, settings.crop_ratio) == (176, 224, 0.875)
+    assert (settings.image_size, settings.eval_size, settings.evaluated_part) == (176, 224, 0.875)
     assert settings.decode == "always"
-    assert settings_of(*OWN, "--image_size", 112, "--val_resize", 128).crop_ratio == 0.875
+    # As given: a recipe made of it takes another --eval_size.
+    assert (settings.val_resize, settings.crop_ratio) == (256, 1)
+    assert settings_of(*OWN, "--image_size", 112, "--val_resize", 128).evaluated_part == 0.875
     assert settings_of(*OWN, "--image_size", 32, "--eval_size", 32).decode == "auto"
 
 

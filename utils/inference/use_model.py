@@ -56,7 +56,7 @@ def predict_pictures(run: Run, model, card: ModelCard, output: Path) -> int | No
     paths = list_pictures(settings.predict)
     predictions = predict_images(
         model,
-        PictureFiles(paths, card, settings.workers, settings.on_bad, settings.crop_ratio),
+        PictureFiles(paths, card, settings.workers, settings.on_bad, settings.evaluated_part),
         output_csv=output,
         batch_size=settings.batch_size,
         precision=run.precision,

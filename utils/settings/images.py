@@ -285,18 +285,23 @@ class PictureSettings(Config):
                 f"--val_resize {self.val_resize}: {size} pixels are cropped from it, so it must be "
                 f"{size} to {10 * size}"
             )
-        ratio = size / self.val_resize
-        if self.crop_ratio not in (1, ratio):
+        if self.crop_ratio != 1:
             raise UserError(
                 f"--val_resize {self.val_resize} and --crop_ratio {self.crop_ratio:g} both set the "
                 "crop at evaluation: leave one out"
             )
-        self.crop_ratio = ratio
+
+    @property
+    def evaluated_part(self) -> float:
+        """Side of the central square that is evaluated, as a fraction of the shorter side."""
+        if self.val_resize is None:
+            return self.crop_ratio
+        return (self.eval_size or self.image_size) / self.val_resize
 
     def _check_decoding(self):
         """What needs the pictures as they are in their files: these are decoded while training."""
         flags = []
-        if self.crop_ratio != 1:
+        if self.evaluated_part != 1:
             given = "crop_ratio" if self.val_resize is None else "val_resize"
             flags.append(f"--{given} {getattr(self, given):g}")
         if self.eval_size not in (None, self.image_size):

@@ -91,7 +91,7 @@ def load_image_task(
             on_bad=settings.on_bad,
             test_fraction=settings.test_fraction,
             decode=settings.decode,
-            crop_ratio=settings.crop_ratio,
+            crop_ratio=settings.evaluated_part,
             workers=settings.workers,
         )
     data = _take_val(data, settings, console)

@@ -1,9 +1,8 @@
 """Which packages are installed, and what the missing ones are for."""
 
 import importlib.util
+from importlib import metadata
 from typing import NamedTuple
-
-from utils.check.machine import version_of
 
 
 class Package(NamedTuple):
@@ -36,6 +35,8 @@ NEEDED = (
     Package("optuna", "optuna", "tuning"),
 )
 OPTIONAL = (
+    Package("pyarrow", "pyarrow", "--dataset parquet"),
+    Package("simplejpeg", "simplejpeg", "decoding JPEGs faster"),
     Package("wandb", "wandb", "--wandb"),
     Package("onnx", "onnx", "--export onnx"),
     Package("onnxscript", "onnxscript", "--export onnx"),
@@ -54,7 +55,7 @@ def installed(packages: tuple[Package, ...]) -> dict[str, str | None]:
     found = {}
     for package in packages:
         there = importlib.util.find_spec(package.module) is not None
-        found[package.name] = (version_of(package.name) or "unknown version") if there else None
+        found[package.name] = (_version_of(package.name) or "unknown version") if there else None
     return found
 
 
@@ -66,3 +67,10 @@ def missing_text(packages: tuple[Package, ...]) -> str:
         return ""
     each = "; ".join(f"{package.name} for {package.purpose}" for package in missing)
     return f"missing: {each}: pip install {' '.join(package.name for package in missing)}"
+
+
+def _version_of(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
