@@ -290,6 +290,8 @@ class PictureSettings(Config):
 
     def _check_decoding(self):
         """What needs the pictures as they are in their files: these are decoded while training."""
+        if self.dataset not in OWN_PICTURES:
+            self.loader = "workers"  # a recipe may have dali, for other data
         flags = []
         if self.crop_ratio != 1:
             flags.append(f"--crop_ratio {self.crop_ratio:g}")
