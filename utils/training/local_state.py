@@ -129,7 +129,7 @@ def restore(steps: LocalSteps, checkpoint: Checkpoint) -> None:
 
 
 def _rounds(state: dict) -> dict:
-    """`Rounds` of a run with local steps, else empty. Older checkpoints lack `sent`, which was 1 for
+    """`Rounds` of a run with local steps, else empty. Older checkpoints lack `sent`: it was 1 for
     each averaging."""
     rounds = state.get("local", {})
     return {"sent": float(rounds["averagings"])} | rounds if rounds else {}
