@@ -14,7 +14,7 @@ import resnet50_test
 import transformer_test
 import vit_test
 from tests.quick_runs import handlers_put_back
-from utils.check import kernels, machine, packages
+from utils.check import kernels, machine
 from utils.check.context import Check
 from utils.check.device import check_memory, of_other_ranks
 from utils.check.links import expected, transports
@@ -27,6 +27,7 @@ from utils.distributed import collectives
 from utils.distributed.collectives import Timing
 from utils.errors import UserError
 from utils.exchange import Exchange
+from utils.machine import packages
 from utils.settings.config import parse
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -5,8 +5,8 @@ import os
 from utils.check.context import Check
 from utils.check.kernels import ALLOWED, how_computed, largest_differences
 from utils.check.machine import unusable_gpu
-from utils.check.packages import NEEDED, OF_GPUS, OPTIONAL, installed, missing_text
 from utils.check.report import FAILS, NOTE, OK, amount
+from utils.machine.packages import NEEDED, OF_GPUS, OPTIONAL, installed, missing_text
 
 FREE = 0.8  # a GPU with less free memory than this part is in use by others
 

@@ -5,7 +5,6 @@ import os
 import platform
 import socket
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -145,13 +144,6 @@ def code_digest(root: Path) -> str:
     for path in sorted([*root.glob("*.py"), *root.glob("utils/**/*.py")]):
         digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:12]
-
-
-def version_of(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _peers(device: torch.device) -> bool | None:

@@ -1,9 +1,8 @@
 """Which packages are installed, and what the missing ones are for."""
 
 import importlib.util
+from importlib import metadata
 from typing import NamedTuple
-
-from utils.check.machine import version_of
 
 
 class Package(NamedTuple):
@@ -40,7 +39,9 @@ OPTIONAL = (
     Package("onnx", "onnx", "--export onnx"),
     Package("onnxscript", "onnxscript", "--export onnx"),
     Package("onnxruntime", "onnxruntime", "the check of --export onnx"),
+    Package("pyarrow", "pyarrow", "--dataset parquet"),
     Package("google-crc32c", "google_crc32c", "reading TFRecords faster"),
+    Package("simplejpeg", "simplejpeg", "decoding JPEGs faster"),
 )
 # On a GPU these matter, too.
 OF_GPUS = (
@@ -56,6 +57,13 @@ def installed(packages: tuple[Package, ...]) -> dict[str, str | None]:
         there = importlib.util.find_spec(package.module) is not None
         found[package.name] = (version_of(package.name) or "unknown version") if there else None
     return found
+
+
+def version_of(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def missing_text(packages: tuple[Package, ...]) -> str:

@@ -1,12 +1,12 @@
 """`--dry_run`: builds everything, trains a few steps, and prints what the run would take."""
 
-import importlib.util
 import shutil
 import time
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
+from utils.machine.packages import OPTIONAL, installed
 from utils.reporting.console import duration
 from utils.reporting.run_folder import RUNS
 from utils.runs.batch_sheet import write_sheet
@@ -20,14 +20,6 @@ from utils.weights.card import ModelCard
 # At least WARM_STEPS steps come before the timed ones; timing ends after TIMED_STEPS steps or
 # TIMED_SECONDS seconds, whichever comes first.
 WARM_STEPS, TIMED_STEPS, TIMED_SECONDS = 2, 20, 15.0
-# Optional packages -> the flags that need them.
-OPTIONAL = {
-    "wandb": "--wandb online or offline",
-    "onnx": "--export onnx",
-    "onnxscript": "--export onnx",
-    "onnxruntime": "the check of --export onnx",
-    "pyarrow": "--dataset parquet",
-}
 
 
 class StepTimes(NamedTuple):
@@ -76,9 +68,10 @@ def rehearse(run: Run, trainer: Trainer, evaluated_samples: int, card) -> None:
     say(line)
     if isinstance(card, ModelCard):
         say(f"  a batch        {_draw_batch(run, trainer, card)}")
-    missing = [name for name in OPTIONAL if importlib.util.find_spec(name) is None]
-    for name in missing:
-        say(f"  not installed  {name}, for {OPTIONAL[name]}: pip install {name}")
+    there = installed(OPTIONAL)
+    missing = [package for package in OPTIONAL if there[package.name] is None]
+    for package in missing:
+        say(f"  not installed  {package.name}, for {package.purpose}: pip install {package.name}")
     if not missing:
         say("  packages       all optional ones are installed")
     say("dry run: no run was kept; decoded or encoded data stays in --cache_dir")
