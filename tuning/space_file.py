@@ -7,15 +7,13 @@ import difflib
 from collections.abc import Mapping
 from pathlib import Path
 
-import yaml
-
 from tuning.optimizer_ranges import with_optimizers
 from tuning.space import DIGITS, Parameter, Space, effective
 from utils.errors import UserError
-from utils.files import reason
 from utils.settings.aliases import ALIASES
 from utils.settings.config import COMMAND_LINE, DEFAULT, Config, fields
 from utils.settings.values import convert
+from utils.settings.yaml_file import read_yaml_file
 
 KEYS = ("low", "high", "scale", "choices", "default", "grid", "when", "of")
 SCALES = ("log", "linear", "int")
@@ -88,14 +86,7 @@ def load_space(
 
 
 def _read(path: Path) -> dict:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"--space {path}: {reason(error)}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"--space {path} is not valid YAML: {' '.join(str(error).split())}"
-        ) from None
+    content = read_yaml_file(path, "--space")
     if not isinstance(content, Mapping) or not content:
         raise UserError(
             f"--space {path}: 'setting:' lines are needed, each with low, high and scale, or "

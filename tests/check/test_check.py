@@ -21,10 +21,12 @@ from utils.check.links import expected, transports
 from utils.check.patience import Patience
 from utils.check.ranks import check_versions, judge, show_ranks
 from utils.check.report import FAILS, NOTE, OK, SKIPPED, Report, aligned, amount
+from utils.check.shared import folder_problem
 from utils.check.speed import matrix_speed, slowest
 from utils.distributed import collectives
 from utils.distributed.collectives import Timing
 from utils.errors import UserError
+from utils.exchange import Exchange
 from utils.machine import packages
 from utils.settings.config import parse
 
@@ -203,6 +205,11 @@ def test_the_digest_tells_other_code(tmp_path):
     assert before == machine.code_digest(tmp_path)
     (tmp_path / "utils" / "a.py").write_text("a = 2\n")
     assert machine.code_digest(tmp_path) != before
+
+
+def test_a_folder_of_which_nothing_can_be_known_is_named(tmp_path):
+    problem = folder_problem(Exchange(), tmp_path / ("x" * 300), "node0")
+    assert problem == "node0 cannot write to it: File name too long"
 
 
 def test_no_secrets_are_told():

@@ -132,7 +132,8 @@ def test_a_dry_run_prints_its_lines_and_leaves_a_sheet(works, tmp_path, monkeypa
         "MiB free", "as the network sees it", "no run was kept",
     ):  # fmt: skip
         assert word in said, word
-    assert not list(scratch.iterdir())
+    # PyTorch's compiler makes a folder when it is first imported, if that is here.
+    assert all(path.name.startswith("torchinductor_") for path in scratch.iterdir())
     sheet = Path("chosen-batch.png" if output else "runs/run-batch.png")
     assert sorted(path for path in Path().rglob("*") if path.is_file()) == [sheet]
 

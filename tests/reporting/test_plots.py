@@ -178,3 +178,9 @@ def test_rounds_of_local_steps_are_shown_with_the_distance_of_the_workers(panels
     assert other.lines[0].get_ydata()[0] == pytest.approx(10.0)
     assert legend(other) == ["H 512", "distance 1 %"]
     assert "rounds" not in panels(WHOLE_RUN)
+
+
+def test_a_run_that_has_taken_no_time_has_no_panel_of_times(panels):
+    """It was resumed at the end of an epoch."""
+    axes = panels([*validated([50.0]), end("train", 1.0, loss=1.0, accuracy=50.0, time_share={})])
+    assert list(axes) == ["loss", "accuracy", "learning"]

@@ -52,3 +52,10 @@ def test_repeated_augmentation_in_others_words():
     assert settings_of("--ra-sampler").ra_reps == 3
     assert settings_of("--ra-sampler", "--ra-reps", 4).ra_reps == 4
     assert settings_of("--aug-repeats", 2).ra_reps == 2
+
+
+def test_dali_of_a_recipe_is_for_files_alone(tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("{dataset: imagefolder, loader: dali}", encoding="utf-8")
+    assert settings_of("--config", recipe).loader == "dali"
+    assert settings_of("--config", recipe, "--dataset", "cifar10").loader == "workers"

@@ -189,7 +189,9 @@ def test_operations_come_between_the_crop_and_what_hides_parts(load):
     assert [type(policy).__name__ for policy in jitter.policies] == ["OneOf", "ColourJitter"]
     assert len(load(auto_augment="3a", color_jitter="0").train.later.parts[0].policies) == 1
     assert load(color_jitter="0.4").train.later.parts[0].fill is None
-    assert load(auto_augment="ta_wide").train.later.parts[0].fill is None
+    # Beside other policies a recipe's jitter counts for nothing, as with timm.
+    other = load(auto_augment="ta_wide", color_jitter="0.4").train.later.parts[0]
+    assert len(other.policies) == 1 and other.fill is None
 
 
 @pytest.mark.slow
@@ -215,6 +217,7 @@ def test_another_size_for_evaluation(load):
     ]
     assert shapes == [(8, 8), (12, 12), (12, 12)]
     assert (task.card.height, task.card.width) == (12, 12) and same.card.height == 8
+    assert task.usual_sample().shape == (1, 3, 8, 8)
     for one, other in zip(task.train.epoch(1), same.train.epoch(1), strict=True):
         assert torch.equal(one.inputs, other.inputs)
     assert task.train.repeats == 3 and task.val.repeats == 1

@@ -167,6 +167,31 @@ def test_what_a_worker_does_not_have_yet_is_not_averaged(tmp_path):
     assert sent[-1] == 1 < trainer.train_step.rounds.sent - 1
 
 
+def test_processes_average_state_in_the_same_order(tmp_path, monkeypatch):
+    """Also where the parameters of one have got their state in another order."""
+    trainer = make_trainer(tmp_path, max_steps=1, local={"workers": 2, "averages_state": True})
+    trainer.fit()
+    averaging, asked = trainer.train_step.averaging, []
+    monkeypatch.setattr(averaging.over_workers, "means", lambda _, names: asked.append(names) or {})
+    averaging._average_state()
+    state = averaging.optimizers[0].state
+    backwards = dict(reversed(state.items()))
+    state.clear()
+    state.update(backwards)
+    averaging._average_state()
+    assert len(asked[0]) > 1 and asked[0] == asked[1]
+
+
+def test_older_checkpoints_have_sent_as_much_as_ddp(tmp_path):
+    first = make_trainer(tmp_path, max_steps=4, local={"workers": 2})
+    first.fit()
+    checkpoint = first.saver.store.load()
+    assert checkpoint.state["local"].pop("sent") == checkpoint.state["local"]["averagings"] > 0
+    for workers in (2, 3):
+        rounds = restored(tmp_path, checkpoint, {"workers": workers}).train_step.rounds
+        assert rounds.sent == rounds.averagings == checkpoint.state["local"]["averagings"]
+
+
 @pytest.mark.parametrize("moment", ("before", "half-way"))
 def test_a_run_that_dies_in_an_averaging_goes_on_from_its_checkpoint(tmp_path, moment):
     """From one inside the round before, to the bits of the run that nothing has happened to."""

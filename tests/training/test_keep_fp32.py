@@ -1,6 +1,8 @@
 """--keep_fp32: the named modules compute in float32 under autocast, also compiled and sharded."""
 
 import copy
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from utils.distributed.strategies.base import build_strategy
 from utils.errors import UserError
 from utils.exchange import Exchange
 from utils.models.transformer import Transformer
+from utils.runs.prepare import _forward
 from utils.training.keep_fp32 import keep_in_float32, names_of_modules, refuse_uncalled
 
 CPU = torch.device("cpu")
@@ -108,6 +111,15 @@ def test_patterns_name_modules():
         names_of_modules(model, ["layer.0.norm1"])
     with pytest.raises(UserError, match="no such module"):
         names_of_modules(model, ["*.nothing"])
+
+
+def test_whether_modules_are_called_is_found_without_reading_data():
+    """A batch that is read before --auto_batch would fix the size of the workers' batches."""
+    model, task = small_model(), SimpleNamespace(usual_sample=lambda: torch.ones(1, 6))
+    run = SimpleNamespace(device=CPU, precision=SimpleNamespace(autocast=nullcontext))
+    model[1].eval()
+    refuse_uncalled(model, ["1.0"], lambda: _forward(run, model, task))
+    assert model[0].training and not model[1].training
 
 
 def test_a_module_that_is_not_called_is_refused():

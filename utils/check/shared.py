@@ -1,6 +1,7 @@
 """What all hosts must have in common: the time, and the folder of the run."""
 
 import contextlib
+import os
 import statistics
 import time
 import uuid
@@ -36,7 +37,8 @@ def folder_problem(
         what is wrong, or None; the same on all ranks.
     """
     name = exchange.gather_json(uuid.uuid4().hex[:8])[0]
-    made = not folder.exists()
+    # Path.exists would raise what writing finds out, too, as that there is no permission.
+    made = not os.path.exists(folder)
     exchange.barrier()
     own, problem = folder / f".check-{name}-{exchange.rank}", None
     try:
@@ -62,6 +64,8 @@ def folder_problem(
 def _wait_for(paths: list[Path], patience: float) -> list[Path]:
     """Those that have not appeared in time."""
     end = time.monotonic() + patience
-    while (absent := [path for path in paths if not path.exists()]) and time.monotonic() < end:
+    while absent := [path for path in paths if not os.path.exists(path)]:
+        if time.monotonic() >= end:
+            break
         time.sleep(0.1)
     return absent

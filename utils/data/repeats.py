@@ -7,8 +7,10 @@ def repeated(order: np.ndarray, repeats: int, step_size: int) -> np.ndarray:
     """The first of the samples, each `repeats` times: as many as before.
 
     The copies of a sample, which differ in their augmentation, lie in the same optimizer step, as
-    far apart as possible, and so on different ranks if there are several. Hoffer et al., "Augment
-    your batch" (2020), and the sampler of DeiT, which splits each step among the ranks likewise.
+    far apart as possible, and so on different ranks if there are several; those of a sample at the
+    end of a step lie in two steps unless `step_size` is a multiple of `repeats`. Hoffer et al.,
+    "Augment your batch" (2020), and the sampler of DeiT, which splits each step among the ranks
+    likewise.
 
     Args:
         order: (samples,) int64.

@@ -35,13 +35,13 @@ NEEDED = (
     Package("optuna", "optuna", "tuning"),
 )
 OPTIONAL = (
-    Package("pyarrow", "pyarrow", "--dataset parquet"),
-    Package("simplejpeg", "simplejpeg", "decoding JPEGs faster"),
     Package("wandb", "wandb", "--wandb"),
     Package("onnx", "onnx", "--export onnx"),
     Package("onnxscript", "onnxscript", "--export onnx"),
     Package("onnxruntime", "onnxruntime", "the check of --export onnx"),
+    Package("pyarrow", "pyarrow", "--dataset parquet"),
     Package("google-crc32c", "google_crc32c", "reading TFRecords faster"),
+    Package("simplejpeg", "simplejpeg", "decoding JPEGs faster"),
 )
 # On a GPU these matter, too.
 OF_GPUS = (
@@ -55,8 +55,15 @@ def installed(packages: tuple[Package, ...]) -> dict[str, str | None]:
     found = {}
     for package in packages:
         there = importlib.util.find_spec(package.module) is not None
-        found[package.name] = (_version_of(package.name) or "unknown version") if there else None
+        found[package.name] = (version_of(package.name) or "unknown version") if there else None
     return found
+
+
+def version_of(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def missing_text(packages: tuple[Package, ...]) -> str:
@@ -67,10 +74,3 @@ def missing_text(packages: tuple[Package, ...]) -> str:
         return ""
     each = "; ".join(f"{package.name} for {package.purpose}" for package in missing)
     return f"missing: {each}: pip install {' '.join(package.name for package in missing)}"
-
-
-def _version_of(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None

@@ -34,7 +34,7 @@ def draw_curves(records: list[dict], path: Path, title: str) -> None:
             (_draw_strength, "strength"),
             (_draw_rounds, "round_steps"),
         )
-        if (having := [r for r in records if r.get(key) is not None])
+        if (having := [r for r in records if r.get(key) not in (None, {})])
     ]
     figure = Figure(figsize=(4.2 * (3 + len(further)), 3.8), layout="constrained")
     axes = figure.subplots(1, 3 + len(further))

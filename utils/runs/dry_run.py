@@ -6,7 +6,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
-from utils.machine.packages import OPTIONAL, missing_text
+from utils.machine.packages import OPTIONAL, installed
 from utils.reporting.console import duration
 from utils.reporting.run_folder import RUNS
 from utils.runs.batch_sheet import write_sheet
@@ -68,7 +68,12 @@ def rehearse(run: Run, trainer: Trainer, evaluated_samples: int, card) -> None:
     say(line)
     if isinstance(card, ModelCard):
         say(f"  a batch        {_draw_batch(run, trainer, card)}")
-    say(f"  packages       {missing_text(OPTIONAL) or 'all optional ones are installed'}")
+    there = installed(OPTIONAL)
+    missing = [package for package in OPTIONAL if there[package.name] is None]
+    for package in missing:
+        say(f"  not installed  {package.name}, for {package.purpose}: pip install {package.name}")
+    if not missing:
+        say("  packages       all optional ones are installed")
     say("dry run: no run was kept; decoded or encoded data stays in --cache_dir")
 
 

@@ -1,7 +1,6 @@
 """Makes a model ready to be trained or measured: its weights, device, modules and strategy."""
 
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass
 
 import torch
@@ -123,11 +122,11 @@ def kept_modules(run: Run, model: nn.Module) -> list[str]:
 
 
 def _forward(run: Run, model: nn.Module, task: Task) -> None:
-    """One batch of the test set, without gradients, in evaluation mode."""
+    """One sample, without gradients, in evaluation mode."""
     training = [module for module in model.modules() if module.training]
     model.eval()
-    with closing(task.test.epoch()) as batches, torch.no_grad(), run.precision.autocast():
-        model(next(iter(batches)).inputs)
+    with torch.no_grad(), run.precision.autocast():
+        model(task.usual_sample().to(run.device))
     for module in training:
         module.training = True
 

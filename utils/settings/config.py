@@ -36,6 +36,7 @@ from utils.settings.values import (
     values_text,
     with_parts,
 )
+from utils.settings.yaml_file import read_yaml_file
 
 # Settings of one invocation: never saved in a recipe, nor kept by --resume.
 INVOCATION_ONLY = (
@@ -193,13 +194,7 @@ def read_yaml(config_class, path: Path) -> dict:
     """The settings of a YAML file, converted and checked one by one."""
     if path.suffix == ".py":
         raise UserError(f"--config {path}: a recipe is a YAML file{_recipe_like(path)}")
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"--config {path}: {error.strerror or error}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"--config {path} is not valid YAML: {reason}") from None
+    content = read_yaml_file(path, "--config")
     content = {} if content is None else content
     if not isinstance(content, Mapping):
         raise UserError(f"--config {path}: 'name: value' lines are needed, one for each setting")

@@ -9,9 +9,8 @@ import fnmatch
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-import yaml
-
 from utils.errors import UserError
+from utils.settings.yaml_file import read_yaml_file
 
 # The settings that may depend on the host: where files are. All others decide what is trained.
 PLACES = ("data_dir", "cache_dir", "output", "train_file", "test_file", "val_file")
@@ -23,13 +22,7 @@ def read_hosts(path: Path) -> dict[str, dict]:
     Raises:
         UserError: the file cannot be read, or says something else.
     """
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"--host_config {path}: {error.strerror or error}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"--host_config {path} is not valid YAML: {reason}") from None
+    content = read_yaml_file(path, "--host_config")
     if not isinstance(content, Mapping) or not all(
         isinstance(places, Mapping) for places in content.values()
     ):

@@ -300,6 +300,8 @@ class PictureSettings(Config):
 
     def _check_decoding(self):
         """What needs the pictures as they are in their files: these are decoded while training."""
+        if self.dataset not in OWN_PICTURES:
+            self.loader = "workers"  # a recipe may have dali, for other data
         flags = []
         if self.evaluated_part != 1:
             given = "crop_ratio" if self.val_resize is None else "val_resize"

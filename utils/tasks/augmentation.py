@@ -49,7 +49,8 @@ def _operations(
     if policy is not None:
         drawing.append(policy.make(*train.shape[:2]))
         fill = [255 * value for value in mean] if policy.mean_fill else None
-    strengths = parse_jitter(settings.color_jitter or (policy.jitter if policy else "0"))
-    if any(strengths):
-        drawing.append(ColourJitter(strengths))
+    if policy is None or policy.jitters:
+        strengths = parse_jitter(settings.color_jitter or (policy.jitter if policy else "0"))
+        if any(strengths):
+            drawing.append(ColourJitter(strengths))
     return Operations(drawing, fill) if drawing else None

@@ -58,8 +58,9 @@ class ImageTask(Task):
             self.pool.resize(largest_batch(batch_size, self.data.train, self.data.test))
 
     def usual_sample(self) -> torch.Tensor:
-        """(1, channels, height, width)."""
-        return torch.zeros(1, self.card.channels, self.card.height, self.card.width)
+        """(1, channels, height, width) float32."""
+        height, width, channels = self.data.train.shape
+        return torch.zeros(1, channels, height, width)
 
 
 def load_image_task(

@@ -59,5 +59,5 @@ class Task:
         return {}
 
     def usual_sample(self) -> Tensor:
-        """A sample without content, of the usual size, as the model takes it."""
+        """A sample without content, of the usual size in training, as the model takes it."""
         raise NotImplementedError

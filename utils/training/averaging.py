@@ -81,8 +81,8 @@ class Averaging:
         states = self.averaged_state()
         lists = self.over_workers.exchange.gather_json([list(state) for state in states])
         everywhere = set.intersection(*(set(names) for part in lists for names in part))
-        names = [name for name in states[0] if name in everywhere]
-        means = self.over_workers.means(states, names)
+        # Sorted: the order in a process depends on when its workers took their first steps.
+        means = self.over_workers.means(states, sorted(everywhere))
         for state in states:
             for name, mean in means.items():
                 state[name].copy_(mean)

@@ -52,7 +52,8 @@ class Hardware:
         return self._with_run(found, speed)
 
     def summary(self, speed: float | None) -> dict[str, float | None]:
-        """All FIGURES, of this start of the run; None for what is not known."""
+        """All FIGURES, of this start of the run (GPU hours: of all starts); None for what is not
+        known."""
         with self._lock:
             found = self._in_all.values()
         return dict.fromkeys(FIGURES) | self._with_run(found, speed)

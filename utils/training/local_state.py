@@ -114,18 +114,25 @@ def restore(steps: LocalSteps, checkpoint: Checkpoint) -> None:
         for worker in reversed(steps.own):
             steps.turn_to(worker)
             _restore_own(steps, worker, checkpoint)
-        steps.restore_rounds(state["local"], [LeftOut(*each["left_out"]) for each in saved])
+        steps.restore_rounds(_rounds(state), [LeftOut(*each["left_out"]) for each in saved])
         return
     one = as_one_model(checkpoint)
     for worker in reversed(steps.own):
         steps.turn_to(worker)
         _restore_equal(steps, worker, one)
-    before = {"averagings": 0, "sent": 0.0, "first_step": step} | state.get("local", {})
+    before = {"averagings": 0, "sent": 0.0, "first_step": step} | _rounds(state)
     before = {name: before[name] for name in ("averagings", "sent", "first_step")}
     left_out = [steps.progress.left_out] + [LeftOut()] * (size - 1)
     steps.restore_rounds(before | {"equal": True}, left_out)
     source = f"the mean of {len(saved)} workers" if saved else "one model"
     steps.say(f"step {step} is of {source}: {size} workers start from it")
+
+
+def _rounds(state: dict) -> dict:
+    """`Rounds` of a run with local steps, else empty. Older checkpoints lack `sent`: it was 1 for
+    each averaging."""
+    rounds = state.get("local", {})
+    return {"sent": float(rounds["averagings"])} | rounds if rounds else {}
 
 
 def _restore_own(steps: LocalSteps, worker: Worker, checkpoint: Checkpoint) -> None:

@@ -135,7 +135,7 @@ def _columns(table: Table) -> tuple[int, int, bool]:
         return file, label, table.names is None
     if len(first) == 2:  # perhaps without a header
         for column, cell in enumerate(first):
-            if cell and (table.path.parent / cell.strip()).is_file():
+            if cell and os.path.isfile(table.path.parent / cell.strip()):
                 return column, 1 - column, False
     raise UserError(
         f"{table.path} has the columns {', '.join(names)[:200]}: name that of the pictures' files "

@@ -10,13 +10,13 @@ import multiprocessing
 import os
 import stat
 import warnings
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import BinaryIO
 
 import numpy as np
 from PIL import Image
+
+from utils.data.images.threads import in_threads
 
 # Pillow knows more formats; some start other programs (EPS) or are not pictures.
 FORMATS = (
@@ -274,7 +274,7 @@ def why(error: Exception) -> str:
 def decode_all(
     paths: list[str], size: int, workers: int, crop_ratio: float = 1.0
 ) -> Iterator[tuple[np.ndarray, dict[int, str]]]:
-    """Decode files in `workers` threads, a chunk in each; Pillow releases the GIL.
+    """Decode files in `workers` threads, a chunk in each.
 
     Yields in order, for each chunk, the decoded pictures, (n, size, size, 3) uint8, and for files
     that cannot be decoded: offset in the chunk -> reason. A few more than `workers` chunks, of
@@ -294,17 +294,7 @@ def decode_all(
         return pictures[:good], errors
 
     chunks = (paths[start : start + length] for start in range(0, len(paths), length))
-    pending: deque = deque()
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="decode")
-    try:
-        for chunk in chunks:
-            pending.append(pool.submit(decode_chunk, chunk))
-            if len(pending) > workers + 1:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
-    finally:
-        pool.shutdown(cancel_futures=True)
+    return in_threads(decode_chunk, chunks, workers, "decode")
 
 
 @contextlib.contextmanager

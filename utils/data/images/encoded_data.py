@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from utils.data.images.record_index import Found, Indexing, find_index
 from utils.data.images.records import EncodedPictures
 from utils.data.images.scanning import SplitFiles
 from utils.data.images.sources import ImageData
+from utils.data.images.threads import in_threads
 from utils.data.splits import TEST_SEED, stratified_split
 from utils.errors import UserError
 from utils.files import replace_file
@@ -148,13 +147,6 @@ def _statistics(
 def _decoded(split: EncodedSplit, workers: int) -> Iterator[np.ndarray]:
     """The central squares, (up to _DECODED_AT_ONCE, size, size, 3) uint8 at a time."""
     rows = np.arange(len(split)) if split.rows is None else split.rows
-    pending: deque = deque()
-    with ThreadPoolExecutor(workers, thread_name_prefix="decode") as pool:
-        for start in range(0, len(rows), _DECODED_AT_ONCE):
-            pending.append(
-                pool.submit(split.pictures.decode, rows[start : start + _DECODED_AT_ONCE])
-            )
-            if len(pending) > workers:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
+    starts = range(0, len(rows), _DECODED_AT_ONCE)
+    pieces = (rows[start : start + _DECODED_AT_ONCE] for start in starts)
+    return in_threads(split.pictures.decode, pieces, workers, "decode")

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from PIL import Image
 from utils.data.images.cache import VERSION, build_cache, open_cache
 from utils.data.images.decoded import DecodedSplit
 from utils.data.images.sources import ImageData
+from utils.data.images.threads import in_threads
 
 CHUNK = 1 << 20  # bytes of resized pictures that a thread makes at once
 
@@ -44,14 +43,8 @@ class ArraySource:
 
     def decoded(self, size: int, workers: int) -> Iterator[tuple[np.ndarray, dict[int, str]]]:
         pictures = max(1, CHUNK // (self.channels * size * size))
-        pending: deque = deque()
-        with ThreadPoolExecutor(workers, thread_name_prefix="resize") as pool:
-            for chunk in self.split.chunks(pictures):
-                pending.append(pool.submit(resize, chunk, size))
-                if len(pending) > workers + 1:
-                    yield pending.popleft().result(), {}
-            while pending:
-                yield pending.popleft().result(), {}
+        chunks = self.split.chunks(pictures)
+        return in_threads(lambda chunk: (resize(chunk, size), {}), chunks, workers, "resize")
 
 
 def resized(
