@@ -21,7 +21,7 @@ OPTIONS = {
     "suppress_health_check": list(HealthCheck),
     "print_blob": True,
 }
-FEW, MANY = 20, 250  # settings that are drawn in `make test`, in `make slow`
+FEW, MANY = 20, 160  # settings that are drawn in `make test`, in `make slow`
 # With SOAK every call draws other settings.
 REPEATABLE = "SOAK" not in os.environ
 ALWAYS_FIXED = {
