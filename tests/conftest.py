@@ -12,6 +12,9 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import pytest
 import torch
 from patience import PATIENCE
+from quick_runs import handlers_put_back, quick
+
+import resnet50_test
 
 ROOT = Path(__file__).resolve().parent.parent
 # Only `make test-dali`, which names this folder, collects it: it needs a package of its own.
@@ -37,5 +40,19 @@ def run_entry_script():
             text=True,
             timeout=timeout,
         )
+
+    return run
+
+
+@pytest.fixture
+def run_resnet(monkeypatch, tmp_path):
+    """run_resnet(text) -> exit code of resnet50_test.py with these flags, within this process, in a
+    new folder."""
+    quick(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+
+    def run(text: str) -> int:
+        with handlers_put_back():
+            return resnet50_test.main(text.split())
 
     return run

@@ -4,9 +4,9 @@ import json
 
 import pytest
 from PIL import Image
+from quick_runs import handlers_put_back, quick
 
 from tests import third_entry
-from tests.quick_runs import handlers_put_back, quick
 
 FLAGS = "--dataset shapes -b 50 --device cpu --log_every 4 --fused none --lr 0.01"
 

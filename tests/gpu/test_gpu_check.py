@@ -4,9 +4,7 @@ import json
 
 import pytest
 import torch
-from quick_runs import handlers_put_back, quick
 
-import resnet50_test
 from utils.training.flops import peak_of
 
 pytestmark = [
@@ -16,20 +14,8 @@ pytestmark = [
 FLAGS = "--dataset shapes --depth 18 --width 8 -b 50 --precision bf16 --log_every 2 --output run"
 
 
-@pytest.fixture
-def run(monkeypatch, tmp_path):
-    quick(monkeypatch)
-    monkeypatch.chdir(tmp_path)
-
-    def run(text: str) -> int:
-        with handlers_put_back():
-            return resnet50_test.main(text.split())
-
-    return run
-
-
-def test_a_gpu_is_checked(run, tmp_path):
-    assert run("--check") == 0
+def test_a_gpu_is_checked(run_resnet, tmp_path):
+    assert run_resnet("--check") == 0
     (file,) = (tmp_path / "runs").glob("check-*.json")
     report = json.loads(file.read_text())
     (own,) = report["ranks"]
@@ -37,8 +23,8 @@ def test_a_gpu_is_checked(run, tmp_path):
     assert max(report["fused"].values()) <= 1e-4
 
 
-def test_the_summary_tells_how_well_the_gpu_is_used(run, tmp_path):
-    assert run(f"{FLAGS} --epochs 2") == 0
+def test_the_summary_tells_how_well_the_gpu_is_used(run_resnet, tmp_path):
+    assert run_resnet(f"{FLAGS} --epochs 2") == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["gpu_hours"] > 0
     if peak_of(torch.cuda.get_device_name(), "bf16"):

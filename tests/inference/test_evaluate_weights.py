@@ -2,55 +2,39 @@
 
 from pathlib import Path
 
-import pytest
 import torch
 from safetensors.torch import load_file
-
-import resnet50_test
-from tests.quick_runs import handlers_put_back, quick
 
 FLAGS = "--dataset shapes --device cpu --depth 18 --width 4 -b 50 --threads 1"
 
 
-@pytest.fixture
-def run(monkeypatch, tmp_path):
-    quick(monkeypatch)
-    monkeypatch.chdir(tmp_path)
-
-    def run(text: str) -> int:
-        with handlers_put_back():
-            return resnet50_test.main(text.split())
-
-    return run
-
-
-def test_weights_give_the_figures_of_their_run(run, capsys):
-    assert run(f"{FLAGS} --max_steps 3 --lr 0.01 --output run") == 0
+def test_weights_give_the_figures_of_their_run(run_resnet, capsys):
+    assert run_resnet(f"{FLAGS} --max_steps 3 --lr 0.01 --output run") == 0
     capsys.readouterr()
-    assert run("--resume run --eval_only") == 0
+    assert run_resnet("--resume run --eval_only") == 0
     of_run = capsys.readouterr().out.splitlines()[-1]
     (file,) = Path("run/checkpoints").glob("*/model.safetensors")
     for source in ("run", file):
-        assert run(f"{FLAGS} --test-only --weights {source}") == 0
+        assert run_resnet(f"{FLAGS} --test-only --weights {source}") == 0
         of_weights = capsys.readouterr().out.splitlines()[-1]
         assert of_run.partition(": ")[2] == of_weights.partition(": ")[2]
         assert of_weights.startswith("--pretrained: test loss ")
     assert not Path("runs").exists()  # no run was made
-    assert run(f"{FLAGS} --eval_only --pretrained {file} --report") == 0
+    assert run_resnet(f"{FLAGS} --eval_only --pretrained {file} --report") == 0
     assert len(list(Path("runs").glob("*/report/per_class.csv"))) == 1
 
     tensors = load_file(file)
     tensors["fc.weight"], tensors["fc.bias"] = torch.zeros(3, 32), torch.zeros(3)
     torch.save(tensors, "three.pth")
-    assert run(f"{FLAGS} --eval_only --pretrained three.pth") == 2
+    assert run_resnet(f"{FLAGS} --eval_only --pretrained three.pth") == 2
     assert "three.pth has 3 classes, and the data have 10" in capsys.readouterr().err
     torch.save({n: t for n, t in tensors.items() if not n.startswith("fc.")}, "none.pth")
-    assert run(f"{FLAGS} --eval_only --pretrained none.pth") == 2
+    assert run_resnet(f"{FLAGS} --eval_only --pretrained none.pth") == 2
     assert "none.pth has no head" in capsys.readouterr().err
 
 
-def test_without_weights_a_run_or_weights_are_asked_for(run, capsys):
-    assert run(f"{FLAGS} --eval_only") == 2
+def test_without_weights_a_run_or_weights_are_asked_for(run_resnet, capsys):
+    assert run_resnet(f"{FLAGS} --eval_only") == 2
     assert "by --resume RUN, or its weights by --pretrained" in capsys.readouterr().err
-    assert run(f"{FLAGS} --predict x --pretrained y") == 2
+    assert run_resnet(f"{FLAGS} --predict x --pretrained y") == 2
     assert "name its run by --resume RUN\n" in capsys.readouterr().err

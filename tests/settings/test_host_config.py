@@ -2,10 +2,10 @@
 
 import pytest
 import yaml
+from quick_runs import handlers_put_back, quick
 from settings_of_pictures import noted, refused, settings_of
 
 import resnet50_test
-from tests.quick_runs import handlers_put_back, quick
 from transformer_test import Settings as TextSettings
 from utils.launch import launcher
 from utils.settings.config import parse, to_yaml

@@ -54,20 +54,12 @@ class Lamb(MultiTensor):
         super().__init__(params, defaults, exchange)
 
     def prepare(self, group: dict, parameters: list[Tensor]) -> list[Parameters]:
-        counts = parameters[0] is next(p for p in group["params"] if p.grad is not None)
-        return [LambParameters(group, parameters, self.state, self.exchange, counts)]
+        return [LambParameters(group, parameters, self.state, self.exchange)]
 
 
 class LambParameters(WithNorms):
-    def __init__(
-        self,
-        group: dict,
-        parameters: list[Tensor],
-        state: dict,
-        exchange: Exchange,
-        counts: bool,
-    ):
-        super().__init__(group, parameters, exchange, counts)
+    def __init__(self, group: dict, parameters: list[Tensor], state: dict, exchange: Exchange):
+        super().__init__(group, parameters, exchange)
         self.moments = [self.buffers(state, name) for name in ("exp_avg", "exp_avg_sq")]
         self.endless = torch.full((), torch.inf, device=self.device)
 

@@ -40,23 +40,15 @@ class NovoGrad(MultiTensor):
         super().__init__(params, defaults, exchange)
 
     def prepare(self, group: dict, parameters: list[Tensor]) -> list[Parameters]:
-        counts = parameters[0] is next(p for p in group["params"] if p.grad is not None)
-        return [NovoGradParameters(group, parameters, self.state, self.exchange, counts)]
+        return [NovoGradParameters(group, parameters, self.state, self.exchange)]
 
 
 class NovoGradParameters(WithNorms):
     """Parameters of one group. Their averaged norms lie in one tensor `v`, (n,), of which the state
     of each has its part."""
 
-    def __init__(
-        self,
-        group: dict,
-        parameters: list[Tensor],
-        state: dict,
-        exchange: Exchange,
-        counts: bool,
-    ):
-        super().__init__(group, parameters, exchange, counts)
+    def __init__(self, group: dict, parameters: list[Tensor], state: dict, exchange: Exchange):
+        super().__init__(group, parameters, exchange)
         self.m = self.buffers(state, "exp_avg")
         zero = torch.zeros((), dtype=parameters[0].dtype, device=self.device)
         self.v = torch.stack([state[p].get("gradient_norm", zero) for p in self.parameters])

@@ -23,17 +23,18 @@ def count_step(group: dict, device: torch.device, flags: Flags) -> None:
 
 class WithNorms(Parameters):
     """Parameters of one group. Their steps lie in one flat tensor, sorted by size, so that one
-    kernel scales all parameters of a size.
+    kernel scales all parameters of a size. Those that have the group's first gradient count its
+    steps (`counts`).
 
     Args:
         exchange: with the other ranks, where parameters are sharded; norms are of whole parameters.
-        counts: they are the ones that count the steps of their group.
     """
 
-    def __init__(self, group: dict, parameters: list[Tensor], exchange: Exchange, counts: bool):
+    def __init__(self, group: dict, parameters: list[Tensor], exchange: Exchange):
         order = sorted(range(len(parameters)), key=lambda i: parameters[i].numel())
         super().__init__(group, [parameters[i] for i in order])
-        self.exchange, self.counts = exchange, counts
+        self.exchange = exchange
+        self.counts = parameters[0] is next(p for p in group["params"] if p.grad is not None)
         self.sizes = [
             (numel, len(list(same)))
             for numel, same in groupby(self.parameters, key=lambda p: p.numel())
