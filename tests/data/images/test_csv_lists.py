@@ -47,7 +47,7 @@ def test_lists_of_each_split(folder, decode):
     assert data.classes == ["cat", "dog"] and data.val_is_test and data.name == "csv"
     assert data.train.labels.tolist() == [0, 1, 0, 1] and data.test.labels.tolist() == [0, 1]
     write(folder / "test.csv", ROWS[:1:-1])
-    data = load(folder, decode=decode)
+    data = load(folder / "train.csv", decode=decode)  # those beside it count, too
     assert len(data.val) == 2 and data.test.labels.tolist() == [1, 0, 1, 0, 1, 0]
     if decode == "once":
         assert np.array_equal(data.test.images, [noise(8, i) for i in range(7, 1, -1)])
@@ -57,7 +57,7 @@ def test_a_list_that_is_named(folder):
     write(folder / "any.csv", ROWS)
     data = load(folder / "any.csv", test_fraction=0.25)
     assert (len(data.train), len(data.test)) == (6, 2)
-    refused(folder / "any.csv", "any.csv has no list of a test set", "--test_fraction 0.2")
+    refused(folder / "any.csv", "any.csv comes without a test set", "--test_fraction 0.2")
     refused(folder, "has no train.csv")
     refused(folder / "nothing.csv", "nothing.csv is not there")
 

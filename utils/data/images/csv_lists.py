@@ -3,6 +3,8 @@
     data_dir/train.csv   and test.csv or val.csv or both
     data_dir/train.csv   with `test_fraction`, or any list that `data_dir` itself names
 
+The lists beside a train.csv count, too, if `data_dir` names that file itself.
+
 A list names its columns in its first line, in any order, beside others. Files are relative to the
 list's folder. Classes are the sorted labels of the training pictures.
 """
@@ -57,18 +59,18 @@ def _find_lists(data_dir: Path, test_fraction: float | None) -> dict[str, Path]:
         raise UserError(
             f"{data_dir} is not there: give the folder of the lists, or a list, with --data_dir"
         )
+    found, folder = {}, data_dir
     if not data_dir.is_dir():
-        found = {"train": data_dir}
-    else:
-        found = {}
+        found, folder = {"train": data_dir}, data_dir.parent
+    if not found or data_dir.stem == "train":
         for word, ending in itertools.product(SPLITS, ENDINGS):
-            if (path := data_dir / f"{word}{ending}").is_file():
+            if (path := folder / f"{word}{ending}").is_file():
                 found.setdefault(SPLITS[word], path)
-        if "train" not in found:
-            raise UserError(
-                f"{data_dir} has no train.csv: give the folder of the lists with --data_dir, or a "
-                "list itself"
-            )
+    if "train" not in found:
+        raise UserError(
+            f"{data_dir} has no train.csv: give the folder of the lists with --data_dir, or a "
+            "list itself"
+        )
     held_out = [split for split in ("val", "test") if split in found]
     if held_out and test_fraction is not None:
         raise UserError(
@@ -77,8 +79,8 @@ def _find_lists(data_dir: Path, test_fraction: float | None) -> dict[str, Path]:
         )
     if not held_out and test_fraction is None:
         raise UserError(
-            f"{found['train']} has no list of a test set beside it, test.csv or val.csv: hold out "
-            "a part of the pictures, as with --test_fraction 0.2, or add such a list"
+            f"{found['train']} comes without a test set: hold out a part of the pictures, as with "
+            "--test_fraction 0.2, or put test.csv or val.csv beside train.csv"
         )
     if not held_out:
         return {"all": found["train"]}
