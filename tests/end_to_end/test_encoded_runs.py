@@ -71,8 +71,9 @@ def test_lists_and_parquet_files(works, kind):
     works(*folder, *FLAGS, "--workers", 0, "--output", "same")
     assert weights("same", 10) == weights("run", 10)
     if kind == "csv":
-        said = works("--data_dir", "set/train.csv", "--test_fraction", 0.5, *SIZES, "--dry_run")
+        said = works("--data_dir", "set/train.csv", *SIZES, "--dry_run")
         assert "note: --dataset csv, since set/train.csv is a list" in said
+        assert "20 test pictures" in said
 
 
 @pytest.mark.parametrize("kind", ["tar", "tfrecord"])

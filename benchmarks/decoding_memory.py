@@ -1,22 +1,17 @@
 #!/usr/bin/env python3
-"""A large set of JPEGs: how long it takes to index, and whether memory grows over an epoch.
+"""Whether memory grows over a long epoch of pictures that are decoded while training.
 
-    python benchmarks/large_set.py
-    python benchmarks/large_set.py --only memory --pictures 5000
+    python benchmarks/decoding_memory.py
+    python benchmarks/decoding_memory.py --pictures 5000
 
-The files are 100,000 hard links to 600 JPEGs, 224 to 500 pixels a side, all in the page cache.
-
-index: the first load_image_data, which reads all headers and decodes 4,096 pictures for mean and
-standard deviation, and the next one, which maps the index.
-
-memory: in an epoch of 50,000 of them, the memory that the training process and its two workers have
-for themselves (RssAnon), after each tenth of the epoch. A line for each decoder.
+The pictures are hard links to 600 JPEGs, 224 to 500 pixels a side, all in the page cache. After
+each tenth of an epoch: the memory that the training process and its two workers have for themselves
+(RssAnon). A line for each decoder that is installed (tests/dali/requirements.txt).
 """
 
 import argparse
 import sys
 import tempfile
-import time
 from multiprocessing import active_children
 from pathlib import Path
 
@@ -29,15 +24,6 @@ from benchmarks.encoded import load, our_loader, our_pool, readers, write_tree
 from utils.machine.host_memory import keep_freed_memory
 
 DIFFERENT, WORKERS, PARTS = 600, 2, 10
-
-
-def indexing_seconds(tree: Path) -> dict[str, float]:
-    seconds = {}
-    for name in ("first", "next"):
-        started = time.perf_counter()
-        load(tree)
-        seconds[name] = time.perf_counter() - started
-    return seconds
 
 
 def own_megabytes() -> float:
@@ -69,28 +55,20 @@ def memory_over_an_epoch(data, count: int) -> dict[str, list[float]]:
 
 def main() -> None:
     flags = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    flags.add_argument("--only", choices=("index", "memory"), help="(default: both)")
-    flags.add_argument("--files", type=int, default=100_000, help="(default: 100,000)")
-    flags.add_argument("--pictures", type=int, default=50_000, help="in the epoch of memory")
+    flags.add_argument("--pictures", type=int, default=50_000, help="(default: 50,000)")
     flags.add_argument("--json", type=Path, help="also write the figures to this file")
     options = flags.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()  # as in training
-    results = {}
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "pictures"
-        write_tree(tree, options.files, DIFFERENT)
-        if options.only != "memory":
-            results["seconds"] = indexing_seconds(tree)
-        if options.only != "index":
-            results["megabytes"] = memory_over_an_epoch(load(tree), options.pictures)
-    print(f"a large set of JPEGs\n  {in_words(machine())}")
-    for name, seconds in results.get("seconds", {}).items():
-        print(f"  {name} load of {options.files:,} files: {seconds:.1f} s")
-    for name, values in results.get("megabytes", {}).items():
+        write_tree(tree, options.pictures, DIFFERENT)
+        megabytes = memory_over_an_epoch(load(tree), options.pictures)
+    print(f"memory of an epoch of {options.pictures:,} JPEGs\n  {in_words(machine())}")
+    for name, values in megabytes.items():
         print(f"  {name}, MB after each tenth: " + " ".join(f"{value:.0f}" for value in values))
     if options.json is not None:
-        write_json(options.json, {"machine": machine(), "results": results})
+        write_json(options.json, {"machine": machine(), "megabytes": megabytes})
 
 
 if __name__ == "__main__":
