@@ -11,7 +11,7 @@ from utils.checkpoints.random_state import random_states, restore_random_states
 from utils.distributed.exchange import ProcessExchange
 from utils.distributed.meet import meet
 from utils.errors import UserError
-from utils.exchange import Exchange, Rows
+from utils.exchange import Exchange, Rows, add_in_order
 from utils.launch.environment import LaunchedAs
 
 SIZES = (1, 2, 4)
@@ -127,6 +127,26 @@ def divided(exchange, length: int) -> bool:
 @pytest.mark.parametrize("length", (1, 3, 5, 8))  # fewer rows than ranks, and uneven ones
 def test_divided_parameters_are_put_together(worlds, size, length):
     assert all(worlds(size).run(divided, length))
+
+
+def summed(exchange, rows: torch.Tensor, counts: list[int], nodes: list[int]) -> torch.Tensor:
+    """`nodes`: each rank's number among those of its node."""
+    exchange = ProcessExchange(local_rank=nodes[exchange.rank])
+    start = sum(counts[: exchange.rank])
+    return exchange.sum_rows(rows[start : start + counts[exchange.rank]], counts)
+
+
+@pytest.mark.parametrize("nodes", ([0], [0, 1], [0, 0], [0, 1, 0, 1], [0, 0, 0, 0], [0, 1, 2, 0]))
+def test_rows_are_added_in_order(worlds, nodes):
+    """To the bit, within nodes and from node to node, in several chunks."""
+    size = len(nodes)
+    scales = 10.0 ** (torch.arange(size + 1) % 3 * 3)
+    rows = torch.randn(size + 1, 100_001, generator=torch.Generator().manual_seed(0))
+    rows *= scales[:, None]
+    expected = add_in_order(rows)
+    assert size == 1 or not torch.equal(expected, add_in_order(rows.flip(0)))
+    for total in worlds(size).run(summed, rows, [2] + [1] * (size - 1), nodes):
+        assert torch.equal(total, expected)
 
 
 def in_turns(exchange, folder: str, machine: int) -> list[str]:

@@ -11,7 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from utils.exchange import Exchange, Rows, add_in_order
+from utils.distributed import ordered_sum
+from utils.distributed.ordered_sum import Message
+from utils.exchange import Exchange, Rows
 
 # Ranks that wait for a cache wait for as long as building it takes.
 FOREVER = datetime.timedelta(days=30)
@@ -30,6 +32,7 @@ class ProcessExchange(Exchange):
         self.group, self.local_rank = group, local_rank
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self._rows: dict[int, Rows] = {}  # by id of the parameter; sharded ones only
+        self._node_size: int | None = None  # known once it is needed
 
     def __deepcopy__(self, memo) -> "ProcessExchange":
         return self  # a copied module uses the same group
@@ -43,26 +46,20 @@ class ProcessExchange(Exchange):
         return self.sum(tensor) / self.size
 
     def sum_rows(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
-        # Each rank adds all rows of its share of the columns, and the ranks then gather the sums.
-        # With a row on each rank that sends as much as an all-reduce.
-        n = rows.shape[1]
-        width = -(-n // self.size)
-        padded = rows.new_zeros(len(rows), self.size, width)
-        padded.view(len(rows), -1)[:, :n] = rows
-        sent = padded.transpose(0, 1).reshape(-1)  # (ranks, rows, width)
-        own_columns = rows.new_empty(sum(counts) * width)
-        dist.all_to_all_single(
-            own_columns,
-            sent,
-            [count * width for count in counts],
-            [len(rows) * width] * self.size,
-            group=self.group,
-        )
-        total = rows.new_empty(self.size * width)
-        dist.all_gather_into_tensor(
-            total, add_in_order(own_columns.view(-1, width)), group=self.group
-        )
-        return total[:n]
+        if self._node_size is None:
+            self._node_size = ordered_sum.node_size(self.gather_json(self.local_rank))
+        return ordered_sum.sum_rows(rows, counts, self.rank, self._node_size, self._swap)
+
+    def _swap(self, sent: list[Message], received: list[Message]) -> None:
+        """Exchanges tensors with other ranks; empty ones are left out."""
+        operations = [
+            dist.P2POp(function, tensor, group=self.group, group_peer=other)
+            for function, messages in ((dist.isend, sent), (dist.irecv, received))
+            for tensor, other in messages
+            if tensor.numel()
+        ]
+        for work in dist.batch_isend_irecv(operations) if operations else ():
+            work.wait()
 
     def broadcast_(self, tensor: Tensor, source: int) -> None:
         dist.broadcast(tensor, group=self.group, group_src=source)
