@@ -2,13 +2,16 @@
 
 import math
 import os
+import signal
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
 from utils.checkpoints.random_state import random_states, restore_random_states
 from utils.distributed.exchange import ProcessExchange
+from utils.distributed.group import is_lost_peer
 from utils.distributed.meet import meet
 from utils.errors import UserError
 from utils.exchange import Exchange, Rows, add_in_order
@@ -147,6 +150,34 @@ def test_rows_are_added_in_order(worlds, nodes):
     assert size == 1 or not torch.equal(expected, add_in_order(rows.flip(0)))
     for total in worlds(size).run(summed, rows, [2] + [1] * (size - 1), nodes):
         assert torch.equal(total, expected)
+
+
+def killed_in_a_sum(exchange, folder: str) -> None:
+    """Each rank notes by which error it has ended; the third one is killed between two chunks."""
+    exchange = ProcessExchange(local_rank=0)  # a chain of all
+    swap, calls = exchange._swap, []
+
+    def swap_or_die(*messages) -> None:
+        calls.append(messages)
+        if exchange.rank == 2 and len(calls) == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        swap(*messages)
+
+    exchange._swap = swap_or_die
+    try:
+        exchange.sum_rows(torch.zeros(1, 1_000_000), [1] * exchange.size)
+    except RuntimeError as error:
+        Path(folder, str(exchange.rank)).write_text(f"lost a peer: {is_lost_peer(error)}")
+    os._exit(1)
+
+
+@pytest.mark.slow
+def test_all_notice_that_one_has_died_in_a_sum(worlds, tmp_path):
+    """Also those that do not exchange anything with it."""
+    with pytest.raises(AssertionError, match="rank 2: it died"):
+        worlds(4).run(killed_in_a_sum, str(tmp_path))
+    ends = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert ends == dict.fromkeys("013", "lost a peer: True")
 
 
 def in_turns(exchange, folder: str, machine: int) -> list[str]:
