@@ -132,15 +132,20 @@ def test_divided_parameters_are_put_together(worlds, size, length):
     assert all(worlds(size).run(divided, length))
 
 
-def summed(exchange, rows: torch.Tensor, counts: list[int], nodes: list[int]) -> torch.Tensor:
+def summed(
+    exchange, rows: torch.Tensor, counts: list[int], nodes: list[int], as_nccl: bool
+) -> torch.Tensor:
     """`nodes`: each rank's number among those of its node."""
     exchange = ProcessExchange(local_rank=nodes[exchange.rank])
+    if as_nccl:
+        exchange._by_gloo = exchange._by_nccl
     start = sum(counts[: exchange.rank])
     return exchange.sum_rows(rows[start : start + counts[exchange.rank]], counts)
 
 
+@pytest.mark.parametrize("as_nccl", (False, True))
 @pytest.mark.parametrize("nodes", ([0], [0, 1], [0, 0], [0, 1, 0, 1], [0, 0, 0, 0], [0, 1, 2, 0]))
-def test_rows_are_added_in_order(worlds, nodes):
+def test_rows_are_added_in_order(worlds, nodes, as_nccl):
     """To the bit, within nodes and from node to node, in several chunks."""
     size = len(nodes)
     scales = 10.0 ** (torch.arange(size + 1) % 3 * 3)
@@ -148,22 +153,22 @@ def test_rows_are_added_in_order(worlds, nodes):
     rows *= scales[:, None]
     expected = add_in_order(rows)
     assert size == 1 or not torch.equal(expected, add_in_order(rows.flip(0)))
-    for total in worlds(size).run(summed, rows, [2] + [1] * (size - 1), nodes):
+    for total in worlds(size).run(summed, rows, [2] + [1] * (size - 1), nodes, as_nccl):
         assert torch.equal(total, expected)
 
 
 def killed_in_a_sum(exchange, folder: str) -> None:
     """Each rank notes by which error it has ended; the third one is killed between two chunks."""
     exchange = ProcessExchange(local_rank=0)  # a chain of all
-    swap, calls = exchange._swap, []
+    wait, calls = exchange._wait, []
 
-    def swap_or_die(*messages) -> None:
-        calls.append(messages)
-        if exchange.rank == 2 and len(calls) == 5:
+    def wait_or_die(works) -> None:
+        calls.append(works)
+        if exchange.rank == 2 and len(calls) == 12:
             os.kill(os.getpid(), signal.SIGKILL)
-        swap(*messages)
+        wait(works)
 
-    exchange._swap = swap_or_die
+    exchange._wait = wait_or_die
     try:
         exchange.sum_rows(torch.zeros(1, 1_000_000), [1] * exchange.size)
     except RuntimeError as error:

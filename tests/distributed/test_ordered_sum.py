@@ -21,15 +21,18 @@ def summed(rows: torch.Tensor, counts: list[int], size: int) -> tuple[list[torch
     of_processes = rows.split(counts)
 
     def process(rank: int) -> torch.Tensor:
-        def swap(messages, received) -> None:
-            for tensor, other in messages:
-                sent[rank, other] += tensor.numel()
-                wires[rank, other].put(tensor.clone())
-            for tensor, other in received:
-                tensor.copy_(wires[other, rank].get(timeout=PATIENCE))
+        def carry_out(steps) -> None:
+            for step in steps:
+                for tensor, other in step.sent:
+                    sent[rank, other] += tensor.numel()
+                    wires[rank, other].put(tensor.clone())
+                for tensor, other in step.received:
+                    tensor.copy_(wires[other, rank].get(timeout=PATIENCE))
+                if step.then is not None:
+                    step.then()
 
         own = of_processes[rank].clone()
-        total = sum_rows(own, counts, rank, size, swap)
+        total = sum_rows(own, counts, rank, size, carry_out)
         assert torch.equal(own, of_processes[rank])
         return total
 

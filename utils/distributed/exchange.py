@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from utils.distributed import ordered_sum
-from utils.distributed.ordered_sum import Message
+from utils.distributed.ordered_sum import Message, Step
 from utils.exchange import Exchange, Rows
 
 # Ranks that wait for a cache wait for as long as building it takes.
@@ -48,17 +48,43 @@ class ProcessExchange(Exchange):
     def sum_rows(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
         if self._node_size is None:
             self._node_size = ordered_sum.node_size(self.gather_json(self.local_rank))
-        return ordered_sum.sum_rows(rows, counts, self.rank, self._node_size, self._swap)
+        by = self._by_gloo if rows.device.type == "cpu" else self._by_nccl
+        return ordered_sum.sum_rows(rows, counts, self.rank, self._node_size, by)
 
-    def _swap(self, sent: list[Message], received: list[Message]) -> None:
-        """Exchanges tensors with other ranks; empty ones are left out."""
+    def _by_nccl(self, steps: list[Step]) -> None:
+        # It does one batch after the other: both sides must have the same batches.
+        for step in steps:
+            self._wait(self._start(step.sent, step.received))
+            if step.then is not None:
+                step.then()
+
+    def _by_gloo(self, steps: list[Step]) -> None:
+        # It sends nothing before the other side has said that it is ready to receive, which takes
+        # long over a slow link: so it says so for all steps at once.
+        received = [self._start([], step.received) for step in steps]
+        late: list[dist.Work] = []
+        for step, works in zip(steps, received, strict=True):
+            sent = self._start(step.sent, [])
+            if step.then is None:
+                late += works
+            else:
+                self._wait(works)
+                step.then()
+            self._wait(sent)
+        self._wait(late)
+
+    def _start(self, sent: list[Message], received: list[Message]) -> list[dist.Work]:
+        """Empty tensors are left out."""
         operations = [
             dist.P2POp(function, tensor, group=self.group, group_peer=other)
             for function, messages in ((dist.isend, sent), (dist.irecv, received))
             for tensor, other in messages
             if tensor.numel()
         ]
-        for work in dist.batch_isend_irecv(operations) if operations else ():
+        return dist.batch_isend_irecv(operations) if operations else []
+
+    def _wait(self, works: list[dist.Work]) -> None:
+        for work in works:
             work.wait()
 
     def broadcast_(self, tensor: Tensor, source: int) -> None:

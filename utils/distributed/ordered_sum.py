@@ -17,19 +17,36 @@ directions.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from torch import Tensor
 
 # A chain of m nodes takes CHUNKS + 2 m - 3 turns, each of which costs the latency of a link and the
-# time for a chunk. More chunks leave a long chain idle for less of the time, and fewer wait less
-# often for the latency.
+# time for a chunk (but for gloo, see _by_gloo in exchange.py). More chunks leave a long chain idle
+# for less of the time, and fewer wait less often for the latency.
 CHUNKS = 16
 LEAST_CHUNK = 1 << 16  # bytes; smaller ones would take hardly less time
 
 Message = tuple[Tensor, int]  # what is sent or received, and the rank of the other process
-# (sent, received): exchanges messages with other processes, all at the same time.
-Swap = Callable[[list[Message], list[Message]], None]
+
+
+class Step(NamedTuple):
+    """Messages that are exchanged at the same time.
+
+    Attributes:
+        sent, received: some may be empty tensors.
+        then: called when all has been received; None: no later step needs what is received in this
+            one.
+    """
+
+    sent: list[Message]
+    received: list[Message]
+    then: Callable[[], None] | None = None
+
+
+# Exchanges messages with other processes, step by step, and returns when all have been received.
+CarryOut = Callable[[list[Step]], None]
 
 
 def node_size(local_ranks: Sequence[int]) -> int:
@@ -41,7 +58,9 @@ def node_size(local_ranks: Sequence[int]) -> int:
     return size if rest == 0 and list(local_ranks) == [*range(size)] * nodes else 1
 
 
-def sum_rows(rows: Tensor, counts: Sequence[int], rank: int, size: int, swap: Swap) -> Tensor:
+def sum_rows(
+    rows: Tensor, counts: Sequence[int], rank: int, size: int, carry_out: CarryOut
+) -> Tensor:
     """See `Exchange.sum_rows`.
 
     Args:
@@ -49,7 +68,6 @@ def sum_rows(rows: Tensor, counts: Sequence[int], rank: int, size: int, swap: Sw
         counts: rows of each process.
         rank: of this process.
         size: processes of each node; the first node has the first `size` ranks.
-        swap: also called with empty tensors.
     """
     node = rank // size
     members = range(node * size, (node + 1) * size)
@@ -62,22 +80,18 @@ def sum_rows(rows: Tensor, counts: Sequence[int], rank: int, size: int, swap: Sw
         else rows.new_empty(counts[member], mine.stop - mine.start)
         for member in members
     }
-    swap(
-        [(rows[:, columns[other]].contiguous(), other) for other in others],
-        [(of_node[other], other) for other in others],
-    )
+    to_others = [(rows[:, columns[other]].contiguous(), other) for other in others]
+    carry_out([Step(to_others, [(of_node[other], other) for other in others])])
     total = rows.new_empty(rows.shape[1])
     in_order = [row for member in members for row in of_node[member]]
-    _add_along_chain(total[mine], in_order, rank, size, len(counts), swap)
-    swap(
-        [(total[mine], other) for other in others],
-        [(total[columns[other]], other) for other in others],
-    )
+    _add_along_chain(total[mine], in_order, rank, size, len(counts), carry_out)
+    to_others = [(total[mine], other) for other in others]
+    carry_out([Step(to_others, [(total[columns[other]], other) for other in others])])
     return total
 
 
 def _add_along_chain(
-    total: Tensor, rows: list[Tensor], rank: int, size: int, ranks: int, swap: Swap
+    total: Tensor, rows: list[Tensor], rank: int, size: int, ranks: int, carry_out: CarryOut
 ) -> None:
     """Overwrites `total`, (n,), by the sum of the rows, (n,), of all nodes."""
     node, nodes = rank // size, ranks // size
@@ -88,18 +102,25 @@ def _add_along_chain(
     if nodes == 1:
         return
     chunks = parts(len(total), chunk_count(total.nbytes))
-    for turn in turns(node, nodes, len(chunks)):
-        ahead, back = rank + size, rank - size
-        sent = [(turn.send_ahead, ahead), (turn.send_back, back)]
-        received = [(turn.from_back, back), (turn.from_ahead, ahead)]
-        swap(
-            [(total[chunks[chunk]], other) for chunk, other in sent if chunk is not None],
-            [(total[chunks[chunk]], other) for chunk, other in received if chunk is not None],
-        )
-        if turn.from_back is not None:
-            chunk = chunks[turn.from_back]
-            for row in rows:
-                total[chunk] += row[chunk]
+
+    def messages(ahead: int | None, back: int | None) -> list[Message]:
+        pairs = ((ahead, rank + size), (back, rank - size))
+        return [(total[chunks[chunk]], other) for chunk, other in pairs if chunk is not None]
+
+    def add(number: int | None) -> None:
+        for row in rows if number is not None else ():
+            total[chunks[number]] += row[chunks[number]]
+
+    carry_out(
+        [
+            Step(
+                messages(turn.send_ahead, turn.send_back),
+                messages(turn.from_ahead, turn.from_back),
+                partial(add, turn.from_back) if node > 0 else None,
+            )
+            for turn in turns(node, nodes, len(chunks))
+        ]
+    )
 
 
 class Turn(NamedTuple):
