@@ -26,7 +26,7 @@ class Collectives:
     """A context in which the calls of this process are counted.
 
     Attributes:
-        calls: (name, bytes of this rank's input) -> number of calls; for "send" of messages.
+        calls: (name, bytes of this rank's input) -> number of calls. "send": a message to a rank.
     """
 
     def __init__(self):

@@ -1,9 +1,9 @@
 """The sum in the order of rows, with a thread in place of each process. Over real ones:
 test_exchange.py."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+from itertools import pairwise, product
 from queue import Queue
 
 import pytest
@@ -17,8 +17,8 @@ from utils.exchange import add_in_order
 
 def summed(rows: torch.Tensor, counts: list[int], size: int) -> tuple[list[torch.Tensor], Counter]:
     """(the sum as each process has it, numbers sent by (sender, receiver))."""
-    wires, sent = defaultdict(Queue), Counter()
-    of_processes = rows.split(counts)
+    ranks, of_processes, sent = range(len(counts)), rows.split(counts), Counter()
+    wires = {pair: Queue() for pair in product(ranks, ranks)}
 
     def process(rank: int) -> torch.Tensor:
         def carry_out(steps) -> None:
@@ -37,7 +37,7 @@ def summed(rows: torch.Tensor, counts: list[int], size: int) -> tuple[list[torch
         return total
 
     with ThreadPoolExecutor(len(counts)) as threads:
-        totals = list(threads.map(process, range(len(counts))))
+        totals = list(threads.map(process, ranks))
     assert all(wire.empty() for wire in wires.values())
     return totals, sent
 

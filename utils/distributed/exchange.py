@@ -52,7 +52,7 @@ class ProcessExchange(Exchange):
         return ordered_sum.sum_rows(rows, counts, self.rank, self._node_size, by)
 
     def _by_nccl(self, steps: list[Step]) -> None:
-        # It does one batch after the other: both sides must have the same batches.
+        # It does one batch after the other, and both sides must be in the same one.
         for step in steps:
             self._wait(self._start(step.sent, step.received))
             if step.then is not None:
@@ -60,7 +60,8 @@ class ProcessExchange(Exchange):
 
     def _by_gloo(self, steps: list[Step]) -> None:
         # It sends nothing before the other side has said that it is ready to receive, which takes
-        # long over a slow link: so it says so for all steps at once.
+        # long over a slow link: so it says so for all steps at once. A chunk of the sum comes back
+        # into the memory that it was sent from, and so not before it has left.
         received = [self._start([], step.received) for step in steps]
         late: list[dist.Work] = []
         for step, works in zip(steps, received, strict=True):
