@@ -16,17 +16,17 @@ KINDS = {
     "all_gather": ("all_gather", 1),
     "all_gather_into_tensor": ("all_gather", 1),
     "all_gather_single": ("all_gather", 1),
-    "all_to_all_single": ("all_to_all", 1),
     "reduce_scatter_tensor": ("reduce_scatter", 1),
     "reduce_scatter_single": ("reduce_scatter", 1),
 }
+MESSAGES = "batch_isend_irecv"  # between pairs of ranks
 
 
 class Collectives:
     """A context in which the calls of this process are counted.
 
     Attributes:
-        calls: (name, bytes of this rank's input) -> number of calls.
+        calls: (name, bytes of this rank's input) -> number of calls. "send": a message to a rank.
     """
 
     def __init__(self):
@@ -34,9 +34,14 @@ class Collectives:
         self._inside = False  # a function of torch.distributed may call another
 
     def __enter__(self) -> "Collectives":
-        self._before = {name: getattr(dist, name) for name in KINDS if hasattr(dist, name)}
+        names = [*KINDS, MESSAGES]
+        self._before = {name: getattr(dist, name) for name in names if hasattr(dist, name)}
         for name, function in self._before.items():
-            setattr(dist, name, self._counting(function, *KINDS[name]))
+            if name == MESSAGES:
+                counting = self._counting_messages(function)
+            else:
+                counting = self._counting(function, *KINDS[name])
+            setattr(dist, name, counting)
         return self
 
     def __exit__(self, *error) -> None:
@@ -65,6 +70,15 @@ class Collectives:
 
         return counted
 
+    def _counting_messages(self, function):
+        def counted(operations):
+            for operation in operations:
+                if operation.op is dist.isend:
+                    self.calls["send", operation.tensor.nbytes] += 1
+            return function(operations)
+
+        return counted
+
     @contextlib.contextmanager
     def _uncounted(self):
         before, self._inside = self._inside, True
@@ -81,7 +95,7 @@ def sent(kind: str, length: int, ranks: int) -> float:
         return 2 * share * length
     if kind.startswith("all_gather"):
         return (ranks - 1) * length
-    return share * length if kind in ("reduce_scatter", "all_to_all") else length
+    return share * length if kind == "reduce_scatter" else length
 
 
 def per_step(few: Counter, many: Counter, steps: int) -> dict[tuple[str, int], float]:

@@ -6,13 +6,13 @@
 
 Two processes with one thread each train a ResNet-18 of width 16 (2.8 MB of gradients) with SGD, by
 gloo; the training loop is the entries' own, over random pictures of 32x32, in batches of 64 per
-process. In turn: DDP; local steps that average every 16 steps; local steps that never average,
-which is the limit of what the network allows.
+process, as if each were on a node of its own. In turn: DDP; local steps that average every 16
+steps; local steps that never average, which is the limit of what the network allows.
 
 First over loopback, then between two network namespaces, whose cable is slowed down to so many
 Mbit/s in each direction (a token bucket, tc-tbf). Namespaces need Linux and root's rights; without
-them loopback alone is measured. Bytes are what a process sends by the ring algorithm; on the cable,
-what the kernel has counted there, with the headers of TCP.
+them loopback alone is measured. Bytes are what a process sends, by the ring algorithm where it is a
+collective; on the cable, what the kernel has counted there, with the headers of TCP.
 """
 
 import contextlib
@@ -42,7 +42,8 @@ def network() -> torch.nn.Module:
 
 
 def worker(exchange, folder: str, round_steps: int | None, batch: int):
-    """The trainer of a process."""
+    """The trainer of a process, which has a node of its own."""
+    exchange.local_rank = 0
     trainer = make_trainer(
         network(), Path(folder, str(exchange.rank)), Signals(), batch=batch, exchange=exchange,
         round_steps=round_steps,

@@ -2,16 +2,19 @@
 
 import math
 import os
+import signal
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
 from utils.checkpoints.random_state import random_states, restore_random_states
 from utils.distributed.exchange import ProcessExchange
+from utils.distributed.group import is_lost_peer
 from utils.distributed.meet import meet
 from utils.errors import UserError
-from utils.exchange import Exchange, Rows
+from utils.exchange import Exchange, Rows, add_in_order
 from utils.launch.environment import LaunchedAs
 
 SIZES = (1, 2, 4)
@@ -127,6 +130,59 @@ def divided(exchange, length: int) -> bool:
 @pytest.mark.parametrize("length", (1, 3, 5, 8))  # fewer rows than ranks, and uneven ones
 def test_divided_parameters_are_put_together(worlds, size, length):
     assert all(worlds(size).run(divided, length))
+
+
+def summed(
+    exchange, rows: torch.Tensor, counts: list[int], nodes: list[int], as_nccl: bool
+) -> torch.Tensor:
+    """`nodes`: each rank's number among those of its node."""
+    exchange = ProcessExchange(local_rank=nodes[exchange.rank])
+    if as_nccl:
+        exchange._by_gloo = exchange._by_nccl
+    start = sum(counts[: exchange.rank])
+    return exchange.sum_rows(rows[start : start + counts[exchange.rank]], counts)
+
+
+@pytest.mark.parametrize("as_nccl", (False, True))
+@pytest.mark.parametrize("nodes", ([0], [0, 1], [0, 0], [0, 1, 0, 1], [0, 0, 0, 0], [0, 1, 2, 0]))
+def test_rows_are_added_in_order(worlds, nodes, as_nccl):
+    """To the bit, within nodes and from node to node, in several chunks."""
+    size = len(nodes)
+    scales = 10.0 ** (torch.arange(size + 1) % 3 * 3)
+    rows = torch.randn(size + 1, 100_001, generator=torch.Generator().manual_seed(0))
+    rows *= scales[:, None]
+    expected = add_in_order(rows)
+    assert size == 1 or not torch.equal(expected, add_in_order(rows.flip(0)))
+    for total in worlds(size).run(summed, rows, [2] + [1] * (size - 1), nodes, as_nccl):
+        assert torch.equal(total, expected)
+
+
+def killed_in_a_sum(exchange, folder: str) -> None:
+    """Each rank notes by which error it has ended; the third one is killed between two chunks."""
+    exchange = ProcessExchange(local_rank=0)  # a chain of all
+    wait, calls = exchange._wait, []
+
+    def wait_or_die(works) -> None:
+        calls.append(works)
+        if exchange.rank == 2 and len(calls) == 12:
+            os.kill(os.getpid(), signal.SIGKILL)
+        wait(works)
+
+    exchange._wait = wait_or_die
+    try:
+        exchange.sum_rows(torch.zeros(1, 1_000_000), [1] * exchange.size)
+    except RuntimeError as error:
+        Path(folder, str(exchange.rank)).write_text(f"lost a peer: {is_lost_peer(error)}")
+    os._exit(1)
+
+
+@pytest.mark.slow
+def test_all_notice_that_one_has_died_in_a_sum(worlds, tmp_path):
+    """Also those that do not exchange anything with it."""
+    with pytest.raises(AssertionError, match="rank 2: it died"):
+        worlds(4).run(killed_in_a_sum, str(tmp_path))
+    ends = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert ends == dict.fromkeys("013", "lost a peer: True")
 
 
 def in_turns(exchange, folder: str, machine: int) -> list[str]:

@@ -26,6 +26,8 @@ def train(
 ) -> list[dict]:
     """Trains 3 workers to step `stop`, or to the end, with checkpoints in `folder`; returns the
     metrics."""
+    if exchange.size > 1:
+        exchange.local_rank = exchange.rank % (exchange.size // 2)  # as if on two nodes
     torch.manual_seed(5 if exchange.rank == 0 and not resume else 99)
     model = toy.network(dropout=0.2, seed=77 if resume else 1)
     torch.manual_seed(5)
@@ -90,6 +92,33 @@ def test_processes_do_not_change_a_bit(worlds, tmp_path, options):
     assert_same_checkpoint(one, saved(tmp_path / "shrinks"))
 
 
+def train_where_one_skips(exchange, folder: Path) -> None:
+    """Of 3 workers the last one leaves out its first two steps, and so has no optimizer state until
+    the third averaging."""
+    trainer = toy.make_trainer(
+        folder / str(exchange.rank), model=toy.network(norm=False), exchange=exchange, max_steps=5,
+        batch_size=2, optimizer="ngd", lr=0.01, on_nonfinite="skip", eval_every=0,
+        local={"workers": 3, "base": 1, "averages_state": True},
+    )  # fmt: skip
+    trainer.saver.store = Checkpoints(folder / "checkpoints", keep=100)
+    forward_backward = trainer.stepper.forward_backward
+
+    def with_nan(batch) -> None:
+        bad = trainer.progress.step < 2 and trainer.train_step.workers.own[batch.worker] == 2
+        forward_backward(batch._replace(inputs=batch.inputs * (float("nan") if bad else 1)))
+
+    trainer.stepper.forward_backward = with_nan
+    trainer.fit()
+
+
+def test_processes_notice_the_new_state_of_one_of_them(worlds, tmp_path):
+    train_where_one_skips(Exchange(), tmp_path / "one")
+    worlds(2).run(train_where_one_skips, tmp_path / "two")
+    one = saved(tmp_path / "one")
+    assert 5 + 3 < one.state["local"]["sent"] < 5 + 4  # momentum in the last three averagings
+    assert_same_checkpoint(one, saved(tmp_path / "two"))
+
+
 @pytest.mark.slow
 def test_four_processes_have_the_bits_of_one(worlds, tmp_path):
     """With 4 and with 5 workers, which are 2, 1, 1 and 1."""
@@ -128,14 +157,16 @@ def test_averaging_in_every_step_is_ddp(worlds, size):
         torch.testing.assert_close(local[0][name], tensor, rtol=0, atol=1e-14)
 
 
-def counted(exchange, base: int) -> tuple:
+def counted(exchange, options: dict) -> tuple:
+    """Collectives and messages of a step, and how many parameters there are."""
+    exchange.sum_rows(torch.zeros(1, 1), [1] * exchange.size)  # the first call asks for the nodes
     runs = []
     for steps in (8, 16):
         with tempfile.TemporaryDirectory() as folder:
             trainer = toy.make_trainer(
                 Path(folder, str(exchange.rank)), exchange=exchange, epochs=40, max_steps=steps,
-                local={"workers": exchange.size, "base": base}, log_every=10**6, eval_every=0,
-                data=toy.loader(2, n=640, rank=exchange.rank, ranks=exchange.size),
+                local={"workers": exchange.size, "base": 4} | options, log_every=10**6,
+                data=toy.loader(2, n=640, rank=exchange.rank, ranks=exchange.size), eval_every=0,
                 agreed_signal=AgreedSignal(toy.NoSignals(), Agreement(exchange, 2)),
             )  # fmt: skip
             trainer.save = lambda final=False: None
@@ -143,33 +174,25 @@ def counted(exchange, base: int) -> tuple:
                 trainer.fit()
             runs.append(collectives.calls)
     parameters = sum(p.numel() for p in trainer.train_step.model.parameters())
-    return per_step(*runs, 8), 4 * parameters
+    return per_step(*runs, 8), parameters
+
+
+def halves(count: int) -> tuple:
+    """The calls by which one of two processes sends half of so many numbers, and the other half."""
+    return ("send", 4 * (count // 2)), ("send", 4 * (count - count // 2))
 
 
 def test_nothing_is_sent_between_two_averagings(worlds):
     """But the agreement on stopping and saving, in every step."""
-    for calls, size in worlds(2).run(counted, 4):
-        padded = -(-size // 8) * 8
-        assert calls == {
-            ("all_to_all", padded): 1 / 4,
-            ("all_gather", padded // 2): 1 / 4,
-            ("all_reduce", 8): 1,
-        }
+    for calls, count in worlds(2).run(counted, {}):
+        assert calls == dict.fromkeys(halves(count), 1 / 4) | {("all_reduce", 8): 1}
 
 
-def sums(exchange, rows: list) -> torch.Tensor:
-    counts = [1, 2]
-    start = sum(counts[: exchange.rank])
-    own = torch.tensor(rows)[start : start + counts[exchange.rank]]
-    return exchange.sum_rows(own, counts)
-
-
-def test_rows_are_added_in_order(worlds):
-    torch.manual_seed(0)
-    rows = torch.randn(3, 7) * torch.tensor([1e6, 1.0, 1e6]).view(3, 1)
-    expected = Exchange().sum_rows(rows, [3])
-    for total in worlds(2).run(sums, rows.tolist()):
-        assert torch.equal(total, expected)
+def test_names_of_averaged_state_are_gathered_once(worlds):
+    """Later averagings ask only whether they have changed, with 4 bytes."""
+    for calls, count in worlds(2).run(counted, {"averages_state": True}):
+        expected = {("all_reduce", 8): 1, ("all_reduce", 4): 1 / 4}
+        assert calls == dict.fromkeys(halves(count), 2 / 4) | expected
 
 
 def test_a_model_without_norms_needs_no_statistics(tmp_path):

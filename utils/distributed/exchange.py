@@ -11,7 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from utils.exchange import Exchange, Rows, add_in_order
+from utils.distributed import ordered_sum
+from utils.distributed.ordered_sum import Message, Step
+from utils.exchange import Exchange, Rows
 
 # Ranks that wait for a cache wait for as long as building it takes.
 FOREVER = datetime.timedelta(days=30)
@@ -30,6 +32,7 @@ class ProcessExchange(Exchange):
         self.group, self.local_rank = group, local_rank
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self._rows: dict[int, Rows] = {}  # by id of the parameter; sharded ones only
+        self._node_size: int | None = None  # known once it is needed
 
     def __deepcopy__(self, memo) -> "ProcessExchange":
         return self  # a copied module uses the same group
@@ -43,26 +46,47 @@ class ProcessExchange(Exchange):
         return self.sum(tensor) / self.size
 
     def sum_rows(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
-        # Each rank adds all rows of its share of the columns, and the ranks then gather the sums.
-        # With a row on each rank that sends as much as an all-reduce.
-        n = rows.shape[1]
-        width = -(-n // self.size)
-        padded = rows.new_zeros(len(rows), self.size, width)
-        padded.view(len(rows), -1)[:, :n] = rows
-        sent = padded.transpose(0, 1).reshape(-1)  # (ranks, rows, width)
-        own_columns = rows.new_empty(sum(counts) * width)
-        dist.all_to_all_single(
-            own_columns,
-            sent,
-            [count * width for count in counts],
-            [len(rows) * width] * self.size,
-            group=self.group,
-        )
-        total = rows.new_empty(self.size * width)
-        dist.all_gather_into_tensor(
-            total, add_in_order(own_columns.view(-1, width)), group=self.group
-        )
-        return total[:n]
+        if self._node_size is None:
+            self._node_size = ordered_sum.node_size(self.gather_json(self.local_rank))
+        by = self._by_gloo if rows.device.type == "cpu" else self._by_nccl
+        return ordered_sum.sum_rows(rows, counts, self.rank, self._node_size, by)
+
+    def _by_nccl(self, steps: list[Step]) -> None:
+        # It does one batch after the other, and both sides must be in the same one.
+        for step in steps:
+            self._wait(self._start(step.sent, step.received))
+            if step.then is not None:
+                step.then()
+
+    def _by_gloo(self, steps: list[Step]) -> None:
+        # It sends nothing before the other side has said that it is ready to receive, which takes
+        # long over a slow link: so it says so for all steps at once. A chunk of the sum comes back
+        # into the memory that it was sent from, and so not before it has left.
+        received = [self._start([], step.received) for step in steps]
+        late: list[dist.Work] = []
+        for step, works in zip(steps, received, strict=True):
+            sent = self._start(step.sent, [])
+            if step.then is None:
+                late += works
+            else:
+                self._wait(works)
+                step.then()
+            self._wait(sent)
+        self._wait(late)
+
+    def _start(self, sent: list[Message], received: list[Message]) -> list[dist.Work]:
+        """Empty tensors are left out."""
+        operations = [
+            dist.P2POp(function, tensor, group=self.group, group_peer=other)
+            for function, messages in ((dist.isend, sent), (dist.irecv, received))
+            for tensor, other in messages
+            if tensor.numel()
+        ]
+        return dist.batch_isend_irecv(operations) if operations else []
+
+    def _wait(self, works: list[dist.Work]) -> None:
+        for work in works:
+            work.wait()
 
     def broadcast_(self, tensor: Tensor, source: int) -> None:
         dist.broadcast(tensor, group=self.group, group_src=source)

@@ -139,10 +139,11 @@ def forecast(trainer: Trainer) -> Iterator[str]:
         note = "; more where plateau lowers the learning rate" if rule.name == "qsr" else ""
     yield f"                 ({length}{note})"
     if (size := steps.workers.size) > 1:
-        sent = 2 * (size - 1) / size * trained  # in an averaging, as in a step of DDP
+        # In an averaging, as in a step of DDP. The ends of a chain send less, the others more.
+        sent = 2 * (size - 1) / size * trained
         yield (
-            f"                 {size} processes with a worker each would each send "
-            f"{_amount(sent * relative * len(rounds))}, with ddp {_amount(sent * rule.total_steps)}"
+            f"                 {size} processes with a worker each would each send, on average, "
+            f"{_amount(sent * relative * len(rounds))}; with ddp {_amount(sent * rule.total_steps)}"
         )
 
 

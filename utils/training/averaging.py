@@ -43,6 +43,9 @@ class Averaging:
         self.optimizers, self.with_state = optimizers, with_state
         # Every process takes the same outer step, in the memory of its first worker.
         self.outer = make_outer(self.own[0].values()) if make_outer is not None else None
+        # Optimizer state at the last averaging: that of each worker here, and what all workers had.
+        self._own_names: list[list[str]] | None = None
+        self._state_names: list[str] = []
 
     @torch.no_grad()
     def __call__(self) -> tuple[list[Tensor], float]:
@@ -79,14 +82,22 @@ class Averaging:
         """Returns its size in bytes. A worker that has left out all steps so far may have no state
         yet: what not all workers have is not averaged."""
         states = self.averaged_state()
-        lists = self.over_workers.exchange.gather_json([list(state) for state in states])
-        everywhere = set.intersection(*(set(names) for part in lists for names in part))
-        # Sorted: the order in a process depends on when its workers took their first steps.
-        means = self.over_workers.means(states, sorted(everywhere))
+        self._agree_on_state([sorted(state) for state in states])
+        means = self.over_workers.means(states, self._state_names)
         for state in states:
             for name, mean in means.items():
                 state[name].copy_(mean)
         return sum(mean.nbytes for mean in means.values())
+
+    def _agree_on_state(self, own: list[list[str]]) -> None:
+        """Finds the names that all workers have, if those of any worker have changed since the last
+        call. `own`: of each worker of this process, sorted, since their order depends on when a
+        worker took its first step."""
+        exchange, changed = self.over_workers.exchange, own != self._own_names
+        if exchange.sum(torch.tensor(float(changed))) == 0:
+            return
+        workers = [set(names) for part in exchange.gather_json(own) for names in part]
+        self._own_names, self._state_names = own, sorted(set.intersection(*workers))
 
     # ---- checkpoints ----------------------------------------------------------------------------
 
