@@ -10,6 +10,7 @@ from typing import Protocol
 
 import torch
 
+from utils.distributed.strategies.base import Strategy
 from utils.reporting.console import Console
 from utils.training.loader import TrainingLoader
 from utils.training.stepper import Stepper
@@ -59,8 +60,13 @@ class Engine(Protocol):
     def why_not(self, facts: RunFacts) -> str | None:
         """Why it cannot serve the run; None: it can."""
 
-    def wrap(self, model: Callable) -> Callable:
-        """What the objective calls in place of the model."""
+    def wrap(self, model: Callable, strategy: Strategy, console: Console) -> Callable:
+        """What the objective calls in place of the model.
+
+        Args:
+            model: as `strategy` has wrapped it.
+            console: for messages.
+        """
 
     def stepper(
         self, train_step: TrainStep, loader: TrainingLoader, console: Console, advice: str
