@@ -14,7 +14,7 @@ from utils.engines.ort import session
 from utils.engines.ort.arguments import Flat, first_of, kind_of, tensors_of
 from utils.engines.ort.checks import FLOOR, relative_difference, without_dropout
 from utils.engines.ort.engine import Ort
-from utils.engines.ort.export import Norm, export
+from utils.engines.ort.export import Norm, by_running_statistics, export
 from utils.engines.ort.graph import update_statistics
 from utils.engines.ort.module import OrtModule
 from utils.errors import UserError
@@ -109,6 +109,18 @@ def test_statistics_are_those_of_pytorch():
         update_statistics(mended, Norm("", 2, []), mean, var, samples=3)
     for found, expected in zip(mended.buffers(), plain.buffers(), strict=True):
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape"), [(nn.BatchNorm1d, (3, 2)), (nn.BatchNorm2d, (3, 2, 4, 5))]
+)
+@pytest.mark.parametrize("affine", [True, False])
+def test_a_batch_norm_that_is_not_trained(kind, shape, affine):
+    norm = kind(2, affine=affine).double().eval()
+    for tensor in (*norm.parameters(), norm.running_mean, norm.running_var):
+        nn.init.uniform_(tensor, 0.5, 2)
+    x = torch.randn(shape).double()
+    torch.testing.assert_close(by_running_statistics(norm, x), norm(x))
 
 
 class Small(nn.Module):

@@ -5,12 +5,13 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from ort_models import CLASSES, MODELS, pictures, resnet, texts, transformer
+from ort_models import CLASSES, MODELS, pictures, resnet, texts, transformer, vit
 from torch import nn
 
 from utils.engines.ort.checks import relative_difference
 from utils.engines.ort.module import OrtModule
 from utils.mixup.mixing import MixPlan
+from utils.training.freeze import Freeze
 
 
 def gradients(called: nn.Module, model: nn.Module, inputs, *plan) -> list[torch.Tensor]:
@@ -103,3 +104,37 @@ def test_texts_of_other_numbers_and_lengths_take_the_same_graph():
         batch = texts(*lengths)
         torch.testing.assert_close(ours(batch), model(batch), rtol=1e-4, atol=1e-5)
     assert len(ours._graphs) == 1
+
+
+def test_what_trains_may_change():
+    """As with --freeze_backbone and --unfreeze_epoch: first the head alone, then all."""
+    torch.manual_seed(0)
+    model = resnet().train()
+    freeze = Freeze(model, ("fc",), until=1)
+    said: list[str] = []
+    ours = OrtModule(model, said.append)
+    for epoch, trained in ((0, {"fc.weight", "fc.bias"}), (1, {*dict(model.named_parameters())})):
+        freeze.apply(epoch)
+        plain = copy.deepcopy(model)
+        for called in (ours, plain):
+            F.cross_entropy(called(pictures(6)), torch.arange(6) % CLASSES).backward()
+        for (name, found), (_, expected) in zip(
+            model.named_parameters(), plain.named_parameters(), strict=True
+        ):
+            assert (found.grad is not None) is (name in trained)
+            if name in trained:
+                torch.testing.assert_close(found.grad, expected.grad, rtol=1e-3, atol=1e-5)
+        for found, expected in zip(model.buffers(), plain.buffers(), strict=True):
+            torch.testing.assert_close(found, expected)
+        model.zero_grad()
+    assert len(said) == 2
+
+
+def test_a_forward_pass_without_a_backward_pass_is_forgotten():
+    model = vit().train()
+    ours = OrtModule(model, lambda line: None)
+    for seed in range(3):
+        logits = ours(pictures(2, seed=seed))
+    torch.testing.assert_close(logits, model(pictures(2, seed=2)), rtol=1e-4, atol=1e-5)
+    logits.sum().backward()
+    assert model.head.weight.grad is not None

@@ -1,7 +1,7 @@
 """The interface of an engine, and the facts of a run on which its use depends.
 
 To add an engine, write its file in this folder and a line in the table in choose.py, and name it in
-`_wanted` there.
+`_wanted` there or in the choices of `--engine` (utils/settings/engine.py).
 """
 
 from collections.abc import Callable

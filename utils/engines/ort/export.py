@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import logging
 import math
@@ -56,11 +57,9 @@ def export(model: nn.Module, arguments: dict[str, Tensor]) -> Exported:
     import onnx
 
     file, sizes = io.BytesIO(), {}
-    norms = {n: m for n, m in model.named_modules() if isinstance(m, _BatchNorm) and m.training}
-    hooks = [m.register_forward_pre_hook(_size_noted(n, sizes)) for n, m in norms.items()]
     dynamic = varying(arguments)
     try:
-        with _silence():
+        with _silence(), _norms_prepared(model, sizes):
             torch.onnx.export(
                 Flat(model),
                 tuple(arguments.values()),
@@ -78,9 +77,6 @@ def export(model: nn.Module, arguments: dict[str, Tensor]) -> Exported:
     except Exception as error:  # of many classes
         text = " ".join(str(error).split())[:200]
         raise UserError(f"--engine ort: this model has no ONNX graph ({text})") from error
-    finally:
-        for hook in hooks:
-            hook.remove()
     proto = onnx.load_model_from_string(file.getvalue())
     proto.ir_version = min(proto.ir_version, IR_VERSION)
     operators = {node.op_type for node in proto.graph.node}
@@ -92,6 +88,41 @@ def export(model: nn.Module, arguments: dict[str, Tensor]) -> Exported:
             )
     _complete_layer_norms(proto)
     return Exported(proto, _norms_of(proto, sizes), _use_dropout(proto))
+
+
+@contextlib.contextmanager
+def _norms_prepared(model: nn.Module, sizes: dict[str, int]) -> Iterator[None]:
+    """Within it each BatchNorm that takes statistics of the batch notes its `Norm.values` in
+    `sizes` when it is called; the others compute by plain arithmetic, because ONNX Runtime would
+    have every BatchNorm take statistics of the batch."""
+    norms = {n: m for n, m in model.named_modules() if isinstance(m, _BatchNorm)}
+    hooks = [
+        module.register_forward_pre_hook(_size_noted(name, sizes))
+        for name, module in norms.items()
+        if module.training
+    ]
+    fixed = [module for module in norms.values() if not module.training]
+    for module in fixed:
+        module.forward = functools.partial(by_running_statistics, module)
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module in fixed:
+            del module.forward
+
+
+def by_running_statistics(norm: nn.Module, x: Tensor) -> Tensor:
+    """What a BatchNorm computes in evaluation, (n, channels, ...)."""
+    factor = 1 / torch.sqrt(norm.running_var + norm.eps)
+    if norm.affine:
+        factor = factor * norm.weight
+    shift = -norm.running_mean * factor
+    if norm.affine:
+        shift = shift + norm.bias
+    shape = (-1, *(1,) * (x.ndim - 2))
+    return x * factor.view(shape) + shift.view(shape)
 
 
 def _size_noted(name: str, sizes: dict[str, int]):
@@ -145,9 +176,13 @@ def _use_dropout(proto) -> bool:
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """Hides the exporter's warnings and log lines, which are for its developers."""
+    """Hides the exporter's warnings, log lines and graphs, which are for its developers."""
     before = logging.root.manager.disable
-    with warnings.catch_warnings():
+    with (
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
         warnings.simplefilter("ignore")
         logging.disable(logging.ERROR)
         try:

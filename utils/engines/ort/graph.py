@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.dlpack import from_dlpack
 
 from utils.engines.ort.export import PREFIX, Exported, Norm, export
-from utils.engines.ort.session import GradientGraph, TrainingSession, with_gradient
+from utils.engines.ort.session import (
+    GradientGraph,
+    TrainingSession,
+    import_onnxruntime,
+    with_gradient,
+)
 from utils.errors import UserError
 
 
@@ -118,11 +125,16 @@ def update_statistics(
 
 def _seed() -> None:
     """Seeds ONNX Runtime's dropout from PyTorch's generator, whose state checkpoints hold."""
-    import onnxruntime
-
+    onnxruntime, _ = import_onnxruntime()
     onnxruntime.set_seed(int(torch.randint(2**31 - 1, ())))
 
 
 def _refusal(error: Exception) -> UserError:
-    text = " ".join(str(error).split())[:200]
-    return UserError(f"--engine ort: ONNX Runtime cannot train this model ({text})")
+    """What ONNX Runtime has said, with the operator's name where that is the point."""
+    text = " ".join(str(error).split())
+    reason = f"cannot train this model ({text[-200:]})"
+    if found := re.search(r"gradient builder has not been registered: *(\w+)", text):
+        reason = f"has no gradient of the ONNX operator {found[1]}"
+    elif found := re.search(r"Could not find an implementation for (\w+)", text):
+        reason = f"cannot compute the ONNX operator {found[1]}"
+    return UserError(f"--engine ort: ONNX Runtime {reason}; leave --engine out")

@@ -1,25 +1,38 @@
 """A graph with its gradient, and the session of ONNX Runtime that runs it.
 
 `C` is ONNX Runtime's module of C++ functions, on which its ORTModule is built. ORTModule itself
-does not load with today's PyTorch. Nothing here imports PyTorch, so a rehearsal starts quickly.
+does not work with today's PyTorch. Nothing here imports PyTorch, so a rehearsal starts quickly.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+ERRORS = 3  # the log level that leaves out warnings
 INSTALL = (
     "install requirements-ort.txt into an environment of its own, since onnxruntime without the "
     "training core writes into the same folder"
 )
 
 
+def import_onnxruntime():
+    """(the package onnxruntime, its C++ functions). It would import ORTModule, which imports
+    PyTorch and looks for CUDA, but does without it."""
+    sys.modules.setdefault("onnxruntime.training.ortmodule", None)
+    import onnxruntime
+    from onnxruntime.capi import _pybind_state
+
+    return onnxruntime, _pybind_state
+
+
 def why_missing() -> str | None:
     """Why there is no training core; None: there is one."""
     try:
         import onnx  # noqa: F401
-        from onnxruntime.capi import _pybind_state as C
+
+        _, C = import_onnxruntime()
     except ImportError as error:
         return f"{error.name or 'onnxruntime'} is not installed: {INSTALL}"
     if not hasattr(C, "TrainingAgent"):
@@ -59,8 +72,9 @@ def with_gradient(
         RuntimeError: an operator has no gradient.
     """
     import onnx
-    from onnxruntime.capi import _pybind_state as C
 
+    _, C = import_onnxruntime()
+    C.set_default_logger_severity(ERRORS)
     settings = C.OrtModuleGraphBuilderConfiguration()
     settings.initializer_names = parameters
     settings.initializer_names_to_train = trained
@@ -99,12 +113,10 @@ class TrainingSession:
     """
 
     def __init__(self, graph: GradientGraph, threads: int):
-        import onnxruntime
-        from onnxruntime.capi import _pybind_state as C
-
+        onnxruntime, C = import_onnxruntime()
         self.graph = graph
         options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3  # errors only
+        options.log_severity_level = ERRORS
         options.intra_op_num_threads = threads
         options.use_deterministic_compute = True
         # The outputs are read while the rest of the graph has yet to run, so nothing may take
@@ -131,8 +143,7 @@ class TrainingSession:
             feeds: contiguous arrays of NumPy or detached tensors of PyTorch, for `graph.feeds`.
                 ONNX Runtime may write to the running statistics of BatchNorms.
         """
-        from onnxruntime.capi import _pybind_state as C
-
+        _, C = import_onnxruntime()
         state, outputs = C.PartialGraphExecutionState(), C.OrtValueVector()
         self.agent.run_forward(_vector(feeds), outputs, state, None)
         return outputs, state
@@ -140,8 +151,7 @@ class TrainingSession:
     def backward(self, gradient, state):
         """The vector of gradients with respect to `graph.trained`, from that of the first
         output."""
-        from onnxruntime.capi import _pybind_state as C
-
+        _, C = import_onnxruntime()
         gradients = C.OrtValueVector()
         self.agent.run_backward(_vector([gradient]), gradients, state)
         return gradients
@@ -149,8 +159,7 @@ class TrainingSession:
 
 def _vector(arrays: Sequence):
     """ONNX Runtime's vector of values, in the arrays' memory."""
-    from onnxruntime.capi import _pybind_state as C
-
+    _, C = import_onnxruntime()
     vector = C.OrtValueVector()
     vector.reserve(len(arrays))
     for array in arrays:
