@@ -47,10 +47,10 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "resnet18": Case("ResNet-18", 64),
-    "resnet50": Case("ResNet-50", 32),
+    "resnet18": Case("ResNet-18", 32),
+    "resnet50": Case("ResNet-50", 16),
     "transformer": Case("Transformer of 4 layers of 256", 64),
-    "vit": Case("ViT of 9 layers of 192", 64),
+    "vit": Case("ViT of 9 layers of 192", 32),
 }
 
 
@@ -130,7 +130,7 @@ def measure(case: str, engines: list[str], options) -> dict:
 def main() -> None:
     flags = parser(__doc__, repetitions=5)
     flags.add_argument("--case", choices=CASES, help="(default: all)")
-    flags.add_argument("--steps", type=int, default=2, help="in a turn (default: 2)")
+    flags.add_argument("--steps", type=int, default=1, help="in a turn (default: 1)")
     options = flags.parse_args()
     engines = [EAGER, COMPILE, ORT]
     if (reason := why_missing()) is not None:

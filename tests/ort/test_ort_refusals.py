@@ -45,7 +45,7 @@ def test_the_operator_is_named(layer, named):
 def test_an_operator_that_would_end_the_process_ends_another_one(monkeypatch):
     """As AveragePool does, were it not refused by name."""
     monkeypatch.delitem(export.REFUSED, "AveragePool")
-    assert "ended by SIGFPE" in refusal(network(nn.AvgPool2d(2)))
+    assert "was ended by SIGFPE" in refusal(network(nn.AvgPool2d(2)))
 
 
 def test_wrong_gradients_are_refused(monkeypatch):

@@ -115,12 +115,10 @@ def _norms_prepared(model: nn.Module, sizes: dict[str, int]) -> Iterator[None]:
 
 def by_running_statistics(norm: nn.Module, x: Tensor) -> Tensor:
     """What a BatchNorm computes in evaluation, (n, channels, ...)."""
-    factor = 1 / torch.sqrt(norm.running_var + norm.eps)
+    factor, bias = 1 / torch.sqrt(norm.running_var + norm.eps), 0.0
     if norm.affine:
-        factor = factor * norm.weight
-    shift = -norm.running_mean * factor
-    if norm.affine:
-        shift = shift + norm.bias
+        factor, bias = factor * norm.weight, norm.bias
+    shift = bias - norm.running_mean * factor
     shape = (-1, *(1,) * (x.ndim - 2))
     return x * factor.view(shape) + shift.view(shape)
 

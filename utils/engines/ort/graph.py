@@ -83,9 +83,8 @@ class _Step(torch.autograd.Function):
     def forward(ctx, graph: Graph, feeds: list[Tensor], *trained: Tensor):
         outputs, ctx.state = graph.session.forward(feeds)
         ctx.graph = graph
-        outputs = tuple(
-            tensor.clone() for tensor in _tensors(outputs)
-        )  # their memory is used again
+        # Copies, because the backward pass uses the memory of the outputs again.
+        outputs = tuple(tensor.clone() for tensor in _tensors(outputs))
         ctx.mark_non_differentiable(*outputs[1:])
         ctx.set_materialize_grads(False)
         return outputs

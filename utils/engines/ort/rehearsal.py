@@ -49,14 +49,16 @@ def rehearse(graph: GradientGraph, feeds: list[np.ndarray]) -> None:
     if child.returncode < 0:
         how = f"was ended by {signal.Signals(-child.returncode).name}"
     else:
-        how = f"failed ({child.stderr.strip().splitlines()[-1][:200]})"
+        last = (child.stderr.strip() or "without a message").splitlines()[-1]
+        how = f"failed ({last[:200]})"
     raise UserError(
-        f"--engine ort: ONNX Runtime cannot train this model: a step that was tried in another "
-        f"process {how}; leave --engine out"
+        "--engine ort: ONNX Runtime cannot train this model: another process, in which a step was "
+        f"tried, {how}; leave --engine out"
     )
 
 
 def run(folder: Path) -> None:
+    """Takes the step, in the other process."""
     names = json.loads((folder / NAMES).read_text(encoding="utf-8"))
     session = TrainingSession(GradientGraph((folder / GRAPH).read_bytes(), **names), threads=1)
     feeds = load_file(folder / FEEDS)
