@@ -6,10 +6,11 @@ VENV ?= $(if $(TORCH),.venv-torch$(TORCH),.venv)
 OTHER_TORCH = $(if $(TORCH),"torch==$(TORCH).*")
 BIN := $(VENV)/bin
 DALI_VENV := $(VENV)-dali
+ORT_VENV := $(VENV)-ort
 # A process for each core; the tests of a file share what they set up.
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
 
-.PHONY: demo demo-text demo-vit demo-tuning test slow test-dali kernels soak same mutants bench lint clean
+.PHONY: demo demo-text demo-vit demo-tuning test slow test-dali test-ort kernels soak same mutants bench lint clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python resnet50_test.py --config recipes/shapes_demo.yaml
@@ -41,6 +42,11 @@ slow: $(VENV)/.installed-dev
 # adds it to the other one. `make test` and `make slow` leave them out.
 test-dali: $(DALI_VENV)/.installed
 	$(DALI_VENV)/bin/python -m pytest tests/dali
+
+# The tests of --engine ort, which needs ONNX Runtime's training core, in an environment of their own:
+# the onnxruntime of the other one has none. `make test` and `make slow` leave them out.
+test-ort: $(ORT_VENV)/.installed
+	$(ORT_VENV)/bin/python -m pytest tests/ort
 
 # The numerical tests with the kernels that PyTorch and oneDNN take on older CPUs, which this one can
 # run, too; `OTHER="--all"` for every one of them by itself.
@@ -96,6 +102,17 @@ $(DALI_VENV)/.installed: tests/dali/requirements.txt requirements-dali.txt $(VEN
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
 		"$$($(DALI_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/main.pth"
 	$(DALI_VENV)/bin/python -m pip install --disable-pip-version-check -r $<
+	@touch $@
+
+# Its own packages come before those of the other environment, so this one has the onnxruntime with the
+# training core.
+$(ORT_VENV)/.installed: requirements-ort.txt $(VENV)/.installed-dev
+	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 13))' || \
+		{ echo "error: --engine ort needs Python 3.11 or 3.12: make VENV=.venv3.12 PYTHON=python3.12 test-ort"; exit 2; }
+	$(BIN)/python -m venv $(ORT_VENV)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
+		"$$($(ORT_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/main.pth"
+	$(ORT_VENV)/bin/python -m pip install --disable-pip-version-check -r $<
 	@touch $@
 
 $(VENV)/.installed-mutants: tests/mutants/requirements.txt $(VENV)/.installed-dev

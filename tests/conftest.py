@@ -17,8 +17,9 @@ from quick_runs import handlers_put_back, quick
 import resnet50_test
 
 ROOT = Path(__file__).resolve().parent.parent
-# Only `make test-dali`, which names this folder, collects it: it needs a package of its own.
-collect_ignore = ["dali"]
+# Only `make test-dali` and `make test-ort`, which name these folders, collect them: they need
+# packages of their own.
+collect_ignore = ["dali", "ort"]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -66,17 +66,23 @@ def test_a_compiled_model_has_no_graphs(tmp_path, gpu, wanted):
     assert said == ([f"--cuda_graphs: not used, because {reason}"] if wanted == "on" else [])
 
 
+def wrapped(engine, trainer):
+    """What the objective would call."""
+    step = trainer.train_step
+    return engine.wrap(step.model, step.strategy, trainer.log.console)
+
+
 def test_the_model_is_called_as_it_is_unless_it_is_compiled(tmp_path):
     trainer = make_trainer(tmp_path)
     for wanted in ("on", "auto", "off"):
         for made in (trainer, on_a_gpu(make_trainer(tmp_path))):
             engine, _ = choose_engine(facts_of(made), cuda_graphs=wanted, deterministic=False)
-            assert engine.wrap(trainer.train_step.model) is trainer.train_step.model
+            assert wrapped(engine, trainer) is trainer.train_step.model
     engine, _ = choose_engine(
         facts_of(trainer, compiled=True), cuda_graphs="off", deterministic=False
     )
-    wrapped = engine.wrap(trainer.train_step.model)
-    assert wrapped is not trainer.train_step.model and wrapped._orig_mod is trainer.train_step.model
+    called = wrapped(engine, trainer)
+    assert called is not trainer.train_step.model and called._orig_mod is trainer.train_step.model
     assert facts_of(trainer).device == CPU
 
 

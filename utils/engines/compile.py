@@ -4,11 +4,13 @@ from collections.abc import Callable
 
 import torch
 
+from utils.distributed.strategies.base import Strategy
 from utils.engines.eager import Eager
+from utils.reporting.console import Console
 
 
 class Compile(Eager):
     """An Engine for any run."""
 
-    def wrap(self, model: Callable) -> Callable:
+    def wrap(self, model: Callable, strategy: Strategy, console: Console) -> Callable:
         return torch.compile(model)

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable
 
+from utils.distributed.strategies.base import Strategy
 from utils.engines.engine import RunFacts
 from utils.engines.launch_bound import LaunchBound, TimedSteps, mark_on
 from utils.reporting.console import Console
@@ -20,7 +21,7 @@ class Eager:
     def why_not(self, facts: RunFacts) -> str | None:
         return None
 
-    def wrap(self, model: Callable) -> Callable:
+    def wrap(self, model: Callable, strategy: Strategy, console: Console) -> Callable:
         return model
 
     def stepper(

@@ -1,7 +1,7 @@
 """The interface of an engine, and the facts of a run on which its use depends.
 
 To add an engine, write its file in this folder and a line in the table in choose.py, and name it in
-`_wanted` there.
+`_wanted` there or in the choices of `--engine` (utils/settings/engine.py).
 """
 
 from collections.abc import Callable
@@ -10,6 +10,7 @@ from typing import Protocol
 
 import torch
 
+from utils.distributed.strategies.base import Strategy
 from utils.reporting.console import Console
 from utils.training.loader import TrainingLoader
 from utils.training.stepper import Stepper
@@ -59,8 +60,13 @@ class Engine(Protocol):
     def why_not(self, facts: RunFacts) -> str | None:
         """Why it cannot serve the run; None: it can."""
 
-    def wrap(self, model: Callable) -> Callable:
-        """What the objective calls in place of the model."""
+    def wrap(self, model: Callable, strategy: Strategy, console: Console) -> Callable:
+        """What the objective calls in place of the model.
+
+        Args:
+            model: as `strategy` has wrapped it.
+            console: for messages.
+        """
 
     def stepper(
         self, train_step: TrainStep, loader: TrainingLoader, console: Console, advice: str

@@ -17,7 +17,7 @@ def dropout(x: Tensor, rate: float) -> Tensor:
     """
     if rate == 0:
         return x
-    if x.device.type != "cpu" or torch.compiler.is_compiling():
+    if x.device.type != "cpu" or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return F.dropout(x, rate)
     bits, threshold, factor = draw_bits(x, rate)
     keep = torch.empty(x.shape, dtype=x.dtype)

@@ -78,6 +78,7 @@ def build_trainer(
     with run.signals.held():
         engine, notes = choose_engine(
             run_facts(run, ready, task),
+            engine=settings.engine,
             cuda_graphs="off" if settings.trains_locally else settings.cuda_graphs,
             deterministic=settings.deterministic,
         )
@@ -177,7 +178,7 @@ def _step_maker(
             f"--mixup meta learns one distribution for all pairs of the {classes} classes: one for "
             "each pair needs a longer run, and --meta_decay 0, which forgets nothing"
         )
-    objective = ready.make_objective(engine.wrap(ready.wrapped))
+    objective = ready.make_objective(engine.wrap(ready.wrapped, strategy, run.console))
 
     def make_step(guard: Guard, progress: Progress) -> TrainStep:
         with run.signals.held():  # an import of PyTorch's compiler, as in build_trainer

@@ -152,7 +152,8 @@ class Run:
         self.threads = torch.get_num_threads()  # the most that are used
         chosen = settings.threads or "OMP_NUM_THREADS" in os.environ
         self.free_cores = None
-        if not (cuda or chosen or settings.deterministic or settings.compile):
+        fixed = settings.deterministic or settings.compile or settings.engine != "torch"
+        if not (cuda or chosen or fixed):
             self.free_cores = follow_free_cores(self.console.say, self.console.log)
         torch.manual_seed(settings.seed)
         prefer_flash_attention()

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from utils.errors import UserError
 from utils.setting import setting
 from utils.settings.config import Config
+from utils.settings.strategies import STRATEGIES
 
 GROUP = "engine"
+ENGINES = ("torch", "ort")
 
 
 @dataclass
@@ -33,6 +35,14 @@ class EngineSettings(Config):
         group=GROUP,
         many=True,
         resume="evaluation",
+    )
+    engine: str = setting(
+        "torch",
+        "What computes the network. torch: PyTorch; ort: ONNX Runtime, experimental, on a CPU in "
+        "float32, with the packages of requirements-ort.txt",
+        group=GROUP,
+        choices=ENGINES,
+        resume="free",
     )
     compile: bool = setting(
         False,
@@ -115,3 +125,41 @@ class EngineSettings(Config):
                 f"--keep_fp32 and --fused {self.fused} exclude each other: a fused function "
                 "computes several modules at once; leave one of them out"
             )
+        if self.engine == "ort" and self.action.trains:
+            self._refuse_what_ort_cannot()
+
+    def _refuse_what_ort_cannot(self) -> None:
+        """Raises UserError if a flag excludes training by ONNX Runtime."""
+        divides = self.distributed and STRATEGIES[self.strategy].divides
+        drop_path = getattr(self, "drop_path", 0.0)
+        for flag, given, reason in (
+            ("--device cuda", self.device == "cuda", "it computes on a CPU"),
+            (
+                f"--precision {self.precision}",
+                self.precision not in ("auto", "fp32"),
+                "it computes in float32",
+            ),
+            ("--compile", self.compile, "torch.compile is another engine"),
+            ("--cuda_graphs", self.cuda_graphs == "on", "CUDA graphs are another engine"),
+            (f"--fused {self.fused}", self.fused != "none", "the fused modules are PyTorch's"),
+            (
+                "--grad_checkpointing",
+                self.grad_checkpointing,
+                "it decides by itself which activations are kept",
+            ),
+            (f"--strategy {self.strategy}", divides, "it needs whole weights; take ddp"),
+            (
+                "--sync_bn",
+                self.distributed and self.sync_bn,
+                "its graph cannot ask the other processes",
+            ),
+            ("--mixup meta", self.mixup == "meta", "it has no gradient of lambda"),
+            ("--auto_batch", self.auto_batch, "it measures the memory that PyTorch takes"),
+            (
+                f"--drop_path {drop_path:g}",
+                drop_path > 0,
+                "a resumed run could not repeat its random numbers",
+            ),
+        ):
+            if given:
+                raise UserError(f"{flag} cannot be combined with --engine ort: {reason}")

@@ -60,6 +60,11 @@ class Strategy(ModelTensors):
         self.parameters = dict(model.named_parameters())
         return model
 
+    def substitute(self, module: nn.Module) -> nn.Module:
+        """Makes `module` compute in place of the model, with the model's own parameters and
+        buffers. Returns what the objective calls."""
+        return module
+
     # ---- a step ---------------------------------------------------------------------------------
 
     def micro_batch(self, last: bool) -> contextlib.AbstractContextManager:

@@ -34,6 +34,10 @@ class DDP(Synchronous):
         )
         return self.wrapped
 
+    def substitute(self, module: nn.Module) -> nn.Module:
+        self.wrapped.module = module
+        return self.wrapped
+
     def micro_batch(self, last: bool) -> contextlib.AbstractContextManager:
         return contextlib.nullcontext() if last else self.wrapped.no_sync()
 

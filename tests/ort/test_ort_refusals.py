@@ -1,0 +1,67 @@
+"""Models that ONNX Runtime cannot train are refused before the first step."""
+
+import pytest
+from ort_models import pictures
+from torch import nn
+
+from utils.engines.ort import export
+from utils.engines.ort.module import OrtModule
+from utils.engines.ort.session import TrainingSession
+from utils.errors import UserError
+from utils.models.resnet import DropPath
+
+
+def network(*layers: nn.Module) -> nn.Module:
+    """For pictures of 16 x 16, of 4 channels after a first convolution."""
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 1), *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)
+    )
+
+
+def refusal(model: nn.Module) -> str:
+    with pytest.raises(UserError) as caught:
+        OrtModule(model.train(), lambda line: None)(pictures(4))
+    text = str(caught.value)
+    assert text.startswith("--engine ort: ") and "\n" not in text
+    return text
+
+
+@pytest.mark.parametrize(
+    ("layer", "named"),
+    [
+        (nn.AvgPool2d(2), "AveragePool"),
+        (DropPath(0.5), "Random"),
+        (nn.Hardswish(), "HardSwish"),
+        (nn.PReLU(), "PRelu"),
+        (nn.ELU(), "Elu"),
+        (nn.GroupNorm(2, 4), "InstanceNormalization"),
+        (nn.ConvTranspose2d(4, 4, 2), "ConvTranspose"),
+    ],
+)
+def test_the_operator_is_named(layer, named):
+    assert named in refusal(network(layer))
+
+
+def test_an_operator_that_would_end_the_process_ends_another_one(monkeypatch):
+    """As AveragePool does, were it not refused by name."""
+    monkeypatch.delitem(export.REFUSED, "AveragePool")
+    assert "was ended by SIGFPE" in refusal(network(nn.AvgPool2d(2)))
+
+
+def test_wrong_gradients_are_refused(monkeypatch):
+    backward = TrainingSession.backward
+    monkeypatch.setattr(
+        TrainingSession,
+        "backward",
+        lambda self, gradient, state: backward(self, 1.1 * gradient, state),
+    )
+    assert "differ from float64's by 1.0e-01" in refusal(network(nn.ReLU()))
+
+
+def test_wrong_statistics_are_refused(monkeypatch):
+    monkeypatch.setattr("utils.engines.ort.graph.update_statistics", lambda *arguments: None)
+    assert "differ from float64's" in refusal(network(nn.BatchNorm2d(4)))
+
+
+def test_a_batch_norm_with_a_cumulative_average():
+    assert "momentum" in refusal(network(nn.BatchNorm2d(4, momentum=None)))

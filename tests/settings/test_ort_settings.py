@@ -1,0 +1,48 @@
+"""What --engine ort excludes is refused by name."""
+
+import pytest
+from settings_of_pictures import refused, settings_of
+
+import vit_test
+from utils.errors import UserError
+from utils.settings.config import parse
+
+ORT = ("--engine", "ort")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--device cuda",
+        "--precision bf16",
+        "--precision fp16",
+        "--compile",
+        "--cuda_graphs on",
+        "--fused speed",
+        "--auto_batch",
+        "--mixup meta",
+        "--drop_path 0.1",
+        "--strategy fsdp --distributed",
+        "--sync_bn --distributed",
+    ],
+)
+def test_what_training_excludes(flags):
+    words = flags.split()
+    text = refused(*ORT, *words)
+    assert text.startswith(words[0]) and "--engine ort" in text
+    assert settings_of(*words).engine == "torch"
+
+
+def test_gradient_checkpointing_is_excluded():
+    with pytest.raises(
+        UserError, match=r"^--grad_checkpointing cannot be combined with --engine ort"
+    ):
+        parse(vit_test.Settings, [*ORT, "--grad_checkpointing"], "")
+
+
+@pytest.mark.parametrize(
+    "flags", ["", "--precision fp32", "--mixup 0.2 --ema_decay 0.9", "--strategy ddp --distributed",
+              "--strategy local"],
+)  # fmt: skip
+def test_what_works(flags):
+    assert settings_of(*ORT, *flags.split()).engine == "ort"

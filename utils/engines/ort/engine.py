@@ -1,0 +1,25 @@
+"""`--engine ort`: which runs it serves."""
+
+from collections.abc import Callable
+
+from torch import nn
+
+from utils.distributed.strategies.base import Strategy
+from utils.engines.eager import Eager
+from utils.engines.engine import RunFacts
+from utils.engines.ort.module import OrtModule
+from utils.engines.ort.session import why_missing
+from utils.reporting.console import Console
+
+
+class Ort(Eager):
+    """An Engine for a CPU in float32. utils/settings/engine.py refuses the flags that exclude it;
+    OrtModule refuses models that it cannot train."""
+
+    def why_not(self, facts: RunFacts) -> str | None:
+        if facts.device.type != "cpu":
+            return "it computes on a CPU only: add --device cpu"
+        return why_missing()
+
+    def wrap(self, model: Callable, strategy: Strategy, console: Console) -> nn.Module:
+        return strategy.substitute(OrtModule(strategy.model, console.say))

@@ -1,0 +1,139 @@
+"""A model's graph for ONNX Runtime, with the tensors of the model that it reads and writes."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.utils.dlpack import from_dlpack
+
+from utils.engines.ort.export import PREFIX, Exported, Norm, export
+from utils.engines.ort.session import (
+    GradientGraph,
+    TrainingSession,
+    import_onnxruntime,
+    with_gradient,
+)
+from utils.errors import UserError
+
+
+class Graph:
+    """Computes logits, and in the backward pass the gradients of the parameters.
+
+    Args:
+        exported: the model.
+        gradient: the same with its gradient.
+    """
+
+    def __init__(self, exported: Exported, gradient: GradientGraph):
+        self.gradient, self.norms, self.draws = gradient, exported.norms, exported.draws
+        try:
+            self.session = TrainingSession(gradient, torch.get_num_threads())
+        except Exception as error:  # ONNX Runtime's exceptions have no public base class
+            raise _refusal(error) from error
+
+    @classmethod
+    def of(cls, model: nn.Module, arguments: dict[str, Tensor]) -> Graph:
+        """The graph of a model, whose buffers this changes.
+
+        Raises:
+            UserError: it has an operator that ONNX Runtime cannot train.
+        """
+        exported = export(model, arguments)
+        used = {name for node in exported.proto.graph.node for name in node.input}
+        parameters = {PREFIX + name: p for name, p in model.named_parameters()}
+        parameters = {name: p for name, p in parameters.items() if name in used}
+        trained = [name for name, parameter in parameters.items() if parameter.requires_grad]
+        try:
+            further = [name for norm in exported.norms for name in norm.outputs]
+            gradient = with_gradient(exported.proto, list(parameters), trained, further)
+        except Exception as error:
+            raise _refusal(error) from error
+        return cls(exported, gradient)
+
+    def feeds(self, model: nn.Module, arguments: dict[str, Tensor]) -> list[Tensor]:
+        """The inputs of the graph, in its order; contiguous and detached."""
+        tensors = {PREFIX + name: tensor for name, tensor in model.named_parameters()}
+        # Copies, as ONNX Runtime writes the new statistics of a BatchNorm over the old ones.
+        tensors |= {PREFIX + name: tensor.clone() for name, tensor in model.named_buffers()}
+        tensors |= arguments
+        return [tensors[name].detach().contiguous() for name in self.gradient.feeds]
+
+    def run(self, model: nn.Module, arguments: dict[str, Tensor]) -> Tensor:
+        """(n, classes): the logits, with the parameters and buffers of `model`, whose BatchNorms
+        take the batch into their statistics."""
+        if self.draws:
+            _seed()
+        parameters = dict(model.named_parameters())
+        trained = [parameters[name.removeprefix(PREFIX)] for name in self.gradient.trained]
+        logits, *statistics = _Step.apply(self, self.feeds(model, arguments), *trained)
+        pairs = zip(statistics[::2], statistics[1::2], strict=True)
+        for norm, (mean, var) in zip(self.norms, pairs, strict=True):
+            update_statistics(model.get_submodule(norm.name), norm, mean, var, len(logits))
+        return logits
+
+
+class _Step(torch.autograd.Function):
+    """(graph, its feeds, the parameters whose gradients it computes) -> the outputs. The parameters
+    are among the feeds; as arguments they make autograd ask for their gradients."""
+
+    @staticmethod
+    def forward(ctx, graph: Graph, feeds: list[Tensor], *trained: Tensor):
+        outputs, ctx.state = graph.session.forward(feeds)
+        ctx.graph = graph
+        # Copies, because the backward pass uses the memory of the outputs again.
+        outputs = tuple(tensor.clone() for tensor in _tensors(outputs))
+        ctx.mark_non_differentiable(*outputs[1:])
+        ctx.set_materialize_grads(False)
+        return outputs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient: Tensor, *_):
+        gradients = ctx.graph.session.backward(gradient.contiguous(), ctx.state)
+        del ctx.state  # which holds the activations
+        return None, None, *_tensors(gradients)
+
+
+def _tensors(vector) -> list[Tensor]:
+    """Tensors in the memory of ONNX Runtime's values."""
+    return [from_dlpack(vector.dlpack_at(index)) for index in range(len(vector))]
+
+
+@torch.no_grad()
+def update_statistics(
+    module: nn.Module, norm: Norm, mean: Tensor, var: Tensor, samples: int
+) -> None:
+    """Puts a step's statistics into a BatchNorm.
+
+    ONNX takes the biased variance v of the batch, over n values of a channel, into the running one,
+    (1 - m) r + m v. PyTorch takes the unbiased one, n / (n - 1) v.
+
+    Args:
+        mean, var: (channels,), the running statistics by ONNX Runtime.
+        samples: in the batch.
+    """
+    count = samples * norm.values
+    old = (1 - module.momentum) * module.running_var
+    module.running_mean.copy_(mean)
+    module.running_var.copy_(old + (var - old) * (count / max(count - 1, 1)))
+    module.num_batches_tracked += 1
+
+
+def _seed() -> None:
+    """Seeds ONNX Runtime's dropout from PyTorch's generator, whose state checkpoints hold."""
+    onnxruntime, _ = import_onnxruntime()
+    onnxruntime.set_seed(int(torch.randint(2**31 - 1, ())))
+
+
+def _refusal(error: Exception) -> UserError:
+    """What ONNX Runtime has said, with the operator's name where that is the point."""
+    text = " ".join(str(error).split())
+    reason = f"cannot train this model ({text[-200:]})"
+    if found := re.search(r"gradient builder has not been registered: *(\w+)", text):
+        reason = f"has no gradient of the ONNX operator {found[1]}"
+    elif found := re.search(r"Could not find an implementation for (\w+)", text):
+        reason = f"cannot compute the ONNX operator {found[1]}"
+    return UserError(f"--engine ort: ONNX Runtime {reason}; leave --engine out")

@@ -1,0 +1,85 @@
+"""The module that computes by ONNX Runtime what a PyTorch model computes in training."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from utils.engines.ort.arguments import Flat, first_of, kind_of, tensors_of
+from utils.engines.ort.checks import (
+    NOISE,
+    RATIO,
+    error_of_step,
+    in_float64,
+    one_step,
+    without_dropout,
+)
+from utils.engines.ort.graph import Graph
+from utils.engines.ort.rehearsal import rehearse
+from utils.errors import UserError
+
+SAMPLES = 8  # of the first batch on which ONNX Runtime and PyTorch are compared with float64
+
+
+class OrtModule(nn.Module):
+    """Calls `model`; where gradients are wanted, ONNX Runtime computes it and them.
+
+    The first call of a kind (a mixed batch, another size of pictures, another part that trains)
+    exports a graph, tries a step of it in another process, and compares its gradients with
+    PyTorch's, by their errors against float64.
+
+    Args:
+        model: in float32 on the CPU; its parameters and buffers are used where they are.
+        say: called with a line on the comparison.
+    """
+
+    def __init__(self, model: nn.Module, say: Callable[[str], None]):
+        super().__init__()
+        self.model, self.say = model, say
+        self._graphs: dict[tuple, Graph] = {}
+
+    def forward(self, inputs, mix_plan=None) -> Tensor:
+        """Logits (n, classes).
+
+        Raises:
+            UserError: ONNX Runtime cannot train the model.
+        """
+        if not torch.is_grad_enabled():
+            return self.model(inputs) if mix_plan is None else self.model(inputs, mix_plan)
+        arguments = tensors_of(self.model, inputs, mix_plan)
+        trained = tuple(parameter.requires_grad for parameter in self.model.parameters())
+        modes = tuple(module.training for module in self.model.modules())
+        kind = (kind_of(arguments), trained, modes)
+        if kind not in self._graphs:
+            with torch.random.fork_rng(devices=()):
+                self._graphs[kind] = self._tried(first_of(arguments, SAMPLES))
+        return self._graphs[kind].run(self.model, arguments)
+
+    def _tried(self, arguments: dict[str, Tensor]) -> Graph:
+        """A graph that works, after a line on its gradients."""
+        graph = Graph.of(copy.deepcopy(self.model), arguments)
+        rehearse(graph.gradient, [feed.numpy() for feed in graph.feeds(self.model, arguments)])
+        steady = graph
+        plain = without_dropout(copy.deepcopy(self.model))
+        if graph.draws:
+            steady = Graph.of(copy.deepcopy(plain), arguments)
+        twin, exact = copy.deepcopy(plain), copy.deepcopy(plain).double()
+        values = list(arguments.values())
+        found = one_step(lambda *_: steady.run(twin, arguments), twin, values)
+        expected = one_step(Flat(exact), exact, [in_float64(value) for value in values])
+        error = error_of_step(found, expected)
+        usual = error_of_step(one_step(Flat(plain), plain, values), expected)
+        dropout = " without dropout" if graph.draws else ""
+        what = f"gradients and statistics of a step with {len(values[0])} samples{dropout}"
+        if not error <= RATIO * usual + NOISE:
+            raise UserError(
+                f"--engine ort: {what} differ from float64's by {error:.1e} of their size, and "
+                f"PyTorch's by {usual:.1e}; leave --engine out"
+            )
+        self.say(
+            f"ONNX Runtime: {what} are within {error:.1e} of float64's (PyTorch's: {usual:.1e})"
+        )
+        return graph

@@ -1,0 +1,167 @@
+"""A graph with its gradient, and the session of ONNX Runtime that runs it.
+
+`C` is ONNX Runtime's module of C++ functions, on which its ORTModule is built. ORTModule itself
+does not work with today's PyTorch. Nothing here imports PyTorch, so a rehearsal starts quickly.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+ERRORS = 3  # the log level that leaves out warnings
+INSTALL = (
+    "install requirements-ort.txt into an environment of its own, since onnxruntime without the "
+    "training core writes into the same folder"
+)
+
+
+def import_onnxruntime():
+    """(the package onnxruntime, its C++ functions). It would import ORTModule, which imports
+    PyTorch and looks for CUDA, but does without it."""
+    sys.modules.setdefault("onnxruntime.training.ortmodule", None)
+    import onnxruntime
+    from onnxruntime.capi import _pybind_state
+
+    return onnxruntime, _pybind_state
+
+
+def why_missing() -> str | None:
+    """Why there is no training core; None: there is one."""
+    try:
+        import onnx  # noqa: F401
+
+        _, C = import_onnxruntime()
+    except ImportError as error:
+        return f"{error.name or 'onnxruntime'} is not installed: {INSTALL}"
+    if not hasattr(C, "TrainingAgent"):
+        return f"the installed onnxruntime has no training core: {INSTALL}"
+    return None
+
+
+@dataclass(frozen=True)
+class GradientGraph:
+    """A graph that computes outputs, and then gradients from those of its outputs.
+
+    Attributes:
+        proto: the graph as ONNX, serialized.
+        feeds: names of its inputs, in order.
+        outputs: how many outputs it has.
+        trained: names of the inputs whose gradients it computes, in the order of these.
+    """
+
+    proto: bytes
+    feeds: list[str]
+    outputs: int
+    trained: list[str]
+
+
+def with_gradient(
+    proto, parameters: list[str], trained: list[str], further: list[str]
+) -> GradientGraph:
+    """Adds the gradient of its one output to a graph.
+
+    Args:
+        proto: an onnx.ModelProto whose inputs include the parameters.
+        parameters: names of the inputs that are parameters.
+        trained: names of those whose gradients are wanted.
+        further: names of values within the graph that become outputs without a gradient.
+
+    Raises:
+        RuntimeError: an operator has no gradient.
+    """
+    import onnx
+
+    _, C = import_onnxruntime()
+    C.set_default_logger_severity(ERRORS)
+    settings = C.OrtModuleGraphBuilderConfiguration()
+    settings.initializer_names = parameters
+    settings.initializer_names_to_train = trained
+    settings.input_names_require_grad = []
+    settings.build_gradient_graph = True
+    settings.loglevel = C.Severity.ERROR
+    builder = C.OrtModuleGraphBuilder()
+    builder.initialize(proto.SerializeToString(), settings)
+    builder.build(C.TrainingGraphTransformerConfiguration())
+    built = onnx.load_model_from_string(builder.get_gradient_model())
+    graph = built.graph
+    if further:
+        # The operator that gives the outputs and takes their gradients. Were these outputs before,
+        # ONNX Runtime would want a gradient of each.
+        border = next(node for node in graph.node if node.op_type == "YieldOp")
+        border.input.extend(further)
+        indices = range(1, len(border.input))
+        border.attribute.append(onnx.helper.make_attribute("non_differentiable_outputs", indices))
+    return GradientGraph(
+        proto=built.SerializeToString(),
+        feeds=[each.name for each in graph.input],
+        outputs=1 + len(further),
+        trained=[each.name.removesuffix("_grad") for each in graph.output],
+    )
+
+
+class TrainingSession:
+    """Runs a GradientGraph on the CPU.
+
+    Args:
+        graph: with the gradient of its first output.
+        threads: for arithmetic.
+
+    Raises:
+        Exception: an operator has no kernel; ONNX Runtime's exceptions have no public base class.
+    """
+
+    def __init__(self, graph: GradientGraph, threads: int):
+        onnxruntime, C = import_onnxruntime()
+        self.graph = graph
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = ERRORS
+        options.intra_op_num_threads = threads
+        options.use_deterministic_compute = True
+        # The outputs are read while the rest of the graph has yet to run, so nothing may take
+        # their memory.
+        options.enable_mem_pattern = options.enable_mem_reuse = False
+        options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
+        options.add_session_config_entry("session.disable_prepacking", "1")
+        # Idle threads would take the cores from PyTorch, which computes the rest of the step.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        self.session = onnxruntime.InferenceSession(
+            graph.proto, options, providers=["CPUExecutionProvider"]
+        )
+        device = C.OrtDevice(C.OrtDevice.cpu(), C.OrtDevice.default_memory(), 0)
+        fetches = [each.name for each in self.session.get_outputs()]
+        self.agent = C.TrainingAgent(
+            self.session._sess, graph.feeds, [device] * graph.outputs, fetches,
+            [device] * len(fetches), 0,
+        )  # fmt: skip
+
+    def forward(self, feeds: Sequence):
+        """(outputs, a state for `backward`). The outputs are valid until then.
+
+        Args:
+            feeds: contiguous arrays of NumPy or detached tensors of PyTorch, for `graph.feeds`.
+                ONNX Runtime may write to the running statistics of BatchNorms.
+        """
+        _, C = import_onnxruntime()
+        state, outputs = C.PartialGraphExecutionState(), C.OrtValueVector()
+        self.agent.run_forward(_vector(feeds), outputs, state, None)
+        return outputs, state
+
+    def backward(self, gradient, state):
+        """The vector of gradients with respect to `graph.trained`, from that of the first
+        output."""
+        _, C = import_onnxruntime()
+        gradients = C.OrtValueVector()
+        self.agent.run_backward(_vector([gradient]), gradients, state)
+        return gradients
+
+
+def _vector(arrays: Sequence):
+    """ONNX Runtime's vector of values, in the arrays' memory."""
+    _, C = import_onnxruntime()
+    vector = C.OrtValueVector()
+    vector.reserve(len(arrays))
+    for array in arrays:
+        vector.push_back(array.__dlpack__(), str(array.dtype).endswith("bool"))
+    return vector
