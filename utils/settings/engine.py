@@ -7,6 +7,7 @@ from utils.setting import setting
 from utils.settings.config import Config
 
 GROUP = "engine"
+ENGINES = ("torch", "ort")
 
 
 @dataclass
@@ -33,6 +34,14 @@ class EngineSettings(Config):
         group=GROUP,
         many=True,
         resume="evaluation",
+    )
+    engine: str = setting(
+        "torch",
+        "What computes the network. torch: PyTorch; ort: ONNX Runtime, experimental, on a CPU in "
+        "float32, with the packages of requirements-ort.txt",
+        group=GROUP,
+        choices=ENGINES,
+        resume="free",
     )
     compile: bool = setting(
         False,
