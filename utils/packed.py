@@ -33,6 +33,11 @@ class PackedTokens(NamedTuple):
     def device(self) -> torch.device:
         return self.ids.device
 
+    def padded(self, pad: int) -> Tensor:
+        """(n, longest) int64: the texts side by side, with the id `pad` after their ends."""
+        grid = torch.full((self.samples * self.longest,), pad, device=self.device)
+        return grid.index_copy_(0, self.place, self.ids).view(self.samples, self.longest)
+
     def first(self, k: int) -> PackedTokens:
         """The first k texts, in the same memory; all of them where there are no more."""
         k = min(k, self.samples)

@@ -1,6 +1,8 @@
 """`--eval_only`: evaluates the weights of a checkpoint, or those of --pretrained, on the test set;
 without one, on the validation split."""
 
+from dataclasses import replace
+
 from utils.checkpoints.checkpoint import Checkpoint
 from utils.reporting.run_folder import REPORT, default_path
 from utils.runs.prepare import ReadyModel
@@ -19,6 +21,13 @@ def evaluate_only(run: Run, ready: ReadyModel, task: Task, checkpoint: Checkpoin
         ready.strategy.load(checkpoint.weights)
         averaged = "" if checkpoint.average is None else " (averaged weights)"
         what = f"step {checkpoint.step}{averaged}"
+    if run.settings.infers_by_ort:
+        # Training does without what these import.
+        from utils.inference.export_samples import samples_for
+        from utils.inference.onnx_model import OnnxModel
+
+        model = OnnxModel(ready.model, samples_for(task.card), run.console.say)
+        ready = replace(ready, model=model)
     classes = task.data.classes
     result = measure_split(run, ready, task.test, len(classes) if report else None, flip)
     if report:

@@ -22,6 +22,7 @@ from utils.inference.export_samples import (
     plain_copy,
     samples_for,
 )
+from utils.inference.onnx_session import OnnxSession, one_line
 from utils.weights.card import ModelCard, TextCard
 
 # Largest differences in float32 between PyTorch and another engine: of probabilities, and of their
@@ -65,13 +66,7 @@ def export_onnx(
         raise UserError(
             "exporting to ONNX needs two more packages: pip install onnx onnxscript"
         ) from None
-    model = plain_copy(model).to(memory_format=torch.contiguous_format)
-    size = sum(tensor.nbytes for tensor in model.state_dict().values())
-    if size > ONNX_BYTES:
-        raise UserError(
-            f"the weights take {size / 1e9:.1f} GB, and an ONNX file holds 2 GB: export a smaller "
-            "model, or to safetensors"
-        )
+    model = traceable(model, "export a smaller model, or to safetensors")
     samples = samples_for(card)
     proto = trace(model, samples)
     metadata = {key: json.dumps(card.to_dict()[key]) for key in samples.metadata}
@@ -84,7 +79,7 @@ def export_onnx(
         try:
             onnx.checker.check_model(str(aside), full_check=True)
         except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-            raise UserError(f"{path}: {_one_line(error)}: {_OTHER_WAY}") from error
+            raise UserError(f"{path}: {one_line(error)}: {_OTHER_WAY}") from error
         probabilities, engine = _answers(proto, model, samples, random)
         if probabilities is None:
             return f"graph valid; {engine}"
@@ -100,8 +95,32 @@ def export_onnx(
     )
 
 
-def trace(model: nn.Module, samples: PictureSamples | TextSamples):
-    """The ONNX model, without the source paths and lines that the exporter writes into it."""
+def traceable(model: nn.Module, other_way: str) -> nn.Module:
+    """A copy of the model for `trace`.
+
+    Raises:
+        UserError: it is too large for ONNX; the message ends with `other_way`.
+    """
+    model = plain_copy(model).to(memory_format=torch.contiguous_format)
+    size = sum(tensor.nbytes for tensor in model.state_dict().values())
+    if size > ONNX_BYTES:
+        raise UserError(
+            f"the weights take {size / 1e9:.1f} GB, and an ONNX file holds 2 GB: {other_way}"
+        )
+    return model
+
+
+def trace(model: nn.Module, samples):
+    """The ONNX model, without the source paths and lines that the exporter writes into it.
+
+    Args:
+        model: as `traceable` returns it.
+        samples: PictureSamples, TextSamples, or what has the same name, output, graph, example and
+            dynamic_shapes.
+
+    Raises:
+        UserError: the model has no ONNX form.
+    """
     # The exporter fails on the CPU's kernel for attention with a mask: its strides differ.
     try:
         with _silence(), sdpa_kernel(SDPBackend.MATH):
@@ -111,12 +130,12 @@ def trace(model: nn.Module, samples: PictureSamples | TextSamples):
                 dynamo=True,
                 verbose=False,
                 input_names=[samples.name],
-                output_names=["probabilities"],
+                output_names=[samples.output],
                 dynamic_shapes=(samples.dynamic_shapes(),),
             )
             proto = program.model_proto
     except torch.onnx.OnnxExporterError as error:
-        raise UserError(f"this model cannot be exported to ONNX ({_one_line(error)})") from error
+        raise UserError(f"this model cannot be exported to ONNX ({one_line(error)})") from error
     graph = proto.graph
     for part in [graph, *graph.node, *graph.value_info, *graph.input, *graph.output]:
         del part.metadata_props[:]
@@ -131,7 +150,7 @@ def _answers(
 ) -> tuple[np.ndarray | None, str]:
     """(probabilities from another engine, its name), or (None, why it did not run)."""
     try:
-        import onnxruntime
+        import onnxruntime  # noqa: F401
     except ImportError:
         cost = multiply_adds(model, samples.prepared(inputs))
         if cost > REFERENCE_MULTIPLY_ADDS:
@@ -139,19 +158,8 @@ def _answers(
         from onnx.reference import ReferenceEvaluator
 
         return ReferenceEvaluator(proto).run(None, {samples.name: inputs})[0], "onnx.reference"
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # errors only
-    options.intra_op_num_threads = torch.get_num_threads()
-    try:
-        session = onnxruntime.InferenceSession(
-            proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
-        )
-        probabilities = session.run(None, {samples.name: inputs})[0]
-    except Exception as error:  # ONNX Runtime's exceptions have no public base class
-        raise UserError(
-            f"ONNX Runtime refuses the graph ({_one_line(error)}): {_OTHER_WAY}"
-        ) from error
-    return probabilities, f"ONNX Runtime {onnxruntime.__version__}"
+    session = OnnxSession(proto, _OTHER_WAY)
+    return session.run(inputs), session.engine
 
 
 def close(probabilities: np.ndarray, expected: np.ndarray) -> bool:
@@ -194,7 +202,3 @@ def _silence() -> Iterator[None]:
             yield
         finally:
             logging.disable(before)
-
-
-def _one_line(error: Exception) -> str:
-    return (" ".join(str(error).split()) or type(error).__name__)[:200]

@@ -16,11 +16,12 @@ SAMPLES = 5  # in a check; not 2 as in `example`, so that a batch of fixed size 
 class PictureSamples:
     """Samples for a model of pictures.
 
-    `name` is that of the graph's input, `what` the samples in messages, `metadata` the entries of
-    the card that are kept with the graph.
+    `name` is that of the graph's input, `output` that of its output, `what` the samples in
+    messages, `metadata` the entries of the card that are kept with the graph.
     """
 
-    name, what, metadata = "images", "pictures", ("classes", "mean", "std")
+    name, output = "images", "probabilities"
+    what, metadata = "pictures", ("classes", "mean", "std")
 
     def __init__(self, card: ModelCard):
         self.card = card
@@ -51,14 +52,20 @@ class PictureSamples:
 
 
 class TextSamples:
-    """Samples for a model of texts; see PictureSamples."""
+    """Samples for a model of texts; see PictureSamples.
 
-    name, what, metadata = "ids", "texts", ("classes", "max_len", "clean")
+    Args:
+        size: of the vocabulary.
+        pad: the token id of padding.
+        max_len: the most tokens of a text.
+    """
 
-    def __init__(self, card: TextCard):
-        tokenizer = tokenizer_from_json(card.tokenizer)
-        self.size, self.pad = vocabulary_size(tokenizer), pad_id(tokenizer)
-        self.max_len, self.length = card.max_len, min(card.max_len, 24)
+    name, output = "ids", "probabilities"
+    what, metadata = "texts", ("classes", "max_len", "clean")
+
+    def __init__(self, size: int, pad: int, max_len: int):
+        self.size, self.pad, self.max_len = size, pad, max_len
+        self.length = min(max_len, 24)
 
     def example(self) -> Tensor:
         """(2, length) int64, for tracing."""
@@ -82,7 +89,10 @@ class TextSamples:
 
 
 def samples_for(card: ModelCard | TextCard) -> PictureSamples | TextSamples:
-    return TextSamples(card) if isinstance(card, TextCard) else PictureSamples(card)
+    if not isinstance(card, TextCard):
+        return PictureSamples(card)
+    tokenizer = tokenizer_from_json(card.tokenizer)
+    return TextSamples(vocabulary_size(tokenizer), pad_id(tokenizer), card.max_len)
 
 
 class _FromPixels(nn.Module):

@@ -7,6 +7,8 @@ from utils.data.texts.rows import column_names
 from utils.files import replace_file
 from utils.inference.export_onnx import export_onnx
 from utils.inference.export_safetensors import export_safetensors
+from utils.inference.export_samples import samples_for
+from utils.inference.onnx_model import OnnxModel
 from utils.inference.predict_pictures import PictureFiles, list_pictures, predict_images
 from utils.inference.predict_texts import predict_texts
 from utils.launch.signals import StoppedBySignal
@@ -38,6 +40,8 @@ def use_model(run: Run, model, checkpoint: Checkpoint, card: ModelCard | TextCar
             say(f"{path.with_name(TOKENIZER)}: the tokenizer, for the `tokenizers` library")
         return
     keep_in_float32(model, kept_modules(run, model), run.device)
+    if settings.infers_by_ort:
+        model = OnnxModel(model, samples_for(card), say)
     output = Path(settings.predictions or folder / "predictions.csv")
     run.signals.defer()
     count = PREDICT[settings.task](run, model, card, output)

@@ -34,11 +34,15 @@ NEEDED = (
     Package("huggingface_hub", "huggingface_hub", "weights from the Hugging Face hub"),
     Package("optuna", "optuna", "tuning"),
 )
+# Those of --engine ort without training.
+OF_ONNX = (
+    Package("onnx", "onnx", "--export onnx and --engine ort"),
+    Package("onnxscript", "onnxscript", "--export onnx and --engine ort"),
+    Package("onnxruntime", "onnxruntime", "--engine ort and the check of --export onnx"),
+)
 OPTIONAL = (
     Package("wandb", "wandb", "--wandb"),
-    Package("onnx", "onnx", "--export onnx"),
-    Package("onnxscript", "onnxscript", "--export onnx"),
-    Package("onnxruntime", "onnxruntime", "the check of --export onnx"),
+    *OF_ONNX,
     Package("pyarrow", "pyarrow", "--dataset parquet"),
     Package("google-crc32c", "google_crc32c", "reading TFRecords faster"),
     Package("simplejpeg", "simplejpeg", "decoding JPEGs faster"),

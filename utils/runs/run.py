@@ -142,6 +142,8 @@ class Run:
         cuda = torch.cuda.is_available() and settings.device != "cpu"
         if cuda and self.place is not None:
             torch.cuda.set_device(gpu_of(self.place, torch.cuda.device_count()))
+        if cuda and settings.infers_by_ort:
+            raise UserError("--engine ort computes on a CPU, and there is a GPU: add --device cpu")
         self.device = (
             torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
         )

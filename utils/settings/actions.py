@@ -13,6 +13,9 @@ OF_TRAINING = (
     *("wandb", "wandb_project", "wandb_entity", "wandb_tags", "dry_run", "profile", "final_test"),
 )
 NO_REPORT = {"report": "it belongs to training and --eval_only"}
+# Settings of the run that --resume names which only training keeps: with other actions they have
+# their defaults unless they are given again.
+KEPT_BY_TRAINING = ("engine",)
 
 
 @dataclass(frozen=True)
@@ -62,11 +65,18 @@ ACTIONS = (
         many_processes=True,
         needs_run=False,
         uses=("output",),
-        without_effect={"report": "--check evaluates nothing"},
+        without_effect={
+            "report": "--check evaluates nothing",
+            "engine": "--check tries PyTorch alone",
+        },
     ),
     Action("eval_only", many_processes=True, takes_weights=True),
     Action("predict", needs_data=False, options=("predictions",), without_effect=NO_REPORT),
-    Action("export", needs_data=False, without_effect=NO_REPORT),
+    Action(
+        "export",
+        needs_data=False,
+        without_effect=NO_REPORT | {"engine": "--export only writes the model"},
+    ),
     Action(
         "dry_run",
         trains=True,

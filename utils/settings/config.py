@@ -20,7 +20,7 @@ from pathlib import Path
 import yaml
 
 from utils.errors import UserError
-from utils.settings.actions import ACTIONS, TRAIN, asked_for
+from utils.settings.actions import ACTIONS, KEPT_BY_TRAINING, TRAIN, asked_for
 from utils.settings.aliases import ALIASES, MEANINGS, VALUE_NOTES
 from utils.settings.hosts import places_of
 from utils.settings.values import (
@@ -102,8 +102,10 @@ def parse(config_class, argv: list[str], description: str, say: Callable = lambd
         new = from_file | of_host | typed
         saved = _before(config_class) | read_yaml(config_class, run / "config.yaml")
         _check_unchanged(config_class, run, saved, new)
-        values |= saved | {"output": str(run)}
-        origin |= _read_origins(run / "config.yaml")
+        kept = saved.keys() - (() if asked_for(new)[0].trains else KEPT_BY_TRAINING)
+        values |= {name: saved[name] for name in kept} | {"output": str(run)}
+        origins = _read_origins(run / "config.yaml")
+        origin |= {name: came for name, came in origins.items() if name in kept}
         if new["resume"] == "auto":
             new["resume"] = str(run)
     else:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from utils.errors import UserError
+from utils.machine.packages import OF_ONNX, missing_text
 from utils.setting import setting
 from utils.settings.config import Config
 from utils.settings.strategies import STRATEGIES
@@ -38,8 +39,9 @@ class EngineSettings(Config):
     )
     engine: str = setting(
         "torch",
-        "What computes the network. torch: PyTorch; ort: ONNX Runtime, experimental, on a CPU in "
-        "float32, with the packages of requirements-ort.txt",
+        "What computes the network. torch: PyTorch; ort: ONNX Runtime, on a CPU in float32; "
+        "experimental in training, with the packages of requirements-ort.txt. --eval_only and "
+        "--predict do not keep the value of the run",
         group=GROUP,
         choices=ENGINES,
         resume="free",
@@ -101,6 +103,33 @@ class EngineSettings(Config):
         high=2**32 - 1,
     )
 
+    @property
+    def infers_by_ort(self) -> bool:
+        """Whether ONNX Runtime computes what --eval_only or --predict asks for."""
+        action = self.action
+        return self.engine == "ort" and not action.trains and "engine" not in action.without_effect
+
+    def _check_inference_by_ort(self) -> None:
+        """Raises UserError if a package is missing, or a setting excludes ONNX Runtime."""
+        if missing := missing_text(OF_ONNX):
+            raise UserError(f"--engine ort: {missing}")
+        for flag, given, reason in (
+            ("--device cuda", self.device == "cuda", "it computes on a CPU; add --device cpu"),
+            (
+                f"--precision {self.precision}",
+                self.precision not in ("auto", "fp32"),
+                "it computes in float32; add --precision fp32",
+            ),
+            (
+                "--distributed",
+                self.distributed,
+                f"--{self.action.name} by ONNX Runtime takes one process; do not use "
+                "run_distributed.sh",
+            ),
+        ):
+            if given:
+                raise UserError(f"{flag} cannot be combined with --engine ort: {reason}")
+
     def ineffective(self):
         yield from super().ineffective()
         if self.device == "cuda":
@@ -120,6 +149,8 @@ class EngineSettings(Config):
 
     def validate(self):
         super().validate()
+        if self.infers_by_ort:
+            self._check_inference_by_ort()
         if self.keep_fp32 is not None and self.fused != "none":
             raise UserError(
                 f"--keep_fp32 and --fused {self.fused} exclude each other: a fused function "
