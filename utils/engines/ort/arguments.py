@@ -16,9 +16,7 @@ def tensors_of(model: nn.Module, inputs: Tensor | PackedTokens, mix_plan=None) -
     """{name: tensor}: `inputs`, and with a plan `partner` and `lam`. Packed texts become rows of
     ids, (n, longest) int64, with the model's padding at their ends."""
     if isinstance(inputs, PackedTokens):
-        n, longest = inputs.samples, inputs.longest
-        grid = torch.full((n * longest,), model.pad, dtype=inputs.ids.dtype)
-        inputs = grid.index_copy_(0, inputs.place, inputs.ids).view(n, longest)
+        inputs = inputs.padded(model.pad)
     tensors = {"inputs": inputs}
     if mix_plan is not None:
         tensors |= {"partner": mix_plan.partner, "lam": mix_plan.lam}
