@@ -195,7 +195,7 @@ def _step_maker(
             precision=run.precision,
             progress=progress,
             guard=guard,
-            clip=settings.clip,
+            clip=settings.clip or None,
             average=average,
             meta=build_meta(run, classes, strategy, run.exchange, for_pairs),
         )

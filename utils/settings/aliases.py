@@ -132,6 +132,7 @@ GIVES_WAY = ("amp", "model_ema", "ra_sampler")
 NUMBER_FOR = {"mixup": ("fixed", "alpha", "none")}
 # Other spellings of a value.
 VALUE_ALIASES = {
+    "clip": {"none": 0.0},  # also where an optimizer limits the norm by default
     "dataset": {  # torchtext's names
         "amazonreviewfull": "amazon_full",
         "amazonreviewpolarity": "amazon_polarity",
