@@ -94,7 +94,8 @@ def build_trainer(
         stepper = engine.stepper(train_step, loader, run.console, launch_advice(settings))
     note_optimizer(run, train_step.optimizer, ready.strategy.optimizer_exchange)
     metrics = open_metrics(run, checkpoint, task.card)
-    clock = Clock(run.progress, run.device, run.started)
+    gpus = run.exchange.size if run.device.type == "cuda" else 0
+    clock = Clock(run.progress, run.device, run.started, gpus)
     log = TrainingLog(
         run.console,
         metrics,
@@ -150,8 +151,8 @@ def _hardware(run: Run, ready: ReadyModel, clock: Clock) -> Hardware:
     gpu = open_gpu(str(properties.uuid))
     return Hardware(
         gpu and gpu.read,
-        gpus=run.exchange.size,
-        seconds=lambda: clock.seconds_total,
+        gpus=clock.gpus,
+        gpu_seconds=lambda: clock.gpu_seconds,
         flops=ready.flops,
         peak=peak_of(properties.name, run.precision.name),
     )
