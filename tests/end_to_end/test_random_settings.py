@@ -40,7 +40,7 @@ VALUES = {
     "image_size": [8, 9, 16, 33, 100],
     "crop_padding": [0, 1, 4, 40],
     "cutout": [0, 3, 64],
-    "auto_augment": ["none", "ra", "rand-m9-mstd0.5-inc1", "ta_wide", "3a", "augmix", "rand-x"],
+    "auto_augment": ["none", "ra", "rand-m9-mstd0.5-inc1", "ta_wide", "imagenet", "3a", "rand-x"],
     "color_jitter": ["0", "0.4", "0.4,0.3,0.2,0.1", "0.4,0.4", "x"],
     "ra_reps": [1, 2, 3],
     "eval_size": [8, 12, 40],
