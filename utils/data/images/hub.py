@@ -1,9 +1,11 @@
 """The folders of a data set from the Hugging Face hub: one for each configuration of the set.
 
-data_dir/data/train-00000-of-00002.parquet      a set without configurations
-data_dir/default/train-00000-of-00002.parquet   the configuration "default"
-data_dir/default/train/0000.parquet             likewise, converted by the hub
-data_dir/default/partial-train/0000.parquet     likewise; the hub converts 5 GB at most
+    data_dir/data/train-00000-of-00002.parquet      a set without configurations
+    data_dir/default/train-00000-of-00002.parquet   the configuration "default"
+    data_dir/default/train/0000.parquet             likewise, converted by the hub
+    data_dir/default/partial-train/0000.parquet     likewise; the beginning of a large set
+
+A configuration is a variant of the set, such as a selection of its classes.
 """
 
 from pathlib import Path
