@@ -6,7 +6,7 @@ import torch
 from fake_cuda import CUDA, fake_cuda
 from launches import Launches
 from torchvision.transforms import InterpolationMode
-from torchvision.transforms.autoaugment import _apply_op
+from torchvision.transforms.autoaugment import AutoAugment, _apply_op
 from torchvision.transforms.v2 import functional as reference
 
 from utils.augment.auto_augment import Operations
@@ -62,7 +62,9 @@ def one_by_one(image: torch.Tensor, plan: OperationPlan, sample: int, fill) -> t
     return x.permute(1, 2, 0)
 
 
-@pytest.mark.parametrize("name", ["ra", "rand-m9-mstd0.5-inc1", "rand-m7-n1-p1", "ta_wide", "3a"])
+@pytest.mark.parametrize(
+    "name", ["ra", "rand-m9-mstd0.5-inc1", "rand-m7-n1-p1", "ta_wide", "original", "3a"]
+)
 def test_a_batch_equals_its_pictures_one_by_one(name):
     policy = parse_policy(name)
     drawing = [policy.make(SIDE, SIDE)]
@@ -83,9 +85,42 @@ def test_a_batch_equals_its_pictures_one_by_one(name):
         assert torch.equal(part, result[piece])
 
 
+class Recorded:
+    """A generator that keeps what it has drawn."""
+
+    def __init__(self):
+        self.drawn, self._generator = [], np.random.default_rng(2)
+
+    def integers(self, *args):
+        return self._keep(self._generator.integers(*args))
+
+    def random(self, n):
+        return self._keep(self._generator.random(n))
+
+    def _keep(self, values):
+        self.drawn.append(values)
+        return values
+
+
+def test_autoaugment_is_torchvisions(monkeypatch):
+    """With the same draws, one picture at a time."""
+    generator, images = Recorded(), pictures()
+    operations = Operations([parse_policy("imagenet").make(SIDE, SIDE)])
+    result = operations.apply(images, operations.draw(N, generator))
+    chosen, *rest = generator.drawn
+    happens, positive = np.stack(rest[::2], 1), np.stack(rest[1::2], 1) >= 0.5
+    theirs = AutoAugment(interpolation=InterpolationMode.BILINEAR)
+    for sample in range(N):
+        drawn = int(chosen[sample]), happens[sample], positive[sample]
+        monkeypatch.setattr(theirs, "get_params", lambda _, drawn=drawn: drawn)
+        expected = theirs(images[sample].permute(2, 0, 1)).permute(1, 2, 0)
+        off = (result[sample].int() - expected.int()).abs()
+        assert (off > 1).float().mean() < 0.02, (sample, theirs.policies[chosen[sample]])
+
+
 def test_launches_on_a_gpu_and_no_wait():
     """In a batch of any size, of pictures of any size. docs/pictures.md has these figures."""
-    policies = {"rand-m9-mstd0.5-inc1": 210, "ta_wide": 100, "3a": 125}
+    policies = {"rand-m9-mstd0.5-inc1": 210, "imagenet": 160, "ta_wide": 100, "3a": 125}
     for name, most in policies.items():
         policy = parse_policy(name)
         drawing = [policy.make(SIDE, SIDE)] + [ColourJitter((0.3,) * 3 + (0.0,))] * policy.jitters

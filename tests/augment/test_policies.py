@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from timm.data.auto_augment import LEVEL_TO_ARG, auto_augment_policy, rand_augment_choices
-from torchvision.transforms.autoaugment import RandAugment, TrivialAugmentWide
+from torchvision.transforms.autoaugment import AutoAugment, RandAugment, TrivialAugmentWide
 
 from utils.augment.named_policies import parse_jitter, parse_policy
 from utils.augment.policies import ColourJitter, Operation
@@ -24,6 +24,7 @@ OURS = {
     "Contrast": Operation.CONTRAST,
     "Sharpness": Operation.SHARPNESS,
     "Posterize": Operation.POSTERIZE,
+    "PosterizeOriginal": Operation.POSTERIZE,
     "Solarize": Operation.SOLARIZE,
     "SolarizeAdd": Operation.SOLARIZE_ADD,
     "AutoContrast": Operation.AUTOCONTRAST,
@@ -106,6 +107,46 @@ def test_timms_levels_and_probability():
     assert abs(drawn("rand-m5-p0.2")[Operation.NONE][0] / 8000 - 0.8) < 0.02
 
 
+def rows_of(steps) -> set:
+    """The pairs of operations and arguments that a pair (operation, probability, its arguments) of
+    AutoAugment may lead to."""
+    found = [
+        [(0, 0.0)] * (probability < 1) + [(operation, v) for v in values] * (probability > 0)
+        for operation, probability, values in steps
+    ]
+    return {(*one, *other) for one in found[0] for other in found[1]}
+
+
+def test_torchvisions_autoaugment():
+    space = AutoAugment()._augmentation_space(10, (HEIGHT, WIDTH))
+    pairs = [
+        [(OURS[name], p, torchvision_values(name, space, m or 0)) for name, p, m in pair]
+        for pair in AutoAugment().policies
+    ]
+    assert_pairs("imagenet", pairs)
+
+
+def test_timms_autoaugment():
+    def values(op) -> set:
+        # timm draws a sign with every call.
+        return {op.level_fn(op.magnitude, {})[0] if op.level_fn else 0.0 for _ in range(40)}
+
+    subs = auto_augment_policy("original", {})
+    assert_pairs("original", [[(OURS[op.name], op.prob, values(op)) for op in sub] for sub in subs])
+
+
+def assert_pairs(name: str, pairs: list) -> None:
+    plan = parse_policy(name).make(HEIGHT, WIDTH).draw(20_000, np.random.default_rng(0))
+    columns = np.stack([plan.operations, plan.arguments], 2).reshape(-1, 4).round(4)
+    expected = {tuple(np.round(row, 4).tolist()) for pair in pairs for row in rows_of(pair)}
+    assert {*map(tuple, columns.tolist())} == expected
+    counts = np.zeros(len(Operation))
+    for operation, probability, _ in [step for pair in pairs for step in pair]:
+        counts[operation] += probability / (2 * len(pairs))
+    found = np.bincount(plan.operations.ravel(), minlength=len(Operation)) / plan.operations.size
+    assert np.abs(found - counts)[1:].max() < 0.01
+
+
 def test_three_augment_is_timms():
     found = drawn("3a")
     (((_, _, solarize),), *_) = [[tuple(op) for op in policy] for policy in _three()]
@@ -146,8 +187,8 @@ def test_colour_jitter():
 
 @pytest.mark.parametrize(
     "text",
-    ["augmix-m5-w4-d2", "imagenet", "v0", "rand-m9-tweights", "rand-m", "ra-m31", "ra-inc1",
-     "rand-n0", "rand-p2", "ta_wide-m3", "3a-m3", "-", ""],
+    ["augmix-m5-w4-d2", "cifar10", "v0", "imagenet-m3", "original-mstd0.5", "rand-m9-tweights",
+     "rand-m", "ra-m31", "ra-inc1", "rand-n0", "rand-p2", "ta_wide-m3", "3a-m3", "-", ""],
 )  # fmt: skip
 def test_what_is_not_here_is_refused_in_one_line(text):
     with pytest.raises(UserError, match=r"^--auto_augment [^\n]+$"):

@@ -3,6 +3,7 @@ one line why it cannot (exit code 2), never by a traceback."""
 
 import contextlib
 import io
+import itertools
 import os
 import re
 import shutil
@@ -10,9 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck
 from hypothesis import strategies as st
+from quick_runs import quick
 
+from utils.reporting.plots import draw_curves
+from utils.runs import summary
 from utils.settings.config import fields
 
 OPTIONS = {
@@ -125,6 +130,20 @@ class Space:
             if not named:
                 return
             chosen = {name: value for name, value in chosen.items() if name != named[0]}
+
+
+@contextlib.contextmanager
+def few_curves(numbers=itertools.count()):  # noqa: B008
+    """Makes runs quick, but lets every eighth draw its curves, which takes longer than its rest."""
+
+    def draw(*arguments) -> None:
+        (skip if next(numbers) % 8 else draw_curves)(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        quick(patch)
+        skip = summary.draw_curves
+        patch.setattr(summary, "draw_curves", draw)
+        yield
 
 
 def flags(chosen: dict) -> list[str]:

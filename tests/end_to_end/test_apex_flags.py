@@ -40,8 +40,11 @@ def test_modules_are_kept_in_every_use_of_a_model(works, fails, inputs_of_kept):
     )
 
 
-def test_a_run_says_what_it_does_without_apex(works):
-    said = works(*TINY, "--optimizer", "fusedlamb", "--keep_fp32", "fc", "--output", "run")
+def test_a_run_says_what_it_does_without_apex(works, monkeypatch):
+    clipped = []
+    monkeypatch.setattr(torch.nn.utils, "clip_grads_with_norm_", lambda *args: clipped.append(args))
+    lamb = ("--optimizer", "fusedlamb", "--clip", "none", "--keep_fp32", "fc")
+    said = works(*TINY, *lamb, "--output", "run")
     assert "note: --optimizer fusedlamb is this program's lamb, the same formula" in said
     assert "note: --keep_fp32 has no effect: everything is computed in float32" in said
-    assert "clip: 1.0" in Path("run/config.yaml").read_text()
+    assert "clip: 0.0" in Path("run/config.yaml").read_text() and not clipped

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from quick_runs import handlers_put_back, quick
-from random_settings import FEW, MANY, OPTIONS, REPEATABLE, Space, flags
+from random_settings import FEW, MANY, OPTIONS, REPEATABLE, Space, few_curves, flags
 
 import resnet50_test
 import vit_test
@@ -40,7 +40,7 @@ VALUES = {
     "image_size": [8, 9, 16, 33, 100],
     "crop_padding": [0, 1, 4, 40],
     "cutout": [0, 3, 64],
-    "auto_augment": ["none", "ra", "rand-m9-mstd0.5-inc1", "ta_wide", "3a", "augmix", "rand-x"],
+    "auto_augment": ["none", "ra", "rand-m9-mstd0.5-inc1", "ta_wide", "imagenet", "3a", "rand-x"],
     "color_jitter": ["0", "0.4", "0.4,0.3,0.2,0.1", "0.4,0.4", "x"],
     "ra_reps": [1, 2, 3],
     "eval_size": [8, 12, 40],
@@ -119,7 +119,8 @@ def test_steps_of_one_picture_that_ends_as_one_value_for_each_channel(place, spa
 @settings(max_examples=MANY, derandomize=REPEATABLE, **OPTIONS)
 @given(st.data())
 def test_many_runs_work_or_say_why_not(place, space, data):
-    space.check(data.draw(space.random()))
+    with few_curves():
+        space.check(data.draw(space.random()))
 
 
 def test_every_setting_can_be_drawn(space):

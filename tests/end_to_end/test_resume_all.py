@@ -40,7 +40,7 @@ EVERYTHING = [
 WEIGHTS = ("model.safetensors", "average.safetensors", "optimizer.safetensors")
 OF_THE_CLOCK = {
     "samples_per_second", "time_share", "peak_memory_bytes", "seconds_total", "seconds_training",
-    "seconds_first_step", "metrics_bytes",
+    "seconds_first_step", "gpu_seconds", "metrics_bytes",
 }  # fmt: skip
 
 

@@ -112,8 +112,9 @@ def test_the_model_is_used(works):
     """Predictions, exports and evaluation against timm's network with the same weights."""
     works(*VIT, "--report", "--output", "first")
     assert Path("first/report/per_class.csv").is_file()
-    accuracy = f"test accuracy {summary('first')['test_accuracy']:.2f} %"
-    assert accuracy in works("--resume", "first", "--eval_only", "--bs", 7)
+    said = works("--resume", "first", "--eval_only", "--flip_test", "--bs", 7)
+    assert f"test accuracy {summary('first')['test_accuracy']:.2f} %" in said
+    assert "averaged with mirror images (--flip_test): loss" in said
     pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
     Image.fromarray(pixels).save("noise.png")
 
@@ -124,13 +125,16 @@ def test_the_model_is_used(works):
     picture = torch.from_numpy(pixels).permute(2, 0, 1)[None] / 255  # (1, 3, 32, 32)
     mean, std = (torch.tensor(card[name]).view(1, 3, 1, 1) for name in ("mean", "std"))
     with torch.no_grad():
-        expected = plain((picture - mean) / std).softmax(1)
+        expected, mirrored = (
+            plain((each - mean) / std).softmax(1) for each in (picture, picture.flip(3))
+        )
 
-    works("--resume", "first", "--predict", "noise.png")
-    with open("first/predictions.csv", newline="") as file:
-        (row,) = csv.DictReader(file)
-    assert row["class"] == card["classes"][expected.argmax()]
-    assert float(row["probability"]) == pytest.approx(expected.max().item(), abs=2e-6)
+    for flag, wanted in (("--no_flip_test", expected), ("--flip_test", (expected + mirrored) / 2)):
+        works("--resume", "first", "--predict", "noise.png", flag)
+        with open("first/predictions.csv", newline="") as file:
+            (row,) = csv.DictReader(file)
+        assert row["class"] == card["classes"][wanted.argmax()]
+        assert float(row["probability"]) == pytest.approx(wanted.max().item(), abs=2e-6)
     works("--resume", "first", "--export", "onnx")
     session = onnxruntime.InferenceSession("first/export/model.onnx")
     (found,) = session.run(["probabilities"], {"images": pixels[None]})
@@ -139,6 +143,16 @@ def test_the_model_is_used(works):
     exported, kept = load_file("first/export/model.safetensors"), weights("first")
     assert exported.keys() == kept.keys()
     assert all(torch.equal(exported[name], kept[name]) for name in kept)
+
+
+def test_faults(works, fails):
+    """As in test_faults.py: the loss, a checkpoint, and changes that a resumed run cannot have."""
+    works(*VIT, "--save_every", 1, "--output", "run")
+    assert "--dim 32" in (line := fails("--resume", "run", "--dim", 32)) and "must keep it" in line
+    (newest("run") / "state.json").write_text("{}")
+    assert f"step-{STEPS:08} is damaged (state.json" in works("--resume", "run")
+    line = fails(*VIT, "--lr", 1e30, "--warmup_epochs", 0, "--output", "other")
+    assert "is not finite" in line and "--lr 1e+30" in line and "--on_nonfinite skip" in line
 
 
 def test_meta_mixup_and_auto(works):

@@ -128,7 +128,7 @@ def test_a_line_says_what_computes_the_steps(apex, name):
     entry = OPTIMIZERS[name]
     assert f"--optimizer {name} is Apex's" in entry.remark(groups)
     assert not is_capturable(name, None)
-    assert ("--clip is 1 by default" in entry.remark(groups)) is (name == "fusedlamb")
+    assert ("--clip is 1 unless given" in entry.remark(groups)) is (name == "fusedlamb")
     doubles = [{"params": list(small_model().parameters())}]
     assert "the same formula: Apex's kernels take" in entry.remark(doubles)
     with pytest.MonkeyPatch.context() as patch:
@@ -179,6 +179,8 @@ def test_the_norm_of_the_gradient_is_limited_by_clip_alone(apex):
 
     assert clip("--optimizer", "fusedlamb") == 1.0 and clip("--optimizer", "lamb") is None
     assert clip("--optimizer", "fusedlamb", "--clip", 5) == 5.0
+    for flag, none in (("--clip", "none"), ("--clip", 0), ("--max_grad_norm", "0.0")):
+        assert clip("--optimizer", "fusedlamb", flag, none) == 0.0
 
 
 def test_momentum_and_decays_reach_apex(apex):

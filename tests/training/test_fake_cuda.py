@@ -223,15 +223,19 @@ def test_every_resnet(tmp_path, gpu, depth, fused, mixup):
     take_steps(gpu, trainer, steps=2)
 
 
-@pytest.mark.parametrize("mixup", ["none", "mixup", "policy"])
-def test_vit(tmp_path, gpu, mixup):
-    """With all that drops something, and rates by layer."""
-    model = ViT(
+def vit() -> ViT:
+    """With all that drops something."""
+    return ViT(
         3, 8, 8, patch=4, layers=2, dim=32, heads=2, ffn=32, drop_rate=0.1, pos_drop_rate=0.1,
         drop_path_rate=0.1,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("mixup", ["none", "mixup", "policy"])
+def test_vit(tmp_path, gpu, mixup):
+    """With rates by layer."""
     trainer = make_trainer(
-        tmp_path, model=model, mixing=mixing(mixup), precision="bf16", device=CUDA, clip=1.0,
+        tmp_path, model=vit(), mixing=mixing(mixup), precision="bf16", device=CUDA, clip=1.0,
         optimizer="lamb", layer_decay=0.7,
     )  # fmt: skip
     take_steps(gpu, trainer, steps=2)
@@ -305,13 +309,14 @@ def test_the_loop_reads_at_its_log_lines_alone(tmp_path, gpu, timed):
     assert {*gpu.reads} == {(step, line) for step in (1, 3, 6) for line in (LOGGED, WAITED)}
 
 
-@pytest.mark.parametrize("what", ["pictures", "pictures and mirror images", "texts"])
+@pytest.mark.parametrize("what", ["pictures", "pictures and mirror images", "vit", "texts"])
 def test_evaluation_reads_at_its_end(tmp_path, gpu, what):
     flip = what == "pictures and mirror images"
     if what == "texts":
         trainer, test = text_trainer(tmp_path, precision="bf16"), texts(shuffle=False)
     else:
-        trainer = make_trainer(tmp_path, device=CUDA, ema_decay=0.9)
+        model = vit() if what == "vit" else None
+        trainer = make_trainer(tmp_path, model=model, device=CUDA, ema_decay=0.9)
         test = loader(5, n=12, augment=False, shuffle=False, device=CUDA)
     with gpu.watched(allowed=(EVALUATED, COUNTED)), trainer.train_step.evaluated_weights():
         found = evaluate(

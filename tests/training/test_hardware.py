@@ -109,7 +109,7 @@ def test_a_thread_reads_the_gpu(monkeypatch):
             read_twice.set()
         return {"gpu_use": 97.0, "gpu_power_watts": 612.04}
 
-    gpus = Hardware(read, gpus=4, seconds=lambda: 1800.0, flops=1e9, peak=100e12)
+    gpus = Hardware(read, gpus=4, gpu_seconds=lambda: 7200.0, flops=1e9, peak=100e12)
     assert read_twice.wait(60)
     # 3e9 operations for each of 40,000 samples a second, of the 400e12 that four GPUs could do.
     assert gpus.figures(40_000.0) == {
@@ -163,7 +163,7 @@ def test_a_run_on_a_gpu_asks_its_own(monkeypatch):
         precision=SimpleNamespace(name="bf16"),
     )  # fmt: skip
     ready = SimpleNamespace(flops=1e9)
-    clock = SimpleNamespace(seconds_total=3600.0)
+    clock = SimpleNamespace(gpus=1, gpu_seconds=3600.0)
     gpus = make_trainer._hardware(run, ready, clock)
     assert gpus.summary(1e5)["mfu"] == pytest.approx(100 * 3e14 / 989e12, abs=0.01)
     assert gpus.summary(None)["gpu_hours"] == 1.0

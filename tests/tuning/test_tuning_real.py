@@ -1,6 +1,7 @@
 """Searches over the real entries, on the synthetic sets."""
 
 import csv
+import functools
 import json
 import os
 import shlex
@@ -40,64 +41,73 @@ def rows(folder):
 
 CASES = {
     "resnet50": [*PICTURES, "--subset", "300", "--epochs", "2", "--confirm", "1", "--seed", "3",
-                 "--mixup", "0.2"],
+                 "--mixup", "0.2", "--log_every", "1"],
     "transformer": [*TEXTS, "--subset", "0.2", "--epochs", "2", "--confirm", "0"],
 }  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory):
+    """searched(name) -> (folder, output) of an undisturbed search of CASES, made once."""
+
+    @functools.cache
+    def search(name):
+        folder = tmp_path_factory.mktemp(name)
+        return folder, end(begin(name, folder, *CASES[name]))
+
+    return search
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_the_recipe_reproduces_its_score_to_the_bit(name, tmp_path):
-    out = end(begin(name, tmp_path, *CASES[name]))
+def test_the_recipe_reproduces_its_score_to_the_bit(name, searched):
+    folder, out = searched(name)
     assert "recipe: study/best.yaml" in out
-    head = (tmp_path / "study" / "best.yaml").read_text().splitlines()
+    head = (folder / "study" / "best.yaml").read_text().splitlines()
     command = next(line for line in head if line.startswith("#   python "))
     words = shlex.split(command.removeprefix("#   python "))
     words[words.index("best.yaml")] = "study/best.yaml"
     words[0] = str(ROOT / words[0])
     done = subprocess.run(
-        [sys.executable, *words, "--output", "again"], cwd=tmp_path, capture_output=True, text=True,
+        [sys.executable, *words, "--output", "again"], cwd=folder, capture_output=True, text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
 
-    def validation(folder):
-        lines = (folder / "metrics.jsonl").read_text().splitlines()
+    def validation(run):
+        lines = (run / "metrics.jsonl").read_text().splitlines()
         return [line for line in map(json.loads, lines) if line["split"] == "val"][-1]
 
-    report = json.loads((tmp_path / "study" / "report.json").read_text())
-    last = sorted((tmp_path / f"study/trials/{report['handed_over']:04}").glob("rung?"))[-1]
-    assert validation(tmp_path / "again") == validation(last)
-    test = [p for p in tmp_path.glob("study/trials/*/*/metrics.jsonl") if '"test"' in p.read_text()]
+    report = json.loads((folder / "study" / "report.json").read_text())
+    last = sorted((folder / f"study/trials/{report['handed_over']:04}").glob("rung?"))[-1]
+    assert validation(folder / "again") == validation(last)
+    test = [p for p in folder.glob("study/trials/*/*/metrics.jsonl") if '"test"' in p.read_text()]
     assert test == []
     # And the recipe as it is.
     dry = subprocess.run(
-        [sys.executable, words[0], "--config", "study/best.yaml", "--dry_run"], cwd=tmp_path,
+        [sys.executable, words[0], "--config", "study/best.yaml", "--dry_run"], cwd=folder,
         capture_output=True, text=True,
     )  # fmt: skip
     assert dry.returncode == 0, dry.stderr
 
 
 @pytest.mark.slow
-def test_a_search_killed_and_stopped_within_runs(tmp_path):
+def test_a_search_killed_and_stopped_within_runs(tmp_path, searched):
     """It has the same trials, to the bit, as an undisturbed one."""
-    flags = [*PICTURES, "--subset", "600", "--epochs", "2", "--confirm", "0", "--log_every", "1"]
-    for name in ("whole", "broken"):
-        (tmp_path / name).mkdir()
-    end(begin("resnet50", tmp_path / "whole", *flags))
+    whole, _ = searched("resnet50")
 
     def lines():
-        paths = tmp_path.glob("broken/study/trials/*/*/metrics.jsonl")
+        paths = tmp_path.glob("study/trials/*/*/metrics.jsonl")
         return sum(len(path.read_text().splitlines()) for path in paths)
 
     for steps, signum in ((1, signal.SIGKILL), (7, signal.SIGTERM), (15, signal.SIGKILL)):
         before = lines()
-        process = begin("resnet50", tmp_path / "broken", *flags)
+        process = begin("resnet50", tmp_path, *CASES["resnet50"])
         wait_until(lambda: lines() >= before + steps)  # noqa: B023
         process.send_signal(signum)
         process.communicate()
         assert process.returncode != 0  # the search had not ended
-    end(begin("resnet50", tmp_path / "broken", *flags))
+    end(begin("resnet50", tmp_path, *CASES["resnet50"]))
 
     def results(folder):
         return {
@@ -105,7 +115,7 @@ def test_a_search_killed_and_stopped_within_runs(tmp_path):
             for number, row in rows(folder).items()
         }
 
-    assert results(tmp_path / "broken") == results(tmp_path / "whole")
+    assert results(tmp_path) == results(whole)
 
 
 @pytest.mark.slow

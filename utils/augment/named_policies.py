@@ -1,9 +1,10 @@
-"""The policies of timm and torchvision, by their names: RandAugment, TrivialAugment, 3-Augment and
-colour jitter.
+"""The policies of timm and torchvision, by their names: AutoAugment for ImageNet, RandAugment,
+TrivialAugment, 3-Augment and colour jitter.
 
-RandAugment: Cubuk et al. (2019), arXiv:1909.13719. TrivialAugment: Müller and Hutter (2021),
-arXiv:2103.10158. 3-Augment: Touvron, Cord and Jégou, "DeiT III" (2022), arXiv:2204.07118.
-Operations and ranges are torchvision's or timm's, whichever names the policy.
+AutoAugment: Cubuk et al. (2019), arXiv:1805.09501. RandAugment: Cubuk et al. (2019),
+arXiv:1909.13719. TrivialAugment: Müller and Hutter (2021), arXiv:2103.10158. 3-Augment: Touvron,
+Cord and Jégou, "DeiT III" (2022), arXiv:2204.07118. Operations and ranges are torchvision's or
+timm's, whichever names the policy.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from utils.augment.policies import Choice, OneOf, Operation
+from utils.augment.policies import Choice, OneOf, OneOfPairs, Operation, Step
 from utils.errors import UserError
 
 # 3-Augment, with the ranges of timm and of the paper's code.
@@ -25,9 +26,40 @@ THREE = (
     Choice(Operation.BLUR, lambda x: 0.1 + 1.9 * x),
 )
 
+# AutoAugment's pairs of operations for ImageNet, with the probability and the magnitude of each (0
+# where an operation has no argument).
+IMAGENET = """
+    posterize 0.4 8    rotate 0.6 9
+    solarize 0.6 5     autocontrast 0.6 0
+    equalize 0.8 0     equalize 0.6 0
+    posterize 0.6 7    posterize 0.6 6
+    equalize 0.4 0     solarize 0.2 4
+    equalize 0.4 0     rotate 0.8 8
+    solarize 0.6 3     equalize 0.6 0
+    posterize 0.8 5    equalize 1.0 0
+    rotate 0.2 3       solarize 0.6 8
+    equalize 0.6 0     posterize 0.4 6
+    rotate 0.8 8       saturation 0.4 0
+    rotate 0.4 9       equalize 0.6 0
+    equalize 0.0 0     equalize 0.8 0
+    invert 0.6 0       equalize 1.0 0
+    saturation 0.6 4   contrast 1.0 8
+    rotate 0.8 8       saturation 1.0 2
+    saturation 0.8 8   solarize 0.8 7
+    sharpness 0.4 7    invert 0.6 0
+    shear_x 0.6 5      equalize 1.0 0
+    saturation 0.4 0   equalize 0.6 0
+    equalize 0.4 0     solarize 0.2 4
+    solarize 0.6 5     autocontrast 0.6 0
+    invert 0.6 0       equalize 1.0 0
+    saturation 0.6 4   contrast 1.0 8
+    equalize 0.8 0     equalize 0.6 0
+"""
+
 KNOWN = (
-    "ta_wide (TrivialAugment), ra (torchvision's RandAugment), timm's strings for RandAugment such "
-    "as rand-m9-mstd0.5-inc1, 3a (3-Augment) and none"
+    "imagenet (torchvision's AutoAugment), original (timm's), ta_wide (TrivialAugment), ra "
+    "(torchvision's RandAugment), timm's strings for RandAugment such as rand-m9-mstd0.5-inc1, 3a "
+    "(3-Augment) and none"
 )
 _NUMBER = r"(?:\d+(?:\.\d*)?|\.\d+|inf)"
 
@@ -44,7 +76,7 @@ class Policy:
         jitters: whether --color_jitter has an effect beside this policy: if it has with timm.
     """
 
-    make: Callable[[int, int], OneOf]
+    make: Callable[[int, int], OneOf | OneOfPairs]
     mean_fill: bool = True
     jitter: str = "0"
     jitters: bool = False
@@ -59,6 +91,10 @@ def parse_policy(text: str) -> Policy | None:
     if text.strip().lower() == "none":
         return None
     name, *parts = text.strip().lower().split("-")
+    if name in ("imagenet", "autoaugment") and not parts:
+        return Policy(_torchvision_imagenet, mean_fill=False)
+    if name == "original" and not parts:
+        return Policy(_timm_original)
     if name in ("ta_wide", "trivialaugment", "trivialaugmentwide") and not parts:
         return Policy(lambda height, width: OneOf(_torchvision_wide(), bins=31), mean_fill=False)
     if name in ("ra", "randaugment"):
@@ -116,6 +152,26 @@ def _options(text: str, parts: list[str], values: dict[str, float]) -> dict[str,
     if values["n"] < 1 or values["n"] % 1:
         raise UserError(f"--auto_augment {text}: n is the number of operations, at least 1")
     return values
+
+
+def _imagenet(choices: tuple[Choice, ...], largest: int) -> OneOfPairs:
+    """The pairs of IMAGENET, whose magnitudes are parts of `largest`."""
+    known = {choice.operation.name.lower(): choice for choice in choices}
+    pairs = []
+    for line in IMAGENET.strip().splitlines():
+        words = line.split()
+        numbered = (words[:3], words[3:])
+        pairs.append(tuple(Step(known[a], float(p), int(m) / largest) for a, p, m in numbered))
+    return OneOfPairs(tuple(pairs))
+
+
+def _torchvision_imagenet(height: int, width: int) -> OneOfPairs:
+    return _imagenet((*_torchvision(height, width), Choice(Operation.INVERT)), largest=9)
+
+
+def _timm_original(height: int, width: int) -> OneOfPairs:
+    posterize = Choice(Operation.POSTERIZE, lambda x: 4 + np.trunc(4 * x))  # of its own there
+    return _imagenet((*_timm_choices(height, width, increasing=False), posterize), largest=10)
 
 
 def _torchvision(height: int, width: int) -> tuple[Choice, ...]:

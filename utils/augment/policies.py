@@ -111,6 +111,39 @@ class OneOf:
         return np.clip(level, 0, self.most)
 
 
+class Step(NamedTuple):
+    """An operation of a pair in AutoAugment.
+
+    Args:
+        probability: that it is carried out.
+    """
+
+    choice: Choice
+    probability: float
+    level: float
+
+
+@dataclass(frozen=True)
+class OneOfPairs:
+    """One of the pairs of operations, all equally likely, as in AutoAugment."""
+
+    pairs: tuple[tuple[Step, Step], ...]
+
+    def draw(self, n: int, generator: np.random.Generator) -> OperationPlan:
+        """A plan for n samples."""
+        plan = OperationPlan(np.zeros((n, 2), np.int8), np.zeros((n, 2)))
+        chosen = generator.integers(0, len(self.pairs), n)
+        for stage in range(2):
+            happens, negated = generator.random(n), generator.random(n) < 0.5
+            for number, pair in enumerate(self.pairs):
+                choice, probability, level = pair[stage]
+                here = np.flatnonzero((chosen == number) & (happens < probability))
+                levels = np.where(negated[here] & choice.signed, -level, level)
+                plan.operations[here, stage] = choice.operation
+                plan.arguments[here, stage] = choice.argument(levels)
+        return plan
+
+
 @dataclass(frozen=True)
 class ColourJitter:
     """Brightness, contrast, saturation and hue in random order, each by a random factor, as

@@ -2,7 +2,8 @@
 
 FusedAdam, FusedLAMB and FusedSGD compute what adamw, lamb and sgd do. Each of these names takes
 Apex's kernels where they can be used, and else PyTorch's or this program's own; a line says which.
-As Apex's FusedLAMB does, fusedlamb limits the norm of the gradient to 1, unless --clip is given.
+As Apex's FusedLAMB does, fusedlamb limits the norm of the gradient to 1, unless --clip is given:
+another limit, or 0 for none.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class ApexEntry(OptimizerEntry):
     def remark(self, groups: list[dict], exchange: Exchange | None = None) -> str:
         from utils.optim.apex_steps import unusable
 
-        limit = "" if self.clip is None else f"; --clip is {self.clip:g} by default, as in Apex"
+        limit = "" if self.clip is None else f"; --clip is {self.clip:g} unless given, as in Apex"
         if reason := unusable(groups, exchange if self.takes_exchange else None):
             return f"--optimizer {self.name} is {self.otherwise}, the same formula: {reason}{limit}"
         return (

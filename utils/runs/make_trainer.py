@@ -95,7 +95,8 @@ def build_trainer(
         stepper = engine.stepper(train_step, loader, run.console, launch_advice(settings))
     note_optimizer(run, train_step.optimizer, ready.strategy.optimizer_exchange)
     metrics = open_metrics(run, checkpoint, task.card)
-    clock = Clock(run.progress, run.device, run.started)
+    gpus = run.exchange.size if run.device.type == "cuda" else 0
+    clock = Clock(run.progress, run.device, run.started, gpus)
     log = TrainingLog(
         run.console,
         metrics,
@@ -151,8 +152,8 @@ def _hardware(run: Run, ready: ReadyModel, clock: Clock) -> Hardware:
     gpu = open_gpu(str(properties.uuid))
     return Hardware(
         gpu and gpu.read,
-        gpus=run.exchange.size,
-        seconds=lambda: clock.seconds_total,
+        gpus=clock.gpus,
+        gpu_seconds=lambda: clock.gpu_seconds,
         flops=ready.flops,
         peak=peak_of(properties.name, run.precision.name),
     )
@@ -196,7 +197,7 @@ def _step_maker(
             precision=run.precision,
             progress=progress,
             guard=guard,
-            clip=settings.clip,
+            clip=settings.clip or None,
             average=average,
             meta=build_meta(run, classes, strategy, run.exchange, for_pairs),
         )

@@ -89,6 +89,7 @@ MEANINGS = {
     "experiment": "--output FOLDER names the folder of the run",
     "interpolation": "pictures are resized bicubically, and --auto_augment moves pixels "
     "bilinearly; leave it out",
+    "jsd_loss": "AugMix is not here; leave it out",
     "metric_for_best_model": "the best weights are those with the highest accuracy on the "
     "validation split; leave it out",
     "opt_kwargs": "each optimizer has flags of its own, which --help lists",
@@ -103,6 +104,7 @@ MEANINGS = {
     "start_epoch": "--resume RUN goes on where the run has stopped; --epochs counts all of its "
     "epochs, not those that are left",
     "steps_per_epoch": "it follows from the data and the batch size; leave it out",
+    "train_crop_mode": "--crop resized is timm's rrc; other modes are not here",
     "train_interpolation": "pictures are resized bicubically; leave it out",
     "vflip": "pictures are mirrored left to right alone, by --hflip",
 }
@@ -132,6 +134,7 @@ GIVES_WAY = ("amp", "model_ema", "ra_sampler")
 NUMBER_FOR = {"mixup": ("fixed", "alpha", "none")}
 # Other spellings of a value.
 VALUE_ALIASES = {
+    "clip": {"none": 0.0},  # also where an optimizer limits the norm by default
     "dataset": {  # torchtext's names
         "amazonreviewfull": "amazon_full",
         "amazonreviewpolarity": "amazon_polarity",

@@ -148,7 +148,8 @@ class PictureSettings(Config):
     auto_augment: str = setting(
         "none",
         "Random operations on colours and shape, by the names of timm and torchvision: "
-        "rand-m9-mstd0.5-inc1 (RandAugment), ra, ta_wide (TrivialAugment), 3a (3-Augment) or none",
+        "imagenet and original (AutoAugment), rand-m9-mstd0.5-inc1 (RandAugment), ra, ta_wide "
+        "(TrivialAugment), 3a (3-Augment) or none",
         group=GROUP,
     )
     color_jitter: str | None = setting(

@@ -32,7 +32,7 @@ def _without_nesterov() -> str:
 
 def _clips() -> str:
     clips = {name: entry.clip for name, entry in OPTIMIZERS.items() if entry.clip is not None}
-    return "".join(["none", *(f"; {clip:g} with {name}" for name, clip in clips.items())])
+    return "".join(["0", *(f"; {clip:g} with {name}" for name, clip in clips.items())])
 
 
 @dataclass
@@ -100,9 +100,9 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):
     )
     clip: float | None = setting(
         None,
-        "Scale the gradient down to this global L2 norm if it is larger",
+        "Scale the gradient down to this global L2 norm if it is larger; 0 or none: never",
         group=GROUP,
-        above=0,
+        low=0,
         default_text=_clips(),
         resume="free",
     )

@@ -24,6 +24,8 @@ def convert(field: dataclasses.Field, value, where: str):
     """`value` as the field's type, or a UserError that begins with `where`."""
     meta = field.metadata
     kind, optional = type_of(field)
+    if isinstance(value, str):
+        value = VALUE_ALIASES.get(field.name, {}).get(value.lower(), value)
     if value is None or (optional and value in ("none", "None", "null", "")):
         if optional:
             return None
@@ -32,8 +34,6 @@ def convert(field: dataclasses.Field, value, where: str):
     if meta["many"]:
         parts = value if isinstance(value, list) else [value]
         value = ",".join(part.strip() for text in parts for part in str(text).split(","))
-    if isinstance(value, str):
-        value = VALUE_ALIASES.get(field.name, {}).get(value.lower(), value)
     words = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
     if kind is bool:
         value = words.get(value.lower(), value) if isinstance(value, str) else value

@@ -18,8 +18,8 @@ class Hardware:
 
     Args:
         read: () -> {figure: its present value}; None: there is no GPU, or nobody tells.
-        gpus: of the whole run.
-        seconds: () -> how long the run has taken, in seconds.
+        gpus: that the run now has.
+        gpu_seconds: () -> the time that the run has taken, summed over its GPUs.
         flops: operations of a forward pass over a sample; None: unknown.
         peak: operations per second of a GPU; None: unknown.
     """
@@ -28,11 +28,11 @@ class Hardware:
         self,
         read: Callable[[], dict[str, float]] | None = None,
         gpus: int = 0,
-        seconds: Callable[[], float] = lambda: 0.0,
+        gpu_seconds: Callable[[], float] = lambda: 0.0,
         flops: float | None = None,
         peak: float | None = None,
     ):
-        self._read, self._gpus, self._seconds = read, gpus, seconds
+        self._read, self._gpus, self._gpu_seconds = read, gpus, gpu_seconds
         self._work = PASSES * flops / (peak * gpus) if flops and peak and gpus else None
         self._since_line, self._in_all = Readings(), Readings()
         self._lock, self._closed = threading.Lock(), threading.Event()
@@ -68,7 +68,7 @@ class Hardware:
         if self._work is not None and speed:
             found["mfu"] = round(100 * self._work * speed, 2)
         if self._gpus:
-            found["gpu_hours"] = round(self._gpus * self._seconds() / 3600, 4)
+            found["gpu_hours"] = round(self._gpu_seconds() / 3600, 4)
         return found
 
     def _watch(self) -> None:

@@ -36,6 +36,7 @@ class Progress:
     seconds_training: float = 0.0
     # Of the run and the runs that it resumed, to the last checkpoint.
     seconds_total: float = 0.0
+    gpu_seconds: float | None = None  # likewise: the sum over all its GPUs; None: not counted then
 
     def __post_init__(self):
         self.left_out = LeftOut(*self.left_out)  # a checkpoint has a list

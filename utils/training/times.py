@@ -19,20 +19,32 @@ class Clock:
         progress: its `seconds_training` is increased.
         device: where the model is.
         started: `time.monotonic()` when the process began; None: now.
+        gpus: that the run now has.
     """
 
-    def __init__(self, progress: Progress, device: torch.device, started: float | None = None):
-        self.progress, self.device = progress, device
+    def __init__(
+        self,
+        progress: Progress,
+        device: torch.device,
+        started: float | None = None,
+        gpus: int = 0,
+    ):
+        self.progress, self.device, self.gpus = progress, device, gpus
         self.started = time.monotonic() if started is None else started
         self.started_step = 0  # the step at which this process began
         self.seconds_first_step = 0.0  # in this process, compilation included
         self._seconds_before = 0.0  # of earlier processes of the run, in all
+        self._gpu_seconds_before = 0.0
         self._trained_before = 0.0  # `seconds_training` of earlier processes
         self.begin_epoch()
 
     def resumed(self) -> None:
         """To be called when `progress` has been restored from a checkpoint."""
         self._seconds_before = self.progress.seconds_total
+        before = self.progress.gpu_seconds
+        if before is None:  # an older version did not count: the run may have had as many GPUs
+            before = self.gpus * self._seconds_before
+        self._gpu_seconds_before = before
 
     def begin(self) -> None:
         """To be called when training begins in this process."""
@@ -70,6 +82,11 @@ class Clock:
     def seconds_total(self) -> float:
         """Of the run, over all its processes so far."""
         return self._seconds_before + time.monotonic() - self.started
+
+    @property
+    def gpu_seconds(self) -> float:
+        """The sum over the GPUs of the run, with as many as each of its processes had."""
+        return self._gpu_seconds_before + self.gpus * (time.monotonic() - self.started)
 
     def speed(self, samples_until: Callable[[int], int]) -> float | None:
         """Samples per second in this process, without its first step, which sets up memory and

@@ -403,6 +403,7 @@ class Trainer:
         self.train_step.strategy.make_equal()
         self.progress.window_sums = list(self._read_sums().values())
         self.progress.seconds_total = self.clock.seconds_total
+        self.progress.gpu_seconds = self.clock.gpu_seconds
         if self.mixing_control is not None:
             self.progress.mixing = self.mixing_control.state_dict()
         self.saver.save(self.train_step.snapshot(), self.progress.best_step, final)

@@ -12,6 +12,7 @@ from data.images.test_encoded import encoded
 from PIL import Image
 
 from utils.data.images import parquet
+from utils.data.images.hub import configuration_folder
 from utils.errors import UserError
 
 pyarrow = pytest.importorskip("pyarrow")
@@ -75,13 +76,33 @@ def test_columns(tmp_path, columns, features, classes):
     assert np.array_equal(found, [noise(8, i) for i in range(6)])
 
 
-@pytest.mark.parametrize("layout", ["data/{}-00001-of-00002.parquet", "{}/0001.parquet"])
+@pytest.mark.parametrize(
+    "layout",
+    ["data/{}-00001-of-00002.parquet", "{}/0001.parquet", "default/{}-00001-of-00002.parquet",
+     "default/{}/0001.parquet", "default/partial-{}/0001.parquet"],
+)  # fmt: skip
 def test_layouts_of_the_hub(tmp_path, layout):
     for split in ("train", "validation", "test"):
         for second in (layout, layout.replace("0001", "0000", 1)):
             write(tmp_path / "set" / second.format(split), {"image": PICTURES, "label": LABELS})
     data = load("parquet", tmp_path / "set")
     assert (len(data.train), len(data.val), len(data.test)) == (12, 12, 12)
+    assert ("has converted of a larger set (partial-train/" in data.source) is ("partial" in layout)
+
+
+@pytest.mark.parametrize("layout", ["{}/train/0000.parquet", "{}/train-00000-of-00001.parquet"])
+def test_one_of_several_configurations_must_be_named(tmp_path, layout):
+    for name in "fedcba":
+        write(tmp_path / "set" / layout.format(name), {"image": PICTURES, "label": LABELS})
+    wanted = "6 configurations of a data set (a, b, c, d, e, ...): give the folder of one, as in "
+    refused(tmp_path / "set", wanted + f"--data_dir {tmp_path / 'set' / 'a'}", test_fraction=0.5)
+    assert len(load("parquet", tmp_path / "set" / "b", test_fraction=0.5).train) == 3
+
+
+def test_hidden_folders_are_no_configurations(tmp_path):
+    for name in (".cache/x", "default"):
+        write(tmp_path / "set" / name / "train/0.parquet", {"image": PICTURES, "label": LABELS})
+    assert configuration_folder(tmp_path / "set") == tmp_path / "set" / "default"
 
 
 def test_a_test_split_without_labels_is_left_out(tmp_path):

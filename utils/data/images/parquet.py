@@ -1,6 +1,7 @@
 """Parquet files of pictures, as the Hugging Face hub has them: `--dataset parquet`.
 
     data_dir/data/train-00000-of-00002.parquet    and validation-..., test-..., as for shards
+    data_dir/default/train/0000.parquet           in the folder of a configuration, see hub.py
 
 A row has the encoded picture, as a struct of `bytes` and `path` or as bytes, and an integer, its
 label. The metadata of the hub's files tells which columns these are, and the names of the classes.
@@ -32,6 +33,7 @@ from tqdm import tqdm
 
 from utils.data.images.csv_lists import LABEL_NAMES
 from utils.data.images.encoded_data import load_encoded
+from utils.data.images.hub import configuration_folder, is_partial
 from utils.data.images.record_index import Indexing
 from utils.data.images.records import FileState
 from utils.data.images.scanning import SplitFiles
@@ -85,17 +87,20 @@ def load_parquet(
     val is the validation split if there is a test split with labels, else the test set.
 
     Raises:
-        UserError: pyarrow is missing, a file is damaged or has no such columns, the cache cannot be
-            written, or see `load_encoded`.
+        UserError: pyarrow is missing, there are several configurations, a file is damaged or has no
+            such columns, the cache cannot be written, or see `load_encoded`.
     """
+    data_dir = configuration_folder(data_dir)
     found = find_shards("parquet", data_dir, re.compile(r".*\.parquet"))
     first = next(iter(found.get("train", next(iter(found.values())))))
     columns = _columns(data_dir / first)
-    tests, without = found.get("test", []), ""
+    tests, remark = found.get("test", []), ""
     if tests and all(_has_no_labels(data_dir / name, columns.label) for name in tests):
-        without = f", without the test split ({tests[0]}, ...), which has no labels"
+        remark = f", without the test split ({tests[0]}, ...), which has no labels"
         del found["test"]
     names = divided(data_dir, found, test_fraction)
+    if partial := [name for split in names.values() for name in split if is_partial(name)]:
+        remark += f", with what the hub has converted of a larger set ({partial[0]}, ...)"
     unpacked = _unpack_all(data_dir, names, columns, cache_dir, workers, progress)
     data = load_encoded(
         "parquet",
@@ -107,7 +112,7 @@ def load_parquet(
         crop_ratio=crop_ratio,
         test_fraction=test_fraction,
     )
-    return replace(data, source=data.source + without)
+    return replace(data, source=data.source + remark)
 
 
 def _split_files(root: Path, names: list[str], unpacked: dict[str, Path]) -> SplitFiles:

@@ -78,12 +78,17 @@ def find_shards(name: str, root: Path, pattern: re.Pattern) -> dict[str, list[st
     for path in _files(root):
         if pattern.fullmatch(path.name.lower()):
             shard = path.relative_to(root)
-            words = (re.match("[a-z]*", part.lower())[0] for part in shard.parts)
-            split = next((SPLITS[word] for word in words if word in SPLITS), "all")
+            split = next(filter(None, map(split_of, shard.parts)), "all")
             found.setdefault(split, []).append(str(shard))
     if not found:
         raise UserError(f"there are no {name} shards in {root}: give their folder with --data_dir")
     return {split: sorted(names) for split, names in found.items()}
+
+
+def split_of(name: str) -> str | None:
+    """The split of a shard or folder of this name; None if its first word is that of no split. The
+    Hugging Face hub writes partial-train where it has converted the beginning of train alone."""
+    return SPLITS.get(re.match("(?:partial-)?([a-z]*)", name.lower())[1])
 
 
 def divided(
