@@ -1,6 +1,7 @@
 """Models that ONNX Runtime cannot train are refused before the first step."""
 
 import pytest
+import torch
 from ort_models import pictures
 from torch import nn
 
@@ -63,5 +64,36 @@ def test_wrong_statistics_are_refused(monkeypatch):
     assert "differ from float64's" in refusal(network(nn.BatchNorm2d(4)))
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_a_batch_norm_without_statistics(training):
+    norm = nn.BatchNorm2d(4, track_running_stats=False)
+    norm.train = lambda mode=True: norm  # stays as it is
+    norm.training = training
+    assert "the BatchNorm 1 has no running statistics" in refusal(network(norm))
+
+
 def test_a_batch_norm_with_a_cumulative_average():
     assert "momentum" in refusal(network(nn.BatchNorm2d(4, momentum=None)))
+
+
+def test_a_batch_norm_that_is_called_twice():
+    norm = nn.BatchNorm2d(4)
+    assert "called twice" in refusal(network(norm, nn.ReLU(), norm))
+
+
+class Counter(nn.Module):
+    """Counts its calls in training."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        if self.training:
+            self.calls += 1
+        return x
+
+
+def test_a_buffer_that_training_changes():
+    """In evaluation mode, in which gradients are compared, it stays the same."""
+    assert "changes its buffer 1.calls" in refusal(network(Counter()))
