@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from ort_models import pictures
 from torch import nn
 
@@ -47,6 +48,31 @@ def test_an_operator_that_would_end_the_process_ends_another_one(monkeypatch):
     """As AveragePool does, were it not refused by name."""
     monkeypatch.delitem(export.REFUSED, "AveragePool")
     assert "was ended by SIGFPE" in refusal(network(nn.AvgPool2d(2)))
+
+
+def test_a_step_that_does_not_end(monkeypatch):
+    monkeypatch.setattr("utils.engines.ort.rehearsal.PATIENCE", 0.01)
+    assert "had not ended after 0.01 seconds" in refusal(network(nn.ReLU()))
+
+
+class Attention(nn.Module):
+    """Self-attention of pixels, with PyTorch's own dropout."""
+
+    def forward(self, x):
+        pixels = x.flatten(2).transpose(1, 2)
+        return F.scaled_dot_product_attention(
+            pixels, pixels, pixels, dropout_p=0.5 if self.training else 0.0
+        ).transpose(1, 2).view(x.shape)  # fmt: skip
+
+
+def test_dropout_that_the_graph_would_leave_out():
+    assert "scaled_dot_product_attention with dropout" in refusal(network(Attention()))
+
+
+def test_a_refusal_is_all_that_is_printed(capfd):
+    """The exporter would print the graph."""
+    assert "feature_dropout" in refusal(network(nn.Dropout2d(0.5)))
+    assert capfd.readouterr() == ("", "")
 
 
 def test_wrong_gradients_are_refused(monkeypatch):

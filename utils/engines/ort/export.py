@@ -9,6 +9,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from typing import NamedTuple
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -180,7 +181,11 @@ def _complete_layer_norms(proto) -> None:
 
 
 def _use_dropout(proto) -> bool:
-    """Takes out dropout with a rate of 0, in place; whether there is other dropout."""
+    """Takes out dropout with a rate of 0, in place; whether there is other dropout.
+
+    Raises:
+        UserError: some is there only in name, since it is in evaluation mode.
+    """
     import onnx
 
     nodes = proto.graph.node
@@ -189,6 +194,11 @@ def _use_dropout(proto) -> bool:
     for node in nodes:
         if node.op_type != "Dropout":
             continue
+        if len(node.input) < 3:
+            raise UserError(
+                "--engine ort: this model calls scaled_dot_product_attention with dropout, which "
+                "its ONNX graph would leave out; leave --engine out"
+            )
         rate = onnx.numpy_helper.to_array(constants[node.input[1]].attribute[0].t)
         if rate > 0:
             draws = True
@@ -202,7 +212,9 @@ def _use_dropout(proto) -> bool:
 def _silence() -> Iterator[None]:
     """Hides the exporter's warnings, log lines and graphs, which are for its developers."""
     before = logging.root.manager.disable
+    # C++ code, which prints the graph that it cannot export, and not to Python's stdout.
     with (
+        mock.patch.object(torch._C, "_jit_onnx_log"),
         warnings.catch_warnings(),
         contextlib.redirect_stdout(io.StringIO()),
         contextlib.redirect_stderr(io.StringIO()),
