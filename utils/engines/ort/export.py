@@ -76,7 +76,7 @@ def export(model: nn.Module, arguments: dict[str, Tensor]) -> Exported:
     except Exception as error:  # of many classes
         text = " ".join(str(error).split())[:200]
         raise UserError(f"--engine ort: this model has no ONNX graph ({text})") from error
-    _refuse_other_statistics(model, before)
+    _refuse_changed_buffers(model, before)
     proto = onnx.load_model_from_string(file.getvalue())
     proto.ir_version = min(proto.ir_version, IR_VERSION)
     operators = {node.op_type for node in proto.graph.node}
@@ -90,14 +90,13 @@ def export(model: nn.Module, arguments: dict[str, Tensor]) -> Exported:
     return Exported(proto, _norms_of(proto), _use_dropout(proto))
 
 
-def _refuse_other_statistics(model: nn.Module, before: dict[str, Tensor]) -> None:
+def _refuse_changed_buffers(model: nn.Module, before: dict[str, Tensor]) -> None:
     """Raises UserError if a buffer that is not a BatchNorm's has changed since `before`: the graph
     has no output that could change it in training."""
     norms = {name for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
     for name, buffer in model.named_buffers():
-        if name.rpartition(".")[0] not in norms and not torch.equal(
-            buffer, before.get(name, buffer)
-        ):
+        of_norm = name.rpartition(".")[0] in norms
+        if not of_norm and not torch.equal(buffer, before.get(name, buffer)):
             raise UserError(
                 f"--engine ort: this model changes its buffer {name} in training, which ONNX "
                 "Runtime would not do; leave --engine out"
@@ -212,9 +211,10 @@ def _use_dropout(proto) -> bool:
 def _silence() -> Iterator[None]:
     """Hides the exporter's warnings, log lines and graphs, which are for its developers."""
     before = logging.root.manager.disable
-    # C++ code, which prints the graph that it cannot export, and not to Python's stdout.
+    # C++ code prints the graph that it cannot export, past Python's stdout. Its only switch is the
+    # private function that does so, which a later PyTorch may not have.
     with (
-        mock.patch.object(torch._C, "_jit_onnx_log"),
+        mock.patch.object(torch._C, "_jit_onnx_log", create=True),
         warnings.catch_warnings(),
         contextlib.redirect_stdout(io.StringIO()),
         contextlib.redirect_stderr(io.StringIO()),
