@@ -65,6 +65,49 @@ def test_statistics_of_batch_norm_are_those_of_pytorch():
     assert len(ours._graphs) == 1
 
 
+class Pieces(nn.Module):
+    """A BatchNorm whose input has several rows for each sample."""
+
+    def __init__(self):
+        super().__init__()
+        self.bn, self.out = nn.BatchNorm1d(48), nn.Linear(48, CLASSES)
+
+    def forward(self, x):
+        rows = self.bn(x.reshape(-1, 48))
+        return self.out(rows.reshape(len(x), -1, 48).mean(1))
+
+
+class Words(nn.Module):
+    """A BatchNorm over the words of texts, which are longer or shorter from batch to batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.bn = nn.Embedding(50, 8), nn.BatchNorm1d(8)
+        self.out = nn.Linear(8, CLASSES)
+
+    def forward(self, ids):
+        return self.out(self.bn(self.embedding(ids).transpose(1, 2)).mean(2))
+
+
+@pytest.mark.parametrize(
+    ("model", "batches"),
+    [
+        (Pieces(), [pictures(8), pictures(2)]),
+        (Words(), [torch.arange(12).view(4, 3), torch.arange(40).view(2, 20)]),
+    ],
+)
+def test_statistics_over_any_number_of_values(model, batches):
+    """The unbiased variance depends on that number, not on the number of samples."""
+    exact, ours = copy.deepcopy(model).double(), OrtModule(model.train(), lambda line: None)
+    for batch in batches:
+        ours(batch)
+        exact(batch.double() if batch.is_floating_point() else batch)
+    torch.testing.assert_close(
+        model.bn.running_var.double(), exact.bn.running_var, rtol=1e-5, atol=1e-6
+    )
+    assert len(ours._graphs) == 1
+
+
 def test_the_start_leaves_no_trace():
     """The comparison changes neither buffers nor random states."""
     model = resnet().train()

@@ -11,6 +11,7 @@ from utils.engines.ort.engine import Ort
 from utils.exchange import Exchange
 from utils.optim.factory import build_optimizer
 from utils.reporting.console import Console
+from utils.training.freeze import Freeze
 
 
 @pytest.fixture(scope="module")
@@ -20,11 +21,15 @@ def world():
     groups.close()
 
 
-def train(exchange: Exchange, spread: Strategy, called) -> dict[str, torch.Tensor]:
-    """Weights after three steps of two micro-batches; each rank has its part of the batches."""
+def train(exchange: Exchange, spread: Strategy, called, unfreezes: bool) -> dict[str, torch.Tensor]:
+    """Weights after three steps of two micro-batches; each rank has its part of the batches. With
+    `unfreezes` the first step trains the head alone."""
     model, size = spread.model, exchange.size
     optimizer = build_optimizer("sgd", model, lr=0.1, weight_decay=0.0, exchange=exchange)
+    freeze = Freeze(model, ("head",), until=1)
     for step in range(3):
+        if unfreezes:
+            freeze.apply(step)
         for last in (False, True):
             whole = pictures(8, seed=10 * step + last)
             part = slice(exchange.rank * 8 // size, (exchange.rank + 1) * 8 // size)
@@ -38,20 +43,21 @@ def train(exchange: Exchange, spread: Strategy, called) -> dict[str, torch.Tenso
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
 
-def on_a_rank(exchange: Exchange) -> dict[str, torch.Tensor]:
+def on_a_rank(exchange: Exchange, unfreezes: bool) -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
     spread = build_strategy("ddp", exchange)
-    wrapped = spread.wrap(vit().train())
+    wrapped = spread.wrap(vit().train(), unfreezes)
     called = Ort(True).wrap(wrapped, spread, Console())
     assert called is wrapped  # whose forward pass prepares the exchange of gradients
-    return train(exchange, spread, called)
+    return train(exchange, spread, called, unfreezes)
 
 
-def test_two_ranks_train_as_one_process_of_pytorch(world):
+@pytest.mark.parametrize("unfreezes", [False, True])
+def test_two_ranks_train_as_one_process_of_pytorch(world, unfreezes):
     torch.manual_seed(0)
     alone = Strategy()
-    expected = train(alone.exchange, alone, alone.wrap(vit().train()))
-    ranks = world.run(on_a_rank)
+    expected = train(alone.exchange, alone, alone.wrap(vit().train()), unfreezes)
+    ranks = world.run(on_a_rank, unfreezes)
     for name, tensor in expected.items():
         assert torch.equal(ranks[0][name], ranks[1][name])
         torch.testing.assert_close(ranks[0][name], tensor, rtol=1e-4, atol=1e-6, msg=name)

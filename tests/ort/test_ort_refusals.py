@@ -1,6 +1,8 @@
 """Models that ONNX Runtime cannot train are refused before the first step."""
 
 import pytest
+import torch
+import torch.nn.functional as F
 from ort_models import pictures
 from torch import nn
 
@@ -48,6 +50,31 @@ def test_an_operator_that_would_end_the_process_ends_another_one(monkeypatch):
     assert "was ended by SIGFPE" in refusal(network(nn.AvgPool2d(2)))
 
 
+def test_a_step_that_does_not_end(monkeypatch):
+    monkeypatch.setattr("utils.engines.ort.rehearsal.PATIENCE", 0.01)
+    assert "had not ended after 0.01 seconds" in refusal(network(nn.ReLU()))
+
+
+class Attention(nn.Module):
+    """Self-attention of pixels, with PyTorch's own dropout."""
+
+    def forward(self, x):
+        pixels = x.flatten(2).transpose(1, 2)
+        return F.scaled_dot_product_attention(
+            pixels, pixels, pixels, dropout_p=0.5 if self.training else 0.0
+        ).transpose(1, 2).view(x.shape)  # fmt: skip
+
+
+def test_dropout_that_the_graph_would_leave_out():
+    assert "scaled_dot_product_attention with dropout" in refusal(network(Attention()))
+
+
+def test_a_refusal_is_all_that_is_printed(capfd):
+    """The exporter would print the graph."""
+    assert "feature_dropout" in refusal(network(nn.Dropout2d(0.5)))
+    assert capfd.readouterr() == ("", "")
+
+
 def test_wrong_gradients_are_refused(monkeypatch):
     backward = TrainingSession.backward
     monkeypatch.setattr(
@@ -63,5 +90,36 @@ def test_wrong_statistics_are_refused(monkeypatch):
     assert "differ from float64's" in refusal(network(nn.BatchNorm2d(4)))
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_a_batch_norm_without_statistics(training):
+    norm = nn.BatchNorm2d(4, track_running_stats=False)
+    norm.train = lambda mode=True: norm  # stays as it is
+    norm.training = training
+    assert "the BatchNorm 1 has no running statistics" in refusal(network(norm))
+
+
 def test_a_batch_norm_with_a_cumulative_average():
     assert "momentum" in refusal(network(nn.BatchNorm2d(4, momentum=None)))
+
+
+def test_a_batch_norm_that_is_called_twice():
+    norm = nn.BatchNorm2d(4)
+    assert "called twice" in refusal(network(norm, nn.ReLU(), norm))
+
+
+class Counter(nn.Module):
+    """Counts its calls in training."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        if self.training:
+            self.calls += 1
+        return x
+
+
+def test_a_buffer_that_training_changes():
+    """In evaluation mode, in which gradients are compared, it stays the same."""
+    assert "changes its buffer 1.calls" in refusal(network(Counter()))

@@ -68,6 +68,8 @@ def assert_near(one: Path, other: Path, tolerance: float) -> None:
         ("vit", "--optimizer ngd"),
         ("vit", "--optimizer lamb --cutmix_alpha 1"),
         ("texts", "--dropout 0 --mixup 0.2"),
+        ("vit", "--strategy local --local_workers 2"),
+        ("resnet", "--lookahead_k 2 --clip 0.1"),
     ],
 )
 def test_a_run_is_that_of_pytorch(entry, flags):

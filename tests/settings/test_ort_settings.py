@@ -1,10 +1,14 @@
 """What --engine ort excludes is refused by name."""
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 from settings_of_pictures import refused, settings_of
 
 import vit_test
 from utils.errors import UserError
+from utils.runs import advice
 from utils.settings.config import parse
 
 ORT = ("--engine", "ort")
@@ -46,3 +50,12 @@ def test_gradient_checkpointing_is_excluded():
 )  # fmt: skip
 def test_what_works(flags):
     assert settings_of(*ORT, *flags.split()).engine == "ort"
+
+
+def test_what_it_excludes_is_not_recommended(monkeypatch):
+    monkeypatch.setattr(advice, "_computes_bf16", lambda device: True)
+    run = SimpleNamespace(device=torch.device("cpu"), precision=SimpleNamespace(name="fp32"))
+    loader = SimpleNamespace(workers=0)
+    for engine in ("torch", "ort"):
+        found = advice.phase_advice(settings_of("--engine", engine), run, loader)
+        assert ("forward_backward" in found) is (engine == "torch")

@@ -48,6 +48,8 @@ class ProcessExchange(Exchange):
     def sum_rows(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
         if self._node_size is None:
             self._node_size = ordered_sum.node_size(self.gather_json(self.local_rank))
+            # NCCL wants all ranks in its first call, and a chain begins with two nodes.
+            self.sum(rows.new_zeros(1))
         by = self._by_gloo if rows.device.type == "cpu" else self._by_nccl
         return ordered_sum.sum_rows(rows, counts, self.rank, self._node_size, by)
 

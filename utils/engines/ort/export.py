@@ -6,10 +6,10 @@ import contextlib
 import functools
 import io
 import logging
-import math
 import warnings
 from collections.abc import Iterator
 from typing import NamedTuple
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -32,8 +32,7 @@ class Norm(NamedTuple):
     """A BatchNorm whose statistics a step changes."""
 
     name: str  # of the module
-    values: int  # of a channel in each sample
-    outputs: list[str]  # names of the new running mean and variance in the graph
+    outputs: list[str]  # in the graph: the new running mean and variance, and the size of its input
 
 
 class Exported(NamedTuple):
@@ -56,10 +55,10 @@ def export(model: nn.Module, arguments: dict[str, Tensor]) -> Exported:
     """
     import onnx
 
-    file, sizes = io.BytesIO(), {}
-    dynamic = varying(arguments)
+    file, dynamic = io.BytesIO(), varying(arguments)
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     try:
-        with _silence(), _norms_prepared(model, sizes):
+        with _silence(), _norms_prepared(model):
             torch.onnx.export(
                 Flat(model),
                 tuple(arguments.values()),
@@ -77,6 +76,7 @@ def export(model: nn.Module, arguments: dict[str, Tensor]) -> Exported:
     except Exception as error:  # of many classes
         text = " ".join(str(error).split())[:200]
         raise UserError(f"--engine ort: this model has no ONNX graph ({text})") from error
+    _refuse_changed_buffers(model, before)
     proto = onnx.load_model_from_string(file.getvalue())
     proto.ir_version = min(proto.ir_version, IR_VERSION)
     operators = {node.op_type for node in proto.graph.node}
@@ -87,19 +87,32 @@ def export(model: nn.Module, arguments: dict[str, Tensor]) -> Exported:
                 "--engine out"
             )
     _complete_layer_norms(proto)
-    return Exported(proto, _norms_of(proto, sizes), _use_dropout(proto))
+    return Exported(proto, _norms_of(proto), _use_dropout(proto))
+
+
+def _refuse_changed_buffers(model: nn.Module, before: dict[str, Tensor]) -> None:
+    """Raises UserError if a buffer that is not a BatchNorm's has changed since `before`: the graph
+    has no output that could change it in training."""
+    norms = {name for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
+    for name, buffer in model.named_buffers():
+        of_norm = name.rpartition(".")[0] in norms
+        if not of_norm and not torch.equal(buffer, before.get(name, buffer)):
+            raise UserError(
+                f"--engine ort: this model changes its buffer {name} in training, which ONNX "
+                "Runtime would not do; leave --engine out"
+            )
 
 
 @contextlib.contextmanager
-def _norms_prepared(model: nn.Module, sizes: dict[str, int]) -> Iterator[None]:
-    """Within it each BatchNorm that takes statistics of the batch notes its `Norm.values` in
-    `sizes` when it is called; the others compute by plain arithmetic, because ONNX Runtime would
-    have every BatchNorm take statistics of the batch."""
+def _norms_prepared(model: nn.Module) -> Iterator[None]:
+    """Within it the BatchNorms that the graph could not follow raise ValueError, and those in
+    evaluation mode compute by plain arithmetic, because ONNX Runtime would have every BatchNorm
+    take statistics of the batch."""
     norms = {n: m for n, m in model.named_modules() if isinstance(m, _BatchNorm)}
+    called: set[str] = set()
     hooks = [
-        module.register_forward_pre_hook(_size_noted(name, sizes))
+        module.register_forward_pre_hook(_norm_checked(name, called))
         for name, module in norms.items()
-        if module.training
     ]
     fixed = [module for module in norms.values() if not module.training]
     for module in fixed:
@@ -123,26 +136,39 @@ def by_running_statistics(norm: nn.Module, x: Tensor) -> Tensor:
     return x * factor.view(shape) + shift.view(shape)
 
 
-def _size_noted(name: str, sizes: dict[str, int]):
-    """A hook that notes how many values of a channel each sample of a BatchNorm has."""
+def _norm_checked(name: str, called: set[str]):
+    """A hook that raises ValueError at a call of a BatchNorm that the graph could not follow.
 
-    def note(module: nn.Module, inputs: tuple[Tensor]) -> None:
-        if name in sizes:
+    Args:
+        called: the names of those that have been called in training mode.
+    """
+
+    def check(module: nn.Module, inputs: tuple[Tensor]) -> None:
+        if module.running_mean is None:
+            raise ValueError(f"the BatchNorm {name} has no running statistics")
+        if not module.training:
+            return
+        if module.momentum is None:
+            raise ValueError(f"the BatchNorm {name} has no momentum")
+        if name in called:
             raise ValueError(f"the BatchNorm {name} is called twice in a step")
-        if module.momentum is None or module.running_mean is None:
-            raise ValueError(f"the BatchNorm {name} has no momentum or no running statistics")
-        sizes[name] = math.prod(int(size) for size in inputs[0].shape[2:])
+        called.add(name)
 
-    return note
+    return check
 
 
-def _norms_of(proto, sizes: dict[str, int]) -> list[Norm]:
-    """The BatchNorms that take statistics of the batch; `sizes`: `Norm.values` of each."""
-    norms = []
+def _norms_of(proto) -> list[Norm]:
+    """The BatchNorms that take statistics of the batch; adds the sizes of their inputs to the
+    graph, in place."""
+    import onnx
+
+    norms, sizes = [], []
     for node in proto.graph.node:
         if node.op_type == "BatchNormalization" and len(node.output) == 3:
             name = node.input[3].removeprefix(PREFIX).removesuffix(".running_mean")
-            norms.append(Norm(name, sizes[name], list(node.output[1:])))
+            norms.append(Norm(name, [*node.output[1:], f"{node.output[0]}_size"]))
+            sizes.append(onnx.helper.make_node("Size", node.input[:1], norms[-1].outputs[2:]))
+    proto.graph.node.extend(sizes)
     return norms
 
 
@@ -154,7 +180,11 @@ def _complete_layer_norms(proto) -> None:
 
 
 def _use_dropout(proto) -> bool:
-    """Takes out dropout with a rate of 0, in place; whether there is other dropout."""
+    """Takes out dropout with a rate of 0, in place; whether there is other dropout.
+
+    Raises:
+        UserError: some is there only in name, since it is in evaluation mode.
+    """
     import onnx
 
     nodes = proto.graph.node
@@ -163,6 +193,11 @@ def _use_dropout(proto) -> bool:
     for node in nodes:
         if node.op_type != "Dropout":
             continue
+        if len(node.input) < 3:
+            raise UserError(
+                "--engine ort: this model calls scaled_dot_product_attention with dropout, which "
+                "its ONNX graph would leave out; leave --engine out"
+            )
         rate = onnx.numpy_helper.to_array(constants[node.input[1]].attribute[0].t)
         if rate > 0:
             draws = True
@@ -176,7 +211,10 @@ def _use_dropout(proto) -> bool:
 def _silence() -> Iterator[None]:
     """Hides the exporter's warnings, log lines and graphs, which are for its developers."""
     before = logging.root.manager.disable
+    # C++ code prints the graph that it cannot export, past Python's stdout. Its only switch is the
+    # private function that does so, which a later PyTorch may not have.
     with (
+        mock.patch.object(torch._C, "_jit_onnx_log", create=True),
         warnings.catch_warnings(),
         contextlib.redirect_stdout(io.StringIO()),
         contextlib.redirect_stderr(io.StringIO()),

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.dlpack import from_dlpack
 
-from utils.engines.ort.export import PREFIX, Exported, Norm, export
+from utils.engines.ort.export import PREFIX, Exported, export
 from utils.engines.ort.session import (
     GradientGraph,
     TrainingSession,
@@ -69,9 +69,9 @@ class Graph:
         parameters = dict(model.named_parameters())
         trained = [parameters[name.removeprefix(PREFIX)] for name in self.gradient.trained]
         logits, *statistics = _Step.apply(self, self.feeds(model, arguments), *trained)
-        pairs = zip(statistics[::2], statistics[1::2], strict=True)
-        for norm, (mean, var) in zip(self.norms, pairs, strict=True):
-            update_statistics(model.get_submodule(norm.name), norm, mean, var, len(logits))
+        of_each = zip(*(statistics[start::3] for start in range(3)), strict=True)
+        for norm, (mean, var, size) in zip(self.norms, of_each, strict=True):
+            update_statistics(model.get_submodule(norm.name), mean, var, size)
         return logits
 
 
@@ -103,9 +103,7 @@ def _tensors(vector) -> list[Tensor]:
 
 
 @torch.no_grad()
-def update_statistics(
-    module: nn.Module, norm: Norm, mean: Tensor, var: Tensor, samples: int
-) -> None:
+def update_statistics(module: nn.Module, mean: Tensor, var: Tensor, size: Tensor) -> None:
     """Puts a step's statistics into a BatchNorm.
 
     ONNX takes the biased variance v of the batch, over n values of a channel, into the running one,
@@ -113,12 +111,12 @@ def update_statistics(
 
     Args:
         mean, var: (channels,), the running statistics by ONNX Runtime.
-        samples: in the batch.
+        size: () int64, of the BatchNorm's input.
     """
-    count = samples * norm.values
+    count = (size // len(mean)).double()
     old = (1 - module.momentum) * module.running_var
     module.running_mean.copy_(mean)
-    module.running_var.copy_(old + (var - old) * (count / max(count - 1, 1)))
+    module.running_var.copy_(old + (var - old) * (count / (count - 1).clamp(min=1)))
     module.num_batches_tracked += 1
 
 

@@ -20,6 +20,7 @@ from utils.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[3]
 GRAPH, FEEDS, NAMES = "graph.onnx", "feeds.safetensors", "names.json"
+PATIENCE = 600  # seconds; it takes a few of them
 
 
 def rehearse(graph: GradientGraph, feeds: list[np.ndarray]) -> None:
@@ -29,7 +30,7 @@ def rehearse(graph: GradientGraph, feeds: list[np.ndarray]) -> None:
         feeds: the inputs, contiguous, in the graph's order.
 
     Raises:
-        UserError: that process did not survive.
+        UserError: that process did not survive, or did not end.
     """
     with tempfile.TemporaryDirectory(prefix="rehearsal-") as name:
         folder = Path(name)
@@ -37,13 +38,17 @@ def rehearse(graph: GradientGraph, feeds: list[np.ndarray]) -> None:
         save_file(dict(zip(graph.feeds, feeds, strict=True)), folder / FEEDS)
         names = {"feeds": graph.feeds, "outputs": graph.outputs, "trained": graph.trained}
         (folder / NAMES).write_text(json.dumps(names), encoding="utf-8")
-        child = subprocess.run(
-            [sys.executable, "-m", "utils.engines.ort.rehearsal", name],
-            cwd=ROOT,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-        )
+        try:
+            child = subprocess.run(
+                [sys.executable, "-m", "utils.engines.ort.rehearsal", name],
+                cwd=ROOT,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                capture_output=True,
+                text=True,
+                timeout=PATIENCE,
+            )
+        except subprocess.TimeoutExpired:  # which has killed it
+            raise _refusal(f"had not ended after {PATIENCE} seconds") from None
     if child.returncode in (0, -signal.SIGINT, -signal.SIGTERM):  # a signal stops the run itself
         return
     if child.returncode < 0:
@@ -51,7 +56,12 @@ def rehearse(graph: GradientGraph, feeds: list[np.ndarray]) -> None:
     else:
         last = (child.stderr.strip() or "without a message").splitlines()[-1]
         how = f"failed ({last[:200]})"
-    raise UserError(
+    raise _refusal(how)
+
+
+def _refusal(how: str) -> UserError:
+    """`how`: what became of the other process."""
+    return UserError(
         "--engine ort: ONNX Runtime cannot train this model: another process, in which a step was "
         f"tried, {how}; leave --engine out"
     )
