@@ -1,10 +1,14 @@
 """What --engine ort excludes is refused by name."""
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 from settings_of_pictures import refused, settings_of
 
 import vit_test
 from utils.errors import UserError
+from utils.runs.advice import phase_advice
 from utils.settings.config import parse
 
 ORT = ("--engine", "ort")
@@ -46,3 +50,11 @@ def test_gradient_checkpointing_is_excluded():
 )  # fmt: skip
 def test_what_works(flags):
     assert settings_of(*ORT, *flags.split()).engine == "ort"
+
+
+def test_no_advice_to_take_a_flag_that_it_excludes(monkeypatch):
+    monkeypatch.setattr("utils.runs.advice._computes_bf16", lambda device: True)
+    run = SimpleNamespace(device=torch.device("cpu"), precision=SimpleNamespace(name="fp32"))
+    loader = SimpleNamespace(workers=0)
+    assert "forward_backward" in phase_advice(settings_of(), run, loader)
+    assert "forward_backward" not in phase_advice(settings_of(*ORT), run, loader)
