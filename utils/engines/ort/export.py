@@ -21,7 +21,7 @@ from utils.errors import UserError
 OPSET, IR_VERSION = 17, 10  # the newest that ONNX Runtime 1.19 has gradients for, and reads
 PREFIX = "model."  # of the names of parameters and buffers in the graph
 # Operators that ONNX Runtime would run, and why it must not.
-REFUSED = {"AveragePool": "its backward pass ends the process"} | dict.fromkeys(
+REFUSED = {"AveragePool": "its backward pass would crash the run"} | dict.fromkeys(
     ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
      "RandomUniformLike"),
     "a resumed run could not repeat its random numbers",
@@ -76,15 +76,17 @@ def export(model: nn.Module, arguments: dict[str, Tensor]) -> Exported:
             )
     except Exception as error:  # of many classes
         text = " ".join(str(error).split())[:200]
-        raise UserError(f"--engine ort: this model has no ONNX graph ({text})") from error
+        raise UserError(
+            f"--engine ort: this model has no ONNX graph ({text}); take --engine torch"
+        ) from error
     proto = onnx.load_model_from_string(file.getvalue())
     proto.ir_version = min(proto.ir_version, IR_VERSION)
     operators = {node.op_type for node in proto.graph.node}
     for operator, reason in REFUSED.items():
         if operator in operators:
             raise UserError(
-                f"--engine ort: this model has the ONNX operator {operator}: {reason}; leave "
-                "--engine out"
+                f"--engine ort: this model has the ONNX operator {operator}: {reason}; take "
+                "--engine torch"
             )
     _complete_layer_norms(proto)
     return Exported(proto, _norms_of(proto, sizes), _use_dropout(proto))

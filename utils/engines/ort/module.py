@@ -77,7 +77,7 @@ class OrtModule(nn.Module):
         if not error <= RATIO * usual + NOISE:
             raise UserError(
                 f"--engine ort: {what} differ from float64's by {error:.1e} of their size, and "
-                f"PyTorch's by {usual:.1e}; leave --engine out"
+                f"PyTorch's by {usual:.1e}; take --engine torch"
             )
         self.say(
             f"ONNX Runtime: {what} are within {error:.1e} of float64's (PyTorch's: {usual:.1e})"

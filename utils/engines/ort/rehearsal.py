@@ -53,7 +53,7 @@ def rehearse(graph: GradientGraph, feeds: list[np.ndarray]) -> None:
         how = f"failed ({last[:200]})"
     raise UserError(
         "--engine ort: ONNX Runtime cannot train this model: another process, in which a step was "
-        f"tried, {how}; leave --engine out"
+        f"tried, {how}; take --engine torch"
     )
 
 
