@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from utils.engines.ort.session import import_onnxruntime
 from utils.errors import UserError
 from utils.files import written_aside
 from utils.inference.export_samples import (
@@ -150,7 +151,7 @@ def _answers(
 ) -> tuple[np.ndarray | None, str]:
     """(probabilities from another engine, its name), or (None, why it did not run)."""
     try:
-        import onnxruntime  # noqa: F401
+        import_onnxruntime()
     except ImportError:
         cost = multiply_adds(model, samples.prepared(inputs))
         if cost > REFERENCE_MULTIPLY_ADDS:

@@ -5,6 +5,7 @@ import re
 import numpy as np
 import torch
 
+from utils.engines.ort.session import import_onnxruntime
 from utils.errors import UserError
 
 # How ONNX Runtime names an operator that it cannot compute, or does not know.
@@ -25,8 +26,7 @@ class OnnxSession:
     """
 
     def __init__(self, proto, other_way: str):
-        import onnxruntime
-
+        onnxruntime, _ = import_onnxruntime()
         self.other_way = other_way
         self.threads = torch.get_num_threads()
         self.engine = f"ONNX Runtime {onnxruntime.__version__}"

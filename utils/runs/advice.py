@@ -24,8 +24,8 @@ def phase_advice(settings, run, loader) -> dict[str, str]:
     if getattr(settings, "dataset", "") in OWN_PICTURES:
         advice["data"] = f"read with more processes: --workers {2 * loader.workers or 4}"
     is_slow_text = settings.task == "texts" and run.device.type == "cpu"  # docs/text.md
-    takes_bf16 = settings.engine == "torch" and _computes_bf16(run.device)
-    if run.precision.name == "fp32" and takes_bf16 and not is_slow_text:
+    fixed = is_slow_text or settings.engine == "ort"  # which computes in float32 only
+    if run.precision.name == "fp32" and _computes_bf16(run.device) and not fixed:
         advice["forward_backward"] = "this machine may be faster with --precision bf16"
     elif run.device.type == "cuda" and not _has_or_excludes_compile(settings):
         advice["forward_backward"] = "--compile may shorten it"

@@ -145,6 +145,7 @@ VALUE_ALIASES = {
         "yelpreviewpolarity": "yelp_polarity",
         "ag_news": "ag_news",
     },
+    "engine": {"onnx": "ort", "onnxruntime": "ort", "ortmodule": "ort", "pytorch": "torch"},
     "mixup_mode": {"elem": "sample"},
     "optimizer": {"adamw_torch": "adamw", "adamw_torch_fused": "adamw"},
     "precision": {

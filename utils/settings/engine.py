@@ -164,7 +164,7 @@ class EngineSettings(Config):
         divides = self.distributed and STRATEGIES[self.strategy].divides
         drop_path = getattr(self, "drop_path", 0.0)
         for flag, given, reason in (
-            ("--device cuda", self.device == "cuda", "it computes on a CPU"),
+            ("--device cuda", self.device == "cuda", "it trains on a CPU only"),
             (
                 f"--precision {self.precision}",
                 self.precision not in ("auto", "fp32"),
@@ -176,16 +176,24 @@ class EngineSettings(Config):
             (
                 "--grad_checkpointing",
                 self.grad_checkpointing,
-                "it decides by itself which activations are kept",
+                "ONNX Runtime decides by itself which activations are kept",
             ),
-            (f"--strategy {self.strategy}", divides, "it needs whole weights; take ddp"),
+            (f"--strategy {self.strategy}", divides, "ONNX Runtime needs whole weights; take ddp"),
             (
                 "--sync_bn",
                 self.distributed and self.sync_bn,
-                "its graph cannot ask the other processes",
+                "ONNX Runtime's graph exchanges no statistics between processes",
             ),
-            ("--mixup meta", self.mixup == "meta", "it has no gradient of lambda"),
-            ("--auto_batch", self.auto_batch, "it measures the memory that PyTorch takes"),
+            (
+                "--mixup meta",
+                self.mixup == "meta",
+                "ONNX Runtime gives no gradient of the mixing weight",
+            ),
+            (
+                "--auto_batch",
+                self.auto_batch,
+                "--auto_batch measures the memory of PyTorch's steps",
+            ),
             (
                 f"--drop_path {drop_path:g}",
                 drop_path > 0,

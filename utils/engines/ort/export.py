@@ -21,7 +21,7 @@ from utils.errors import UserError
 OPSET, IR_VERSION = 17, 10  # the newest that ONNX Runtime 1.19 has gradients for, and reads
 PREFIX = "model."  # of the names of parameters and buffers in the graph
 # Operators that ONNX Runtime would run, and why it must not.
-REFUSED = {"AveragePool": "its backward pass ends the process"} | dict.fromkeys(
+REFUSED = {"AveragePool": "its backward pass would crash the run"} | dict.fromkeys(
     ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
      "RandomUniformLike"),
     "a resumed run could not repeat its random numbers",
@@ -75,7 +75,9 @@ def export(model: nn.Module, arguments: dict[str, Tensor]) -> Exported:
             )
     except Exception as error:  # of many classes
         text = " ".join(str(error).split())[:200]
-        raise UserError(f"--engine ort: this model has no ONNX graph ({text})") from error
+        raise UserError(
+            f"--engine ort: this model has no ONNX graph ({text}); take --engine torch"
+        ) from error
     _refuse_changed_buffers(model, before)
     proto = onnx.load_model_from_string(file.getvalue())
     proto.ir_version = min(proto.ir_version, IR_VERSION)
@@ -83,8 +85,8 @@ def export(model: nn.Module, arguments: dict[str, Tensor]) -> Exported:
     for operator, reason in REFUSED.items():
         if operator in operators:
             raise UserError(
-                f"--engine ort: this model has the ONNX operator {operator}: {reason}; leave "
-                "--engine out"
+                f"--engine ort: this model has the ONNX operator {operator}: {reason}; take "
+                "--engine torch"
             )
     _complete_layer_norms(proto)
     return Exported(proto, _norms_of(proto), _use_dropout(proto))
@@ -99,7 +101,7 @@ def _refuse_changed_buffers(model: nn.Module, before: dict[str, Tensor]) -> None
         if not of_norm and not torch.equal(buffer, before.get(name, buffer)):
             raise UserError(
                 f"--engine ort: this model changes its buffer {name} in training, which ONNX "
-                "Runtime would not do; leave --engine out"
+                "Runtime would not do; take --engine torch"
             )
 
 
@@ -196,7 +198,7 @@ def _use_dropout(proto) -> bool:
         if len(node.input) < 3:
             raise UserError(
                 "--engine ort: this model calls scaled_dot_product_attention with dropout, which "
-                "its ONNX graph would leave out; leave --engine out"
+                "its ONNX graph would leave out; take --engine torch"
             )
         rate = onnx.numpy_helper.to_array(constants[node.input[1]].attribute[0].t)
         if rate > 0:

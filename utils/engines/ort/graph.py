@@ -134,4 +134,4 @@ def _refusal(error: Exception) -> UserError:
         reason = f"has no gradient of the ONNX operator {found[1]}"
     elif found := re.search(r"Could not find an implementation for (\w+)", text):
         reason = f"cannot compute the ONNX operator {found[1]}"
-    return UserError(f"--engine ort: ONNX Runtime {reason}; leave --engine out")
+    return UserError(f"--engine ort: ONNX Runtime {reason}; take --engine torch")

@@ -78,7 +78,7 @@ class OrtModule(nn.Module):
             if not ours <= RATIO * theirs + NOISE:
                 raise UserError(
                     f"--engine ort: {what} {of_step} differ from float64's by {ours:.1e} of their "
-                    f"size, and PyTorch's by {theirs:.1e}; leave --engine out"
+                    f"size, and PyTorch's by {theirs:.1e}; take --engine torch"
                 )
         self.say(
             f"ONNX Runtime: gradients and statistics {of_step} are within {max(errors):.1e} of "

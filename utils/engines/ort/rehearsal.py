@@ -63,7 +63,7 @@ def _refusal(how: str) -> UserError:
     """`how`: what became of the other process."""
     return UserError(
         "--engine ort: ONNX Runtime cannot train this model: another process, in which a step was "
-        f"tried, {how}; leave --engine out"
+        f"tried, {how}; take --engine torch"
     )
 
 

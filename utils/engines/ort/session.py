@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 ERRORS = 3  # the log level that leaves out warnings
 INSTALL = (
-    "install requirements-ort.txt into an environment of its own, since onnxruntime without the "
-    "training core writes into the same folder"
+    "install requirements-ort.txt into an environment of its own (onnxruntime without the training "
+    "core would write into the same folder), or take --engine torch"
 )
 
 
