@@ -131,6 +131,7 @@ class Run:
         with self.signals.held():
             import torch
 
+        from utils.engines.ort.session import why_missing
         from utils.machine.cudnn import prefer_flash_attention
         from utils.machine.free_cores import follow_free_cores
         from utils.machine.host_memory import keep_freed_memory
@@ -142,7 +143,10 @@ class Run:
         cuda = torch.cuda.is_available() and settings.device != "cpu"
         if cuda and self.place is not None:
             torch.cuda.set_device(gpu_of(self.place, torch.cuda.device_count()))
-        if cuda and settings.infers_by_ort:
+        trains_by_ort = settings.engine == "ort" and settings.action.trains
+        if trains_by_ort and (missing := why_missing()):
+            raise UserError(f"--engine ort: {missing}")
+        if cuda and (trains_by_ort or settings.infers_by_ort):
             raise UserError("--engine ort computes on a CPU, and there is a GPU: add --device cpu")
         self.device = (
             torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
