@@ -156,6 +156,8 @@ def _flatten_buffers(model: nn.Module) -> list[Tensor]:
         flat = members[0][2].new_zeros(starts[-1])
         for (module, name, buffer), start in zip(members, starts, strict=False):
             piece = flat[start : start + buffer.numel()].view(buffer.shape)
-            module._buffers[name] = piece.copy_(buffer)
+            # .data: with a version counter of its own. Otherwise a BatchNorm that counts its batch
+            # would seem to have changed an index that another module's backward pass needs.
+            module._buffers[name] = piece.copy_(buffer).data
         flats.append(flat)
     return flats
