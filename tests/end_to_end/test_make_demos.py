@@ -22,7 +22,7 @@ def test_make_demo_tuning(tmp_path):
         (tmp_path / name).symlink_to(ROOT / name)
     environment = Path(sys.prefix)
     (environment / ".installed").touch()
-    make = ["make", "-n", "demo-tuning", f"VENV={environment}"]
+    make = ["make", "-n", "--no-print-directory", "demo-tuning", f"VENV={environment}"]
     commands = subprocess.run(make, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
     for name, flags in SHORTER.items():
         assert commands.count(f"--output runs/{name}") == 1
