@@ -1,11 +1,6 @@
 """Export to ONNX. The graph is checked before the file gets its final name."""
 
-import contextlib
-import io
 import json
-import logging
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +19,7 @@ from utils.inference.export_samples import (
     samples_for,
 )
 from utils.inference.onnx_session import OnnxSession, one_line
+from utils.machine.silence import silenced
 from utils.weights.card import ModelCard, TextCard
 
 # Largest differences in float32 between PyTorch and another engine: of probabilities, and of their
@@ -124,7 +120,7 @@ def trace(model: nn.Module, samples):
     """
     # The exporter fails on the CPU's kernel for attention with a mask: its strides differ.
     try:
-        with _silence(), sdpa_kernel(SDPBackend.MATH):
+        with silenced(), sdpa_kernel(SDPBackend.MATH):
             program = torch.onnx.export(
                 samples.graph(model).eval(),
                 (samples.example(),),
@@ -186,20 +182,3 @@ def multiply_adds(model: nn.Module, inputs: Tensor) -> int:
     for hook in hooks:
         hook.remove()
     return total
-
-
-@contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    """Hides the exporter's warnings, log lines and progress, which are for its developers."""
-    before = logging.root.manager.disable
-    with (
-        warnings.catch_warnings(),
-        contextlib.redirect_stdout(io.StringIO()),
-        contextlib.redirect_stderr(io.StringIO()),
-    ):
-        warnings.simplefilter("ignore")
-        logging.disable(logging.ERROR)
-        try:
-            yield
-        finally:
-            logging.disable(before)

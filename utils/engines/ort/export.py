@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-import logging
-import warnings
 from collections.abc import Iterator
 from typing import NamedTuple
 from unittest import mock
@@ -17,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from utils.engines.ort.arguments import Flat, varying
 from utils.errors import UserError
+from utils.machine.silence import silenced
 
 OPSET, IR_VERSION = 17, 10  # the newest that ONNX Runtime 1.19 has gradients for, and reads
 PREFIX = "model."  # of the names of parameters and buffers in the graph
@@ -58,7 +57,7 @@ def export(model: nn.Module, arguments: dict[str, Tensor]) -> Exported:
     file, dynamic = io.BytesIO(), varying(arguments)
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     try:
-        with _silence(), _norms_prepared(model):
+        with silenced(), _without_printed_graphs(), _norms_prepared(model):
             torch.onnx.export(
                 Flat(model),
                 tuple(arguments.values()),
@@ -209,21 +208,7 @@ def _use_dropout(proto) -> bool:
     return draws
 
 
-@contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    """Hides the exporter's warnings, log lines and graphs, which are for its developers."""
-    before = logging.root.manager.disable
-    # C++ code prints the graph that it cannot export, past Python's stdout. Its only switch is the
-    # private function that does so, which a later PyTorch may not have.
-    with (
-        mock.patch.object(torch._C, "_jit_onnx_log", create=True),
-        warnings.catch_warnings(),
-        contextlib.redirect_stdout(io.StringIO()),
-        contextlib.redirect_stderr(io.StringIO()),
-    ):
-        warnings.simplefilter("ignore")
-        logging.disable(logging.ERROR)
-        try:
-            yield
-        finally:
-            logging.disable(before)
+def _without_printed_graphs() -> contextlib.AbstractContextManager:
+    """C++ code prints the graph that it cannot export, past Python's stdout. Its only switch is the
+    private function that does so, which a later PyTorch may not have."""
+    return mock.patch.object(torch._C, "_jit_onnx_log", create=True)
