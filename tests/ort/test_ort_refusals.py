@@ -55,6 +55,11 @@ def test_a_step_that_does_not_end(monkeypatch):
     assert "had not ended after 0.01 seconds" in refusal(network(nn.ReLU()))
 
 
+def test_a_temporary_folder_that_cannot_be_written_to(monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    assert "set TMPDIR to another folder" in refusal(network(nn.ReLU()))
+
+
 class Attention(nn.Module):
     """Self-attention of pixels, with PyTorch's own dropout."""
 

@@ -98,6 +98,14 @@ def test_mirror_images_are_for_what_measures_or_predicts(write, make_run):
     assert settings_of("--resume", run, "--export", "onnx").flip_test  # without effect, unsaid
 
 
+@pytest.mark.parametrize("flags", [["--compile"], ["--cuda_graphs", "on"]])
+def test_engines_for_steps_are_for_training(flags, make_run):
+    run = make_run()
+    for action in (["--eval_only"], ["--predict", "x"], ["--export", "onnx"]):
+        line = noted("--resume", run, *action, *flags)[1][-1]
+        assert line == f"note: {flags[0]} has no effect: {action[0]} does not train"
+
+
 def test_unfreeze_epoch_needs_a_frozen_backbone():
     assert "without --freeze_backbone" in refused("--unfreeze_epoch", "3")
 

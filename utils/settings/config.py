@@ -14,7 +14,7 @@ import dataclasses
 import difflib
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import yaml
@@ -75,6 +75,14 @@ class Config:
     def validate(self) -> None:
         """Raises UserError if settings contradict each other; sets those whose default depends on
         others."""
+
+
+def refuse_beside(flag: str, others: Iterable[tuple[str, bool, str]]) -> None:
+    """Raises UserError for the first of `others`, (flag, whether it is given, reason), that is
+    given beside `flag`."""
+    for other, given, reason in others:
+        if given:
+            raise UserError(f"{other} cannot be combined with {flag}: {reason}")
 
 
 def fields(config_class) -> dict[str, dataclasses.Field]:

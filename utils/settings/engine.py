@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from utils.errors import UserError
 from utils.machine.packages import OF_ONNX, missing_text
 from utils.setting import setting
-from utils.settings.config import Config
+from utils.settings.config import Config, refuse_beside
 from utils.settings.strategies import STRATEGIES
 
 GROUP = "engine"
@@ -113,7 +113,7 @@ class EngineSettings(Config):
         """Raises UserError if a package is missing, or a setting excludes ONNX Runtime."""
         if missing := missing_text(OF_ONNX):
             raise UserError(f"--engine ort: {missing}")
-        for flag, given, reason in (
+        others = (
             ("--device cuda", self.device == "cuda", "it computes on a CPU; add --device cpu"),
             (
                 f"--precision {self.precision}",
@@ -126,9 +126,8 @@ class EngineSettings(Config):
                 f"--{self.action.name} by ONNX Runtime takes one process; do not use "
                 "run_distributed.sh",
             ),
-        ):
-            if given:
-                raise UserError(f"{flag} cannot be combined with --engine ort: {reason}")
+        )
+        refuse_beside("--engine ort", others)
 
     def ineffective(self):
         yield from super().ineffective()
@@ -163,7 +162,7 @@ class EngineSettings(Config):
         """Raises UserError if a flag excludes training by ONNX Runtime."""
         divides = self.distributed and STRATEGIES[self.strategy].divides
         drop_path = getattr(self, "drop_path", 0.0)
-        for flag, given, reason in (
+        others = (
             ("--device cuda", self.device == "cuda", "it trains on a CPU only"),
             (
                 f"--precision {self.precision}",
@@ -199,6 +198,5 @@ class EngineSettings(Config):
                 drop_path > 0,
                 "a resumed run could not repeat its random numbers",
             ),
-        ):
-            if given:
-                raise UserError(f"{flag} cannot be combined with --engine ort: {reason}")
+        )
+        refuse_beside("--engine ort", others)

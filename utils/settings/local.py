@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from utils.errors import UserError
 from utils.local.rules import ADAPTIVE, POWERS, SGD
 from utils.setting import setting
-from utils.settings.config import Config
+from utils.settings.config import Config, refuse_beside
 
 GROUP = "local steps"
 BASE, OUTER_BASE = 4, 500  # default of --sync_base; that of diloco is its paper's
@@ -137,7 +137,7 @@ class LocalSettings(Config):
         super().validate()
         if not self.trains_locally:
             return
-        for flag, given, reason in (
+        others = (
             ("--sync_bn", self.sync_bn, "workers do not communicate between two averagings"),
             ("--cuda_graphs", self.cuda_graphs == "on", "a graph cannot hold several workers"),
             ("--lookahead_k", self.lookahead_k is not None, "its slow weights are not averaged"),
@@ -152,8 +152,7 @@ class LocalSettings(Config):
                 self.mixup == "auto",
                 "it measures overfitting between two averagings, where the workers differ",
             ),
-        ):
-            if given:
-                raise UserError(f"{flag} cannot be combined with --strategy local: {reason}")
+        )
+        refuse_beside("--strategy local", others)
         if self.sync_from is not None and self.sync_from > self.epochs:
             raise UserError(f"--sync_from {self.sync_from:g} is beyond --epochs {self.epochs}")

@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from utils.engines.ort.session import GradientGraph, TrainingSession
@@ -30,15 +31,11 @@ def rehearse(graph: GradientGraph, feeds: list[np.ndarray]) -> None:
         feeds: the inputs, contiguous, in the graph's order.
 
     Raises:
-        UserError: that process did not survive, or did not end.
+        UserError: that process did not survive, or did not end; or there is no space for its input.
     """
-    with tempfile.TemporaryDirectory(prefix="rehearsal-") as name:
-        folder = Path(name)
-        (folder / GRAPH).write_bytes(graph.proto)
-        save_file(dict(zip(graph.feeds, feeds, strict=True)), folder / FEEDS)
-        names = {"feeds": graph.feeds, "outputs": graph.outputs, "trained": graph.trained}
-        (folder / NAMES).write_text(json.dumps(names), encoding="utf-8")
-        try:
+    try:
+        with tempfile.TemporaryDirectory(prefix="rehearsal-") as name:
+            _write(Path(name), graph, feeds)
             child = subprocess.run(
                 [sys.executable, "-m", "utils.engines.ort.rehearsal", name],
                 cwd=ROOT,
@@ -47,8 +44,13 @@ def rehearse(graph: GradientGraph, feeds: list[np.ndarray]) -> None:
                 text=True,
                 timeout=PATIENCE,
             )
-        except subprocess.TimeoutExpired:  # which has killed it
-            raise _refusal(f"had not ended after {PATIENCE} seconds") from None
+    except subprocess.TimeoutExpired:  # which has killed it
+        raise _refusal(f"had not ended after {PATIENCE} seconds") from None
+    except (OSError, SafetensorError) as error:
+        raise UserError(
+            f"--engine ort: its graph cannot be written to a temporary folder: {error}; free some "
+            "space there, or set TMPDIR to another folder"
+        ) from error
     if child.returncode in (0, -signal.SIGINT, -signal.SIGTERM):  # a signal stops the run itself
         return
     if child.returncode < 0:
@@ -57,6 +59,14 @@ def rehearse(graph: GradientGraph, feeds: list[np.ndarray]) -> None:
         last = (child.stderr.strip() or "without a message").splitlines()[-1]
         how = f"failed ({last[:200]})"
     raise _refusal(how)
+
+
+def _write(folder: Path, graph: GradientGraph, feeds: list[np.ndarray]) -> None:
+    """Writes what `run` reads."""
+    (folder / GRAPH).write_bytes(graph.proto)
+    save_file(dict(zip(graph.feeds, feeds, strict=True)), folder / FEEDS)
+    names = {"feeds": graph.feeds, "outputs": graph.outputs, "trained": graph.trained}
+    (folder / NAMES).write_text(json.dumps(names), encoding="utf-8")
 
 
 def _refusal(how: str) -> UserError:
