@@ -76,7 +76,7 @@ def train(exchange, options: dict, strategy: str) -> dict:
         options["accumulation"] = GLOBAL // exchange.size // micro
     batch_size = GLOBAL // exchange.size // options.get("accumulation", 1)
     model = toy.network(norm=options.pop("norm", False))
-    model = sync_batch_norms(model, exchange)
+    sync_batch_norms(model, exchange)
     if "mixing" in options:
         options["mixing"] = Mixing(**options["mixing"])
     if options.pop("vit", False):

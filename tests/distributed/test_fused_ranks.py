@@ -41,7 +41,7 @@ def train(
     dtype = torch.float32 if half else torch.float64
     model = network(texts, dtype)
     if synced:
-        model = sync_batch_norms(model, exchange)
+        sync_batch_norms(model, exchange)
     fuse(model, mode)
     spread = build_strategy(strategy, exchange)
     wrapped = spread.wrap(model)

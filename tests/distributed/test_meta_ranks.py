@@ -58,7 +58,8 @@ def normalised(exchange):
     """With BatchNorm over all ranks."""
     model = network()
     model.insert(1, nn.BatchNorm2d(6))
-    return sync_batch_norms(model, exchange)
+    sync_batch_norms(model, exchange)
+    return model
 
 
 def transformer(mixup_at):

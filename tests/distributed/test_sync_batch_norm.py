@@ -7,12 +7,24 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from utils.distributed.sync_batch_norm import SyncBatchNorm2d, sync_batch_norms
+from utils.distributed.sync_batch_norm import OverRanks, alone, sync_batch_norms
+from utils.errors import UserError
 from utils.exchange import Exchange
 from utils.models.resnet import ResNet
 
 # Samples of each rank.
 SHARES = ((6,), (3, 3), (5, 1), (0, 4), (2, 1, 4, 1), (0, 3, 0, 1))
+
+
+class Alone(Exchange):
+    """An exchange of one rank that counts as two."""
+
+    size = 2
+
+
+def synced(norm: nn.Module, exchange: Exchange | None = None) -> nn.Module:
+    sync_batch_norms(norm, exchange or Alone())
+    return norm
 
 
 def network(momentum=0.1, affine=True, track=True):
@@ -50,11 +62,11 @@ def of_rank(exchange, shares, dtype, options, shift) -> dict:
     own = slice(end - shares[exchange.rank], end)
     model = network(**options).to(dtype)
     kept = list(model.parameters()), list(model.buffers()), list(model.state_dict())
-    synced = sync_batch_norms(model, exchange)
-    assert synced is model and list(model.state_dict()) == kept[2]
+    sync_batch_norms(model, exchange)
+    assert list(model.state_dict()) == kept[2]
     assert all(map(lambda a, b: a is b, model.parameters(), kept[0]))
     assert all(map(lambda a, b: a is b, model.buffers(), kept[1]))
-    assert isinstance(model[1], SyncBatchNorm2d) == (exchange.size > 1)
+    assert isinstance(model[1], OverRanks) == (exchange.size > 1)
     found = passes(model, inputs[:, own], directions[:, own])
     for name in found:
         if name.startswith("grad/"):
@@ -100,7 +112,7 @@ def in_half(exchange, channels_last: bool):
         x = x.to(memory_format=torch.channels_last)
     size = 4 // exchange.size
     x = x[exchange.rank * size :][:size].bfloat16().requires_grad_()
-    norm = SyncBatchNorm2d(5, exchange=exchange)
+    norm = synced(nn.BatchNorm2d(5), exchange)
     with torch.autocast("cpu", torch.bfloat16):
         y = norm(x)
     (of_x,) = torch.autograd.grad(y.float().square().sum() / 2 + y.float().pow(3).sum(), x)
@@ -127,7 +139,7 @@ def test_bf16_and_memory_formats(worlds, channels_last):
 @pytest.mark.parametrize("affine", [False, True])
 def test_the_gradient_equals_finite_differences(affine):
     torch.manual_seed(0)
-    norm = SyncBatchNorm2d(3, affine=affine, track_running_stats=False).double()
+    norm = synced(nn.BatchNorm2d(3, affine=affine, track_running_stats=False).double())
     x = torch.randn(4, 3, 2, 2, dtype=torch.float64, requires_grad=True)
     weights = tuple(torch.randn(3, dtype=torch.float64, requires_grad=True) for _ in range(2))
 
@@ -139,7 +151,7 @@ def test_the_gradient_equals_finite_differences(affine):
 
 def test_it_keeps_the_input_and_little_else_for_the_backward_pass():
     kept = []
-    norm, x = SyncBatchNorm2d(3), torch.randn(4, 3, 2, 2, requires_grad=True)
+    norm, x = synced(nn.BatchNorm2d(3)), torch.randn(4, 3, 2, 2, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
         norm(x)
     # The number of values, and of each channel mean, scale and weight.
@@ -147,33 +159,95 @@ def test_it_keeps_the_input_and_little_else_for_the_backward_pass():
 
 
 def test_a_second_derivative_is_refused():
-    norm, x = SyncBatchNorm2d(3), torch.randn(4, 3, 2, 2, requires_grad=True)
+    norm, x = synced(nn.BatchNorm2d(3)), torch.randn(4, 3, 2, 2, requires_grad=True)
     with pytest.raises(RuntimeError, match="no second derivative"):
         torch.autograd.grad(norm(x).pow(3).sum(), x, create_graph=True)
 
 
 def test_what_is_refused_and_what_stays():
-    class Two(Exchange):
-        size = 2
+    class Unknown(nn.BatchNorm2d):
+        def forward(self, x):
+            return super().forward(x) + 1
 
-    with pytest.raises(ValueError, match="BatchNorm2d"):
-        sync_batch_norms(nn.Sequential(nn.BatchNorm1d(3)), Two())
+    refused = nn.Sequential(nn.BatchNorm2d(3), Unknown(3))
+    with pytest.raises(UserError, match="--sync_bn: the model's Unknown is not PyTorch's"):
+        sync_batch_norms(refused, Alone())
+    assert type(refused[0]) is nn.BatchNorm2d
     with pytest.raises(ValueError, match="two values"):
-        SyncBatchNorm2d(3)(torch.randn(1, 3, 1, 1))
+        synced(nn.BatchNorm2d(3))(torch.randn(1, 3, 1, 1))
     model = network()
-    before = copy.deepcopy(model)
-    assert repr(sync_batch_norms(model, Exchange())) == repr(before)
+    before = repr(model)
+    sync_batch_norms(model, Exchange())
+    assert repr(model) == before
     model[1].eval()
-    synced = sync_batch_norms(model, Two())
-    assert not synced[1].training and synced[4].training
-    copied = copy.deepcopy(synced)
-    assert isinstance(copied[1], SyncBatchNorm2d) and copied[1].weight is not synced[1].weight
+    sync_batch_norms(model, Alone())
+    assert not model[1].training and model[4].training
+    copied = copy.deepcopy(model)
+    assert isinstance(copied[1], OverRanks) and copied[1].weight is not model[1].weight
+
+
+def test_alone_nothing_is_exchanged():
+    class Silent(Alone):
+        def gather(self, tensor):
+            raise AssertionError("a collective")
+
+    torch.manual_seed(0)
+    x, plain = torch.randn(4, 3, 4, 4), network()
+    model = synced(network(), Silent())
+    with alone(model):
+        torch.testing.assert_close(model(x), plain(x))
+    with pytest.raises(AssertionError, match="a collective"):
+        model(x)
+
+
+SHAPES = {nn.BatchNorm1d: (5,), nn.BatchNorm3d: (5, 2, 3, 2), "1d": (5, 6)}
+
+
+def other_dimensions(exchange, kind):
+    torch.manual_seed(0)
+    x = torch.randn(4, *SHAPES[kind], dtype=torch.float64)
+    norm = synced((nn.BatchNorm1d if kind == "1d" else kind)(5).double(), exchange)
+    size = 4 // exchange.size
+    x = x[exchange.rank * size :][:size].requires_grad_()
+    y = norm(x)
+    (of_x,) = torch.autograd.grad(y.pow(3).sum(), x)
+    return y.detach(), of_x, norm.running_var
+
+
+@pytest.mark.parametrize("kind", SHAPES, ids=str)
+def test_other_dimensions(worlds, kind):
+    """Vectors, sequences and volumes."""
+    y, of_x, var = other_dimensions(Exchange(), kind)
+    for size in (2, 4):
+        parts = worlds(size).run(other_dimensions, kind)
+        torch.testing.assert_close(torch.cat([part[0] for part in parts]), y)
+        torch.testing.assert_close(torch.cat([part[1] for part in parts]), of_x)
+        torch.testing.assert_close(parts[0][2], var)
+
+
+def activated(exchange):
+    from timm.layers import BatchNormAct2d
+
+    torch.manual_seed(0)
+    x = torch.randn(4, 5, 3, 3, dtype=torch.float64)
+    norm = synced(BatchNormAct2d(5, act_layer=nn.SiLU).double(), exchange)
+    size = 4 // exchange.size
+    own = x[exchange.rank * size :][:size]
+    return norm(own).detach(), norm.eval()(own).detach()
+
+
+def test_timms_activation_stays(worlds):
+    """timm's BatchNormAct2d, of EfficientNets and others, has an activation of its own."""
+    expected = activated(Exchange())
+    parts = worlds(2).run(activated)
+    for found, value in zip(zip(*parts, strict=True), expected, strict=True):
+        torch.testing.assert_close(torch.cat(found), value)
 
 
 def elsewhere(exchange):
     """Gradients at other weights, with copies of the buffers, as in a virtual step."""
     torch.manual_seed(0)
-    model = sync_batch_norms(ResNet(18, 3, width=4, stem="cifar").double(), exchange)
+    model = synced(ResNet(18, 3, width=4, stem="cifar").double(), exchange)
     x = torch.randn(4, 3, 8, 8, dtype=torch.float64)
     size = 4 // exchange.size
     weights = {n: (1.1 * p.detach()).requires_grad_() for n, p in model.named_parameters()}
@@ -197,6 +271,6 @@ def test_a_functional_call_with_other_weights(worlds):
 
 def test_two_values_of_a_channel_are_enough():
     x = torch.tensor([[1.0, -2.0], [4.0, 2.5]], dtype=torch.float64).view(2, 2, 1, 1)
-    ours, theirs = SyncBatchNorm2d(2).double(), nn.BatchNorm2d(2).double()
+    ours, theirs = synced(nn.BatchNorm2d(2)).double(), nn.BatchNorm2d(2).double()
     torch.testing.assert_close(ours(x), theirs(x), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(ours.running_var, theirs.running_var, rtol=1e-12, atol=1e-12)

@@ -1,8 +1,10 @@
 """BatchNorm with the statistics of all ranks' samples.
 
 Ioffe and Szegedy, "Batch normalization: accelerating deep network training by reducing internal
-covariate shift" (2015), arXiv:1502.03167. PyTorch's own SyncBatchNorm computes on GPUs alone; on
-a CPU the one here does, with one collective forward and one backward.
+covariate shift" (2015), arXiv:1502.03167. One collective forward, one backward, on CPUs and GPUs.
+PyTorch's own SyncBatchNorm computes on GPUs alone, where its host waits three times in each layer
+for the device, and where in half precision a rank without samples sends another dtype than the
+others.
 
 With x^ = (x - mean) / sqrt(var + eps) over the N values of a channel that all ranks have, and
 y = weight x^ + bias,
@@ -13,68 +15,76 @@ where the sums go over all ranks. Those that are the gradients of weight and bia
 own: they are added up with the gradients of all other parameters.
 """
 
+import contextlib
 import functools
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from utils.errors import UserError
 from utils.exchange import Exchange
 from utils.fused.batch_norm import Statistics, global_backward, tracked_statistics
 
+PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
-def sync_batch_norms(model: nn.Module, exchange: Exchange) -> nn.Module:
-    """The model with every BatchNorm over all ranks. Its parameters and buffers are the same
-    tensors as before under the same names; the model itself is changed, and is another object
-    only if it is a BatchNorm.
+
+def sync_batch_norms(model: nn.Module, exchange: Exchange) -> None:
+    """Changes every BatchNorm of the model to one over all ranks. A rank may have no sample, but
+    all together have two values of a channel. All ranks call the model alike.
 
     Raises:
-        ValueError: a BatchNorm1d or 3d on a device that is no GPU.
+        UserError: the model has a BatchNorm whose forward pass is not known. Nothing is changed.
     """
     if exchange.size == 1:
-        return model
-    if next(model.parameters()).device.type == "cuda":
-        model = nn.SyncBatchNorm.convert_sync_batchnorm(model, getattr(exchange, "group", None))
-        for module in model.modules():
-            if isinstance(module, nn.SyncBatchNorm):
-                module.exchange = exchange  # for what is fused
-        return model
-    if isinstance(model, _BatchNorm):
-        return _converted(model, exchange)
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, _BatchNorm):
-                setattr(parent, name, _converted(child, exchange))
-    return model
+        return
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    classes = [_class_over_ranks(type(norm)) for norm in norms]
+    for norm, over_ranks in zip(norms, classes, strict=True):
+        norm.__class__, norm.exchange = over_ranks, exchange
 
 
-def _converted(module: _BatchNorm, exchange: Exchange) -> nn.Module:
-    if not isinstance(module, nn.BatchNorm2d):
-        raise ValueError(f"on a CPU BatchNorm2d alone goes over all ranks, no {module}")
-    new = SyncBatchNorm2d(
-        module.num_features, module.eps, module.momentum, module.affine,
-        module.track_running_stats, device="meta", exchange=exchange,
-    )  # fmt: skip
-    new._parameters, new._buffers = module._parameters, module._buffers
-    new.training = module.training
-    return new
+@contextlib.contextmanager
+def alone(model: nn.Module) -> Iterator[None]:
+    """Within, every BatchNorm takes the statistics of this rank alone, without a collective."""
+    norms = [module for module in model.modules() if isinstance(module, OverRanks)]
+    exchanges = [norm.exchange for norm in norms]
+    for norm in norms:
+        norm.exchange = Exchange()
+    try:
+        yield
+    finally:
+        for norm, exchange in zip(norms, exchanges, strict=True):
+            norm.exchange = exchange
 
 
-class SyncBatchNorm2d(nn.BatchNorm2d):
-    """Args: those of nn.BatchNorm2d, and
-    exchange: with the ranks that have the other samples; all of them call it alike. A rank may
-        have no sample, but all together have two values of a channel.
+@functools.cache
+def _class_over_ranks(norm: type[_BatchNorm]) -> type[_BatchNorm]:
+    if norm.forward in {plain.forward for plain in PLAIN}:
+        mixin = OverRanks
+    elif norm.__name__ == "BatchNormAct2d":  # timm's
+        mixin = ActivatedOverRanks
+    else:
+        raise UserError(
+            f"--sync_bn: the model's {norm.__name__} is not PyTorch's BatchNorm and may compute "
+            "something else; leave --sync_bn out"
+        )
+    return type(f"{norm.__name__}OverRanks", (mixin, norm), {})
+
+
+class OverRanks:
+    """What a class of BatchNorm derives from to have the statistics of all ranks in training.
+
+    Attributes:
+        exchange: with the ranks that have the other samples.
     """
 
-    def __init__(
-        self, num_features: int, *args, exchange: Exchange | None = None, **options
-    ) -> None:
-        super().__init__(num_features, *args, **options)
-        self.exchange = exchange or Exchange()
+    exchange: Exchange
 
     def forward(self, input: Tensor) -> Tensor:
-        """(n, channels, height, width) -> the same."""
+        """(n, channels, ...) -> the same."""
         if not self.training:
             return super().forward(input)
         self._check_input_dim(input)
@@ -87,10 +97,18 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
         )
 
 
+class ActivatedOverRanks(OverRanks):
+    """The same for timm's BatchNorm with an activation."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        output = super().forward(input)  # in evaluation timm's own, with the activation
+        return self.act(self.drop(output)) if self.training else output
+
+
 @functools.cache  # PyTorch's compiler, which takes seconds to be imported, is so when it is needed
 def _uncompiled():
     """What the ranks tell each other is not compiled."""
-    return torch.compiler.disable(SyncBatchNorm2d._normalize)
+    return torch.compiler.disable(OverRanks._normalize)
 
 
 class _Normalize(torch.autograd.Function):

@@ -135,7 +135,7 @@ def global_statistics(c: Tensor, exchange: Exchange) -> tuple[Tensor, Tensor, Te
     local = c.new_zeros(2 * channels + 1, dtype=torch.float64)
     local[0] = c.numel() // channels
     if c.numel():
-        var, mean = torch.var_mean(at_least_float32(c), (0, 2, 3), correction=0)
+        var, mean = torch.var_mean(at_least_float32(c), _all_but_channels(c), correction=0)
         local[1 : channels + 1], local[channels + 1 :] = mean, var
     gathered = torch.stack(exchange.gather(local))  # (ranks, 2 * channels + 1)
     count = gathered[:, :1]
@@ -177,6 +177,8 @@ class BatchNormOutput(NamedTuple):
 
     def compute_into(self, out: Tensor) -> Tensor:
         """Computes it into `out`, which has c's shape, dtype and strides."""
+        if not out.numel():  # PyTorch's kernel for GPUs refuses an empty batch
+            return out
         nested = isinstance(self.residual, BatchNormOutput)
         residual = self.residual.c if nested else self.residual
         kernel = kernels.images(self.c, *([] if residual is None else [residual]))
@@ -293,27 +295,34 @@ def _backward_by_kernel(
 
 
 def global_backward(grad, c, weight, statistics, needed, exchange) -> Gradients:
-    """dc = weight inverse_std (dy - sum(dy) / N - x^ sum(dy x^) / N), x^ = (c - mean) inverse_std.
+    """dc = weight inverse_std (dy - sum(dy) / N - x^ sum(dy x^) / N), x^ = (c - mean) inverse_std,
+    for c (n, channels, ...).
 
     The sums are over all ranks, but the gradients of weight and bias are this rank's own."""
     mean, inverse_std, count = statistics
-    x_hat = (at_least_float32(c) - _per_channel(mean)).mul_(_per_channel(inverse_std))
-    grad = at_least_float32(grad)
-    sums = torch.stack([grad.sum((0, 2, 3)), (grad * x_hat).sum((0, 2, 3))])
+    x_hat = (at_least_float32(c) - _per_channel(mean, c)).mul_(_per_channel(inverse_std, c))
+    grad, dims = at_least_float32(grad), _all_but_channels(c)
+    sums = torch.stack([grad.sum(dims), (grad * x_hat).sum(dims)])
     grad_weight = grad_bias = grad_c = None
     if weight is not None:
         grad_bias, grad_weight = sums.to(weight.dtype)
     if needed[0]:
         mean_dy, mean_dy_x_hat = exchange.sum(sums) / count.to(sums.dtype)
         factor = inverse_std if weight is None else inverse_std * weight
-        through_statistics = x_hat.mul_(_per_channel(mean_dy_x_hat)).add_(_per_channel(mean_dy))
-        grad_c = ((grad - through_statistics) * _per_channel(factor)).to(c.dtype)
+        through_statistics = x_hat.mul_(_per_channel(mean_dy_x_hat, c)).add_(
+            _per_channel(mean_dy, c)
+        )
+        grad_c = ((grad - through_statistics) * _per_channel(factor, c)).to(c.dtype)
     return Gradients(grad_c, grad_weight, grad_bias)
 
 
-def _per_channel(values: Tensor) -> Tensor:
-    """(channels,) -> (channels, 1, 1), to broadcast against images."""
-    return values[:, None, None]
+def _per_channel(values: Tensor, c: Tensor) -> Tensor:
+    """(channels,), to broadcast against c (n, channels, ...)."""
+    return values.view(-1, *[1] * (c.dim() - 2))
+
+
+def _all_but_channels(c: Tensor) -> list[int]:
+    return [0, *range(2, c.dim())]
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:

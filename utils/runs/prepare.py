@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from utils.distributed.strategies.base import Strategy, build_strategy
-from utils.distributed.sync_batch_norm import sync_batch_norms
+from utils.distributed.sync_batch_norm import alone, sync_batch_norms
 from utils.errors import UserError
 from utils.fused import fuse, kernels
 from utils.models.parts import heads_of
@@ -69,6 +69,10 @@ def prepare_model(
         if settings.unfreeze_epoch is None:
             # Now, so that optimizer and strategy leave out what never trains.
             freeze.apply(0)
+    if settings.sync_bn:
+        if not any(isinstance(module, _BatchNorm) for module in model.modules()):
+            raise UserError(f"--sync_bn: {run.model_name} has no BatchNorm; leave it out")
+        sync_batch_norms(model, run.exchange)
     try:
         fuse(model, settings.fused)
     except ValueError as error:
@@ -92,12 +96,8 @@ def prepare_model(
         )
 
     if settings.auto_batch and settings.resume is None:  # a resumed run keeps what was found
-        choose_micro_batch(run, model, make_objective(model), freeze, task)
-    if settings.sync_bn:
-        if not any(isinstance(module, _BatchNorm) for module in model.modules()):
-            raise UserError(f"--sync_bn: {run.model_name} has no BatchNorm; leave it out")
-        model = fuse(sync_batch_norms(model, run.exchange), settings.fused)
-        keep_in_float32(model, kept, run.device)  # BatchNorms are other objects now
+        with alone(model):
+            choose_micro_batch(run, model, make_objective(model), freeze, task)
     strategy = build_strategy(settings.strategy, run.exchange)
     wrapped = strategy.wrap(model, unfreezes=settings.unfreeze_epoch is not None)
     # All ranks have used the same seed so far, so their weights are equal; from here on each draws
