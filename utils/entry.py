@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from utils.errors import UserError
 from utils.launch.environment import (
-    LAUNCH_FOLDER,
+    LAUNCH_RUN,
     LaunchedAs,
     die_with_launcher,
     launched,
@@ -204,13 +204,12 @@ def _as_launched(argv: list[str], place: LaunchedAs | None) -> list[str]:
     --resume."""
     if place is None:
         return argv
-    words = [part for word in argv for part in word.split("=", 1)]
-    if not {"--distributed", "--no_distributed", "--no-distributed"} & {*words}:
+    flags = {word.split("=", 1)[0] for word in argv}
+    if not {"--distributed", "--no_distributed", "--no-distributed"} & flags:
         argv = [*argv, "--distributed"]
-    if LAUNCH_FOLDER in os.environ and "--output" in words and not {"--resume", "-r"} & {*words}:
-        output = words[len(words) - words[::-1].index("--output")]
-        if (Path(output) / "config.yaml").is_file():
-            argv = [*argv, "--resume", output]
+    run = os.environ.get(LAUNCH_RUN)
+    if run is not None and (Path(run) / "config.yaml").is_file():
+        argv = [*argv, "--resume", run]  # the last --resume counts
     return argv
 
 

@@ -345,3 +345,19 @@ def test_a_job_that_slurm_requeues_on_one_node_resumes_its_run(tmp_path, monkeyp
             launcher.prepare([str(ENTRY)], first)
     again, plan, _ = launcher.prepare([str(ENTRY)], slurm | {"SLURM_RESTART_COUNT": "1"})
     assert again is job and plan.max_nodes == 1
+
+
+@pytest.mark.parametrize(
+    "flags", [("--output_dir=a=b",), ("--config", "recipe.yaml"), ("--resume", "old", "-o", "a=b")]
+)
+def test_a_worker_that_is_started_again_resumes_however_the_folder_was_named(
+    tmp_path, monkeypatch, flags
+):
+    run = tmp_path / "a=b"
+    monkeypatch.setenv("LAUNCH_RUN", str(run))
+    place = LaunchedAs(0, 2, 0, 2, 1)
+    first = [*flags, "--distributed"]
+    assert entry._as_launched(list(flags), place) == first
+    run.mkdir()
+    (run / "config.yaml").write_text("")
+    assert entry._as_launched(list(flags), place) == [*first, "--resume", str(run)]

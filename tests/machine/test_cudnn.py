@@ -120,6 +120,28 @@ def test_packed_attention_equals_padded(monkeypatch, pooling):
     assert len(asked) == 2 and all(("window_size" in one) == transformer.WINDOWS for one in asked)
 
 
+def test_packed_attention_is_not_called_without_texts(monkeypatch):
+    """A rank's share of a step may be empty, which FlashAttention refuses."""
+    monkeypatch.setattr(transformer, "varlen_works", lambda *given: True)
+    monkeypatch.setattr(transformer, "varlen_attn", None)
+    model = Transformer(50, 3, 2, 16, 2, 32, 200, dropout=0.0)
+    none = np.array([], dtype=np.int64)
+    logits = model(pack(none, none, none, CPU))
+    assert logits.shape == (0, 3)
+    logits.sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_the_compiler_traces_the_choice_of_attention():
+    """Without a break of the graph, although it cannot trace what the choice asks of a GPU."""
+
+    def chosen(x):
+        return x + 1 if transformer.has_flash_attention() else x
+
+    x = torch.zeros(2)
+    assert torch.equal(torch.compile(chosen, backend="eager", fullgraph=True)(x), chosen(x))
+
+
 @pytest.mark.skipif(
     not hasattr(torch_varlen, "_should_use_cudnn"),
     reason="this PyTorch always takes FlashAttention",

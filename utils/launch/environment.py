@@ -1,5 +1,6 @@
-"""What a worker knows of its launch: its place among all, from environment variables, and the
-folder that the launcher shares with the workers on its machine (LAUNCH_FOLDER).
+"""What a worker knows of its launch: its place among all, from environment variables; the folder
+that the launcher shares with the workers on its machine (LAUNCH_FOLDER); and the run's folder, in
+which a worker that is started again finds the run (LAUNCH_RUN).
 
 Nothing here imports PyTorch: a worker needs this before anything else.
 """
@@ -14,6 +15,7 @@ from utils.launch.launchers import TORCHRUN, LaunchedAs, read_launch, without_la
 from utils.launch.network import choose_interface, local_address
 
 LAUNCH_FOLDER = "LAUNCH_FOLDER"  # set by the launcher to a new temporary folder
+LAUNCH_RUN = "LAUNCH_RUN"  # set by the launcher to the run's folder if the job trains
 PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
 

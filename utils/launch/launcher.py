@@ -17,7 +17,7 @@ from pathlib import Path
 
 from utils.errors import UserError
 from utils.launch.agent import run_agent
-from utils.launch.environment import LAUNCH_FOLDER
+from utils.launch.environment import LAUNCH_FOLDER, LAUNCH_RUN
 from utils.launch.flags import take_launch_flags
 from utils.launch.hosts import (
     FOLLOW_STDIN,
@@ -31,7 +31,7 @@ from utils.launch.launchers import refuse_many_launchers
 from utils.launch.network import LOOPBACK, choose_interface, local_address
 from utils.launch.plan import VARIABLES, Plan, read_plan
 from utils.machine.cores import usable_cores
-from utils.reporting.run_folder import default_path, refuse_run
+from utils.reporting.run_folder import default_path, find_run, refuse_run
 from utils.settings.config import DEFAULT, HOST, fields, parse
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -158,6 +158,8 @@ def launch(job: Job, plan: Plan, argv: list[str]) -> int:
     go_on = how_to_go_on(job, plan, argv)
     folder = tempfile.mkdtemp(prefix="launch-")
     os.environ[LAUNCH_FOLDER] = folder
+    if job.folder is not None:
+        os.environ[LAUNCH_RUN] = os.path.abspath(job.folder)
     os.environ["OMP_NUM_THREADS"] = str(plan.threads)
     remote = None
     if plan.max_nodes == 1:
@@ -233,7 +235,10 @@ def check(script: Path, flags: list[str]) -> Job:
     elif origin["output"] in (DEFAULT, HOST):
         folder = folder or str(default_path(script.stem, settings.dataset))
         flags += ["--output", folder]
-    resumed = settings.resume is not None
+    resumed = settings.resume is not None and folder is not None
+    if resumed:  # --resume A --output B goes on with A in a new folder
+        run = find_run(settings.resume, settings.output, getattr(module.Settings, "entry", ""))
+        resumed = run.resolve() == Path(folder).resolve()
     return Job(
         script, flags, folder, folder_is_given, resumed, settings.device, bool(settings.check)
     )

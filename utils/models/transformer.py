@@ -170,7 +170,9 @@ class Attention(nn.Module):
         else:
             q, k, v = linear(x, weight, bias).chunk(3, 1)
         rate = self.dropout if self.training else 0.0
-        if layout.offsets is not None and not rate and varlen_works(q, self.heads):
+        # FlashAttention refuses a batch without texts, which a rank may have.
+        packed = layout.offsets is not None and layout.n > 0 and not rate
+        if packed and varlen_works(q, self.heads):
             q, k, v = (part.unflatten(1, (self.heads, -1)) for part in (q, k, v))
             ends, longest = layout.offsets, layout.longest
             q_ends, q_longest = ends, longest
@@ -217,10 +219,23 @@ def varlen_works(q: Tensor, heads: int) -> bool:
         and q.dtype in (torch.bfloat16, torch.float16)
         and width % 8 == 0
         and width <= 256
-        and torch.backends.cuda.flash_sdp_enabled()
         and not torch.are_deterministic_algorithms_enabled()
-        and torch.cuda.get_device_capability(q.device) >= (8, 0)
+        and has_flash_attention()
     )
+
+
+def has_flash_attention() -> bool:
+    """Whether this process's GPU has it, and it is not switched off."""
+    return (
+        torch.backends.cuda.flash_sdp_enabled()
+        and torch.cuda.is_available()
+        and torch.cuda.get_device_capability() >= (8, 0)
+    )
+
+
+# The compiler cannot trace these questions: it is to take the answer as a constant. This is what
+# torch.compiler.assume_constant_result does, which would import the compiler for it, in seconds.
+has_flash_attention._dynamo_marked_constant = True
 
 
 class EncoderLayer(nn.Module):

@@ -41,7 +41,7 @@ def snapshot(steps: LocalSteps) -> Checkpoint:
     own = [_tensors(steps, worker) for worker in steps.own]
     gathered = exchange.gather_json([_further_state(steps, worker) for worker in steps.own])
     states = [state for part in gathered for state in part]
-    rows = {name: torch.stack([tensors[name] for tensors in own]) for name in own[0]}
+    rows = {name: _stacked([tensors[name] for tensors in own]) for name in own[0]}
     state = {
         "format": FORMAT,
         "progress": asdict(steps.progress),
@@ -69,6 +69,14 @@ def snapshot(steps: LocalSteps) -> Checkpoint:
             }
         }
     return checkpoint
+
+
+def _stacked(tensors: list[Tensor]) -> Tensor:
+    """A row for each of the tensors, which are the run's own: a view of a single one; of several a
+    copy, and on the host, since the device may have no memory for a second state."""
+    if len(tensors) == 1:
+        return tensors[0][None]
+    return torch.stack([tensor.detach().cpu() for tensor in tensors])
 
 
 def _tensors(steps: LocalSteps, worker: Worker) -> dict[str, Tensor]:
