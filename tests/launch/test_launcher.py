@@ -12,9 +12,11 @@ import pytest
 from distributed.world import free_port
 from patience import PATIENCE, wait_until
 
+from utils import entry
 from utils.errors import UserError
 from utils.launch import launcher
 from utils.launch.launcher import Job
+from utils.launch.launchers import LaunchedAs
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "run_distributed.sh"
