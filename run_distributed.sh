@@ -32,7 +32,8 @@ process that failed first. More: docs/distributed.md
 TEXT
 }
 
-root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
+script=$(readlink -f -- "${BASH_SOURCE[0]}" 2>/dev/null || echo "${BASH_SOURCE[0]}")
+root=$(cd -- "$(dirname -- "$script")" && pwd)
 case "${1-}" in
 -h | --help)
     help

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tuning.flags import for_trials, seconds
 from utils.errors import UserError
-from utils.files import reason
+from utils.files import denial, reason
 from utils.launch.signals import Signals, StoppedBySignal
 from utils.machine.cores import usable_cores
 from utils.reporting.console import Console
@@ -63,8 +63,11 @@ def search(target: Target, search_class: type[Config], description: str, argv=No
         argv = for_trials(sys.argv[1:] if argv is None else argv)
         settings, origin = parse(search_class, argv, description, print)
         Search(target, settings, origin, signals).run()
-    except UserError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    except (UserError, OSError) as error:
+        told = error if isinstance(error, UserError) else denial(error)
+        if told is None:
+            raise
+        print(f"error: {' '.join(str(told).split())}", file=sys.stderr)
         return 2
     except StoppedBySignal as stopped:
         print(stopped.line, file=sys.stderr)

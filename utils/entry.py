@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from utils.errors import UserError
+from utils.files import denial
 from utils.launch.environment import (
     LAUNCH_RUN,
     LaunchedAs,
@@ -74,14 +75,14 @@ def run_entry(config_class, act: Callable, description: str, argv: list[str] | N
             say(line)
         return act(settings, origin, signals) or 0
     except UserError as error:
-        if note_exit_code(2):  # one of the launched processes says it
-            print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+        return _refuse(error)
     except StoppedBySignal as stopped:
         if place is None or place.rank == 0:
             print(stopped.line, file=sys.stderr)
         return stopped.exit_code
     except Exception as error:
+        if isinstance(error, OSError) and (denied := denial(error)):
+            return _refuse(denied)
         if place is None or not _is_lost_peer(error):
             raise
         print(f"rank {place.rank}: another process of this run is gone", file=sys.stderr)
@@ -91,6 +92,12 @@ def run_entry(config_class, act: Callable, description: str, argv: list[str] | N
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(LOST_PEER_SECONDS)
         os._exit(1)  # without waiting for what hangs in the process group
+
+
+def _refuse(error: UserError) -> int:
+    if note_exit_code(2):  # one of the launched processes says it
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    return 2
 
 
 def run_model(

@@ -1,6 +1,7 @@
 """Files that are complete even after a kill: written aside, flushed to disk, renamed."""
 
 import contextlib
+import errno
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
@@ -10,10 +11,13 @@ from utils.errors import UserError
 
 
 def sync_folder(folder: Path) -> None:
-    """Flushes renames and new names inside `folder` to disk."""
+    """Flushes renames and new names inside `folder` to disk, where the file system can."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
     finally:
         os.close(handle)
 
@@ -81,6 +85,17 @@ def written_aside(path: str | Path) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             aside.unlink(missing_ok=True)
+
+
+# What the user can mend, not a fault of the program.
+DENIED = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
+
+
+def denial(error: OSError) -> UserError | None:
+    """The error for the user if a file's permissions or the length of its name have caused it."""
+    if error.errno not in DENIED or error.filename is None:
+        return None
+    return UserError(f"{os.fsdecode(error.filename)}: {reason(error)}")
 
 
 def reason(error: OSError) -> str:

@@ -299,14 +299,14 @@ def test_all_ranks_learn_that_the_disk_of_one_is_full(worlds, tmp_path, divided,
     told = worlds(2).run(full_on, str(tmp_path / "run"), divided, rank, metrics)
     where = f" (rank {rank})" if divided else ""
     for number, (said, lines, left) in enumerate(told):
-        expected = f"No space left on device{where}; that of step 1 is intact"
+        expected = f"No space left on device{where}; that of step 1 is intact; make room"
         assert said == (
             [f"no checkpoint of step 2: {expected}; the run goes on and tries again"]
             if number == 0
             else []
         )
         [line] = lines
-        assert line.startswith(f"no checkpoint of step 3: {expected}; make room and --resume")
+        assert line.startswith(f"no checkpoint of step 3: {expected} and --resume")
         assert left == ["step-00000001"]
     assert Checkpoints(tmp_path / "run").load().step == 4
 

@@ -16,6 +16,7 @@ it is a pickle.
 """
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -58,6 +59,8 @@ OF_THE_STEPS = (
     *("lr", "lookahead_step"),
     *(key for entry in OPTIMIZERS.values() for key in entry.group_state),
 )
+# Errors after which a checkpoint may well be whole.
+UNREADABLE = (errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE)
 
 
 class DamagedCheckpoint(Exception):
@@ -288,7 +291,12 @@ class Checkpoints:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Verifies and reads a checkpoint. Raises DamagedCheckpoint."""
+    """Verifies and reads a checkpoint.
+
+    Raises:
+        DamagedCheckpoint: it is not what was written.
+        UserError: it cannot be read at the moment; it may well be whole.
+    """
     path = Path(path)
     try:
         written = (path / SUMS).read_bytes()
@@ -297,6 +305,10 @@ def read_checkpoint(path: Path) -> Checkpoint:
             names |= {MODEL, OPTIMIZER}
         sums = {name: file_sum(path / name) for name in sorted(names)}
     except OSError as error:
+        if error.errno in UNREADABLE:
+            raise UserError(
+                f"{error.filename or path}: {reason(error)}; make it readable, and try again"
+            ) from None
         raise DamagedCheckpoint(f"{Path(error.filename or path).name}: {reason(error)}") from None
     if written != sums_text(sums):
         wrong = [name for name in sums if f"{sums[name]}  {name}".encode() not in written]

@@ -7,6 +7,7 @@ With many processes rank 0 writes; if the model is sharded, each rank writes its
 threads tell each other whether that succeeded.
 """
 
+import errno
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -78,7 +79,7 @@ class Saver:
         if final:
             line = next(filter(None, self.exchange.gather_json(self._result() or line)), None)
             if line is not None:
-                raise UserError(f"{line}; make room and --resume {self.run_folder}")
+                raise UserError(f"{line} and --resume {self.run_folder}")
         self._say(line)
 
     def _note_position(self, checkpoint: Checkpoint) -> OSError | None:
@@ -128,7 +129,9 @@ class Saver:
     def _line(self, error: OSError, step: int) -> str:
         before = [saved for saved in self.store.steps() if saved < step]
         last = f"that of step {before[-1]} is intact" if before else "there is none before it"
-        return f"no checkpoint of step {step}: {reason(error)}; {last}"
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = "make room" if full else f"make {self.store.folder} writable"
+        return f"no checkpoint of step {step}: {reason(error)}; {last}; {remedy}"
 
     def _say(self, line: str | None) -> None:
         if line is not None and self.exchange.rank == 0:

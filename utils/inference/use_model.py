@@ -1,5 +1,6 @@
 """What a trained model is used for: predictions for new files, and export."""
 
+import os
 from pathlib import Path
 
 from utils.checkpoints.checkpoint import Checkpoint
@@ -53,11 +54,16 @@ def use_model(run: Run, model, checkpoint: Checkpoint, card: ModelCard | TextCar
     say(f"{count:,} predictions: {output}{flipped}")
 
 
+def same_file(path: str, output: Path) -> bool:
+    return os.path.abspath(path) == os.path.abspath(output)
+
+
 def predict_pictures(run: Run, model, card: ModelCard, output: Path) -> int | None:
     """Writes the predictions for the pictures that --predict names; how many, or None if a signal
     came first."""
     settings = run.settings
-    paths = list_pictures(settings.predict)
+    # The table of an earlier call may be in the folder.
+    paths = [path for path in list_pictures(settings.predict) if not same_file(path, output)]
     predictions = predict_images(
         model,
         PictureFiles(paths, card, settings.workers, settings.on_bad, settings.evaluated_part),

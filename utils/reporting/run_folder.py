@@ -1,6 +1,7 @@
 """The folder of a run: found, created, and locked against a second run."""
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -13,6 +14,8 @@ from utils.files import reason
 RUNS = Path("runs")
 TOKENIZER = "tokenizer.json"
 REPORT = "report"  # subfolder for --report
+# What flock raises where the file system has no locks.
+WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL)
 
 
 def find_run(resume: str, output: str | None, entry: str) -> Path:
@@ -46,7 +49,8 @@ def find_run(resume: str, output: str | None, entry: str) -> Path:
 
 
 class RunFolder:
-    """A folder locked by one process, with a kernel lock that ends with the process.
+    """A folder locked by one process, with a kernel lock that ends with the process. `locked` is
+    False where the file system has no locks.
 
     Args:
         path: the folder; created with its parents if missing.
@@ -59,7 +63,13 @@ class RunFolder:
 
     def __init__(self, path: Path, *, resume: bool = False):
         self.path = Path(path)
-        self.made = not self.path.exists()
+        try:
+            str(path).encode()
+        except UnicodeEncodeError:  # safetensors could not read what is written there
+            raise UserError(
+                f"--output {str(path)!a}: the folder's name is not UTF-8; choose another one"
+            ) from None
+        self.made, self.locked = not self.path.exists(), True
         self._hold(resume)
 
     def _hold(self, resume: bool) -> None:
@@ -72,18 +82,26 @@ class RunFolder:
             ) from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except OSError as error:
+            if error.errno in WITHOUT_LOCKS:
+                self.locked = False
+                return self._take(resume)
             os.close(self._lock)
             raise UserError(
                 f"--output {self.path}: another run is using this folder; wait for it to end, or "
                 "choose another one"
             ) from None
-        if not resume:
-            try:
+        self._take(resume)
+
+    def _take(self, resume: bool) -> None:
+        try:
+            if not resume:
                 refuse_run(self.path)
-            except UserError:
-                os.close(self._lock)
-                raise
+            elif self.checkpoints.is_dir() and not os.access(self.checkpoints, os.W_OK | os.X_OK):
+                raise UserError(f"{self.checkpoints} cannot be written: change its permissions")
+        except UserError:
+            os.close(self._lock)
+            raise
 
     @property
     def config(self) -> Path:

@@ -21,7 +21,7 @@ def phase_advice(settings, run, loader) -> dict[str, str]:
         advice["optimizer"] += (
             f"; --meta_every {2 * settings.meta_every} updates the policy of mixing less often"
         )
-    if getattr(settings, "dataset", "") in OWN_PICTURES:
+    if settings.task != "texts" and settings.dataset in OWN_PICTURES:
         advice["data"] = f"read with more processes: --workers {2 * loader.workers or 4}"
     is_slow_text = settings.task == "texts" and run.device.type == "cpu"  # docs/text.md
     fixed = is_slow_text or settings.engine == "ort"  # which computes in float32 only

@@ -68,6 +68,10 @@ def build_trainer(
     total_steps, limit = settings.epochs * loader.steps_per_epoch, "--epochs"
     if settings.max_steps is not None and settings.max_steps < total_steps:
         total_steps, limit = settings.max_steps, "--max_steps"
+    for name in ("unfreeze_epoch", "mixup_off_epoch"):
+        epoch = getattr(settings, name) or 0  # beyond --epochs it is refused
+        if epoch * loader.steps_per_epoch >= total_steps > 0 and epoch:
+            run.console.say(f"note: --{name} {epoch} is not reached in {total_steps} steps")
     if checkpoint is not None and _is_finished(run, checkpoint, total_steps, limit):
         return None
     schedule_steps = total_steps
@@ -266,11 +270,15 @@ def _is_finished(run: Run, checkpoint: Checkpoint, total_steps: int, limit: str)
         state, limit = "has stopped early", "--early_stop_patience"
     else:
         state = "is finished"
-    report = f"; --resume {path} --eval_only --report makes its report"
+    settings, more = run.settings, ""
+    if settings.report:
+        more = f"; --resume {path} --eval_only --report makes its report"
+    elif settings.flip_test and "flip_test_accuracy" not in summary:
+        more = f"; --resume {path} --eval_only --flip_test measures that, too"
     accuracy = summary["test_accuracy"]
     result = "not tested" if accuracy is None else f"test accuracy {accuracy:.2f} %"
     run.console.say(
         f"this run {state}: {summary['epochs']:g} epochs, {result} in {path}; to train longer "
-        f"give a larger {limit}{report if run.settings.report else ''}"
+        f"give a larger {limit}{more}"
     )
     return True

@@ -94,6 +94,7 @@ def learning_rate(run: Run, global_batch: int) -> float:
         f"learning rate {lr:.4g}: --lr {settings.lr:g} is for {settings.lr_base_size} samples, and "
         f"an optimizer step has {global_batch}"
     )
+    settings.refuse_low_peak(lr, f"this learning rate, {lr:.4g}")
     return lr
 
 
@@ -134,6 +135,15 @@ def schedule_of(
 
     if (warmup := warmup_of(schedule_steps)) >= schedule_steps:
         run.console.say(f"note: the warm-up ({warmup} steps) takes the whole schedule")
+
+    falls = {"step": [settings.step_epochs], "multistep": milestone_epochs(settings.milestones)}
+    first = (falls.get(settings.sched) or [None])[0]
+    if first is not None and first * steps_per_epoch >= schedule_steps:
+        length = f"{schedule_steps / steps_per_epoch:.3g} epochs"
+        run.console.say(
+            f"note: the learning rate never falls: --sched {settings.sched} first lowers it after "
+            f"{first:g} epochs, and the schedule has {length}"
+        )
 
     def build(steps: int):
         return build_schedule(

@@ -67,6 +67,11 @@ class Run:
         if self.leads:
             self.folder = RunFolder(path, resume=source is not None and same_folder(source, path))
             self._closing.callback(self.folder.close)
+            if not self.folder.locked:
+                self.console.say(
+                    f"note: the file system of {path} has no locks: start no second run in this "
+                    "folder"
+                )
         self.exchange.barrier()
         if not self.leads:
             self.folder = SharedFolder(path)

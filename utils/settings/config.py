@@ -175,6 +175,10 @@ def _find_run(config_class, new: Mapping) -> Path:
         raise UserError(
             f"--resume{name}: {run} has no config.yaml, so it is not the folder of a run"
         )
+    with open(run / "config.yaml", encoding="utf-8", errors="replace") as file:
+        script = file.readline().strip().removeprefix("# ")
+    if script.endswith(".py") and script != getattr(config_class, "entry", script):
+        raise UserError(f"--resume {run}: this is a run of {script}; give that script the flag")
     return run
 
 
@@ -297,6 +301,9 @@ def _read_flags(config_class, argv: list[str], description: str, say: Callable) 
     short = {name for name in short_for(known) if given.pop(name, False)}
     parts = {name: given.pop(name) for name in parts_of(known) if name in given}
     given = {n: ",".join(v) if isinstance(v, list) else v for n, v in given.items()}
+    for name, value in (given | parts).items():
+        if value == "":  # such as that of a variable that is not set
+            raise UserError(f"--{name}: the value is empty; leave the flag out, or give it a value")
     values = {name: convert(known[name], value, f"--{name}") for name, value in given.items()}
     for name, value in given.items():
         if (note := VALUE_NOTES.get(name, {}).get(str(value).lower())) is not None:

@@ -66,10 +66,11 @@ class DistributedSettings(Config):
             for name in (*names, "dist_timeout", "sync_bn"):
                 yield name, "it is for --distributed, which run_distributed.sh sets", "distributed"
         if self.global_batch is not None:
-            reason = "--global_batch decides how many batches are accumulated"
-            yield "accumulation_steps", reason, "global_batch"
             if getattr(self, "batch_tokens", None) is not None:
                 yield "global_batch", "--batch_tokens sets the batch by tokens", "batch_tokens"
+            else:
+                reason = "--global_batch decides how many batches are accumulated"
+                yield "accumulation_steps", reason, "global_batch"
 
     def validate(self):
         super().validate()

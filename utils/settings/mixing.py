@@ -131,6 +131,9 @@ class MixingSettings(Config):
         """(setting, reason, the setting that is the cause), as `ineffective`, of mixing alone."""
         if self.mixup == "none":
             yield "alpha", "only --mixup fixed and meta take it", "mixup"
+        if getattr(self, "batch_tokens", None) is not None:
+            reason = "--batch_tokens decides how many texts a batch has, and a block is a batch"
+            yield "mixup_block", reason, "batch_tokens"
         if self.mixup == "auto":
             yield "alpha", "--mixup auto finds its own", "mixup"
         if self.mixing_name == "none":

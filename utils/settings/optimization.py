@@ -273,10 +273,8 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):
                 setattr(self, name, value)
         if self.clip is None:
             self.clip = entry.clip
-        if "min_lr" in SCHEDULES[self.sched] and self.min_lr > self.lr:
-            raise UserError(f"--min_lr {self.min_lr} is above --lr {self.lr}")
-        if self.warms_up and (self.warmup_lr or 0) > self.lr:
-            raise UserError(f"--warmup_lr {self.warmup_lr} is above --lr {self.lr}")
+        if self.lr_base_size is None:
+            self.refuse_low_peak(self.lr, f"--lr {self.lr}")
         flag = "epochs_for_sched" if self.epochs_for_sched else "epochs"
         if self.warmup_ratio is None and self.warmup_epochs > getattr(self, flag):
             raise UserError(
@@ -285,6 +283,18 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):
             )
         milestone_epochs(self.milestones)
         betas_of(self.betas)
+
+    def refuse_low_peak(self, peak: float, name: str) -> None:
+        """Raises UserError if a schedule that begins or ends elsewhere would run backwards.
+
+        Args:
+            peak: the highest learning rate.
+            name: what it is called in the message.
+        """
+        if "min_lr" in SCHEDULES[self.sched] and self.min_lr > peak:
+            raise UserError(f"--min_lr {self.min_lr} is above {name}")
+        if self.warms_up and (self.warmup_lr or 0) > peak:
+            raise UserError(f"--warmup_lr {self.warmup_lr} is above {name}")
 
     @property
     def warms_up(self) -> bool:

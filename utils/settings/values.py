@@ -5,6 +5,7 @@ The rules are in the metadata of the setting's field (see utils/setting.py) and 
 
 import dataclasses
 import difflib
+import os
 import types
 import typing
 
@@ -18,6 +19,11 @@ from utils.settings.aliases import (
     VALUE_ALIASES,
     VALUE_MEANINGS,
 )
+
+
+def _expanded(text: str) -> str:
+    """A shell leaves ~ as it is after = and in quotes."""
+    return os.path.expanduser(text) if text.startswith("~/") else text
 
 
 def convert(field: dataclasses.Field, value, where: str):
@@ -55,6 +61,8 @@ def convert(field: dataclasses.Field, value, where: str):
         if kind is str and not isinstance(value, (str, int, float)):  # a list or mapping of YAML
             raise wrong
         value = kind(value)
+        if kind is str:
+            value = ",".join(map(_expanded, value.split(","))) if meta["many"] else _expanded(value)
     except (ValueError, TypeError, OverflowError):
         raise wrong from None
     if field.name in NUMBER_FOR and (number := _number(value)) is not None:
