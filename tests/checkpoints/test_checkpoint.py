@@ -1,5 +1,6 @@
 """Checkpoints: verified before use, the newest and the best kept."""
 
+import errno
 import hashlib
 import os
 import shutil
@@ -95,6 +96,22 @@ def test_a_damaged_one_is_reported_and_an_earlier_one_is_loaded(tmp_path):
     shutil.rmtree(tmp_path / "step-00000001")
     with pytest.raises(UserError, match=r"all checkpoints .* are damaged"):
         store.load()
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO])
+def test_what_cannot_be_read_is_not_called_damaged(tmp_path, monkeypatch, number):
+    """An older checkpoint would be loaded in its place, and it would be pruned later."""
+    store = quiet(tmp_path)
+    for step in (1, 2):
+        store.save(example(step, float(step)))
+
+    def file_sum(path):
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr("utils.checkpoints.checkpoint.file_sum", file_sum)
+    with pytest.raises(UserError, match=rf"step-00000002.*: {os.strerror(number)}; make it reada"):
+        store.load()
+    assert store.steps() == [1, 2]
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path):

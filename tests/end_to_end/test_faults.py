@@ -75,6 +75,50 @@ def test_a_folder_that_has_a_run_is_refused(fails):
     assert "already holds a run: resume it with --resume run" in fails(*SHAPES, "--output", "run")
 
 
+def test_a_name_that_is_too_long_is_one_line(fails):
+    long = "x" * 300
+    assert f"{long}: File name too long" in fails(*SHAPES, "--output", long)
+    assert f"{long}: File name too long" in fails("--resume", long)
+
+
+def test_a_run_of_another_script_is_named(fails):
+    Path("run").mkdir()
+    Path("run/config.yaml").write_text("# transformer_test.py\nepochs: 1\n")
+    assert "a run of transformer_test.py; give that script" in fails("--resume", "run")
+
+
+def test_a_schedule_that_would_run_backwards_is_refused(fails):
+    scaled = [*SHAPES, "--lr", "0.1", "--lr_base_size", "1024", "--output", "run"]
+    assert "--min_lr 0.01 is above this learning rate, 0.001563" in fails(*scaled, "--min_lr", 0.01)
+    warmup = ["--warmup_steps", 2, "--warmup_lr", 0.05]
+    assert "--warmup_lr 0.05 is above this learning rate" in fails(*scaled, *warmup)
+    assert not Path("run").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (
+            ["--mixup", "0.2", "--mixup_off_epoch", 5],
+            "--mixup_off_epoch 5 is not reached in 4 step",
+        ),
+        (["--sched", "step", "--step_epochs", 50], "the learning rate never falls: --sched step"),
+        (["--sched", "multistep", "--milestones", "60,70"], "first lowers it after 60 epochs"),
+    ],
+)
+def test_what_is_not_reached_is_noted(run, flags, line):
+    code, out, _ = run(*SHAPES, *flags, "--epochs", 10, "--output", "run")
+    assert code == 0 and "note: " in out and line in out
+
+
+def test_the_table_of_earlier_predictions_may_lie_beside_the_pictures(run):
+    assert run(*SHAPES, "--output", "run")[0] == 0
+    picture(Path("mine/0.png"), 0)
+    for _ in range(2):
+        code, out, _ = run("--resume", "run", "--predict", "mine", "--predictions", "mine/p.csv")
+        assert code == 0 and "1 predictions: mine/p.csv" in out
+
+
 def test_a_folder_in_use_is_refused(fails):
     holder = subprocess.Popen(
         [sys.executable, "-c", "import sys; sys.path.insert(0, sys.argv[1]); from pathlib import "

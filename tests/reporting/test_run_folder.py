@@ -1,5 +1,7 @@
 """The run's folder: held by one process, refused if it has a run already, found again."""
 
+import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -162,3 +164,28 @@ def test_find_run_auto_takes_the_newest_of_its_entry():
 def test_find_run_auto_without_any_runs():
     with pytest.raises(UserError, match="--resume FOLDER"):
         find_run("auto", None, "resnet50_test.py")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOTSUP])
+def test_a_file_system_without_locks_can_be_used(here, monkeypatch, number):
+    def flock(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    assert not RunFolder(here / "run").locked
+    make_run(here / "old")
+    with pytest.raises(UserError, match="already holds a run"):
+        RunFolder(here / "old")
+
+
+def test_a_folder_whose_name_is_not_utf_8_is_refused(here):
+    with pytest.raises(UserError, match="not UTF-8; choose another one"):
+        RunFolder(Path(os.fsdecode(b"out\xe9")))
+
+
+def test_checkpoints_that_cannot_be_written_are_refused_before_the_first_step(here, monkeypatch):
+    make_run(here / "run")
+    (here / "run" / "checkpoints").mkdir()
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(UserError, match="checkpoints cannot be written: change its permissions"):
+        RunFolder(here / "run", resume=True)

@@ -159,3 +159,15 @@ def test_a_strategy_that_divides_parameters_takes_what_can_step_parts_of_them(mo
     alone = dataclasses.replace(OPTIMIZERS["muon"], takes_exchange=False)
     monkeypatch.setitem(OPTIMIZERS, "muon", alone)
     assert "needs whole matrices" in refused(*flags)
+
+
+@pytest.mark.parametrize("argv", [["--lr", ""], ["--resume="], ["--predict", ""], ["--data_dir="]])
+def test_an_empty_value_is_refused(argv):
+    """It is what a script has for a variable that is not set."""
+    assert "the value is empty" in refused(*argv)
+
+
+def test_a_home_folder_is_found_where_the_shell_leaves_it(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    assert settings_of("--output=~/run").output == "/home/me/run"
+    assert settings_of("--output=a~/run").output == "a~/run"

@@ -4,6 +4,7 @@ gives way to the command line without a word."""
 import pytest
 from settings_of_pictures import FIELDS, another_value, flags_for, noted, refused, settings_of
 
+import transformer_test
 import vit_test
 from resnet50_test import Settings
 from utils.optim.table import OPTIMIZERS
@@ -108,6 +109,26 @@ def test_engines_for_steps_are_for_training(flags, make_run):
 
 def test_unfreeze_epoch_needs_a_frozen_backbone():
     assert "without --freeze_backbone" in refused("--unfreeze_epoch", "3")
+
+
+@pytest.mark.parametrize("flags", [["--layer_decay", "0.5"], ["--drop_path", "0.5"]])
+def test_a_backbone_that_stays_frozen_has_no_rates_of_its_own(flags):
+    frozen = ["--pretrained", "run", "--freeze_backbone"]
+    line = f"{flags[0]} has no effect: the head alone is trained"
+    if flags[0] == "--drop_path":  # of the model
+        assert line in refused(*frozen, *flags)
+    else:
+        assert line in noted(*frozen, *flags)[1][-1]
+    assert noted(*frozen, *flags, "--unfreeze_epoch", "3")[1] == []
+
+
+def test_batches_by_tokens_are_accumulated_whatever_else_is_given():
+    lines = []
+    argv = ["--batch_tokens", "300", "--accumulation_steps", "4", "--global_batch", "64"]
+    argv += ["--mixup", "0.2", "--mixup_block", "24"]
+    settings, _ = parse(transformer_test.Settings, argv, "", lines.append)
+    assert settings.accumulation_steps == 4
+    assert {line.split()[1] for line in lines} == {"--mixup_block", "--global_batch"}
 
 
 def test_a_warm_up_that_is_a_fraction_of_the_schedule_depends_on_its_length():

@@ -36,6 +36,11 @@ from utils.settings.config import COMMAND_LINE, DEFAULT, FILE, parse, to_yaml
         ("epochs 3", ["'name: value' lines are needed"]),
         ("bs: 3\nbatch_size: 4", ["batch_size is set twice"]),
         ("batch-size: 3\nbatch_size: 4", ["batch_size is set twice"]),
+        ("lr: 0.1\nlr: 0.5", ["not valid YAML: lr is there twice", "line 2"]),
+        ("batch_size: 1:30", ["batch_size", "'1:30'", "a whole number"]),  # 90 in YAML 1.1
+        ("batch_size: 0x10", ["batch_size", "'0x10'", "a whole number"]),
+        ("epochs: " + "9" * 5000, ["not valid YAML"]),
+        ("epochs: " + "[" * 3000, ["not valid YAML"]),
     ],
     ids=str,
 )
@@ -57,6 +62,11 @@ def test_yaml_that_is_no_text_is_refused(tmp_path):
         ("lr: 1e-3", "lr", 1e-3),  # text in YAML 1.1
         ("lr: 1", "lr", 1.0),
         ("depth: 18.0", "depth", 18),
+        ("batch_size: 010", "batch_size", 10),  # 8 in YAML 1.1
+        ("output: 2024-01-01", "output", "2024-01-01"),  # a date there
+        ("output: 2024-02-30", "output", "2024-02-30"),
+        ("lr: 2.5e-3", "lr", 2.5e-3),
+        ("weight_decay: -0.0", "weight_decay", 0.0),
         ("save_every: 500", "save_every", "500"),
         ("channels-last: off", "channels_last", False),
         ("clip: null", "clip", None),

@@ -64,8 +64,8 @@ class RunFolder:
     def __init__(self, path: Path, *, resume: bool = False):
         self.path = Path(path)
         try:
-            str(path).encode()
-        except UnicodeEncodeError:  # safetensors could not read what is written there
+            os.fsencode(path).decode("utf-8")
+        except UnicodeDecodeError:  # safetensors could not read what is written there
             raise UserError(
                 f"--output {str(path)!a}: the folder's name is not UTF-8; choose another one"
             ) from None

@@ -20,12 +20,13 @@ class Loader(yaml.SafeLoader):
     """YAML's safe types without dates; a key that is given twice is an error."""
 
     def construct_mapping(self, node, deep=False):
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for (key, _), name in zip(node.value, keys, strict=True):
-            if keys.count(name) > 1:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"{name} is there twice", key.start_mark
-                )
+        names = []
+        for key, _ in node.value:
+            name = self.construct_object(key, deep=True)
+            if name in names:
+                problem = f"{name} is there twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            names.append(name)
         return super().construct_mapping(node, deep)
 
 
