@@ -56,10 +56,7 @@ class TransferSettings(Config):
         if not self.freeze_backbone:
             yield "unfreeze_epoch", "nothing is frozen without --freeze_backbone", "freeze_backbone"
         elif self.unfreeze_epoch is None:
-            for name in ("layer_decay", "drop_path"):
-                if hasattr(self, name):
-                    reason = "the head alone is trained, and the frozen backbone only evaluated"
-                    yield name, reason, "freeze_backbone"
+            yield "layer_decay", "the head alone is trained", "freeze_backbone"
 
     def validate(self):
         super().validate()
