@@ -95,7 +95,7 @@ def denial(error: OSError) -> UserError | None:
     """The error for the user if a file's permissions or the length of its name have caused it."""
     if error.errno not in DENIED or error.filename is None:
         return None
-    return UserError(f"{os.fsdecode(error.filename)}: {reason(error)}")
+    return UserError(f"{error.filename}: {reason(error)}")
 
 
 def reason(error: OSError) -> str:

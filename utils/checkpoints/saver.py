@@ -129,8 +129,12 @@ class Saver:
     def _line(self, error: OSError, step: int) -> str:
         before = [saved for saved in self.store.steps() if saved < step]
         last = f"that of step {before[-1]} is intact" if before else "there is none before it"
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        remedy = "make room" if full else f"make {self.store.folder} writable"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            remedy = "make room"
+        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            remedy = f"make {self.store.folder} writable"
+        else:
+            remedy = "check the disk"
         return f"no checkpoint of step {step}: {reason(error)}; {last}; {remedy}"
 
     def _say(self, line: str | None) -> None:

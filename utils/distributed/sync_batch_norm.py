@@ -64,7 +64,7 @@ def alone(model: nn.Module) -> Iterator[None]:
 def _class_over_ranks(norm: type[_BatchNorm]) -> type[_BatchNorm]:
     if norm.forward in {plain.forward for plain in PLAIN}:
         mixin = OverRanks
-    elif norm.__name__ == "BatchNormAct2d":  # timm's
+    elif norm.__name__ == "BatchNormAct2d" and norm.__module__.startswith("timm."):
         mixin = ActivatedOverRanks
     else:
         raise UserError(

@@ -158,6 +158,7 @@ def launch(job: Job, plan: Plan, argv: list[str]) -> int:
     go_on = how_to_go_on(job, plan, argv)
     folder = tempfile.mkdtemp(prefix="launch-")
     os.environ[LAUNCH_FOLDER] = folder
+    os.environ.pop(LAUNCH_RUN, None)
     if job.folder is not None:
         os.environ[LAUNCH_RUN] = os.path.abspath(job.folder)
     os.environ["OMP_NUM_THREADS"] = str(plan.threads)

@@ -68,9 +68,9 @@ def build_trainer(
     total_steps, limit = settings.epochs * loader.steps_per_epoch, "--epochs"
     if settings.max_steps is not None and settings.max_steps < total_steps:
         total_steps, limit = settings.max_steps, "--max_steps"
-    for name in ("unfreeze_epoch", "mixup_off_epoch"):
-        epoch = getattr(settings, name) or 0  # beyond --epochs it is refused
-        if epoch * loader.steps_per_epoch >= total_steps > 0 and epoch:
+    for name in ("unfreeze_epoch", "mixup_off_epoch"):  # those beyond --epochs are refused
+        epoch = getattr(settings, name)
+        if epoch and epoch * loader.steps_per_epoch >= total_steps:
             run.console.say(f"note: --{name} {epoch} is not reached in {total_steps} steps")
     if checkpoint is not None and _is_finished(run, checkpoint, total_steps, limit):
         return None

@@ -136,8 +136,11 @@ def schedule_of(
     if (warmup := warmup_of(schedule_steps)) >= schedule_steps:
         run.console.say(f"note: the warm-up ({warmup} steps) takes the whole schedule")
 
-    falls = {"step": [settings.step_epochs], "multistep": milestone_epochs(settings.milestones)}
-    first = (falls.get(settings.sched) or [None])[0]
+    first = None
+    if settings.sched == "step":
+        first = settings.step_epochs
+    elif settings.sched == "multistep" and settings.milestones is not None:
+        first = milestone_epochs(settings.milestones)[0]
     if first is not None and first * steps_per_epoch >= schedule_steps:
         length = f"{schedule_steps / steps_per_epoch:.3g} epochs"
         run.console.say(
