@@ -9,7 +9,8 @@ from torch import nn
 from benchmarks.fused import bytes_kept
 from utils.fused import fuse
 from utils.fused.transformer import feed_forward, norm_linear
-from utils.models.transformer import EncoderLayer, Transformer, grid_layout
+from utils.models.text_layout import grid_layout
+from utils.models.transformer import EncoderLayer, Transformer
 from utils.optim.factory import build_optimizer
 
 IDS = torch.randint(1, 30, (6, 10), generator=torch.Generator().manual_seed(0))

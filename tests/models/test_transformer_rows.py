@@ -6,8 +6,8 @@ from small_transformer import CPU, WAYS, model, packed, texts
 
 from utils.fused import MODES, fuse
 from utils.mixup.mixing import MixPlan
-from utils.models import transformer
-from utils.models.transformer import grid_layout, packed_layout, rows_for
+from utils.models import text_layout, transformer
+from utils.models.text_layout import grid_layout, packed_layout, rows_for
 
 
 def test_the_number_of_rows_takes_few_values_where_each_is_compiled():
@@ -73,14 +73,14 @@ def test_second_derivatives_with_unused_rows():
     rows = torch.randn(5, 2, dtype=torch.float64, requires_grad=True)
     grid = torch.randn(6, 2, dtype=torch.float64, requires_grad=True)
     for call, inputs in (
-        (transformer._Scatter, (rows, place, 6)),
-        (transformer._Gather, (grid, place, 5)),
+        (text_layout._Scatter, (rows, place, 6)),
+        (text_layout._Gather, (grid, place, 5)),
     ):
         assert torch.autograd.gradcheck(call.apply, inputs)
         assert torch.autograd.gradgradcheck(call.apply, inputs)
-    spread = transformer._Scatter.apply(rows, place, 6)
-    assert torch.equal(transformer._Gather.apply(spread, place, 5)[:3], rows[:3])
-    assert not transformer._Gather.apply(spread, place, 5)[3:].any()
+    spread = text_layout._Scatter.apply(rows, place, 6)
+    assert torch.equal(text_layout._Gather.apply(spread, place, 5)[:3], rows[:3])
+    assert not text_layout._Gather.apply(spread, place, 5)[3:].any()
 
 
 def test_to_grid_and_from_grid_are_inverse():
