@@ -15,6 +15,7 @@ again with the same flags, a study goes on where it was stopped, within a run to
 
 import argparse
 import math
+import shlex
 import statistics
 import sys
 from pathlib import Path
@@ -58,6 +59,7 @@ def options_of(argv: list[str] | None) -> argparse.Namespace:
     add("--judging", type=int, default=3, help="seeds that the regret is measured with")
     add("--width", type=int, default=8, help="channels of the first stage (default: 8)")
     add("--batch", type=int, default=128)
+    add("--flags", default="", help="further flags of the runs on pictures: '--lr 0.05'")
     options = parser.parse_args(argv)
     studies.require_one(options, "choosing", "width", "batch")
     if options.judging < 2:
@@ -77,7 +79,7 @@ def runner_of(setting: Setting, options) -> Runner:
     if not setting.texts:
         flags += [
             *studies.data_flags(options), "--depth", "18", "--width", str(options.width),
-            "--batch_size", str(options.batch),
+            "--batch_size", str(options.batch), *shlex.split(options.flags),
         ]  # fmt: skip
         return Runner(folder, flags)
     entry = ENTRY.with_name("transformer_test.py")

@@ -80,7 +80,6 @@ class RunSettings(Config):
         False,
         "Evaluate before the first step, too, as with pretrained weights",
         group=GROUP,
-        resume="free",
     )
     log_every: int = setting(
         20,

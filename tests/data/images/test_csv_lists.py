@@ -115,6 +115,7 @@ def test_another_class_of_the_same_file_is_noticed(folder):
         (['"images/1.png,cat'], "file,label", "line 2 has a quote that is never closed"),
         (["images/1.png,cat"], "file,label", "has only the class 'cat'"),
         (["1.png,cat", "2.png,dog"], "file,label", "none of which is there"),
+        (["images\\1.png,cat", "images\\2.png,dog"], "file,label", "write / instead of \\ "),
         ([f"{300 * 'w'},cat"], None, "name that of the pictures' files 'file'"),
         (["images/1.png,cat"], "where,what,why", "has the columns where, what, why: name that"),
         (["images/1.png,cat", "a\0b,dog"], "file,label", "a b"),

@@ -116,10 +116,10 @@ def _read_list(path: Path, classes: list[str] | None) -> Listing:
     folder = str(path.parent)
     stats = [_state(os.path.join(folder, name)) for name in names]
     if all(size < 0 for size, _ in stats):
-        raise UserError(
-            f"{path} lists {names[0]!r} and others, none of which is there: their names must be "
-            f"relative to {path.parent}"
-        )
+        remedy = f"their names must be relative to {path.parent}"
+        if "\\" in names[0]:
+            remedy = "write / instead of \\ between folders and files"
+        raise UserError(f"{path} lists {names[0]} and others, none of which is there: {remedy}")
     number = {label: i for i, label in enumerate(classes)}
     return Listing(path.parent, classes, names, [number[label] for label in labels], stats, 0)
 
