@@ -54,7 +54,7 @@ def test_a_whole_study(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(Runner, "_train", first_seed)
     arguments = [
         "--output", str(tmp_path), "--settings", "64x1", "texts:64x1", "--choosing", "1",
-        "--judging", "2", "--width", "4", "--batch", "16",
+        "--judging", "2", "--width", "4", "--batch", "16", "--flags=--no_zero_init_residual",
     ]  # fmt: skip
     assert main(arguments) == 0
     summary = json.loads((tmp_path / "summary.json").read_text())

@@ -231,6 +231,9 @@ def test_changed_data_is_refused_on_resume(fails):
     picture(root / "train" / "dog" / "0.png", 0)
     line = fails("--resume", "run", "--max_steps", "4", "--epochs", "9")
     assert "these are not the data that the run in run was trained on" in line
+    line = fails("--resume", "run", "--eval_only")
+    assert line.endswith("by --config run/config.yaml --pretrained run")
+    assert main(["--config", "run/config.yaml", "--pretrained", "run", "--eval_only"]) == 0
 
 
 @pytest.mark.parametrize(

@@ -287,9 +287,12 @@ class Run:
         if checkpoint is not None and checkpoint.run_info["data_fingerprint"] != fingerprint:
             files = hasattr(self.settings, "train_file")
             flags = "--data_dir, or --train_file and --test_file" if files else "--data_dir"
+            run, otherwise = self.resumed_folder(), "start a new run"
+            if not self.settings.action.trains:
+                otherwise = f"evaluate on other data by --config {run}/config.yaml --pretrained {run}"
             raise UserError(
-                f"these are not the data that the run in {self.resumed_folder()} was trained on; "
-                f"name the old data ({flags}), or start a new run"
+                f"these are not the data that the run in {run} was trained on; name the old data "
+                f"({flags}), or {otherwise}"
             )
 
     def numerical_environment(self) -> dict:

@@ -17,7 +17,7 @@ from utils.exchange import Exchange
 from utils.local.workers import Workers
 from utils.reporting.console import Console
 from utils.settings import TextSettings
-from utils.settings.config import DEFAULT
+from utils.settings.config import COMMAND_LINE, DEFAULT, FILE
 from utils.settings.texts import MOST_TOKENS
 from utils.tasks.kinds import Kind
 from utils.tasks.mixing import auto_split, build_mixing
@@ -181,9 +181,11 @@ class Texts(Kind):
 
 
 def check_belongs(settings, origin: dict, card: TextCard) -> None:
-    """UserError if a setting contradicts `card`, with which the weights were trained."""
+    """UserError if a setting contradicts `card`, with which the weights were trained. A recipe's
+    tokenizer gives way to weights that the command line names."""
+    gives_way = {DEFAULT, FILE} if origin["pretrained"] == COMMAND_LINE else {DEFAULT}
     for name in ("tokenizer", "vocab_size", "lowercase", "min_freq", "vocab"):
-        if origin[name] != DEFAULT:
+        if origin[name] not in gives_way:
             raise UserError(
                 f"--{name} has no effect: the weights of {settings.pretrained} belong to "
                 "their own tokenizer"
