@@ -289,7 +289,9 @@ class Run:
             flags = "--data_dir, or --train_file and --test_file" if files else "--data_dir"
             run, otherwise = self.resumed_folder(), "start a new run"
             if not self.settings.action.trains:
-                otherwise = f"evaluate on other data by --config {run}/config.yaml --pretrained {run}"
+                otherwise = (
+                    f"evaluate on other data by --config {run}/config.yaml --pretrained {run}"
+                )
             raise UserError(
                 f"these are not the data that the run in {run} was trained on; name the old data "
                 f"({flags}), or {otherwise}"
