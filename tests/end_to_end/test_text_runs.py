@@ -293,6 +293,13 @@ def test_unsuitable_texts_are_refused(run, own_texts, monkeypatch):
     assert code == 2 and "these are not the data that the run in run was trained on" in error
 
 
+def test_a_test_file_takes_the_place_of_a_recipes_fraction(run, own_texts):
+    Path("recipe.yaml").write_text("test_fraction: 0.5")
+    output = ["--max_steps", 1, "--output", "given"]
+    assert run("--config", "recipe.yaml", *own_texts, *output)[0] == 0
+    assert (summary("given")["train_samples"], summary("given")["test_samples"]) == (90, 30)
+
+
 def test_a_missing_network_is_reported(run, monkeypatch):
     for name in ("http_proxy", "https_proxy", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")

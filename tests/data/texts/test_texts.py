@@ -80,15 +80,6 @@ def test_a_fraction_becomes_the_test_set(tmp_path):
     assert data.fingerprint == again.fingerprint != other.fingerprint
 
 
-def test_another_test_file_leaves_the_training_texts_of_a_fraction(tmp_path):
-    """A run that was started with --test_fraction is resumed or evaluated with --test_file."""
-    train = write(tmp_path / "train.csv", ["a"] * 60 + ["b"] * 20)
-    other = write(tmp_path / "other.csv", ["a", "b", "b"])
-    before = load(tmp_path, train_file=train, test_fraction=0.25)
-    data = load(tmp_path, train_file=train, test_fraction=0.25, test_file=other)
-    assert data.train.texts == before.train.texts and data.test.labels.tolist() == [0, 1, 1]
-
-
 def test_a_class_that_the_training_file_lacks(tmp_path):
     train = write(tmp_path / "train.csv", ["a", "b"] * 5)
     test = write(tmp_path / "test.csv", ["a", "b", "a", "z"])
@@ -104,6 +95,7 @@ def test_what_is_refused(tmp_path):
     one = write(tmp_path / "one.csv", ["a"] * 6)
     refused(tmp_path, "needs --train_file")
     refused(tmp_path, "needs a test set", "--test_fraction", train_file=train)
+    refused(tmp_path, "--test_fraction has no", train_file=train, test_file=one, test_fraction=0.1)
     refused(tmp_path, "--test_file is the training file", train_file=train, test_file=train)
     refused(tmp_path, "gone.csv is not there", train_file=train, test_file=tmp_path / "gone.csv")
     refused(tmp_path, "only one class, 'a'", train_file=one, test_fraction=0.5)

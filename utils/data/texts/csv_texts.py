@@ -35,6 +35,8 @@ def open_csv(request: TextRequest) -> TextSource:
             "--dataset csv needs a test set: --test_file, or --test_fraction to hold out a part of "
             "the training file"
         )
+    if request.test_file is not None and request.test_fraction is not None:
+        raise UserError("--test_fraction has no effect with --test_file: leave one of them out")
     files = {
         role: path
         for role, path in (
@@ -89,8 +91,7 @@ def _load(request: TextRequest, files: dict[str, Path]) -> TextData:
             texts["train"].labels, request.test_fraction, TEST_SEED, classes
         )
         whole = texts["train"]
-        texts["train"] = whole.part(kept)
-        texts.setdefault("test", whole.part(held_out))
+        texts["train"], texts["test"] = whole.part(kept), whole.part(held_out)
     return TextData(
         name="csv",
         classes=classes,

@@ -90,8 +90,8 @@ class TextRequest:
         label_column: name or number of the column with the class; None: guessed likewise.
         on_bad: "error" or "skip", for rows that cannot be used.
         clean: remove markup, links and broken entities (`clean_text`).
-        test_fraction: fraction, in (0, 1), of the training file that is held out, always the same
-            rows; the test set, unless there is a test file (csv only).
+        test_fraction: fraction, in (0, 1), of the training file that becomes the test set, always
+            the same rows (csv without a test file only).
 
     Raises:
         UserError: `on_bad` or `test_fraction` is out of range.
