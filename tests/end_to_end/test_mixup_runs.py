@@ -60,14 +60,14 @@ def interrupted(whole: str, step: int) -> str:
 
 
 def test_a_run_says_what_it_measures_and_keeps_the_strength_when_resumed(works):
-    said = works(*TINY, *AUTO, "--output", "whole", "--save_every", "24", "--checkpoint_hist", "9")
-    assert "50 of the training samples are held out for the first 8 epochs" in said
+    said = works(*TINY, *AUTO, "--output", "whole", "--save_every", "13", "--checkpoint_hist", "9")
+    assert "50 of the training samples are held out for the first 4 epochs" in said
     lines = [json.loads(line) for line in Path("whole/metrics.jsonl").read_text().splitlines()]
     measured = [line for line in lines if line["split"] == "mixing"]
-    assert len(measured) == 1 and measured[0]["step"] == 23
+    assert len(measured) == 1 and measured[0]["step"] == 12
     assert measured[0]["strength"] == summary("whole")["mixing_strength"]
     assert summary("whole")["train_samples"] == 500 and summary("whole")["mixup"] == "auto, cutmix"
-    assert "held out" not in works("--resume", interrupted("whole", step=24))
+    assert "held out" not in works("--resume", interrupted("whole", step=13))
     ours, theirs = (newest(run) / "model.safetensors" for run in ("part", "whole"))
     assert ours.read_bytes() == theirs.read_bytes()
     assert summary("part")["mixing_strength"] == summary("whole")["mixing_strength"]

@@ -20,8 +20,8 @@ class HoldOut:
         self._others = np.flatnonzero(~self._is_held_out)
         self._until: int | None = None
 
-    def release_from(self, epoch: int | None) -> None:
-        """The held-out samples are trained on from this epoch on; None: never."""
+    def release_from(self, epoch: int) -> None:
+        """The held-out samples are trained on from this epoch on."""
         self._until = epoch
 
     def replace(self, order: np.ndarray, epoch: int, generator: np.random.Generator) -> np.ndarray:

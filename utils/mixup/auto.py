@@ -1,29 +1,36 @@
-"""`--mixup auto`: the strength of mixing follows how far the network overfits.
+"""`--mixup auto`: the strength of mixing follows how far the network is going to overfit.
 
-Mixing helps a network that overfits, and costs accuracy otherwise. So some training samples are
-held out, and now and then their loss is compared with that of samples that are trained on:
+Mixing helps a network that overfits, and costs accuracy otherwise. It acts early and pays late, so
+its strength cannot wait for the overfitting. Therefore some training samples are held out at first,
+and now and then their loss is compared with that of samples that are trained on:
 
     gap = 1 - loss on trained samples / loss on held-out samples
-    strength = gap, between 0 and 1
 
-Lambda is then drawn from Beta(strength, strength) until the next measurement. More mixing narrows
-the gap, so gap and strength settle at a common value. Controlling a regularisation by the
+The gap grows about linearly in the steps, so a line through the origin says what it will be at the
+end of the run:
+
+    final gap = total steps * sum(step * gap) / sum(step^2), over all measurements, within 0 and 1
+    strength = (final gap)^2
+
+Lambda is then drawn from Beta(strength, strength) until the next measurement. After the last one
+the strength stays, and the held-out samples train, too. Controlling a regularisation by the
 overfitting that it prevents is from Karras et al., "Training generative adversarial networks with
 limited data" (2020), arXiv:2006.06676; here it is applied to mixing. How the rule was found, and
 how it compares with fixed strengths: benchmarks/results/mixup.md.
 """
 
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 LEAST = 0.05  # smaller strengths count as 0
 FIXED = 0.2  # the strength where there are too few samples to measure anything
 # As fractions of the run: the least distance between two measurements, and when the last one may
-# happen; after it the held-out samples train, too, and the strength stays.
-INTERVAL, LAST = 1 / 20, 0.8
-# Measuring may take this fraction of the training time; evaluating a sample takes about a third as
-# long as training on it.
-COST, FORWARD = 0.012, 1 / 3
+# happen.
+INTERVAL, LAST = 1 / 20, 0.4
+# While the gap is measured, that may take this fraction of the training time, so about 1 % of the
+# whole run; evaluating a sample takes about a third as long as training on it.
+COST, FORWARD = 0.024, 1 / 3
 # A fiftieth of the samples is held out, at least HELD_OUT, but never more than a tenth.
 HELD_OUT = 250
 LEAST_HELD_OUT = 50  # with fewer the gap is noise
@@ -43,10 +50,25 @@ def held_out_samples(n: int) -> int:
     return count if count >= LEAST_HELD_OUT else 0
 
 
-def strength_at_gap(gap: float) -> float:
-    """The strength after a measured gap, 0 to 1. In hundredths, so that rounding errors of the
-    losses, which depend on the number of ranks, hardly ever reach lambda."""
-    strength = round(min(max(gap, 0.0), 1.0), 2)
+def final_gap(measured: Iterable[tuple[int, float]], total_steps: int) -> float:
+    """The gap at the end of a run, by the line through the origin that is nearest to the gaps
+    measured so far (least squares).
+
+    Args:
+        measured: (optimizer steps done, gap) each; those that are not finite do not count.
+
+    Returns:
+        not limited; 0.0 if nothing counts.
+    """
+    points = [(step, gap) for step, gap in measured if math.isfinite(gap)]
+    squares = sum(step * step for step, _ in points)
+    return total_steps * sum(step * gap for step, gap in points) / squares if points else 0.0
+
+
+def strength_at(gap: float) -> float:
+    """The strength for a final gap, 0 to 1. In hundredths, so that rounding errors of the losses,
+    which depend on the number of ranks, hardly ever reach lambda."""
+    strength = round(min(max(gap, 0.0), 1.0) ** 2, 2)
     return strength if strength >= LEAST else 0.0
 
 
@@ -55,27 +77,28 @@ class AutoStrength:
 
     Args:
         held_out: samples that are held out; 0: the strength is FIXED.
-        cost: fraction of the training time that measuring may take.
+        cost: fraction of the training time that measuring may take, until the last measurement.
     """
 
     def __init__(self, held_out: int, cost: float = COST):
         self.held_out, self.cost = held_out, cost
         # Until `plan` as strong as it can become: --auto_batch tries how much memory mixing takes.
         self.start = 1.0
-        self.interval = self.last_step = 0
+        self.total_steps = self.interval = self.last_step = 0
         self.trace: list[Reading] = []
 
     def plan(
         self, total_steps: int, steps_per_epoch: int, step_size: int, off_epoch: int | None = None
-    ) -> int | None:
+    ) -> int:
         """Plans the measurements of a run; returns the epoch from which the held-out samples train,
-        too: 0 if nothing can be measured, None if they never do, in a run of one or two epochs.
+        too: 0 if nothing can be measured.
 
         Args:
             step_size: samples in an optimizer step.
             off_epoch: the epoch from which nothing is mixed; None: there is none.
         """
         self.start = 0.0 if self.held_out else FIXED
+        self.total_steps = total_steps
         steps = 2 * self.held_out * FORWARD / step_size  # of training, as long as a measurement
         self.interval = math.ceil(max(INTERVAL * total_steps, steps / self.cost))
         epochs = -(-total_steps // steps_per_epoch)
@@ -83,9 +106,7 @@ class AutoStrength:
         if off_epoch is not None:
             release_epoch = min(release_epoch, off_epoch)
         self.last_step = min(math.floor(LAST * total_steps), release_epoch * steps_per_epoch)
-        if not self.measures:
-            return 0
-        return release_epoch if release_epoch < epochs else None
+        return release_epoch if self.measures else 0
 
     @property
     def measures(self) -> bool:
@@ -103,9 +124,12 @@ class AutoStrength:
         return step % self.interval == 0 and not (self.trace and self.trace[-1].step >= step)
 
     def observe(self, step: int, gap: float) -> Reading:
-        """Records the gap measured after `step` steps; one that is not finite leaves the strength
-        as it is."""
-        strength = strength_at_gap(gap) if math.isfinite(gap) else self.current
+        """Records the gap measured after `step` steps, and sets the strength; a gap that is not
+        finite leaves it as it is."""
+        strength = self.current
+        if math.isfinite(gap):
+            measured = [(reading.step, reading.gap) for reading in self.trace]
+            strength = strength_at(final_gap([*measured, (step, gap)], self.total_steps))
         reading = Reading(step, gap, strength)
         self.trace.append(reading)
         return reading

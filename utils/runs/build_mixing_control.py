@@ -40,7 +40,7 @@ def build_mixing_control(
     return MixingControl(auto.strength, auto.hold_out, gap, release_epoch, epoch_steps)
 
 
-def _description(strength, samples: int, release_epoch: int | None) -> str:
+def _description(strength, samples: int, release_epoch: int) -> str:
     if not strength.held_out:
         return (
             f"note: {samples:,} training samples are too few for --mixup auto to hold some of them "
@@ -51,8 +51,8 @@ def _description(strength, samples: int, release_epoch: int | None) -> str:
             "note: the run is too short for --mixup auto to measure overfitting: nothing is mixed; "
             "--mixup 0.1 (say) mixes all the same"
         )
-    until = "" if release_epoch is None else f" for the first {release_epoch} epochs"
     return (
-        f"--mixup auto: {strength.held_out:,} of the training samples are held out{until}, to "
-        "measure overfitting; as many others are used twice, so that epochs keep their length"
+        f"--mixup auto: {strength.held_out:,} of the training samples are held out for the first "
+        f"{release_epoch} epochs, to measure overfitting; as many others are used twice, so that "
+        "epochs keep their length"
     )

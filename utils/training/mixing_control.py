@@ -13,8 +13,7 @@ class MixingControl:
         strength: also used by the loader's Mixing, in each step.
         hold_out: also used by the loader.
         measure: () -> the gap, see utils/mixup/auto.py; collective, and equal on all ranks.
-        release_epoch: the epoch from which the held-out samples are trained on as well; None:
-            never.
+        release_epoch: the epoch from which the held-out samples are trained on as well.
         steps_per_epoch: optimizer steps.
     """
 
@@ -23,7 +22,7 @@ class MixingControl:
         strength: AutoStrength,
         hold_out: HoldOut,
         measure: Callable[[], float],
-        release_epoch: int | None,
+        release_epoch: int,
         steps_per_epoch: int,
     ):
         self.strength, self.hold_out, self.measure = strength, hold_out, measure
@@ -42,14 +41,13 @@ class MixingControl:
     def load_state_dict(self, saved: dict, step: int) -> None:
         """Continues from the state in a checkpoint taken at `step`."""
         self.strength.load_trace(saved["trace"])
-        epoch = saved["joins"]
+        epoch = saved["joins"]  # None in short runs of older versions
         if epoch is not None and step > epoch * self.steps_per_epoch:
             # The held-out samples have been trained on, so they no longer measure overfitting, even
             # if the run is longer now.
             self._release_from(epoch)
 
-    def _release_from(self, epoch: int | None) -> None:
+    def _release_from(self, epoch: int) -> None:
         self.release_epoch = epoch
         self.hold_out.release_from(epoch)
-        if epoch is not None:
-            self.strength.stop_at(epoch * self.steps_per_epoch)
+        self.strength.stop_at(epoch * self.steps_per_epoch)
