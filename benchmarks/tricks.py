@@ -36,7 +36,8 @@ TRICKS = [
     ("the toolkit's loader and loop", {
         "optimizer": "sgd", "lr": "{lr}", "sched": "onecycle", "channels_last": "false",
         "precision": "fp32", "fused": "none", "mixup": "none",
-        "zero_init_residual": "false",  # the start of the plain loop
+        # The start and the crop of the plain loop.
+        "zero_init_residual": "false", "padding_mode": "zeros",
     }),
     ("channels_last", {"channels_last": "true"}),
     ("mixed precision", {"precision": "{precision}"}),

@@ -125,8 +125,8 @@ class PictureSettings(Config):
         unit="pixels",
     )
     padding_mode: str = setting(
-        "zeros",
-        "Content of the padding: black, or the mirrored picture",
+        "reflect",
+        "Content of the padding: the mirrored picture, or black (zeros)",
         group=GROUP,
         choices=("zeros", "reflect"),
     )
