@@ -13,7 +13,7 @@ from optimizer_tools import backward, bits, build, poison, same, small_model
 from stand_in_for_apex import MADE
 
 from resnet50_test import Settings
-from utils.checkpoints.checkpoint import optimizer_tensors, restore_optimizer
+from utils.checkpoints.optimizer_state import optimizer_tensors, restore_optimizer
 from utils.exchange import Exchange
 from utils.optim import apex_steps, found_inf
 from utils.optim.factory import is_capturable

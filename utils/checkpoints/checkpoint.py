@@ -33,7 +33,6 @@ from utils.checkpoints.shards import (
     PARTS,
     Rows,
     file_names,
-    is_by_element,
     read_part,
     shard_name,
     together,
@@ -41,7 +40,6 @@ from utils.checkpoints.shards import (
 from utils.errors import UserError
 from utils.exchange import Exchange
 from utils.files import file_sum, reason, sums_text, sync_folder, write_files, write_synced
-from utils.optim.table import OPTIMIZERS
 from utils.reporting.metrics import to_json
 
 MODEL, OPTIMIZER, STATE, SUMS = (
@@ -53,12 +51,6 @@ MODEL, OPTIMIZER, STATE, SUMS = (
 # The key in state.json of `Checkpoint.run_info`. These are not the run's settings, which are in
 # config.yaml; the key stays so that old checkpoints can be read, and new ones by older versions.
 RUN_INFO = "settings"
-# Keys of a parameter group that change with the steps: the last learning rate (the schedule sets
-# the next), and counts of steps.
-OF_THE_STEPS = (
-    *("lr", "lookahead_step"),
-    *(key for entry in OPTIMIZERS.values() for key in entry.group_state),
-)
 # Errors after which a checkpoint may well be whole.
 UNREADABLE = (errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE)
 
@@ -323,78 +315,6 @@ def read_checkpoint(path: Path) -> Checkpoint:
         return Checkpoint(step=_step(path), state=state, **tensors)
     except (OSError, ValueError, SafetensorError) as error:
         raise DamagedCheckpoint(str(error)) from None
-
-
-def optimizer_tensors(optimizer, names: dict[Tensor, str]) -> tuple[dict[str, Tensor], dict]:
-    """The optimizer's state: tensors under canonical names, and all else as JSON.
-
-    Args:
-        names: {parameter: its canonical name}.
-    Returns:
-        ({"<parameter>/<key>": tensor}, {"groups": [...], "values": {"<parameter>/<key>": number}})
-    """
-    saved = optimizer.state_dict()  # refers to parameters by number
-    numbers = [number for group in saved["param_groups"] for number in group["params"]]
-    own = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
-    name_of = dict(zip(numbers, own, strict=True))
-    tensors, values = {}, {}
-    for number, state in saved["state"].items():
-        for key, value in state.items():
-            target = tensors if isinstance(value, Tensor) else values
-            target[f"{name_of[number]}/{key}"] = value
-    groups = [
-        {k: v.item() if isinstance(v, Tensor) else v for k, v in group.items()}  # a count of steps
-        | {"params": [name_of[number] for number in group["params"]]}
-        for group in saved["param_groups"]
-    ]
-    return tensors, {"groups": groups, "values": values}
-
-
-@torch.no_grad()
-def restore_optimizer(
-    optimizer,
-    names: dict[Tensor, str],
-    tensors: dict[str, Tensor],
-    rest: dict,
-    exchange: Exchange | None = None,
-) -> None:
-    """The inverse of `optimizer_tensors`: loads the state into an optimizer that was made with the
-    same settings. The settings of its groups stay as they are.
-
-    State of its parameter's shape gets the parameter's memory format, as the optimizer would have
-    created it; for a sharded parameter (see shards.py) this rank takes its rows.
-
-    Args:
-        tensors: whole ones.
-        exchange: with the other ranks, if parameters are sharded.
-
-    Raises:
-        UserError: the groups or the parameters are not those of the checkpoint.
-    """
-    exchange = exchange or Exchange()
-    parameters = {name: parameter for parameter, name in names.items()}
-    if [group["params"] for group in rest["groups"]] != [
-        [names[p] for p in group["params"]] for group in optimizer.param_groups
-    ]:
-        raise UserError("the checkpoint's optimizer has other parameters than this run's")
-    number_of, groups = {}, []
-    for group, saved in zip(optimizer.param_groups, rest["groups"], strict=True):
-        first = len(number_of)
-        number_of |= {name: first + i for i, name in enumerate(saved["params"])}
-        kept = {key: saved[key] for key in OF_THE_STEPS if key in saved}
-        groups.append(group | kept | {"params": [number_of[name] for name in saved["params"]]})
-    state: dict[int, dict] = {}
-    for key, value in [*tensors.items(), *rest["values"].items()]:
-        name, _, entry = key.rpartition("/")
-        parameter = parameters[name]
-        if isinstance(value, Tensor):
-            if is_by_element(entry, value, exchange.shape(parameter)):
-                part = exchange.part(parameter, value)
-                value = torch.empty_like(parameter, dtype=value.dtype).copy_(part)
-            else:
-                value = value.clone()  # the checkpoint's must not change
-        state.setdefault(number_of[name], {})[entry] = value
-    optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
 def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

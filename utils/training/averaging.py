@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from utils.checkpoints.checkpoint import optimizer_tensors
+from utils.checkpoints.optimizer_state import optimizer_tensors
 from utils.checkpoints.worker_rows import by_element
 from utils.local.outer import OuterOptimizer
 from utils.training.worker_mean import WorkerMean

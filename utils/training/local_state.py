@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from utils.checkpoints.checkpoint import Checkpoint, optimizer_tensors, restore_optimizer
+from utils.checkpoints.checkpoint import Checkpoint
+from utils.checkpoints.optimizer_state import optimizer_tensors, restore_optimizer
 from utils.checkpoints.random_state import random_states, restore_random_states
 from utils.checkpoints.worker_rows import (
     AVERAGE,

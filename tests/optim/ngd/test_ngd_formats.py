@@ -16,7 +16,7 @@ from ngd_tools import (
 )
 from torch import nn
 
-from utils.checkpoints.checkpoint import optimizer_tensors, restore_optimizer
+from utils.checkpoints.optimizer_state import optimizer_tensors, restore_optimizer
 from utils.optim.ngd import optimizer as ngd
 from utils.optim.ngd.optimizer import NGD
 

@@ -1,0 +1,88 @@
+"""The state of an optimizer under the names of its parameters."""
+
+import torch
+from torch import Tensor
+
+from utils.checkpoints.shards import is_by_element
+from utils.errors import UserError
+from utils.exchange import Exchange
+from utils.optim.table import OPTIMIZERS
+
+# Keys of a parameter group that change with the steps: the last learning rate (the schedule sets
+# the next), and counts of steps.
+OF_THE_STEPS = (
+    *("lr", "lookahead_step"),
+    *(key for entry in OPTIMIZERS.values() for key in entry.group_state),
+)
+
+
+def optimizer_tensors(optimizer, names: dict[Tensor, str]) -> tuple[dict[str, Tensor], dict]:
+    """The optimizer's state: tensors under canonical names, and all else as JSON.
+
+    Args:
+        names: {parameter: its canonical name}.
+    Returns:
+        ({"<parameter>/<key>": tensor}, {"groups": [...], "values": {"<parameter>/<key>": number}})
+    """
+    saved = optimizer.state_dict()  # refers to parameters by number
+    numbers = [number for group in saved["param_groups"] for number in group["params"]]
+    own = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
+    name_of = dict(zip(numbers, own, strict=True))
+    tensors, values = {}, {}
+    for number, state in saved["state"].items():
+        for key, value in state.items():
+            target = tensors if isinstance(value, Tensor) else values
+            target[f"{name_of[number]}/{key}"] = value
+    groups = [
+        {k: v.item() if isinstance(v, Tensor) else v for k, v in group.items()}  # a count of steps
+        | {"params": [name_of[number] for number in group["params"]]}
+        for group in saved["param_groups"]
+    ]
+    return tensors, {"groups": groups, "values": values}
+
+
+@torch.no_grad()
+def restore_optimizer(
+    optimizer,
+    names: dict[Tensor, str],
+    tensors: dict[str, Tensor],
+    rest: dict,
+    exchange: Exchange | None = None,
+) -> None:
+    """The inverse of `optimizer_tensors`: loads the state into an optimizer that was made with the
+    same settings. The settings of its groups stay as they are.
+
+    State of its parameter's shape gets the parameter's memory format, as the optimizer would have
+    created it; for a sharded parameter (see shards.py) this rank takes its rows.
+
+    Args:
+        tensors: whole ones.
+        exchange: with the other ranks, if parameters are sharded.
+
+    Raises:
+        UserError: the groups or the parameters are not those of the checkpoint.
+    """
+    exchange = exchange or Exchange()
+    parameters = {name: parameter for parameter, name in names.items()}
+    if [group["params"] for group in rest["groups"]] != [
+        [names[p] for p in group["params"]] for group in optimizer.param_groups
+    ]:
+        raise UserError("the checkpoint's optimizer has other parameters than this run's")
+    number_of, groups = {}, []
+    for group, saved in zip(optimizer.param_groups, rest["groups"], strict=True):
+        first = len(number_of)
+        number_of |= {name: first + i for i, name in enumerate(saved["params"])}
+        kept = {key: saved[key] for key in OF_THE_STEPS if key in saved}
+        groups.append(group | kept | {"params": [number_of[name] for name in saved["params"]]})
+    state: dict[int, dict] = {}
+    for key, value in [*tensors.items(), *rest["values"].items()]:
+        name, _, entry = key.rpartition("/")
+        parameter = parameters[name]
+        if isinstance(value, Tensor):
+            if is_by_element(entry, value, exchange.shape(parameter)):
+                part = exchange.part(parameter, value)
+                value = torch.empty_like(parameter, dtype=value.dtype).copy_(part)
+            else:
+                value = value.clone()  # the checkpoint's must not change
+        state.setdefault(number_of[name], {})[entry] = value
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
