@@ -1,69 +1,18 @@
 """Steps by graphs, with a fake recorder: a replay calls the captured function again, with the same
 tensors. The run is the ordinary one, to the bit."""
 
-import contextlib
 import itertools
-from types import SimpleNamespace
 
 import pytest
 import torch
+from stand_in_recorder import StandIn, graphed
 from toy import assert_same, everything, history, loader, make_trainer, use_graphs
 
 from utils.data.images.loader import Packed
 from utils.engines.graphed_step import WARM_UP
-from utils.engines.launch_bound import TIMED
 from utils.mixup.mixing import Mixing
 from utils.optim.schedules import Schedule
 from utils.runs.dry_run import time_steps
-
-
-class StandIn:
-    """A Recorder that captures nothing: a replay calls the function.
-
-    Args:
-        failure: message of the error of every capture; empty: none fails.
-        waits: where the host waits in a watched step.
-        step_ms: time of a step on the device.
-    """
-
-    def __init__(self, failure: str = "", waits: tuple = (), step_ms: float = 0.0):
-        self.failure, self.waits, self.step_ms = failure, waits, step_ms
-        self.warm = self.watches = self.captured = self.replayed = self.paced = 0
-
-    @contextlib.contextmanager
-    def warm_up(self):
-        self.warm += 1
-        yield
-
-    @contextlib.contextmanager
-    def watched(self):
-        self.watches += 1
-        places = []
-        yield places
-        places += self.waits
-
-    def capture(self, function):
-        if self.failure:
-            raise RuntimeError(self.failure)
-        self.captured += 1
-
-        def replay():
-            self.replayed += 1
-            function()
-
-        return replay
-
-    def keep_pace(self):
-        self.paced += 1
-
-    def mark(self):
-        return SimpleNamespace(query=lambda: True, elapsed_time=lambda end: self.step_ms)
-
-
-def graphed(folder, failure="", asked=True, step_ms=0.0, rate_dtype=torch.float64, **options):
-    trainer, recorder = make_trainer(folder, **options), StandIn(failure, step_ms=step_ms)
-    use_graphs(trainer, recorder, asked, rate_dtype)
-    return trainer, recorder
 
 
 def mixing(**options):
@@ -301,78 +250,6 @@ def test_graphs_are_given_up_when_memory_runs_out(tmp_path):
     assert recorder.captured and ours.stepper.holds_memory
     assert ours.stepper.free_memory().startswith("add --no_cuda_graphs: ")
     assert not ours.stepper.holds_memory and ours.stepper.refused == "memory has run out"
-
-
-# ---- chosen automatically -----------------------------------------------------------------------
-
-
-def test_graphs_are_chosen_where_steps_are_launch_bound(tmp_path, capsys):
-    """The first step and TIMED more are ordinary, as is the smaller last one of every 6. From the
-    second epoch on the augmentation is in the graph; only then WARM_UP begins."""
-    plain = make_trainer(tmp_path / "plain", optimizer="adamw", ema_decay=0.9, epochs=4)
-    plain.fit()
-    capsys.readouterr()
-    ours, recorder = graphed(
-        tmp_path / "ours", asked=False, optimizer="adamw", ema_decay=0.9, epochs=4, log_every=1
-    )
-    replays, augments = [], []
-    capture, made = recorder.capture, ours.loader.made
-
-    def watched(function):
-        replay = capture(function)
-
-        def noted():
-            replays.append(ours.progress.step)
-            replay()
-
-        return noted
-
-    def watched_made(batch):
-        if isinstance(batch.inputs, Packed) and ours.progress.step in replays:
-            augments.append(ours.progress.step)
-        return made(batch)
-
-    recorder.capture, ours.loader.made = watched, watched_made
-    ours.fit()
-    said = capsys.readouterr().out
-    assert TIMED == WARM_UP == 3 and recorder.captured == 1
-    assert replays == augments == [9, 10, 12, 13, 14, 15, 16, 18, 19, 20, 21, 22]
-    assert said.count("CUDA graphs: used, because launching a step takes ") == 1
-    assert said.count("--no_cuda_graphs turns them off") == 1 and "not used" not in said
-    assert_same(everything(ours), everything(plain))
-
-
-def test_graphs_are_not_chosen_where_the_device_is_slower(tmp_path, capsys):
-    plain = make_trainer(tmp_path / "plain", epochs=2)
-    plain.fit()
-    capsys.readouterr()
-    ours, recorder = graphed(tmp_path / "ours", asked=False, step_ms=1e9, epochs=2)
-    logged = []
-    ours.log.console.log = logged.append
-    ours.fit()
-    assert "graphs" not in capsys.readouterr().out
-    assert sum("CUDA graphs: not used, because launching" in line for line in logged) == 1
-    assert recorder.captured == recorder.warm == 0
-    assert_same(everything(ours), everything(plain))
-
-
-@pytest.mark.parametrize("trouble", [{"failure": "no luck"}, {"waits": ("guard.py:57",)}])
-def test_a_failure_is_only_logged_if_graphs_were_not_asked_for(tmp_path, capsys, trouble):
-    ours = make_trainer(tmp_path)
-    use_graphs(ours, StandIn(**trouble), asked=False)
-    logged = []
-    ours.log.console.log = logged.append
-    ours.fit()
-    assert "not used" not in capsys.readouterr().out
-    (line,) = [line for line in logged if "CUDA graphs: not used" in line]
-    assert next(iter(trouble.values()))[0] in line
-    assert not ours.stepper.holds_memory
-
-
-def test_a_dry_run_does_not_time_the_steps_before_the_choice(tmp_path):
-    ours, recorder = graphed(tmp_path, asked=False, epochs=8)
-    warm_up = time_steps(ours).warm_up_steps
-    assert recorder.captured and warm_up >= 1 + TIMED + WARM_UP + 1
 
 
 def test_what_is_captured_reads_nothing_on_the_host(tmp_path):
