@@ -9,7 +9,7 @@ and now and then their loss is compared with that of samples that are trained on
 The gap grows about linearly in the steps, so a line through the origin says what it will be at the
 end of the run:
 
-    final gap = total steps * sum(step * gap) / sum(step^2), over all measurements, within 0 and 1
+    final gap = total steps * sum(step * gap) / sum(step^2), over all measurements, clipped to 0..1
     strength = (final gap)^2
 
 Lambda is then drawn from Beta(strength, strength) until the next measurement. After the last one
