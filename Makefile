@@ -1,5 +1,4 @@
-# `make demo`, `make demo-text`, `make demo-vit`, `make demo-tuning`, `make test`, `make bench`, `make lint`: each sets up what it
-# needs, once.
+# Each target sets up what it needs, once; `make help` lists them.
 PYTHON ?= python3
 # `make test TORCH=2.11`: another version of PyTorch, in an environment of its own.
 VENV ?= $(if $(TORCH),.venv-torch$(TORCH),.venv)
@@ -10,7 +9,25 @@ ORT_VENV := $(VENV)-ort
 # A process for each core; the tests of a file share what they set up.
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
 
-.PHONY: demo demo-text demo-vit demo-tuning test slow test-dali test-ort kernels soak same mutants bench lint clean
+help:
+	@echo "make demo         train a small ResNet on synthetic pictures: a minute"
+	@echo "make demo-text    a small Transformer on synthetic texts"
+	@echo "make demo-vit     a small Vision Transformer on synthetic pictures"
+	@echo "make demo-tuning  tune settings on synthetic data: three minutes"
+	@echo "make test         the fast tests"
+	@echo "make slow         the slow ones"
+	@echo "make test-dali    the tests of --loader dali"
+	@echo "make test-ort     the tests of --engine ort"
+	@echo "make kernels      the numerical tests with the kernels for older CPUs"
+	@echo "make same         whether results are those of the last commit, or of REV=..."
+	@echo "make soak         kills, lost nodes and random settings: up to an hour"
+	@echo "make mutants      whether the tests notice small changes to the code"
+	@echo "make lint         style and layers of the code"
+	@echo "make bench        the toolkit against the usual loops: a quarter of an hour"
+	@echo "make clean        remove what tests and tools cache"
+	@echo "PYTHON=python3.12 chooses the interpreter, VENV=FOLDER the virtual environment, TORCH=2.11 the PyTorch."
+
+.PHONY: help demo demo-text demo-vit demo-tuning test slow test-dali test-ort kernels soak same mutants bench lint clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python resnet50_test.py --config recipes/shapes_demo.yaml

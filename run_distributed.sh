@@ -12,7 +12,8 @@ bash run_distributed.sh ENTRY --help               the flags of an entry
 bash run_distributed.sh --check                    what is there, whether it works, how fast it is
 
 Environment:
-  NPROC            processes on this node (default: its number of GPUs, else 1; with --check else 2)
+  NPROC            processes on this node (default: its number of GPUs; without GPUs 1, or 2 with
+                   --check or without any arguments)
   NNODES           number of nodes, or a range such as 1:4 (default: 1)
   NODE_RANK        number of this node, from 0; node 0 hosts the rendezvous (default: by its name)
   HOSTFILE         file of nodes, a line for each as in "node1 slots=8": starts them all by ssh
@@ -26,8 +27,8 @@ Environment:
 In a Slurm allocation nodes, GPUs and cores are read from Slurm:
   srun --ntasks-per-node=1 bash run_distributed.sh ENTRY --output FOLDER ...
 
-Exit codes: 0 done; 1 a check of --check has failed; 2 a setting is wrong;
-130, 143 saved and stopped by SIGINT, SIGTERM; otherwise the code of the
+Exit codes: 0 done; 1 a check of --check has failed, or the other nodes are lost;
+2 a setting is wrong; 130, 143 saved and stopped by SIGINT, SIGTERM; otherwise the code of the
 process that failed first. More: docs/distributed.md
 TEXT
 }

@@ -82,7 +82,7 @@ parse(Settings, "--optimizer lion --distributed --strategy fsdp".split(), "")
 parse(Settings, "--optimizer sgd --lion_beta2 0.95".split(), "", print)
 """
     done = python(checkout, "-c", code)
-    assert done.stdout == "note: --lion_beta2 has no effect: --optimizer sgd has none\n", (
+    assert done.stdout == "note: --lion_beta2 has no effect: --optimizer sgd does not use it\n", (
         done.stderr
     )
 

@@ -132,7 +132,7 @@ class TuningFlags(Config):
     output: str | None = changed(
         TrainSettings,
         "output",
-        help="Folder of the study; the same one goes on with it",
+        help="Folder of the study; give the same folder to continue the study",
         default_text="runs/tuning-<model>-<data>",
     )
 

@@ -73,7 +73,7 @@ def written_aside(path: str | Path) -> Iterator[Path]:
     aside = path.with_name(f".writing-{os.getpid()}-{path.name}")
     try:
         if path.exists() and not path.is_file():  # a folder, a device, a pipe
-            raise UserError(f"{path} is there and no file: give another name")
+            raise UserError(f"{path} exists and is not a file: choose another name")
         path.parent.mkdir(parents=True, exist_ok=True)
         yield aside
         with open(aside, "rb") as file:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:  # reading processes do not import PyTorch
+if TYPE_CHECKING:  # worker processes do not import PyTorch
     import torch
 
 

@@ -117,7 +117,7 @@ def test_a_damaged_picture_ends_the_run_in_one_line(tmp_path, pool, capfd):
 
     data = load(make_photos(tmp_path / "photos"))
     damage(data.train.pictures, 9, no_jpeg)
-    with pytest.raises(UserError, match=r"\.jpg is not a readable image"):
+    with pytest.raises(UserError, match=r"\.jpg is not a readable picture"):
         list(loader(data, data.train, reader=DaliReader, pool=pool, **training()).epoch())
     said = capfd.readouterr()
     assert said.out == said.err == ""

@@ -48,7 +48,7 @@ def test_a_run_loses_nothing(runs):
     code, err = runs.train([*IMAGES, *EPOCHS], name="both", faults=[KILLS[0], stop])
     assert code == 143, err
     assert err.count("was killed by SIGKILL") == 1
-    assert "and saved; go on with --resume both" in err.splitlines()[-1]
+    assert "and saved; resume with --resume both" in err.splitlines()[-1]
     assert len(runs.notes("both", "fault")) == 2 and runs.left("both") == []
     runs.check_redone("both")
     code, err = end(runs.start_alone("--resume", "both", name="both"))
@@ -75,7 +75,7 @@ def test_a_run_that_is_stopped_is_saved_and_goes_on(runs, reference):
     stop = fault("forward", 9, do="end the launch")  # the first pass belongs to no step
     code, err = runs.train([*IMAGES, *EPOCHS], name="stopped", faults=[stop])
     assert code == 143
-    assert err.count("\n") == 1 and "and saved; go on with --resume stopped" in err
+    assert err.count("\n") == 1 and "and saved; resume with --resume stopped" in err
     notes = runs.notes("stopped")
     asked = next(index for index, note in enumerate(notes) if "fault" in note)
     before, last = (

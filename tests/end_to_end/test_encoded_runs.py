@@ -42,7 +42,7 @@ def test_a_folder(works, fails):
     works(*data, *FLAGS, "--workers", 0, "--output", "alone")
     assert weights("alone", 10) == weights("run", 10)
     (tree / "train" / "cat" / "000.png").write_bytes(b"no picture")
-    assert "000.png is not a readable image" in fails("--resume", "run", "--epochs", 3)
+    assert "000.png is not a readable picture" in fails("--resume", "run", "--epochs", 3)
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])

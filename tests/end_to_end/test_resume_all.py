@@ -259,13 +259,13 @@ def test_a_run_that_is_stopped_killed_and_loses_a_worker_ends_the_same(launch, e
 
     step = rng.randint(3, 20)
     code, _, err = disturbed("SIGTERM", 2 * step)  # of two micro-batches each
-    assert code == 143 and "saved; go on with --resume" in err, err
+    assert code == 143 and "saved; resume with --resume" in err, err
     assert (folder / "checkpoints" / f"step-{step:08}").is_dir()
     assert disturbed("write", rng.randint(1, 12))[0] == -signal.SIGKILL
     assert is_writing(folder)
     code, out, err = disturbed("worker", rng.randint(2, 20))
     assert code == 0, err
-    assert "a reading process died (SIGKILL) and was replaced" in out
+    assert "a worker process died (SIGKILL) and was replaced" in out
     assert_same(folder, place / "whole")
 
 

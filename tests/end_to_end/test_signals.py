@@ -69,7 +69,7 @@ def test_a_signal_in_training_saves_and_resumes(whole, monkeypatch, capfd, signu
         raise_in_step(patch, 5, signum)
         assert main([*FLAGS, "--output", "run"]) == code
     err = capfd.readouterr().err
-    assert "saved; go on with --resume" in err and len(err.splitlines()) == 1
+    assert "saved; resume with --resume" in err and len(err.splitlines()) == 1
     assert json.loads(Path("run/summary.json").read_text())["status"] == "interrupted"
     assert main(["--resume", "run"]) == 0
     out = capfd.readouterr().out

@@ -153,7 +153,7 @@ def test_a_signal_saves_and_the_run_goes_on(monkeypatch, capfd):
     with monkeypatch.context() as patch:
         raise_in_step(patch, 9, signal.SIGTERM)
         assert transformer_test.main(flags) == 143
-    assert "saved; go on with --resume" in capfd.readouterr().err
+    assert "saved; resume with --resume" in capfd.readouterr().err
     assert checkpoint("run").name == "step-00000009"
     assert transformer_test.main(["--resume", "run"]) == 0
     assert transformer_test.main([*flags[:-1], "whole"]) == 0

@@ -211,7 +211,7 @@ def test_files_that_are_no_pictures_are_left_out_of_predictions(works, capfd):
     predict = ["--resume", "run", "--predict", str(folder), *ENGINE]
     assert main(predict) == 2
     error = capfd.readouterr().err
-    assert "0a.png is not a readable image" in error and "--on_bad skip" in error
+    assert "0a.png is not a readable picture" in error and "--on_bad skip" in error
     assert not Path("run/predictions.csv").exists()
     said = works(*predict, "--on_bad", "skip")
     assert "1 bad files left out" in said and "0a.png" in said

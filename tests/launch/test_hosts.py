@@ -33,11 +33,11 @@ def test_the_nodes_of_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("node1 slots=8\nnode2:8 slots=two\n", "line 2 is not as in: node1 slots=8"),
-        ("node1 slots=0\n", "line 1 is not"),
-        ("-oProxyCommand=x slots=1\n", "line 1 is not"),
-        ("node1 slots=8\nnode1 slots=8\n", "node1 is there twice"),
-        ("# nothing\n", "there is no node in it"),
+        ("node1 slots=8\nnode2:8 slots=two\n", "line 2 must look like: node1 slots=8"),
+        ("node1 slots=0\n", "line 1 must look like"),
+        ("-oProxyCommand=x slots=1\n", "line 1 must look like"),
+        ("node1 slots=8\nnode1 slots=8\n", "node1 is listed twice"),
+        ("# nothing\n", "it lists no nodes"),
     ],
 )
 def test_a_line_that_is_not_a_node_is_refused(tmp_path, text, message):

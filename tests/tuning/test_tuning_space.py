@@ -217,7 +217,7 @@ FLAGS = {
     ("--trails", "3"): "did you mean --trials?",
     ("--resume",): "the same command goes on",
     ("--max_steps", "3"): "--max_steps has no place in a search",
-    ("--params", "lr,gamma"): "--params gamma: --sched cosine has none",
+    ("--params", "lr,gamma"): "--params gamma: --sched cosine does not use it",
     ("--params", "depth"): "--params: depth is not in",
     ("--params", "lr", "--lr", "0.1"): "--lr is given, so it is fixed",
     ("--subset", "1.5"): "--subset 1.5",

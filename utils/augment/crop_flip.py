@@ -60,12 +60,12 @@ class CropFlip:
             raise ValueError(f"mode is 'zeros' or 'reflect', not {self.mode!r}")
         if self.padding >= min(self.height, self.width):
             raise UserError(
-                f"padding {self.padding} is not smaller than the image "
+                f"padding {self.padding} is not smaller than the picture "
                 f"({self.height}x{self.width}): choose a smaller --crop_padding"
             )
         if self.cutout > max(self.height, self.width):
             raise UserError(
-                f"--cutout {self.cutout} blanks the whole image ({self.height}x{self.width}): "
+                f"--cutout {self.cutout} blanks the whole picture ({self.height}x{self.width}): "
                 "choose a smaller one"
             )
 

@@ -102,7 +102,7 @@ def _reserve(memory: SharedMemory) -> None:
 
 def _too_small(free: int, slot_bytes: int) -> UserError:
     return UserError(
-        f"reading processes need {2 * slot_bytes / 1e6:,.1f} MB of shared memory for two batches "
+        f"worker processes need {2 * slot_bytes / 1e6:,.1f} MB of shared memory for two batches "
         f"and {FOLDER} has {free / 1e6:,.1f} MB free: give it more (docker run --shm-size 1g), "
         "take a smaller --batch_size, or read without processes (--workers 0)"
     )

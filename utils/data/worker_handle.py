@@ -59,7 +59,7 @@ class Worker:
         except OSError as error:
             ours.close()
             raise UserError(
-                f"cannot start a reading process: {error.strerror or error}; use fewer --workers"
+                f"cannot start a worker process: {error.strerror or error}; use fewer --workers"
             ) from error
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -101,4 +101,4 @@ def exception(failure: Failure | None) -> Exception | None:
         return None
     if failure.is_users:
         return UserError(failure.text)
-    return RuntimeError(f"in a reading process:\n{failure.text}")
+    return RuntimeError(f"in a worker process:\n{failure.text}")

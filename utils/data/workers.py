@@ -234,10 +234,10 @@ class WorkerPool:
             if cause != "SIGBUS":
                 likely = "there is too little memory"
             raise UserError(
-                f"the reading processes keep dying ({cause}), most likely because {likely}: use "
+                f"the worker processes keep dying ({cause}), most likely because {likely}: use "
                 "fewer --workers (0: none) or a smaller --batch_size"
             ) from None
-        self._warn(f"note: a reading process died ({cause}) and was replaced; no batch is lost")
+        self._warn(f"note: a worker process died ({cause}) and was replaced; no batch is lost")
         self._succeed(dead)
 
     def _replace_hanging(self, hanging: Worker) -> None:
@@ -248,12 +248,12 @@ class WorkerPool:
         if job.hangs >= HANGS:
             self.close()
             raise UserError(
-                f"{HANGS} reading processes in turn gave no answer for {self._patience:g} seconds "
+                f"{HANGS} worker processes in turn gave no answer for {self._patience:g} seconds "
                 "over the same batch: see whether the disk that holds the pictures answers, and go "
                 "on with --resume"
             )
         self._warn(
-            f"note: a reading process gave no answer for {self._patience:g} seconds and was "
+            f"note: a worker process gave no answer for {self._patience:g} seconds and was "
             "replaced; no batch is lost"
         )
         self._succeed(hanging)

@@ -139,7 +139,7 @@ def predict_images(
             if not files.pictures:
                 example = f", such as {files.skipped[0]}" if files.skipped else ""
                 raise UserError(
-                    f"--predict: none of the {len(files.paths):,} files is a readable image"
+                    f"--predict: none of the {len(files.paths):,} files is a readable picture"
                     f"{example}"
                 )
     except _Interrupted:
@@ -215,8 +215,8 @@ class PictureFiles:
         for offset, why in errors.items():
             if self.on_bad == "error":
                 raise UserError(
-                    f"{paths[offset]} is not a readable image ({why}): remove it, or leave out all "
-                    "such files with --on_bad skip"
+                    f"{paths[offset]} is not a readable picture ({why}): remove it, or leave out "
+                    "all such files with --on_bad skip"
                 )
             self.skipped.append(f"{paths[offset]}: {why}")
         return [path for offset, path in enumerate(paths) if offset not in errors]

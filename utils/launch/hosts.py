@@ -57,12 +57,16 @@ def read_hosts(path: Path) -> list[Host]:
             continue
         match = re.fullmatch(r"([\w.@][\w.@:-]*)(?:\s+slots=([1-9]\d*))?", words, re.ASCII)
         if match is None:
-            raise UserError(f"HOSTFILE={path}: line {number} is not as in: node1 slots=8")
+            raise UserError(f"HOSTFILE={path}: line {number} must look like: node1 slots=8")
         if match[1] in [host.name for host in hosts]:
-            raise UserError(f"HOSTFILE={path}: {match[1]} is there twice; slots= counts processes")
+            raise UserError(
+                f"HOSTFILE={path}: {match[1]} is listed twice; slots= sets its number of processes"
+            )
         hosts.append(Host(match[1], int(match[2]) if match[2] else None))
     if not hosts:
-        raise UserError(f"HOSTFILE={path}: there is no node in it; a line is as in: node1 slots=8")
+        raise UserError(
+            f"HOSTFILE={path}: it lists no nodes; write one on each line, such as: node1 slots=8"
+        )
     return hosts
 
 
@@ -83,7 +87,10 @@ def node_commands(
         if environ.get(name):
             raise UserError(f"{name}={environ[name]}: HOSTFILE says how many nodes there are")
     if environ.get("NPROC") and any(host.slots for host in hosts):
-        raise UserError(f"NPROC={environ['NPROC']}: slots= in HOSTFILE says it; leave one out")
+        raise UserError(
+            f"NPROC={environ['NPROC']}: slots= in HOSTFILE sets the number of processes, too; "
+            "leave one of the two out"
+        )
     shared = {
         name: value
         for name, value in environ.items()

@@ -183,7 +183,7 @@ def how_to_go_on(job: Job, plan: Plan, argv: list[str]) -> str:
     command += ["bash", "run_distributed.sh"]
     if plan.max_nodes > 1:
         again = shlex.join(command + argv)
-        return f"when all nodes are well, go on with the same command on each: {again}"
+        return f"when all nodes are up again, give the same command on each: {again}"
     if job.folder is None:
         return "nothing was trained"
     return f"go on with {shlex.join([*command, job.script.name, '--resume', job.folder])}"

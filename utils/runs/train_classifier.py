@@ -89,7 +89,7 @@ def run_training(run: Run, trainer: Trainer, ready: ReadyModel, task: Task) -> N
             report("interrupted")
             raise StoppedBySignal(
                 run.agreed_signal.signum,  # perhaps received by another rank
-                "stopped before the last evaluation, all steps are saved; go on with "
+                "stopped before the last evaluation, all steps are saved; resume with "
                 f"--resume {folder.path}",
             )
         return result

@@ -79,8 +79,8 @@ ALIASES = {
 }
 # Flags that are known elsewhere and mean something else here, or nothing: what to do instead.
 MEANINGS = {
-    "aug_splits": "AugMix is not here; --auto_augment has other policies",
-    "augmix_severity": "AugMix is not here; --auto_augment has other policies",
+    "aug_splits": "AugMix is not supported; --auto_augment has other policies",
+    "augmix_severity": "AugMix is not supported; --auto_augment has other policies",
     "avg_m": "--optimizer_average averages both of Adam's moments",
     "avg_v": "--optimizer_average averages both of Adam's moments",
     "checkpoint": "--resume RUN goes on with a run, --pretrained FILE starts from its weights, "
@@ -89,7 +89,7 @@ MEANINGS = {
     "experiment": "--output FOLDER names the folder of the run",
     "interpolation": "pictures are resized bicubically, and --auto_augment moves pixels "
     "bilinearly; leave it out",
-    "jsd_loss": "AugMix is not here; leave it out",
+    "jsd_loss": "AugMix is not supported; leave it out",
     "metric_for_best_model": "the best weights are those with the highest accuracy on the "
     "validation split; leave it out",
     "opt_kwargs": "each optimizer has flags of its own, which --help lists",
@@ -104,7 +104,7 @@ MEANINGS = {
     "start_epoch": "--resume RUN goes on where the run has stopped; --epochs counts all of its "
     "epochs, not those that are left",
     "steps_per_epoch": "it follows from the data and the batch size; leave it out",
-    "train_crop_mode": "--crop resized is timm's rrc; other modes are not here",
+    "train_crop_mode": "--crop resized is timm's rrc; other modes are not supported",
     "train_interpolation": "pictures are resized bicubically; leave it out",
     "vflip": "pictures are mirrored left to right alone, by --hflip",
 }

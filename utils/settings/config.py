@@ -133,7 +133,7 @@ def parse(config_class, argv: list[str], description: str, say: Callable = lambd
                 continue
         text, meta = f"--{name} has no effect: {reason}", field.metadata
         if meta["essential"] or meta["group"] == MODEL:
-            raise UserError(text)
+            raise UserError(f"{text}; leave it out")
         say(f"note: {text}")
         setattr(settings, name, without_new[0][name])
         origin[name] = without_new[1][name]

@@ -10,7 +10,7 @@ from utils.settings.config import Config
 from utils.settings.engine import GROUP as ENGINE
 from utils.settings.run import USE
 
-GROUP = "images"
+GROUP = "pictures"
 # Data sets of the user's own pictures: those that can be decoded once, and all.
 FILES = ("imagefolder", "csv")
 OWN_PICTURES = (*FILES, "tar", "tfrecord", "parquet")
@@ -176,8 +176,8 @@ class PictureSettings(Config):
     )
     drop_last: bool = setting(
         False,
-        "Leave out the last optimizer step of an epoch if it is smaller than the others: other "
-        "pictures in every epoch",
+        "Leave out the last optimizer step of an epoch if it is smaller than the others; which "
+        "pictures that leaves out differs from epoch to epoch",
         group=GROUP,
     )
     flip_test: bool = setting(

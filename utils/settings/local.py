@@ -129,7 +129,7 @@ class LocalSettings(Config):
             return
         for name in OF_RULES:
             if name not in RULE_FLAGS[self.sync_rule]:
-                yield name, f"--sync_rule {self.sync_rule} has none", "sync_rule"
+                yield name, f"--sync_rule {self.sync_rule} does not use it", "sync_rule"
         if self.optimizer == "sgd" and self.momentum == 0:
             yield "optimizer_average", "sgd without momentum has no state", "momentum"
 

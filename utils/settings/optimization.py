@@ -208,7 +208,7 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):
     ema_decay: float | None = setting(
         None,
         "Keep an exponential moving average of the weights, with this decay per step, and "
-        "evaluate it; the last weights are saved, too",
+        "evaluate it; checkpoints have the weights themselves, too",
         group=GROUP,
         above=0,
         below=1,
@@ -235,7 +235,7 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):
         own = [name for entry in OPTIMIZERS.values() for name in entry.own]
         for name in ("momentum", *own):
             if name not in OPTIMIZERS[self.optimizer].settings:
-                yield name, f"--optimizer {self.optimizer} has none", "optimizer"
+                yield name, f"--optimizer {self.optimizer} does not use it", "optimizer"
         if self.lookahead_k is None:
             yield "lookahead_alpha", "there is no Lookahead without --lookahead_k", "lookahead_k"
         if self.warmup_steps is not None:
@@ -250,7 +250,7 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):
         effective = SCHEDULES[self.sched]
         for name in dict.fromkeys(itertools.chain(*SCHEDULES.values())):
             if name not in effective and name != "warmup":
-                yield name, f"--sched {self.sched} has none", "sched"
+                yield name, f"--sched {self.sched} does not use it", "sched"
         if "warmup" not in effective:
             for name in ("warmup_epochs", "warmup_steps", "warmup_ratio", "warmup_lr"):
                 yield name, f"--sched {self.sched} has its own warm-up", "sched"

@@ -439,6 +439,6 @@ class Trainer:
         self.save(final=True)
         raise StoppedBySignal(
             self.agreed_signal.signum,
-            f"stopped after step {self.progress.step} and saved; go on with "
+            f"stopped after step {self.progress.step} and saved; resume with "
             f"--resume {self.saver.run_folder}",
         )

@@ -100,7 +100,7 @@ def test_a_picture_may_have_any_name(tree):
     data = load(tree)
     assert len(data.train.labels) == 10 and data.strays == 0
     (tree / "train" / "dog" / "zz").write_text("no ending that says that it is no picture")
-    refused(tree, "zz", "not a readable image")
+    refused(tree, "zz", "not a readable picture")
 
 
 def test_trees_that_cannot_be_used(tree, tmp_path):
@@ -163,7 +163,7 @@ def test_bad_file_is_named_or_skipped(tree, monkeypatch, kind):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 600_000)  # Pillow only warns of the bomb then
     bad = tree / "train" / "cat" / "001 bad.png"
     spoil(bad, kind)
-    refused(tree, bad, "not a readable image", "--on_bad skip")
+    refused(tree, bad, "not a readable picture", "--on_bad skip")
     data = load(tree, on_bad="skip")
     assert data.skipped == 1
     assert data.train.images.shape == (8, 8, 8, 3)
@@ -179,7 +179,7 @@ def test_bad_file_is_named_or_skipped(tree, monkeypatch, kind):
 def test_nothing_readable_left(tree):
     for path in (tree / "train" / "cat").iterdir():
         path.write_text("no picture")
-    refused(tree, "no readable image is left in class 'cat'", on_bad="skip")
+    refused(tree, "no readable picture is left in class 'cat'", on_bad="skip")
     assert not list((tree.parent / "cache").iterdir())
 
 

@@ -172,7 +172,7 @@ def _write(
                         path = source.describe(done + offset)
                         if on_bad == "error":
                             raise UserError(
-                                f"{path} is not a readable image ({reason}): remove it, or leave "
+                                f"{path} is not a readable picture ({reason}): remove it, or leave "
                                 "out all such files with --on_bad skip"
                             )
                         skipped.append(f"{path}: {reason}")
@@ -217,7 +217,7 @@ def _check_something_left(name: str, source: Source, good: np.ndarray, classes: 
     lost = needed - set(labels[good].tolist())
     if lost or not good.any():
         what = f"class {classes[min(lost)]!r}" if lost else f"{name}/"
-        raise UserError(f"no readable image is left in {what}: add some, or remove the folder")
+        raise UserError(f"no readable picture is left in {what}: add some, or remove the folder")
 
 
 def _write_header(file: io.BufferedIOBase, shape: tuple[int, ...]) -> None:

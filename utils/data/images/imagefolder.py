@@ -109,7 +109,7 @@ def _list_split(root: Path, known: list[str] | None, cache_dir: Path) -> Listing
     for name in names:
         files = sorted(_walk(root / name, name, set(), strays))
         if not files:
-            raise UserError(f"the class folder {root / name} is empty: add images, or remove it")
+            raise UserError(f"the class folder {root / name} is empty: add pictures, or remove it")
         label = classes.index(name)
         for path, size, modified in files:
             paths.append(path)

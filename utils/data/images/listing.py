@@ -101,7 +101,7 @@ def load_listings(
     index, splits = cache
     if index.skipped and on_bad == "error":
         raise UserError(
-            f"{index.skipped} files in {data_dir} are not readable images, the first of them "
+            f"{index.skipped} files in {data_dir} are not readable pictures, the first of them "
             f"{index.skipped_first[0]}: remove them, or leave them out with --on_bad skip"
         )
     if test_fraction is not None:

@@ -120,7 +120,7 @@ def _write(
             except Exception as error:  # a damaged file can make Pillow raise any exception
                 if on_bad == "error":
                     raise UserError(
-                        f"{path} is not a readable image ({why(error)}): remove it, or leave out "
+                        f"{path} is not a readable picture ({why(error)}): remove it, or leave out "
                         "all such files with --on_bad skip"
                     ) from error
                 skipped.append(f"{path}: {why(error)}")

@@ -171,7 +171,7 @@ def _write(
         for split, files in splits.items():
             table, bad[split] = _joined(known[split].scanned, scanned, tasks[split], how.on_bad)
             if not len(table):
-                raise UserError(f"no readable image is left in {root} for {split}")
+                raise UserError(f"no readable picture is left in {root} for {split}")
             tables[split] = table
             _save(folder / f"{split}.npy", table)
             _save(folder / f"{split}_files.npy", _file_table(files))

@@ -31,8 +31,8 @@ HEAD = 4096
 
 def not_readable(record: str, problem: str) -> UserError:
     return UserError(
-        f"{record} is not a readable image ({problem}): remove it, or leave out all such pictures "
-        "with --on_bad skip"
+        f"{record} is not a readable picture ({problem}): remove it, or leave out all such "
+        "pictures with --on_bad skip"
     )
 
 
