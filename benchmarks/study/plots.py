@@ -58,7 +58,7 @@ def draw_learning_rates(summary: dict, path: Path) -> None:
     panels[-1].plot([], [], "x", color="gray", ms=6, mew=1.5, label="diverged")
     # Beside the panels: curves may lie anywhere in them.
     handles, labels = panels[-1].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize=8)
+    figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=8)
     _finish(figure, panels, summary, "validation accuracy (%)", path)
 
 
