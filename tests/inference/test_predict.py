@@ -243,10 +243,10 @@ def test_old_file_is_replaced_only_by_a_whole_one(tmp_path):
 
 def test_output_that_cannot_be_written(tmp_path):
     paths = make_pictures(tmp_path / "in", ["a.png"])
-    with pytest.raises(UserError, match="and no file"):
+    with pytest.raises(UserError, match="and is not a file"):
         predicted(paths, tmp_path / "in")
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UserError, match="and no file"):
+    with pytest.raises(UserError, match="and is not a file"):
         predicted(paths, tmp_path / "pipe")
     assert (tmp_path / "pipe").is_fifo()
     (tmp_path / "link.csv").symlink_to("target.csv")
