@@ -105,7 +105,12 @@ def test_names_of_files(tmp_path):
     refused(export_onnx, network(), CARD, tmp_path / "m.pth", says="must end in .onnx")
     (tmp_path / "m.safetensors").mkdir()
     refused(
-        export_safetensors, network(), CARD, tmp_path / "m.safetensors", "toy", says="and is not a file"
+        export_safetensors,
+        network(),
+        CARD,
+        tmp_path / "m.safetensors",
+        "toy",
+        says="and is not a file",
     )
     path = tmp_path / "file"
     path.write_bytes(b"")

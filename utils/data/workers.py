@@ -249,8 +249,8 @@ class WorkerPool:
             self.close()
             raise UserError(
                 f"{HANGS} worker processes in turn gave no answer for {self._patience:g} seconds "
-                "over the same batch: see whether the disk that holds the pictures answers, and go "
-                "on with --resume"
+                "over the same batch: see whether the disk that holds the pictures answers, and "
+                "resume with --resume"
             )
         self._warn(
             f"note: a worker process gave no answer for {self._patience:g} seconds and was "

@@ -186,7 +186,7 @@ def how_to_go_on(job: Job, plan: Plan, argv: list[str]) -> str:
         return f"when all nodes are up again, give the same command on each: {again}"
     if job.folder is None:
         return "nothing was trained"
-    return f"go on with {shlex.join([*command, job.script.name, '--resume', job.folder])}"
+    return f"resume with {shlex.join([*command, job.script.name, '--resume', job.folder])}"
 
 
 # ---- what is run --------------------------------------------------------------------------------
