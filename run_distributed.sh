@@ -28,8 +28,8 @@ In a Slurm allocation nodes, GPUs and cores are read from Slurm:
   srun --ntasks-per-node=1 bash run_distributed.sh ENTRY --output FOLDER ...
 
 Exit codes: 0 done; 1 a check of --check has failed, or the other nodes are lost;
-2 a setting is wrong; 130, 143 saved and stopped by SIGINT, SIGTERM; otherwise the code of the
-process that failed first. More: docs/distributed.md
+2 a setting is wrong; 129, 130, 143 saved and stopped by SIGHUP, SIGINT, SIGTERM; otherwise the
+code of the process that failed first. More: docs/distributed.md
 TEXT
 }
 

@@ -25,7 +25,7 @@ def quick(patch: pytest.MonkeyPatch) -> None:
 @contextlib.contextmanager
 def handlers_put_back():
     """Restores the signal handlers at the end."""
-    kinds = signal.SIGINT, signal.SIGTERM, signal.SIGALRM
+    kinds = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM
     before = {number: signal.getsignal(number) for number in kinds}
     unraisable = sys.unraisablehook
     try:

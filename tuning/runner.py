@@ -24,7 +24,11 @@ ROOT = Path(__file__).resolve().parents[1]
 # trial, and the user has to fix it.
 OF_A_TRIAL = ("not finite", "out of memory", "no loss scale keeps", "has no effect")
 # Exit codes of a run that was told to stop, before its first import and after.
-STOPPED = [code for number in (signal.SIGINT, signal.SIGTERM) for code in (-number, 128 + number)]
+STOPPED = [
+    code
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    for code in (-number, 128 + number)
+]
 POLL_SECONDS = 0.1
 # Settings that a resumed run is given again, as the files may have moved.
 OF_THE_PLACE = ("data_dir", "cache_dir", "train_file", "test_file", "val_file", "device", "workers")
@@ -84,6 +88,8 @@ class Runner:
             if not self._is_finished(folder):
                 failure = self._train(folder, settings, slot, lock)
                 if failure is not None:
+                    # A run that fails before its first step removes its folder.
+                    folder.mkdir(parents=True, exist_ok=True)
                     replace_file(failed, failure.encode())
                     return Outcome(failure=failure)
             outcome = self._read(folder)

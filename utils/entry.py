@@ -42,9 +42,9 @@ LOST_PEER_SECONDS = 3.0
 def run_entry(config_class, act: Callable, description: str, argv: list[str] | None = None):
     """Runs an entry script; returns its exit code.
 
-    0: done. 1: a check of --check has failed. 2: a mistake in settings or data,
-    told in one line. 130, 143: stopped by a signal. Anything else is a bug and keeps its traceback;
-    where another process of the run is gone, a line says so.
+    0: done. 1: a check of --check has failed. 2: a mistake in settings or data, told in one line.
+    129, 130, 143: stopped by a signal. Anything else is a bug and keeps its traceback; where
+    another process of the run is gone, a line says so.
 
     Args:
         act: called as `act(settings, origin, signals)`, where `origin` says of each setting where
@@ -78,7 +78,8 @@ def run_entry(config_class, act: Callable, description: str, argv: list[str] | N
         return _refuse(error)
     except StoppedBySignal as stopped:
         if place is None or place.rank == 0:
-            print(stopped.line, file=sys.stderr)
+            with contextlib.suppress(OSError):  # a terminal that is closed
+                print(stopped.line, file=sys.stderr, flush=True)
         return stopped.exit_code
     except Exception as error:
         if isinstance(error, OSError) and (denied := denial(error)):

@@ -122,6 +122,32 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == [f"step-{step:08}" for step in (3, 6, 7)]
 
 
+def test_the_best_one_stays_if_a_better_one_could_not_be_written(tmp_path):
+    store = quiet(tmp_path, keep=1)
+    for step, best in ((1, 1), (2, 1), (4, 3), (5, 3)):  # the disk was full at step 3
+        store.save(example(step), best_step=best)
+    assert store.steps() == [1, 5]
+    store.save(example(6), best_step=6)
+    store.save(example(7), best_step=6)
+    assert store.steps() == [6, 7]
+
+
+def test_a_copy_that_fails_leaves_nothing(tmp_path, monkeypatch):
+    quiet(tmp_path / "one").save(example(1))
+    store, written = quiet(tmp_path / "other"), []
+
+    def write(path, content):
+        written.append(path)
+        if len(written) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        path.write_bytes(content)
+
+    monkeypatch.setattr("utils.checkpoints.checkpoint.write_synced", write)
+    with pytest.raises(OSError, match="No space"):
+        store.adopt(tmp_path / "one", 1)
+    assert len(written) == 2 and not list((tmp_path / "other").iterdir())
+
+
 def test_saving_a_step_again_replaces_its_checkpoint(tmp_path):
     store = quiet(tmp_path)
     store.save(example(5, 1.0))

@@ -208,6 +208,25 @@ def test_one_rank_goes_first_then_one_of_each_machine(worlds, tmp_path, size, ma
             assert {"0", *map(str, heads)} <= set(found[rank])
 
 
+def failing_in_turn(exchange, failing: int) -> str:
+    exchange = ProcessExchange(local_rank=exchange.rank)
+    try:
+        with exchange.in_turn():
+            if exchange.rank == failing:
+                raise UserError("its data is missing")
+    except UserError as error:
+        exchange.barrier()  # the store is that of rank 0
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("failing", (0, 1))
+def test_nobody_waits_for_a_rank_that_has_failed(worlds, failing):
+    said = worlds(2).run(failing_in_turn, failing)
+    assert said[failing] == "its data is missing"
+    assert said[1 - failing] == f"process {failing} has failed, and its last lines say why"
+
+
 # ---- processes that torchrun has not started ----------------------------------------------------
 
 

@@ -1,8 +1,9 @@
-"""SIGTERM and SIGINT at any moment: the step is finished and saved, and the run can be resumed."""
+"""SIGTERM, SIGINT and SIGHUP at any moment: the step is finished and saved, and the run resumes."""
 
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -63,7 +64,7 @@ def losses(folder: Path) -> list:
 
 
 @pytest.mark.usefixtures("own_folder")
-@pytest.mark.parametrize("signum, code", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("signum, code", [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_in_training_saves_and_resumes(whole, monkeypatch, capfd, signum, code):
     with monkeypatch.context() as patch:
         raise_in_step(patch, 5, signum)
@@ -152,6 +153,18 @@ def test_a_finished_run_says_so(whole, capfd):
     assert main(["--resume", str(whole), "--eval_only"]) == 0
     accuracy = json.loads((whole / "summary.json").read_text())["test_accuracy"]
     assert f"test accuracy {accuracy:.2f} % on 100 samples" in capfd.readouterr().out
+
+
+@pytest.mark.usefixtures("own_folder")
+def test_a_longer_run_that_was_killed_before_its_test_is_not_finished(whole):
+    """Its summary is that of the shorter run."""
+    shutil.copytree(whole, "run")
+    path = Path("run/summary.json")
+    summary = json.loads(path.read_text())
+    path.write_text(json.dumps(summary | {"steps": 6, "test_accuracy": -1.0}))
+    assert main(["--resume", "run"]) == 0
+    again = json.loads(path.read_text())
+    assert (again["steps"], again["test_accuracy"]) == (9, summary["test_accuracy"])
 
 
 @pytest.fixture(scope="module")

@@ -47,6 +47,8 @@ def main() -> int:
     stopped = []
     signal.signal(signal.SIGTERM, lambda signum, frame: stopped.append(signum))
     signal.signal(signal.SIGINT, lambda signum, frame: stopped.append(signum))
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda signum, frame: stopped.append(signum))
     environment.die_with_launcher()
     code = environment.previous_exit_code()
     folder = Path(os.environ["NOTES"])

@@ -29,14 +29,14 @@ class Launches:
     def __init__(self, folder: Path):
         self.folder, self.started = folder, []
 
-    def start(self, *arguments, notes: str = "notes", **environ) -> subprocess.Popen:
+    def start(self, *arguments, notes="notes", before=(), **environ) -> subprocess.Popen:
         (self.folder / notes).mkdir(exist_ok=True)
         (self.folder / "tmp").mkdir(exist_ok=True)
         known = {name: value for name, value in os.environ.items() if "SLURM" not in name}
         mine = {"PYTHON": sys.executable, "NOTES": str(self.folder / notes)}
         mine |= {"TMPDIR": str(self.folder / "tmp"), "CUDA_VISIBLE_DEVICES": "", "NPROC": "2"}
         launch = subprocess.Popen(
-            ["bash", str(SCRIPT), *map(str, arguments)],
+            [*before, "bash", str(SCRIPT), *map(str, arguments)],
             cwd=self.folder,
             env=known | mine | environ,
             stdout=subprocess.PIPE,
@@ -203,7 +203,7 @@ def test_a_failure_that_does_not_recur_is_survived(launches):
 
 
 @pytest.mark.parametrize(
-    "signum", (signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow))
+    "signum", (signal.SIGTERM, signal.SIGHUP, pytest.param(signal.SIGINT, marks=pytest.mark.slow))
 )
 def test_a_signal_to_the_launcher_reaches_the_workers(launches, signum):
     launch = launches.start(ENTRY, "--do", "train")
@@ -246,6 +246,21 @@ def test_workers_do_not_outlive_a_launcher_that_is_killed(launches):
     launch.kill()
     pids = [start["pid"] for start in launches.starts()]
     wait_until(lambda: not any(map(alive, pids)))
+
+
+def test_nohup_protects_the_workers(launches):
+    """torchrun would catch the signal although it is ignored, and end them."""
+    launch = launches.start(ENTRY, "--do", "train", before=["nohup"])
+    wait_until(lambda: len(launches.starts()) == 2)
+    launch.send_signal(signal.SIGHUP)
+    for start in launches.starts():
+        os.kill(start["pid"], signal.SIGHUP)
+    time.sleep(0.5)
+    assert launch.poll() is None and len(launches.starts()) == 2
+    launch.send_signal(signal.SIGTERM)
+    assert launch.wait(timeout=PATIENCE) == 143
+    saved = (launches.folder / "notes" / "saved").read_text().split()
+    assert sorted(saved) == ["0", "1"]
 
 
 @pytest.mark.slow

@@ -135,6 +135,8 @@ def test_the_first_exit_code_counts(monkeypatch, tmp_path):
     assert environment.note_exit_code(2)
     assert not environment.note_exit_code(3)
     assert environment.previous_exit_code() == 2
+    monkeypatch.setenv(environment.LAUNCH_FOLDER, str(tmp_path / "gone"))
+    assert environment.note_exit_code(2) and environment.previous_exit_code() is None
 
 
 def test_the_identity_of_a_worker_comes_from_torchrun(monkeypatch):

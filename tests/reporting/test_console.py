@@ -1,5 +1,7 @@
 """The console: whole lines beside a live bar, in any locale, even on a full disk."""
 
+import errno
+import io
 import os
 import subprocess
 import sys
@@ -123,6 +125,25 @@ def test_live_bar_stays_on_stderr(capsys):
     printed = capsys.readouterr()
     assert printed.out == "a line\n"
     assert "40.0/100" in printed.err
+
+
+def test_a_terminal_that_is_closed_costs_the_bar_and_nothing_else(monkeypatch):
+    class Closed(io.StringIO):
+        def write(self, text):
+            raise OSError(errno.EIO, "Input/output error")
+
+    console = Console()
+    console.live = True
+    console.start_bar(100, 0)
+    monkeypatch.setattr(console._bar, "fp", Closed())
+    monkeypatch.setattr(console._bar, "sp", Closed().write)
+    monkeypatch.setattr(sys, "stdout", Closed())
+    console._bar.mininterval = 0
+    for _ in range(3):
+        console.advance(10)
+        console.progress("loss 0.5")
+        console.say("a line")
+    console.close()
 
 
 @pytest.mark.parametrize(

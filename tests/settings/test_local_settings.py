@@ -23,6 +23,14 @@ def test_what_cannot_be_combined_is_refused_with_the_reason(flags):
     settings_of(*flags)
 
 
+def test_madgrad_needs_its_sums_averaged():
+    local = ("--strategy", "local", "--optimizer", "madgrad")
+    assert "add --optimizer_average" in refused(*local)
+    assert "diloco" in refused(*local, "--sync_rule", "diloco", "--optimizer_average")
+    settings_of(*local, "--optimizer_average")
+    settings_of(*local, "--momentum", 0)
+
+
 def test_the_paper_s_names_work():
     settings = settings_of("--strategy", "local", "--power", 3, "--min-h", 8, "--init-h", 2)
     assert (settings.qsr_power, settings.sync_base, settings.sync_init) == (3, 8, 2)

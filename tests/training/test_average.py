@@ -29,6 +29,14 @@ def test_it_equals_its_formula_in_float64():
     assert not any("num_batches" in name for name in average.mean)
 
 
+def test_buffers_that_the_constructor_makes_are_not_saved():
+    """As the masks of a Swin transformer: no plain model could load them."""
+    model = network()
+    model.register_buffer("mask", torch.ones(3), persistent=False)
+    average = Average(model, 0.9)
+    assert average.state_dict().keys() == model.state_dict().keys()
+
+
 def test_a_skipped_step_changes_nothing():
     model = network()
     average = Average(model, 0.5)

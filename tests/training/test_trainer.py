@@ -11,6 +11,7 @@ from toy import CPU, RefuseHostReads, everything, history, loader, make_trainer,
 from utils.errors import UserError
 from utils.models.vit import ViT
 from utils.training.objective import Classification, Precision
+from utils.training.progress import LeftOut
 
 
 def plain_loop(model, data, *, epochs, lr, weight_decay, total, warmup, smoothing):
@@ -203,7 +204,9 @@ def test_a_step_that_is_not_finite_leaves_no_trace(tmp_path, where, optimizer, b
 def test_a_step_that_is_not_finite_stops_the_run_with_advice(tmp_path):
     model = network()
     trainer = make_trainer(tmp_path, model=model, objective=Poisoned(model, {4}), save_steps=2)
-    with pytest.raises(UserError, match=r"step 5: .*--lr 0.05.*--on_nonfinite skip.*of step 4"):
+    with pytest.raises(
+        UserError, match=r"step 5: .*0.05; take a lower --lr.*--on_nonfinite skip.*of step 4"
+    ):
         trainer.fit()
     checkpoint = trainer.saver.store.load()
     assert checkpoint.step == 4
@@ -237,7 +240,18 @@ def test_a_run_with_nothing_but_skipped_steps_stops(tmp_path):
     trainer = make_trainer(
         tmp_path, model=model, objective=objective, on_nonfinite="skip", epochs=50
     )
-    with pytest.raises(UserError, match="not finite"):
+    with pytest.raises(UserError, match=r"the last 100 steps .*not finite") as stop:
+        trainer.fit()
+    assert "--on_nonfinite" not in str(stop.value)
+
+
+def test_a_later_step_is_not_given_the_number_of_the_first_one(tmp_path):
+    """A run that has skipped a step is resumed without --on_nonfinite skip."""
+    model = network()
+    trainer = make_trainer(tmp_path, model=model, objective=Poisoned(model, {9}))
+    trainer.progress.left_out = LeftOut(1, 2)
+    trainer.train_step.guard.left_out.copy_(torch.tensor(trainer.progress.left_out))
+    with pytest.raises(UserError, match=r"^at step 10: "):
         trainer.fit()
 
 

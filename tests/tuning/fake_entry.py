@@ -8,6 +8,7 @@ after each tenth, honours SIGTERM and --resume, and fails like the real ones.
 import json
 import math
 import os
+import shutil
 import sys
 import time
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ class Settings(ImageSettings):
     depth: int = setting(18, "Layers", group="model", low=1)
     crash_above: float = setting(9.0, "Exit code 1 above this rate", group="model")
     memory_above: float = setting(9.0, "Killed above this rate", group="model")
+    early_above: float = setting(9.0, "Out of memory above this rate", group="model")
     out_of_disk: bool = setting(False, "No space", group="model")
 
 
@@ -58,6 +60,9 @@ def train(settings: Settings, origin, signals: Signals) -> None:
         raise RuntimeError("a bug")
     if settings.lr > settings.memory_above:
         os.kill(os.getpid(), 9)
+    if settings.lr > settings.early_above:  # as a run that fails before its first step
+        shutil.rmtree(folder)
+        raise UserError("CUDA is out of memory")
     if settings.out_of_disk:
         raise UserError("no checkpoint of step 1: No space left on device")
     if settings.lr > 0.9:

@@ -155,13 +155,14 @@ def test_failed_trials_do_not_end_the_search(search, tmp_path, lr, trials):
     space.write_text(f"lr: {lr}\n")
     code, _, err = search(
         "--space", space, "--trials", trials, "--sampler", "random", "--confirm", "0",
-        "--crash_above", "1.6", "--memory_above", "1.3",
+        "--crash_above", "1.7", "--memory_above", "1.4", "--early_above", "1.15",
     )  # fmt: skip
     assert code == 0, err
     failures = [row["failure"] for row in rows(tmp_path / "study") if row["state"] == "failed"]
     assert any("not finite" in why for why in failures)
     assert any("killed by signal 9, perhaps for lack of memory" in why for why in failures)
     assert any("exit code 1: RuntimeError: a bug" in why for why in failures)
+    assert any("CUDA is out of memory" in why for why in failures)
     assert all(
         row["state"] != "failed" or float(row["lr"]) > 0.9 for row in rows(tmp_path / "study")
     )

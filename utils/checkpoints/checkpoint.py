@@ -113,6 +113,7 @@ class Checkpoints:
 
     def __init__(self, folder: Path, *, keep: int = 3, warn=print):
         self.folder, self.keep, self.warn = Path(folder), keep, warn
+        self._best_step: int | None = None  # the last best one that was written
 
     def steps(self) -> list[int]:
         """Steps that have a checkpoint, damaged or not, the oldest first."""
@@ -213,7 +214,10 @@ class Checkpoints:
             os.rename(final, old)
         os.rename(aside, final)
         sync_folder(self.folder)
-        self._prune(step, best_step)
+        # One that could not be written, as the disk was full, leaves the best one before it.
+        if best_step is not None and self._path(best_step).is_dir():
+            self._best_step = best_step
+        self._prune(step, self._best_step)
         return final
 
     def adopt(self, other: Path, step: int) -> None:
@@ -223,9 +227,13 @@ class Checkpoints:
         if final.exists() or not (other / final.name).is_dir():
             return
         aside = self._begin(step)
-        for path in (other / final.name).iterdir():
-            write_synced(aside / path.name, path.read_bytes())
-        sync_folder(aside)
+        try:
+            for path in (other / final.name).iterdir():
+                write_synced(aside / path.name, path.read_bytes())
+            sync_folder(aside)
+        except OSError:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
         os.rename(aside, final)
         sync_folder(self.folder)
 

@@ -37,7 +37,8 @@ def temporary_folder(parent: Path) -> Iterator[Path]:
 def remove_abandoned(parent: Path) -> None:
     """Remove temporary folders of killed processes: those whose lock nobody holds."""
     for folder in parent.glob(_TEMPORARY + "*"):
-        with contextlib.suppress(OSError), open(folder / LOCK, "rb") as lock:
+        with contextlib.suppress(OSError), open(folder / LOCK, "r+b") as lock:
+            # NFS grants an exclusive lock only on a file that is open for writing.
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -21,7 +21,7 @@ from utils.errors import UserError
 
 # Ignored by workers, which receive them too from a terminal or a scheduler: the training process
 # needs its workers to finish the step. They end when it does.
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def is_map(images: np.ndarray) -> bool:

@@ -1,9 +1,9 @@
 """The real `Exchange`: collectives of torch.distributed."""
 
 import contextlib
-import datetime
 import itertools
 import json
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,10 +13,11 @@ from torch import Tensor
 
 from utils.distributed import ordered_sum
 from utils.distributed.ordered_sum import Message, Step
+from utils.errors import UserError
 from utils.exchange import Exchange, Rows
 
-# Ranks that wait for a cache wait for as long as building it takes.
-FOREVER = datetime.timedelta(days=30)
+# In seconds, between two looks of a rank that waits for a cache at whether it is there.
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.01, 1.0
 TURNS = itertools.count()  # calls of `in_turn` in this process; names their keys in the store
 
 
@@ -112,21 +113,25 @@ class ProcessExchange(Exchange):
 
     @contextlib.contextmanager
     def in_turn(self) -> Iterator[None]:
-        # By the store, whose waits have their own timeout.
+        # By the store: collectives have a timeout.
         store, name = dist.distributed_c10d._get_default_store(), f"turn/{next(TURNS)}"
         turn = 0 if self.rank == 0 else 1 if self.local_rank == 0 else 2
         firsts = [local == 0 for local in self.gather_json(self.local_rank)]
         members = [1, sum(firsts[1:]), firsts.count(False)]
         for before in range(turn):
             if members[before]:
-                store.wait([f"{name}/{before}/{members[before]}"], FOREVER)
-        yield
+                _wait_for(store, f"{name}/{before}/{members[before]}", f"{name}/failed")
+        try:
+            yield
+        except BaseException:
+            store.set(f"{name}/failed", str(self.rank))
+            raise
         # The last rank of a turn opens the next one.
         done = store.add(f"{name}/{turn}", 1)
         store.set(f"{name}/{turn}/{done}", "")
         for other in range(turn, 3):  # nobody continues before all are done
             if members[other]:
-                store.wait([f"{name}/{other}/{members[other]}"], FOREVER)
+                _wait_for(store, f"{name}/{other}/{members[other]}", f"{name}/failed")
 
     # ---- sharded parameters -------------------------------------------------------------------
 
@@ -149,3 +154,15 @@ class ProcessExchange(Exchange):
         whole = tensor.new_empty(self.size * most, *tensor.shape[1:])
         dist.all_gather_into_tensor(whole, padded, group=self.group)
         return whole[:length]
+
+
+def _wait_for(store: dist.Store, key: str, failed: str) -> None:
+    """Waits for a key of the store, for as long as it takes. Raises UserError once a rank has set
+    `failed`. Not by `store.wait`: it has a timeout, and a signal has no effect before its end."""
+    pause = SHORTEST_PAUSE
+    while not store.check([key]):
+        if store.check([failed]):
+            rank = store.get(failed).decode()
+            raise UserError(f"process {rank} has failed, and its last lines say why")
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE)

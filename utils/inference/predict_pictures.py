@@ -21,6 +21,7 @@ from utils.data.images.loader import Normalize
 from utils.errors import UserError
 from utils.files import reason, written_aside
 from utils.inference.csv_fields import quoted, safe_path, safe_text
+from utils.machine.cores import usable_cores
 from utils.reporting.console import PLAIN_LINE_SECONDS
 from utils.training.evaluation import mean_log_probabilities, mirror
 from utils.training.objective import Precision
@@ -175,7 +176,7 @@ class PictureFiles:
     ):
         self.paths, self.card, self.on_bad = list(paths), card, on_bad
         self.crop_ratio = crop_ratio
-        self.workers = max(1, workers or os.cpu_count() or 1)
+        self.workers = max(1, usable_cores() if workers is None else workers)
         self.pictures = 0
         self.skipped: list[str] = []
 

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from utils.launch.environment import LAUNCH_FOLDER, previous_exit_code
+from utils.launch.signals import stopping_signals
 
 # In seconds: SILENCE without an answer from the rendezvous kills the workers; the agent then has
 # GRACE to end by itself; PROBE lies between two attempts to connect. Together below a minute.
@@ -47,12 +48,15 @@ def run_agent(arguments: list[str], restarts: int, remote: tuple[str, int] | Non
     events = _Events(restarts)
     _quiet_torchrun(events)
     # torchrun installs its own handlers only when it starts the workers.
-    for signum in (signal.SIGINT, signal.SIGTERM):
+    handled = stopping_signals()
+    for signum in handled:
         signal.signal(signum, stop)
     if remote is not None:
         threading.Thread(target=_watch, args=(remote, go_on), daemon=True).start()
     try:
-        torchrun.run(torchrun.parse_args(arguments))
+        # torchrun would also catch a hang-up that is ignored, and end the workers.
+        names = ",".join(each.name for each in handled)
+        torchrun.run(torchrun.parse_args([f"--signals-to-handle={names}", *arguments]))
         return 0
     except SignalException as stopped:
         return 128 + stopped.sigval

@@ -58,8 +58,8 @@ def previous_exit_code() -> int | None:
     if path is None:
         return None
     try:
-        return int(path.read_text())
-    except (FileNotFoundError, ValueError):  # an empty file: it is being written
+        return int(os.readlink(path))
+    except OSError:
         return None
 
 
@@ -70,10 +70,11 @@ def note_exit_code(code: int) -> bool:
     if path is None:
         return True
     try:
-        with path.open("x") as file:
-            file.write(str(code))
-    except OSError:  # another process was first, or the launcher is gone
+        os.symlink(str(code), path)  # at once whole, and possible on a disk that is full
+    except FileExistsError:
         return False
+    except OSError:  # the folder is gone: rather two processes say why than none
+        return True
     return True
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from utils.errors import UserError
 from utils.launch.agent import ended_how, say
 from utils.launch.plan import FIRST_PORT, PORTS, VARIABLES
+from utils.launch.signals import stopping_signals
 
 FOLLOW_STDIN = "LAUNCH_FOLLOWS_STDIN"  # set for the launcher of a node
 # BatchMode: ssh fails where it would ask for a password. ServerAlive: it notices a lost node.
@@ -118,9 +119,9 @@ def node_commands(
 
 
 def run_nodes(hosts: list[Host], commands: list[list[str]], go_on: str) -> int:
-    """Runs the commands until all nodes have ended, and stops the others when one fails; SIGINT and
-    SIGTERM are passed on. Returns the exit code: that of the node that failed first, 1 if it cannot
-    be reached, 128 + n after signal n.
+    """Runs the commands until all nodes have ended, and stops the others when one fails;
+    `stopping_signals` are passed on. Returns the exit code: that of the node that failed first, 1
+    if it cannot be reached, 128 + n after signal n.
 
     The first node's lines are printed as they are, those of others with the node's name.
 
@@ -128,7 +129,7 @@ def run_nodes(hosts: list[Host], commands: list[list[str]], go_on: str) -> int:
         go_on: tells the user how to continue after a failure.
     """
     events: queue.SimpleQueue = queue.SimpleQueue()
-    for signum in (signal.SIGINT, signal.SIGTERM):
+    for signum in stopping_signals():
         signal.signal(signum, lambda signum, frame: events.put((None, signum)))
     # A session of its own: Ctrl-C does not reach ssh, which would cut the connection.
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)

@@ -30,6 +30,7 @@ from utils.launch.hosts import (
 from utils.launch.launchers import refuse_many_launchers
 from utils.launch.network import LOOPBACK, choose_interface, local_address
 from utils.launch.plan import VARIABLES, Plan, read_plan
+from utils.launch.signals import stopping_signals
 from utils.machine.cores import usable_cores
 from utils.reporting.run_folder import default_path, find_run, refuse_run
 from utils.settings.config import DEFAULT, HOST, fields, parse
@@ -71,8 +72,8 @@ def main(argv: list[str]) -> int:
     # PyTorch reads this variable when it is imported. Each of its C++ warnings about a closed
     # connection fills a screen; the launcher and the workers say in one line what has happened.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    signal.signal(signal.SIGTERM, _stop_before_launch)
-    signal.signal(signal.SIGINT, _stop_before_launch)
+    for signum in stopping_signals():
+        signal.signal(signum, _stop_before_launch)
     if os.environ.pop(FOLLOW_STDIN, None):
         follow_stdin()
     try:

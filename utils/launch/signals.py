@@ -1,4 +1,5 @@
-"""Catches SIGINT and SIGTERM, and tells the training loop to finish its step, save and stop."""
+"""Catches the signals that stop a run, and tells the training loop to finish its step, save and
+stop."""
 
 import contextlib
 import os
@@ -14,9 +15,18 @@ REPEATED_SECONDS = 3.0
 AGAIN_SECONDS = 0.01
 
 
+def stopping_signals() -> list[signal.Signals]:
+    """Those that stop a run: SIGINT, SIGTERM, and SIGHUP, which a process gets when its terminal
+    closes, unless that is ignored, as after nohup."""
+    found = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        found.append(signal.SIGHUP)
+    return found
+
+
 class StoppedBySignal(BaseException):
-    """A signal has ended the run, with exit code 130 or 143. `line` says what was saved and how to
-    resume."""
+    """A signal has ended the run, with exit code 129, 130 or 143. `line` says what was saved and
+    how to resume."""
 
     def __init__(self, signum: int, line: str):
         super().__init__(line)
@@ -56,7 +66,7 @@ class AgreedSignal:
 
 
 class Signals:
-    """Catches SIGINT and SIGTERM from its construction on.
+    """Catches `stopping_signals` from its construction on.
 
     Until `defer` is called a signal raises `StoppedBySignal` at once, as this process has trained
     nothing yet; `held` delays that for a block. After `defer` it only sets `received`, which the
@@ -67,7 +77,7 @@ class Signals:
     def __init__(self):
         self.received: int | None = None
         self._deferred = False
-        for signum in (signal.SIGINT, signal.SIGTERM):
+        for signum in stopping_signals():
             signal.signal(signum, self._handle)
         self._unraisable, sys.unraisablehook = sys.unraisablehook, self._raise_again
 

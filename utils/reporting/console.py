@@ -40,12 +40,10 @@ class Console:
         """Prints a line, and adds it to the log with the time."""
         if self.silent:
             return
-        if self._bar is not None:
-            self._bar.clear()
+        self._draw("clear")
         with contextlib.suppress(OSError):  # a closed pipe, as by `| head`: training continues
             print(_printable(line, sys.stdout), flush=True)
-        if self._bar is not None:
-            self._bar.refresh()
+        self._draw("refresh")
         self.log(line)
 
     def log(self, line: str) -> None:
@@ -72,8 +70,7 @@ class Console:
             )  # fmt: skip
 
     def advance(self, samples: int) -> None:
-        if self._bar is not None:
-            self._bar.update(samples)
+        self._draw("update", samples)
 
     def progress(self, text: str) -> None:
         """Shows the latest figures: beside the bar, or as a line now and then."""
@@ -84,9 +81,17 @@ class Console:
             self.say(text)
 
     def end_bar(self) -> None:
+        self._draw("close")
+        self._bar = None
+
+    def _draw(self, action: str, *values) -> None:
+        """Calls this method of the bar, if there is one; training goes on without it when the
+        terminal is closed."""
         if self._bar is not None:
-            self._bar.close()
-            self._bar = None
+            try:
+                getattr(self._bar, action)(*values)
+            except OSError:
+                self._bar = None
 
     def close(self) -> None:
         self.end_bar()

@@ -264,6 +264,8 @@ def _is_finished(run: Run, checkpoint: Checkpoint, total_steps: int, limit: str)
     stopped_early = patience is not None and since >= patience
     if summary.get("status") not in ("finished", "stopped_early"):
         return False
+    if summary["steps"] != step:  # it was extended since, and killed before its test
+        return False
     if step < total_steps and not stopped_early:
         return False
     if step < total_steps:

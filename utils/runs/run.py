@@ -98,6 +98,7 @@ class Run:
         self.exchange = join(self.place, self.device, seconds + 60)
         if self.place.by != TORCHRUN:
             self.place = meet(self.exchange, self.place, self.device, vars(self.settings))
+            os.environ["LOCAL_WORLD_SIZE"] = str(self.place.local_world_size)
         self.watch = Watch(
             self.place.rank,
             self.place.world_size,
@@ -324,4 +325,5 @@ def better_checkpoint_note(checkpoint, folder: Path) -> str:
     best = checkpoint.state["progress"]["best_step"]
     if best in (None, checkpoint.step):
         return ""
-    return f"; best on the validation split: --resume {folder}/checkpoints/step-{best:08}"
+    path = folder / "checkpoints" / f"step-{best:08}"
+    return f"; best on the validation split: --resume {path}" if path.is_dir() else ""

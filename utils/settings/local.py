@@ -133,6 +133,19 @@ class LocalSettings(Config):
         if self.optimizer == "sgd" and self.momentum == 0:
             yield "optimizer_average", "sgd without momentum has no state", "momentum"
 
+    def _check_madgrad(self):
+        # It draws the weights towards its start plus the sums of its gradients.
+        if self.sync_rule == "diloco":
+            raise UserError(
+                "--optimizer madgrad undoes the outer steps of --sync_rule diloco: take another "
+                "optimizer, or --momentum 0"
+            )
+        if not self.optimizer_average:
+            raise UserError(
+                "--optimizer madgrad undoes the averaging of --strategy local unless its sums are "
+                "averaged, too: add --optimizer_average, or --momentum 0"
+            )
+
     def validate(self):
         super().validate()
         if not self.trains_locally:
@@ -154,5 +167,7 @@ class LocalSettings(Config):
             ),
         )
         refuse_beside("--strategy local", others)
+        if self.optimizer == "madgrad" and self.momentum != 0:
+            self._check_madgrad()
         if self.sync_from is not None and self.sync_from > self.epochs:
             raise UserError(f"--sync_from {self.sync_from:g} is beyond --epochs {self.epochs}")

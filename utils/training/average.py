@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from utils.distributed.strategies.base import Strategy
+from utils.distributed.strategies.base import Strategy, saved_buffers
 
 
 class Average:
@@ -25,7 +25,7 @@ class Average:
 
     def __init__(self, model: nn.Module, decay: float, strategy: Strategy | None = None):
         self.strategy, self.decay = strategy or Strategy.of(model), decay
-        tensors = self.strategy.parameters | dict(model.named_buffers())
+        tensors = self.strategy.parameters | saved_buffers(model)
         self.live = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
         self.mean = {name: tensor.detach().clone() for name, tensor in self.live.items()}
 

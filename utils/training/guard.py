@@ -109,13 +109,13 @@ class OnNonFinite:
             )
 
     def report_or_stop(
-        self, new: int, first: int, applied: bool, optimizer, left_out_by: str = ""
+        self, new: int, where: str, applied: bool, optimizer, left_out_by: str = ""
     ) -> None:
         """Called when the host reads the metrics.
 
         Args:
             new: steps that were not applied since the last call.
-            first: the number of the first such step of the run.
+            where: which steps these are, for the error.
             applied: some steps were applied since the last call.
             left_out_by: names who has left them out, where it was not all ranks.
 
@@ -133,11 +133,16 @@ class OnNonFinite:
         last = f"; the last checkpoint is of step {saved[-1]}" if saved else ""
         group = optimizer.param_groups[0]
         lr = group["base_lr"] / group.get("lr_scale", 1.0)
+        if self.policy == "skip":
+            what = f"the last {self._barren_steps} steps had a loss or gradient that is not finite"
+            remedy = "bad data"
+        else:
+            what = "the loss or its gradient is not finite; the step was not applied"
+            remedy = "bad data; --on_nonfinite skip leaves such steps out"
         raise UserError(
-            f"step {first + 1}: {left_out_by}the loss or its gradient is not finite; the step was "
-            f"not applied. Likely causes: a learning rate that is too high (--lr {lr:g}: lower it, "
-            "add --warmup_epochs or --clip 1), fp16 (take --precision bf16), bad data; "
-            f"--on_nonfinite skip leaves such steps out{last}"
+            f"{where}: {left_out_by}{what}. Likely causes: a learning rate that is too high "
+            f"({lr:g}; take a lower --lr, add --warmup_epochs or --clip 1), fp16 (take "
+            f"--precision bf16), {remedy}{last}"
         )
 
 

@@ -343,12 +343,14 @@ class Trainer:
         sums, left_out = train_step.read_sums()
         self.on_nonfinite.check_scale(train_step.loss_scale, progress.step)
         newly_left_out = left_out.steps - progress.left_out.steps
+        known = progress.left_out.steps == 0  # which step it was: `first` is that of the whole run
         progress.left_out = left_out
         if newly_left_out:
+            where = f"step {left_out.first + 1}" if known else f"at step {progress.step}"
             applied = sums["samples"] > 0
             self.on_nonfinite.report_or_stop(
                 newly_left_out,
-                left_out.first,
+                where,
                 applied,
                 train_step.optimizer,
                 train_step.left_out_by,

@@ -1,5 +1,6 @@
 """Parquet files of pictures, as the hub has them."""
 
+import fcntl
 import json
 import os
 import sys
@@ -164,6 +165,23 @@ def test_only_a_file_that_has_changed_is_unpacked_again(tmp_path, monkeypatch):
     assert len(load("parquet", folder).train) == 3
     assert read == ["train-00000-of-00001.parquet"]
     assert len(list(unpacked.glob("*.tar"))) == 2 and not list(unpacked.glob(".writing*"))
+
+
+def test_files_that_another_process_reads_are_kept(tmp_path):
+    """A node whose own files lie in the same place as another one's."""
+    folder, rows = tmp_path / "set", [(png(i), i % 2) for i in range(4)]
+    write_source("parquet", folder, {"train": rows, "test": rows[:2]})
+    load("parquet", folder)
+    (unpacked,) = (tmp_path / "cache").glob("parquet-*")
+    here = set(unpacked.glob("*.tar"))
+    with open(unpacked / parquet.IN_USE, "rb") as other:
+        fcntl.flock(other, fcntl.LOCK_SH)
+        write_source("parquet", folder, {"train": rows[:3], "test": rows[:2]})
+        assert len(load("parquet", folder).train) == 3
+        assert here < set(unpacked.glob("*.tar"))
+    write_source("parquet", folder, {"train": rows[:2], "test": rows[:2]})
+    load("parquet", folder)
+    assert len(list(unpacked.glob("*.tar"))) == 2
 
 
 def test_there_must_be_room(tmp_path, monkeypatch):

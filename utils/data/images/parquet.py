@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import json
 import os
@@ -46,7 +47,8 @@ from utils.files import reason, sync_folder, written_aside
 VERSION = 1  # of unpacking; part of the names of unpacked files
 ROWS_AT_ONCE = 64
 HEADERS = 2048  # bytes that a tar file needs for a sample, besides the picture
-LOCK = ".lock"
+LOCK = ".lock"  # held by a process that unpacks
+IN_USE = ".in-use"  # locked by all processes that read unpacked files
 # Types of columns.
 PICTURE = re.compile(r"^(large_)?binary$|^struct<(.*, )?bytes: (large_)?binary[,>]")
 LABEL = re.compile(r"^u?int\d+$")
@@ -219,12 +221,14 @@ def _unpack_all(
     folder = Path(os.path.abspath(cache_dir)) / f"parquet-{place}"
     files = [name for split in names.values() for name in split]
     unpacked = {name: folder / _unpacked_name(root, name, columns) for name in files}
+    use = _use(folder)
     if all(path.exists() for path in unpacked.values()):
         return unpacked
     with _held(folder):
-        wanted = {LOCK, *(path.name for path in unpacked.values())}
+        wanted = {LOCK, IN_USE, *(path.name for path in unpacked.values())}
+        alone = _is_only_user(use)
         for path in folder.iterdir():  # of files that have changed, or of a killed process
-            if path.name not in wanted:
+            if path.name not in wanted and (alone or path.name.startswith(".writing-")):
                 path.unlink()
         todo = [name for name in files if not unpacked[name].exists()]
         _check_space(folder, root, todo)
@@ -238,6 +242,32 @@ def _unpacked_name(root: Path, name: str, columns: Columns) -> str:
     what = [VERSION, name, state.st_size, state.st_mtime_ns, columns.image, columns.label]
     key = hashlib.sha256(json.dumps(what).encode()).hexdigest()
     return f"{Path(name).stem}-{key[:16]}.tar"
+
+
+@functools.cache
+def _use(folder: Path) -> int | None:
+    """Locks the folder until this process ends, so that no other one deletes the unpacked files
+    that this one reads, such as a process on another machine with other files in the same place.
+    Returns the descriptor of the lock; None: the folder has none."""
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        use = os.open(folder / IN_USE, os.O_RDWR | os.O_CREAT, 0o666)
+        fcntl.flock(use, fcntl.LOCK_SH)
+        return use
+    return None
+
+
+def _is_only_user(use: int | None) -> bool:
+    """Whether no other process uses the folder."""
+    if use is None:
+        return False
+    try:
+        fcntl.flock(use, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        fcntl.flock(use, fcntl.LOCK_SH)
+    return True
 
 
 @contextlib.contextmanager

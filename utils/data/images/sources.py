@@ -7,12 +7,12 @@ splits may be any kind of `PictureSplit`; those here are decoded arrays (decoded
 from __future__ import annotations
 
 import importlib
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from utils.errors import UserError
+from utils.machine.cores import usable_cores
 
 if TYPE_CHECKING:
     import numpy as np
@@ -162,7 +162,7 @@ def load_image_data(
         raise UserError(f"--test_fraction must lie between 0 and 1, not {test_fraction}")
     module, function = IMAGE_DATASETS[name].split(":")
     load: PictureSource = getattr(importlib.import_module(module), function)
-    workers = max(1, workers or os.cpu_count() or 1)
+    workers = max(1, usable_cores() if workers is None else workers)
     data = load(
         data_dir=Path(data_dir),
         cache_dir=Path(cache_dir),

@@ -19,6 +19,12 @@ from utils.model_tensors import ModelTensors
 from utils.settings.strategies import STRATEGIES
 
 
+def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """The buffers that belong to the model's state, by name; its constructor makes the others."""
+    saved = model.state_dict()
+    return {name: buffer for name, buffer in model.named_buffers() if name in saved}
+
+
 class Strategy(ModelTensors):
     """One process, no communication. Other strategies override what differs.
 

@@ -12,7 +12,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from utils.distributed.strategies.base import Synchronous
+from utils.distributed.strategies.base import Synchronous, saved_buffers
 from utils.exchange import Rows
 from utils.models.parts import blocks_of
 
@@ -66,7 +66,7 @@ class FSDP(Synchronous):
         return self._rows_of[parameter]
 
     def tensors(self) -> dict[str, Tensor]:
-        return self.parameters | dict(self.model.named_buffers())
+        return self.parameters | saved_buffers(self.model)
 
     def weights_changed(self) -> None:
         # FSDP keeps the outermost layers whole from the forward to the backward pass. After an
