@@ -92,6 +92,10 @@ class Settings(ImageSettings):
     def published_weights(self) -> tuple[str, str] | None:
         return None if self.model == OWN or ":" in self.model else ("timm", self.model)
 
+    @property
+    def heads_of_vit(self) -> int | None:
+        return self.heads if self.model == OWN else None
+
     def ineffective(self):
         yield from super().ineffective()
         if self.model != OWN:

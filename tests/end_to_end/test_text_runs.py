@@ -191,7 +191,9 @@ def test_predictions_and_exports_answer_as_the_model_does(run, own_texts):
     assert all(torch.equal(exported[name], kept[name]) for name in kept)
     # Weights come with their tokenizer; a head for other classes is a new one.
     assert "their own tokenizer" in run(*HEADLINES, "--pretrained", "run")[2]
-    assert run("--config", "run/config.yaml", "--pretrained", "run", "--eval_only")[0] == 0
+    again = ("--config", "run/config.yaml", "--pretrained", "run", "--eval_only")
+    assert run(*again)[0] == 0
+    assert "were trained with --clean_text; give that too" in run(*again, "--no_clean_text")[2]
     for source in ("run", "run/export/model.safetensors"):
         for name, other in (("heads", "4"), ("pooling", "mean")):
             code, _, error = run(

@@ -145,6 +145,17 @@ def test_the_model_is_used(works):
     assert all(torch.equal(exported[name], kept[name]) for name in kept)
 
 
+def test_what_the_shapes_of_weights_do_not_show(works, fails):
+    works(*VIT, "--output", "first")
+    given = (*VIT, "--pretrained", "first", "--eval_only")
+    assert "trained with --heads 2; give that too" in fails(*given, "--heads", "4")
+    line = fails(*given, "--pooling", "mean")
+    assert "cls_token" in line and line.endswith("train with --pooling cls")
+    works(*VIT, "--pooling", "mean", "--output", "second")
+    line = fails(*VIT, "--pretrained", "second")
+    assert "cls_token" in line and line.endswith("train with --pooling mean")
+
+
 def test_faults(works, fails):
     """As in test_faults.py: the loss, a checkpoint, and changes that a resumed run cannot have."""
     works(*VIT, "--save_every", 1, "--output", "run")

@@ -33,6 +33,19 @@ def test_weights_give_the_figures_of_their_run(run_resnet, capsys):
     assert "none.pth has no head" in capsys.readouterr().err
 
 
+def test_a_file_within_a_checkpoint_stands_for_it(run_resnet, capsys):
+    """With its normalisation, and with the averaged weights if there are any."""
+    flags = f"{FLAGS} --max_steps 3 --lr 0.01 --ema_decay 0.5 --output run"
+    assert run_resnet(flags) == 0
+    (file,) = Path("run/checkpoints").glob("*/model.safetensors")
+    figures = []
+    for source in ("--resume run", f"{FLAGS} --pretrained {file}"):
+        capsys.readouterr()
+        assert run_resnet(f"{source} --eval_only") == 0
+        figures.append(capsys.readouterr().out.splitlines()[-1].partition(": ")[2])
+    assert figures[0] == figures[1]
+
+
 def test_without_weights_a_run_or_weights_are_asked_for(run_resnet, capsys):
     assert run_resnet(f"{FLAGS} --eval_only") == 2
     assert "by --resume RUN, or its weights by --pretrained" in capsys.readouterr().err

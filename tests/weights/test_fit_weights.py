@@ -34,6 +34,52 @@ def test_head_of_another_size_stays_fresh(change, says):
     assert torch.equal(model.bn1.running_var, trained()["bn1.running_var"])
 
 
+def of_classes(*names: str) -> Pretrained:
+    """Weights of a run on these classes."""
+    card = ModelCard(names, (0.5,) * 3, (0.2,) * 3, 8, 8, 3)
+    return Pretrained(trained(classes=len(names)), "run", card=card)
+
+
+def test_a_head_of_the_same_classes_is_sorted():
+    weights, model, said = of_classes("ant", "bee", "cat"), resnet(classes=3), []
+    fit_weights(model, weights, said.append, True, ("cat", "ant", "bee"))
+    assert said == ["run: the head's classes are sorted as those of the data"]
+    for name in ("fc.weight", "fc.bias"):
+        assert torch.equal(model.state_dict()[name], weights.tensors[name][[2, 0, 1]])
+    fit_weights(model, weights, said.append, True, ("ant", "bee", "cat"))
+    assert torch.equal(model.fc.weight, weights.tensors["fc.weight"]) and len(said) == 1
+
+
+def test_a_head_of_as_many_other_classes_stays_fresh():
+    weights, model, said = of_classes("ant", "bee", "cat"), resnet(classes=3), []
+    fresh = model.fc.weight.clone()
+    fit_weights(model, weights, said.append, False, ("ant", "bee", "dog"))
+    assert said == ["run: head of 3 other classes, such as 'cat', replaced by one of 3"]
+    assert torch.equal(model.fc.weight, fresh)
+    with pytest.raises(UserError, match="trained for other classes, such as 'cat', and"):
+        fit_weights(model, weights, said.append, True, ("ant", "bee", "dog"))
+
+
+def test_classes_may_have_other_names():
+    weights, model, said = of_classes("0", "1", "2"), resnet(classes=3), []
+    fit_weights(model, weights, said.append, True, ("ant", "bee", "cat"))
+    assert len(said) == 1 and "other names, such as '0'" in said[0]
+    assert torch.equal(model.fc.weight, weights.tensors["fc.weight"])
+
+
+def test_names_that_begin_like_those_of_a_wrapper():
+    """A model of the user's own, with an attribute `model`: files lose that prefix."""
+
+    class Own(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = torch.nn.Linear(3, 2)
+
+    own, tensors = Own(), {"weight": torch.ones(2, 3), "bias": torch.ones(2)}
+    fit_weights(own, pretrained(tensors))
+    assert torch.equal(own.model.weight, tensors["weight"])
+
+
 def gray(model: ResNet) -> ResNet:
     model.conv1 = torch.nn.Conv2d(1, 4, 3, padding=1, bias=False)
     return model

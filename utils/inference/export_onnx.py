@@ -41,7 +41,7 @@ def export_onnx(
     Input for texts, "ids": (batch, length) int64, up to `max_len` tokens: the class token first,
     the tokenizer's padding at the end. Output "probabilities": (batch, classes) float32. The batch
     may have any size. The metadata holds `architecture` and, as JSON, `classes` with `mean` and
-    `std` (pictures) or with `max_len` and `clean` (texts).
+    `std` (pictures) or with `max_len`, `clean` and `line_end` (texts).
 
     `onnx.checker` checks the graph. ONNX Runtime where it is installed, else onnx.reference for a
     small model, computes probabilities of random inputs, which are compared with PyTorch's.

@@ -61,7 +61,7 @@ class TextSamples:
     """
 
     name, output = "ids", "probabilities"
-    what, metadata = "texts", ("classes", "max_len", "clean")
+    what, metadata = "texts", ("classes", "max_len", "clean", "line_end")
 
     def __init__(self, size: int, pad: int, max_len: int):
         self.size, self.pad, self.max_len = size, pad, max_len

@@ -31,6 +31,7 @@ def predict_texts(
     device: torch.device,
     on_bad: str = "error",
     interrupted: Callable[[], bool] = lambda: False,
+    say: Callable[[str], None] = lambda line: None,
 ) -> int | None:
     """Writes `output_csv`, in UTF-8, with a row for each text of the file `path`, in its order: the
     number of its line, the text as the model reads it, the most probable class, and the probability
@@ -45,6 +46,7 @@ def predict_texts(
         text_columns: names or numbers (from 1); None: guessed.
         on_bad: "error" or "skip", for rows without a text.
         interrupted: called before every batch.
+        say: is given a line on columns that were guessed, and on rows that are left out.
 
     Returns:
         the number of texts; None if `interrupted()` became true, in which case no file is written.
@@ -52,7 +54,9 @@ def predict_texts(
     Raises:
         UserError: the file or a row of it cannot be used, or an answer is not a number.
     """
-    rows = read_texts(path, text_columns or (), on_bad, card.clean, card.classes)
+    rows = read_texts(
+        path, text_columns or (), on_bad, card.clean, card.classes, card.line_end, say
+    )
     tokenizer = tokenizer_from_json(card.tokenizer)
     training = model.training
     model.eval()

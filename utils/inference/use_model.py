@@ -92,6 +92,7 @@ def predict_rows(run: Run, model, card: TextCard, output: Path) -> int | None:
         device=run.device,
         on_bad=settings.on_bad,
         interrupted=run.interrupted,
+        say=run.console.say,
     )
 
 

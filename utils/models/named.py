@@ -201,21 +201,22 @@ def arguments_of(text: str | None) -> dict[str, object]:
 def convert_weights(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Weights for the same architecture from elsewhere, as `model` takes them: its own method
     `convert_weights` or, for a model of timm, timm's function brings them under its names and to
-    the size of its pictures; without either, they are returned as they are."""
+    the size of its pictures. Without either, and where timm fails with weights of another
+    architecture, they are returned as they are."""
     if hasattr(model, "convert_weights"):
         return model.convert_weights(tensors)
     home = sys.modules[type(model).__module__]
     if not home.__name__.startswith("timm."):
         return tensors
-    if home.__name__ == "timm.models.vision_transformer":
-        from utils.models.vit import vit_weights
+    from utils.models.vit import by_timm, vit_weights
 
+    if home.__name__ == "timm.models.vision_transformer":
         return vit_weights(model, tensors)
     converter = next((getattr(home, n) for n in CONVERTERS if hasattr(home, n)), None)
     if converter is None:
         return tensors
     takes_model = len(inspect.signature(converter).parameters) > 1
-    return converter(tensors, model) if takes_model else converter(tensors)
+    return by_timm(converter, tensors, *[model] * takes_model)
 
 
 def _value(word: str) -> object:

@@ -7,11 +7,12 @@ arXiv:2205.01580.
 """
 
 import re
+from collections.abc import Callable
 
 from timm.layers import build_sincos2d_pos_embed
 from timm.models import VisionTransformer
 from timm.models.vision_transformer import checkpoint_filter_fn
-from torch import Tensor
+from torch import Tensor, nn
 
 POSITIONS = ("learned", "sincos")
 POOLINGS = ("cls", "mean")
@@ -101,13 +102,31 @@ class ViT(VisionTransformer):
         tensors = vit_weights(self, tensors)
         return tensors if self.pos_embed.requires_grad else tensors | {"pos_embed": self.pos_embed}
 
+    def flags_for(self, tensors: dict[str, Tensor]) -> list[str]:
+        """The flag by which the model would have, or not have, a class token as `tensors` do; empty
+        if that is not the difference."""
+        if ("cls_token" in tensors) == self.has_class_token:
+            return []
+        return ["--pooling mean"] if self.has_class_token else ["--pooling cls"]
+
 
 def vit_weights(model: VisionTransformer, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Weights of a ViT by timm, torchvision or others that timm knows, as `model` takes them:
     under timm's names, positions and patches resampled to its pictures' and patches' size."""
     if "encoder.pos_embedding" in tensors:
         tensors = {_from_torchvision(name): tensor for name, tensor in tensors.items()}
-    return checkpoint_filter_fn(tensors, model)
+    if "pos_embed" in tensors and ("cls_token" in tensors) != model.has_class_token:
+        return tensors  # of another pooling: they do not fit
+    return by_timm(checkpoint_filter_fn, tensors, model)
+
+
+def by_timm(convert: Callable, tensors: dict[str, Tensor], *model: nn.Module) -> dict[str, Tensor]:
+    """What a function of timm makes of weights; themselves where it fails, as with weights of
+    another architecture."""
+    try:
+        return convert(tensors, *model)
+    except (RuntimeError, KeyError, ValueError, AssertionError):
+        return tensors
 
 
 def _from_torchvision(name: str) -> str:

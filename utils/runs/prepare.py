@@ -61,7 +61,9 @@ def prepare_model(
     if run.device.type == "cuda" and settings.action.trains and run.leads:
         flops = forward_flops(model, task.usual_sample())
     if pretrained is not None:
-        fit_weights(model, pretrained, run.console.say, with_head=not settings.action.trains)
+        fit_weights(
+            model, pretrained, run.console.say, not settings.action.trains, task.card.classes
+        )
     model.to(run.device)
     freeze = None
     if settings.freeze_backbone:

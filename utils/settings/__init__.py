@@ -45,6 +45,7 @@ class ImageSettings(PictureSettings, TrainSettings):
     # with which there are some, for the message.
     published_weights: ClassVar[tuple[str, str] | None] = None
     published_for: ClassVar[str] = ""
+    heads_of_vit: ClassVar[int | None] = None  # of our ViT, as its weights do not show them
 
 
 @dataclass

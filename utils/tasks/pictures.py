@@ -111,7 +111,8 @@ def load_image_task(
         console.say(f"note: {files} passed over")
     normalisation = source and source.normalisation(channels)
     mean, std = normalisation or (data.mean, data.std)
-    card = ModelCard(tuple(data.classes), mean, std, *data.test.shape)  # as the model is used
+    shape = data.test.shape  # as the model is used
+    card = ModelCard(tuple(data.classes), mean, std, *shape, settings.heads_of_vit)
     decoding = _decoding(settings, train, data.test, device, console)
     pool, auto = decoding.pool, auto_split(settings, train.labels)
 
@@ -295,6 +296,13 @@ class Pictures(Kind):
         return load_imagenet(name, settings.pretrained, None if settings.action.trains else say)
 
     def load_task(self, run, card, pretrained) -> ImageTask:
+        ours = self.settings.heads_of_vit
+        theirs = pretrained and pretrained.card and pretrained.card.heads
+        if ours is not None and theirs not in (None, ours):
+            raise UserError(
+                f"--pretrained {self.settings.pretrained}: its weights were trained with --heads "
+                f"{theirs}; give that too"
+            )
         return run.close_at_end(
             load_image_task(
                 self.settings,

@@ -8,6 +8,7 @@ import torch
 
 from utils.data.texts.cache import load_tokenized
 from utils.data.texts.loader import TextLoader
+from utils.data.texts.published_csv import line_end_of
 from utils.data.texts.rows import column_names
 from utils.data.texts.sources import TextRequest
 from utils.data.texts.token_store import TokenizedData, TokenSplit
@@ -70,6 +71,7 @@ def load_text_task(
         settings.max_len,
         settings.heads,
         settings.pooling,
+        line_end_of(settings.dataset),
     )
     auto = auto_split(settings, data.train.labels)
     train = _loader(
@@ -164,9 +166,14 @@ class Texts(Kind):
 
     def load_task(self, run, card, pretrained) -> TextTask:
         settings = self.settings
-        if pretrained is not None and pretrained.texts is not None:
-            card = pretrained.texts
+        if pretrained is not None and isinstance(pretrained.card, TextCard):
+            card = pretrained.card
             check_belongs(settings, run.origin, card)
+        elif pretrained is not None and settings.tokenizer_is_trained:
+            run.console.say(
+                f"note: {pretrained.source_text} comes without a tokenizer: give the one that it "
+                "was trained with by --tokenizer"
+            )
         tokenizer = None  # as the settings say
         if settings.pretrained or not settings.tokenizer_is_trained:
             tokenizer = card and card.tokenizer
@@ -198,3 +205,9 @@ def check_belongs(settings, origin: dict, card: TextCard) -> None:
                 f"--pretrained {settings.pretrained}: its weights were trained with --{name} "
                 f"{theirs}; give that too"
             )
+    if card.clean != settings.clean_text and not settings.action.trains:
+        flag = "--clean_text" if card.clean else "--no_clean_text"
+        raise UserError(
+            f"--pretrained {settings.pretrained}: its weights were trained with {flag}; give that "
+            "too"
+        )

@@ -9,6 +9,7 @@ class ModelCard:
     """The card of a classifier of pictures: the names of its outputs, and the form of its inputs.
 
     `mean` and `std` are per channel, of pixels scaled to 0..1; `height` and `width` are in pixels.
+    `heads` are those of our ViT, as the shapes of its weights do not show them; None: unknown.
     Raises ValueError for values that no model can have.
     """
 
@@ -18,6 +19,7 @@ class ModelCard:
     height: int
     width: int
     channels: int  # 3: RGB, 1: gray
+    heads: int | None = None
 
     def __post_init__(self) -> None:
         if not self.classes or not all(isinstance(name, str) for name in self.classes):
@@ -50,7 +52,8 @@ class ModelCard:
         for name, entries in lists.items():
             if not isinstance(entries, (list, tuple)):
                 raise ValueError(f"{name} must be a list, not {entries!r}")
-        return cls(**{name: tuple(entries) for name, entries in lists.items()}, **numbers)
+        tuples = {name: tuple(entries) for name, entries in lists.items()}
+        return cls(**tuples, **numbers, heads=values.get("heads"))
 
     def normalisation(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
         """(mean, std), or None if the model takes pictures of another number of channels."""
@@ -68,7 +71,9 @@ class TextCard:
     `tokenizer` is the JSON of the `tokenizers` library, `clean` whether texts are cleaned before
     they are tokenized (utils/data/texts/clean.py), `max_len` the most tokens that are read of a
     text. `heads` and `pooling` are settings of the model that the shapes of its weights do not
-    show; None: unknown. Raises ValueError for values that no model can have.
+    show; None: unknown. `line_end` is how the files of the data set write the end of a line within
+    a text, which cleaning takes for a space; None: as it is. Raises ValueError for values that no
+    model can have.
     """
 
     classes: tuple[str, ...]  # in the order of the logits
@@ -77,6 +82,7 @@ class TextCard:
     max_len: int
     heads: int | None = None
     pooling: str | None = None
+    line_end: str | None = None
 
     def __post_init__(self) -> None:
         if not self.classes or not all(isinstance(name, str) for name in self.classes):
@@ -91,7 +97,8 @@ class TextCard:
         """From `to_dict`; other keys are ignored. Raises ValueError."""
         try:
             classes, *others = (values[n] for n in ("classes", "tokenizer", "clean", "max_len"))
-            return cls(tuple(classes), *others, values.get("heads"), values.get("pooling"))
+            optional = (values.get(name) for name in ("heads", "pooling", "line_end"))
+            return cls(tuple(classes), *others, *optional)
         except KeyError as error:
             raise ValueError(f"{error.args[0]} is missing") from None
         except TypeError:

@@ -4,7 +4,7 @@
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from utils.errors import UserError
 from utils.models.named import convert_weights
 from utils.models.parts import heads_of
 from utils.weights.card import ModelCard, TextCard, card_of
-from utils.weights.files import read_pth, read_safetensors
+from utils.weights.files import PREFIXES, read_pth, read_safetensors
 
 PICKLED = (".pth", ".pt", ".bin")
 # Weights in a folder of the Hugging Face hub, the best first.
@@ -41,7 +41,12 @@ class Pretrained:
     source_text: str  # for messages
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
-    texts: TextCard | None = None  # None: a model of pictures, or unknown
+    card: ModelCard | TextCard | None = None  # of a run or an exported file
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """In the order of the head's outputs; empty: unknown."""
+        return self.card.classes if self.card else ()
 
     def normalisation(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
         """(mean, std) for pictures of `channels`; for gray ones the average over the colours."""
@@ -58,7 +63,8 @@ def load_pretrained(source: str | Path, say: Callable = print) -> Pretrained:
     - the folder of a run: its best checkpoint if it has a validation split, else its newest;
     - the folder of a checkpoint;
     - a model's folder from the Hugging Face hub, with config.json, or that in the hub's cache;
-    - a `.safetensors` file, or a `.pth`, `.pt` or `.bin` file of PyTorch.
+    - a `.safetensors` file, or a `.pth`, `.pt` or `.bin` file of PyTorch; one within a checkpoint
+      stands for its folder.
 
     Of a checkpoint, the averaged weights are read if there are any.
 
@@ -77,6 +83,8 @@ def load_pretrained(source: str | Path, say: Callable = print) -> Pretrained:
             f"--pretrained {source}: there is no such file or folder; give a file of "
             "weights, the folder of a run or, for pictures, imagenet"
         )
+    if path.suffix == ".safetensors" and (path.parent / STATE).is_file():
+        return _from_folder(path.parent, say)
     if path.suffix == ".safetensors":
         tensors, card = read_safetensors(path)
         return _with_card(tensors, str(path), card)
@@ -90,50 +98,38 @@ def load_pretrained(source: str | Path, say: Callable = print) -> Pretrained:
 
 
 def fit_weights(
-    model: nn.Module, pretrained: Pretrained, say: Callable = print, with_head: bool = False
+    model: nn.Module,
+    pretrained: Pretrained,
+    say: Callable = print,
+    with_head: bool = False,
+    classes: Sequence[str] = (),
 ) -> None:
     """Copies `pretrained` into `model`, or nothing if it does not fit.
 
     Weights under other names, or for pictures of another size, are converted where the model or
-    timm knows how (`convert_weights` in utils/models/named.py). Two more differences are allowed,
-    with a note to `say`. If the file's head has another shape or is missing, the model's head stays
-    as it is. If the first convolution takes 3 colours and the model gray pictures, it is summed
-    over the colours, which gives the same output for a gray picture (as in timm:
-    `adapt_input_conv` in timm/models/_manipulate.py). Tensors of another dtype are converted.
+    timm knows how (`convert_weights` in utils/models/named.py). More differences are allowed, with
+    a note to `say`. If the file's head is for other classes or is missing, the model's head stays
+    as it is; if it has the same classes in another order, it is sorted. If the first convolution
+    takes 3 colours and the model gray pictures, it is summed over the colours, which gives the same
+    output for a gray picture (as in timm: `adapt_input_conv` in timm/models/_manipulate.py).
+    Tensors of another dtype are converted.
 
     Args:
         model: it may have `flags_for(tensors)`: the changes, mostly flags, by which its parameters
             would have the shapes of `tensors`; an empty list if they cannot be determined, None if
             no model of its class has those shapes.
         with_head: the head must fit, too, as nothing trains it.
+        classes: of the data, in the order of the model's outputs; empty: only their number counts.
 
     Raises:
         UserError: any other tensor is missing, superfluous or of another shape, or values are not
             finite.
     """
     state = model.state_dict()  # shares the memory of the model
-    tensors = dict(pretrained.tensors)
+    tensors = {_own_name(name, state): tensor for name, tensor in pretrained.tensors.items()}
     if _shapes(state) != _shapes(tensors):
         tensors = convert_weights(model, tensors)
-    notes = []
-    for head in heads_of(model):
-        ours, theirs = _part(state, head), _part(tensors, head)
-        if _shapes(ours) == _shapes(theirs):
-            continue
-        classes = len([*ours.values()][-1])
-        if with_head:
-            has = f"has {len([*theirs.values()][-1])} classes" if theirs else "has no head"
-            raise UserError(
-                f"{pretrained.source_text} {has}, and the data have {classes}: without training "
-                "only weights for the same classes can be evaluated"
-            )
-        if not theirs:
-            notes.append(f"there is no head: one of {classes} classes starts untrained")
-        else:
-            before = len([*theirs.values()][-1])
-            notes.append(f"head of {before} classes replaced by one of {classes}")
-        state = {name: tensor for name, tensor in state.items() if name not in ours}
-        tensors = {name: tensor for name, tensor in tensors.items() if name not in theirs}
+    state, tensors, notes = _fit_heads(model, state, tensors, pretrained, with_head, tuple(classes))
     first = _first_convolution(model)
     if first in tensors and first in state:
         weight, wanted = tensors[first], state[first].shape
@@ -146,6 +142,60 @@ def fit_weights(
             state[name].copy_(tensor)  # keeps its dtype, device and memory format
     for note in notes:
         say(f"{pretrained.source_text}: {note}")
+
+
+def _fit_heads(
+    model: nn.Module,
+    state: dict[str, Tensor],
+    tensors: dict[str, Tensor],
+    pretrained: Pretrained,
+    with_head: bool,
+    classes: tuple[str, ...],
+) -> tuple[dict[str, Tensor], dict[str, Tensor], list[str]]:
+    """(`state` and `tensors` without the heads that stay as they are, notes); see `fit_weights`."""
+    other = next((name for name in pretrained.classes if name not in classes), None)
+    overlap = any(name in classes for name in pretrained.classes)
+    notes = []
+    for head in heads_of(model):
+        ours, theirs = _part(state, head), _part(tensors, head)
+        fits = _shapes(ours) == _shapes(theirs)
+        if fits and not (other and overlap):
+            if classes and other:
+                notes.append(
+                    f"its classes have other names, such as {other!r}: taken for those of the "
+                    "data, in their order"
+                )
+            elif overlap and pretrained.classes != classes:
+                rows = [pretrained.classes.index(name) for name in classes]
+                layer = [*ours][-1].rpartition(".")[0]
+                tensors |= {name: t[rows] for name, t in _part(tensors, layer).items()}
+                notes.append("the head's classes are sorted as those of the data")
+            continue
+        count = len([*ours.values()][-1])
+        if with_head:
+            has = f"has {len([*theirs.values()][-1])} classes" if theirs else "has no head"
+            has = f"was trained for other classes, such as {other!r}" if fits else has
+            raise UserError(
+                f"{pretrained.source_text} {has}, and the data have {count}: without training "
+                "only weights for the same classes can be evaluated"
+            )
+        if not theirs:
+            notes.append(f"there is no head: one of {count} classes starts untrained")
+        else:
+            before = len([*theirs.values()][-1])
+            which = f"{before} other classes, such as {other!r}," if fits else f"{before} classes"
+            notes.append(f"head of {which} replaced by one of {count}")
+        state = {name: tensor for name, tensor in state.items() if name not in ours}
+        tensors = {name: tensor for name, tensor in tensors.items() if name not in theirs}
+    return state, tensors, notes
+
+
+def _own_name(name: str, state: dict[str, Tensor]) -> str:
+    """The name in `state`, whose own names may begin as those that a wrapper adds and
+    `read_safetensors` and `read_pth` take away."""
+    if name in state:
+        return name
+    return next((prefix + name for prefix in PREFIXES if prefix + name in state), name)
 
 
 def _part(tensors: dict[str, Tensor], module: str) -> dict[str, Tensor]:
@@ -278,6 +328,5 @@ def _from_hub_folder(path: Path) -> Pretrained:
 def _with_card(
     tensors: dict[str, Tensor], source: str, card: ModelCard | TextCard | None
 ) -> Pretrained:
-    if isinstance(card, TextCard):
-        return Pretrained(tensors, source, texts=card)
-    return Pretrained(tensors, source, card and card.mean, card and card.std)
+    mean, std = (card.mean, card.std) if isinstance(card, ModelCard) else (None, None)
+    return Pretrained(tensors, source, mean, std, card)

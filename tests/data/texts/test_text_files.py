@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from utils.data.texts.files import read_table
+from utils.data.texts.published_csv import ESCAPED
 from utils.data.texts.rows import read_samples, read_texts
 from utils.data.texts.sources import TextRequest, open_text_data
 from utils.errors import UserError
@@ -192,7 +193,12 @@ def test_texts_to_classify(write):
         (2, "they met"),
     ]
     assert read_texts(write("7,x y,z\n"), text_columns=["3"]) == [(1, "z")]
-    assert read_texts(write("1,<b>\n2,a b\n"), on_bad="skip") == [(2, "a b")]
+    said = []
+    read = read_texts(write("1,<b>\n2,a b\n"), on_bad="skip", say=said.append)
+    assert read == [(2, "a b")]
+    assert said[-1].endswith("1 bad row left out, in line 1, which has no text (after cleaning)")
+    reviews = write('"good food\\n\\nwould go"\n')
+    assert read_texts(reviews, line_end=ESCAPED) == [(1, "good food would go")]
     refused(write("1,<b>\n2,a b\n"), "line 1 has no text", "--on_bad skip", read=read_texts)
     refused(write("\n\n", "x.txt"), "no text to classify", read=read_texts)
     refused(

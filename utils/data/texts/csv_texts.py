@@ -10,7 +10,7 @@ import numpy as np
 
 from utils.data.splits import TEST_SEED, stratified_split
 from utils.data.texts.files import file_kind
-from utils.data.texts.rows import Samples, read_samples
+from utils.data.texts.rows import Samples, left_out, read_samples
 from utils.data.texts.sources import TextData, TextRequest, Texts, TextSource, text_fingerprint
 from utils.errors import UserError
 
@@ -154,11 +154,7 @@ def notes_of(samples: dict[str, Samples]) -> list[str]:
         if part.note:
             notes.append(part.note)
         if part.problems:
-            (line, problem), count = part.problems[0], len(part.problems)
-            rows = (
-                "1 bad row left out," if count == 1 else f"{count:,} bad rows left out, the first"
-            )
-            notes.append(f"{part.path.name}: {rows} in line {line}, which {problem}")
+            notes.append(left_out(part.path, part.problems))
     for role, part in samples.items():
         if role != "train":
             notes += repeated_texts(part.path.name, samples["train"].texts, part.texts)

@@ -65,6 +65,14 @@ YELP_POLARITY = Published("yelp_polarity", "yelp_review_polarity_csv", POLARITY,
 YELP_FULL = Published("yelp_full", "yelp_review_full_csv", STARS, texts=1)
 AMAZON_POLARITY = Published("amazon_polarity", "amazon_review_polarity_csv", POLARITY, texts=2)
 AMAZON_FULL = Published("amazon_full", "amazon_review_full_csv", STARS, texts=2)
+ALL = (DBPEDIA, YAHOO_ANSWERS, YELP_POLARITY, YELP_FULL, AMAZON_POLARITY, AMAZON_FULL)
+ESCAPED = "\\n"
+
+
+def line_end_of(dataset: str) -> str | None:
+    """How the files of --dataset write the end of a line within a text; None: as it is."""
+    escaped = any(published.name == dataset and published.escaped for published in ALL)
+    return ESCAPED if escaped else None
 
 
 def open_published(published: Published, request: TextRequest) -> TextSource:
@@ -109,7 +117,7 @@ def _load(published: Published, request: TextRequest, files: dict[str, Path]) ->
     columns = tuple(str(number) for number in range(2, published.texts + 2))
     request = dataclasses.replace(request, text_columns=columns, label_column="1")
     numbers = [str(number) for number in range(1, len(published.classes) + 1)]
-    line_end = "\\n" if published.escaped else None
+    line_end = line_end_of(published.name)
     samples = read_files(request, files, tuple(numbers), line_end)
     texts = {role: to_texts(part, numbers) for role, part in samples.items()}
     classes = list(published.classes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -97,12 +97,15 @@ def read_texts(
     on_bad: str = "error",
     clean: bool = True,
     classes: Collection[str] = (),
+    line_end: str | None = None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> list[tuple[int, str]]:
     """Texts to be classified, each with the number of its line, from 1.
 
     Read from a CSV, TSV or JSON Lines file, in which a column with classes is ignored, or from a
     .txt file with one text a line. Blank lines are ignored. `classes` helps to tell a column with
-    classes from one with text.
+    classes from one with text. `line_end`: see `read_samples`. `say` is given a line on columns
+    that were guessed, and on rows that are left out.
 
     Raises:
         UserError: the file cannot be used, it has no text, or, unless `on_bad` is "skip", one of
@@ -113,23 +116,36 @@ def read_texts(
     if file_kind(path) == "txt":
         for line, text in enumerate(io.StringIO(read_text_file(path), newline=""), 1):
             if not text.isspace():
-                rows.append((line, _join([text], clean), broken_text(text)))
+                rows.append((line, _join([text], clean, line_end), broken_text(text)))
     else:
         table = read_table(path)
         columns = choose_columns(table, text_columns, None, classes=classes, needs_label=False)
+        if columns.note:
+            say(columns.note)
         for row in table.rows[columns.header :]:
             cells = [] if row.problem else [row.cells[column] for column in columns.texts]
-            rows.append((row.line, _join(cells, clean), row.problem))
-    texts = []
+            rows.append((row.line, _join(cells, clean, line_end), row.problem))
+    texts, problems = [], []
     for line, text, problem in rows:
         problem = problem or (None if text else "has no text" + " (after cleaning)" * clean)
         if problem is None:
             texts.append((line, text))
         elif on_bad == "error":
             raise UserError(f"{path}: line {line} {problem}: correct it, or use --on_bad skip")
+        else:
+            problems.append((line, problem))
     if not texts:
         raise UserError(f"{path} has no text to classify")
+    if problems:
+        say(left_out(path, problems))
     return texts
+
+
+def left_out(path: Path, problems: Sequence[tuple[int, str]]) -> str:
+    """A line on the bad rows of a file, (line, what is wrong with it) each."""
+    (line, problem), count = problems[0], len(problems)
+    rows = "1 bad row left out," if count == 1 else f"{count:,} bad rows left out, the first"
+    return f"{path.name}: {rows} in line {line}, which {problem}"
 
 
 def column_names(text: str | None) -> list[str] | None:
