@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import os
 import platform
+import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -50,8 +53,25 @@ def flags(description: str, minutes: float, repetitions: int) -> argparse.Argume
     return parser
 
 
+# What a worker of each of the five usual loops has in shared memory: two batches of pictures.
+SHARED_BYTES = 5 * 2 * 1024 * 3 * 32 * 32 * 4
+
+
 def default_workers(device: torch.device) -> int:
-    return min(16, os.cpu_count() or 2) if device.type == "cuda" else 2
+    if device.type != "cuda":
+        return 2
+    most = min(16, os.cpu_count() or 2)
+    with contextlib.suppress(OSError):  # no Linux
+        free = shutil.disk_usage("/dev/shm").free
+        fits = max(1, int(free / 2 / SHARED_BYTES))
+        if fits < most:
+            print(
+                f"note: {fits} workers, not {most}, since /dev/shm has {free / 1e6:,.0f} MB free; "
+                "docker run --shm-size=8g gives a container more",
+                file=sys.stderr,
+            )
+        return min(most, fits)
+    return most
 
 
 def ways_of(kind: str, precision: str, cuda: bool, compiled: bool) -> dict[str, Way]:

@@ -35,10 +35,17 @@ def test_compiled_contenders_are_made_ready_last():
     assert list(texts) == [*few, "compile", "ours, compile"]
 
 
-def test_workers_are_few_on_a_cpu(monkeypatch):
+def test_workers_are_few_on_a_cpu_and_where_shared_memory_is_small(monkeypatch, capsys):
     monkeypatch.setattr(speed.os, "cpu_count", lambda: 64)
     assert speed.default_workers(torch.device("cpu")) == 2
+    usage = {"/dev/shm": SimpleNamespace(free=64e9)}
+    monkeypatch.setattr(speed.shutil, "disk_usage", lambda path: usage[path])
     assert speed.default_workers(torch.device("cuda")) == 16
+    usage["/dev/shm"].free = 1e9  # they would die of a bus error
+    assert speed.default_workers(torch.device("cuda")) == 3
+    usage["/dev/shm"].free = 64e6  # Docker's default
+    assert speed.default_workers(torch.device("cuda")) == 1
+    assert "--shm-size" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
