@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import yaml
 
 from tuning.halving import Rung
 from tuning.space import DIGITS, Space, effective
+from utils.errors import UserError
 from utils.optim.entry import LINEAR
 from utils.optim.table import OPTIMIZERS
 from utils.settings.config import Config, fields
@@ -40,16 +41,33 @@ class Recipe:
         rungs: stages of a trial.
         val_fraction: what trials are scored on; None: the data bring their own.
         recipe_batch: of the recipe that is handed over; None: that of the trials.
+        subset: of the base recipe, as --subset takes it.
+
+    Raises:
+        UserError: these settings cannot be combined.
     """
 
     def __init__(
-        self, space: Space, rungs: list[Rung], val_fraction: float | None, recipe_batch: int | None
+        self,
+        space: Space,
+        rungs: list[Rung],
+        val_fraction: float | None,
+        recipe_batch: int | None,
+        subset: float = 1.0,
     ):
         self.space, self.rungs, self.val_fraction = space, rungs, val_fraction
         self.raw, self.config_class = space.raw, space.config_class
         self.base = effective(self.config_class, self.raw)
         self.base.validate()
-        self.recipe_batch = recipe_batch
+        self.recipe_batch, self.subset = recipe_batch, subset
+        if recipe_batch and getattr(self.base, "batch_tokens", None):
+            raise UserError("--recipe_batch_size has no effect with --batch_tokens: leave it out")
+        if self.raw.get("warmup_steps") and (rungs[-1].subset > 1) != (subset > 1):
+            raise UserError(
+                f"--subset {rungs[-1].subset:g}: to shorten the warm-up of "
+                f"{self.raw['warmup_steps']} steps, the part of the training data has to be known: "
+                "give --subset a fraction, or --warmup_epochs"
+            )
 
     def _tuned(self, values: Mapping, epochs: int) -> dict:
         """The values of a trial as settings of a run of `epochs` epochs."""
@@ -74,10 +92,12 @@ class Recipe:
             if self.raw.get(name):
                 settings[name] = min(max(1, round(self.raw[name] * shorter)), epochs - 1)
         if self.raw.get("unfreeze_epoch") and not settings["unfreeze_epoch"]:
+            # Too short for both: everything trains, as it does for most of a longer run.
             del settings["unfreeze_epoch"]
+            settings.pop("freeze_backbone", None)
         if self.raw.get("warmup_steps"):
-            fraction = rung.subset if rung.subset <= 1 else rung.subset / self.rungs[-1].subset
-            settings["warmup_steps"] = max(1, round(self.raw["warmup_steps"] * shorter * fraction))
+            shorter *= rung.subset / self.subset
+            settings["warmup_steps"] = max(1, round(self.raw["warmup_steps"] * shorter))
         settings |= self._tuned(values, epochs)
         for name in ("early_stop_patience", "flip_test"):  # without effect in a trial
             settings.pop(name, None)
@@ -108,6 +128,12 @@ class Recipe:
         settings = self._checked(settings)
         return dict(sorted(settings.items(), key=lambda item: order.index(item[0])))
 
+    def in_full(self, settings: dict, names: Iterable[str]) -> dict:
+        """`settings` with the defaults of those of `names` that it leaves out."""
+        made = effective(self.config_class, settings)
+        made.validate()
+        return {name: getattr(made, name) for name in names} | settings
+
     def _checked(self, settings: dict) -> dict:
         """Without settings that have no effect with a trial's values; UserError for
         contradictions."""
@@ -126,7 +152,13 @@ class Recipe:
         """Of the recipe; `found`: the settings of a trial."""
         return self.recipe_batch or found.batch_size
 
+    def _kept_by(self, found: Config) -> str | None:
+        """The setting by which the learning rate suits any --batch_size."""
+        return next((n for n in ("global_batch", "lr_base_size") if getattr(found, n)), None)
+
     def _batch_factor(self, found: Config) -> float:
+        if self._kept_by(found):
+            return 1.0
         ratio = self._batch(found) / found.batch_size
         return ratio if self._linear(found) else ratio**0.5
 
@@ -140,9 +172,11 @@ class Recipe:
             f"found with {last.epochs} epochs on {part} of the training data, for "
             f"{self.base.epochs} epochs on all of it"
         )
-        if self._batch(found) == found.batch_size:
+        if self._batch(found) == found.batch_size or (keeper := self._kept_by(found)):
+            same = self._batch(found) == found.batch_size
+            why = f"the batch of {found.batch_size} is" if same else f"there is --{keeper}"
             return (
-                f"lr {found.lr:g} stays unchanged, as the batch of {found.batch_size} is "
+                f"lr {found.lr:g} stays unchanged, as {why} "
                 f"({found_on}: the shape of the schedule stretches, its peak stays)"
             )
         rule = (

@@ -250,13 +250,15 @@ class Report:
         values = self.values(number)
         if run:
             part = f"{100 * last.subset:g} %" if last.subset <= 1 else f"{last.subset:,.0f} samples"
+            cut = " cut from the training data" * (search.recipe.val_fraction is not None)
             lines.append(
-                f"Its score: {run['score']:.2f} % of {run['val_samples']:,} validation samples cut "
-                f"from the training data, after {last.epochs} epochs on {part} of it; the test "
-                "set was not used. The same run again:"
+                f"Its score: {run['score']:.2f} % of {run['val_samples']:,} validation "
+                f"samples{cut}, after {last.epochs} epochs on {part} of the training data; the "
+                "test set was not used. The same run again:"
             )
             again = {**search.recipe.of_trial(values, last, search.seed), "threads": search.threads}
-            flags = as_flags(again, search.recipe.handed_over(values))
+            beside = search.recipe.handed_over(values)
+            flags = as_flags(search.recipe.in_full(again, beside), beside)
             script = search.target.script.name
             lines.append(f"  python {script} --config best.yaml {shlex.join(flags)}")
         lines += [f"{line[0].upper()}{line[1:]}." for line in verdict.lines]

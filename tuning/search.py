@@ -108,7 +108,7 @@ class Search:
         rungs = build_rungs(
             settings.trial_epochs, settings.trial_subset, number, settings.reduction
         )
-        self.recipe = Recipe(space, rungs, fraction, settings.recipe_batch_size)
+        self.recipe = Recipe(space, rungs, fraction, settings.recipe_batch_size, subset or 1.0)
         default = space.propose(lambda one: one.default)
         for rung in rungs:  # wrong flags are reported before anything is trained
             self.recipe.of_trial(default, rung, base.seed)
@@ -390,6 +390,8 @@ def own_validation(base: Config) -> bool:
     """Whether the data have a validation split of their own."""
     if hasattr(base, "val_file"):
         return bool(base.val_file)
+    if base.val_is_validation:
+        return True
     folder = Path(base.data_dir)
     if base.dataset in ("csv", "tar", "tfrecord", "parquet"):
         end = "*.[ct]sv" if base.dataset == "csv" else "*"

@@ -130,10 +130,13 @@ class Space:
         ]
 
     def _applies(self, parameter: Parameter, values: dict) -> bool:
+        # Its own value matters: some settings have no effect only if they are given.
+        value = parameter.default if parameter.high is None else parameter.high
         settings = effective(self.config_class, self.raw | values)
         for name, wanted in parameter.when.items():
             if getattr(settings, name) not in wanted:
                 return False
+        setattr(settings, parameter.name, value)
         return parameter.name not in {name for name, _, _ in settings.ineffective()}
 
 

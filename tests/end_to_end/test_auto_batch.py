@@ -112,6 +112,9 @@ def test_a_resumed_run_keeps_the_size_that_was_found(works, fails, room_for):
     assert "was started with 4" in fails("--resume", "run", "--bs", 2, "--max_steps", 3)
     assert "was started with True" in fails("--resume", "run", "--no_auto_batch", "--max_steps", 3)
     works("--resume", "run", "--auto_batch", "--max_steps", 3)
+    # The command that started it, given again.
+    works(*TINY, "--bs", 16, "--auto_batch", "--max_steps", 4, "--resume", "run")
+    assert "batch_size: 4  # auto_batch" in Path("run/config.yaml").read_text()
 
 
 def test_a_step_smaller_than_the_batch_is_kept(works):

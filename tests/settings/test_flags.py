@@ -171,3 +171,17 @@ def test_a_home_folder_is_found_where_the_shell_leaves_it(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     assert settings_of("--output=~/run").output == "/home/me/run"
     assert settings_of("--output=a~/run").output == "a~/run"
+
+
+def test_flags_of_a_part_or_in_short_leave_the_rest_to_the_recipe(write):
+    recipe = write("optimizer: adamw\nbetas: 0.8,0.98\nema_decay: 0.99\nprecision: bf16\n")
+    settings = settings_of("--config", recipe, "--beta2", 0.95, "--model_ema", "--amp")
+    assert (settings.betas, settings.ema_decay) == ("0.8,0.95", 0.99)
+    assert settings.precision == "bf16"
+
+
+def test_a_flag_replaces_what_a_recipe_has_in_its_place(write):
+    recipe = write("warmup_steps: 10000\nglobal_batch: 4096\n")
+    settings = settings_of("--config", recipe, "--warmup_epochs", 1, "--accumulation_steps", 2)
+    assert (settings.warmup_epochs, settings.warmup_steps) == (1, None)
+    assert (settings.accumulation_steps, settings.global_batch) == (2, None)

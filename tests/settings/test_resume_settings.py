@@ -43,12 +43,13 @@ def test_resume_may_name_a_checkpoint_of_the_run(make_run):
 def test_settings_that_a_resumed_run_may_change(name, make_run, write):
     run, value = make_run(*NEEDS.get(name, [])), another_value(name)
     free = FIELDS[name].metadata["resume"] == "free"
-    again = [flag for flag in NEEDS.get(name, []) if flag == "--distributed"]  # never saved
+    # Never saved; without it some have no effect, and are not looked at.
+    again = [flag for flag in NEEDS.get(name, []) if flag == "--distributed"]
     for given in (flags_for(name, value), ["--config", write({name: value})]):
         if free:
             assert getattr(settings_of("--resume", run, *again, *given), name) == value
         else:
-            text = refused("--resume", run, *given)
+            text = refused("--resume", run, *again, *given)
             assert text.startswith(f"--{name} {value}: the run in {run} was started with")
 
 
@@ -91,6 +92,25 @@ def test_a_run_older_than_zero_initialised_branches_keeps_its_start(make_run, wr
 def test_settings_of_the_run_may_be_repeated(make_run):
     run = make_run("--optimizer", "adamw", "--width", 16)
     assert settings_of("--resume", run, "--optimizer", "adamw", "--width", 16).width == 16
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--optimizer", "adamw", "--momentum", "0.8"],
+        ["--accumulation_steps", "4", "--distributed", "--global_batch", "1024"],
+        ["--warmup_epochs", "3", "--warmup_steps", "10"],
+        ["--config", "recipe.yaml"],
+    ],
+)
+def test_flags_without_effect_may_be_repeated(make_run, write, flags):
+    """As by run_distributed.sh, which starts a run that has failed again by the same command."""
+    recipe = write("optimizer: adamw\nmomentum: 0.9\nalpha: 0.5\n")
+    flags = [recipe if flag == "recipe.yaml" else flag for flag in flags]
+    run = make_run(*flags)
+    before, after = settings_of(*flags), settings_of("--resume", run, *flags)
+    assert (after.momentum, after.warmup_epochs) == (before.momentum, before.warmup_epochs)
+    assert after.accumulation_steps == before.accumulation_steps
 
 
 def test_resume_of_something_else_than_a_run_is_refused(tmp_path, monkeypatch):

@@ -154,11 +154,11 @@ def parameter(name, low, high, default, **more):
 RUNGS = [Rung(2, 0.1), Rung(10, 0.2)]
 
 
-def recipe_of(flags, batch=None, parameters=()):
+def recipe_of(flags, batch=None, parameters=(), rungs=RUNGS, subset=1.0):
     settings, origin = parse(resnet50_test.Settings, flags, "")
     raw = {name: getattr(settings, name) for name, came in origin.items() if came != "default"}
     space = Space([*parameters], resnet50_test.Settings, raw)
-    return Recipe(space, RUNGS, 0.2, batch)
+    return Recipe(space, rungs, 0.2, batch, subset)
 
 
 def test_lengths_in_epochs_keep_their_fraction_of_the_run():
@@ -206,6 +206,36 @@ def test_the_rate_scales_with_the_batch_by_the_optimizers_rule(flags, factor, ru
     assert "stays unchanged" in same.lr_rule({"lr": 0.01})
 
 
+@pytest.mark.parametrize("keeper", ["global_batch", "lr_base_size"])
+def test_a_rate_that_suits_any_batch_is_not_scaled(keeper):
+    flags = ["--distributed", "--bs", "64", f"--{keeper}", "1024"]
+    recipe = recipe_of(flags, batch=256)
+    handed = recipe.handed_over({"lr": 0.01})
+    assert (handed["lr"], handed["batch_size"]) == (0.01, 256)
+    assert f"stays unchanged, as there is --{keeper}" in recipe.lr_rule({"lr": 0.01})
+
+
+def test_a_warm_up_in_steps_keeps_its_fraction():
+    flags = ["--warmup_steps", "1000", "--epochs", "50"]
+    assert recipe_of(flags).of_trial({}, Rung(10, 0.2), 0)["warmup_steps"] == 40
+    few = [Rung(10, 2000)]
+    recipe = recipe_of(flags, rungs=few, subset=10_000)
+    assert recipe.of_trial({}, few[0], 0)["warmup_steps"] == 40
+    with pytest.raises(UserError, match="--subset 2000: to shorten the warm-up of 1000 steps"):
+        recipe_of(flags, rungs=few)
+    warmup = parameter("warmup_epochs", 0, 0.4, 0.0, of_epochs=True)
+    space = recipe_of(flags, parameters=[warmup]).space
+    assert not space._applies(warmup, {})
+    assert recipe_of([], parameters=[warmup]).space._applies(warmup, {})
+
+
+def test_a_stage_of_one_epoch_trains_everything():
+    recipe = recipe_of(["--pretrained", "x.pth", "--freeze_backbone", "--unfreeze_epoch", "2"])
+    first, last = (recipe.of_trial({}, Rung(epochs, 0.1), 0) for epochs in (1, 10))
+    assert not {"freeze_backbone", "unfreeze_epoch"} & {*first}
+    assert last["freeze_backbone"] and last["unfreeze_epoch"] == 1
+
+
 def test_a_tuned_batch_size_is_in_the_recipe():
     recipe = recipe_of(["--batch_size", "128"])
     handed = recipe.handed_over({"batch_size": 32, "lr": 0.2})
@@ -234,9 +264,11 @@ def test_the_recipe_has_no_setting_of_the_machine(tmp_path):
 
 
 def test_recipe_and_flags_make_a_trials_settings(tmp_path):
-    recipe = recipe_of(["--warmup_epochs", "5", "--bs", "64"], batch=256)
-    trial = recipe.of_trial({"lr": 0.2}, Rung(10, 0.2), 3)
-    handed = recipe.handed_over({"lr": 0.2})
+    flags = ["--warmup_epochs", "5", "--early_stop_patience", "3"]
+    recipe = recipe_of(flags, batch=256)  # trials have the default batch and rate
+    handed = recipe.handed_over({})
+    trial = recipe.in_full(recipe.of_trial({}, Rung(10, 0.2), 3), handed)
+    assert (trial["batch_size"], trial["early_stop_patience"]) == (128, None)
     path = tmp_path / "best.yaml"
     path.write_text(yaml.safe_dump(handed))
     flags = as_flags(trial, handed)

@@ -14,7 +14,7 @@ import dataclasses
 import difflib
 import os
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import yaml
@@ -46,6 +46,11 @@ INVOCATION_ONLY = (
 MODEL = "model"  # the group of a model's own flags, which are essential, too
 DEFAULT, FILE, HOST, COMMAND_LINE = "default", "YAML", "host_config", "command line"
 PROBED = "auto_batch"  # found at the start of the run
+# Settings that take each other's place: one on the command line also replaces a recipe's others.
+INSTEAD = (
+    ("warmup_epochs", "warmup_ratio", "warmup_steps"),
+    ("accumulation_steps", "global_batch"),
+)
 
 
 def changed(config_class, name: str, default=..., **metadata):
@@ -98,8 +103,10 @@ def parse(config_class, argv: list[str], description: str, say: Callable = lambd
         (settings, origin): an instance of `config_class` and, for each setting, where its value
         came from.
     """
-    typed = _read_flags(config_class, argv, description, say)
-    from_file = read_yaml(config_class, Path(typed["config"])) if typed.get("config") else {}
+    typed, from_file = _read_given(config_class, argv, description, say)
+    for either in INSTEAD:
+        if any(name in typed for name in either):
+            from_file = {n: v for n, v in from_file.items() if n not in either or n in typed}
     values = {name: field.default for name, field in fields(config_class).items()}
     origin = dict.fromkeys(values, DEFAULT)
     of_host = _read_places(config_class, from_file | typed)
@@ -109,10 +116,14 @@ def parse(config_class, argv: list[str], description: str, say: Callable = lambd
         of_host.pop("output", None)  # the run goes on in its own folder
         new = from_file | of_host | typed
         saved = _before(config_class) | read_yaml(config_class, run / "config.yaml")
-        _check_unchanged(config_class, run, saved, new)
+        origins = _read_origins(run / "config.yaml")
+        if new.get("auto_batch"):  # the command that started the run may be given again
+            found = {name for name, came in origins.items() if came == PROBED}
+            new, from_file, typed = (_without(found, given) for given in (new, from_file, typed))
+        idle = _reasons(config_class(**(values | saved | new)))
+        _check_unchanged(config_class, run, saved, _without(idle, new))
         kept = saved.keys() - (() if asked_for(new)[0].trains else KEPT_BY_TRAINING)
         values |= {name: saved[name] for name in kept} | {"output": str(run)}
-        origins = _read_origins(run / "config.yaml")
         origin |= {name: came for name, came in origins.items() if name in kept}
         if new["resume"] == "auto":
             new["resume"] = str(run)
@@ -139,6 +150,10 @@ def parse(config_class, argv: list[str], description: str, say: Callable = lambd
         origin[name] = without_new[1][name]
     settings.validate()
     return settings, origin
+
+
+def _without(names: Collection[str], values: Mapping) -> dict:
+    return {name: value for name, value in values.items() if name not in names}
 
 
 def _read_places(config_class, new: Mapping) -> dict:
@@ -257,8 +272,11 @@ def to_yaml(settings, origin: Mapping[str, str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _read_flags(config_class, argv: list[str], description: str, say: Callable) -> dict:
-    """{name: converted value} of what the command line sets; with --help prints it and exits."""
+def _read_given(
+    config_class, argv: list[str], description: str, say: Callable
+) -> tuple[dict, dict]:
+    """What the command line sets, and what its --config sets: {name: converted value} each. With
+    --help prints it and exits."""
     known = fields(config_class)
     parser = _Parser(
         usage="%(prog)s [--flag value ...]",
@@ -308,8 +326,9 @@ def _read_flags(config_class, argv: list[str], description: str, say: Callable) 
     for name, value in given.items():
         if (note := VALUE_NOTES.get(name, {}).get(str(value).lower())) is not None:
             say(f"note: --{name} {value}: {note}")
-    values = with_parts(known, values, parts, "--")
-    return spelled_out(known, values, short, "--")
+    file = read_yaml(config_class, Path(values["config"])) if values.get("config") else {}
+    values = with_parts(known, values, parts, "--", beside=file)
+    return spelled_out(known, values, short, "--", beside=file), file
 
 
 class _Parser(argparse.ArgumentParser):

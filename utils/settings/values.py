@@ -8,6 +8,7 @@ import difflib
 import os
 import types
 import typing
+from collections.abc import Mapping
 
 from utils.errors import UserError
 from utils.settings.aliases import (
@@ -19,6 +20,8 @@ from utils.settings.aliases import (
     VALUE_ALIASES,
     VALUE_MEANINGS,
 )
+
+NOTHING: Mapping = types.MappingProxyType({})
 
 
 def _expanded(text: str) -> str:
@@ -134,10 +137,12 @@ def short_for(known) -> dict[str, tuple[str, object]]:
     return {flag: target for flag, target in SHORT_FOR.items() if target[0] in known}
 
 
-def spelled_out(known, values: dict, short: set[str], where: str) -> dict:
+def spelled_out(
+    known, values: dict, short: set[str], where: str, beside: Mapping = NOTHING
+) -> dict:
     """`values` with the flags in `short` (SHORT_FOR) and the numbers in place of words (NUMBER_FOR)
-    replaced by the settings that they stand for. Raises UserError if one of these is given with
-    another value, too."""
+    replaced by the settings that they stand for; those in GIVES_WAY also give way to `beside`.
+    Raises UserError if one of these is given with another value, too."""
     for name, (word, other, zero) in NUMBER_FOR.items():
         number = values.get(name)
         if not isinstance(number, float):
@@ -152,6 +157,8 @@ def spelled_out(known, values: dict, short: set[str], where: str) -> dict:
             convert(known[other], number, f"{where}{name}")
     for flag in sorted(short):
         name, value = SHORT_FOR[flag]
+        if flag in GIVES_WAY and name in beside:
+            continue
         if values.setdefault(name, value) != value and flag not in GIVES_WAY:
             raise UserError(
                 f"{where}{flag} is short for --{name} {value}, and --{name} {values[name]} is "
@@ -165,9 +172,11 @@ def parts_of(known) -> dict[str, tuple[str, int]]:
     return {flag: target for flag, target in PART_OF.items() if target[0] in known}
 
 
-def with_parts(known, values: dict, parts: dict[str, object], where: str) -> dict:
-    """`values` with the settings of which PART_OF's flags give single numbers. Raises UserError if
-    the setting is given as well."""
+def with_parts(
+    known, values: dict, parts: dict[str, object], where: str, beside: Mapping = NOTHING
+) -> dict:
+    """`values` with the settings of which PART_OF's flags give single numbers; the others are those
+    of `beside`, or of the default. Raises UserError if the setting is given as well."""
     joined: dict[str, list[str]] = {}
     for flag, text in parts.items():
         name, position = PART_OF[flag]
@@ -178,7 +187,8 @@ def with_parts(known, values: dict, parts: dict[str, object], where: str) -> dic
             )
         if _number(str(text)) is None:
             raise UserError(f"{where}{flag} {text}: a number is needed")
-        joined.setdefault(name, known[name].default.split(","))[position] = str(text)
+        whole = beside.get(name, known[name].default)
+        joined.setdefault(name, whole.split(","))[position] = str(text)
     return values | {name: ",".join(numbers) for name, numbers in joined.items()}
 
 
