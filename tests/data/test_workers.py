@@ -19,6 +19,7 @@ from utils.augment.crop_flip import CropFlip
 from utils.augment.random_erasing import RandomErasing
 from utils.data import shared_ring
 from utils.data.images.loader import ImageLoader
+from utils.data.in_turn import InTurn
 from utils.data.worker_process import is_map
 from utils.data.workers import WorkerPool
 from utils.errors import UserError
@@ -71,6 +72,20 @@ def assert_same(batches, expected):
     for one, other in zip(batches, expected, strict=True):
         assert torch.equal(one.inputs, other.inputs) and torch.equal(one.targets, other.targets)
         assert one[2:] == other[2:]
+
+
+def test_loaders_in_turn_drop_nothing(images, make_pool, monkeypatch):
+    """As those of several local workers in a process."""
+    pool, sent = make_pool(2), []
+    send = pool._send
+    monkeypatch.setattr(pool, "_send", lambda worker, job: sent.append(job) or send(worker, job))
+    train = InTurn(make_loader(images, pool, accumulation=2, ranks=2), [0, 1])
+    plain = InTurn(make_loader(images, None, accumulation=2, ranks=2), [0, 1])
+    for epoch in range(2):
+        assert_same(train.epoch(epoch), plain.epoch(epoch))
+    val, plain_val = make_loader(images, pool), make_loader(images, None)
+    assert_same(val.epoch(), plain_val.epoch())
+    assert len(sent) == 2 * len(list(plain.epoch(0))) + len(list(plain_val.epoch()))
 
 
 def read_ahead(pool, images) -> int:

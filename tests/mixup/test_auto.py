@@ -1,5 +1,6 @@
 """--mixup auto: the strength of mixing, when it is measured, and what is held out for it."""
 
+import json
 import math
 import shutil
 from types import SimpleNamespace
@@ -26,6 +27,7 @@ from utils.mixup.auto import (
     strength_at,
 )
 from utils.mixup.mixing import Mixing
+from utils.reporting.metrics import to_json
 from utils.tasks.mixing import auto_split
 
 
@@ -69,6 +71,14 @@ def test_a_gap_that_is_not_finite_changes_nothing(gap):
     assert strength.observe(100, gap).strength == strength.current == 0.36
     plain.observe(50, 0.03)
     assert strength.observe(150, 0.07).strength == plain.observe(150, 0.07).strength
+
+
+def test_a_gap_that_is_not_finite_survives_a_checkpoint():
+    """JSON has no NaN."""
+    auto, resumed = planned(), planned()
+    auto.observe(10, math.nan)
+    resumed.load_trace(json.loads(to_json(auto.saved_trace())))
+    assert [each.observe(20, 0.3).strength for each in (auto, resumed)] == [auto.current] * 2
 
 
 def test_rounding_errors_of_the_losses_do_not_reach_the_strength():

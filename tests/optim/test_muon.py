@@ -14,6 +14,7 @@ from torch import nn
 from utils.checkpoints.optimizer_state import optimizer_tensors, restore_optimizer
 from utils.optim import muon_steps
 from utils.optim.factory import parameter_groups
+from utils.optim.muon import make
 from utils.optim.muon_steps import Muon, is_matrix
 from utils.optim.newton_schulz import COEFFICIENTS
 
@@ -81,6 +82,17 @@ def test_it_equals_timms(exact, decay_all, channels_last):
     other = copy.deepcopy(model)
     both_step(model, other, (ours(model, decay_all), timms(other, decay_all)), 0, 50)
     assert_equal(model, other)
+
+
+def test_the_classifier_takes_adams_steps_wherever_it_is():
+    """Not the last matrix: a distilled transformer has two heads, and a model of one's own may
+    name its head first."""
+    head, body, last = (nn.Parameter(torch.ones(16, 16)) for _ in range(3))
+    group = {"params": [head, body, last], "weight_decay": 0.0}
+    for heads, expected in (([head], head), ([], last)):
+        groups = make([group], lr=LR, momentum=MOMENTUM, heads=heads).param_groups
+        (of_adam,) = [p for each in groups if each.get("use_fallback") for p in each["params"]]
+        assert of_adam is expected
 
 
 class Formula:

@@ -9,6 +9,7 @@ from local_runs import assert_same_checkpoint, double_network, parameters_of
 from test_resume import SignalAt
 from toy import history, loader, make_trainer, network
 
+from utils.checkpoints.checkpoint import read_checkpoint
 from utils.checkpoints.worker_rows import MODEL, as_one_model, row
 from utils.launch.signals import StoppedBySignal
 from utils.optim.schedules import Schedule
@@ -165,6 +166,31 @@ def test_a_worker_that_is_not_finite_skips_its_own_step(tmp_path, capsys):
     assert "worker 2 of 3: 1 step(s) with a loss or gradient that is not finite: skipped" in said
     train("good", False)
     assert "not finite" not in capsys.readouterr().out
+
+
+def test_a_worker_without_optimizer_state_can_be_saved(tmp_path):
+    """Its first step was left out."""
+
+    def trainer():
+        return make_trainer(
+            tmp_path, model=network(norm=False), local={"workers": 3, "base": 4}, optimizer="ngd",
+            on_nonfinite="skip", max_steps=3, batch_size=2, save_steps=1,
+        )  # fmt: skip
+
+    first = trainer()
+    forward_backward = first.stepper.forward_backward
+
+    def with_nan(batch):
+        if first.progress.step == 0 and batch.worker == 1:
+            batch = batch._replace(inputs=batch.inputs * float("nan"))
+        forward_backward(batch)
+
+    first.stepper.forward_backward = with_nan
+    first.fit()
+    early = read_checkpoint(tmp_path / "checkpoints" / "step-00000001")
+    second = trainer()
+    second.train_step.restore(early)
+    assert second.progress.step == 1
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_worker(tmp_path):

@@ -22,6 +22,8 @@ class InTurn:
     def __init__(self, loader: Loader, numbers: Sequence[int]):
         self.loader = loader
         self.loaders = [loader.of_rank(number) for number in numbers]
+        for each in self.loaders:
+            each.turns = len(self.loaders)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.loader, name)

@@ -49,6 +49,7 @@ class Loader(Steps, ABC):
     """
 
     workers = 0  # processes that read ahead
+    turns = 1  # loaders that are used in turn, and share these processes
 
     def __init__(
         self,

@@ -36,8 +36,8 @@ LOOK = 1.0  # seconds between two looks at the workers while training waits
 class WorkerPool:
     """The workers of all loaders of a task, started when the first batch is needed.
 
-    The iterator that was used last has the workers: batches read ahead for another one are dropped,
-    and read again when that one continues.
+    Iterators that take turns divide the slots for batches among them. Where there is no free slot,
+    batches read ahead for other iterators are dropped, and read again when these continue.
 
     Args:
         workers: number of processes.
@@ -59,7 +59,7 @@ class WorkerPool:
         self._ring: Ring | None = None
         self._free: list[int] = []  # slots
         self._members: list[Worker] = []
-        self._active: deque[Job] | None = None  # the jobs of the last iterator
+        self._ahead: list[deque[Job]] = []  # of each iterator that is in use
         self._readers = 0
         self._deaths = 0  # since the last finished batch
         self._end: Finalize | None = None
@@ -84,12 +84,15 @@ class WorkerPool:
             identity = (0, 0)  # gone already: the first worker reports it
         return self.numbered(MapReader(0, file, images.offset, images.shape, identity, augment))
 
-    def batches(self, reader: Reader, pieces: Iterator[tuple], finish: Callable) -> Iterator:
+    def batches(
+        self, reader: Reader, pieces: Iterator[tuple], finish: Callable, turns: int = 1
+    ) -> Iterator:
         """For each (rows, plan) of `pieces`, in order: finish(pictures).
 
         Args:
             pieces: rows (n,) int64 of the set; the plan of `reader.augment` for them, or None.
             finish: called with (n, height, width, channels) uint8; must not keep that array.
+            turns: how many iterators, this one included, are used in turn.
 
         Raises:
             UserError: the file is gone, there is no room for two batches, or workers keep dying or
@@ -97,18 +100,20 @@ class WorkerPool:
         """
         ahead: deque[Job] = deque()
         try:
-            while self._next_is_ready(ahead, reader, pieces):
+            while self._next_is_ready(ahead, reader, pieces, turns):
                 job = ahead[0]
                 if job.failure is not None:
                     raise job.failure
                 result = finish(self._ring.pictures(job.slot, len(job.rows), reader.shape))
                 self._release(ahead.popleft())
-                self._send_ahead(ahead, reader, pieces)  # workers continue during training
+                # Workers continue during training.
+                self._send_ahead(ahead, reader, pieces, turns)
                 yield result
         finally:
             for job in ahead:
                 self._release(job)
             ahead.clear()
+            self._ahead = [other for other in self._ahead if other is not ahead]
 
     def close(self) -> None:
         """Ends the workers and frees the memory."""
@@ -119,23 +124,25 @@ class WorkerPool:
 
     # ---- jobs ---------------------------------------------------------------------------------
 
-    def _next_is_ready(self, ahead: deque[Job], reader: Reader, pieces: Iterator) -> bool:
+    def _next_is_ready(
+        self, ahead: deque[Job], reader: Reader, pieces: Iterator, turns: int
+    ) -> bool:
         """Waits for the next batch; False at the end."""
         while True:
-            self._send_ahead(ahead, reader, pieces)
+            self._send_ahead(ahead, reader, pieces, turns)
             if not ahead or ahead[0].done:
                 return bool(ahead)
             self._wait()
 
-    def _send_ahead(self, ahead: deque[Job], reader: Reader, pieces: Iterator) -> None:
-        """Sends jobs while there are free slots."""
+    def _send_ahead(self, ahead: deque[Job], reader: Reader, pieces: Iterator, turns: int) -> None:
+        """Sends jobs while there are free slots for this iterator."""
         if self._ring is None:
             self._start()
-        if self._active is not ahead:
-            self._take_back(self._active)
-            self._active = ahead
+        if not any(other is ahead for other in self._ahead):
+            self._ahead.append(ahead)
         self._collect(timeout=0)
         waiting = deque(job for job in ahead if job.slot is None)  # those taken back before
+        room = max(1, len(self._ring.array) // turns) - (len(ahead) - len(waiting))
         while True:
             if not waiting:  # even without a free slot: `ahead` is empty only at the end
                 piece = next(pieces, None)
@@ -143,17 +150,23 @@ class WorkerPool:
                     return
                 ahead.append(Job(reader, *piece))
                 waiting.append(ahead[-1])
+            if room <= 0:
+                return
+            if not self._free:
+                self._take_back_beside(ahead)
             if not self._free:
                 return
-            job = waiting.popleft()
+            job, room = waiting.popleft(), room - 1
             job.slot = self._free.pop()
             self._send(min(self._members, key=lambda worker: len(worker.jobs)), job)
 
-    def _take_back(self, jobs: deque[Job] | None) -> None:
-        """Frees the slots of these jobs for another iterator; theirs sends them again later."""
-        for place, job in enumerate(jobs or ()):
-            self._release(job)
-            jobs[place] = Job(job.reader, job.rows, job.plan)
+    def _take_back_beside(self, ahead: deque[Job]) -> None:
+        """Frees the slots of the other iterators, which send their jobs again later."""
+        for jobs in self._ahead:
+            for place, job in enumerate(jobs):
+                if jobs is not ahead and job.slot is not None:
+                    self._release(job)
+                    jobs[place] = Job(job.reader, job.rows, job.plan)
 
     def _release(self, job: Job) -> None:
         """Frees the job's slot: now if it is done, else when its worker has finished writing."""

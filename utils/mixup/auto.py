@@ -140,7 +140,11 @@ class AutoStrength:
 
     def load_trace(self, saved: list[list]) -> None:
         """The inverse of `saved_trace`."""
-        self.trace = [Reading(*values) for values in saved]
+        # JSON has no NaN: a gap that is not finite is null there.
+        self.trace = [
+            Reading(step, math.nan if gap is None else gap, strength)
+            for step, gap, strength in saved
+        ]
 
     @property
     def current(self) -> float:

@@ -67,6 +67,7 @@ class OptimizerEntry:
         needs: ELEMENTS, NORMS or MATRICES.
         takes_exchange: `make` also takes `exchange`, with which the optimizer gathers what it needs
             of sharded parameters and shares work with the other ranks.
+        takes_heads: `make` also takes `heads`, the parameters of the classifier.
         whole_state: prefixes of state keys whose values belong to the whole parameter, whatever
             their shape; any other value of the parameter's shape has one number per element.
         group_state: keys of a parameter group that steps change, such as a step count.
@@ -87,6 +88,7 @@ class OptimizerEntry:
     flags: type = NoFlags
     needs: str = ELEMENTS
     takes_exchange: bool = False
+    takes_heads: bool = False
     whole_state: tuple[str, ...] = ()
     group_state: tuple[str, ...] = ()
     capturable: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from utils.optim.table import OPTIMIZERS
@@ -88,6 +88,7 @@ def build_optimizer(
     in_place_of: Callable[[Tensor], Tensor] = lambda parameter: parameter,
     exchange: Exchange | None = None,
     lr_scales: Mapping[Tensor, float] | None = None,
+    heads: Iterable[Tensor] = (),
     **own,
 ) -> Optimizer:
     """The optimizer `name` (a key of OPTIMIZERS) over the trainable parameters of `model`.
@@ -112,6 +113,7 @@ def build_optimizer(
         lr_scales: what the learning rate of a parameter is multiplied by, for every parameter that
             the optimizer steps; its groups are divided accordingly, and state it as `lr_scale`.
             None: 1 for all.
+        heads: parameters of the model's classifier, for the few optimizers that treat them apart.
         own: settings of this optimizer alone (`OptimizerEntry.own`), and its `products`.
     """
     entry = OPTIMIZERS[name]
@@ -120,6 +122,8 @@ def build_optimizer(
         own["momentum"] = entry.momentum if momentum is None else momentum
     if entry.takes_exchange:
         own["exchange"] = exchange
+    if entry.takes_heads:
+        own["heads"] = [in_place_of(parameter) for parameter in heads]
     optimizer = entry.make(groups, lr=lr, **own)
     if lr_scales is not None:
         _divide_by_scale(optimizer, lr_scales)

@@ -11,25 +11,32 @@ nothing but matrices.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from utils.optim.entry import MATRICES, OptimizerEntry, Range
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from torch.optim import Optimizer
 
     from utils.exchange import Exchange
 
 
 def make(
-    groups: list[dict], *, lr: float, momentum: float, exchange: Exchange | None = None
+    groups: list[dict],
+    *,
+    lr: float,
+    momentum: float,
+    exchange: Exchange | None = None,
+    heads: Collection[Tensor] = (),
 ) -> Optimizer:
-    """Adam, with Nesterov momentum and decoupled weight decay, steps the last matrix of the first
-    group, which is the classifier's, all of the other groups, which are embeddings, and whatever is
-    no matrix or a narrow one. All else takes Muon's steps, a kernel (out, in, height, width) as the
-    matrix (out, in * height * width). This is what the page above recommends. Muon's steps are
-    scaled to those of AdamW, so that both take the same rates: Liu et al., "Muon is scalable for
-    LLM training" (2025), arXiv:2502.16982, section 2.2.
+    """Adam, with Nesterov momentum and decoupled weight decay, steps the matrices of the classifier
+    (`heads`; if there are none, the last matrix of the first group), all of the other groups, which
+    are embeddings, and whatever is no matrix or a narrow one. All else takes Muon's steps, a kernel
+    (out, in, height, width) as the matrix (out, in * height * width). This is what the page above
+    recommends. Muon's steps are scaled to those of AdamW, so that both take the same rates: Liu et
+    al., "Muon is scalable for LLM training" (2025), arXiv:2502.16982, section 2.2.
     """
     from utils.optim.muon_steps import Muon
 
@@ -37,10 +44,11 @@ def make(
     matrices = [p for p in group["params"] if p.ndim == 2]
     own = [group]
     if matrices:
-        head = matrices[-1]
-        hidden = [p for p in group["params"] if p is not head]
+        known = {id(p) for p in heads}
+        of_head = [p for p in matrices if id(p) in known] or matrices[-1:]
+        hidden = [p for p in group["params"] if not any(p is each for each in of_head)]
         own = [group | {"params": hidden}] if hidden else []
-        own.append(group | {"params": [head], "use_fallback": True})
+        own.append(group | {"params": of_head, "use_fallback": True})
     for other in others:
         embeddings = any(p.ndim > 1 for p in other["params"])
         own.append(other | {"use_fallback": True} if embeddings else other)
@@ -56,6 +64,7 @@ MUON = OptimizerEntry(
     momentum=0.95,
     needs=MATRICES,
     takes_exchange=True,
+    takes_heads=True,
     capturable=True,
     ranges={
         "lr": (Range(1e-4, 0.02, grid=(3e-4, 1e-3, 3e-3)),),

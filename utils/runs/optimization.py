@@ -5,6 +5,7 @@ import functools
 
 from utils.checkpoints.checkpoint import Checkpoint
 from utils.distributed.strategies.base import Strategy
+from utils.errors import UserError
 from utils.exchange import Exchange
 from utils.mixup.meta import PolicyMixup, SampleMixup, VirtualStep
 from utils.mixup.policy import MixupPolicy, can_tell_pairs_apart
@@ -41,6 +42,7 @@ def build_optimizer_of(
             settings.head_lr and settings.head_lr / settings.lr,
             in_place_of,
         ),
+        heads=_trained_heads(model) if entry.takes_heads else (),
         weight_decay=settings.weight_decay,
         decay_all=settings.decay_all,
         lookahead_k=settings.lookahead_k,
@@ -49,6 +51,14 @@ def build_optimizer_of(
         **entry.values_of(settings),
         **entry.products(run.precision.name),
     )
+
+
+def _trained_heads(model) -> list:
+    """The parameters of the classifier that train; empty if it is unknown."""
+    with contextlib.suppress(UserError):
+        heads = [model.get_submodule(name) for name in heads_of(model)]
+        return [p for head in heads for p in head.parameters() if p.requires_grad]
+    return []
 
 
 def note_optimizer(run: Run, optimizer, exchange: Exchange) -> None:

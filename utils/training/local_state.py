@@ -42,7 +42,10 @@ def snapshot(steps: LocalSteps) -> Checkpoint:
     own = [_tensors(steps, worker) for worker in steps.own]
     gathered = exchange.gather_json([_further_state(steps, worker) for worker in steps.own])
     states = [state for part in gathered for state in part]
-    rows = {name: _stacked([tensors[name] for tensors in own]) for name in own[0]}
+    # A worker whose first step was left out has no optimizer state yet: then all start anew.
+    named = exchange.gather_json([sorted(tensors) for tensors in own])
+    common = set.intersection(*(set(names) for part in named for names in part))
+    rows = {name: _stacked([each[name] for each in own]) for name in own[0] if name in common}
     state = {
         "format": FORMAT,
         "progress": asdict(steps.progress),

@@ -165,7 +165,7 @@ class PictureLoader(Loader):
         def finish(images: np.ndarray) -> Tensor:
             return self._finish(images, next(later_parts))
 
-        return self._pool.batches(self._reader, parts, finish), inputs_at
+        return self._pool.batches(self._reader, parts, finish, self.turns), inputs_at
 
     @abstractmethod
     def _gather(self, rows: np.ndarray, plan) -> Tensor | np.ndarray:
