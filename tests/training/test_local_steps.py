@@ -193,6 +193,27 @@ def test_a_worker_without_optimizer_state_can_be_saved(tmp_path):
     assert second.progress.step == 1
 
 
+def test_a_short_step_of_few_workers_is_no_giant_one(tmp_path, monkeypatch):
+    """One of 4 workers has all its samples, as those that are mixed with each other stay together:
+    it steps by twice their mean gradient, not by 4 times."""
+    model, found = double_network(norm=False), []
+    trainer = make_trainer(tmp_path, model=model, local={"workers": 4, "base": 9})
+    steps = trainer.train_step
+    batch = next(trainer.loader.epoch(0))
+
+    def update():
+        found.append([p.grad for p in model.parameters()])
+        model.zero_grad()
+
+    monkeypatch.setattr(steps.active.step, "update", update)
+    for step_samples in (16, 8, 4):
+        steps.forward_backward(batch._replace(step_samples=step_samples))
+        steps._finish_turn()
+    for mean, half, short in zip(*found, strict=True):
+        torch.testing.assert_close(half, 2 * mean)
+        torch.testing.assert_close(short, 2 * mean)
+
+
 def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_worker(tmp_path):
     trainer = make_trainer(tmp_path, local={"workers": 2, "base": 9}, batch_size=2)
     forward_backward = trainer.stepper.forward_backward

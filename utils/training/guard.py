@@ -49,6 +49,10 @@ class Guard:
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         return self.strategy.norm(torch.nn.utils.get_total_norm(gradients))
 
+    def scale_gradients(self, factor: float) -> None:
+        """Multiplies all gradients."""
+        torch._foreach_mul_([p.grad for p in self.parameters if p.grad is not None], factor)
+
     def agree(self, loss: Tensor) -> Tensor:
         """`Strategy.agree` on this rank's loss of the step, (), and on the model's buffers."""
         return self.strategy.agree(loss, [flat for flat in self.flat if flat.is_floating_point()])

@@ -34,6 +34,10 @@ from utils.training.rounds import Rounds
 from utils.training.train_step import TrainStep
 from utils.training.worker_mean import WorkerMean
 
+# In a short last step a few workers may have all samples, as blocks that are mixed are never cut.
+# They step by at most so many times the mean gradient of their samples.
+MOST = 2.0
+
 
 @dataclass
 class Worker:
@@ -126,6 +130,7 @@ class LocalSteps:
         self.sum_names = first.sum_names
         self.updating = False  # see TrainStep; true from the first worker's update to the last's
         self._pending = False  # the active worker has passes whose update is to come
+        self._samples, self._share = 0, 0.0  # in these passes, and what each worker would have
         self._mean: Mean | None = None  # of this step
         # As of the last `read_sums`:
         self._left_out = [0] * workers.size  # steps of each worker
@@ -175,10 +180,12 @@ class LocalSteps:
             self._finish_turn()
             self.turn_to(self.own[batch.worker])
         # The loss of a worker is that of the mean over its samples, if it has 1 / workers of the
-        # step. So the mean of the workers' gradients is DDP's, in short steps, too.
-        samples = batch.step_samples / self.workers.size
+        # step. So the mean of the workers' gradients is DDP's, in short steps, too (but see MOST).
+        self._share = batch.step_samples / self.workers.size
+        if not batch.filler:
+            self._samples += len(batch.targets)
         self._pending = True
-        self.active.step.forward_backward(batch._replace(step_samples=samples))
+        self.active.step.forward_backward(batch._replace(step_samples=self._share))
         if self.rounds.end is None:  # the learning rate of the round's first step is now known
             step = self.progress.step
             self.rounds.length = self.rule.round_length(step, self.learning_rate)
@@ -196,8 +203,10 @@ class LocalSteps:
     def _finish_turn(self) -> None:
         if self._pending:
             self.updating = True
+            if self._samples > MOST * self._share:
+                self.active.step.guard.scale_gradients(MOST * self._share / self._samples)
             self.active.step.update()
-            self._pending = False
+            self._pending, self._samples = False, 0
 
     def turn_to(self, worker: Worker) -> None:
         """Points the model at the worker's memory."""
