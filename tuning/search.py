@@ -5,7 +5,6 @@ A tuning entry (resnet50_tuning.py) hands over the settings class and script of 
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
@@ -14,25 +13,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuning.flags import for_trials, seconds
+from tuning.machine import machine
 from utils.errors import UserError
 from utils.files import denial, reason
 from utils.launch.signals import Signals, StoppedBySignal
-from utils.machine.cores import usable_cores
 from utils.reporting.console import Console
 from utils.settings.config import Config, fields, parse
 
 # Optuna and what needs it are imported in functions: --help and wrong flags answer at once.
 
-# Most trials at once without a GPU, unless --jobs says otherwise.
-MOST_JOBS = 4
 # A search ends after so many failures without any success.
 HOPELESS = 3
 POLL_SECONDS = 0.2
 # A first stage with fewer optimizer steps hardly tells good settings from bad ones: 28 did not, see
 # benchmarks/results/tuning.md.
 ENOUGH_STEPS = 100
-# Environment variables of NVIDIA's driver, Windows and AMD's driver.
-DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 # Settings that may change when a study is continued: the same data in another place.
 FREE = ("data_dir", "cache_dir", "train_file", "test_file", "val_file", "device", "threads")
 FREE += ("workers", "save_every", "log_every", "checkpoint_hist", "wandb", "wandb_project")
@@ -368,22 +363,6 @@ class Search:
             # A trial that goes to its next stage was counted after its first one.
             self.console.advance(max(0, finished - self.shown))
             self.shown = max(self.shown, finished)
-
-
-def machine(jobs: int | None, base: Config) -> tuple[int, int, list[str]]:
-    """(trials at once, CPU threads of each, CUDA_VISIBLE_DEVICES of each GPU or [])."""
-    cores = usable_cores()
-    devices = []
-    # PyTorch takes seconds to import, so only if there may be a GPU.
-    if base.device != "cpu" and any(map(os.path.exists, DRIVERS)):
-        import torch
-
-        count = torch.cuda.device_count()
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        devices = [str(n) for n in range(count)] if not visible else visible.split(",")[:count]
-    jobs = jobs or (len(devices) if devices else min(cores, MOST_JOBS))
-    threads = base.threads or max(1, cores // jobs)
-    return jobs, threads, devices
 
 
 def own_validation(base: Config) -> bool:

@@ -9,10 +9,8 @@ with a line, or refused if it is essential or one of the model's own.
 Nothing here imports PyTorch, so `--help` and wrong flags answer at once.
 """
 
-import argparse
 import dataclasses
 import difflib
-import os
 import socket
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -21,19 +19,16 @@ import yaml
 
 from utils.errors import UserError
 from utils.settings.actions import ACTIONS, KEPT_BY_TRAINING, TRAIN, asked_for
-from utils.settings.aliases import ALIASES, MEANINGS, VALUE_NOTES
+from utils.settings.aliases import MEANINGS
+from utils.settings.command_line import read_command_line
 from utils.settings.hosts import places_of
 from utils.settings.values import (
     canonical_name,
-    choices_of,
     convert,
-    is_switch,
     parts_of,
     short_for,
     spelled_out,
     suggestion,
-    type_of,
-    values_text,
     with_parts,
 )
 from utils.settings.yaml_file import read_yaml_file
@@ -103,11 +98,15 @@ def parse(config_class, argv: list[str], description: str, say: Callable = lambd
         (settings, origin): an instance of `config_class` and, for each setting, where its value
         came from.
     """
-    typed, from_file = _read_given(config_class, argv, description, say)
+    known = fields(config_class)
+    typed, short, parts = read_command_line(known, argv, description, say)
+    from_file = read_yaml(config_class, Path(typed["config"])) if typed.get("config") else {}
+    typed = with_parts(known, typed, parts, "--", beside=from_file)
+    typed = spelled_out(known, typed, short, "--", beside=from_file)
     for either in INSTEAD:
         if any(name in typed for name in either):
-            from_file = {n: v for n, v in from_file.items() if n not in either or n in typed}
-    values = {name: field.default for name, field in fields(config_class).items()}
+            from_file = _without(either, from_file)
+    values = {name: field.default for name, field in known.items()}
     origin = dict.fromkeys(values, DEFAULT)
     of_host = _read_places(config_class, from_file | typed)
     new = from_file | of_host | typed
@@ -270,132 +269,3 @@ def to_yaml(settings, origin: Mapping[str, str]) -> str:
         line = f"{line.strip()}  # {origin.get(name, DEFAULT)}"
         lines.append("# " + line.replace("\n", "\n# ") if name in INVOCATION_ONLY else line)
     return "\n".join(lines) + "\n"
-
-
-def _read_given(
-    config_class, argv: list[str], description: str, say: Callable
-) -> tuple[dict, dict]:
-    """What the command line sets, and what its --config sets: {name: converted value} each. With
-    --help prints it and exits."""
-    known = fields(config_class)
-    parser = _Parser(
-        usage="%(prog)s [--flag value ...]",
-        description=description,
-        epilog="Every flag can also be set in a YAML file (--config), and may be written with "
-        "hyphens instead of underscores. --no_NAME switches a flag off, and the value none unsets "
-        "an optional one. " + _other_names(known),
-        allow_abbrev=False,
-        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=28, width=100),
-    )
-    groups = {}
-    for field in known.values():
-        heading = field.metadata["group"]
-        if heading not in groups:
-            groups[heading] = parser.add_argument_group(heading)
-        _add_flag(groups[heading], field)
-        for flag, (name, value) in short_for(known).items():
-            if name == field.name:
-                text = f"Short for --{name} {value} (default: off)"
-                common = {"dest": flag, "action": "store_true", "default": argparse.SUPPRESS}
-                groups[heading].add_argument(f"--{flag}", help=text, **common)
-                if "_" in flag:
-                    groups[heading].add_argument(
-                        f"--{_hyphens(flag)}", help=argparse.SUPPRESS, **common
-                    )
-    for flag in parts_of(known):
-        parser.add_argument(
-            *{f"--{flag}", f"--{_hyphens(flag)}"}, dest=flag, default=argparse.SUPPRESS,
-            help=argparse.SUPPRESS,
-        )  # fmt: skip
-    typed, unknown = parser.parse_known_args(_with_folder(argv, known))
-    if unknown:
-        flag = unknown[0].split("=")[0]
-        if (meaning := MEANINGS.get(canonical_name(flag))) is not None:
-            raise UserError(f"{flag} is unknown here: {meaning}")
-        if not flag.startswith("-"):
-            raise UserError(f"{flag!r} belongs to no flag: write --name value; see --help")
-        raise UserError(f"unknown flag {flag}{suggestion(flag, known, '--')}; see --help")
-    given = vars(typed)
-    short = {name for name in short_for(known) if given.pop(name, False)}
-    parts = {name: given.pop(name) for name in parts_of(known) if name in given}
-    given = {n: ",".join(v) if isinstance(v, list) else v for n, v in given.items()}
-    for name, value in (given | parts).items():
-        if value == "":  # such as that of a variable that is not set
-            raise UserError(f"--{name}: the value is empty; leave the flag out, or give it a value")
-    values = {name: convert(known[name], value, f"--{name}") for name, value in given.items()}
-    for name, value in given.items():
-        if (note := VALUE_NOTES.get(name, {}).get(str(value).lower())) is not None:
-            say(f"note: --{name} {value}: {note}")
-    file = read_yaml(config_class, Path(values["config"])) if values.get("config") else {}
-    values = with_parts(known, values, parts, "--", beside=file)
-    return spelled_out(known, values, short, "--", beside=file), file
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message):
-        raise UserError(f"{message.removeprefix('argument ')}; see --help")
-
-
-def _add_flag(group, field: dataclasses.Field) -> None:
-    name, (kind, _), bare = field.name, type_of(field), field.metadata["bare"]
-    names = [name] + [alias for alias, target in ALIASES.items() if target == name]
-    common = {"dest": name, "default": argparse.SUPPRESS}
-    if kind is bool:
-        # `--flag`, `--flag false` and `--no_flag` are all understood.
-        common |= {"nargs": "?", "const": "true", "metavar": "true|false"}
-    else:
-        named = kind is str and choices_of(field.metadata)
-        metavar = "NAME" if named else kind.__name__.upper()
-        common |= {"metavar": metavar} | ({"nargs": "?", "const": bare} if bare else {})
-        common |= {"nargs": "+"} if field.metadata["many"] else {}
-    if kind is bool or is_switch(field.metadata):
-        off = [f"--no_{n}" for n in names if len(n) > 1]
-        off += [_hyphens(flag) for flag in off if _hyphens(flag) != flag]
-        group.add_argument(
-            *off,
-            dest=name,
-            default=argparse.SUPPRESS,
-            action="store_const",
-            const=False,
-            help=argparse.SUPPRESS,
-        )
-    group.add_argument(f"--{name}", help=_help(field), **common)
-    others = {_flag(n) for n in names} | {_hyphens(_flag(n)) for n in names}
-    if others := sorted(others - {f"--{name}"}):  # the end of --help lists the aliases
-        group.add_argument(*others, **common | {"help": argparse.SUPPRESS})
-
-
-def _flag(name: str) -> str:
-    return ("-" if len(name) == 1 else "--") + name
-
-
-def _other_names(known) -> str:
-    """The aliases, for the end of `--help`."""
-    names = {}
-    for alias, name in ALIASES.items():
-        if name in known:
-            names.setdefault(name, []).append(_flag(alias))
-    others = "; ".join(f"--{name}: {' '.join(names[name])}" for name in sorted(names))
-    return f"Other names of flags: {others}." if others else ""
-
-
-def _with_folder(argv: list[str], known) -> list[str]:
-    """A folder as the first word is that of the data, as with timm."""
-    if argv and "data_dir" in known and os.path.isdir(argv[0]):
-        return ["--data_dir", *argv]
-    return argv
-
-
-def _hyphens(flag: str) -> str:
-    return flag.replace("_", "-")
-
-
-def _help(field: dataclasses.Field) -> str:
-    """What it does, its values, unit and default."""
-    meta, default = field.metadata, field.default
-    words = {None: "none", True: "on", False: "off"}
-    shown = words[default] if default is None or isinstance(default, bool) else default
-    parts = [values_text(field), meta["unit"], f"default: {meta['default_text'] or shown}"]
-    if type_of(field)[0] in (bool, str) and not choices_of(meta):
-        del parts[0]
-    return f"{meta['help']} ({'; '.join(filter(None, parts))})".replace("%", "%%")
