@@ -29,6 +29,22 @@ def test_a_process_alone_has_the_base_class():
         assert type(build_strategy(name, Exchange())) is Strategy
 
 
+def names_of_tensors(exchange, strategy: str) -> tuple[set, set]:
+    """Those of the model, and those that the strategy has of it."""
+    model = network()
+    model.register_buffer("mask", torch.ones(3), persistent=False)
+    before, spread = {*model.state_dict()}, build_strategy(strategy, exchange)
+    spread.wrap(model)
+    return before, {*spread.tensors()}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_buffers_that_the_constructor_makes_are_not_saved(worlds, name):
+    """As the masks of a Swin transformer: a plain model could not load them."""
+    for before, after in worlds(2).run(names_of_tensors, name):
+        assert after == before
+
+
 class Recording(Strategy):
     """Records which methods are called in a step, by an evaluation and by a checkpoint."""
 

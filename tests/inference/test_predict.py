@@ -42,6 +42,7 @@ def predicted(paths, output, model=None, card=CARD, on_bad="error", **settings):
     settings = {"batch_size": 2, "precision": Precision("fp32", CPU)} | settings
     model = network() if model is None else model
     files = PictureFiles(paths, card, workers=2, on_bad=on_bad)
+    assert PictureFiles(paths, card, workers=0).workers == 1
     return predict_images(model, files, output_csv=output, **settings)
 
 

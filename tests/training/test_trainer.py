@@ -240,7 +240,7 @@ def test_a_run_with_nothing_but_skipped_steps_stops(tmp_path):
     trainer = make_trainer(
         tmp_path, model=model, objective=objective, on_nonfinite="skip", epochs=50
     )
-    with pytest.raises(UserError, match=r"the last 100 steps .*not finite") as stop:
+    with pytest.raises(UserError, match=r"^at step 100: the last 100 steps .*not finite") as stop:
         trainer.fit()
     assert "--on_nonfinite" not in str(stop.value)
 

@@ -1,6 +1,7 @@
 """Stages, settings of a trial, and the recipe."""
 
 import itertools
+from dataclasses import replace
 
 import optuna
 import pytest
@@ -9,6 +10,7 @@ import yaml
 import resnet50_test
 from tuning.halving import ALLOWED, Rung, SeededSampler, build_rungs, is_waiting, next_to_promote
 from tuning.recipe import Recipe, as_flags, to_yaml
+from tuning.search import own_validation
 from tuning.space import Parameter, Space
 from utils.errors import UserError
 from utils.settings.config import parse
@@ -227,6 +229,18 @@ def test_a_warm_up_in_steps_keeps_its_fraction():
     space = recipe_of(flags, parameters=[warmup]).space
     assert not space._applies(warmup, {})
     assert recipe_of([], parameters=[warmup]).space._applies(warmup, {})
+
+
+def test_data_with_a_validation_split_of_their_own(tmp_path):
+    def own(*folders, **settings):
+        base, _ = parse(resnet50_test.Settings, ["--data_dir", str(tmp_path)], "")
+        for name in folders:
+            (tmp_path / name).mkdir(exist_ok=True)
+        return own_validation(replace(base, dataset="imagefolder", **settings))
+
+    assert not own("train", "val")
+    assert own(val_is_validation=True)
+    assert own("test")
 
 
 def test_a_stage_of_one_epoch_trains_everything():

@@ -123,8 +123,9 @@ class ProcessExchange(Exchange):
                 _wait_for(store, f"{name}/{before}/{members[before]}", f"{name}/failed")
         try:
             yield
-        except BaseException:
-            store.set(f"{name}/failed", str(self.rank))
+        except Exception:  # not a signal, which stops all ranks
+            with contextlib.suppress(RuntimeError):  # rank 0, which has the store, is gone
+                store.set(f"{name}/failed", str(self.rank))
             raise
         # The last rank of a turn opens the next one.
         done = store.add(f"{name}/{turn}", 1)

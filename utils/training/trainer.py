@@ -343,7 +343,8 @@ class Trainer:
         sums, left_out = train_step.read_sums()
         self.on_nonfinite.check_scale(train_step.loss_scale, progress.step)
         newly_left_out = left_out.steps - progress.left_out.steps
-        known = progress.left_out.steps == 0  # which step it was: `first` is that of the whole run
+        # `first` is that of the whole run, and not of interest where steps may be left out.
+        known = progress.left_out.steps == 0 and self.on_nonfinite.policy == "stop"
         progress.left_out = left_out
         if newly_left_out:
             where = f"step {left_out.first + 1}" if known else f"at step {progress.step}"
