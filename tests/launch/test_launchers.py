@@ -255,7 +255,8 @@ def check_one_run(ends, output: Path, silent: bool = True) -> None:
     """Asserts that two processes have trained one run, of which the first one told."""
     assert [code for code, *_ in ends] == [0] * len(ends), ends
     if silent:
-        assert ends[1][1:] == ("", "")
+        said = [line for line in ends[1][1].splitlines() if not line.startswith("[Gloo]")]
+        assert (said, ends[1][2]) == ([], "")  # PyTorch 2.10's Gloo prints a line by itself
     summary = json.loads((output / "summary.json").read_text())
     assert (summary["world_size"], summary["global_batch_size"]) == (2, 16)
     assert [path.name for path in output.parent.iterdir()] == [output.name]
