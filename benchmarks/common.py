@@ -36,10 +36,11 @@ def machine() -> dict:
     import torchvision
 
     cpu = platform.processor() or platform.machine()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            cpu = line.split(": ")[1]
-            break
+    with contextlib.suppress(OSError):  # no Linux
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                cpu = line.split(": ")[1]
+                break
     return {
         "cpu": cpu,
         "threads": torch.get_num_threads(),

@@ -58,12 +58,12 @@ class LocalResult(Result):
 class LocalRunner(Runner):
     result_class = LocalResult
 
-    def read(self, folder: Path, seconds: float) -> LocalResult:
+    def read(self, folder: Path) -> LocalResult:
         found = json.loads((folder / "summary.json").read_text())
         return LocalResult(
             None,
             found["test_accuracy"],
-            seconds,
+            found["seconds_total"],
             found["train_loss"],
             found["test_loss"],
             found["sent_of_ddp"],

@@ -22,7 +22,6 @@ was stopped, within a run too.
 
 import argparse
 import dataclasses
-import hashlib
 import json
 import os
 import shlex
@@ -30,7 +29,6 @@ import statistics
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,12 +142,8 @@ class Runner:
         self._lock, self._stopping = threading.Lock(), False
         with studies.writing(folder):
             (folder / "runs").mkdir(parents=True, exist_ok=True)
-            text = self.path.read_text() if self.path.exists() else ""
-        for line in text.splitlines():
-            try:
-                record = json.loads(line)
-            except ValueError:  # cut off by a kill
-                continue
+            records = studies.read_records(self.path)
+        for record in records:
             if record["common"] == common:
                 self.results[Run(**record["run"])] = self.result_class(**record["result"])
 
@@ -177,13 +171,11 @@ class Runner:
 
     def _train(self, run: Run) -> Result:
         words = [*self.common, *shlex.split(run.flags)]
-        name = hashlib.sha256(" ".join(words).encode()).hexdigest()[:8]
-        folder = self.folder / "runs" / f"{run.label}-seed{run.seed}-{name}"
+        folder = self.folder / "runs" / studies.run_name(f"{run.label}-seed{run.seed}", words)
         if (folder / "config.yaml").exists():
             arguments = ["--resume", str(folder)]
         else:
             arguments = [*words, "--seed", str(run.seed), "--output", str(folder)]
-        started = time.monotonic()
         summary = folder / "summary.json"
         if not summary.exists() or json.loads(summary.read_text())["status"] != "finished":
             with self._lock:
@@ -201,19 +193,19 @@ class Runner:
             if process.returncode:
                 last = studies.last_line(error)
                 raise UserError(f"{run.label}, seed {run.seed}: {last} ({folder})")
-        return self.read(folder, time.monotonic() - started)
+        return self.read(folder)
 
-    def read(self, folder: Path, seconds: float) -> Result:
+    def read(self, folder: Path) -> Result:
         """What is kept of a finished run."""
         found = json.loads((folder / "summary.json").read_text())
         records = read_metrics(folder / "metrics.jsonl")
         val = [record["accuracy"] for record in records if record["split"] == "val"]
-        return Result(val[-1] if val else None, found["test_accuracy"], seconds)
+        return Result(val[-1] if val else None, found["test_accuracy"], found["seconds_total"])
 
     def _stop(self) -> None:
         with self._lock:
             self._stopping = True
-            for process in self._processes:
+            for process in list(self._processes):  # the threads remove theirs meanwhile
                 process.terminate()  # it saves, and goes on from there the next time
 
     def _keep(self, run: Run, result: Result) -> None:

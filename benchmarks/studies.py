@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import hashlib
 import json
 import math
 import statistics
@@ -20,8 +21,12 @@ T95 = {
 }  # fmt: skip
 
 
-def parser(name: str, description: str) -> argparse.ArgumentParser:
-    """The flags of every study."""
+def parser(name: str, description: str, jobs: bool = True) -> argparse.ArgumentParser:
+    """The flags of every study.
+
+    Args:
+        jobs: whether it can train several runs at once.
+    """
     flags = argparse.ArgumentParser(
         name, description=description, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -30,7 +35,8 @@ def parser(name: str, description: str) -> argparse.ArgumentParser:
     add("--data_dir", type=Path, help="train/<class>/, test/<class>/ (default: synthetic shapes)")
     add("--cache_dir", type=Path, default=Path(".cache"), help="decoded pictures")
     add("--device", choices=("cpu", "cuda"), default="cpu")
-    add("--jobs", type=int, default=1, help="processes that train at once (default: 1)")
+    if jobs:
+        add("--jobs", type=int, default=1, help="processes that train at once (default: 1)")
     add("--threads", type=int, default=1, help="CPU threads of each (default: 1)")
     return flags
 
@@ -38,7 +44,7 @@ def parser(name: str, description: str) -> argparse.ArgumentParser:
 def require_one(options: argparse.Namespace, *names: str) -> None:
     """Raises UserError if one of these flags, or of those of every study, is below 1."""
     for name in ("jobs", "threads", *names):
-        if getattr(options, name) < 1:
+        if getattr(options, name, 1) < 1:
             raise UserError(f"--{name} must be 1 or more")
 
 
@@ -50,6 +56,21 @@ def data_flags(options: argparse.Namespace) -> list[str]:
         "--dataset", "imagefolder", "--data_dir", str(options.data_dir.resolve()),
         "--cache_dir", str(options.cache_dir.resolve()),
     ]  # fmt: skip
+
+
+def run_name(label: str, flags: list[str]) -> str:
+    """The name of a run's folder: other flags, another folder."""
+    return f"{label}-{hashlib.sha256(' '.join(flags).encode()).hexdigest()[:8]}"
+
+
+def read_records(path: Path) -> list[dict]:
+    """The lines of results.jsonl; without the file none. A line that a kill has cut off is left
+    out. Raises OSError."""
+    records = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        with contextlib.suppress(ValueError):
+            records.append(json.loads(line))
+    return records
 
 
 def last_line(text: str) -> str:

@@ -77,7 +77,7 @@ class Course:
 
     @property
     def schedule(self) -> Schedule:
-        return Schedule("onecycle", self.total_steps, self.total_steps // 5)
+        return Schedule("onecycle", self.total_steps)
 
 
 def race(

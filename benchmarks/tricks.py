@@ -36,8 +36,8 @@ TRICKS = [
     ("the toolkit's loader and loop", {
         "optimizer": "sgd", "lr": "{lr}", "sched": "onecycle", "channels_last": "false",
         "precision": "fp32", "fused": "none", "mixup": "none",
-        # The start and the crop of the plain loop.
-        "zero_init_residual": "false", "padding_mode": "zeros",
+        # The start, the crop and the decay of the plain loop.
+        "zero_init_residual": "false", "padding_mode": "zeros", "decay_all": "true",
     }),
     ("channels_last", {"channels_last": "true"}),
     ("mixed precision", {"precision": "{precision}"}),
@@ -48,7 +48,7 @@ TRICKS = [
 
 
 def options_of(argv: list[str] | None) -> argparse.Namespace:
-    parser = studies.parser("benchmarks.tricks", __doc__)
+    parser = studies.parser("benchmarks.tricks", __doc__, jobs=False)
     add = parser.add_argument
     add("--samples", type=int, default=5000, help="training pictures (default: 5000)")
     add("--epochs", type=int, default=8)
@@ -59,7 +59,7 @@ def options_of(argv: list[str] | None) -> argparse.Namespace:
     add("--ngd_lr", type=float, default=0.02)
     add("--precision", choices=("bf16", "fp16"), default="bf16", help="of the mixed precision")
     add("--seeds", type=int, default=3)
-    add("--workers", type=int, help="of the plain loop (default: the cores)")
+    add("--workers", type=int, help="of the plain loop (default: 2; on a GPU the cores, up to 16)")
     options = parser.parse_args(argv)
     studies.require_one(options, "samples", "epochs", "width", "batch", "seeds")
     return options
@@ -82,8 +82,9 @@ def flags_of(options) -> dict[str, list[str]]:
     return found
 
 
-def train(flags: list[str], seed: int, folder: Path) -> dict:
-    """Runs the entry script; its figures."""
+def train(flags: list[str], seed: int, runs: Path) -> dict:
+    """Runs the entry script in a folder of its own below `runs`; its figures."""
+    folder = runs / studies.run_name(f"seed{seed}", flags)
     summary = folder / "summary.json"
     resume = ["--resume", str(folder)] if (folder / "config.yaml").exists() else None
     if not summary.exists() or json.loads(summary.read_text())["status"] != "finished":
@@ -130,18 +131,19 @@ def study(options) -> None:
     path, ways = options.output / "results.jsonl", flags_of(options)
     with studies.writing(options.output):
         options.output.mkdir(parents=True, exist_ok=True)
-        lines = path.read_text().splitlines() if path.exists() else []
+        records = studies.read_records(path)
     plain = [f"{name}={value}" for name, value in sorted(vars(options).items()) if name != "seeds"]
     ways = {PLAIN: plain} | ways
-    known = {(one["trick"], one["seed"]): one for one in map(json.loads, lines)}
+    known = {(one["trick"], one["seed"]): one for one in records}
     found: dict[str, list[dict]] = {trick: [] for trick in ways}
     for seed in range(options.seeds):
-        for number, (trick, flags) in enumerate(ways.items()):
+        for trick, flags in ways.items():
             one = known.get((trick, seed))
             if one is None or one["flags"] != flags:
-                folder = options.output / "runs" / f"{number}-seed{seed}"
                 figures = (
-                    train_plainly(options, seed) if trick == PLAIN else train(flags, seed, folder)
+                    train_plainly(options, seed)
+                    if trick == PLAIN
+                    else train(flags, seed, options.output / "runs")
                 )
                 one = {"trick": trick, "seed": seed, "flags": flags} | figures
                 with studies.writing(path), open(path, "a") as file:

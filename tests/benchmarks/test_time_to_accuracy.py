@@ -12,6 +12,7 @@ from benchmarks import cpu, speed_page, time_to_accuracy
 from benchmarks.budget import OutOfTime
 from utils.data.images.decoded import DecodedSplit
 from utils.data.images.sources import ImageData
+from utils.optim.schedules import Schedule
 
 PLAN = dataclasses.replace(cpu.SIZES.race, width=4, batch=8, pictures=1000)
 
@@ -49,6 +50,9 @@ def test_a_race_over_few_pictures_takes_whole_batches():
     course = time_to_accuracy.make_course(real_pictures(), PLAN, torch.device("cpu"))
     assert course.images.shape == (16, 32, 32, 3) and len(course.labels) == 16
     assert course.total_steps == 3 * 2
+    # The schedule that `--sched onecycle` names, without a warm-up before its own rise.
+    entry = Schedule("onecycle", course.total_steps)
+    assert [course.schedule.factor(step) for step in range(6)] == list(map(entry.factor, range(6)))
     with pytest.raises(ValueError, match="7 pictures are less than a batch of 8"):
         time_to_accuracy.make_course(real_pictures(7), PLAN, torch.device("cpu"))
 

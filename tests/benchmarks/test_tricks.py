@@ -1,10 +1,12 @@
 """benchmarks/tricks.py: each trick adds to those before it, and a whole study on synthetic data."""
 
 import json
+import subprocess
+from pathlib import Path
 
 import pytest
 
-from benchmarks import tricks
+from benchmarks import studies, tricks
 from benchmarks.tricks import PLAIN, TRICKS, figures_of, flags_of, main, options_of, table
 
 
@@ -36,6 +38,34 @@ def test_speeds_are_compared_seed_by_seed():
 def test_impossible_settings_are_refused(tmp_path, capsys):
     assert main(["--output", str(tmp_path), "--seeds", "0"]) == 2
     assert capsys.readouterr().err.startswith("error: --seeds")
+
+
+def test_other_flags_train_anew(tmp_path, monkeypatch):
+    trained = []
+
+    def run(words, **_):
+        folder = Path(words[words.index("--output") + 1])
+        folder.mkdir(parents=True)
+        epochs = int(words[words.index("--epochs") + 1])
+        figures = {"status": "finished", "seconds_training": epochs, "test_accuracy": 50}
+        (folder / "summary.json").write_text(json.dumps(figures))
+        trained.append(epochs)
+        return subprocess.CompletedProcess(words, 0)
+
+    monkeypatch.setattr(tricks.subprocess, "run", run)
+    plain = {"seconds": 9.0, "accuracy": 40.0}
+    monkeypatch.setattr(tricks, "train_plainly", lambda options, seed: plain)
+    for epochs in ("8", "16", "16"):
+        assert main(["--output", str(tmp_path), "--epochs", epochs, "--seeds", "1"]) == 0
+    assert trained == [8] * len(TRICKS) + [16] * len(TRICKS)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert {summary["tricks"][trick]["seconds"][0] for trick, _ in TRICKS} == {16}
+
+
+def test_a_record_that_was_cut_off_is_left_out(tmp_path):
+    (tmp_path / "results.jsonl").write_text('{"trick": "one"}\n{"tri')
+    assert studies.read_records(tmp_path / "results.jsonl") == [{"trick": "one"}]
+    assert studies.read_records(tmp_path / "none.jsonl") == []
 
 
 @pytest.mark.slow
