@@ -168,7 +168,7 @@ def test_the_last_step_may_be_left_out_if_it_is_not_whole(n):
     assert {*itertools.chain(*epochs)} == {*range(n)}
     assert all(batch.step_samples == 4 for batch in loader.epoch())
     assert make_loader(n, shuffle=False, **steps).samples == n
-    with pytest.raises(UserError, match="--drop_last leaves nothing of 3 training samples"):
+    with pytest.raises(UserError, match="--drop_last would skip all 3 training samples"):
         make_loader(3, shuffle=True, **steps)
 
 

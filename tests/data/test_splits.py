@@ -37,9 +37,9 @@ def test_split_of_balanced_classes_is_balanced_and_depends_on_the_seed():
 
 
 def test_split_needs_two_of_each_class():
-    with pytest.raises(UserError, match="class 'owl' has one sample"):
+    with pytest.raises(UserError, match="class 'owl' has only one sample"):
         stratified_split(np.array([0, 0, 1]), 0.5, seed=0, classes=["cat", "owl"])
-    with pytest.raises(UserError, match="class 1 has one sample"):
+    with pytest.raises(UserError, match="class 1 has only one sample"):
         stratified_split(np.array([0, 0, 1]), 0.5, seed=0)
     for fraction in (0, 1, -0.5, 1.5):
         with pytest.raises(UserError, match="between 0 and 1"):

@@ -157,7 +157,8 @@ def test_pictures_can_be_decoded_while_training(load, monkeypatch):
         assert torch.equal(one, other)
     monkeypatch.setattr(image_task, "usable_cores", lambda: 6)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")  # ranks that share the cores
-    assert load(decode="always", workers=None).pool.workers == 3
+    pool = load(decode="always", workers=None).pool
+    assert (pool.workers, pool._ranks) == (3, 2)
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])

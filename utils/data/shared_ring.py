@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from multiprocessing.shared_memory import SharedMemory
 import numpy as np
 
 from utils.errors import UserError
+from utils.files import reason
 
 # Where Linux keeps shared memory. Containers limit it to 64 MB by default.
 FOLDER = "/dev/shm"
@@ -30,34 +32,32 @@ class Ring:
         self.array = np.ndarray((slots, slot_bytes), np.uint8, buffer=memory.buf)
 
     @classmethod
-    def create(cls, slots: int, slot_bytes: int, warn: Callable[[str], None]) -> Ring:
+    def create(
+        cls, slots: int, slot_bytes: int, warn: Callable[[str], None], ranks: int = 1
+    ) -> Ring:
         """A new ring; with fewer slots, and a line by `warn`, if there is no room for all.
+
+        Args:
+            ranks: processes of this machine, each of which makes such a ring.
 
         Raises:
             UserError: there is no room for two slots.
         """
         slot_bytes = -(-slot_bytes // PAGE) * PAGE
-        free = free_bytes()
-        if free is not None and free < slots * slot_bytes:
-            fit = free // slot_bytes
-            if fit < 2:
-                raise _too_small(free, slot_bytes)
+        wanted, free = slots, free_bytes()
+        slots = _fitting(wanted, slot_bytes, free, ranks)
+        while (memory := _reserved(slots * slot_bytes)) is None:
+            # Another process has taken the room meanwhile. Always fewer, so that this ends.
+            free = free_bytes()
+            slots = min(slots - 1, _fitting(wanted, slot_bytes, free, ranks))
+            if slots < 2:
+                raise _too_small(free or 0, slot_bytes)
+        if slots < wanted:
             warn(
-                f"note: {FOLDER} has {free / 1e6:,.0f} MB free, so {fit} batches are read ahead "
-                f"and not {slots}: give it {slots * slot_bytes / 1e6:,.0f} MB (docker run "
-                "--shm-size) if training waits for data"
+                f"note: {FOLDER} has {(free or 0) / 1e6:,.0f} MB free, so {slots} batches are read "
+                f"ahead and not {wanted}: give it {ranks * wanted * slot_bytes / 1e6:,.0f} MB "
+                "(docker run --shm-size) if training waits for data"
             )
-            slots = fit
-        try:
-            memory = SharedMemory(create=True, size=slots * slot_bytes)
-        except OSError as error:
-            raise _too_small(free_bytes() or 0, slot_bytes) from error
-        try:
-            _reserve(memory)
-        except OSError as error:
-            memory.close()
-            memory.unlink()
-            raise _too_small(free_bytes() or 0, slot_bytes) from error
         return cls(memory, slots, slot_bytes)
 
     @classmethod
@@ -86,6 +86,55 @@ def free_bytes() -> int | None:
     except OSError:
         return None
     return found.f_bavail * found.f_frsize
+
+
+def total_bytes() -> int | None:
+    """Shared memory, free or not; None if it is not known."""
+    try:
+        found = os.statvfs(FOLDER)
+    except OSError:
+        return None
+    return found.f_blocks * found.f_frsize
+
+
+def _fitting(wanted: int, slot_bytes: int, free: int | None, ranks: int) -> int:
+    """How many slots, `wanted` at most, this process may take so that all ranks get two or more.
+
+    Raises:
+        UserError: there is no room for two.
+    """
+    if free is None:
+        return wanted
+    if free // slot_bytes < 2:
+        raise _too_small(free, slot_bytes)
+    total = total_bytes()
+    scarce = total is not None and total < ranks * wanted * slot_bytes
+    if free >= wanted * slot_bytes and not scarce:
+        return wanted
+    return min(wanted, max(2, free // ranks // slot_bytes))
+
+
+def _reserved(size: int) -> SharedMemory | None:
+    """New shared memory of `size` bytes; None if there is too little room.
+
+    Raises:
+        UserError: there can be none, whatever its size.
+    """
+    memory = None
+    try:
+        memory = SharedMemory(create=True, size=size)
+        _reserve(memory)
+    except OSError as error:
+        if memory is not None:
+            memory.close()
+            memory.unlink()
+        if error.errno == errno.ENOSPC:
+            return None
+        raise UserError(
+            f"cannot make shared memory in {FOLDER} ({reason(error)}): read without worker "
+            "processes (--workers 0)"
+        ) from error
+    return memory
 
 
 def _reserve(memory: SharedMemory) -> None:

@@ -44,6 +44,7 @@ class WorkerPool:
         slot_bytes: size of the largest batch.
         warn: called with a line about a problem that was solved.
         patience: seconds that training waits for a worker before it is replaced.
+        ranks: processes of this machine that have such a pool, and share its memory.
     """
 
     def __init__(
@@ -52,10 +53,11 @@ class WorkerPool:
         slot_bytes: int,
         warn: Callable[[str], None],
         patience: float = PATIENCE,
+        ranks: int = 1,
     ):
         assert workers > 0
         self.workers, self.slot_bytes, self._warn = workers, slot_bytes, warn
-        self._patience = patience
+        self._patience, self._ranks = patience, ranks
         self._ring: Ring | None = None
         self._free: list[int] = []  # slots
         self._members: list[Worker] = []
@@ -223,7 +225,8 @@ class WorkerPool:
     def _start(self) -> None:
         if self._closed:
             raise RuntimeError("the workers are closed")
-        self._ring = Ring.create(AHEAD * self.workers, self.slot_bytes, self._warn)
+        slots = AHEAD * self.workers
+        self._ring = Ring.create(slots, self.slot_bytes, self._warn, self._ranks)
         self._free = list(range(len(self._ring.array)))
         # Runs before multiprocessing waits for its children at exit, even without `close`.
         self._end = Finalize(self, end_all, (self._members, self._ring), exitpriority=20)

@@ -171,8 +171,9 @@ def _take_val(data: ImageData, settings: ImageSettings, console: Console) -> Ima
         return dataclasses.replace(data, val=data.test)
     if data.val_is_test:
         console.say(
-            "note: val/ is the test set, which decides nothing; as validation split, which decides "
-            "on the best weights and early stopping: --val_is_validation"
+            "note: val/ is used as the test set and influences nothing; with --val_is_validation "
+            "it becomes the validation split, which selects the best weights and controls early "
+            "stopping"
         )
     return data
 
@@ -183,8 +184,8 @@ def _divide(data: ImageData, settings: ImageSettings) -> tuple[PictureSplit, Pic
     chosen, val, labels = np.arange(len(data.train)), data.val, data.train.labels
     if settings.val_fraction and val is not None:
         raise UserError(
-            f"--val_fraction: the val/ folder in {settings.data_dir} is the validation split; "
-            "leave the flag out"
+            f"--val_fraction: {settings.data_dir} has a validation split of its own; leave the "
+            "flag out"
         )
     if settings.val_fraction:
         chosen, held_out = stratified_split(
@@ -240,8 +241,15 @@ def _decoding(
     if settings.loader == "dali":
         options["reader"] = DaliReader
     largest = largest_batch(settings.batch_size, train, test)
-    pool = WorkerPool(workers, largest, warn=console.say) if workers else None
+    if not workers:
+        return _Decoding(None, options)
+    pool = WorkerPool(workers, largest, warn=console.say, ranks=_ranks_here())
     return _Decoding(pool, options)
+
+
+def _ranks_here() -> int:
+    """Ranks on this machine, which share its cores and its shared memory."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
 
 def _workers(settings: ImageSettings, train: PictureSplit) -> int:
@@ -252,8 +260,7 @@ def _workers(settings: ImageSettings, train: PictureSplit) -> int:
     if settings.workers is not None:
         return settings.workers
     if train.encoded:
-        here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # processes that share the cores
-        return max(1, min(MOST_DECODERS, usable_cores() // here))
+        return max(1, min(MOST_DECODERS, usable_cores() // _ranks_here()))
     large = len(train) * math.prod(train.shape) > available_memory() / 2
     return min(AUTOMATIC_WORKERS, usable_cores()) if large else 0
 

@@ -53,6 +53,31 @@ def test_lists_of_each_split(folder, decode):
         assert np.array_equal(data.test.images, [noise(8, i) for i in range(7, 1, -1)])
 
 
+@pytest.mark.parametrize("word", ["valid", "validation"])
+def test_other_names_of_val(folder, word):
+    write(folder / "train.csv", ROWS[:4])
+    write(folder / f"{word}.csv", ROWS[4:6])
+    assert load(folder).val_is_test
+    write(folder / "test.csv", ROWS[6:])
+    data = load(folder / "train.csv")
+    assert len(data.val) == 2 and len(data.test) == 2
+    write(folder / "val.tsv", ROWS[4:6])
+    refused(folder, f"both val.tsv and {word}.csv")
+
+
+def test_a_test_list_without_labels(folder):
+    """As of a competition."""
+    write(folder / "train.csv", ROWS[:4])
+    write(folder / "test.csv", ["images/6.png", "images/7.png"], "image_id")
+    refused(folder, "test.csv has the columns image_id", "or move the list away")
+    write(folder / "val.csv", ROWS[4:6])
+    data = load(folder)
+    assert data.val_is_test and len(data.test) == 2
+    assert "without test.csv, which has no labels" in data.source
+    write(folder / "val.csv", ["images/6.png"], "image_id")
+    refused(folder, "val.csv has the columns image_id")
+
+
 def test_a_list_that_is_named(folder):
     write(folder / "any.csv", ROWS)
     data = load(folder / "any.csv", test_fraction=0.25)

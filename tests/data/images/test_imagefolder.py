@@ -1,5 +1,6 @@
 """Image folders: layouts, names, and files that cannot be decoded."""
 
+import errno
 import json
 import os
 import subprocess
@@ -12,6 +13,8 @@ from picture_trees import load, make_tree, noise, refused
 from PIL import Image
 
 from utils.data.images import cache as image_cache
+from utils.data.images import decode as decode_module
+from utils.data.images import decoded, imagefolder, listing, scanning
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -35,18 +38,39 @@ def test_val_is_the_test_set_only_where_there_is_no_other(tmp_path):
     assert two.val is None and len(two.test) == 8
 
 
+@pytest.mark.parametrize("word", ["valid", "validation"])
+def test_other_names_of_val(tmp_path, word):
+    """Roboflow and Keras call it so."""
+    two = make_tree(tmp_path / "two", ("train", word))
+    data = load(two)
+    assert data.val_is_test and np.array_equal(data.test.images[0], noise(8, 8))
+    refused(two, f"which has a folder {word}/", test_fraction=0.2)
+    data = load(make_tree(tmp_path / "three", ("train", word, "test")))
+    assert np.array_equal(data.val.images[0], noise(8, 8)) and len(data.test) == 8
+    make_tree(two, ("val",))
+    refused(two, f"both val/ and {word}/")
+
+
+def test_a_class_may_be_called_valid(tmp_path):
+    root = make_tree(tmp_path / "tickets", ("",), classes=("invalid", "valid"))
+    assert load(root, test_fraction=0.5).classes == ["invalid", "valid"]
+
+
 def shown(split):
     (pictures,) = split.chunks(len(split))
     return pictures
 
 
 @pytest.mark.parametrize("below", ["", "train"])
-def test_a_single_tree_is_divided(tmp_path, no_decoding, below):
+def test_a_single_tree_is_divided(tmp_path, no_decoding, monkeypatch, below):
     root = tmp_path / "pictures"
     make_tree(root, (below,), per_class=10)
     data = load(root, test_fraction=0.3)
     no_decoding()  # one cache serves every division
-    again, other = (load(root, test_fraction=fraction) for fraction in (0.3, 0.4))
+    other = load(root, test_fraction=0.4)
+    monkeypatch.setattr(listing, "channel_statistics", None)  # they are kept, too
+    again = load(root, test_fraction=0.3)
+    assert (again.mean, again.std) == (data.mean, data.std) != (other.mean, other.std)
     assert np.bincount(data.train.labels).tolist() == [7, 7]
     assert np.bincount(data.test.labels).tolist() == [3, 3]
     assert data.fingerprint == again.fingerprint != other.fingerprint
@@ -59,6 +83,18 @@ def test_a_single_tree_is_divided(tmp_path, no_decoding, below):
     pixels = shown(data.train).reshape(-1, 3) / 255
     np.testing.assert_allclose(data.mean, pixels.mean(0))
     np.testing.assert_allclose(data.std, pixels.std(0))
+
+
+def test_the_cache_of_a_divided_tree_may_be_read_only(tmp_path, monkeypatch):
+    root = make_tree(tmp_path / "pictures", ("",), per_class=10)
+    load(root, test_fraction=0.3)
+
+    def refuse(path, content):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(decoded, "replace_file", refuse)
+    pixels = shown(load(root, test_fraction=0.4).train).reshape(-1, 3) / 255
+    np.testing.assert_allclose(load(root, test_fraction=0.4).mean, pixels.mean(0))
 
 
 def test_a_cache_inside_the_tree_is_no_class(tmp_path):
@@ -103,6 +139,18 @@ def test_a_picture_may_have_any_name(tree):
     refused(tree, "zz", "not a readable picture")
 
 
+def test_texts_beside_pictures_are_not_opened(tree, monkeypatch):
+    for name in ("1.txt", "2.JSON", "3.xml", "4.csv", "5.md", "6.yaml"):
+        (tree / "train" / "cat" / name).write_text("about the pictures")
+    opened = imagefolder.open_image
+    names = []
+    monkeypatch.setattr(
+        imagefolder, "open_image", lambda path: names.append(Path(path).name) or opened(path)
+    )
+    (tree / "train" / "cat" / "7.other").write_text("perhaps a picture")
+    assert load(tree).strays == 7 and names == ["7.other"]
+
+
 def test_trees_that_cannot_be_used(tree, tmp_path):
     refused(tmp_path / "nowhere", "nowhere", "--data_dir", "train/<class>/")
     (tmp_path / "empty").mkdir()
@@ -122,7 +170,7 @@ def test_class_of_one_cannot_be_divided(tmp_path):
     root = make_tree(tmp_path / "pictures", ("",))
     (root / "owl").mkdir()
     Image.fromarray(noise()).save(root / "owl" / "only.png")
-    refused(root, "class 'owl' has one sample", test_fraction=0.5)
+    refused(root, "class 'owl' has only one sample", test_fraction=0.5)
 
 
 def test_common_small_size_is_kept_and_others_become_224(tmp_path):
@@ -173,6 +221,49 @@ def test_bad_file_is_named_or_skipped(tree, monkeypatch, kind):
     assert str(bad) in json.loads(index.read_text())["skipped_first"][0]
     # With that cache, a run without --on_bad skip still reports the file.
     refused(tree, bad, "--on_bad skip")
+    assert load(tree, on_bad="skip").skipped == 1
+
+
+PASSING = [
+    PermissionError(errno.EACCES, "Permission denied"),
+    OSError(errno.EIO, "Input/output error"),
+    OSError(errno.EMFILE, "Too many open files"),
+    MemoryError(),
+]
+
+
+@pytest.mark.parametrize("error", PASSING, ids=repr)
+@pytest.mark.parametrize("decode", ["once", "always"])
+def test_an_error_that_may_pass_leaves_no_picture_out(tree, monkeypatch, decode, error):
+    path = tree / "train" / "cat" / "001.png"
+    module, name = (decode_module, "decode") if decode == "once" else (scanning, "measure")
+    working = getattr(module, name)
+
+    def failing(source, *rest):
+        if path.samefile(getattr(source, "name", source)):
+            raise error
+        return working(source, *rest)
+
+    monkeypatch.setattr(module, name, failing)
+    problem = error.strerror if isinstance(error, OSError) else "too little memory"
+    for on_bad in ("skip", "error"):
+        refused(tree, f"cannot read {path}: {problem}", decode=decode, on_bad=on_bad)
+    monkeypatch.undo()
+    for on_bad in ("skip", "error"):
+        data = load(tree, decode=decode, on_bad=on_bad)
+        assert (len(data.train), data.skipped) == (8, 0)
+
+
+def test_a_place_that_no_file_has_is_the_fault_of_the_picture(tree, monkeypatch):
+    """A damaged TIFF may name one."""
+    working = decode_module.decode
+
+    def failing(path, *rest):
+        if path.endswith("train/cat/001.png"):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return working(path, *rest)
+
+    monkeypatch.setattr(decode_module, "decode", failing)
     assert load(tree, on_bad="skip").skipped == 1
 
 

@@ -57,6 +57,55 @@ def test_a_folder_of_images_inside(imagenet):
     assert load(imagenet, decode="always").test.labels.tolist() == [1, 2, 0, 1]
 
 
+@pytest.mark.parametrize(
+    "name, row",
+    [
+        ("val.csv", "ILSVRC2012 val_{n:08}.JPEG, golden {folder} ,0\n"),
+        ("val.csv", '"ILSVRC2012 val_{n:08}.JPEG","golden {folder}"\n'),
+        ("val.txt", "ILSVRC2012 val_{n:08}.JPEG\tgolden {folder}\t0, 1\n"),
+        ("LOC_val_solution.csv", "ILSVRC2012 val_{n:08},{label} 1 2 3 4\n"),
+    ],
+)
+def test_names_with_blanks(imagenet, name, row):
+    for folder in CLASSES:
+        (imagenet / "train" / folder).rename(imagenet / "train" / f"golden {folder}")
+    for path in list((imagenet / "val").iterdir()):
+        path.rename(path.with_name(path.name.replace("_", " ", 1)))
+    (imagenet / name).write_text(mapping(row))
+    assert load(imagenet, decode="always").test.labels.tolist() == [1, 2, 0, 1]
+
+
+def test_commas_after_the_class(imagenet):
+    (imagenet / "val.txt").write_text(mapping("ILSVRC2012_val_{n:08}.JPEG {folder} crane, bird\n"))
+    assert load(imagenet, decode="always").test.labels.tolist() == [1, 2, 0, 1]
+
+
+@pytest.mark.parametrize("name", ["val.txt", "validation.txt"])
+def test_a_flat_folder_called_validation(imagenet, name):
+    (imagenet / "val").rename(imagenet / "validation")
+    (imagenet / name).write_text(mapping("ILSVRC2012_val_{n:08}.JPEG {label}\n"))
+    assert load(imagenet, decode="always").test.labels.tolist() == [1, 2, 0, 1]
+
+
+@pytest.mark.parametrize("name", ["val.txt", "synset_labels.txt"])
+@pytest.mark.parametrize("inner", ["", "images"])
+def test_a_test_folder_without_classes_is_left_out(imagenet, name, inner):
+    """As in tiny-imagenet-200, and in Kaggle's copy of ImageNet."""
+    row = "ILSVRC2012_val_{n:08}.JPEG {label}\n" if name == "val.txt" else "{folder}\n"
+    folder = imagenet / "test" / inner
+    folder.mkdir(parents=True)
+    for number, path in enumerate(sorted((imagenet / "val").iterdir())):
+        (folder / f"test_{number}.JPEG").write_bytes(path.read_bytes())
+    refused(imagenet, imagenet / "val", "or move the folder away")
+    (imagenet / name).write_text(mapping(row))
+    data = load(imagenet, decode="always")
+    assert data.val_is_test and data.val is None and data.test.labels.tolist() == [1, 2, 0, 1]
+    assert "without test/, whose pictures have no classes" in data.source
+    (imagenet / "test.txt").write_text("".join(f"test_{n}.JPEG {n % 3}\n" for n in range(4)))
+    data = load(imagenet, decode="always")
+    assert len(data.val) == 4 and data.test.labels.tolist() == [0, 1, 2, 0]
+
+
 def test_what_is_wrong_with_it(imagenet):
     refused(imagenet, imagenet / "val", "add a file with the class of each picture")
     (imagenet / "val.txt").write_text("ILSVRC2012_val_00000000.JPEG 1\n")

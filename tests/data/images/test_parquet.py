@@ -91,6 +91,16 @@ def test_layouts_of_the_hub(tmp_path, layout):
     assert ("has converted of a larger set (partial-train/" in data.source) is ("partial" in layout)
 
 
+@pytest.mark.parametrize(
+    "layout", ["data/{}-00000-of-00001.parquet", "default/{}/0000.parquet", "{}.parquet"]
+)
+def test_a_split_called_valid(tmp_path, layout):
+    for split in ("train", "valid"):
+        path = tmp_path / "set" / layout.format(split)
+        write(path, {"image": PICTURES, "label": LABELS})
+    assert load("parquet", tmp_path / "set").val_is_test
+
+
 @pytest.mark.parametrize("layout", ["{}/train/0000.parquet", "{}/train-00000-of-00001.parquet"])
 def test_one_of_several_configurations_must_be_named(tmp_path, layout):
     for name in "fedcba":

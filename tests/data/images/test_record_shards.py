@@ -1,8 +1,10 @@
 """Shards of encoded pictures: tar and TFRecord, ours and others', whole and damaged."""
 
+import errno
 import io
 import json
 import os
+import re
 import tarfile
 
 import numpy as np
@@ -13,7 +15,8 @@ from data.images.test_encoded import encoded, inputs, loader, smooth
 from PIL import Image
 from small_disks import full_disk
 
-from utils.data.images import crc32c, pack, tfrecord
+from utils.data.images import crc32c, pack, scanning, tfrecord
+from utils.data.images.shards import find_shards
 from utils.data.images.sources import load_image_data
 from utils.errors import UserError
 
@@ -159,6 +162,48 @@ def test_layouts_of_shards(tmp_path):
     refused(folder, "tar", "--test_fraction has no effect", test_fraction=0.5)
 
 
+TRAIN, VAL = "imagenet1k-train-0000.tar", "imagenet1k-validation-00.tar"
+
+
+@pytest.mark.parametrize(
+    "names, splits",
+    [
+        ((TRAIN, VAL), {"train": [TRAIN], "val": [VAL]}),
+        (("a-train-0.tar", "a-val-0.tar", "test_a.tar"),
+         {"train": ["a-train-0.tar"], "val": ["a-val-0.tar"], "test": ["test_a.tar"]}),
+        (("data/train-0.tar", "data/valid-0.tar"),
+         {"train": ["data/train-0.tar"], "val": ["data/valid-0.tar"]}),
+        # How a name begins counts more than another word in it, or in its folder.
+        (("my-train-set/train-val.tar", "my-train-set/val-train.tar"),
+         {"train": ["my-train-set/train-val.tar"], "val": ["my-train-set/val-train.tar"]}),
+        (("train/a-test.tar", "test/a-train.tar"),
+         {"train": ["train/a-test.tar"], "test": ["test/a-train.tar"]}),
+        (("a.tar", "trainer.tar"), {"all": ["a.tar", "trainer.tar"]}),
+    ],
+)  # fmt: skip
+def test_splits_by_the_names_of_shards(tmp_path, names, splits):
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert find_shards("tar", tmp_path, re.compile(r".*\.tar")) == splits
+
+
+@pytest.mark.parametrize(
+    "names, problem",
+    [
+        (("my-train-val-0.tar", "my-test-0.tar"), "my-train-val-0.tar has both train and val"),
+        (("train-0.tar", "val-0.tar", "validation-0.tar"), "both val-0.tar and validation-0.tar"),
+        ((TRAIN, "other.tar"), "other.tar does not tell its split"),
+        ((VAL,), "has no training shards"),
+        (("training.tar", "evaluation.tar"), "have val, valid, validation or test as a word"),
+    ],
+)
+def test_names_of_shards_that_are_refused(tmp_path, names, problem):
+    for name in names:
+        (tmp_path / name).touch()
+    refused(tmp_path, "tar", problem)
+
+
 # ---- damaged ones --------------------------------------------------------------------------------
 
 
@@ -219,6 +264,22 @@ def test_a_bad_member_is_named_or_left_out(tmp_path, pairs, problem):
     refused(folder, "tar", folder / "train.tar", "member '7'", problem)
     data = load(folder, "tar", on_bad="skip")
     assert data.skipped == 1 and len(data.train) == 2
+
+
+@pytest.mark.parametrize("kind", ["tar", "tfrecord"])
+def test_an_error_that_may_pass_leaves_no_record_out(tree, monkeypatch, kind):
+    folder = packed(tree, kind)
+
+    def failing(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(scanning, "measure", failing)
+    for on_bad in ("skip", "error"):
+        refused(folder, kind, "cannot read", "too little memory", on_bad=on_bad)
+    monkeypatch.undo()
+    for on_bad in ("skip", "error"):
+        data = load(folder, kind, on_bad=on_bad)
+        assert (len(data.train), data.skipped) == (12, 0)
 
 
 def test_no_record_makes_the_reader_of_examples_fail_otherwise():
@@ -288,6 +349,39 @@ def test_packing_on_a_full_disk(tree):
     folder = tree.parent / "tfrecord"
     assert not list(folder.glob(".writing*"))
     assert len(load(packed(tree, "tfrecord", shard_bytes=1500), "tfrecord").train) == 12
+
+
+@pytest.mark.parametrize("word", ["valid", "validation"])
+def test_a_validation_split_of_another_name_is_packed(tree, word):
+    (tree / "test").rename(tree / word)
+    data = load(packed(tree, "tar"), "tar")
+    assert data.val_is_test and (len(data.train), len(data.test)) == (12, 12)
+
+
+def test_a_test_folder_without_classes_is_not_packed(tree, capsys):
+    make_tree(tree, ("val",), per_class=2)
+    for path in list((tree / "test").glob("*/*")):
+        path.rename(tree / "test" / f"{path.parent.name}{path.name}")
+    for path in (tree / "test").glob("*/"):
+        path.rmdir()
+    output = tree.parent / "out"
+    assert pack.main([str(tree), "--to", "tar", "--output", str(output)]) == 0
+    assert f"{tree / 'test'} is left out" in capsys.readouterr().out
+    assert len(load(output, "tar").test) == 4
+
+
+def test_a_class_whose_name_is_not_utf_8_is_packed(tmp_path):
+    tree = make_tree(tmp_path / "pictures", classes=("a", os.fsdecode(b"caf\xe9")))
+    assert load(packed(tree, "tar"), "tar").classes == ["a", "caf\\udce9"]
+
+
+def test_packing_stops_at_an_error_that_may_pass(tree, monkeypatch):
+    def failing(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(pack, "measure", failing)
+    with pytest.raises(UserError, match=r"cannot read .*png: Input/output error"):
+        pack.pack(tree, tree.parent / "out", "tar", 10**6, "skip", progress=False)
 
 
 def test_what_cannot_be_packed(tree, capsys):

@@ -7,7 +7,7 @@ import tarfile
 import numpy as np
 import pytest
 
-from utils.data.texts import published_csv
+from utils.data.texts import imdb, published_csv
 from utils.data.texts.cache import load_tokenized
 from utils.data.texts.sources import TextRequest, open_text_data
 from utils.data.texts.tokenizer_request import TokenizerRequest
@@ -143,6 +143,13 @@ def test_imdb_missing_or_broken(tmp_path):
     pack(folder, archive)
     refused("imdb", tmp_path, "has no test/neg")
     refused("imdb", tmp_path, "--train_file has no effect", train_file=archive)
+
+
+@pytest.mark.parametrize("limit", ("MAX_REVIEW_BYTES", "MAX_BYTES"))
+def test_imdb_of_enormous_reviews(tmp_path, monkeypatch, limit):
+    pack(write_imdb(tmp_path / "other/aclImdb"), tmp_path / "aclImdb_v1.tar.gz")
+    monkeypatch.setattr(imdb, limit, 30)
+    refused("imdb", tmp_path, "makes it too large", "not a whole archive")
 
 
 def test_the_cache_knows_every_review(tmp_path):

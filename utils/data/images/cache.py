@@ -216,7 +216,7 @@ def _check_something_left(name: str, source: Source, good: np.ndarray, classes: 
     needed = set(labels.tolist()) if name in ("train", "all") else set()
     lost = needed - set(labels[good].tolist())
     if lost or not good.any():
-        what = f"class {classes[min(lost)]!r}" if lost else f"{name}/"
+        what = f"class {classes[min(lost)]!r}" if lost else f"the split {name}"
         raise UserError(f"no readable picture is left in {what}: add some, or remove the folder")
 
 

@@ -3,6 +3,7 @@
     data_dir/train.csv   and test.csv or val.csv or both
     data_dir/train.csv   with `test_fraction`, or any list that `data_dir` itself names
 
+valid.csv and validation.csv are other names of val.csv.
 The lists beside a train.csv count, too, if `data_dir` names that file itself.
 
 A list names its columns in its first line, in any order, beside others. Files are relative to the
@@ -16,10 +17,11 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from utils.data.images.imagenet import class_names, text_lines
+from utils.data.images.imagenet import NoClasses, class_names, text_lines
 from utils.data.images.listing import Listing, load_listings
-from utils.data.images.shards import CLASSES, SPLITS
+from utils.data.images.shards import CLASSES
 from utils.data.images.sources import ImageData
+from utils.data.images.split_names import SPLITS, by_split
 from utils.data.texts.files import Table, read_table
 from utils.errors import UserError
 from utils.files import reason
@@ -38,19 +40,26 @@ LABEL_NAMES = (
 
 
 def load_csv(*, data_dir: Path, test_fraction: float | None = None, **settings) -> ImageData:
-    """The pictures of the lists, loaded by `load_listings`.
+    """The pictures of the lists, loaded by `load_listings`. A test list without a column of labels,
+    as of a competition, is left out if there is a val list.
 
     Raises:
         UserError: there is no list, a row of it is wrong, or see `load_listings`.
     """
     lists = _find_lists(data_dir, test_fraction)
-    listings, classes = {}, None
+    listings, classes, remark = {}, None, ""
     for split, path in lists.items():
-        listings[split] = _read_list(path, classes)
+        try:
+            listings[split] = _read_list(path, classes)
+        except NoClasses:
+            if split != "test" or "val" not in listings:
+                raise
+            remark = f", without {path.name}, which has no labels"
+            continue
         classes = listings[split].classes
     folder = next(iter(lists.values())).parent
     data = load_listings("csv", folder, listings, test_fraction=test_fraction, **settings)
-    return replace(data, classes=_names(folder, data.classes))
+    return replace(data, classes=_names(folder, data.classes), source=data.source + remark)
 
 
 def _find_lists(data_dir: Path, test_fraction: float | None) -> dict[str, Path]:
@@ -63,9 +72,12 @@ def _find_lists(data_dir: Path, test_fraction: float | None) -> dict[str, Path]:
     if not data_dir.is_dir():
         found, folder = {"train": data_dir}, data_dir.parent
     if not found or data_dir.stem == "train":
+        lists: dict[str, Path] = {}  # by the words of splits
         for word, ending in itertools.product(SPLITS, ENDINGS):
             if (path := folder / f"{word}{ending}").is_file():
-                found.setdefault(SPLITS[word], path)
+                lists.setdefault(word, path)
+        words = by_split(folder, {word: path.name for word, path in lists.items()})
+        found = {split: lists[word] for split, word in words.items()} | found
     if "train" not in found:
         raise UserError(
             f"{data_dir} has no train.csv: give the folder of the lists with --data_dir, or a "
@@ -139,6 +151,11 @@ def _columns(table: Table) -> tuple[int, int, bool]:
         for column, cell in enumerate(first):
             if cell and os.path.isfile(table.path.parent / cell.strip()):
                 return column, 1 - column, False
+    if file is not None:
+        raise NoClasses(
+            f"{table.path} has the columns {', '.join(names)[:200]}: name that of the pictures' "
+            "classes 'label', in the first line, or move the list away if it has none"
+        )
     raise UserError(
         f"{table.path} has the columns {', '.join(names)[:200]}: name that of the pictures' files "
         "'file' and that of their classes 'label', in the first line"

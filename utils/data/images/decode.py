@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import io
 import math
@@ -17,6 +18,11 @@ import numpy as np
 from PIL import Image
 
 from utils.data.images.threads import in_threads
+from utils.errors import UserError
+
+# Errors of the system that tell that there is no such picture. Pillow's own have no number; a
+# damaged TIFF makes it seek to a place that no file has, which is EINVAL.
+_LASTING = (None, errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL)
 
 # Pillow knows more formats; some start other programs (EPS) or are not pictures.
 FORMATS = (
@@ -271,6 +277,17 @@ def why(error: Exception) -> str:
     return " ".join(text.split())
 
 
+def raise_passing(record: str, error: Exception) -> None:
+    """Raises UserError for an error that says nothing about the picture: permission is denied, a
+    disk fails, memory or descriptors run out. Caches would leave out such a picture for ever."""
+    if isinstance(error, MemoryError):
+        raise UserError(f"cannot read {record}: too little memory; use fewer --workers") from error
+    if isinstance(error, OSError) and error.errno not in _LASTING:
+        raise UserError(
+            f"cannot read {record}: {why(error)}; give the same command again when it can be read"
+        ) from error
+
+
 def decode_all(
     paths: list[str], size: int, workers: int, crop_ratio: float = 1.0
 ) -> Iterator[tuple[np.ndarray, dict[int, str]]]:
@@ -278,7 +295,7 @@ def decode_all(
 
     Yields in order, for each chunk, the decoded pictures, (n, size, size, 3) uint8, and for files
     that cannot be decoded: offset in the chunk -> reason. A few more than `workers` chunks, of
-    about 8 MiB at most, are in memory.
+    about 8 MiB at most, are in memory. Raises what `raise_passing` does.
     """
     length = max(1, min(256, (8 << 20) // (3 * size * size)))
 
@@ -290,6 +307,7 @@ def decode_all(
                 pictures[good] = decode(path, size, crop_ratio)
                 good += 1
             except Exception as error:  # a damaged file can make Pillow raise any exception
+                raise_passing(path, error)
                 errors[offset] = why(error)
         return pictures[:good], errors
 

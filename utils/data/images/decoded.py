@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from utils.data.worker_process import is_map
+from utils.files import replace_file
 
 if TYPE_CHECKING:
     from utils.data.images.loader import ImageLoader
     from utils.data.workers import WorkerPool
 
+
+Statistics = tuple[tuple[float, ...], tuple[float, ...]]  # mean and std, per channel
 
 # Columns are summed in uint32, which holds 255 * 255 of 66,051 rows at most.
 MOST_ROWS = 1 << 16
@@ -73,9 +78,7 @@ class DecodedSplit:
         return ImageLoader(self.images, self.labels, rows=self.rows, pool=pool, **options)
 
 
-def channel_statistics(
-    images: np.ndarray | DecodedSplit,
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def channel_statistics(images: np.ndarray | DecodedSplit) -> Statistics:
     """Mean and standard deviation (of the population) per channel, of pixels scaled to 0..1.
 
     Reads `images`, (samples, height, width, channels) uint8 or a split, once, a few MiB at a time.
@@ -86,7 +89,7 @@ def channel_statistics(
     return statistics_of(images.chunks(max(1, min(MOST_ROWS, (1 << 21) // row))))
 
 
-def statistics_of(chunks: Iterable[np.ndarray]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def statistics_of(chunks: Iterable[np.ndarray]) -> Statistics:
     """The same of pictures that come in chunks, (up to MOST_ROWS, height, width, channels) uint8.
 
     The sums of pixels and of their squares are exact integers; only the final divisions and the
@@ -110,6 +113,25 @@ def statistics_of(chunks: Iterable[np.ndarray]) -> tuple[tuple[float, ...], tupl
         variance = (count * total_squares - total * total) / (255 * count) ** 2
         std.append(variance**0.5)
     return tuple(mean), tuple(std)
+
+
+def kept_statistics(folder: Path, key: str, compute: Callable[[], Statistics]) -> Statistics:
+    """Those that an earlier run has left in the folder of a cache, else new ones, which are left
+    there if it can be written.
+
+    Args:
+        key: SHA-256 (hexadecimal) of what they depend on.
+    """
+    path = folder / f"statistics-{key[:16]}.json"
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        return tuple(kept["mean"]), tuple(kept["std"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    mean, std = compute()
+    with suppress(OSError):  # then they are computed again
+        replace_file(path, json.dumps({"mean": mean, "std": std}).encode())
+    return mean, std
 
 
 def content_fingerprint(classes: Sequence[str], splits: dict[str, DecodedSplit | None]) -> str:

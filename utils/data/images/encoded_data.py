@@ -5,22 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
 from utils.data.images.decode import strict_pillow
-from utils.data.images.decoded import statistics_of
+from utils.data.images.decoded import Statistics, kept_statistics, statistics_of
 from utils.data.images.encoded import EncodedSplit
-from utils.data.images.record_index import Found, Indexing, find_index
+from utils.data.images.record_index import Indexing, find_index
 from utils.data.images.records import EncodedPictures
 from utils.data.images.scanning import SplitFiles
 from utils.data.images.sources import ImageData
 from utils.data.images.threads import in_threads
 from utils.data.splits import TEST_SEED, stratified_split
 from utils.errors import UserError
-from utils.files import replace_file
 
 DEFAULT_SIZE, LARGEST_KEPT_SIZE = 224, 64
 # Pictures of the training split from which mean and standard deviation are computed.
@@ -79,7 +77,9 @@ def load_encoded(
     what = json.dumps([found.index.fingerprint, classes, image_size, crop_ratio, test_fraction])
     key = hashlib.sha256(what.encode()).hexdigest()
     size = sum(map(len, labels.values())) * 3 * image_size**2 / 1e9
-    mean, std = _statistics(splits["train"], found, key, how.workers)
+    mean, std = kept_statistics(
+        found.folder, key, lambda: _statistics(splits["train"], how.workers)
+    )
     return ImageData(
         name=name,
         classes=classes,
@@ -123,25 +123,14 @@ def _choose_size(table: np.ndarray) -> int:
     return DEFAULT_SIZE
 
 
-def _statistics(
-    train: EncodedSplit, found: Found, key: str, workers: int
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _statistics(train: EncodedSplit, workers: int) -> Statistics:
     """Mean and standard deviation per channel, of MEASURED pictures drawn from the training split
-    (always the same ones), or of all if there are fewer. Kept beside the index."""
-    path = found.folder / f"statistics-{key[:16]}.json"
-    try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        return tuple(kept["mean"]), tuple(kept["std"])
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
+    (always the same ones), or of all if there are fewer."""
     chosen = np.arange(len(train))
     if len(train) > MEASURED:
         chosen = np.sort(np.random.default_rng(TEST_SEED).permutation(len(train))[:MEASURED])
     with strict_pillow():
-        mean, std = statistics_of(_decoded(train.part(chosen), workers))
-    with suppress(OSError):  # then they are computed again
-        replace_file(path, json.dumps({"mean": mean, "std": std}).encode())
-    return mean, std
+        return statistics_of(_decoded(train.part(chosen), workers))
 
 
 def _decoded(split: EncodedSplit, workers: int) -> Iterator[np.ndarray]:

@@ -10,7 +10,7 @@ A configuration is a variant of the set, such as a selection of its classes.
 
 from pathlib import Path
 
-from utils.data.images.shards import split_of
+from utils.data.images.split_names import first_word
 from utils.errors import UserError
 
 NAMED = 5  # configurations in a message
@@ -23,7 +23,7 @@ def configuration_folder(root: Path) -> Path:
         UserError: there are several configurations.
     """
     files = [path.relative_to(root).parts for path in _parquet_files(root)]
-    if any(len(parts) == 1 or split_of(parts[0]) for parts in files):
+    if any(len(parts) == 1 or first_word(parts[0]) for parts in files):
         return root
     names = sorted({parts[0] for parts in files})
     if len(names) > 1:

@@ -3,7 +3,8 @@
     data_dir/train/<class>/...   and test/<class>/... or val/<class>/... or both
     data_dir/<class>/...         with `test_fraction` (also for train/ alone)
 
-val/ and test/ may hold their pictures without class folders (imagenet.py).
+valid/ and validation/ are other names of val/. val/ and test/ may hold their pictures without class
+folders (imagenet.py).
 
 Classes are the sorted folder names of the training pictures, with the names that a file of synsets
 gives them (imagenet.py).
@@ -17,16 +18,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from utils.data.images.decode import open_image, picture_endings, strict_pillow
-from utils.data.images.imagenet import class_names, flat_labels
+from utils.data.images.imagenet import NoClasses, class_names, flat_labels
 from utils.data.images.listing import Listing, load_listings
 from utils.data.images.sources import ImageData
+from utils.data.images.split_names import SPLITS, by_split
 from utils.errors import UserError
 
 LAYOUT = (
     "expected train/<class>/ with test/<class>/ or val/<class>/, or <class>/ with --test_fraction"
 )
-_SPLITS = ("train", "val", "test")
 _IGNORED = {"thumbs.db", "desktop.ini", "__macosx"}
+# What often lies beside pictures. Opening each at every start would take 60 us.
+_TEXTS = {".txt", ".json", ".xml", ".csv", ".md", ".yaml", ".yml"}
 
 
 def load_imagefolder(
@@ -34,9 +37,9 @@ def load_imagefolder(
 ) -> ImageData:
     """The tree at `data_dir`, loaded by `load_listings`.
 
-    val/ is the validation split if there is test/, else the test set. Files that are no pictures by
-    their names and contents are passed over and counted; one that has the name of a picture and
-    cannot be decoded is an error.
+    val/ is the validation split if there is test/ with classes, else the test set. Files that are
+    no pictures by their names and contents are passed over and counted; one that has the name of a
+    picture and cannot be decoded is an error.
 
     Raises:
         UserError: the tree has another layout, or see `load_listings`.
@@ -46,30 +49,35 @@ def load_imagefolder(
         "imagefolder", data_dir, listings,
         cache_dir=cache_dir, test_fraction=test_fraction, **settings,
     )  # fmt: skip
-    return replace(data, classes=class_names(data_dir, data.classes))
+    source = data.source
+    if leaves_out_test(data_dir, listings):
+        source += ", without test/, whose pictures have no classes"
+    return replace(data, classes=class_names(data_dir, data.classes), source=source)
 
 
 def list_tree(data_dir: Path, test_fraction: float | None, cache_dir: Path) -> dict[str, Listing]:
     """Split -> its files: {"train", "test" and/or "val"}, or {"all"} for a tree to be divided.
 
+    A flat test/ without a file of classes, as of a competition, is left out if there is val/.
     `cache_dir` is skipped if it is inside the tree.
     """
     folders = _folders(data_dir, cache_dir)
-    beside = [name for name in _SPLITS if name in folders]
-    others = [name for name in folders if name not in _SPLITS]
+    beside = [name for name in SPLITS if name in folders]
+    others = [name for name in folders if name not in SPLITS]
     # "train" is a class if it holds no folders and there are folders of other classes beside it.
     if "train" in beside and (not others or _folders(data_dir / "train", cache_dir)):
-        held_out = [name for name in beside if name != "train"]
+        words = by_split(data_dir, {name: f"{name}/" for name in beside})
+        held_out = {split: word for split, word in words.items() if split != "train"}
         if held_out and test_fraction is not None:
             raise UserError(
-                f"--test_fraction has no effect on {data_dir}, which has a folder {held_out[-1]}/: "
-                "leave it out"
+                f"--test_fraction has no effect on {data_dir}, which has a folder "
+                f"{list(held_out.values())[-1]}/: leave it out"
             )
         root = data_dir / "train"
     elif beside and not others:
         raise UserError(f"{data_dir} has {beside[0]}/ and no train/: {LAYOUT}")
     else:
-        held_out, root = [], data_dir
+        held_out, root = {}, data_dir
     if not held_out:
         if not _folders(root, cache_dir):
             raise UserError(f"{root} has no class folders: {LAYOUT}")
@@ -79,11 +87,19 @@ def list_tree(data_dir: Path, test_fraction: float | None, cache_dir: Path) -> d
                 "pictures as test set, as with --test_fraction 0.2, or add such a folder"
             )
         return {"all": _list_split(root, None, cache_dir)}
-    train = _list_split(root, None, cache_dir)
-    return {
-        "train": train,
-        **{name: _list_split(data_dir / name, train.classes, cache_dir) for name in held_out},
-    }
+    listings = {"train": _list_split(root, None, cache_dir)}
+    for split, word in held_out.items():  # val before test
+        try:
+            listings[split] = _list_split(data_dir / word, listings["train"].classes, cache_dir)
+        except NoClasses:
+            if split != "test" or "val" not in listings:
+                raise
+    return listings
+
+
+def leaves_out_test(data_dir: Path, listings: dict[str, Listing]) -> bool:
+    """Whether `list_tree` has left out test/."""
+    return "val" in listings and "test" not in listings and (data_dir / "test").is_dir()
 
 
 def _list_split(root: Path, known: list[str] | None, cache_dir: Path) -> Listing:
@@ -198,6 +214,8 @@ def _is_stray(entry: os.DirEntry) -> bool:
     ending = os.path.splitext(entry.name)[1].lower()
     if not ending or ending in picture_endings():
         return False
+    if ending in _TEXTS:
+        return True
     try:
         with strict_pillow(), open_image(entry.path):
             return False

@@ -5,20 +5,26 @@ Files are searched for in the data set's folder and in val/ or test/ itself.
 
 from __future__ import annotations
 
+import csv
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from utils.data.images.split_names import SPLITS, VAL
 from utils.errors import UserError
 from utils.files import reason
 
 # Lines "n01440764 tench, Tinca tinca": the folder of a class, and its name.
 SYNSETS = ("LOC_synset_mapping.txt", "synset_words.txt", "words.txt")
 # Lines of a file's name (with or without its ending) and its class, as the name of its folder or
-# its number among the sorted folders, then perhaps more.
+# its number among the sorted folders, then perhaps more; between commas, tabs or blanks.
 MAPPINGS = ("{}.txt", "{}.csv", "{}_annotations.txt", "LOC_{}_solution.csv")
 # Lines of a class alone, in the order of the sorted files.
 IN_ORDER = ("imagenet_2012_validation_synset_labels.txt", "synset_labels.txt")
+
+
+class NoClasses(UserError):
+    """Nothing tells the classes of the pictures."""
 
 
 def class_names(root: Path, classes: Sequence[str]) -> list[str]:
@@ -59,17 +65,24 @@ def flat_labels(root: Path, split: str, files: Sequence[str], classes: Sequence[
         classes: the sorted names of the training pictures' folders.
 
     Raises:
-        UserError: there is no file of classes, or it does not name a known one for each file.
+        NoClasses: there is no file of classes.
+        UserError: it does not name a known class for each file.
     """
     known = {name: number for number, name in enumerate(classes)}
     known |= {str(number): number for number in range(len(classes)) if str(number) not in known}
     places = [root, root / split]
-    for path in (place / pattern.format(split) for place in places for pattern in MAPPINGS):
+    words = dict.fromkeys((split, SPLITS[split]))  # valid/ may come with val.txt
+    patterns = [pattern.format(word) for word in words for pattern in MAPPINGS]
+    for path in (place / pattern for place in places for pattern in patterns):
         if lines := text_lines(path):
-            rows = [line.replace(",", " ").split() for line in lines]
-            found = {Path(row[0]).stem: row[1] for row in rows if len(row) > 1}
+            stems = {Path(file).stem for file in files}
+            found = dict(filter(None, (_mapping(line, stems) for line in lines)))
+            if path.name.startswith("LOC_"):  # places of the object follow, and further objects
+                found = {stem: name.split()[0] for stem, name in found.items()}
             named = [found.get(Path(file).stem) for file in files]
             return _numbers(path, named, files, known)
+    if split == "test" and any((root / word).is_dir() for word in VAL):
+        places = [root / split]  # a file beside both folders is of val/
     for path in (place / name for place in places for name in IN_ORDER):
         if lines := text_lines(path):
             if len(lines) != len(files):
@@ -79,10 +92,24 @@ def flat_labels(root: Path, split: str, files: Sequence[str], classes: Sequence[
                 )
             return _numbers(path, [line.strip() for line in lines], files, known)
     mappings = ", ".join(pattern.format(split) for pattern in MAPPINGS)
-    raise UserError(
+    raise NoClasses(
         f"{root / split} has pictures and no class folders: make a folder for each class, or add "
-        f"a file with the class of each picture, named {mappings} or {IN_ORDER[0]}"
+        f"a file with the class of each picture, named {mappings} or {IN_ORDER[0]}; or move the "
+        "folder away if its classes are not known"
     )
+
+
+def _mapping(line: str, stems: set[str]) -> tuple[str, str] | None:
+    """(stem, class) of the picture that a line is about, if it is one of `stems`. Names with blanks
+    stand between commas or tabs; a line without them may have commas in what follows the class."""
+    for cells in (next(csv.reader([line])), line.split("\t"), line.split()):
+        if len(cells) < 2 or not cells[1].strip():
+            continue
+        file = Path(cells[0].strip())
+        # More than one word after the dot: another separator belongs between these.
+        if file.stem in stems and len(file.suffix.split()) < 2:
+            return file.stem, cells[1].strip()
+    return None
 
 
 def _numbers(

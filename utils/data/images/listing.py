@@ -14,7 +14,7 @@ from pathlib import Path
 
 from utils.data.images.cache import VERSION, FileSource, Index, build_cache, open_cache
 from utils.data.images.decode import open_image, strict_pillow
-from utils.data.images.decoded import DecodedSplit, channel_statistics
+from utils.data.images.decoded import DecodedSplit, channel_statistics, kept_statistics
 from utils.data.images.encoded_data import DEFAULT_SIZE, LARGEST_KEPT_SIZE, load_encoded
 from utils.data.images.record_index import Indexing
 from utils.data.images.records import FileState
@@ -105,7 +105,7 @@ def load_listings(
             f"{index.skipped_first[0]}: remove them, or leave them out with --on_bad skip"
         )
     if test_fraction is not None:
-        return _divide(name, index, splits["all"], test_fraction, source, strays)
+        return _divide(name, folder, index, splits["all"], test_fraction, source, strays)
     train, test, val = (splits.get(name) for name in ("train", "test", "val"))
     val_is_test = test is None
     if val_is_test:
@@ -127,13 +127,16 @@ def load_listings(
 
 
 def _divide(
-    name: str, index: Index, everything: DecodedSplit, fraction: float, source: str, strays: int
-) -> ImageData:
-    """Divides a single split. The parts are rows of one cache, which serves any fraction."""
+    name: str, folder: Path, index: Index, everything: DecodedSplit, fraction: float, source: str,
+    strays: int,
+) -> ImageData:  # fmt: skip
+    """Divides a single split. The parts are rows of one cache, in `folder`, which serves any
+    fraction."""
     kept, held_out = stratified_split(everything.labels, fraction, TEST_SEED, index.classes)
     train, test = everything.part(kept), everything.part(held_out)
-    mean, std = channel_statistics(train)
     division = f"{index.fingerprint} {fraction!r} {TEST_SEED}"
+    fingerprint = hashlib.sha256(division.encode()).hexdigest()
+    mean, std = kept_statistics(folder, fingerprint, lambda: channel_statistics(train))
     return ImageData(
         name=name,
         classes=index.classes,
@@ -141,7 +144,7 @@ def _divide(
         std=std,
         train=train,
         test=test,
-        fingerprint=hashlib.sha256(division.encode()).hexdigest(),
+        fingerprint=fingerprint,
         skipped=index.skipped,
         strays=strays,
         source=source,

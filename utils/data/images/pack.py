@@ -23,11 +23,12 @@ from typing import BinaryIO
 import numpy as np
 from tqdm import tqdm
 
-from utils.data.images.decode import measure, open_image, strict_pillow, why
-from utils.data.images.imagefolder import list_tree
+from utils.data.images.decode import measure, open_image, raise_passing, strict_pillow, why
+from utils.data.images.imagefolder import leaves_out_test, list_tree
 from utils.data.images.imagenet import class_names
 from utils.data.images.listing import Listing
 from utils.data.images.shards import CLASSES
+from utils.data.images.split_names import VAL
 from utils.data.images.tar import PICTURES, add_sample
 from utils.data.images.tfrecord import example, framed
 from utils.errors import UserError
@@ -70,11 +71,13 @@ def pack(
     Raises:
         UserError: a file is not a picture, `output` holds something else, or cannot be written.
     """
-    held_out = [name for name in ("val", "test") if (folder / name).is_dir()]
+    held_out = [word for word in (*VAL, "test") if (folder / word).is_dir()]
     divided = (folder / "train").is_dir() and held_out
     listings = list_tree(folder, None if divided else 0.5, output)
     if not divided:
         listings = {"train": listings["all"]}
+    if progress and leaves_out_test(folder, listings):
+        print(f"note: {folder / 'test'} is left out, as its pictures have no classes")
     shards = [
         shard
         for split, listing in listings.items()
@@ -83,7 +86,9 @@ def pack(
     classes = class_names(folder, next(iter(listings.values())).classes)
     skipped: list[str] = []
     with _held(output, _key(shards)):
-        replace_file(output / CLASSES, "".join(f"{name}\n" for name in classes).encode())
+        names = "".join(f"{name}\n" for name in classes)
+        # A folder's name need not be UTF-8. Predictions write such a class in the same way.
+        replace_file(output / CLASSES, names.encode(errors="backslashreplace"))
         todo = [shard for shard in shards if not (output / shard.name).exists()]
         if progress and len(todo) < len(shards):
             print(f"{len(shards) - len(todo):,} of {len(shards):,} shards are there already")
@@ -118,6 +123,7 @@ def _write(
             try:
                 content, ending = _picture(path)
             except Exception as error:  # a damaged file can make Pillow raise any exception
+                raise_passing(path, error)
                 if on_bad == "error":
                     raise UserError(
                         f"{path} is not a readable picture ({why(error)}): remove it, or leave out "

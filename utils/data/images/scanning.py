@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import stat
 import sys
+import threading
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing.connection import wait
 from typing import BinaryIO, NamedTuple, Protocol
 
 import numpy as np
 from tqdm import tqdm
 
-from utils.data.images.decode import measure, strict_pillow, why
+from utils.data.images.decode import measure, raise_passing, strict_pillow, why
 from utils.data.images.records import HEAD, RECORD, FileState
 from utils.data.worker_process import SIGNALS
 
@@ -157,6 +159,7 @@ class FolderPart:
                     height, width, check = entry(file, length, thorough)
                 table[number] = number, 0, length, label, height, width, check
             except Exception as error:  # a damaged file can make Pillow raise any exception
+                raise_passing(path, error)
                 bad.append(Bad(number, path, why(error)))
                 good[number] = False
         return Scanned(table[good], bad)
@@ -169,7 +172,9 @@ def _executor(tasks: list[Task], thorough: bool, workers: int) -> Iterator[Execu
     # A file of one picture whose header alone is read is little work, however large it is.
     by_size = thorough or any(task.part.labels is None for task in tasks)
     if workers > 1 and len(tasks) > 1 and (files > MANY_FILES or (by_size and size > MANY_BYTES)):
-        executor = ProcessPoolExecutor(workers, get_context("spawn"), _prepare_process)
+        executor = ProcessPoolExecutor(
+            workers, multiprocessing.get_context("spawn"), _prepare_process
+        )
     else:
         executor = ThreadPoolExecutor(workers, thread_name_prefix="index")
     try:
@@ -183,6 +188,14 @@ def _prepare_process() -> None:
     strict_pillow().__enter__()
     for signum in SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """The queue of tasks never ends for a process whose parent was killed: all indexing processes
+    hold both its ends."""
+    wait([multiprocessing.parent_process().sentinel])
+    os._exit(0)  # without cleanup: nobody takes the results
 
 
 def _bar(tasks: list[Task], progress: bool) -> tqdm:

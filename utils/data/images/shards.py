@@ -1,6 +1,7 @@
 """Shards of encoded pictures: `--dataset tar` and `--dataset tfrecord`.
 
-    data_dir/train-00000-of-00064.tar      and val-..., validation-..., test-...
+    data_dir/train-00000-of-00064.tar      and val-... (or valid-, validation-), test-...
+    data_dir/imagenet1k-train-0000.tar     likewise; the split anywhere in the name
     data_dir/train/anything.tar            likewise; names do not matter there
     data_dir/data/train-00000.tar          likewise; in a folder of another name
     data_dir/anything.tar                  with `test_fraction` (also for train alone)
@@ -21,12 +22,12 @@ from utils.data.images.record_index import Indexing
 from utils.data.images.records import FileState
 from utils.data.images.scanning import SplitFiles
 from utils.data.images.sources import ImageData
+from utils.data.images.split_names import SPLITS, by_split, split_word
 from utils.data.images.tar import TarShard
 from utils.data.images.tfrecord import TFRecordShard
 from utils.errors import UserError
 from utils.files import reason
 
-SPLITS = {"train": "train", "val": "val", "validation": "val", "test": "test"}
 # What shards are called. ImageNet's TFRecords have no ending.
 NAMES = {
     "tar": (TarShard, re.compile(r".*\.tar")),
@@ -73,22 +74,24 @@ def _list_shards(name: str, root: Path, test_fraction: float | None) -> dict[str
 
 
 def find_shards(name: str, root: Path, pattern: re.Pattern) -> dict[str, list[str]]:
-    """Split -> the sorted names of its files, relative to `root`; "all": of no known split."""
+    """Split -> the sorted names of its files, relative to `root`; "all": of no known split.
+
+    Raises:
+        UserError: there are none, or their names contradict each other.
+    """
     found: dict[str, list[str]] = {}
+    spelled: dict[str, str] = {}  # word -> the first shard with it
     for path in _files(root):
         if pattern.fullmatch(path.name.lower()):
             shard = path.relative_to(root)
-            split = next(filter(None, map(split_of, shard.parts)), "all")
-            found.setdefault(split, []).append(str(shard))
+            word = split_word(shard.parts)
+            if word is not None:
+                spelled.setdefault(word, str(shard))
+            found.setdefault(SPLITS.get(word, "all"), []).append(str(shard))
     if not found:
         raise UserError(f"there are no {name} shards in {root}: give their folder with --data_dir")
+    by_split(root, spelled)
     return {split: sorted(names) for split, names in found.items()}
-
-
-def split_of(name: str) -> str | None:
-    """The split of a shard or folder of this name; None if its first word is that of no split. The
-    Hugging Face hub writes partial-train where it has converted the beginning of train alone."""
-    return SPLITS.get(re.match("(?:partial-)?([a-z]*)", name.lower())[1])
 
 
 def divided(
@@ -99,15 +102,20 @@ def divided(
     if len(found) == 1 and found.keys() <= {"train", "all"}:
         if test_fraction is None:
             raise UserError(
-                f"{root} has no shards of a test set, such as val-*: hold out a part of the "
-                "pictures, as with --test_fraction 0.2, or add such shards"
+                f"{root} has no shards of a test set: they have val, valid, validation or test as "
+                "a word in their names or those of their folders; rename them so, or, if there are "
+                "none, hold out a part of the pictures, as with --test_fraction 0.2"
             )
         return {"all": next(iter(found.values()))}
-    if "train" not in found or "all" in found:
-        odd = next(iter(found.get("all", next(iter(found.values())))))
+    if "all" in found:
         raise UserError(
-            f"{root / odd} does not tell its split: names of shards, or of the folders that they "
-            "are in, begin with train, val or test"
+            f"{root / found['all'][0]} does not tell its split: names of shards, or of the folders "
+            "that they are in, have train, val (valid, validation) or test as a word"
+        )
+    if "train" not in found:
+        raise UserError(
+            f"{root} has no training shards: they have train as a word in their names or those of "
+            "their folders"
         )
     if test_fraction is not None:
         raise UserError(

@@ -77,7 +77,7 @@ class ImageData:
     `fingerprint` is a SHA-256 (hexadecimal) that changes with pixels, labels and class names. `val`
     is None unless the data set has its own validation split. `skipped` counts the files left out by
     `on_bad="skip"`, `strays` those beside the pictures that are none; `source` says, for messages,
-    where the pictures came from. `val_is_test`: `test` is what a folder named val/ holds.
+    where the pictures came from. `val_is_test`: `test` is the split named val.
     """
 
     name: str

@@ -35,6 +35,8 @@ URL = "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz"
 FOLDER, ARCHIVE = "aclImdb", "aclImdb_v1.tar.gz"
 SPLITS, CLASSES = ("train", "test"), ("neg", "pos")
 VERSION = 1  # of reading; part of the cache's key
+# Unpacked; the published reviews have up to 14 KB each, and 66 MB in all.
+MAX_REVIEW_BYTES, MAX_BYTES = 1 << 20, 1 << 30
 _REVIEW = re.compile(r"(?:^|/)(train|test)/(neg|pos)/([^/.][^/]*\.txt)$")
 
 # Split, class and name of a review's file, in the order in which reviews are trained on and tested.
@@ -104,12 +106,17 @@ def _read(files: dict[Key, Path]) -> Iterator[tuple[Key, bytes]]:
 def _unpack(archive: Path) -> Iterator[tuple[Key, bytes]]:
     """The reviews of the archive, in the order of `_reviews_of`."""
     reviews: dict[Key, bytes] = {}
+    unpacked = 0
     try:
         with tarfile.open(archive, "r:gz") as tar:
             for member in tar:
                 found = _REVIEW.search(member.name)
-                if found and member.isfile():
-                    reviews[found.groups()] = tar.extractfile(member).read()
+                if not found or not member.isfile():
+                    continue
+                unpacked += member.size
+                if member.size > MAX_REVIEW_BYTES or unpacked > MAX_BYTES or member.issparse():
+                    raise tarfile.TarError(f"{member.name} makes it too large")
+                reviews[found.groups()] = tar.extractfile(member).read()
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
         raise UserError(f"{archive} is not a whole archive ({error}): fetch {URL} again") from error
     for split in SPLITS:
