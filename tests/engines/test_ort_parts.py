@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -11,7 +12,7 @@ from toy import facts_of, make_trainer
 from utils.distributed.strategies.base import Strategy
 from utils.engines.choose import choose_engine
 from utils.engines.ort import session
-from utils.engines.ort.arguments import Flat, first_of, kind_of, tensors_of
+from utils.engines.ort.arguments import Flat, first_of, kind_of, smaller, tensors_of
 from utils.engines.ort.checks import FLOOR, relative_difference, without_dropout
 from utils.engines.ort.engine import Ort
 from utils.engines.ort.export import by_running_statistics, export
@@ -20,7 +21,7 @@ from utils.engines.ort.module import OrtModule
 from utils.errors import UserError
 from utils.mixup.mixing import MixPlan
 from utils.models.transformer import Transformer
-from utils.packed import PackedTokens
+from utils.packed import PackedTokens, pack
 from utils.reporting.console import Console
 
 
@@ -61,6 +62,19 @@ def test_without_gradients_the_model_itself_is_called():
         assert torch.equal(module(x), model(x))
 
 
+@pytest.mark.parametrize("mixed", [False, True])
+def test_the_model_itself_is_called_with_an_empty_micro_batch(mixed):
+    """As a rank gets it that has fewer texts in a step than another one."""
+    model = Transformer(10, 3, 1, 4, 1, 4, max_len=5, dropout=0.0, mixup_at="sentence")
+    nothing = np.zeros(0, np.int64)
+    inputs = pack(nothing, nothing, nothing, torch.device("cpu"))
+    plan = [MixPlan(torch.arange(0), torch.ones(0))] * mixed
+    logits = OrtModule(model, pytest.fail)(inputs, *plan)
+    assert logits.shape == (0, 3)
+    logits.sum().backward()
+    assert model.head.weight.grad is not None
+
+
 def test_differences_are_relative_to_each_tensor_and_to_the_whole():
     large, small = torch.tensor([3.0, 4.0]), torch.tensor([1e-9])
     assert relative_difference([large, small], [large, small]) == 0.0
@@ -96,6 +110,18 @@ def test_packed_texts_become_rows_with_padding():
     assert kind_of(first) == kind_of(tensors) != kind_of(tensors_of(model, texts()))
 
 
+def test_a_batch_that_is_smaller_in_every_dimension():
+    """Two samples and a token stay."""
+    of_texts = {"inputs": torch.arange(20).view(5, 4), "lam": torch.arange(5) / 4}
+    few = smaller(of_texts | {"partner": torch.tensor([4, 3, 2, 1, 0])}, 3)
+    assert few["inputs"].tolist() == [[0, 1, 2], [4, 5, 6], [8, 9, 10]]
+    assert few["partner"].tolist() == [1, 2, 0] and few["lam"].tolist() == [0.0, 0.25, 0.5]
+    assert smaller(of_texts, 8)["inputs"].shape == (4, 3)
+    assert smaller({"inputs": torch.arange(2).view(2, 1)}, 8)["inputs"].shape == (2, 1)
+    assert smaller({"inputs": torch.zeros(3, 1, 4, 4)}, 8)["inputs"].shape == (2, 1, 4, 4)
+    assert smaller({"inputs": torch.zeros(1, 1, 4, 4)}, 8)["inputs"].shape == (1, 1, 4, 4)
+
+
 def test_statistics_are_those_of_pytorch():
     plain, mended = (
         nn.BatchNorm2d(2, momentum=0.3).double(),
@@ -120,7 +146,10 @@ def test_a_batch_norm_that_is_not_trained(kind, shape, affine):
     for tensor in (*norm.parameters(), norm.running_mean, norm.running_var):
         nn.init.uniform_(tensor, 0.5, 2)
     x = torch.randn(shape).double()
-    torch.testing.assert_close(by_running_statistics(norm, x), norm(x))
+    found = by_running_statistics(
+        x, norm.running_mean, norm.running_var, norm.weight, norm.bias, norm.eps
+    )
+    torch.testing.assert_close(found, norm(x))
 
 
 class Small(nn.Module):

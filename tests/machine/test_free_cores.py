@@ -7,14 +7,13 @@ import torch
 from toy import make_trainer
 
 from utils.machine import free_cores
-from utils.machine.cores import usable_cores
 from utils.machine.free_cores import SECONDS, FreeCores, cpu_seconds_of_others
 
 
 class Machine:
     """A fake clock, and `cores` of which others use some."""
 
-    def __init__(self, cores: int, max_threads: int, monkeypatch):
+    def __init__(self, cores: int | None, max_threads: int, monkeypatch):
         self.now = self.others_seconds = 0.0
         self.said, self.logged, self.set = [], [], []
         monkeypatch.setattr(torch, "set_num_threads", self.set.append)
@@ -67,13 +66,12 @@ def test_cpu_seconds_of_others(tmp_path, monkeypatch):
     assert cpu_seconds_of_others(tmp_path) == pytest.approx(ticks / os.sysconf("SC_CLK_TCK") - 1.0)
 
 
-def test_usable_cores(monkeypatch):
-    """Those that this process may run on; all, if the system does not say which."""
-    assert 1 <= usable_cores() <= os.cpu_count()
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 2, 5})
-    assert usable_cores() == 3
-    monkeypatch.delattr(os, "sched_getaffinity")
-    assert usable_cores() == os.cpu_count()
+def test_a_quota_of_this_process_is_not_the_cores_that_others_leave(monkeypatch):
+    """Ten of 64 cores are busy: a container that gets the time of two keeps two threads."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    monkeypatch.setattr("utils.machine.cores._quotas", lambda root: [2])
+    machine = Machine(None, 2, monkeypatch)
+    assert machine.threads_with(10.0) == 2
 
 
 def test_no_adapting_without_a_choice_or_without_statistics(monkeypatch):

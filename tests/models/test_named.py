@@ -54,7 +54,7 @@ def test_a_model_of_timm_gets_the_pictures_size_and_the_arguments():
 def test_models_that_cannot_be():
     of_timm = {"function": named.timm_model, "classes": 5, **PICTURES}
     refused("has no such model", "vit_base", "FILE.py:CLASS", name="vit_bse", **of_timm)
-    refused("cannot be built for pictures of 32x32 pixels with these arguments: ",
+    refused("cannot be built for pictures of 32x32 pixels with --model_kwargs nonsense=1: ",
             name="test_resnet", arguments={"nonsense": 1}, **of_timm)  # fmt: skip
     model = named.timm_model("test_vit", 5, 160, 160, 3)
     refused("--model test_vit does not take pictures of 32x32 pixels in 1 channel(s): ",
@@ -66,6 +66,28 @@ def test_models_that_cannot_be():
     refused("--model vit: ", "whole patches of 5", function=named.own_vit, classes=5, **PICTURES,
             patch_size=5, layers=1, dim=8, heads=2, ffn=8, pooling="cls", positions="learned",
             arguments={})  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["act_layer=foo", "weight_init=foo"])
+def test_wrong_values_of_arguments(text):
+    """timm raises KeyError, and AssertionError without a text."""
+    sizes = {"layers": 1, "dim": 8, "heads": 2, "ffn": 8, "pooling": "cls", "positions": "learned"}
+    arguments = named.arguments_of(text)
+    refused(f"--model vit with --model_kwargs {text}: ", "Error", function=named.own_vit,
+            classes=5, **PICTURES, patch_size=8, **sizes, arguments=arguments)  # fmt: skip
+    refused(f"with --model_kwargs {text}: ", "Error", function=named.timm_model, name="test_vit",
+            classes=5, **PICTURES, arguments=arguments)  # fmt: skip
+
+
+class Careless(nn.Module):
+    def forward(self, x):
+        raise KeyError("mask")
+
+
+def test_any_error_of_a_model_that_is_shown_a_picture_is_told():
+    refused("--model it does not take pictures of 32x32 pixels", "KeyError: 'mask'",
+            function=named.check_pictures, model=Careless(), name="it", classes=5,
+            **PICTURES)  # fmt: skip
 
 
 def test_checking_the_pictures_changes_nothing():

@@ -65,6 +65,26 @@ def test_statistics_of_batch_norm_are_those_of_pytorch():
     assert len(ours._graphs) == 1
 
 
+class NormAct(nn.BatchNorm2d):
+    """BatchNorm and its activation, as in timm."""
+
+    def forward(self, x):
+        return F.relu(super().forward(x))
+
+
+def test_a_frozen_batch_norm_keeps_its_activation():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 1), NormAct(4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, CLASSES)
+    )
+    Freeze(model, ("4",)).apply(0)
+    assert not model[1].training
+    batch, plain = pictures(4), F.batch_norm
+    logits = OrtModule(model, lambda line: None)(batch)
+    torch.testing.assert_close(logits, model(batch), rtol=1e-4, atol=1e-5)
+    assert F.batch_norm is plain
+
+
 class Pieces(nn.Module):
     """A BatchNorm whose input has several rows for each sample."""
 
@@ -74,7 +94,7 @@ class Pieces(nn.Module):
 
     def forward(self, x):
         rows = self.bn(x.reshape(-1, 48))
-        return self.out(rows.reshape(len(x), -1, 48).mean(1))
+        return self.out(rows.reshape(x.shape[0], -1, 48).mean(1))
 
 
 class Words(nn.Module):

@@ -20,9 +20,9 @@ def network(*layers: nn.Module) -> nn.Module:
     )
 
 
-def refusal(model: nn.Module) -> str:
+def refusal(model: nn.Module, batch: torch.Tensor | None = None) -> str:
     with pytest.raises(UserError) as caught:
-        OrtModule(model.train(), lambda line: None)(pictures(4))
+        OrtModule(model.train(), lambda line: None)(pictures(4) if batch is None else batch)
     text = str(caught.value)
     assert text.startswith("--engine ort: ") and "\n" not in text
     return text
@@ -78,6 +78,41 @@ def test_a_refusal_is_all_that_is_printed(capfd):
     """The exporter would print the graph."""
     assert "feature_dropout" in refusal(network(nn.Dropout2d(0.5)))
     assert capfd.readouterr() == ("", "")
+
+
+class Centered(nn.Module):
+    """Takes the number of samples as a number of Python, which the graph keeps."""
+
+    def forward(self, x):
+        return x - x.sum(0) / len(x)
+
+
+class Rows(nn.Module):
+    """As above; with another number of samples the rows get another width."""
+
+    def forward(self, x):
+        return x.reshape(len(x), -1, 16, 16)
+
+
+class Average(nn.Module):
+    """Takes the length of texts as a number of Python."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.out = nn.Embedding(50, 8), nn.Linear(8, 5)
+
+    def forward(self, ids):
+        return self.out(self.embedding(ids).sum(1) / int(ids.shape[1]))
+
+
+def test_a_graph_for_a_single_batch_size_is_refused(capfd):
+    assert "differ from float64's" in refusal(network(Centered()))
+    assert "cannot train this model" in refusal(network(Rows()))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_graph_for_a_single_length_of_texts_is_refused():
+    assert "differ from float64's" in refusal(Average(), torch.arange(12).view(2, 6))
 
 
 def test_wrong_gradients_are_refused(monkeypatch):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from utils.machine.cores import usable_cores
+from utils.machine.cores import allowed_cores
 
 SECONDS = 2.0  # minimum time between two measurements
 # A core counts as busy if others use at least BUSY of its time: a program that would use a whole
@@ -30,7 +30,8 @@ class FreeCores:
         max_threads: number of threads on an otherwise idle machine.
         say: called with a message the first time the number is lowered.
         log: called with a message for all other changes.
-        cores: number of cores that this process may use; None: as the system says.
+        cores: number of cores on which this process may run, and of which `others_seconds` tells;
+            None: as the system says.
         others_seconds: () -> CPU seconds of all other processes on these cores since boot; None:
             `cpu_seconds_of_others`.
         clock: () -> seconds.
@@ -46,7 +47,7 @@ class FreeCores:
         clock: Callable[[], float] = time.monotonic,
     ):
         self.max_threads, self.say, self.log = max_threads, say, log
-        self.cores = cores or usable_cores()
+        self.cores = cores or allowed_cores()
         self.others_seconds, self.clock = others_seconds or cpu_seconds_of_others, clock
         self.threads = max_threads
         self.last_seconds, self.last_time = self.others_seconds(), clock()

@@ -6,6 +6,8 @@ import resource
 import sys
 from pathlib import Path
 
+from utils.machine.cgroups import cgroups_with
+
 # Limits from here on mean "no limit" in cgroup v1; v2 says "max".
 NO_LIMIT = 1 << 60
 # mallopt's parameters from glibc's malloc.h, and the environment variables that set them.
@@ -83,24 +85,10 @@ def _system_available(root: Path) -> float:
 
 def _groups_available(root: Path) -> list[float]:
     """Bytes available in each cgroup of this process and in each ancestor that has a limit."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
+    v1, v2 = ("memory.limit_in_bytes", "memory.usage_in_bytes"), ("memory.max", "memory.current")
     available = []
-    for line in lines:  # number:controllers:/path; controllers is empty for v2
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            top, names = root / "sys/fs/cgroup", ("memory.max", "memory.current")
-        elif "memory" in controllers.split(","):
-            top = root / "sys/fs/cgroup/memory"
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        else:
-            continue
-        # In a container the path is often the host's, and the process's cgroup is the top one.
-        parts = Path(path).parts[1:]
-        for depth in range(len(parts) + 1):
-            available += _group_available(top.joinpath(*parts[:depth]), *names)
+    for group, is_v2 in cgroups_with("memory", root):
+        available += _group_available(group, *(v2 if is_v2 else v1))
     return available
 
 

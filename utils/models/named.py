@@ -17,6 +17,10 @@ from utils.errors import UserError
 
 # What timm's files call the function that brings weights by others under timm's names and sizes.
 CONVERTERS = ("checkpoint_filter_fn", "_filter_fn", "pretrained_filter_fn")
+# What a model raises that is given wrong arguments or pictures of a wrong size.
+ERRORS = (
+    AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError
+)  # fmt: skip
 # Arguments of timm's VisionTransformer that `own_vit` sets, and where they come from.
 SET_BY = {
     "patch_size": "--patch_size", "depth": "--layers", "embed_dim": "--dim", "num_heads": "--heads",
@@ -58,7 +62,7 @@ def own_vit(
         arguments: more of timm's VisionTransformer.
 
     Raises:
-        UserError: the sizes do not fit each other or the pictures.
+        UserError: the sizes do not fit each other or the pictures, or an argument is wrong.
     """
     from utils.models.vit import ViT
 
@@ -70,8 +74,8 @@ def own_vit(
             classes, height, width, channels, patch_size, layers, dim, heads, ffn, pooling,
             positions, **arguments,
         )  # fmt: skip
-    except (TypeError, ValueError) as error:
-        raise UserError(f"--model vit: {_one_line(error)}") from None
+    except ERRORS as error:
+        raise UserError(f"--model vit{_given(arguments)}: {_one_line(error)}") from None
 
 
 def timm_model(
@@ -105,10 +109,10 @@ def timm_model(
         if config is not None and config.fixed_input_size:
             given.setdefault("img_size", (height, width))
         return timm.create_model(name, **given)
-    except (AssertionError, AttributeError, RuntimeError, TypeError, ValueError) as error:
+    except ERRORS as error:
         raise UserError(
             f"--model {name} cannot be built for pictures of {width}x{height} pixels"
-            f"{' with these arguments' if arguments else ''}: {_one_line(error)}"
+            f"{_given(arguments)}: {_one_line(error)}"
         ) from None
 
 
@@ -160,7 +164,7 @@ def check_pictures(
     try:
         with torch.inference_mode():
             answer = model(torch.zeros(1, channels, height, width))
-    except (AssertionError, IndexError, RuntimeError, TypeError, ValueError) as error:
+    except ERRORS as error:
         raise UserError(
             f"--model {name} does not take pictures of {width}x{height} pixels in {channels} "
             f"channel(s): {_one_line(error)}"
@@ -238,5 +242,12 @@ def _near(name: str) -> str:
     return f" (near: {', '.join(near)})" if near else ""
 
 
+def _given(arguments: Mapping[str, object] | None) -> str:
+    pairs = ",".join(f"{name}={value}" for name, value in (arguments or {}).items())
+    return f" with --model_kwargs {pairs}" if pairs else ""
+
+
 def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__
+    """A KeyError's text is the key alone."""
+    text, kind = " ".join(str(error).split())[:300], type(error).__name__
+    return f"{kind}: {text}" if isinstance(error, KeyError) else text or kind

@@ -31,6 +31,17 @@ def first_of(tensors: dict[str, Tensor], count: int) -> dict[str, Tensor]:
     return tensors
 
 
+def smaller(tensors: dict[str, Tensor], count: int) -> dict[str, Tensor]:
+    """Those of at most `count` samples, fewer than there are, and texts without their last token:
+    each dimension of `varying` is smaller. It leaves two samples, since a BatchNorm may need them,
+    and a token."""
+    tensors = first_of(tensors, max(2, min(count, len(tensors["inputs"]) - 1)))
+    inputs = tensors["inputs"]
+    if not inputs.is_floating_point() and inputs.shape[1] > 1:
+        tensors["inputs"] = inputs[:, :-1]
+    return tensors
+
+
 def kind_of(tensors: dict[str, Tensor]) -> tuple:
     """Equal for arguments that a graph can take."""
     inputs = tensors["inputs"]

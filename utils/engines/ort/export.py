@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 from collections.abc import Iterator
 from typing import NamedTuple
 from unittest import mock
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -108,31 +108,42 @@ def _refuse_changed_buffers(model: nn.Module, before: dict[str, Tensor]) -> None
 def _norms_prepared(model: nn.Module) -> Iterator[None]:
     """Within it the BatchNorms that the graph could not follow raise ValueError, and those in
     evaluation mode compute by plain arithmetic, because ONNX Runtime would have every BatchNorm
-    take statistics of the batch."""
+    take statistics of the batch. Their modules stay as they are, since some compute more, as timm's
+    with an activation."""
     norms = {n: m for n, m in model.named_modules() if isinstance(m, _BatchNorm)}
     called: set[str] = set()
     hooks = [
         module.register_forward_pre_hook(_norm_checked(name, called))
         for name, module in norms.items()
     ]
-    fixed = [module for module in norms.values() if not module.training]
-    for module in fixed:
-        module.forward = functools.partial(by_running_statistics, module)
+    plain = F.batch_norm
+
+    def batch_norm(x, mean, var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
+        if training:
+            return plain(x, mean, var, weight, bias, training, momentum, eps)
+        return by_running_statistics(x, mean, var, weight, bias, eps)
+
     try:
-        yield
+        with mock.patch.object(F, "batch_norm", batch_norm):
+            yield
     finally:
         for hook in hooks:
             hook.remove()
-        for module in fixed:
-            del module.forward
 
 
-def by_running_statistics(norm: nn.Module, x: Tensor) -> Tensor:
-    """What a BatchNorm computes in evaluation, (n, channels, ...)."""
-    factor, bias = 1 / torch.sqrt(norm.running_var + norm.eps), 0.0
-    if norm.affine:
-        factor, bias = factor * norm.weight, norm.bias
-    shift = bias - norm.running_mean * factor
+def by_running_statistics(
+    x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
+    """What a BatchNorm computes in evaluation.
+
+    Args:
+        x: (n, channels, ...).
+        mean, var, weight, bias: (channels,).
+    """
+    factor = 1 / torch.sqrt(var + eps)
+    if weight is not None:
+        factor = factor * weight
+    shift = (0.0 if bias is None else bias) - mean * factor
     shape = (-1, *(1,) * (x.ndim - 2))
     return x * factor.view(shape) + shift.view(shape)
 

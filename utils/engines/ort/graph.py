@@ -32,7 +32,7 @@ class Graph:
         try:
             self.session = TrainingSession(gradient, torch.get_num_threads())
         except Exception as error:  # ONNX Runtime's exceptions have no public base class
-            raise _refusal(error) from error
+            raise refusal_of(error) from error
 
     @classmethod
     def of(cls, model: nn.Module, arguments: dict[str, Tensor]) -> Graph:
@@ -50,7 +50,7 @@ class Graph:
             further = [name for norm in exported.norms for name in norm.outputs]
             gradient = with_gradient(exported.proto, list(parameters), trained, further)
         except Exception as error:
-            raise _refusal(error) from error
+            raise refusal_of(error) from error
         return cls(exported, gradient)
 
     def feeds(self, model: nn.Module, arguments: dict[str, Tensor]) -> list[Tensor]:
@@ -126,7 +126,7 @@ def _seed() -> None:
     onnxruntime.set_seed(int(torch.randint(2**31 - 1, ())))
 
 
-def _refusal(error: Exception) -> UserError:
+def refusal_of(error: Exception) -> UserError:
     """What ONNX Runtime has said, with the operator's name where that is the point."""
     text = " ".join(str(error).split())
     reason = f"cannot train this model ({text[-200:]})"

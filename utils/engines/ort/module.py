@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from utils.engines.ort.arguments import Flat, first_of, kind_of, tensors_of
+from utils.engines.ort.arguments import Flat, first_of, kind_of, smaller, tensors_of
 from utils.engines.ort.checks import (
     NOISE,
     RATIO,
@@ -17,11 +17,14 @@ from utils.engines.ort.checks import (
     one_step,
     without_dropout,
 )
-from utils.engines.ort.graph import Graph
+from utils.engines.ort.graph import Graph, refusal_of
 from utils.engines.ort.rehearsal import rehearse
 from utils.errors import UserError
 
-SAMPLES = 8  # of the first batch on which ONNX Runtime and PyTorch are compared with float64
+# Samples of the first batch: those that the graph is traced and tried with, and those on which ONNX
+# Runtime and PyTorch are compared with float64. Tracing makes a constant of a number that the model
+# computes in Python, such as len(x); a comparison with the traced number would not show that.
+TRACED, COMPARED = 16, 8
 
 
 class OrtModule(nn.Module):
@@ -47,25 +50,28 @@ class OrtModule(nn.Module):
         Raises:
             UserError: ONNX Runtime cannot train the model.
         """
+        plan = () if mix_plan is None else (mix_plan,)
         if not torch.is_grad_enabled():
-            return self.model(inputs) if mix_plan is None else self.model(inputs, mix_plan)
+            return self.model(inputs, *plan)
         arguments = tensors_of(self.model, inputs, mix_plan)
+        if not len(arguments["inputs"]):  # a filler: some of ONNX Runtime's operators refuse it
+            return self.model(inputs, *plan)
         trained = tuple(parameter.requires_grad for parameter in self.model.parameters())
         modes = tuple(module.training for module in self.model.modules())
         kind = (kind_of(arguments), trained, modes)
         if kind not in self._graphs:
             with torch.random.fork_rng(devices=()):
-                self._graphs[kind] = self._tried(first_of(arguments, SAMPLES))
+                self._graphs[kind] = self._tried(first_of(arguments, TRACED))
         return self._graphs[kind].run(self.model, arguments)
 
     def _tried(self, arguments: dict[str, Tensor]) -> Graph:
-        """A graph that works, after a line on its gradients."""
-        first = first_of(arguments, SAMPLES)
-        graph = Graph.of(copy.deepcopy(self.model), first)
-        rehearse(graph.gradient, [feed.numpy() for feed in graph.feeds(self.model, first)])
+        """A graph that works, traced with these arguments, after a line on its gradients."""
+        graph = Graph.of(copy.deepcopy(self.model), arguments)
+        rehearse(graph.gradient, [feed.numpy() for feed in graph.feeds(self.model, arguments)])
         plain, steady = without_dropout(copy.deepcopy(self.model)), graph
         if graph.draws:
-            steady = Graph.of(copy.deepcopy(plain), first)
+            steady = Graph.of(copy.deepcopy(plain), arguments)
+        first = smaller(arguments, COMPARED)
         step = f"a step with {len(first['inputs'])} samples"
         if graph.draws:
             step += " without dropout"
@@ -74,7 +80,7 @@ class OrtModule(nn.Module):
             # Rounding can put a number on the other side of a ReLU's zero, and so change gradients
             # visibly. A second time, with the samples at the other end, that is not to be expected.
             last = {name: tensor.flip(0) for name, tensor in arguments.items()}
-            refusal = self._compared(steady, plain, first_of(last, SAMPLES), step)
+            refusal = self._compared(steady, plain, smaller(last, COMPARED), step)
         if refusal:
             raise UserError(f"--engine ort: {refusal}; take --engine torch")
         return graph
@@ -87,7 +93,10 @@ class OrtModule(nn.Module):
         twin, other, exact = (copy.deepcopy(plain) for _ in range(3))
         exact.double()
         values = list(arguments.values())
-        found = one_step(lambda *_: graph.run(twin, arguments), twin, values)
+        try:
+            found = one_step(lambda *_: graph.run(twin, arguments), twin, values)
+        except Exception as error:  # ONNX Runtime's exceptions have no public base class
+            raise refusal_of(error) from error
         expected = one_step(Flat(exact), exact, [in_float64(value) for value in values])
         errors = errors_of_step(found, expected)
         usual = errors_of_step(one_step(Flat(other), other, values), expected)

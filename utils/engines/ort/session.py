@@ -10,7 +10,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-ERRORS = 3  # the log level that leaves out warnings
+# Log levels: without warnings, and without errors too, which exceptions tell.
+ERRORS, FATAL = 3, 4
 INSTALL = (
     "install requirements-ort.txt into an environment of its own (onnxruntime without the training "
     "core would write into the same folder), or take --engine torch"
@@ -116,7 +117,7 @@ class TrainingSession:
         onnxruntime, C = import_onnxruntime()
         self.graph = graph
         options = onnxruntime.SessionOptions()
-        options.log_severity_level = ERRORS
+        options.log_severity_level = FATAL
         options.intra_op_num_threads = threads
         options.use_deterministic_compute = True
         # The outputs are read while the rest of the graph has yet to run, so nothing may take
