@@ -10,7 +10,7 @@ ORT_VENV := $(VENV)-ort
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
 
 help:
-	@echo "make demo         train a small ResNet on synthetic pictures: a minute"
+	@echo "make demo         train a small ResNet on synthetic pictures: half a minute"
 	@echo "make demo-text    a small Transformer on synthetic texts"
 	@echo "make demo-vit     a small Vision Transformer on synthetic pictures"
 	@echo "make demo-tuning  tune settings on synthetic data: three minutes"
@@ -28,6 +28,8 @@ help:
 	@echo "PYTHON=python3.12 chooses the interpreter, VENV=FOLDER the virtual environment, TORCH=2.11 the PyTorch."
 
 .PHONY: help demo demo-text demo-vit demo-tuning test slow test-dali test-ort kernels soak same mutants bench lint clean
+# Two installations into one environment would collide.
+.NOTPARALLEL:
 
 demo: $(VENV)/.installed
 	$(BIN)/python resnet50_test.py --config recipes/shapes_demo.yaml
@@ -102,7 +104,9 @@ lint: $(VENV)/.installed-dev
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "error: Python 3.11 or newer is needed: make PYTHON=python3.12 ..."; exit 2; }
-	$(PYTHON) -m venv $(VENV)
+	@# Without Debian's python3-venv this leaves a Python without pip, which must not count as made.
+	@$(PYTHON) -m venv $(VENV) || { rm -f $(BIN)/python; \
+		echo "error: there is no virtual environment in $(VENV): Debian and Ubuntu need \`apt install python3-venv\`"; exit 2; }
 
 $(VENV)/.installed: requirements.txt | $(BIN)/python
 	@echo "Installing requirements.txt into $(VENV): PyTorch is large, this takes a few minutes."

@@ -1,5 +1,7 @@
 """HOSTFILE: nodes that are started by ssh, for which a script on PATH stands in."""
 
+import contextlib
+import io
 import os
 import shlex
 import signal
@@ -13,7 +15,14 @@ from quick_runs import handlers_put_back
 
 from utils.errors import UserError
 from utils.launch import launcher
-from utils.launch.hosts import FOLLOW_STDIN, Host, node_commands, read_hosts, run_nodes
+from utils.launch.hosts import (
+    FOLLOW_STDIN,
+    Host,
+    _print_lines,
+    node_commands,
+    read_hosts,
+    run_nodes,
+)
 
 TWO = [Host("node1", 8), Host("me@node2", 8)]
 
@@ -104,6 +113,25 @@ def test_all_nodes_end_together(scripts, code, line, capsys):
     assert err.startswith(line) and err.count("\n") == (line.count("\n") + 1 if line else 0)
     if "ssh" in line:
         assert "`ssh -o BatchMode=yes me@node2 true`" in err and "ssh-copy-id me@node2" in err
+
+
+def test_a_node_is_read_to_the_end_though_nobody_reads_the_launcher():
+    """Its own pipe would fill up, and the training wait for ever."""
+    read, write = os.pipe()
+    os.close(read)
+    for stream in (None, open(write, "w")):  # noqa: SIM115
+        source = io.BytesIO(b"one\ntwo\n")
+        _print_lines(source, stream, "node2: ")
+        assert source.read() == b""
+    with contextlib.suppress(BrokenPipeError):
+        stream.close()
+
+
+def test_a_nodes_letters_that_the_locale_lacks_are_replaced():
+    printed = io.BytesIO()
+    stream = io.TextIOWrapper(printed, encoding="ascii")
+    _print_lines(io.BytesIO("Größe\nlast".encode()), stream, "node2: ")
+    assert printed.getvalue() == b"node2: Gr\\xf6\\xdfe\nnode2: last\n"
 
 
 def test_mistakes_are_told_before_any_node_is_started(tmp_path, monkeypatch, capsys):

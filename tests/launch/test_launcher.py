@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -362,6 +363,18 @@ def test_a_job_that_slurm_requeues_on_one_node_resumes_its_run(tmp_path, monkeyp
             launcher.prepare([str(ENTRY)], first)
     again, plan, _ = launcher.prepare([str(ENTRY)], slurm | {"SLURM_RESTART_COUNT": "1"})
     assert again is job and plan.max_nodes == 1
+
+
+def test_a_taken_port_is_told_by_the_node_of_the_rendezvous_before_the_launch(monkeypatch):
+    job = Job(ENTRY, [], "run", folder_is_given=True, resumed=False, device="cpu")
+    monkeypatch.setattr(launcher, "check", lambda script, flags: job)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        endpoint = f"127.0.0.1:{server.getsockname()[1]}"
+        nodes = {"NNODES": "2", "RDZV_ENDPOINT": endpoint}
+        with pytest.raises(UserError, match="is taken: set another RDZV_ENDPOINT"):
+            launcher.prepare([str(ENTRY)], nodes | {"NODE_RANK": "0"})
+        _, plan, _ = launcher.prepare([str(ENTRY)], nodes | {"NODE_RANK": "1"})
+        assert plan.endpoint == endpoint
 
 
 @pytest.mark.parametrize(

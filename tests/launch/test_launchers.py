@@ -33,7 +33,8 @@ STEP = {
     "SLURM_NNODES": "2",
     "SLURM_STEP_NODELIST": "gpu[07-08]",
 }
-SLURM_PORT = 20000 + 4711 + 202
+JOB_PORT = 20000 + 4711
+SLURM_PORT = JOB_PORT + 202
 ONE_NODE = STEP | {"SLURM_NNODES": "1", "SLURM_PROCID": "1"}
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "3",
@@ -43,6 +44,24 @@ OPEN_MPI = {
 }
 INTEL = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "3", "MPI_LOCALNRANKS": "4"}
 HAND = {"RANK": "1", "WORLD_SIZE": "4"}
+
+
+def mpirun(nodes: int, node: int, mpi=OPEN_MPI) -> dict:
+    """On each of these nodes mpirun has started two ranks, on all but the first one by a daemon in
+    a step of srun; this is the second rank of `node`. The batch script runs on the first one."""
+    names = zip(mpi, (2 * node + 1, 2 * nodes, 1, 2), strict=True)
+    job = {name: str(value) for name, value in names}
+    job |= {"SLURM_JOB_ID": "4711", "SLURM_PROCID": "0", "SLURM_NTASKS": str(2 * nodes)}
+    of_job, of_step = f"gpu[07-{6 + nodes:02}]", "gpu08" if nodes == 2 else "gpu[08-09]"
+    job |= {"SLURM_JOB_NODELIST": of_job, "SLURM_NODELIST": of_job}
+    job |= dict.fromkeys(("SLURM_JOB_NUM_NODES", "SLURM_NNODES"), str(nodes))
+    if node == 0:
+        return job
+    tasks = {"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_STEP_NUM_NODES", "SLURM_NNODES"}
+    step = {"SLURM_STEP_ID": "3", "SLURM_STEP_NODELIST": of_step, "SLURM_NODELIST": of_step}
+    return job | step | dict.fromkeys(tasks, str(nodes - 1)) | {"SLURM_PROCID": str(node - 1)}
+
+
 AT = {"MASTER_ADDR": "node1", "MASTER_PORT": "1234"}
 # What PyTorchJob and DeepSpeed set, too.
 ALL = HAND | AT | {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
@@ -64,9 +83,20 @@ ALL = HAND | AT | {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
          (5, 8, 1, "10.0.0.7", SLURM_PORT)),
         # srun --mpi=pmi2, which sets no local rank for MPI
         (STEP | {"PMI_RANK": "5", "PMI_SIZE": "8"}, (5, 8, 1, "gpu07", SLURM_PORT)),
-        # mpirun starts its own daemons by srun, one on each node
+        # mpirun starts its own daemons by srun, one on each other node
         (STEP | OPEN_MPI | {"SLURM_PROCID": "1", "SLURM_NTASKS": "2"},
-         (3, 4, 3, "127.0.0.1", SLURM_PORT)),
+         (3, 4, 3, "127.0.0.1", JOB_PORT)),
+        (mpirun(2, 0), (1, 4, 1, "gpu07", JOB_PORT)),
+        (mpirun(2, 1), (3, 4, 1, "gpu07", JOB_PORT)),
+        (mpirun(2, 1) | {"SLURM_JOB_NUM_NODES": ""}, (3, 4, 1, "gpu07", JOB_PORT)),
+        (mpirun(3, 0), (1, 6, 1, "gpu07", JOB_PORT)),
+        (mpirun(3, 1), (3, 6, 1, "gpu07", JOB_PORT)),
+        (mpirun(3, 2), (5, 6, 1, "gpu07", JOB_PORT)),
+        (mpirun(2, 1, INTEL), (3, 4, 1, "gpu07", JOB_PORT)),
+        (mpirun(2, 1) | {"RANK": "3", "WORLD_SIZE": "4"}, (3, 4, 1, "gpu07", JOB_PORT)),
+        # without the local number of ranks
+        (mpirun(2, 1, ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "none"]),
+         (3, 4, 1, "gpu07", JOB_PORT)),
         (OPEN_MPI, (3, 4, 3, "127.0.0.1", 29500)),
         (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"} | AT,
          (3, 4, 1, "node1", 1234)),

@@ -66,6 +66,17 @@ def test_variables_of_slurm():
     assert plan(alone) == Plan(1, 4)
 
 
+def test_in_the_shell_of_an_allocation_the_users_nodes_count():
+    """Which is in no step of srun."""
+    shell = {name: value for name, value in SLURM.items() if "STEP" not in name}
+    assert plan(shell | {"NNODES": "1"}) == Plan(4, 8)
+    assert plan(SLURM | {"NNODES": "1", "SLURM_STEP_NUM_TASKS": "8"}) == Plan(4, 8)
+    by_ssh = plan(shell | NODES | {"NODE_RANK": "1"})
+    assert (by_ssh.endpoint, by_ssh.is_host) == ("node1:29400", False)
+    own_tasks = NODES | {"SLURM_STEP_NUM_TASKS": "8", "NNODES": "8", "NODE_RANK": "5"}
+    assert plan(SLURM | own_tasks).max_nodes == 8
+
+
 @pytest.mark.parametrize(
     ("names", "first"),
     [
@@ -97,6 +108,7 @@ def test_the_first_node_of_slurms_list(names, first):
         (NODES | {"RDZV_ENDPOINT": "node1:99999"}, "RDZV_ENDPOINT=node1:99999"),
         (NODES | {"NODE_RANK": "2"}, "NODE_RANK=2: with 2 nodes it is 1 at most"),
         ({**SLURM, "SLURM_STEP_ID": ""}, "srun --ntasks-per-node=1"),
+        (SLURM | {"SLURM_STEP_ID": "", "NNODES": "2"}, "srun --ntasks-per-node=1"),
         (SLURM | {"SLURM_STEP_NUM_TASKS": "8"}, "8 tasks on 2 nodes"),
         ({**SLURM, "SLURM_JOB_NODELIST": ""}, "SLURM_JOB_NODELIST is missing"),
     ],

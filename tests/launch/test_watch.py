@@ -98,12 +98,32 @@ def test_a_rank_that_does_not_answer_is_named(clock, store, capfd):
 
 
 def test_a_rank_that_answers_but_makes_no_progress_is_named(clock, store, capfd):
-    ranks = [Rank(rank, 2, 1.0, 7 - rank, store) for rank in range(2)]
+    """By what it does: in a collective no rank finishes a step before the others."""
+    ranks = [Rank(rank, 3, 1.0, 7, store) for rank in range(3)]
     for rank in ranks:
+        rank.watch.enter("loading" if rank is ranks[1] else "computing")
         rank.watch.beat()
     seconds_until_all_end(clock, ranks)
-    assert [rank.exit_code for rank in ranks] == [1, 1]
-    assert "all 2 processes respond; behind: rank 1 (last step 6)" in capfd.readouterr().err
+    assert [rank.exit_code for rank in ranks] == [1, 1, 1]
+    assert (
+        "all 3 processes respond: rank 1 is loading after step 7; the others are computing after "
+        "step 7; see docs" in capfd.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    ("places", "text"),
+    [
+        ([(6, "computing"), (5, "loading")],
+         "rank 1 is loading after step 5; rank 0 is computing after step 6; see"),
+        ([(6, "loading"), (6, "saving"), (6, "loading"), *[(6, "computing")] * 3],
+         "rank 1 is saving after step 6; ranks 0, 2 are loading after step 6; the others are "
+         "computing after step 6; see"),
+        ([(6, "computing")] * 2, "all are computing after step 6, and none is behind; see"),
+    ],
+)  # fmt: skip
+def test_the_line_about_ranks_that_all_respond(places, text):
+    assert f"respond: {text}" in report(20, len(places), [], dict(enumerate(places)))
 
 
 def test_nothing_happens_before_the_first_step_or_during_progress(clock, store, capfd):
@@ -118,5 +138,5 @@ def test_nothing_happens_before_the_first_step_or_during_progress(clock, store, 
 
 def test_the_line_about_a_rank_that_has_never_written():
     assert "no response from rank 1 (before its first step) of 2 processes" in report(
-        20, 2, [1], {0: 3}
+        20, 2, [1], {0: (3, "computing")}
     )

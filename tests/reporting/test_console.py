@@ -146,6 +146,24 @@ def test_a_terminal_that_is_closed_costs_the_bar_and_nothing_else(monkeypatch):
     console.close()
 
 
+@pytest.mark.parametrize("closed", ["before the start", "now", "by the reader"])
+def test_without_stdout_a_run_has_its_log(log, monkeypatch, closed):
+    read, write = os.pipe()
+    os.close(read)
+    stream = open(write, "w")  # noqa: SIM115
+    if closed != "by the reader":
+        stream.close()
+    monkeypatch.setattr(sys, "stdout", None if closed == "before the start" else stream)
+    console = Console()
+    console.open_log(log)
+    console.say("a line")
+    console.close()
+    assert lines(log) == ["a line"]
+    if closed == "by the reader":
+        with pytest.raises(BrokenPipeError):  # so `say` met one, too
+            stream.close()
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (65, "1:05"), (3725, "1:02:05")]
 )

@@ -13,7 +13,8 @@ from patience import PATIENCE
 
 from utils.errors import UserError
 from utils.reporting import trackers
-from utils.reporting.trackers import Wandb, run_id, wandb_options
+from utils.reporting.trackers import Wandb, run_id, wandb_mode, wandb_options
+from utils.runs import records
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -133,9 +134,44 @@ def test_resumed_run_keeps_its_identity(tmp_path):
     assert len(list((tmp_path / "run" / "wandb").rglob("*.wandb"))) == 2
 
 
-def test_the_team_and_the_mode_of_the_environment_are_passed_on(tmp_path, monkeypatch):
-    """With a stand-in for wandb: WANDB_MODE=offline makes --wandb online offline."""
-    given, lines = {}, []
+@pytest.mark.parametrize(
+    ("flag", "variable", "mode"),
+    [
+        ("online", "", "online"),
+        ("online", "online", "online"),
+        ("online", "offline", "offline"),
+        ("online", "dryrun", "offline"),
+        ("online", "disabled", "disabled"),
+        ("offline", "Disabled", "disabled"),
+        ("offline", "online", "offline"),
+        ("disabled", "online", "disabled"),
+        ("online", "shared", "online"),
+    ],
+)
+def test_the_environment_may_only_take_back_what_is_sent(monkeypatch, flag, variable, mode):
+    lines = []
+    monkeypatch.setenv("WANDB_MODE", variable)
+    assert wandb_mode(flag, lines.append) == mode
+    assert lines == ([f"note: --wandb {mode}, as WANDB_MODE says"] if mode != flag else [])
+
+
+def test_a_run_that_the_environment_disables_has_no_wandb(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    monkeypatch.setattr(records, "TensorBoard", lambda *_, **__: "tensorboard")
+    monkeypatch.setattr(records, "Wandb", lambda **_: pytest.fail("it is started"))
+    lines = []
+    run = SimpleNamespace(
+        settings=SimpleNamespace(wandb="online"),
+        folder=SimpleNamespace(path=tmp_path, tensorboard=tmp_path / "tensorboard"),
+        console=SimpleNamespace(say=lines.append),
+    )
+    assert records._trackers(run, 0) == ["tensorboard"]
+    assert lines == ["note: --wandb disabled, as WANDB_MODE says"]
+
+
+def test_the_team_and_the_mode_are_passed_on(tmp_path, monkeypatch):
+    """With a stand-in for wandb."""
+    given = {}
     run = SimpleNamespace(define_metric=lambda *_, **__: None, finish=lambda: None)
     fake = SimpleNamespace(
         Settings=SimpleNamespace, setup=lambda settings: None, teardown=lambda: None,
@@ -144,14 +180,9 @@ def test_the_team_and_the_mode_of_the_environment_are_passed_on(tmp_path, monkey
     monkeypatch.setitem(sys.modules, "wandb", fake)
     monkeypatch.setattr(trackers, "wandb_options", lambda settings, options: {})
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "true")
-    for variable, mode in ((None, "online"), ("offline", "offline"), ("online", "online")):
-        monkeypatch.delenv("WANDB_MODE", raising=False)
-        if variable:
-            monkeypatch.setenv("WANDB_MODE", variable)
-        tracker = Wandb(tmp_path, mode="online", project="p", entity="a team", warn=lines.append)
-        tracker.close()
+    for mode in ("online", "offline"):
+        Wandb(tmp_path, mode=mode, project="p", entity="a team").close()
         assert (given["mode"], given["entity"], given["project"]) == (mode, "a team", "p")
-    assert lines == ["note: --wandb offline, as WANDB_MODE says"]
 
 
 def test_a_missing_login_is_reported_in_one_line(tmp_path):

@@ -33,9 +33,12 @@ def launched() -> LaunchedAs | None:
 
 
 def set_environment(place: LaunchedAs) -> None:
-    """Sets what PyTorch reads, as torchrun does, where another launcher has started this process;
-    to be called before PyTorch is imported."""
+    """Sets what PyTorch reads, as torchrun does, where another launcher has started this process,
+    and the network interface, which torchrun does not choose; to be called before PyTorch is
+    imported."""
     if place.by == TORCHRUN:
+        if place.world_size > place.local_world_size and "MASTER_ADDR" in os.environ:
+            choose_interface(local_address(os.environ["MASTER_ADDR"], 0))
         return
     own = {"RANK": place.rank, "WORLD_SIZE": place.world_size, "LOCAL_RANK": place.local_rank}
     own |= {"MASTER_ADDR": place.address, "MASTER_PORT": place.port}

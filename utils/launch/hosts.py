@@ -21,6 +21,7 @@ from utils.errors import UserError
 from utils.launch.agent import ended_how, say
 from utils.launch.plan import FIRST_PORT, PORTS, VARIABLES
 from utils.launch.signals import stopping_signals
+from utils.reporting.console import print_line
 
 FOLLOW_STDIN = "LAUNCH_FOLLOWS_STDIN"  # set for the launcher of a node
 # BatchMode: ssh fails where it would ask for a password. ServerAlive: it notices a lost node.
@@ -197,9 +198,10 @@ def _wait(number: int, node: subprocess.Popen, pumps: list, events: queue.Simple
 
 
 def _print_lines(source, to, name: str) -> None:
+    """Reads to the end, whether or not anybody reads the lines here: a node whose pipe is full
+    would wait for ever."""
     for line in source:
-        to.write(name + line.decode(errors="replace"))
-        to.flush()
+        print_line(name + line.decode(errors="replace").rstrip("\n"), to)
 
 
 def follow_stdin() -> None:

@@ -28,10 +28,16 @@ from utils.launch.hosts import (
     run_nodes,
 )
 from utils.launch.launchers import refuse_many_launchers
-from utils.launch.network import LOOPBACK, choose_interface, local_address
+from utils.launch.network import (
+    LOOPBACK,
+    choose_interface,
+    local_address,
+    refuse_taken_port,
+)
 from utils.launch.plan import VARIABLES, Plan, read_plan
 from utils.launch.signals import stopping_signals
 from utils.machine.cores import usable_cores
+from utils.reporting.console import print_line
 from utils.reporting.run_folder import default_path, find_run, refuse_run
 from utils.settings.config import DEFAULT, HOST, fields, parse
 
@@ -117,6 +123,8 @@ def prepare(argv: list[str], environ: Mapping[str, str]) -> tuple[Job, Plan, boo
             f"NPROC={plan.processes}: this machine has {gpus} GPUs, and each process needs one; "
             "--device cpu trains without"
         )
+    if plan.is_host:
+        refuse_taken_port(plan.port)
     return job, plan, demo
 
 
@@ -140,7 +148,7 @@ def launch_on_hosts(argv: list[str], environ: Mapping[str, str]) -> int:
         raise UserError("HOSTFILE needs ssh, which is not installed here")
     folder = os.environ.get("PWD") or os.getcwd()  # PWD: as the user knows it, with links
     commands = node_commands(hosts, ROOT / "run_distributed.sh", argv, environ, folder)
-    print(f"nodes by ssh: {', '.join(host.name for host in hosts)}", flush=True)
+    print_line(f"nodes by ssh: {', '.join(host.name for host in hosts)}", sys.stdout)
     variables = [f"{n}={environ[n]}" for n in (*VARIABLES, "HOSTFILE") if environ.get(n)]
     again = shlex.join([*variables, "bash", "run_distributed.sh", *argv])
     return run_nodes(hosts, commands, f"go on with the same command: {again}")
@@ -154,8 +162,8 @@ def launch(job: Job, plan: Plan, argv: list[str]) -> int:
     """
     address = local_address(plan.host, plan.port)
     arguments = plan.torchrun(address, str(job.script), job.flags)
-    print("torchrun " + shlex.join(arguments), flush=True)
-    print(f"{plan}; the run's folder: {job.folder or 'none'}", flush=True)
+    print_line("torchrun " + shlex.join(arguments), sys.stdout)
+    print_line(f"{plan}; the run's folder: {job.folder or 'none'}", sys.stdout)
     go_on = how_to_go_on(job, plan, argv)
     folder = tempfile.mkdtemp(prefix="launch-")
     os.environ[LAUNCH_FOLDER] = folder

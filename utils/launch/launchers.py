@@ -70,10 +70,15 @@ def read_launch(environ: Mapping[str, str]) -> LaunchedAs | None:
         UserError: the variables contradict each other, or one is missing.
     """
     environ = {name: value.strip() for name, value in environ.items() if value.strip()}
-    place = _by_hand(environ, _found(environ))
+    found = _found(environ)
+    place = _by_hand(environ, found)
     if place is None:
         return None
     rank, size, local_rank, local_size, by = place
+    if found is not None and found[-1] in MPI:
+        # mpirun starts its daemons on the other nodes by a step of srun, to which this node may or
+        # may not belong. What the ranks have in common are the job's variables.
+        environ = {n: value for n, value in environ.items() if not n.startswith("SLURM_STEP")}
     if rank >= size:
         raise UserError(f"{by}: rank {rank} of {size} processes; ranks are 0 to {size - 1}")
     if local_rank is not None and local_rank >= (local_size or size):
@@ -218,11 +223,11 @@ def _by_slurm(environ: Mapping[str, str]) -> tuple | None:
 
 def _address(environ: Mapping[str, str], rank, size, local_rank, local_size, by: str) -> str:
     """Of the machine of rank 0, where MASTER_ADDR does not say it."""
-    nodes = environ.get("SLURM_STEP_NUM_NODES") or environ.get("SLURM_NNODES")
+    counts = ("SLURM_STEP_NUM_NODES", "SLURM_JOB_NUM_NODES", "SLURM_NNODES")
+    nodes = next((environ[name] for name in counts if name in environ), None)
     names = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
     listed = next((environ[name] for name in names if name in environ), None)
-    one_machine = local_size == size or nodes == "1"
-    if one_machine:
+    if nodes == "1" if local_size is None else local_size == size:
         return LOOPBACK
     if listed:
         return first_node(listed)

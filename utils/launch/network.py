@@ -1,12 +1,18 @@
 """The network of this machine: at which address others reach it, and by which interface."""
 
+import errno
 import fcntl
 import os
 import socket
 import struct
 from pathlib import Path
 
+from utils.errors import UserError
+
 LOOPBACK = "127.0.0.1"
+# Nothing is sent there: the kernel's route to an address outside shows which interface leads out.
+# This one is for documentation only (RFC 5737).
+OUTSIDE = "198.51.100.1"
 SIOCGIFADDR = 0x8915  # <linux/sockios.h>: the address of an interface
 
 
@@ -23,14 +29,35 @@ def local_address(host: str, port: int) -> str:
     return host if address.startswith("127.") else address
 
 
+def refuse_taken_port(port: int) -> None:
+    """Raises UserError if no rendezvous can listen on this port of the machine."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        # As PyTorch does: connections of an earlier launch that linger there do no harm. Nothing
+        # listens here, so a node that is early gets no answer and tries again.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            why = {errno.EADDRINUSE: "is taken", errno.EACCES: "is for root only"}
+            if error.errno in why:
+                raise UserError(
+                    f"port {port} of this node {why[error.errno]}: set another RDZV_ENDPOINT"
+                ) from None
+
+
 def choose_interface(address: str) -> None:
     """Makes gloo use the interface with this address of the machine, unless the user has chosen
-    one; on loopback NCCL, too, which elsewhere chooses well."""
+    one; on loopback NCCL, too, which elsewhere chooses well.
+
+    Args:
+        address: as `local_address` returns it. Behind a name, which stands for this machine and may
+            resolve to loopback, gloo gets the interface that leads out.
+    """
     if address.startswith("127.") or address == "localhost":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
         return
-    interface = interface_of(address)
+    interface = interface_of(address) or interface_of(_address_outside())
     if interface:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
@@ -47,6 +74,16 @@ def interface_of(address: str) -> str | None:
             if socket.inet_ntoa(found[20:24]) == address:
                 return name
     return None
+
+
+def _address_outside() -> str:
+    """The address of this machine on its default route; "" without one."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((OUTSIDE, 1))
+            return probe.getsockname()[0]
+    except OSError:
+        return ""
 
 
 def interface_speed(name: str, root: Path = Path("/")) -> float | None:

@@ -144,16 +144,20 @@ def _from_slurm(environ: Mapping[str, str]) -> dict[str, str]:
     found = {"NNODES": nodes}
     if "SLURM_GPUS_ON_NODE" in environ:
         found["NPROC"] = environ["SLURM_GPUS_ON_NODE"]
-    if nodes == "1":
+    if nodes == "1" or environ.get("NNODES") == "1":
         return found
+    # The user says where the nodes meet, and may have started them otherwise than by srun.
+    meet_elsewhere = {"NNODES", "RDZV_ENDPOINT"} <= {*environ}
     job = _number(environ, "SLURM_JOB_ID", None, low=0)
     step = _number(environ, "SLURM_STEP_ID", None, low=0)
+    if step is None and meet_elsewhere:
+        return found
     if step is None:
         raise UserError(
             f"this Slurm allocation has {nodes} nodes, and this command runs on one of them: "
             "start it on all with srun --ntasks-per-node=1 bash run_distributed.sh ..."
         )
-    if environ.get("SLURM_STEP_NUM_TASKS", nodes) != nodes:
+    if environ.get("SLURM_STEP_NUM_TASKS", nodes) != nodes and not meet_elsewhere:
         raise UserError(
             f"srun has started {environ['SLURM_STEP_NUM_TASKS']} tasks on {nodes} nodes, where one "
             "on each node is needed, which starts the processes there: srun --ntasks-per-node=1"

@@ -1,9 +1,9 @@
 """Names the process that keeps the others waiting.
 
 When one rank does not join a collective, the others wait until a timeout whose error names nobody.
-So a thread of each rank writes to the launcher's store, twice a second, that it is alive and which
-step its rank has finished. When its own rank makes no progress for too long, it looks up which
-ranks are silent or behind.
+So a thread of each rank writes to the launcher's store, twice a second, that it is alive, which
+step its rank has finished, and what it does now. When its own rank makes no progress for too long,
+it looks up which ranks are silent, or do something else than the others.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ class Watch:
         place = launched()
         self._name = f"watch/{place.start if place else 'start'}"
         self._last: float | None = None
-        self._count = 0
+        self._count, self._phase = 0, "starting"
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watch", daemon=True)
         self._thread.start()
@@ -63,6 +63,10 @@ class Watch:
     def beat(self) -> None:
         """Called after every step and every batch of an evaluation: this rank makes progress."""
         self._last = time.monotonic()
+
+    def enter(self, phase: str) -> None:
+        """What this rank does from now on, as in "loading"."""
+        self._phase = phase
 
     def close(self) -> None:
         self._closed.set()
@@ -88,23 +92,25 @@ class Watch:
         return [r for r in range(self.size) if r != self.rank and now.get(r) == before.get(r)]
 
     def _report(self) -> None:
-        """Prints which ranks are silent or behind, on the lowest rank that is not silent."""
+        """Prints which ranks are silent, or what each one does, on the lowest rank that is not
+        silent."""
         silent = self.silent()
-        steps = {rank: step for rank, (_, step) in self._beats().items()}
+        places = {rank: (step, phase) for rank, (_, step, phase) in self._beats().items()}
         if self.rank != min(set(range(self.size)) - set(silent)):
             time.sleep(BEAT_SECONDS)  # lets that rank print before the launcher ends all of them
             return
-        print(f"error: {report(self.timeout, self.size, silent, steps)}", file=sys.stderr)
+        print(f"error: {report(self.timeout, self.size, silent, places)}", file=sys.stderr)
         sys.stderr.flush()
 
     def _write(self) -> None:
         self._count += 1
         with contextlib.suppress(dist.DistError, RuntimeError):  # the launcher is shutting down
-            self._store.set(f"{self._name}/{self.rank}", json.dumps([self._count, self.step()]))
+            beat = [self._count, self.step(), self._phase]
+            self._store.set(f"{self._name}/{self.rank}", json.dumps(beat))
 
-    def _beats(self) -> dict[int, tuple[int, int]]:
-        """{rank: (how often it has written, its step)}, as last written."""
-        beats = {self.rank: (0, self.step())}
+    def _beats(self) -> dict[int, tuple[int, int, str]]:
+        """{rank: (how often it has written, its step, what it does)}, as last written."""
+        beats = {self.rank: (0, self.step(), self._phase)}
         with contextlib.suppress(dist.DistError, RuntimeError):
             for rank in set(range(self.size)) - {self.rank}:
                 key = f"{self._name}/{rank}"
@@ -113,20 +119,37 @@ class Watch:
         return beats
 
 
-def report(timeout: float, size: int, silent: list[int], steps: dict[int, int]) -> str:
+def report(timeout: float, size: int, silent: list[int], places: dict[int, tuple[int, str]]) -> str:
     """One line about a run that makes no progress.
 
     Args:
         silent: ranks that do not answer.
-        steps: {rank: its last step}, where known.
+        places: {rank: (its last step, what it does)}, where known.
     """
     line = f"no step for {timeout:g} s (--dist_timeout): "
-    known = {rank: f"rank {rank} (last step {steps[rank]})" for rank in steps}
     if silent:
+        known = {rank: f"rank {rank} (last step {step})" for rank, (step, _) in places.items()}
         names = [known.get(rank, f"rank {rank} (before its first step)") for rank in silent]
         line += f"no response from {', '.join(names)} of {size} processes"
     else:
-        least = min(steps.values())
-        names = [known[rank] for rank, step in sorted(steps.items()) if step == least]
-        line += f"all {size} processes respond; behind: {', '.join(names)}"
+        line += f"all {size} processes respond: {_where(places)}"
     return f"{line}; see docs/distributed.md, 'When it hangs'"
+
+
+def _where(places: dict[int, tuple[int, str]]) -> str:
+    """What the ranks do, the fewest first: they are likely to keep the others waiting."""
+    groups: dict[tuple[int, str], list[int]] = {}
+    for rank, place in sorted(places.items()):
+        groups.setdefault(place, []).append(rank)
+    if len(groups) == 1:
+        ((step, phase),) = groups
+        return f"all are {phase} after step {step}, and none is behind"
+    ordered = sorted(groups.items(), key=lambda group: (len(group[1]), group[0]))
+    texts = []
+    for (step, phase), ranks in ordered:
+        who = f"ranks {', '.join(map(str, ranks))} are" if ranks[1:] else f"rank {ranks[0]} is"
+        texts.append(f"{who} {phase} after step {step}")
+    (step, phase), most = ordered[-1]
+    if most[1:]:
+        texts[-1] = f"the others are {phase} after step {step}"
+    return "; ".join(texts)

@@ -41,8 +41,7 @@ class Console:
         if self.silent:
             return
         self._draw("clear")
-        with contextlib.suppress(OSError):  # a closed pipe, as by `| head`: training continues
-            print(_printable(line, sys.stdout), flush=True)
+        print_line(line, sys.stdout)
         self._draw("refresh")
         self.log(line)
 
@@ -116,7 +115,16 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
-def _printable(line: str, stream) -> str:
-    """The line without characters that the stream cannot encode (under LC_ALL=C, say)."""
-    encoding = stream.encoding or "ascii"
-    return line.encode(encoding, "backslashreplace").decode(encoding)
+def print_line(line: str, stream) -> None:
+    """Prints a line, with escapes for characters that the stream cannot encode (under LC_ALL=C,
+    say). Where nobody can read it, after `| head` or `>&-`, the program goes on without.
+
+    Args:
+        stream: None, as Python has it, if it was closed before the start.
+    """
+    encoding = getattr(stream, "encoding", None) or "ascii"
+    text = f"{line}\n".encode(encoding, "backslashreplace").decode(encoding)
+    if stream is not None:
+        with contextlib.suppress(OSError, ValueError):
+            stream.write(text)  # at once, so that lines of several threads stay whole
+            stream.flush()

@@ -180,8 +180,7 @@ class Wandb(_Tracker):
     Args:
         folder: of the run. wandb's files go to its subfolder wandb/; wandb/run_id keeps the run's
             ID there, so that a resumed run continues under the same one.
-        mode: "online" or "offline"; the environment variable WANDB_MODE=offline makes online
-            offline.
+        mode: "online" or "offline".
         entity: the user or team whose project it is; None: that of the login.
         project, name, tags: as the web page shows them; without a name wandb makes one up.
         settings: of the run.
@@ -198,9 +197,6 @@ class Wandb(_Tracker):
                  entity: str | None = None, tags=(), settings: dict | None = None,
                  warn=print):  # fmt: skip
         super().__init__(warn)
-        if mode == "online" and os.environ.get("WANDB_MODE", "").lower() == "offline":
-            mode = "offline"
-            warn("note: --wandb offline, as WANDB_MODE says")
         self._run = None
         os.environ["WANDB_ERROR_REPORTING"] = "false"  # no crash reports to wandb's developers
         try:
@@ -254,6 +250,18 @@ class Wandb(_Tracker):
                     end()
             self._run = None
         self._works = False
+
+
+def wandb_mode(mode: str, say=print) -> str:
+    """The mode of a run with --wandb `mode`: the environment variable WANDB_MODE may turn online
+    into offline, and both into disabled; a line says so."""
+    modes = ("online", "offline", "disabled")
+    wanted = os.environ.get("WANDB_MODE", "").strip().lower()
+    wanted = "offline" if wanted == "dryrun" else wanted  # its old name
+    if wanted not in modes or modes.index(wanted) <= modes.index(mode):
+        return mode
+    say(f"note: --wandb {wanted}, as WANDB_MODE says")
+    return wanted
 
 
 def run_id(folder: Path) -> str:
