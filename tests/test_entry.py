@@ -7,6 +7,7 @@ from PIL import Image
 from quick_runs import handlers_put_back, quick
 
 from tests import third_entry
+from utils.entry import lost_peer_line
 
 FLAGS = "--dataset shapes -b 50 --device cpu --log_every 4 --fused none --lr 0.01"
 
@@ -48,3 +49,10 @@ def test_a_third_entry_trains_resumes_and_is_used(run, tmp_path, capsys):
     assert (
         "no weights are published for perceptron8; give a run or a file" in capsys.readouterr().err
     )
+
+
+def test_a_lost_process_is_told_with_the_cause():
+    """Perhaps nobody is gone: an interface of GLOO_SOCKET_IFNAME may not exist."""
+    line = lost_peer_line(1, RuntimeError("Unable to find address for: eth9\nmore"))
+    assert line.startswith("rank 1: ") and line.endswith(": Unable to find address for: eth9")
+    assert lost_peer_line(0, RuntimeError()).endswith(": RuntimeError")

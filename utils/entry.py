@@ -86,13 +86,19 @@ def run_entry(config_class, act: Callable, description: str, argv: list[str] | N
             return _refuse(denied)
         if place is None or not _is_lost_peer(error):
             raise
-        print(f"rank {place.rank}: another process of this run is gone", file=sys.stderr)
-        sys.stderr.flush()
+        print(lost_peer_line(place.rank, error), file=sys.stderr, flush=True)
         # Waits until the launcher has seen the other process end, and names that one; it then ends
         # this one by SIGTERM.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(LOST_PEER_SECONDS)
         os._exit(1)  # without waiting for what hangs in the process group
+
+
+def lost_peer_line(rank: int, error: Exception) -> str:
+    """For the error of a collective, whose cause only its text may tell: an interface that does
+    not exist, a firewall, a GPU without memory."""
+    cause = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return f"rank {rank}: another process of this run is gone, or cannot be reached: {cause}"
 
 
 def _refuse(error: UserError) -> int:

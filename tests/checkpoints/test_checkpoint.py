@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ from toy import make_trainer, network
 
 from utils.checkpoints.checkpoint import DamagedCheckpoint, read_checkpoint
 from utils.errors import UserError
+from utils.files import file_sum, sums_text
 
 ROOT = Path(__file__).parents[2]
 
@@ -98,7 +100,10 @@ def test_a_damaged_one_is_reported_and_an_earlier_one_is_loaded(tmp_path):
         store.load()
 
 
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO])
+@pytest.mark.parametrize(
+    "number",
+    [errno.EACCES, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EMFILE],
+)
 def test_what_cannot_be_read_is_not_called_damaged(tmp_path, monkeypatch, number):
     """An older checkpoint would be loaded in its place, and it would be pruned later."""
     store = quiet(tmp_path)
@@ -109,9 +114,75 @@ def test_what_cannot_be_read_is_not_called_damaged(tmp_path, monkeypatch, number
         raise OSError(number, os.strerror(number), str(path))
 
     monkeypatch.setattr("utils.checkpoints.checkpoint.file_sum", file_sum)
-    with pytest.raises(UserError, match=rf"step-00000002.*: {os.strerror(number)}; make it reada"):
+    with pytest.raises(UserError, match=rf"step-00000002.*: {os.strerror(number)}; try again"):
         store.load()
-    assert store.steps() == [1, 2]
+    assert store.steps() == [1, 2] and not store.said
+
+
+def test_nor_is_what_cannot_be_opened_again(tmp_path, monkeypatch):
+    """safetensors says "No such file", without a number, if too many files are open."""
+    store = quiet(tmp_path)
+    for step in (1, 2):
+        store.save(example(step))
+
+    def read_part(*_):
+        raise FileNotFoundError("No such file or directory: model.safetensors")
+
+    monkeypatch.setattr("utils.checkpoints.checkpoint.read_part", read_part)
+    with pytest.raises(UserError, match=r"step-00000002.*: No such file.*; try again"):
+        store.load()
+    assert not store.said
+
+
+def place(**entries) -> dict:
+    """state.json of a checkpoint whose only weights are rows of a larger tensor."""
+    whole = {"shape": [3, 4], "offset": [0, 0]} | entries
+    entry = {key: value for key, value in whole.items() if value is not None}
+    return {"shards": {"model.safetensors": {"a.weight": entry}}}
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        [],
+        None,
+        {"shards": [1]},
+        {"progress": []},
+        {"settings": "fast"},
+        {"shards": {"model.safetensors": 7}},
+        place(offset=None),
+        place(shape=None),
+        place(offset=[]),
+        place(offset=["0", 0]),
+        place(offset=[1, 0]),
+        place(shape=[4_000_000_000_000, 4]),
+        place(shape=[3, 4_000_000_000_000]),
+        "deeply nested",
+    ],
+)
+def test_what_no_save_has_written_is_damaged_although_its_sums_are_right(tmp_path, state):
+    store = quiet(tmp_path)
+    store.save(example(1))
+    path = store.save(example(2))
+    text = "[" * 100_000 + "]" * 100_000 if state == "deeply nested" else json.dumps(state)
+    write_state(path, text)
+    with pytest.raises(DamagedCheckpoint, match=r"^malformed: "):
+        read_checkpoint(path)
+    assert store.load().step == 1 and len(store.said) == 1
+
+
+def test_rows_that_the_state_places_rightly_are_read(tmp_path):
+    path = quiet(tmp_path).save(example(1))
+    write_state(path, json.dumps(place()))
+    assert torch.equal(read_checkpoint(path).model["a.weight"], example(1).model["a.weight"])
+
+
+def write_state(path: Path, text: str) -> None:
+    """Replaces state.json, and its sum."""
+    (path / "state.json").write_text(text)
+    names = [file.name for file in path.iterdir() if file.name != "SHA256SUMS"]
+    sums = {name: file_sum(path / name) for name in names}
+    (path / "SHA256SUMS").write_bytes(sums_text(sums))
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path):
@@ -130,6 +201,51 @@ def test_the_best_one_stays_if_a_better_one_could_not_be_written(tmp_path):
     store.save(example(6), best_step=6)
     store.save(example(7), best_step=6)
     assert store.steps() == [6, 7]
+
+
+def as_in_a_run(step, best):
+    checkpoint = example(step)
+    checkpoint.state["progress"] = {"best_step": best}
+    return checkpoint
+
+
+def test_it_stays_even_if_the_run_is_resumed_before_the_next_one_is_written(tmp_path):
+    for step, best in ((1, 1), (2, 1), (4, 3)):  # the disk was full at step 3
+        quiet(tmp_path, keep=1).save(as_in_a_run(step, best), best)
+    quiet(tmp_path, keep=1).save(as_in_a_run(5, 3), 3)
+    store = quiet(tmp_path, keep=1)
+    assert store.steps() == [1, 5] and store.existing_best(3, newest=5) == 1
+    store.save(as_in_a_run(6, 6), 6)
+    store.save(as_in_a_run(7, 6), 6)
+    assert store.steps() == [6, 7] and store.existing_best(None, newest=7) is None
+
+
+def test_a_best_one_of_damaged_steps_is_not_gone_back_to(tmp_path):
+    """The run was resumed before them, so its best one is another."""
+    store = quiet(tmp_path, keep=9)
+    for step, best in ((1, 1), (2, 1), (9, 9)):
+        store.save(as_in_a_run(step, best), best)
+    (tmp_path / "step-00000002" / "state.json").unlink()
+    (tmp_path / "step-00000001" / "state.json").write_text("[]")
+    assert store.existing_best(3, newest=5) is None
+    assert store.existing_best(3, newest=9) == 9
+
+
+def test_the_best_one_is_kept_and_copied_under_its_other_name(tmp_path):
+    """A kill between two renames has left it there."""
+    folder = tmp_path / "one"
+    quiet(folder).save(as_in_a_run(1, 1), 1)
+    (folder / "step-00000001").rename(folder / "step-00000001.old")
+    store = quiet(folder, keep=1)
+    assert store.path(1) == folder / "step-00000001.old"
+    for step in (2, 3):
+        store.save(as_in_a_run(step, 1), 1)
+    assert store.steps() == [1, 3] and store.path(1).is_dir()
+    other = quiet(tmp_path / "other")
+    other.adopt(folder, 1)
+    assert other.load().step == 1 and other.path(1) == tmp_path / "other" / "step-00000001"
+    store.save(as_in_a_run(1, 1), 1)  # whole again: the other name is not needed any more
+    assert store.path(1).name == "step-00000001" and not list(folder.glob("*.old"))
 
 
 def test_a_copy_that_fails_leaves_nothing(tmp_path, monkeypatch):

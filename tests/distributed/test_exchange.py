@@ -12,10 +12,10 @@ import torch
 from utils.checkpoints.random_state import random_states, restore_random_states
 from utils.distributed.exchange import ProcessExchange
 from utils.distributed.group import is_lost_peer
-from utils.distributed.meet import meet
+from utils.distributed.meet import agree_on_data, meet
 from utils.errors import UserError
 from utils.exchange import Exchange, Rows, add_in_order
-from utils.launch.environment import LaunchedAs
+from utils.launch.launchers import TORCHRUN, LaunchedAs
 
 SIZES = (1, 2, 4)
 
@@ -227,11 +227,12 @@ def test_nobody_waits_for_a_rank_that_has_failed(worlds, failing):
     assert said[1 - failing] == f"process {failing} has failed, and its last lines say why"
 
 
-# ---- processes that torchrun has not started ----------------------------------------------------
+# ---- what they tell each other once they have joined --------------------------------------------
 
 
-def meet_with(exchange, seeds, folder, **settings):
-    place = LaunchedAs(exchange.rank, exchange.size, None, None, by="srun")
+def meet_with(exchange, seeds, folder, by="srun", **settings):
+    numbers = (exchange.rank, exchange.size) if by == TORCHRUN else (None, None)
+    place = LaunchedAs(exchange.rank, exchange.size, *numbers, by=by)
     settings |= {"seed": seeds[exchange.rank], "data_dir": f"{folder}/{exchange.rank}"}
     try:
         met = meet(ProcessExchange(), place, torch.device("cpu"), settings)
@@ -255,6 +256,22 @@ def test_the_folder_may_have_another_path_on_another_host(worlds):
         assert line.startswith("--output: rank 0 has 0, rank 1 has 1")
 
 
-def test_processes_with_other_settings_are_not_one_run(worlds):
-    for line in worlds(2).run(meet_with, [0, 7], "data"):
+@pytest.mark.parametrize("by", ("srun", TORCHRUN))
+def test_processes_with_other_settings_are_not_one_run(worlds, by):
+    assert worlds(2).run(meet_with, [3, 3], "data", by) == [(0, 2), (1, 2)]
+    for line in worlds(2).run(meet_with, [0, 7], "data", by):
         assert line.startswith("--seed: rank 0 has 0, rank 1 has 7, and") and "distributed" in line
+
+
+def agree_on(exchange, fingerprints) -> str:
+    try:
+        agree_on_data(ProcessExchange(), fingerprints[exchange.rank], "--data_dir")
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def test_all_ranks_need_the_same_data(worlds):
+    assert worlds(2).run(agree_on, ["cats", "cats"]) == ["", ""]
+    for line in worlds(2).run(agree_on, ["cats", "dogs"]):
+        assert line.startswith("--data_dir: the data of rank 1 (on ")

@@ -94,6 +94,12 @@ def table(path: str) -> list[list[str]]:
         return list(csv.reader(file))
 
 
+def test_tensorboard_of_a_branch_has_the_metrics_from_the_start(works):
+    works(*TINY, "--epochs", "1", "--log_every", "1", "--output", "run")
+    works("--resume", "run", "--epochs", "2", "--output", "branch")
+    assert_tensorboard_has_the_metrics("branch")
+
+
 def test_the_report_of_the_classes(works):
     said = works(*TINY, "--epochs", "1", "--report", "--output", "run")
     assert "worst classes of 10" in said

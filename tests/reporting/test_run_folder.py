@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from utils.errors import UserError
-from utils.reporting.run_folder import RunFolder, default_path, find_run
+from utils.reporting.run_folder import RunFolder, SharedFolder, default_path, find_run
 
 ROOT = Path(__file__).resolve().parents[2]
 HOLD = """
@@ -63,6 +63,60 @@ def test_lock_is_freed_on_close():
         RunFolder("run")
     first.close()
     RunFolder("run").close()
+
+
+@pytest.fixture
+def seconds(monkeypatch):
+    """Functions to be called in place of each second that is waited for, the last one again and
+    again."""
+    said = [lambda: None]
+
+    def sleep(time):
+        assert time == 1
+        (said.pop(0) if len(said) > 1 else said[0])()
+
+    monkeypatch.setattr("utils.reporting.run_folder.time.sleep", sleep)
+    return said
+
+
+def test_the_lock_of_a_machine_that_has_died_is_waited_for(seconds):
+    make_run("run")
+    first, said = RunFolder("run", resume=True), []
+    seconds[:] = [lambda: None, first.close, lambda: pytest.fail("it waits for a free lock")]
+    folder = RunFolder("run", resume=True, wait=9, say=said.append)
+    with pytest.raises(UserError, match="another run"):  # it is locked again
+        RunFolder("run", resume=True)
+    folder.close()
+    assert said == ["run is locked, perhaps by a machine that has died: trying again for 9 s"]
+
+
+def test_a_lock_that_stays_is_refused_in_the_end(seconds):
+    first, said, waited = RunFolder("run"), [], []
+    seconds[:] = [lambda: waited.append(1)]
+    with pytest.raises(UserError, match="another run is using this folder"):
+        RunFolder("run", wait=9, say=said.append)
+    assert len(waited) == 9 and len(said) == 1
+    first.close()
+
+
+@pytest.mark.parametrize("output", ["run", "runs/new/run"])
+def test_a_folder_that_another_machine_has_made_may_appear_late(seconds, monkeypatch, output):
+    """As on NFS, which remembers that it was absent, until the folder above is opened."""
+    path, listed = Path(output), []
+    above = Path("runs") if path.parent.name else Path()
+    above.mkdir(exist_ok=True)
+    monkeypatch.setattr(os, "listdir", listed.append)
+    seconds[:] = [lambda: None, lambda: path.mkdir(parents=True), lambda: pytest.fail("late")]
+    assert SharedFolder(path).path == path
+    assert listed[0] == above and len(listed) == 2
+
+
+def test_a_folder_that_another_machine_does_not_see_is_refused(seconds):
+    waited = []
+    seconds[:] = [lambda: waited.append(1)]
+    with pytest.raises(UserError, match="not every machine sees this folder"):
+        SharedFolder("run")
+    assert len(waited) == 60 and not Path("run").exists()
 
 
 def test_folder_with_a_run_is_refused_without_resume():
@@ -187,5 +241,5 @@ def test_checkpoints_that_cannot_be_written_are_refused_before_the_first_step(he
     make_run(here / "run")
     (here / "run" / "checkpoints").mkdir()
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    with pytest.raises(UserError, match="checkpoints cannot be written: change its permissions"):
+    with pytest.raises(UserError, match="checkpoints cannot be read and written: change"):
         RunFolder(here / "run", resume=True)

@@ -1,5 +1,6 @@
 """Out of memory: one line that names a batch that fits, and nothing lost."""
 
+import errno
 from types import SimpleNamespace
 
 import pytest
@@ -116,6 +117,22 @@ def test_later_the_last_whole_step_is_saved(tmp_path):
     checkpoint = trainer.saver.store.load()
     assert checkpoint.step == 4
     assert checkpoint.model["1.num_batches_tracked"].item() == 4  # the failed step was taken back
+
+
+def test_a_full_disk_does_not_hide_that_memory_ran_out(tmp_path, monkeypatch):
+    model = network()
+    trainer = make_trainer(tmp_path, model=model, objective=Cramped(model, 2, since=4))
+
+    def write(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("utils.checkpoints.checkpoint.write_files", write)
+    expected = (
+        r"^out of memory: --batch_size 4 does not fit, .*\. Not saved: .*step 4: No space left"
+    )
+    with pytest.raises(UserError, match=expected):
+        trainer.fit()
+    assert trainer.saver.store.steps() == []
 
 
 def test_advice_names_what_helps_in_that_run():

@@ -287,6 +287,22 @@ def test_figures_do_not_depend_on_the_log_interval(tmp_path):
             assert numbers == pytest.approx({k: two[k] for k in numbers}, rel=1e-12)
 
 
+def test_it_says_what_it_does(tmp_path):
+    """From when on: so a batch is loaded under "loading", and exchanged under "computing"."""
+    trainer, said = make_trainer(tmp_path, accumulation=2, max_steps=2, save_steps=1), []
+    trainer.enter = lambda phase: said.append((phase, trainer.progress.step))
+    trainer.fit()
+    micro_batch = ["loading", "computing"]
+    assert said == [
+        *[(phase, 0) for phase in micro_batch * 2],
+        ("saving", 1),
+        *[(phase, 1) for phase in micro_batch * 2],
+        ("evaluating", 2),
+        ("saving", 2),
+        ("finishing", 2),
+    ]
+
+
 def test_the_first_step_alone_has_no_speed(tmp_path):
     """The speed excludes it, as memory is set up and code compiled in it."""
     trainer = make_trainer(tmp_path, max_steps=1)

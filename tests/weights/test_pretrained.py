@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import urllib.error
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from utils.errors import UserError
 from utils.models.resnet import ResNet
 from utils.settings.config import parse
 from utils.tasks.pictures import Pictures
+from utils.weights import timm_hub
 from utils.weights.imagenet import load_imagenet
 from utils.weights.pretrained import fit_weights, load_pretrained
 
@@ -221,6 +223,13 @@ def test_run_gives_its_best_checkpoint_and_the_average(tmp_path):
     assert loaded.source_text.endswith("step 2") and "is damaged" in said[0]
 
 
+def test_the_best_checkpoint_is_found_where_a_kill_between_two_renames_left_it(tmp_path):
+    best = save_step(tmp_path, 1, 1, best=1)
+    save_step(tmp_path, 2, 2, best=1)
+    best.rename(best.with_name(f"{best.name}.old"))
+    assert first_value(tmp_path) == 1
+
+
 def test_damaged_newest_checkpoint_is_passed_over_and_said(tmp_path):
     save_step(tmp_path, 1, 1, data=None)
     (save_step(tmp_path, 2, 2) / "state.json").write_bytes(b"{}")
@@ -292,6 +301,16 @@ def test_the_names_of_torchvision_are_for_its_models():
     settings, _ = parse(vit_test.Settings, argv, "")
     with pytest.raises(UserError, match="those of test_vit are timm's: --pretrained published"):
         Pictures(settings, vit_test.build_model, "test_vit").load_published(print)
+
+
+@pytest.mark.parametrize(
+    "name, checked", [("seresnet18-4bb0ce65.pth", True), ("IN22K-vit.g.16-600e.pth.tar", False)]
+)
+def test_weights_by_url_are_checked_where_their_name_has_a_sum(name, checked, monkeypatch):
+    asked = {}
+    monkeypatch.setattr(torch.hub, "load_state_dict_from_url", lambda url, **how: asked.update(how))
+    timm_hub._from_url(SimpleNamespace(url=f"https://example.org/{name}"), print)
+    assert asked["check_hash"] is checked and asked["weights_only"] is True
 
 
 def test_imagenet_without_a_network(tmp_path, monkeypatch):

@@ -23,6 +23,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import NoneType
 
 import torch
 from safetensors import SafetensorError
@@ -51,8 +52,11 @@ MODEL, OPTIMIZER, STATE, SUMS = (
 # The key in state.json of `Checkpoint.run_info`. These are not the run's settings, which are in
 # config.yaml; the key stays so that old checkpoints can be read, and new ones by older versions.
 RUN_INFO = "settings"
-# Errors after which a checkpoint may well be whole.
-UNREADABLE = (errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE)
+# Errors that say a checkpoint is incomplete. After any other one it may well be whole, and must not
+# be taken for damaged: an older one would take its place, and it would be deleted.
+INCOMPLETE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
+# What parsing raises for content that no `save` has written, though its sums are right.
+MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
 class DamagedCheckpoint(Exception):
@@ -215,20 +219,37 @@ class Checkpoints:
         os.rename(aside, final)
         sync_folder(self.folder)
         # One that could not be written, as the disk was full, leaves the best one before it.
-        if best_step is not None and self._path(best_step).is_dir():
+        if best_step is not None and self.path(best_step).is_dir():
             self._best_step = best_step
+        elif best_step is not None and self._best_step is None:  # the run was resumed since
+            self._best_step = self.existing_best(best_step, step)
         self._prune(step, self._best_step)
         return final
+
+    def existing_best(self, best_step: int | None, newest: int) -> int | None:
+        """`best_step` if it has a checkpoint. If it could not be written: the newest step up to
+        `newest` that has one and was the best when it was saved; None if there is none."""
+        if best_step is None or self.path(best_step).is_dir():
+            return best_step
+        older = [step for step in self.steps() if step <= newest and self._was_best(step)]
+        return max(older, default=None)
+
+    def _was_best(self, step: int) -> bool:
+        try:
+            state = json.loads((self.path(step) / STATE).read_bytes())
+            return state["progress"]["best_step"] == step
+        except (OSError, *MALFORMED):
+            return False
 
     def adopt(self, other: Path, step: int) -> None:
         """Copies the checkpoint of `step` from another run's folder, if there is one. It is
         verified when it is used, not here. Raises OSError."""
-        final = self._path(step)
-        if final.exists() or not (other / final.name).is_dir():
+        final, source = self._path(step), Checkpoints(other).path(step)
+        if final.exists() or not source.is_dir():
             return
         aside = self._begin(step)
         try:
-            for path in (other / final.name).iterdir():
+            for path in source.iterdir():
                 write_synced(aside / path.name, path.read_bytes())
             sync_folder(aside)
         except OSError:
@@ -274,6 +295,12 @@ class Checkpoints:
                     os.rename(path, aside)  # half deleted, it would look like a damaged checkpoint
                 shutil.rmtree(aside, ignore_errors=True)
 
+    def path(self, step: int) -> Path:
+        """Where the checkpoint of `step` is, if there is one: a kill between two renames can leave
+        it under its other name only."""
+        path, old = self._path(step), self._old(step)
+        return old if old.is_dir() and not path.is_dir() else path
+
     def _path(self, step: int) -> Path:
         return self.folder / f"step-{step:08}"
 
@@ -305,24 +332,40 @@ def read_checkpoint(path: Path) -> Checkpoint:
             names |= {MODEL, OPTIMIZER}
         sums = {name: file_sum(path / name) for name in sorted(names)}
     except OSError as error:
-        if error.errno in UNREADABLE:
-            raise UserError(
-                f"{error.filename or path}: {reason(error)}; make it readable, and try again"
-            ) from None
-        raise DamagedCheckpoint(f"{Path(error.filename or path).name}: {reason(error)}") from None
+        if error.errno in INCOMPLETE:
+            name = Path(error.filename or path).name
+            raise DamagedCheckpoint(f"{name}: {reason(error)}") from None
+        raise _unreadable(path, error) from None
     if written != sums_text(sums):
         wrong = [name for name in sums if f"{sums[name]}  {name}".encode() not in written]
         raise DamagedCheckpoint(f"{', '.join(wrong) or SUMS}: the content does not match its sum")
     try:
-        state = json.loads((path / STATE).read_bytes())
+        state = _state((path / STATE).read_bytes())
         shards = state.pop("shards", {})  # holds for these files, not for later checkpoints
         there = {name.partition(".")[0] for name in names}
         tensors = {
             part: read_part(path, part, names, shards) if part in there else None for part in PARTS
         }
         return Checkpoint(step=_step(path), state=state, **tensors)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise DamagedCheckpoint(str(error)) from None
+    except OSError as error:  # all files were read a moment ago
+        raise _unreadable(path, error) from None
+    except (*MALFORMED, SafetensorError) as error:
+        raise DamagedCheckpoint(f"malformed: {error}") from None
+
+
+def _unreadable(path: Path, error: OSError) -> UserError:
+    return UserError(f"{error.filename or path}: {reason(error)}; try again when it can be read")
+
+
+def _state(content: bytes) -> dict:
+    """Parses state.json. Raises one of `MALFORMED`."""
+    state = json.loads(content)
+    if not isinstance(state, dict):
+        raise ValueError(f"{STATE} is no object")
+    for key in ("shards", "progress", RUN_INFO):
+        if not isinstance(state.get(key), (dict, NoneType)):
+            raise ValueError(f"{STATE}: {key} is no object")
+    return state
 
 
 def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -95,25 +95,52 @@ def read_part(
     Raises:
         ValueError: rows are missing or duplicated.
     """
+    own = sorted(name for name in names if name.startswith(f"{part}."))
+    places = {name: shards.get(name, {}) for name in own}
+    shapes = _whole_shapes(folder, part, places)
     tensors: dict[str, Tensor] = {}
-    found: dict[str, list[tuple[int, int]]] = {}  # the rows that were read, [first, end)
-    for name in sorted(name for name in names if name.startswith(f"{part}.")):
+    for name in own:
         with safe_open(folder / name, "pt") as file:
             for key in file.keys():  # noqa: SIM118, no dict
-                tensor, place = file.get_tensor(key), shards.get(name, {}).get(key)
+                tensor, place = file.get_tensor(key), places[name].get(key)
                 if place is None:
                     tensors[key] = tensor
                     continue
                 start = place["offset"][0]
                 if key not in tensors:
-                    tensors[key] = torch.empty(place["shape"], dtype=tensor.dtype)
+                    tensors[key] = torch.empty(shapes[key], dtype=tensor.dtype)
                 tensors[key][start : start + len(tensor)] = tensor
-                found.setdefault(key, []).append((start, start + len(tensor)))
-    for key, pieces in found.items():
-        starts, ends = zip(*sorted(pieces), strict=True)
-        if (*starts, len(tensors[key])) != (0, *ends):
-            raise ValueError(f"{part}: rows of {key} are missing or duplicated")
     return dict(sorted(tensors.items()))
+
+
+def _whole_shapes(folder: Path, part: str, places: dict[str, dict]) -> dict[str, list[int]]:
+    """Shapes of the tensors of which the files hold rows, by name. They are what the files add up
+    to, so that no memory is allocated for rows that state.json alone tells of.
+
+    Raises:
+        ValueError: rows are missing or duplicated.
+    """
+    pieces: dict[str, list[tuple[int, list[int], list[int]]]] = {}  # first row, shape, whole shape
+    whole = set()
+    for name, place_of in places.items():
+        with safe_open(folder / name, "pt") as file:
+            for key in file.keys():  # noqa: SIM118, no dict
+                place = place_of.get(key)
+                if place is None:
+                    whole.add(key)
+                    continue
+                shape = file.get_slice(key).get_shape()
+                pieces.setdefault(key, []).append((place["offset"][0], shape, place["shape"]))
+    shapes = {}
+    for key, rows in pieces.items():
+        fits, end, (_, *others) = key not in whole, 0, rows[0][1]
+        for start, shape, _ in sorted(rows):
+            fits &= [start, *shape[1:]] == [end, *others]
+            end += shape[0]
+        shapes[key] = [end, *others]
+        if not fits or any(told != shapes[key] for _, _, told in rows):
+            raise ValueError(f"{part}: rows of {key} are missing or duplicated")
+    return shapes
 
 
 def together(exchange: Exchange, action: Callable[[], Any]) -> list:

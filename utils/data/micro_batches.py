@@ -16,6 +16,11 @@ def micro_batch_sizes(n: int, block: int = 1) -> list[int]:
     return blocks + _even(block)[1:]
 
 
+def largest_divisor(n: int, most: int) -> int:
+    """The largest divisor of n up to `most`; 1 if there is none."""
+    return max((size for size in range(1, most + 1) if n % size == 0), default=1)
+
+
 def _even(n: int) -> list[int]:
     sizes = [n]
     while (last := sizes[-1]) > 1:

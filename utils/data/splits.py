@@ -35,8 +35,8 @@ def stratified_split(
         label = int(values[counts.argmin()])
         name = repr(classes[label]) if classes is not None else str(label)
         raise UserError(
-            f"class {name} has one sample only, and a split needs one on both sides: "
-            "add samples of it, or leave it out"
+            f"class {name} has only one sample, and a split needs one for each part: add samples "
+            "of this class, or remove it"
         )
     total = int(np.clip(_round(fraction * len(labels)), len(values), len(labels) - len(values)))
     order = stratified_order(labels, seed)

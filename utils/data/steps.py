@@ -62,7 +62,7 @@ class Steps:
         self.shuffle, self.mixing, self.drop_last = shuffle, mixing, drop_last
         if not self.samples and total:
             raise UserError(
-                f"--drop_last leaves nothing of {total:,} training samples: an optimizer step "
+                f"--drop_last would skip all {total:,} training samples, because an optimizer step "
                 f"takes {step_size:,}; leave the flag out, or lower --batch_size or --global_batch"
             )
         if mixing is not None:
@@ -71,11 +71,11 @@ class Steps:
         if ranks > 1 and self.step_size < ranks * block:
             what, smaller = "samples", ""
             if block > 1:
-                what, smaller = f"blocks of --mixup_block {block}", "a smaller --mixup_block, or "
+                what, smaller = f"blocks of --mixup_block {block}", ", or a smaller --mixup_block"
             raise UserError(
                 f"an optimizer step of {self.step_size} samples has fewer {what} than there are "
-                f"processes or workers ({ranks}): give {smaller}a larger step (--global_batch), or "
-                "start fewer processes"
+                f"processes or workers ({ranks}): start at most {max(1, self.step_size // block)}, "
+                f"or give a larger step (--global_batch){smaller}"
             )
 
     @property

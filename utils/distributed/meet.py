@@ -1,4 +1,4 @@
-"""What processes that torchrun has not started tell each other once they have joined."""
+"""What the processes of a run tell each other: that they are one run, on the same data."""
 
 import dataclasses
 import socket
@@ -8,23 +8,29 @@ import torch
 
 from utils.distributed.exchange import ProcessExchange
 from utils.errors import UserError
-from utils.launch.environment import LaunchedAs
+from utils.exchange import Exchange
+from utils.launch.launchers import TORCHRUN, LaunchedAs
 from utils.settings.hosts import PLACES
 
-MAY_DIFFER = ("data_dir", "cache_dir")  # a machine's own disk
+# Without --host_config: a machine's own disk, and how many of its cores load the data.
+MAY_DIFFER = ("data_dir", "cache_dir", "workers")
 
 
 def meet(
     exchange: ProcessExchange, place: LaunchedAs, device: torch.device, settings: Mapping
 ) -> LaunchedAs:
-    """`place`, with its numbers on this machine by the machines' names. Collective.
+    """`place`, with its numbers on this machine, which torchrun knows, and other launchers may not.
+    Collective.
 
     Raises:
         UserError: the processes have different settings, so that they are not meant to be one run,
             or two share a GPU.
     """
-    gpu = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
-    may_differ = PLACES if settings.get("host_config") else MAY_DIFFER
+    numbered = place.by == TORCHRUN
+    gpu = None
+    if device.type == "cuda" and not numbered:
+        gpu = str(torch.cuda.get_device_properties(device).uuid)
+    may_differ = (*MAY_DIFFER, *(PLACES if settings.get("host_config") else ()))
     own = {name: str(value) for name, value in settings.items() if name not in may_differ}
     told = exchange.gather_json([socket.gethostname(), gpu, own])
     for rank, (host, used, theirs) in enumerate(told):
@@ -41,6 +47,24 @@ def meet(
                 f"ranks {same_gpu} and {rank} use the same GPU of {host}: start a process for each "
                 "GPU, and set LOCAL_RANK, or srun --gpus-per-task=1"
             )
+    if numbered:
+        return place
     here = [rank for rank, (host, *_) in enumerate(told) if host == told[place.rank][0]]
     exchange.local_rank = here.index(place.rank)
     return dataclasses.replace(place, local_rank=exchange.local_rank, local_world_size=len(here))
+
+
+def agree_on_data(exchange: Exchange, fingerprint: str, flags: str) -> None:
+    """Raises UserError if the ranks have loaded different data: each would take its part of an
+    order of its own. Collective.
+
+    Args:
+        flags: those that say where the data are.
+    """
+    told = exchange.gather_json([socket.gethostname(), fingerprint])
+    for rank, (host, theirs) in enumerate(told):
+        if theirs != told[0][1]:
+            raise UserError(
+                f"{flags}: the data of rank {rank} (on {host}) are not those of rank 0 (on "
+                f"{told[0][0]}); all processes need the same files"
+            )

@@ -6,6 +6,7 @@ import fcntl
 import os
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from utils.errors import UserError
@@ -16,6 +17,9 @@ TOKENIZER = "tokenizer.json"
 REPORT = "report"  # subfolder for --report
 # What flock raises where the file system has no locks.
 WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL)
+# Seconds, for NFS: it may remember for 30 to 60 that a folder was absent, and it keeps the locks of
+# a machine that has died for about 90.
+APPEARS_WITHIN, LOCK_OUTLIVES = 60, 120
 
 
 def find_run(resume: str, output: str | None, entry: str) -> Path:
@@ -55,14 +59,23 @@ class RunFolder:
     Args:
         path: the folder; created with its parents if missing.
         resume: it may contain a run already.
+        wait: seconds to wait for a process that has locked it.
+        say: called with a line before the wait.
 
     Raises:
         UserError: it cannot be written, another process has locked it, or it contains a run and
             `resume` is false.
     """
 
-    def __init__(self, path: Path, *, resume: bool = False):
-        self.path = Path(path)
+    def __init__(
+        self,
+        path: Path,
+        *,
+        resume: bool = False,
+        wait: int = 0,
+        say: Callable[[str], None] = print,
+    ):
+        self.path, self._wait, self._say = Path(path), wait, say
         try:
             os.fsencode(path).decode("utf-8")
         except UnicodeDecodeError:  # safetensors could not read what is written there
@@ -80,25 +93,38 @@ class RunFolder:
             raise UserError(
                 f"--output {self.path}: {reason(error)}; choose a folder that can be written"
             ) from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in WITHOUT_LOCKS:
-                self.locked = False
-                return self._take(resume)
-            os.close(self._lock)
-            raise UserError(
-                f"--output {self.path}: another run is using this folder; wait for it to end, or "
-                "choose another one"
-            ) from None
+        for second in range(self._wait + 1):
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if error.errno in WITHOUT_LOCKS:
+                    self.locked = False
+                    break
+            if second == self._wait:
+                os.close(self._lock)
+                raise UserError(
+                    f"--output {self.path}: another run is using this folder; wait for it to end, "
+                    "or choose another one"
+                )
+            if second == 0:
+                self._say(
+                    f"{self.path} is locked, perhaps by a machine that has died: trying again for "
+                    f"{self._wait} s"
+                )
+            time.sleep(1)
         self._take(resume)
 
     def _take(self, resume: bool) -> None:
         try:
             if not resume:
                 refuse_run(self.path)
-            elif self.checkpoints.is_dir() and not os.access(self.checkpoints, os.W_OK | os.X_OK):
-                raise UserError(f"{self.checkpoints} cannot be written: change its permissions")
+            elif self.checkpoints.is_dir() and not os.access(
+                self.checkpoints, os.R_OK | os.W_OK | os.X_OK
+            ):
+                raise UserError(
+                    f"{self.checkpoints} cannot be read and written: change its permissions"
+                )
         except UserError:
             os.close(self._lock)
             raise
@@ -173,7 +199,14 @@ class SharedFolder(RunFolder):
     """
 
     def _hold(self, resume: bool) -> None:
-        if self.made:
+        for _ in range(APPEARS_WITHIN):
+            if self.path.exists():
+                return
+            time.sleep(1)
+            with contextlib.suppress(OSError):
+                # Opening the folder above makes NFS ask the server what has changed in it.
+                os.listdir(next(above for above in self.path.parents if above.exists()))
+        if not self.path.exists():
             raise UserError(
                 f"--output {self.path}: not every machine sees this folder; it must be on a file "
                 "system that all of them share"

@@ -74,7 +74,7 @@ def rehearse(run: Run, trainer: Trainer, evaluated_samples: int, card) -> None:
         say(f"  not installed  {package.name}, for {package.purpose}: pip install {package.name}")
     if not missing:
         say("  packages       all optional ones are installed")
-    say("dry run: no run was kept; decoded or encoded data stays in --cache_dir")
+    say("dry run: no run was kept; decoded pictures or encoded texts stay in --cache_dir")
 
 
 def _draw_batch(run: Run, trainer: Trainer, card: ModelCard) -> str:

@@ -58,10 +58,10 @@ def build_trainer(
     settings, loader = run.settings, task.train
     if task.val is None and (flags := _needs_validation(settings)):
         val_is_test = getattr(task.data, "val_is_test", False)
-        other = ", or --val_is_validation, which takes val/ for it" if val_is_test else ""
+        other = ", or --val_is_validation, which uses val/ as that split" if val_is_test else ""
         raise UserError(
-            f"{flags[0]} needs a validation split, because the test set decides nothing: add "
-            f"--val_fraction 0.1, for example{other}"
+            f"{flags[0]} needs a validation split, because the test set is never used for a "
+            f"choice: add --val_fraction 0.1, for example{other}"
         )
     if checkpoint is None:
         note_rates_of_recipe(run)
@@ -137,6 +137,7 @@ def build_trainer(
         freeze=ready.freeze,
         mixing_control=build_mixing_control(run, ready, task, total_steps, checkpoint is None),
         clock=clock,
+        enter=run.watch.enter if run.watch is not None else None,
     )
     if checkpoint is not None:
         trainer.restore(checkpoint)
@@ -180,8 +181,8 @@ def _step_maker(
     learns_policy = settings.mixup == "meta" and settings.meta_form == "policy"
     if learns_policy and not for_pairs and checkpoint is None:
         run.console.say(
-            f"--mixup meta learns one distribution for all pairs of the {classes} classes: one for "
-            "each pair needs a longer run, and --meta_decay 0, which forgets nothing"
+            f"--mixup meta learns one distribution for all pairs of the {classes} classes: to "
+            "learn one for each pair, train longer, and with --meta_decay 0, which forgets nothing"
         )
     objective = ready.make_objective(engine.wrap(ready.wrapped, strategy, run.console))
 

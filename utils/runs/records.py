@@ -6,7 +6,7 @@ from utils.checkpoints.checkpoint import Checkpoint, Checkpoints
 from utils.errors import UserError
 from utils.files import reason, replace_file
 from utils.reporting.metrics import MetricsLog, NoMetrics
-from utils.reporting.trackers import TensorBoard, Wandb
+from utils.reporting.trackers import TensorBoard, Wandb, wandb_mode
 from utils.runs.run import Run, same_folder
 from utils.settings.config import to_yaml
 from utils.weights.card import ModelCard, TextCard
@@ -20,22 +20,23 @@ def open_metrics(
     source = run.resumed_folder()
     if not run.leads:
         return NoMetrics()
+    # Trackers have the records up to this step already; those of another folder have none.
+    step = checkpoint.step if checkpoint else 0
     try:
         if checkpoint is not None and not same_folder(source, folder.path):
+            step = 0
             # This folder goes on from a run in another one. It gets the checkpoints that it needs
             # before its config.yaml, with which it counts as a run.
-            store = Checkpoints(folder.checkpoints)
-            for step in {checkpoint.step, checkpoint.state["progress"]["best_step"]} - {None}:
-                store.adopt(source / "checkpoints", step)
+            store, others = Checkpoints(folder.checkpoints), Checkpoints(source / "checkpoints")
+            best = others.existing_best(checkpoint.state["progress"]["best_step"], checkpoint.step)
+            for needed in {checkpoint.step, best} - {None}:
+                store.adopt(others.folder, needed)
             if (source / "metrics.jsonl").exists():
                 shutil.copyfile(source / "metrics.jsonl", folder.metrics)
-        trackers = [] if settings.dry_run else _trackers(run, checkpoint)
+        trackers = [] if settings.dry_run else _trackers(run, step)
         metrics = MetricsLog(folder.metrics, warn=run.console.say, trackers=trackers)
         run.close_at_end(metrics)
-        if checkpoint is None:
-            metrics.cut(0)
-        else:
-            metrics.cut(checkpoint.state["metrics_bytes"], checkpoint.step)
+        metrics.cut(checkpoint.state["metrics_bytes"] if checkpoint else 0, step)
         if isinstance(card, TextCard):
             replace_file(folder.tokenizer, card.tokenizer.encode())
         text = f"# {settings.entry}\n{to_yaml(settings, run.origin)}"
@@ -45,16 +46,17 @@ def open_metrics(
     return metrics
 
 
-def _trackers(run: Run, checkpoint: Checkpoint | None) -> list:
+def _trackers(run: Run, step: int) -> list:
     settings, folder = run.settings, run.folder
-    # The records of the checkpoint's own step are logged again (see MetricsLog.cut).
-    purge_step = checkpoint.step if checkpoint else None
+    # The records of `step` itself are logged again (see MetricsLog.cut).
+    purge_step = step or None
     trackers = [TensorBoard(folder.tensorboard, purge_step=purge_step, warn=run.console.say)]
-    if settings.wandb != "disabled":
+    mode = wandb_mode(settings.wandb, run.console.say)
+    if mode != "disabled":
         tags = [tag.strip() for tag in (settings.wandb_tags or "").split(",") if tag.strip()]
         trackers.append(
             Wandb(
-                mode=settings.wandb,
+                mode=mode,
                 project=settings.wandb_project,
                 entity=settings.wandb_entity,
                 name=folder.path.name,

@@ -6,15 +6,22 @@ import tempfile
 import time
 from pathlib import Path
 
+from utils.data.micro_batches import largest_divisor
 from utils.errors import UserError
 from utils.exchange import Exchange
 from utils.files import reason
 from utils.launch.environment import launched
-from utils.launch.launchers import TORCHRUN, gpu_of, read_launch
+from utils.launch.launchers import gpu_of, read_launch
 from utils.launch.signals import AgreedSignal, Signals, StoppedBySignal
 from utils.local.workers import Workers
 from utils.reporting.console import Console
-from utils.reporting.run_folder import RunFolder, SharedFolder, default_path, refuse_run
+from utils.reporting.run_folder import (
+    LOCK_OUTLIVES,
+    RunFolder,
+    SharedFolder,
+    default_path,
+    refuse_run,
+)
 from utils.settings import TrainSettings
 from utils.training.progress import Progress
 
@@ -65,7 +72,13 @@ class Run:
             scratch = tempfile.TemporaryDirectory(prefix="dry_run-")
             path = Path(self._closing.enter_context(scratch)) / "run"
         if self.leads:
-            self.folder = RunFolder(path, resume=source is not None and same_folder(source, path))
+            resumed = source is not None and same_folder(source, path)
+            wait = 0
+            if resumed and self.place is not None:
+                # The machine of the first process may have died and still seem to hold the lock.
+                # Meanwhile the other processes wait at the barrier below, which times out.
+                wait = min(LOCK_OUTLIVES, int(60 * settings.dist_timeout))
+            self.folder = RunFolder(path, resume=resumed, wait=wait, say=self.console.say)
             self._closing.callback(self.folder.close)
             if not self.folder.locked:
                 self.console.say(
@@ -96,9 +109,8 @@ class Run:
         seconds = 60 * self.settings.dist_timeout
         # The watch, which names the missing process, reports before the collectives time out.
         self.exchange = join(self.place, self.device, seconds + 60)
-        if self.place.by != TORCHRUN:
-            self.place = meet(self.exchange, self.place, self.device, vars(self.settings))
-            os.environ["LOCAL_WORLD_SIZE"] = str(self.place.local_world_size)
+        self.place = meet(self.exchange, self.place, self.device, vars(self.settings))
+        os.environ["LOCAL_WORLD_SIZE"] = str(self.place.local_world_size)
         self.watch = Watch(
             self.place.rank,
             self.place.world_size,
@@ -138,6 +150,7 @@ class Run:
             import torch
 
         from utils.engines.ort.session import why_missing
+        from utils.machine.cores import usable_cores
         from utils.machine.cudnn import prefer_flash_attention
         from utils.machine.free_cores import follow_free_cores
         from utils.machine.host_memory import keep_freed_memory
@@ -159,10 +172,12 @@ class Run:
         )
         if not cuda and settings.keep_freed_memory:
             keep_freed_memory()
+        chosen = settings.threads or "OMP_NUM_THREADS" in os.environ
         if settings.threads:
             torch.set_num_threads(settings.threads)
+        elif not chosen and usable_cores() < torch.get_num_threads():  # PyTorch reads no CPU quota
+            torch.set_num_threads(usable_cores())
         self.threads = torch.get_num_threads()  # the most that are used
-        chosen = settings.threads or "OMP_NUM_THREADS" in os.environ
         self.free_cores = None
         fixed = settings.deterministic or settings.compile or settings.engine != "torch"
         if not (cuda or chosen or fixed):
@@ -229,9 +244,9 @@ class Run:
         store = Checkpoints(source / "checkpoints", warn=self.console.say)
         path = Path(settings.resume)
         if path.parent.name == "checkpoints":
-            newest = f"step-{max(store.steps(), default=0):08}"
+            newest = store.path(max(store.steps(), default=0))
             if (
-                path.name != newest
+                path.name != newest.name
                 and self.folder is not None
                 and same_folder(source, self.folder.path)
             ):
@@ -265,6 +280,7 @@ class Run:
                 )
         if settings.action.trains:
             self._keep_samples_per_step(loaded.run_info)
+        self._shrink_mixup_block()
         return loaded
 
     def _keep_samples_per_step(self, saved: dict) -> None:
@@ -283,11 +299,31 @@ class Run:
                 f"with {_parts(saved)}"
             )
 
+    def _shrink_mixup_block(self) -> None:
+        """Mixes samples within smaller blocks where a step has fewer blocks than there are
+        processes now, so that each process has one."""
+        settings = self.settings
+        if settings.mixing_name == "none" or settings.global_batch is None:
+            return
+        block = settings.mixup_block or settings.batch_size
+        smaller = largest_divisor(block, settings.global_batch // self.workers.size)
+        if 1 < smaller < block:  # with blocks of 1 nothing would be mixed: the loader refuses
+            self.change_settings({"mixup_block": smaller})
+            self.console.say(
+                f"samples are mixed within blocks of {smaller} (--mixup_block), not {block}: "
+                f"{self.workers.size} processes share a step of {settings.global_batch}"
+            )
+
     def check_data(self, checkpoint, fingerprint: str) -> None:
-        """Raises UserError if the data are not those of the checkpoint."""
+        """Raises UserError if the data are not those of the other processes, or not those of the
+        checkpoint."""
+        files = hasattr(self.settings, "train_file")
+        flags = "--data_dir, or --train_file and --test_file" if files else "--data_dir"
+        if self.exchange.size > 1:
+            from utils.distributed.meet import agree_on_data
+
+            agree_on_data(self.exchange, fingerprint, flags)
         if checkpoint is not None and checkpoint.run_info["data_fingerprint"] != fingerprint:
-            files = hasattr(self.settings, "train_file")
-            flags = "--data_dir, or --train_file and --test_file" if files else "--data_dir"
             run, otherwise = self.resumed_folder(), "start a new run"
             if not self.settings.action.trains:
                 otherwise = (
@@ -298,9 +334,16 @@ class Run:
                 f"({flags}), or {otherwise}"
             )
 
+    @property
+    def strategy_name(self) -> str:
+        """How the processes train together; "single" if one trains alone."""
+        together = self.exchange.size > 1 or self.settings.trains_locally
+        return self.settings.strategy if together else "single"
+
     def numerical_environment(self) -> dict:
         """What must be the same for a resumed run to compute the same bits."""
         facts = {"device": self.device.type, "precision": self.precision.name}
+        facts["strategy"] = self.strategy_name
         if self.settings.trains_locally:
             facts["local_workers"] = self.workers.size
         else:
@@ -322,8 +365,10 @@ def same_folder(one: Path | None, other: Path) -> bool:
 
 def better_checkpoint_note(checkpoint, folder: Path) -> str:
     """A note if another checkpoint of the run in `folder` was better on the validation split."""
+    from utils.checkpoints.checkpoint import Checkpoints
+
     best = checkpoint.state["progress"]["best_step"]
     if best in (None, checkpoint.step):
         return ""
-    path = folder / "checkpoints" / f"step-{best:08}"
+    path = Checkpoints(folder / "checkpoints").path(best)
     return f"; best on the validation split: --resume {path}" if path.is_dir() else ""

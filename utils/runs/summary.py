@@ -56,7 +56,7 @@ def write_report(
         "skipped_steps": progress.left_out.steps,
         "skipped_steps_by_scaler": progress.left_out.by_scaler,
         "world_size": run.exchange.size,
-        "strategy": _strategy(run),
+        "strategy": run.strategy_name,
         "global_batch_size": trainer.loader.step_size,
         "micro_batch_size": trainer.loader.micro_batch,
         "accumulation_steps": trainer.loader.accumulation,
@@ -80,9 +80,9 @@ def write_report(
             "best_epoch": progress.best_epoch,
             "best_val_accuracy": progress.best_val_accuracy,
         }
-        best = f"checkpoints/step-{progress.best_step:08}"
-        if (run.folder.path / best).is_dir():
-            summary["best_checkpoint"] = best
+        best = trainer.saver.store.path(progress.best_step)
+        if best.is_dir():
+            summary["best_checkpoint"] = f"checkpoints/{best.name}"
     note = " (synthetic)" if further.get("synthetic") else ""
     title = f"{run.model_name} on {run.data_name}{note}, {settings.optimizer}"
     # Last: a run whose summary says finished or stopped_early counts as complete.
@@ -98,11 +98,6 @@ def write_report(
             write()
         except OSError as error:
             run.console.say(f"{run.folder.path}: {reason(error)}; the report is not complete")
-
-
-def _strategy(run: Run) -> str:
-    settings = run.settings
-    return settings.strategy if run.exchange.size > 1 or settings.trains_locally else "single"
 
 
 def report_classes(run: Run, evaluation: Evaluation, classes: list[str], folder: Path) -> None:

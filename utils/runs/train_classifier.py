@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from utils.checkpoints.checkpoint import Checkpoint, DamagedCheckpoint, read_checkpoint
+from utils.errors import UserError
 from utils.launch.signals import StoppedBySignal
 from utils.reporting.console import duration
 from utils.runs.dry_run import rehearse
@@ -170,12 +171,17 @@ def _measure_best(
     progress = trainer.progress
     if progress.best_step is None:
         return {}
-    path, result = run.folder.checkpoints / f"step-{progress.best_step:08}", test_of_last
+    path, result = trainer.saver.store.path(progress.best_step), test_of_last
     if progress.best_step != progress.step:
+        weights, failure = None, None
         try:
             weights = read_checkpoint(path).weights
-        except DamagedCheckpoint as error:
-            run.console.say(f"the best checkpoint, {path}, cannot be measured: {error}")
+        except (DamagedCheckpoint, UserError) as error:
+            failure = str(error)
+        # Measuring is collective: a rank that left it out would let the others wait.
+        failure = next(filter(None, run.exchange.gather_json(failure)), None)
+        if failure is not None:
+            run.console.say(f"the best checkpoint, {path}, cannot be measured: {failure}")
             return {}
         # Everything is saved, so the weights may be overwritten.
         trainer.train_step.strategy.load(weights)

@@ -32,7 +32,7 @@ def names_of_modules(model: nn.Module, patterns: Sequence[str]) -> list[str]:
         if not found:
             near = difflib.get_close_matches(pattern, known, n=3, cutoff=0.5) or known[:3]
             raise UserError(
-                f"--keep_fp32 {pattern}: the model has no such module, but for example "
+                f"--keep_fp32 {pattern}: the model has no such module; it has, for example, "
                 f"{', '.join(near)}"
             )
         chosen |= dict.fromkeys(found)

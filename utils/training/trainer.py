@@ -13,6 +13,7 @@ import torch
 from utils.checkpoints.checkpoint import Checkpoint
 from utils.checkpoints.saver import Saver
 from utils.data.batch import Batch
+from utils.errors import UserError
 from utils.launch.signals import AgreedSignal, StoppedBySignal
 from utils.machine.cudnn import search_plans
 from utils.machine.free_cores import FreeCores
@@ -71,6 +72,8 @@ class Trainer:
         freeze: which part of the model trains in which epoch; None: all of it.
         mixing_control: adjusts how strongly samples are mixed; None: that is fixed.
         clock: made when the process began; None: now.
+        enter: called with what this process does from now on (see Watch.enter); None: nobody
+            wants to know.
     """
 
     def __init__(
@@ -87,12 +90,14 @@ class Trainer:
         freeze: Freeze | None = None,
         mixing_control: MixingControl | None = None,
         clock: Clock | None = None,
+        enter: Callable[[str], None] | None = None,
     ):
         device = train_step.precision.device
         self.train_step, self.stepper = train_step, stepper or train_step
         self.loader, self.plan, self.evaluate, self.freeze = loader, plan, evaluate, freeze
         self.log, self.saver, self.agreed_signal = log, saver, agreed_signal
         self.mixing_control = mixing_control
+        self.enter = enter or (lambda phase: None)
         self.progress = train_step.progress
         self.progress.epoch_sums = self._no_sums()
         self.clock, self.times = clock or Clock(self.progress, device), PhaseTimes(device)
@@ -165,6 +170,7 @@ class Trainer:
                     self._stop()
         finally:
             console.end_bar()
+            self.enter("finishing")
             self.saver.wait()
         return progress
 
@@ -187,6 +193,7 @@ class Trainer:
             self.log.say_start(split, evaluation)
 
     def _evaluate(self) -> Evaluation | None:
+        self.enter("evaluating")
         self.train_step.strategy.make_equal()
         with self.train_step.evaluated_weights():
             evaluation = self.evaluate()
@@ -208,11 +215,14 @@ class Trainer:
             self.log.unfrozen(progress.step, epoch)
         clock.begin_epoch()
         times.mark("other")
+        self.enter("loading")
         for batch in self.loader.epoch(epoch, start_step):
             times.mark("data")
+            self.enter("computing")
             self.forward_backward(batch)
             times.mark("forward_backward")
             if not batch.ends_step:
+                self.enter("loading")
                 continue
             self.update()
             times.mark("optimizer")
@@ -240,6 +250,7 @@ class Trainer:
                 clock.pause()
                 self.save()
                 clock.resume()
+            self.enter("loading")
         self._log_window()
         clock.pause()
 
@@ -403,6 +414,7 @@ class Trainer:
     def save(self, final: bool = False) -> None:
         """Saves a checkpoint of this step; `final`: waits until it is on disk (see Saver)."""
         self.times.mark("other")
+        self.enter("saving")
         self.train_step.strategy.make_equal()
         self.progress.window_sums = list(self._read_sums().values())
         self.progress.seconds_total = self.clock.seconds_total
@@ -432,7 +444,10 @@ class Trainer:
             step = steps[-1]
         else:
             self.train_step.take_back()
-            self.save(final=True)
+            try:
+                self.save(final=True)
+            except UserError as error:  # it must not hide the failure before it
+                return f" Not saved: {error}."
         return (
             f" Step {step} is saved. A resumed run would keep the batch size that does not fit: "
             f"start a new one with --pretrained {self.saver.run_folder}."

@@ -280,7 +280,7 @@ def _from_folder(path: Path, say: Callable) -> Pretrained:
                 )
             best = (checkpoint.state.get("progress") or {}).get("best_step")
             if best is not None and best != checkpoint.step:
-                better = store.folder / f"step-{best:08}"
+                better = store.path(best)
                 try:
                     checkpoint = read_checkpoint(better)
                     path = better

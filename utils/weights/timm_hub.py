@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -85,7 +86,12 @@ def _from_url(config, say: Callable) -> dict:
     try:
         with contextlib.redirect_stdout(sys.stderr):
             return torch.hub.load_state_dict_from_url(
-                config.url, map_location="cpu", progress=sys.stderr.isatty(), weights_only=True
+                config.url,
+                map_location="cpu",
+                progress=sys.stderr.isatty(),
+                # Most names end with the start of the file's SHA-256.
+                check_hash=re.search(r"-[0-9a-f]{8,}\.", config.url) is not None,
+                weights_only=True,
             )
     except Exception as error:  # network, disk or a damaged file
         raise UserError(
