@@ -1,5 +1,8 @@
 """Flags of a search, in addition to those of the entry that it tunes."""
 
+import copy
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from utils.errors import UserError
@@ -14,13 +17,14 @@ GROUP = "tuning"
 READ_AS = {
     "epochs": "trial_epochs",
     "epoch": "trial_epochs",
+    "num_train_epochs": "trial_epochs",
     "subset": "trial_subset",
     "val_fraction": "trial_val_fraction",
     "recipe_epochs": "epochs",
 }
 # Flags of the entry script that a search refuses, and why.
 REFUSED = {
-    "resume": "the same command goes on with a search",
+    "resume": "the same command continues a search",
     "max_steps": "the length of a trial is --epochs",
     "epochs_for_sched": "a schedule spans the epochs of its trial",
     "distributed": "a trial is one process; --jobs trains several at once",
@@ -33,6 +37,31 @@ UNITS = {"s": 1, "m": 60, "h": 3600}
 
 @dataclass
 class TuningFlags(Config):
+    trial_epochs: int | None = setting(
+        None,
+        "Epochs of a trial's last stage; in files and messages trial_epochs",
+        group=GROUP,
+        low=1,
+        unit="epochs",
+        default_text="a fifth of the recipe's, from 3 to 9",
+    )
+    trial_subset: float | None = setting(
+        None,
+        "Training data of a trial's last stage: a fraction up to 1, or a number of samples; in "
+        "files and messages trial_subset",
+        group=GROUP,
+        above=0,
+        default_text="0.2 of the training data, or of the part that --config trains on",
+    )
+    trial_val_fraction: float | None = setting(
+        None,
+        "Fraction of the training data on which trials are scored, the same for all; in files and "
+        "messages trial_val_fraction",
+        group=GROUP,
+        above=0,
+        below=1,
+        default_text="that of --config, else 0.2; unless the data set has a validation split",
+    )
     trials: int | None = setting(
         None,
         "Trials of the whole study, including the default recipe", group=GROUP, low=1,
@@ -62,7 +91,7 @@ class TuningFlags(Config):
     space: str | None = setting(
         None,
         "YAML file of what is tuned, and in which ranges", group=GROUP,
-        default_text="the one beside this program",
+        default_text="the one next to this script, in tuning/",
     )  # fmt: skip
     params: str | None = setting(
         None,
@@ -71,12 +100,13 @@ class TuningFlags(Config):
     )  # fmt: skip
     prune: bool | None = setting(
         None,
-        "Stop trials early that are no better than most on a smaller part of the data and epochs",
+        "Train each trial in stages, from few epochs on little data to the full size, and stop "
+        "those that are not among the best of a stage",
         group=GROUP,
         default_text="on; off with --sampler grid",
     )
     rungs: int = setting(
-        3, "Stages of a trial with --prune, each a longer run on more data", group=GROUP, low=2,
+        3, "Stages of a trial, with --prune", group=GROUP, low=2,
         high=10, unit="stages",
     )  # fmt: skip
     reduction: int = setting(
@@ -89,37 +119,12 @@ class TuningFlags(Config):
     )
     confirm: int = setting(
         2,
-        "More seeds, with which the best two trials and the default recipe are compared at the end",
+        "Further seeds, with which the two best trials and the default recipe are trained and "
+        "compared at the end",
         group=GROUP,
         low=0,
         high=100,
         unit="seeds",
-    )
-    trial_epochs: int | None = setting(
-        None,
-        "Epochs of a trial's last stage; --epochs is short for it here, and --recipe_epochs "
-        "sets the recipe's",
-        group=GROUP,
-        low=1,
-        unit="epochs",
-        default_text="a fifth of the recipe's, from 3 to 9",
-    )
-    trial_subset: float | None = setting(
-        None,
-        "Training data of a trial's last stage, a fraction up to 1 or a number of samples; "
-        "--subset is short for it here",
-        group=GROUP,
-        above=0,
-        default_text="0.2",
-    )
-    trial_val_fraction: float | None = setting(
-        None,
-        "Fraction of the training data on which trials are scored, the same for all; "
-        "--val_fraction is short for it here",
-        group=GROUP,
-        above=0,
-        below=1,
-        default_text="that of the recipe, else 0.2",
     )
     recipe_batch_size: int | None = setting(
         None,
@@ -140,7 +145,7 @@ class TuningFlags(Config):
         super().validate()
         for name, why in REFUSED.items():
             if getattr(self, name):
-                raise UserError(f"--{name} has no place in a search: {why}")
+                raise UserError(f"--{name} cannot be used in a search: {why}")
         for name in ("trial_subset", "subset"):
             value = getattr(self, name)
             if value is not None and value > 1 and not float(value).is_integer():
@@ -163,7 +168,7 @@ def for_trials(argv: list[str]) -> list[str]:
         UserError: --resume is given; `parse` would read the run before it checks any other flag.
     """
     if any(word.split("=")[0] in ("--resume", "-r") for word in argv):
-        raise UserError(f"--resume has no place in a search: {REFUSED['resume']}")
+        raise UserError(f"--resume cannot be used in a search: {REFUSED['resume']}")
 
     def replaced(word: str) -> str:
         name, equals, value = word.partition("=")
@@ -171,6 +176,26 @@ def for_trials(argv: list[str]) -> list[str]:
         return f"--{READ_AS[plain]}{equals}{value}" if plain in READ_AS else word
 
     return [replaced(word) for word in argv]
+
+
+def listed(known: Mapping[str, dataclasses.Field]) -> dict[str, dataclasses.Field]:
+    """The flags as `--help` lists them: those of a search first, under the names of READ_AS that
+    users give; without those that a search refuses."""
+    shown = {name: flag for flag, name in reversed(READ_AS.items())}
+    hidden = {*READ_AS, *REFUSED} | {n for a in ACTIONS if not a.trains for n in a.options}
+    flags = []
+    for name, field in known.items():
+        if name in shown or name not in hidden:
+            flags.append(copy.copy(field))
+            flags[-1].name = shown.get(name, name)
+        if name == "epochs":
+            flags[-1].metadata = field.metadata | {
+                "group": GROUP,
+                "help": "Epochs of the resulting recipe",
+                "default_text": f"those of --config, else {field.default}",
+            }
+    flags.sort(key=lambda flag: flag.metadata["group"] != GROUP)  # keeps the order otherwise
+    return {flag.name: flag for flag in flags}
 
 
 def seconds(text: str | None) -> float | None:

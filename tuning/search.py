@@ -12,12 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tuning.flags import for_trials, seconds
+from tuning.flags import for_trials, listed, seconds
 from tuning.machine import machine
 from utils.errors import UserError
 from utils.files import denial, reason
 from utils.launch.signals import Signals, StoppedBySignal
 from utils.reporting.console import Console
+from utils.settings.command_line import read_command_line
 from utils.settings.config import Config, fields, parse
 
 # Optuna and what needs it are imported in functions: --help and wrong flags answer at once.
@@ -56,6 +57,9 @@ def search(target: Target, search_class: type[Config], description: str, argv=No
     signals = Signals()
     try:
         argv = for_trials(sys.argv[1:] if argv is None else argv)
+        if {"-h", "--help"} & {*argv}:
+            program = f"bash tuning/{Path(sys.argv[0]).stem}.sh"
+            read_command_line(listed(fields(search_class)), ["--help"], description, print, program)
         settings, origin = parse(search_class, argv, description, print)
         Search(target, settings, origin, signals).run()
     except (UserError, OSError) as error:
@@ -230,7 +234,7 @@ class Search:
             raise StoppedBySignal(15, self._stopped_line())
 
     def _stopped_line(self) -> str:
-        return f"stopped; the search is kept in {self.folder}: the same command goes on with it"
+        return f"stopped; the search is kept in {self.folder}: the same command continues it"
 
     def _time_is_up(self) -> bool:
         """Whether the search has to end. What follows it has the time that was reserved for it."""

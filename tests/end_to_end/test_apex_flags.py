@@ -35,7 +35,7 @@ def test_modules_are_kept_in_every_use_of_a_model(works, fails, inputs_of_kept):
     inputs_of_kept.clear()
     works("--resume", "run", "--eval_only")
     assert set(inputs_of_kept) == {torch.bfloat16}
-    assert "no such module, but for example" in fails(
+    assert "no such module; it has, for example" in fails(
         *TINY, "--precision", "bf16", "--keep_fp32", "layer9", "--output", "none"
     )
 

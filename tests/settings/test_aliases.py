@@ -54,6 +54,10 @@ def test_a_note_says_how_apexs_second_level_differs():
     assert len(lines) == 1
 
 
+def test_timms_name_of_a_compiler():
+    assert parse(Settings, ["--torchcompile", "inductor"], "")[0].compile is True
+
+
 def test_data_sets_have_torchtexts_names():
     for alias, value in VALUE_ALIASES["dataset"].items():
         assert parse(TextSettings, ["--dataset", alias.upper()], "")[0].dataset == value

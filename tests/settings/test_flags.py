@@ -79,7 +79,7 @@ def test_abbreviations_are_refused(flag):
         (["--weight-decy", "0"], ["--weight-decy", "did you mean --weight_decay?"]),
         (["--smoothin", "0"], ["did you mean --label_smoothing?"]),  # by way of an alias
         (["--qqqq"], ["unknown flag --qqqq"]),
-        (["resnet18"], ["'resnet18' belongs to no flag"]),
+        (["resnet18"], ["'resnet18' has no flag before it"]),
         (["--epochs"], ["--epochs", "expected one argument"]),
         (["--epochs", "many"], ["--epochs", "'many'", "a whole number"]),
         (["--epochs", "1.5"], ["--epochs", "a whole number"]),
@@ -103,6 +103,9 @@ def test_abbreviations_are_refused(flag):
         (["--optimizer", "adamw", "--beta1", "high"], ["--beta1 high: a number is needed"]),
         (["--optimizer", "adamw", "--beta2", "1"], ["--betas 0.9,1: two numbers"]),
         (["--beta1", "0.8", "--betas", "0.9,0.99"], ["--beta1 0.8 is a part of --betas"]),
+        (["--num-classes", "10"], ["--num-classes is unknown here: it follows from the data"]),
+        (["--model", "resnet18"], ["--model is unknown here: vit_test.py has"]),
+        (["--kfac-damping", "0.1"], ["--ngd_alpha is the damping"]),
         (["--avg-m", "1"], ["--avg-m is unknown here", "--optimizer_average"]),
         (["--seed", 2**32], ["--seed", "up to"]),
         (["--depth", "20"], ["--depth", "18, 34, 50, 101, 152"]),

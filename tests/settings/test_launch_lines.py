@@ -90,3 +90,10 @@ def test_harmless_flags_get_a_line(pictures):
         "resizes it"
     ]
     assert settings.workers is None
+
+
+def test_without_a_data_folder_the_current_one_does_not_count(pictures, monkeypatch):
+    monkeypatch.chdir(pictures)
+    lines = []
+    assert parsed("resnet50_test.py --epochs 3", pictures, lines.append).dataset == "cifar10"
+    assert lines == []

@@ -33,7 +33,10 @@ def test_mixup_takes_a_number_or_a_word(argv, mixup, alpha, mixing, write):
 @pytest.mark.parametrize(
     ("argv", "parts"),
     [
-        (["--mixup", "0.4", "--alpha", "0.3"], ["--mixup 0.4 is short for --alpha", "0.3"]),
+        (
+            ["--mixup", "0.4", "--alpha", "0.3"],
+            ["--mixup 0.4 is short for --mixup fixed --alpha 0.4", "0.3"],
+        ),
         (["--mixup", "0.4", "--meta_learning"], ["--meta_learning is short for --mixup meta"]),
         (["--mixup", "-1"], ["--mixup", "above 0"]),
         (["--mixup", "nan"], ["--mixup"]),

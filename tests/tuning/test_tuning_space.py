@@ -8,10 +8,11 @@ import pytest
 import resnet50_test
 import transformer_test
 from tuning import resnet50_tuning, transformer_tuning
-from tuning.flags import for_trials, seconds
+from tuning.flags import READ_AS, REFUSED, for_trials, seconds
 from tuning.space_file import load_space
 from utils.errors import UserError
 from utils.optim.table import OPTIMIZERS
+from utils.settings.aliases import ALIASES
 from utils.settings.config import fields, parse
 
 
@@ -215,8 +216,8 @@ FLAGS = {
     ("--timeout", "soon"): "--timeout soon: a time such as",
     ("--sampler", "best"): "--sampler: 'best' is not one of",
     ("--trails", "3"): "did you mean --trials?",
-    ("--resume",): "the same command goes on",
-    ("--max_steps", "3"): "--max_steps has no place in a search",
+    ("--resume",): "the same command continues",
+    ("--max_steps", "3"): "--max_steps cannot be used in a search",
     ("--params", "lr,gamma"): "--params gamma: --sched cosine does not use it",
     ("--params", "depth"): "--params: depth is not in",
     ("--params", "lr", "--lr", "0.1"): "--lr is given, so it is fixed",
@@ -238,6 +239,24 @@ def test_words_that_are_about_the_trials():
     assert for_trials(["--epochs", "3", "--subset=0.1", "--val-fraction", "0.1", "--bs", "8"]) == [
         "--trial_epochs", "3", "--trial_subset=0.1", "--trial_val_fraction", "0.1", "--bs", "8",
     ]  # fmt: skip
+    for alias, name in ALIASES.items():
+        assert READ_AS.get(alias) == READ_AS.get(name)
+
+
+@pytest.mark.parametrize("tuning", [resnet50_tuning, transformer_tuning])
+def test_help_lists_the_flags_as_a_search_reads_them(tuning, capsys):
+    with pytest.raises(SystemExit) as ended:
+        tuning.main(["--ngd", "--help"])
+    assert ended.value.code == 0
+    told = capsys.readouterr().out
+    help_of = {entry.split()[0]: " ".join(entry.split()) for entry in told.split("\n  --")[1:]}
+    assert "a trial's last stage" in help_of["epochs"]
+    assert "default: 50" not in help_of["epochs"]
+    whole = fields(tuning.TARGET.config_class)["epochs"].default
+    assert f"those of --config, else {whole}" in help_of["recipe_epochs"]
+    assert help_of.keys().isdisjoint({*REFUSED, "trial_epochs", "trial_subset", "predictions"})
+    first = told.split("\noptimization:")[0]
+    assert all(f"\n  --{flag} " in first for flag in ("epochs", "subset", "recipe_epochs"))
     assert for_trials(["--recipe-epochs", "90"]) == ["--epochs", "90"]
     assert [seconds(text) for text in ("90s", "30m", "2h", "45", None)] == [
         90,

@@ -108,7 +108,7 @@ def test_a_search_killed_and_then_stopped_by_a_signal(start, tmp_path, reference
     _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 128 + signum
     (line,) = err.strip().splitlines()
-    assert "the same command goes on" in line
+    assert "the same command continues it" in line
     process = start(*SHORT)
     _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err

@@ -112,7 +112,7 @@ def parse_policy(text: str) -> Policy | None:
     if name == "3a" and not parts:
         three = OneOf(THREE, deviation=math.inf)
         return Policy(lambda height, width: three, jitter="0.3", jitters=True)
-    raise UserError(f"--auto_augment {text}: there is no such policy; there are {KNOWN}")
+    raise UserError(f"--auto_augment {text}: unknown policy; available policies: {KNOWN}")
 
 
 def parse_jitter(text: str) -> tuple[float, float, float, float]:

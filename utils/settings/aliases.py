@@ -90,8 +90,15 @@ MEANINGS = {
     "interpolation": "pictures are resized bicubically, and --auto_augment moves pixels "
     "bilinearly; leave it out",
     "jsd_loss": "AugMix is not supported; leave it out",
+    "kfac_damping": "natural gradients are --ngd here, and --ngd_alpha is the damping",
+    "kfac_factor_update_steps": "natural gradients are --ngd here, with --ngd_update_period",
+    "kfac_inv_update_steps": "natural gradients are --ngd here, with --ngd_update_period",
+    "kfac_name": "natural gradients are --ngd here",
     "metric_for_best_model": "the best weights are those with the highest accuracy on the "
     "validation split; leave it out",
+    "model": "vit_test.py has any classifier of timm by --model; this script trains a model of its "
+    "own, which --help describes",
+    "num_classes": "it follows from the data; leave it out",
     "opt_kwargs": "each optimizer has flags of its own, which --help lists",
     "ra_magnitude": "--auto_augment ra-m9 sets the magnitude, of 30",
     "ratio": "--crop resized crops with ratios of 3:4 to 4:3; leave it out",
@@ -135,6 +142,7 @@ NUMBER_FOR = {"mixup": ("fixed", "alpha", "none")}
 # Other spellings of a value.
 VALUE_ALIASES = {
     "clip": {"none": 0.0},  # also where an optimizer limits the norm by default
+    "compile": {"inductor": True},  # timm's --torchcompile takes the name of a backend
     "dataset": {  # torchtext's names
         "amazonreviewfull": "amazon_full",
         "amazonreviewpolarity": "amazon_polarity",

@@ -21,7 +21,11 @@ from utils.settings.values import (
 
 
 def read_command_line(
-    known: Mapping[str, dataclasses.Field], argv: list[str], description: str, say: Callable
+    known: Mapping[str, dataclasses.Field],
+    argv: list[str],
+    description: str,
+    say: Callable,
+    program: str = "%(prog)s",
 ) -> tuple[dict[str, object], set[str], dict[str, str]]:
     """({setting: converted value}, the flags of `short_for` that are given, {flag of `parts_of`:
     its value}). With --help prints it and exits.
@@ -29,13 +33,14 @@ def read_command_line(
     Args:
         known: the entry's settings, by name.
         say: called with a note on a value that is known from elsewhere.
+        program: what is started, for the usage line of --help.
     """
     parser = _Parser(
-        usage="%(prog)s [--flag value ...]",
+        usage=f"{program} [--flag value ...]",
         description=description,
         epilog="Every flag can also be set in a YAML file (--config), and may be written with "
-        "hyphens instead of underscores. --no_NAME switches a flag off, and the value none unsets "
-        "an optional one. " + _other_names(known),
+        "hyphens instead of underscores. --no_NAME switches an on/off flag off, and the value none "
+        "unsets an optional one. " + _other_names(known),
         allow_abbrev=False,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=28, width=100),
     )
@@ -65,7 +70,7 @@ def read_command_line(
         if (meaning := MEANINGS.get(canonical_name(flag))) is not None:
             raise UserError(f"{flag} is unknown here: {meaning}")
         if not flag.startswith("-"):
-            raise UserError(f"{flag!r} belongs to no flag: write --name value; see --help")
+            raise UserError(f"{flag!r} has no flag before it: write --name value; see --help")
         raise UserError(f"unknown flag {flag}{suggestion(flag, known, '--')}; see --help")
     given = vars(typed)
     short = {name for name in short_for(known) if given.pop(name, False)}

@@ -41,8 +41,8 @@ class DataSettings(Config):
     )
     workers: int | None = setting(
         None,
-        "Processes that decode pictures while training, or read a data set too large for memory; "
-        "and threads that decode files beforehand; 0: no further processes",
+        "Worker processes, which decode pictures while training or read a data set too large for "
+        "memory, and threads that decode pictures before training; 0: no worker processes",
         group=GROUP,
         low=0,
         unit="processes",

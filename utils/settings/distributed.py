@@ -30,12 +30,13 @@ class DistributedSettings(Config):
     )
     sync_bn: bool = setting(
         False,
-        "BatchNorm statistics of the batches of all processes, instead of each process's own",
+        "Compute BatchNorm's statistics over the batches of all processes, instead of over each "
+        "process's own",
         group=GROUP,
     )  # fmt: skip
     global_batch: int | None = setting(
         None,
-        "Samples in an optimizer step of all processes together; sets the accumulation accordingly",
+        "Samples in an optimizer step of all processes together, reached by accumulation",
         group=GROUP,
         low=1,
         unit="samples",
@@ -43,8 +44,8 @@ class DistributedSettings(Config):
     )
     lr_base_size: int | None = setting(
         None,
-        "The global batch that --lr is meant for; the learning rate is multiplied by the "
-        "actual global batch over this",
+        "Samples in the optimizer step that --lr is meant for; the learning rate is --lr times the "
+        "actual number of samples in a step, divided by this",
         group=GROUP,
         low=1,
         unit="samples",
@@ -52,8 +53,8 @@ class DistributedSettings(Config):
     )
     dist_timeout: float = setting(
         10.0,
-        "A process that finishes no step, and no batch of an evaluation, for this long is ended; "
-        "run_distributed.sh then restarts all of them", group=GROUP,
+        "End a process that has finished no step, and no batch of an evaluation, for this long; "
+        "run_distributed.sh then restarts all processes", group=GROUP,
         above=0, unit="minutes", resume="free",
     )  # fmt: skip
 

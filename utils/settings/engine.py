@@ -31,7 +31,7 @@ class EngineSettings(Config):
     )
     keep_fp32: str | None = setting(
         None,
-        "Modules that compute in float32 whatever --precision says, by name; * stands for any "
+        "Names of modules that compute in float32 whatever --precision is; * stands for any "
         "characters, as in head,layers.*.norm1",
         group=GROUP,
         many=True,
@@ -39,9 +39,9 @@ class EngineSettings(Config):
     )
     engine: str = setting(
         "torch",
-        "What computes the network. torch: PyTorch; ort: ONNX Runtime, on a CPU in float32; "
-        "experimental in training, with the packages of requirements-ort.txt. --eval_only and "
-        "--predict do not keep the value of the run",
+        "Library that computes the network. torch: PyTorch; ort: ONNX Runtime, on a CPU in "
+        "float32; experimental in training, where it needs the packages of requirements-ort.txt. "
+        "--eval_only and --predict use torch, whatever the run used, unless ort is given again",
         group=GROUP,
         choices=ENGINES,
         resume="free",
@@ -66,7 +66,7 @@ class EngineSettings(Config):
         "Capture the whole optimizer step on a GPU and replay it with a single launch. auto: "
         "if launching takes nearly all of a step's time, as with small models and batches, "
         "but never with --deterministic; on (also the flag alone): whenever possible, with a "
-        "line if it is not; off (also --no_cuda_graphs): never",
+        "note if it is not; off (also --no_cuda_graphs): never",
         group=GROUP,
         choices=("auto", "on", "off"),
         bare="on",
@@ -74,8 +74,8 @@ class EngineSettings(Config):
     )
     deterministic: bool = setting(
         False,
-        "The same bits in every run: on a GPU at the price of speed; on a CPU by keeping the "
-        "number of threads, as --threads does",
+        "Make runs repeatable bit for bit: on a GPU at the price of speed; on a CPU by keeping "
+        "the number of threads fixed, as --threads does",
         group=GROUP,
     )
     threads: int | None = setting(

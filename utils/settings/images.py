@@ -64,7 +64,8 @@ class PictureSettings(Config):
     decode: str = setting(
         "auto",
         "Decode an imagefolder or csv once, into --cache_dir, or always, while training; auto: "
-        "once if the decoded pictures take up to 32 GB",
+        "once if the decoded pictures take up to 32 GB, but always with --crop resized, --loader "
+        "dali, --crop_ratio below 1, --val_resize, or another --eval_size than --image_size",
         group=GROUP,
         choices=("auto", "once", "always"),
         before="once",
@@ -88,8 +89,9 @@ class PictureSettings(Config):
     )
     crop: str = setting(
         "padded",
-        "Random crops of training pictures: padded, of the padded picture; or resized, of random "
-        "area and ratio, which are then resized, as is usual for large pictures",
+        "Random crops of training pictures. padded: the picture is padded, then cropped to its "
+        "size; resized: a crop of random area and aspect ratio is resized, as is usual for large "
+        "pictures",
         group=GROUP,
         choices=("padded", "resized"),
     )
@@ -110,16 +112,16 @@ class PictureSettings(Config):
     )
     val_resize: int | None = setting(
         None,
-        "Another way to give --crop_ratio: at evaluation the shorter side is resized to this, and "
-        "the centre is cropped, of --eval_size pixels, or without that flag of --image_size; "
-        "torchvision's recipes crop 224 unless they say otherwise: --eval_size 224",
+        "Another way to give --crop_ratio: at evaluation the shorter side is resized to this, then "
+        "a square of --eval_size pixels (without that flag, of --image_size) is cropped from the "
+        "centre; for torchvision's recipes, which crop 224 by default, add --eval_size 224",
         group=GROUP,
         low=8,
         unit="pixels",
     )
     crop_padding: int = setting(
         4,
-        "Padded crop: pixels added to every side before it; 0: no crop",
+        "Pixels added on every side before a padded crop; 0: no crop",
         group=GROUP,
         low=0,
         unit="pixels",
@@ -176,8 +178,8 @@ class PictureSettings(Config):
     )
     drop_last: bool = setting(
         False,
-        "Leave out the last optimizer step of an epoch if it is smaller than the others; which "
-        "pictures that leaves out differs from epoch to epoch",
+        "Skip the last optimizer step of an epoch if it is smaller than the others; other pictures "
+        "are skipped in every epoch",
         group=GROUP,
     )
     flip_test: bool = setting(
@@ -200,7 +202,7 @@ class PictureSettings(Config):
         if found.lower().endswith((".csv", ".tsv")):
             say(f"note: --dataset csv, since {found} is a list")
             return implied | {"dataset": "csv"}
-        if os.path.isdir(os.path.join(found, "train")):
+        if found and os.path.isdir(os.path.join(found, "train")):
             say(f"note: --dataset imagefolder, since {found} has a folder train/")
             return implied | {"dataset": "imagefolder"}
         return implied

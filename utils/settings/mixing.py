@@ -18,10 +18,10 @@ META_LR = {"policy": 0.05, "sample": 0.1}
 class MixingSettings(Config):
     mixup: str = setting(
         "none",
-        "Train on weighted means of two samples, with weights lambda and 1 - lambda. fixed: lambda "
-        "from Beta(alpha, alpha), and a number is short for fixed with that --alpha; auto: mixes "
-        "more as the network overfits more, without an alpha; meta: a learned distribution (try "
-        "auto first)",
+        "Train on weighted averages of two samples, with weights lambda and 1 - lambda. fixed: "
+        "lambda from Beta(alpha, alpha), and a number is short for fixed with that --alpha; auto: "
+        "mixes more as overfitting grows, without an alpha; meta: a learned distribution (try auto "
+        "first)",
         group=GROUP,
         choices=("none", "fixed", "auto", "meta"),
     )
@@ -35,9 +35,9 @@ class MixingSettings(Config):
     )
     cutmix_alpha: float = setting(
         0.0,
-        "Paste a box of another picture, with an area from Beta(alpha, alpha); 1 is usual, 0:"
-        " never. Together with --mixup each step takes one of the two; with --mixup auto "
-        "the area is from Beta(a, a), a being this times the strength",
+        "CutMix: paste a box from another picture, its area drawn from Beta(a, a), where a is this "
+        "value (times the strength with --mixup auto); 1 is usual, 0 turns it off. Together with "
+        "--mixup, each step uses one of the two",
         group=GROUP,
         low=0,
         high=100,
@@ -52,8 +52,8 @@ class MixingSettings(Config):
     )
     mixup_prob: float = setting(
         1.0,
-        "Probability that a step is mixed (with --mixup_mode block or sample: that one of "
-        "these is)",
+        "Probability that a step is mixed (with --mixup_mode block or sample: that a block or a "
+        "sample is)",
         group=GROUP, above=0, high=1,
     )  # fmt: skip
     mixup_off_epoch: int = setting(

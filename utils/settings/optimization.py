@@ -71,7 +71,7 @@ class RateSettings(Config):
         None, "Weight decay", group=GROUP, low=0, default_text=_by_optimizer("weight_decay")
     )
     decay_all: bool = setting(
-        False, "Weight decay on biases, norms and embeddings, too", group=GROUP
+        False, "Weight decay also on biases, normalisation layers and embeddings", group=GROUP
     )
 
 
@@ -108,15 +108,15 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):
     )
     accumulation_steps: int = setting(
         1,
-        "Batches whose gradients are accumulated for one optimizer step",
+        "Micro-batches per process whose gradients are accumulated for one optimizer step",
         group=GROUP,
         low=1,
-        unit="batches",
+        unit="micro-batches",
     )
     auto_batch: bool = setting(
         False,
-        "Find the largest batches that fit into memory, and keep the samples of an optimizer "
-        "step by accumulation",
+        "Find the largest micro-batches that fit into memory, and accumulate as many as an "
+        "optimizer step of the same number of samples needs",
         group=GROUP,
     )
     sched: str = setting(
@@ -151,7 +151,7 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):
         default_text="--lr divided by the steps of the warm-up",
     )
     sched_per_epoch: bool = setting(
-        False, "Change the learning rate between epochs alone, not in every step", group=GROUP
+        False, "Update the learning rate once per epoch instead of at every step", group=GROUP
     )
     min_lr: float = setting(
         0.0, "Final learning rate of cosine, linear and plateau", group=GROUP, low=0
@@ -188,8 +188,8 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):
     )
     epochs_for_sched: int | None = setting(
         None,
-        "Epochs that the schedule spans: more than --epochs to train a part of a longer plan,"
-        " fewer to end at the lowest rate",
+        "Epochs that the schedule spans: more than --epochs to train only the first part of a "
+        "longer schedule, fewer to train the last epochs at the lowest learning rate",
         group=GROUP,
         low=1,
         unit="epochs",
@@ -199,7 +199,7 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):
     max_steps: int | None = setting(
         None,
         "Stop after this many optimizer steps, if --epochs does not end the run before; the "
-        "schedule ends there, too, unless --epochs_for_sched says where",
+        "schedule also ends there, unless --epochs_for_sched says where",
         group=GROUP,
         low=1,
         unit="steps",
@@ -208,7 +208,7 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):
     ema_decay: float | None = setting(
         None,
         "Keep an exponential moving average of the weights, with this decay per step, and "
-        "evaluate it; checkpoints have the weights themselves, too",
+        "evaluate it; checkpoints also contain the weights themselves",
         group=GROUP,
         above=0,
         below=1,

@@ -31,8 +31,8 @@ class RunSettings(Config):
     )
     resume: str | None = setting(
         None,
-        "Resume from the newest checkpoint of a run, given its folder, or from a checkpoint, "
-        "given its folder; without a value, the newest run",
+        "Resume a run: its folder, for its newest checkpoint, or the folder of one checkpoint; "
+        "without a value, the newest run",
         group=GROUP,
         bare="auto",
         resume="free",
@@ -46,8 +46,8 @@ class RunSettings(Config):
     )
     dry_run: bool = setting(
         False,
-        "Build everything, train a few steps, print what the run will take, draw a training batch "
-        "of pictures, and stop",
+        "Train a few steps, print how much time, memory and disk space the run will take, draw a "
+        "training batch of pictures, and stop without keeping a run",
         group=GROUP,
         resume="free",
     )
@@ -78,12 +78,12 @@ class RunSettings(Config):
     )
     eval_on_start: bool = setting(
         False,
-        "Evaluate before the first step, too, as with pretrained weights",
+        "Also evaluate before the first step, for example to see how good pretrained weights are",
         group=GROUP,
     )
     log_every: int = setting(
         20,
-        "Steps between log lines, at which the host waits for the device",
+        "Steps between log lines; each one makes the host wait for the device",
         group=GROUP,
         low=1,
         unit="steps",

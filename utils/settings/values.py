@@ -150,8 +150,8 @@ def spelled_out(
         values[name] = word if number else zero
         if number and values.setdefault(other, number) != number:
             raise UserError(
-                f"{where}{name} {number:g} is short for --{other} {number:g}, and --{other} "
-                f"{values[other]:g} is given too: leave one of the two out"
+                f"{where}{name} {number:g} is short for --{name} {word} --{other} {number:g}, and "
+                f"--{other} {values[other]:g} is given too: leave one of the two out"
             )
         if number:
             convert(known[other], number, f"{where}{name}")
