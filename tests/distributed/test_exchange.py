@@ -249,9 +249,24 @@ def meet_with_outputs(exchange, host_config):
     return meet_with(exchange, [0, 0], "data", output=exchange.rank, host_config=host_config)
 
 
+def meet_again(exchange, folders):
+    """As in a restart by the launcher, of a folder whose path depends on the machine."""
+    resume = folders[exchange.rank]
+    return meet_with(exchange, [0, 0], "data", TORCHRUN, resume=resume, output=resume)
+
+
+def meet_another_version(exchange):
+    own = {"new_flag": 1} if exchange.rank else {"old_flag": 1}
+    return meet_with(exchange, [0, 0], "data", **own)
+
+
 def test_the_folder_may_have_another_path_on_another_host(worlds):
     """As --host_config says; otherwise it shows that the processes are not one run."""
     assert worlds(2).run(meet_with_outputs, "hosts.yaml") == [(0, 2), (1, 2)]
+    assert worlds(2).run(meet_again, ["/a/run", "/b/run"]) == [(0, 2), (1, 2)]
+    for line in worlds(2).run(meet_again, ["/a/run", None]):
+        assert line.startswith("--resume: rank 0 has a run, rank 1 has none")
+    assert worlds(2).run(meet_another_version) == [(0, 2), (1, 2)]
     for line in worlds(2).run(meet_with_outputs, None):
         assert line.startswith("--output: rank 0 has 0, rank 1 has 1")
 

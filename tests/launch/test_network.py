@@ -86,9 +86,14 @@ def test_the_choice_of_the_user_stays(machine):
     assert os.environ["GLOO_SOCKET_IFNAME"] == "eth9"
 
 
-@pytest.mark.parametrize(("local_size", "chosen"), [(2, "eth5"), (4, None)])
-def test_plain_torchrun_gets_an_interface_on_several_machines_only(machine, local_size, chosen):
-    machine.setenv("MASTER_ADDR", "node1")
+@pytest.mark.parametrize(
+    ("address", "local_size", "chosen"),
+    [("node1", 2, "eth5"), ("node1", 4, None), ("localhost", 2, None)],
+)
+def test_plain_torchrun_gets_an_interface_on_several_machines_only(
+    machine, address, local_size, chosen
+):
+    machine.setenv("MASTER_ADDR", address)
     set_environment(LaunchedAs(1, 4, 1, local_size))
     assert os.environ.get("GLOO_SOCKET_IFNAME") == chosen
 

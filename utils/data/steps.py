@@ -69,13 +69,10 @@ class Steps:
             mixing.check(self.samples, min(self.step_size, self.samples))
         self.block = block = getattr(mixing, "block", 1)  # as set by the user
         if ranks > 1 and self.step_size < ranks * block:
-            what, smaller = "samples", ""
-            if block > 1:
-                what, smaller = f"blocks of --mixup_block {block}", ", or a smaller --mixup_block"
+            most = max(1, self.step_size // (1 if mixing is None else 2))
             raise UserError(
-                f"an optimizer step of {self.step_size} samples has fewer {what} than there are "
-                f"processes or workers ({ranks}): start at most {max(1, self.step_size // block)}, "
-                f"or give a larger step (--global_batch){smaller}"
+                f"an optimizer step of {self.step_size} samples is too small for {ranks} processes "
+                f"or workers: start at most {most}, or give a larger step (--global_batch)"
             )
 
     @property

@@ -12,8 +12,9 @@ from utils.exchange import Exchange
 from utils.launch.launchers import TORCHRUN, LaunchedAs
 from utils.settings.hosts import PLACES
 
-# Without --host_config: a machine's own disk, and how many of its cores load the data.
-MAY_DIFFER = ("data_dir", "cache_dir", "workers")
+# What may depend on the machine: where files are, and how many cores are used. Their content is
+# compared all the same: by the other settings, and by `agree_on_data`.
+MAY_DIFFER = {*PLACES, "config", "host_config", "workers", "threads"} - {"output"}
 
 
 def meet(
@@ -30,14 +31,20 @@ def meet(
     gpu = None
     if device.type == "cuda" and not numbered:
         gpu = str(torch.cuda.get_device_properties(device).uuid)
-    may_differ = (*MAY_DIFFER, *(PLACES if settings.get("host_config") else ()))
-    own = {name: str(value) for name, value in settings.items() if name not in may_differ}
+    own = {name: str(value) for name, value in settings.items() if name not in MAY_DIFFER}
+    if numbered or settings.get("host_config"):  # one folder, whose path may depend on the machine
+        own.pop("output", None)
+    if "resume" in own:  # the folder likewise; the steps of the checkpoints are compared later
+        own["resume"] = "a run" if settings["resume"] is not None else "none"
     told = exchange.gather_json([socket.gethostname(), gpu, own])
+    first = told[0][2]
     for rank, (host, used, theirs) in enumerate(told):
-        name = next((name for name in own if theirs[name] != told[0][2][name]), None)
+        # With other versions of the code there may be other settings.
+        both = first.keys() & theirs.keys()
+        name = next((name for name in first if name in both and theirs[name] != first[name]), None)
         if name is not None:
             raise UserError(
-                f"--{name}: rank 0 has {told[0][2][name]}, rank {rank} has {theirs[name]}, and the "
+                f"--{name}: rank 0 has {first[name]}, rank {rank} has {theirs[name]}, and the "
                 f"processes of a run need the same settings; with --no_distributed each process "
                 "trains a run of its own"
             )

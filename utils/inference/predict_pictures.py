@@ -196,7 +196,7 @@ class PictureFiles:
         with (
             strict_pillow(),
             contextlib.closing(
-                decode_all(self.paths, self.card.height, self.workers, self.crop_ratio)
+                decode_all(self.paths, self.card.height, self.workers, self.crop_ratio, kept=False)
             ) as chunks,
         ):
             for pictures, errors in chunks:

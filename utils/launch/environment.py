@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from utils.launch.launchers import TORCHRUN, LaunchedAs, read_launch, without_launch
-from utils.launch.network import choose_interface, local_address
+from utils.launch.network import choose_interface, is_loopback, local_address
 
 LAUNCH_FOLDER = "LAUNCH_FOLDER"  # set by the launcher to a new temporary folder
 LAUNCH_RUN = "LAUNCH_RUN"  # set by the launcher to the run's folder if the job trains
@@ -38,7 +38,9 @@ def set_environment(place: LaunchedAs) -> None:
     imported."""
     if place.by == TORCHRUN:
         if place.world_size > place.local_world_size and "MASTER_ADDR" in os.environ:
-            choose_interface(local_address(os.environ["MASTER_ADDR"], 0))
+            address = local_address(os.environ["MASTER_ADDR"], 0)
+            if not is_loopback(address):  # node 0 may have been given localhost
+                choose_interface(address)
         return
     own = {"RANK": place.rank, "WORLD_SIZE": place.world_size, "LOCAL_RANK": place.local_rank}
     own |= {"MASTER_ADDR": place.address, "MASTER_PORT": place.port}

@@ -50,16 +50,22 @@ def choose_interface(address: str) -> None:
     one; on loopback NCCL, too, which elsewhere chooses well.
 
     Args:
-        address: as `local_address` returns it. Behind a name, which stands for this machine and may
-            resolve to loopback, gloo gets the interface that leads out.
+        address: as `local_address` returns it. Where no interface has it, and the machine's own
+            name leads to loopback, gloo gets the interface that leads out.
     """
-    if address.startswith("127.") or address == "localhost":
+    if is_loopback(address):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
         return
-    interface = interface_of(address) or interface_of(_address_outside())
+    interface = interface_of(address)
+    if interface is None and is_loopback(_own_address()):
+        interface = interface_of(_address_outside())
     if interface:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+
+
+def is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address == "localhost"
 
 
 def interface_of(address: str) -> str | None:
@@ -74,6 +80,15 @@ def interface_of(address: str) -> str | None:
             if socket.inet_ntoa(found[20:24]) == address:
                 return name
     return None
+
+
+def _own_address() -> str:
+    """The IPv4 address of the machine's own name, which gloo takes by default; where there is none,
+    gloo takes loopback."""
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return LOOPBACK
 
 
 def _address_outside() -> str:

@@ -6,7 +6,6 @@ import tempfile
 import time
 from pathlib import Path
 
-from utils.data.micro_batches import largest_divisor
 from utils.errors import UserError
 from utils.exchange import Exchange
 from utils.files import reason
@@ -109,7 +108,8 @@ class Run:
         seconds = 60 * self.settings.dist_timeout
         # The watch, which names the missing process, reports before the collectives time out.
         self.exchange = join(self.place, self.device, seconds + 60)
-        self.place = meet(self.exchange, self.place, self.device, vars(self.settings))
+        settings = {} if self.settings.check else vars(self.settings)
+        self.place = meet(self.exchange, self.place, self.device, settings)
         os.environ["LOCAL_WORLD_SIZE"] = str(self.place.local_world_size)
         self.watch = Watch(
             self.place.rank,
@@ -280,7 +280,6 @@ class Run:
                 )
         if settings.action.trains:
             self._keep_samples_per_step(loaded.run_info)
-        self._shrink_mixup_block()
         return loaded
 
     def _keep_samples_per_step(self, saved: dict) -> None:
@@ -297,21 +296,6 @@ class Run:
             self.console.say(
                 f"an optimizer step keeps its {settings.global_batch} samples (--global_batch), as "
                 f"with {_parts(saved)}"
-            )
-
-    def _shrink_mixup_block(self) -> None:
-        """Mixes samples within smaller blocks where a step has fewer blocks than there are
-        processes now, so that each process has one."""
-        settings = self.settings
-        if settings.mixing_name == "none" or settings.global_batch is None:
-            return
-        block = settings.mixup_block or settings.batch_size
-        smaller = largest_divisor(block, settings.global_batch // self.workers.size)
-        if 1 < smaller < block:  # with blocks of 1 nothing would be mixed: the loader refuses
-            self.change_settings({"mixup_block": smaller})
-            self.console.say(
-                f"samples are mixed within blocks of {smaller} (--mixup_block), not {block}: "
-                f"{self.workers.size} processes share a step of {settings.global_batch}"
             )
 
     def check_data(self, checkpoint, fingerprint: str) -> None:

@@ -55,8 +55,8 @@ class PictureSettings(Config):
     )
     on_bad: str = setting(
         "error",
-        "What to do with a picture that cannot be read: stop with an error, or skip it and count "
-        "it",
+        "What to do with a picture that cannot be decoded: stop with an error, or skip it and "
+        "count it",
         group=GROUP,
         choices=("error", "skip"),
         resume="evaluation",

@@ -1,26 +1,52 @@
 """How the batches of a task are mixed, and what is held out for `--mixup auto`."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from utils.data.hold_out import HoldOut
+from utils.data.micro_batches import largest_divisor
 from utils.data.splits import stratified_order
 from utils.mixup.auto import AutoStrength, held_out_samples
 from utils.mixup.mixing import Mixing
 
 
+def mixing_block(settings, workers: int) -> int:
+    """Samples that are mixed with each other. Where a step has fewer blocks than `workers`, which
+    share it, they are smaller; if only single samples were left for each, the loader refuses."""
+    block = settings.mixup_block or settings.batch_size
+    if workers == 1 or settings.global_batch is None:  # None: each worker has batches of its own
+        return block
+    smaller = largest_divisor(block, settings.global_batch // workers)
+    return smaller if smaller > 1 else block
+
+
 def build_mixing(
-    settings, height: int = 1, width: int = 1, strength: AutoStrength | None = None
+    settings,
+    height: int = 1,
+    width: int = 1,
+    *,
+    strength: AutoStrength | None,
+    workers: int,
+    say: Callable[[str], None],
 ) -> Mixing | None:
     """How training batches are mixed; None: not at all.
 
     Args:
         height, width: of pictures, in pixels.
         strength: of --mixup auto, see Mixing; None without it.
+        workers: among whom training steps are divided.
+        say: is given a note if blocks are smaller than the settings say.
     """
     if settings.mixing_name == "none":
         return None
+    block = mixing_block(settings, workers)
+    if settings.action.trains and block < (settings.mixup_block or settings.batch_size):
+        say(
+            f"note: samples are mixed within blocks of {block}, since {workers} processes or "
+            f"workers share a step of {settings.global_batch}"
+        )
     alphas = {"none": 0.0, "auto": 1.0}  # that of auto is scaled by the strength
     return Mixing(
         alpha=alphas.get(settings.mixup, settings.alpha),
@@ -28,7 +54,7 @@ def build_mixing(
         probability=settings.mixup_prob,
         per_sample=settings.mixup_mode == "sample",
         per_block=settings.mixup_mode == "block",
-        block=settings.mixup_block or settings.batch_size,
+        block=block,
         off_epoch=settings.mixup_off_epoch or None,
         different_classes=settings.mixup_inter,
         height=height,

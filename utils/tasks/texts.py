@@ -87,7 +87,9 @@ def load_text_task(
         step_size=settings.global_batch,
         micro_batches=micro_batches,
         batch_tokens=settings.batch_tokens,
-        mixing=build_mixing(settings, strength=auto and auto.strength),
+        mixing=build_mixing(
+            settings, strength=auto and auto.strength, workers=workers.size, say=console.say
+        ),
         hold_out=auto and auto.hold_out,
     )
     test = _loader(data.test, settings, device, exchange)

@@ -2,6 +2,9 @@
 
 import os
 import signal
+import threading
+
+from tqdm import tqdm
 
 
 def killed_at(moment, function):
@@ -9,6 +12,9 @@ def killed_at(moment, function):
     Returns whether it ended before that."""
     child = os.fork()
     if child == 0:
+        # Its own: tqdm's lock is shared with the processes that were forked, and one that is killed
+        # while a thread of it draws would never release it.
+        tqdm.set_lock(threading.RLock())
         counted = [0]
 
         def before(call):

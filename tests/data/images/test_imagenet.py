@@ -64,6 +64,9 @@ def test_a_folder_of_images_inside(imagenet):
         ("val.csv", '"ILSVRC2012 val_{n:08}.JPEG","golden {folder}"\n'),
         ("val.txt", "ILSVRC2012 val_{n:08}.JPEG\tgolden {folder}\t0, 1\n"),
         ("LOC_val_solution.csv", "ILSVRC2012 val_{n:08},{label} 1 2 3 4\n"),
+        ("val.csv", "ILSVRC2012 val_{n:08},{label} 1 2 3 4\n"),
+        ("val.csv", "ILSVRC2012 val_{n:08}\t{label}, and more\n"),
+        ("val.csv", f"{'x' * 200_000}\nILSVRC2012 val_{{n:08}},{{label}}\n"),
     ],
 )
 def test_names_with_blanks(imagenet, name, row):

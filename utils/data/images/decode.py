@@ -279,9 +279,10 @@ def why(error: Exception) -> str:
 
 def raise_passing(record: str, error: Exception) -> None:
     """Raises UserError for an error that says nothing about the picture: permission is denied, a
-    disk fails, memory or descriptors run out. Caches would leave out such a picture for ever."""
-    if isinstance(error, MemoryError):
-        raise UserError(f"cannot read {record}: too little memory; use fewer --workers") from error
+    disk fails, descriptors run out. Caches would leave out such a picture for ever.
+
+    A MemoryError is the picture's: a damaged one can ask for terabytes, and a process that needs
+    what is not there is killed."""
     if isinstance(error, OSError) and error.errno not in _LASTING:
         raise UserError(
             f"cannot read {record}: {why(error)}; give the same command again when it can be read"
@@ -289,13 +290,19 @@ def raise_passing(record: str, error: Exception) -> None:
 
 
 def decode_all(
-    paths: list[str], size: int, workers: int, crop_ratio: float = 1.0
+    paths: list[str], size: int, workers: int, crop_ratio: float = 1.0, *, kept: bool = True
 ) -> Iterator[tuple[np.ndarray, dict[int, str]]]:
     """Decode files in `workers` threads, a chunk in each.
 
     Yields in order, for each chunk, the decoded pictures, (n, size, size, 3) uint8, and for files
     that cannot be decoded: offset in the chunk -> reason. A few more than `workers` chunks, of
-    about 8 MiB at most, are in memory. Raises what `raise_passing` does.
+    about 8 MiB at most, are in memory.
+
+    Args:
+        kept: which files cannot be decoded is kept in a cache.
+
+    Raises:
+        UserError: with `kept`, see `raise_passing`.
     """
     length = max(1, min(256, (8 << 20) // (3 * size * size)))
 
@@ -307,7 +314,8 @@ def decode_all(
                 pictures[good] = decode(path, size, crop_ratio)
                 good += 1
             except Exception as error:  # a damaged file can make Pillow raise any exception
-                raise_passing(path, error)
+                if kept:
+                    raise_passing(path, error)
                 errors[offset] = why(error)
         return pictures[:good], errors
 

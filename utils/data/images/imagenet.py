@@ -77,11 +77,14 @@ def flat_labels(root: Path, split: str, files: Sequence[str], classes: Sequence[
         if lines := text_lines(path):
             stems = {Path(file).stem for file in files}
             found = dict(filter(None, (_mapping(line, stems) for line in lines)))
-            if path.name.startswith("LOC_"):  # places of the object follow, and further objects
-                found = {stem: name.split()[0] for stem, name in found.items()}
+            # What follows the class, as Kaggle's places of objects, does not belong to its name.
+            found = {
+                stem: name if name in known else name.replace(",", " ").split()[0]
+                for stem, name in found.items()
+            }
             named = [found.get(Path(file).stem) for file in files]
             return _numbers(path, named, files, known)
-    if split == "test" and any((root / word).is_dir() for word in VAL):
+    if split == "test" and any(_is_flat(root / word) for word in VAL):
         places = [root / split]  # a file beside both folders is of val/
     for path in (place / name for place in places for name in IN_ORDER):
         if lines := text_lines(path):
@@ -99,10 +102,18 @@ def flat_labels(root: Path, split: str, files: Sequence[str], classes: Sequence[
     )
 
 
+def _is_flat(folder: Path) -> bool:
+    return folder.is_dir() and not any(path.is_dir() for path in folder.iterdir())
+
+
 def _mapping(line: str, stems: set[str]) -> tuple[str, str] | None:
     """(stem, class) of the picture that a line is about, if it is one of `stems`. Names with blanks
     stand between commas or tabs; a line without them may have commas in what follows the class."""
-    for cells in (next(csv.reader([line])), line.split("\t"), line.split()):
+    try:
+        quoted = next(csv.reader([line]))
+    except csv.Error:  # more than 128 KB
+        quoted = line.split(",")
+    for cells in (quoted, line.split("\t"), line.split()):
         if len(cells) < 2 or not cells[1].strip():
             continue
         file = Path(cells[0].strip())

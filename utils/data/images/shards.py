@@ -22,7 +22,7 @@ from utils.data.images.record_index import Indexing
 from utils.data.images.records import FileState
 from utils.data.images.scanning import SplitFiles
 from utils.data.images.sources import ImageData
-from utils.data.images.split_names import SPLITS, by_split, split_word
+from utils.data.images.split_names import SPLITS, split_words
 from utils.data.images.tar import TarShard
 from utils.data.images.tfrecord import TFRecordShard
 from utils.errors import UserError
@@ -77,20 +77,15 @@ def find_shards(name: str, root: Path, pattern: re.Pattern) -> dict[str, list[st
     """Split -> the sorted names of its files, relative to `root`; "all": of no known split.
 
     Raises:
-        UserError: there are none, or their names contradict each other.
+        UserError: there are none.
     """
-    found: dict[str, list[str]] = {}
-    spelled: dict[str, str] = {}  # word -> the first shard with it
-    for path in _files(root):
-        if pattern.fullmatch(path.name.lower()):
-            shard = path.relative_to(root)
-            word = split_word(shard.parts)
-            if word is not None:
-                spelled.setdefault(word, str(shard))
-            found.setdefault(SPLITS.get(word, "all"), []).append(str(shard))
-    if not found:
+    files = [path for path in _files(root) if pattern.fullmatch(path.name.lower())]
+    if not files:
         raise UserError(f"there are no {name} shards in {root}: give their folder with --data_dir")
-    by_split(root, spelled)
+    shards = [path.relative_to(root) for path in files]
+    found: dict[str, list[str]] = {}
+    for shard, word in zip(shards, split_words([shard.parts for shard in shards]), strict=True):
+        found.setdefault(SPLITS.get(word, "all"), []).append(str(shard))
     return {split: sorted(names) for split, names in found.items()}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from utils.errors import UserError
@@ -43,26 +43,27 @@ def first_word(name: str) -> str | None:
     return word if word in SPLITS else None
 
 
-def split_word(parts: Iterable[str]) -> str | None:
-    """The word that tells the split of a shard; None: none does.
+def split_words(shards: Sequence[Sequence[str]]) -> list[str | None]:
+    """The word that tells the split of each shard; None: none does.
 
     A folder or a file whose name begins with such a word decides, the folder first. Else the word
-    may stand anywhere in these names, as in imagenet1k-train-0000.tar.
+    may stand anywhere in these names, as in imagenet1k-train-0000.tar. But if no name of any shard
+    begins with one, such words count only if each shard has one, and they tell training shards
+    from others.
 
     Args:
-        parts: names of the shard's folders and of itself.
-
-    Raises:
-        UserError: words of several splits are in the names, and none begins one.
+        shards: of each one the names of its folders and of itself.
     """
-    parts = list(parts)
-    if (word := next(filter(None, map(first_word, parts)), None)) is not None:
-        return word
+    words = [next(filter(None, map(first_word, parts)), None) for parts in shards]
+    inner = [_inner_word(parts) for parts in shards]
+    splits = {word and SPLITS[word] for word in inner}
+    if any(words) or ("train" in splits and len(splits) > 1 and None not in splits):
+        return [word or other for word, other in zip(words, inner, strict=True)]
+    return words
+
+
+def _inner_word(parts: Sequence[str]) -> str | None:
+    """The word of a split anywhere in these names; None: there is none, or several splits'."""
     words = [word for part in parts for word in re.findall("[a-z]+", part.lower())]
     words = [word for word in words if word in SPLITS]
-    if len({SPLITS[word] for word in words}) > 1:
-        raise UserError(
-            f"{'/'.join(parts)} has both {words[0]} and {words[-1]} in its name: let the name "
-            "begin with its split, or move the shard into a folder named after it"
-        )
-    return words[0] if words else None
+    return words[0] if len({SPLITS[word] for word in words}) == 1 else None
