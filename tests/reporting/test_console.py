@@ -5,10 +5,12 @@ import io
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 from patience import PATIENCE
+from tqdm import tqdm
 
 from utils.reporting.console import PLAIN_LINE_SECONDS, Console, duration
 
@@ -127,23 +129,34 @@ def test_live_bar_stays_on_stderr(capsys):
     assert "40.0/100" in printed.err
 
 
-def test_a_terminal_that_is_closed_costs_the_bar_and_nothing_else(monkeypatch):
-    class Closed(io.StringIO):
-        def write(self, text):
-            raise OSError(errno.EIO, "Input/output error")
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EIO, "Input/output error"), OSError(errno.ENXIO, "No such device")]
+)
+def test_a_terminal_that_is_closed_costs_the_bar_and_nothing_else(monkeypatch, error):
+    class Terminal(io.StringIO):
+        closed_since = False
 
+        def write(self, text):
+            if self.closed_since:
+                raise error
+
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setattr(sys, "stdout", Terminal())
     console = Console()
     console.live = True
     console.start_bar(100, 0)
-    monkeypatch.setattr(console._bar, "fp", Closed())
-    monkeypatch.setattr(console._bar, "sp", Closed().write)
-    monkeypatch.setattr(sys, "stdout", Closed())
+    monkeypatch.setattr(Terminal, "closed_since", True)
     console._bar.mininterval = 0
     for _ in range(3):
         console.advance(10)
         console.progress("loss 0.5")
         console.say("a line")
     console.close()
+    # tqdm's lock is free for other threads.
+    thread = threading.Thread(target=lambda: tqdm(total=1, file=io.StringIO()).close(), daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("closed", ["before the start", "now", "by the reader"])

@@ -64,7 +64,7 @@ class Console:
 
             self._bar = tqdm(
                 total=total, initial=done, unit=unit, unit_scale=unit == " samples",
-                dynamic_ncols=True, smoothing=0.05,
+                dynamic_ncols=True, smoothing=0.05, file=_Terminal(sys.stderr),
                 bar_format=BAR, leave=False,
             )  # fmt: skip
 
@@ -84,13 +84,9 @@ class Console:
         self._bar = None
 
     def _draw(self, action: str, *values) -> None:
-        """Calls this method of the bar, if there is one; training goes on without it when the
-        terminal is closed."""
+        """Calls this method of the bar, if there is one."""
         if self._bar is not None:
-            try:
-                getattr(self._bar, action)(*values)
-            except OSError:
-                self._bar = None
+            getattr(self._bar, action)(*values)
 
     def close(self) -> None:
         self.end_bar()
@@ -98,6 +94,25 @@ class Console:
             with contextlib.suppress(OSError):  # a full disk: see `log`
                 self._log.close()
             self._log = None
+
+
+class _Terminal:
+    """A stream that may be closed at any moment. Training continues; and an error within tqdm would
+    leave its lock locked, for which other threads would wait for ever."""
+
+    def __init__(self, stream):
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str):
+        return getattr(self._stream, name)
 
 
 def _columns(stream) -> int:
