@@ -64,7 +64,7 @@ if [ -z "$python" ]; then
     fi
 fi
 if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
-    echo "error: Python 3.11 or newer is needed, and $python is not:" \
+    echo "error: Python 3.11 or newer is needed, which $python is not:" \
         "PYTHON=python3.12 bash run_distributed.sh ..." >&2
     exit 2
 fi

@@ -12,8 +12,8 @@ from utils.exchange import Exchange
 from utils.launch.launchers import TORCHRUN, LaunchedAs
 from utils.settings.hosts import PLACES
 
-# What may depend on the machine: where files are, and how many cores are used. Their content is
-# compared all the same: by the other settings, and by `agree_on_data`.
+# What may depend on the machine: where files are, and how many cores are used. The contents of
+# files are compared: recipes by the settings in them, data by `agree_on_data`.
 MAY_DIFFER = {*PLACES, "config", "host_config", "workers", "threads"} - {"output"}
 
 

@@ -227,7 +227,8 @@ def _address(environ: Mapping[str, str], rank, size, local_rank, local_size, by:
     nodes = next((environ[name] for name in counts if name in environ), None)
     names = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
     listed = next((environ[name] for name in names if name in environ), None)
-    if nodes == "1" if local_size is None else local_size == size:
+    one_machine = nodes == "1" if local_size is None else local_size == size
+    if one_machine:
         return LOOPBACK
     if listed:
         return first_node(listed)

@@ -4,7 +4,6 @@ import errno
 import io
 import json
 import os
-import re
 import tarfile
 
 import numpy as np
@@ -16,7 +15,6 @@ from PIL import Image
 from small_disks import full_disk
 
 from utils.data.images import crc32c, pack, scanning, tfrecord
-from utils.data.images.shards import find_shards
 from utils.data.images.sources import load_image_data
 from utils.errors import UserError
 
@@ -160,54 +158,6 @@ def test_layouts_of_shards(tmp_path):
     (folder / "all.tar").rename(folder / "train.tar")
     refused(folder, "tar", "label 5", "2 classes")
     refused(folder, "tar", "--test_fraction has no effect", test_fraction=0.5)
-
-
-TRAIN, VAL = "imagenet1k-train-0000.tar", "imagenet1k-validation-00.tar"
-
-
-@pytest.mark.parametrize(
-    "names, splits",
-    [
-        ((TRAIN, VAL), {"train": [TRAIN], "val": [VAL]}),
-        (("a-train-0.tar", "a-val-0.tar", "test_a.tar"),
-         {"train": ["a-train-0.tar"], "val": ["a-val-0.tar"], "test": ["test_a.tar"]}),
-        (("data/train-0.tar", "data/valid-0.tar"),
-         {"train": ["data/train-0.tar"], "val": ["data/valid-0.tar"]}),
-        # How a name begins counts more than another word in it, or in its folder.
-        (("my-train-set/train-val.tar", "my-train-set/val-train.tar"),
-         {"train": ["my-train-set/train-val.tar"], "val": ["my-train-set/val-train.tar"]}),
-        (("train/a-test.tar", "test/a-train.tar"),
-         {"train": ["train/a-test.tar"], "test": ["test/a-train.tar"]}),
-        (("a.tar", "trainer.tar"), {"all": ["a.tar", "trainer.tar"]}),
-        (("train-0.tar", "val-0.tar", "validation-0.tar"),
-         {"train": ["train-0.tar"], "val": ["val-0.tar", "validation-0.tar"]}),
-        # Words inside names count only where each shard has one, of two splits or more.
-        (("set-test-0.tar", "set-test-1.tar"), {"all": ["set-test-0.tar", "set-test-1.tar"]}),
-        (("bullet-train-0.tar", "car-0.tar"), {"all": ["bullet-train-0.tar", "car-0.tar"]}),
-        (("my-train-val-0.tar", "my-test-0.tar"),
-         {"all": ["my-test-0.tar", "my-train-val-0.tar"]}),
-    ],
-)  # fmt: skip
-def test_splits_by_the_names_of_shards(tmp_path, names, splits):
-    for name in names:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
-    assert find_shards("tar", tmp_path, re.compile(r".*\.tar")) == splits
-
-
-@pytest.mark.parametrize(
-    "names, problem",
-    [
-        (("train-0.tar", "other.tar", "test-0.tar"), "other.tar does not tell its split"),
-        (("val-0.tar",), "has no training shards"),
-        ((TRAIN, "other.tar"), "have val, valid, validation or test as a word"),
-        (("training.tar", "evaluation.tar"), "have val, valid, validation or test as a word"),
-    ],
-)
-def test_names_of_shards_that_are_refused(tmp_path, names, problem):
-    for name in names:
-        (tmp_path / name).touch()
-    refused(tmp_path, "tar", problem)
 
 
 # ---- damaged ones --------------------------------------------------------------------------------

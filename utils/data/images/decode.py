@@ -20,9 +20,9 @@ from PIL import Image
 from utils.data.images.threads import in_threads
 from utils.errors import UserError
 
-# Errors of the system that tell that there is no such picture. Pillow's own have no number; a
-# damaged TIFF makes it seek to a place that no file has, which is EINVAL.
-_LASTING = (None, errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL)
+# Errors after which reading the picture again would fail, too. Pillow's own have no number; a
+# damaged TIFF makes it seek to a position that no file has, which is EINVAL.
+_PERMANENT = (None, errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL)
 
 # Pillow knows more formats; some start other programs (EPS) or are not pictures.
 FORMATS = (
@@ -277,13 +277,13 @@ def why(error: Exception) -> str:
     return " ".join(text.split())
 
 
-def raise_passing(record: str, error: Exception) -> None:
-    """Raises UserError for an error that says nothing about the picture: permission is denied, a
-    disk fails, descriptors run out. Caches would leave out such a picture for ever.
+def raise_transient(record: str, error: Exception) -> None:
+    """Raises UserError for a transient error, after which the picture may still be good: permission
+    is denied, a disk fails, descriptors run out. A cache would leave out the picture for ever.
 
-    A MemoryError is the picture's: a damaged one can ask for terabytes, and a process that needs
-    what is not there is killed."""
-    if isinstance(error, OSError) and error.errno not in _LASTING:
+    MemoryError is not one of these: a damaged picture can ask for terabytes, and a process for
+    which there is really too little memory is killed instead."""
+    if isinstance(error, OSError) and error.errno not in _PERMANENT:
         raise UserError(
             f"cannot read {record}: {why(error)}; give the same command again when it can be read"
         ) from error
@@ -299,10 +299,10 @@ def decode_all(
     about 8 MiB at most, are in memory.
 
     Args:
-        kept: which files cannot be decoded is kept in a cache.
+        kept: whether a cache keeps the list of files that cannot be decoded.
 
     Raises:
-        UserError: with `kept`, see `raise_passing`.
+        UserError: if so, see `raise_transient`.
     """
     length = max(1, min(256, (8 << 20) // (3 * size * size)))
 
@@ -315,7 +315,7 @@ def decode_all(
                 good += 1
             except Exception as error:  # a damaged file can make Pillow raise any exception
                 if kept:
-                    raise_passing(path, error)
+                    raise_transient(path, error)
                 errors[offset] = why(error)
         return pictures[:good], errors
 

@@ -23,7 +23,7 @@ from typing import BinaryIO
 import numpy as np
 from tqdm import tqdm
 
-from utils.data.images.decode import measure, open_image, raise_passing, strict_pillow, why
+from utils.data.images.decode import measure, open_image, raise_transient, strict_pillow, why
 from utils.data.images.imagefolder import leaves_out_test, list_tree
 from utils.data.images.imagenet import class_names
 from utils.data.images.listing import Listing
@@ -123,7 +123,7 @@ def _write(
             try:
                 content, ending = _picture(path)
             except Exception as error:  # a damaged file can make Pillow raise any exception
-                raise_passing(path, error)
+                raise_transient(path, error)
                 if on_bad == "error":
                     raise UserError(
                         f"{path} is not a readable picture ({why(error)}): remove it, or leave out "

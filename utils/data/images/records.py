@@ -17,7 +17,7 @@ import numpy as np
 from utils.data.images.decode import (
     decode,
     decode_window,
-    raise_passing,
+    raise_transient,
     strict_pillow,
     why,
 )
@@ -177,7 +177,7 @@ class EncodedPictures:
                 return decode(io.BytesIO(content), self.size, self.crop_ratio)
             return decode_window(io.BytesIO(content), window, mirrored, self.size)
         except Exception as error:  # a damaged file can make Pillow raise any exception
-            raise_passing(self.records.describe(record), error)
+            raise_transient(self.records.describe(record), error)
             raise not_readable(self.records.describe(record), why(error)) from error
 
 

@@ -19,7 +19,7 @@ from typing import BinaryIO, NamedTuple, Protocol
 import numpy as np
 from tqdm import tqdm
 
-from utils.data.images.decode import measure, raise_passing, strict_pillow, why
+from utils.data.images.decode import measure, raise_transient, strict_pillow, why
 from utils.data.images.records import HEAD, RECORD, FileState
 from utils.data.worker_process import SIGNALS
 
@@ -159,7 +159,7 @@ class FolderPart:
                     height, width, check = entry(file, length, thorough)
                 table[number] = number, 0, length, label, height, width, check
             except Exception as error:  # a damaged file can make Pillow raise any exception
-                raise_passing(path, error)
+                raise_transient(path, error)
                 bad.append(Bad(number, path, why(error)))
                 good[number] = False
         return Scanned(table[good], bad)

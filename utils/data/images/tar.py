@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from utils.data.images.decode import raise_passing, why
+from utils.data.images.decode import raise_transient, why
 from utils.data.images.records import RECORD
 from utils.data.images.scanning import Bad, Scanned, entry
 from utils.errors import UserError
@@ -60,7 +60,7 @@ class TarShard:
                         section = io.BufferedReader(_Section(file, start, length), 1 << 14)
                         table.append((0, start, length, label, *entry(section, length, thorough)))
                     except Exception as error:  # Pillow may raise any
-                        raise_passing(self.sample(path, key), error)
+                        raise_transient(self.sample(path, key), error)
                         bad.append(Bad(0, self.sample(path, key), why(error)))
         except tarfile.TarError as error:
             raise UserError(f"{path} is not a whole tar file ({error}): fetch it again") from error

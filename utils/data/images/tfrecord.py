@@ -17,7 +17,7 @@ from typing import BinaryIO
 import numpy as np
 
 from utils.data.images.crc32c import crc32c
-from utils.data.images.decode import raise_passing, why
+from utils.data.images.decode import raise_transient, why
 from utils.data.images.records import RECORD
 from utils.data.images.scanning import Bad, Scanned, entry
 from utils.errors import UserError
@@ -53,7 +53,7 @@ class TFRecordShard:
                         place = offset + HEADER + start
                         table.append((0, place, end - start, label, *measured))
                     except Exception as error:  # Pillow may raise any
-                        raise_passing(where, error)
+                        raise_transient(where, error)
                         bad.append(Bad(0, where, why(error)))
         except OSError as error:
             raise UserError(f"cannot read {path}: {reason(error)}") from error
