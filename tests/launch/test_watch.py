@@ -8,7 +8,7 @@ import torch.distributed as dist
 from patience import PATIENCE, wait_until
 
 from utils.launch import watch
-from utils.launch.watch import Watch, report
+from utils.launch.watch import Place, Watch, report
 
 
 class Clock:
@@ -111,6 +111,48 @@ def test_a_rank_that_answers_but_makes_no_progress_is_named(clock, store, capfd)
     )
 
 
+def test_a_rank_that_hangs_in_the_first_step_is_named(clock, store, capfd):
+    """Once all have done what they do for the whole timeout."""
+    ranks = [Rank(rank, 3, 1.0, 0, store) for rank in range(3)]
+    for rank in ranks:
+        rank.watch.enter("loading")
+    for _ in range(8):
+        clock.tick(*ranks)
+    for rank in ranks[:2]:
+        rank.watch.enter("computing")
+    assert seconds_until_all_end(clock, ranks) > 1.0
+    assert (
+        "rank 2 is loading before the first step; the others are computing before the first step; "
+        "see docs" in capfd.readouterr().err
+    )
+
+
+def test_a_rank_that_is_silent_in_the_first_step_is_named(clock, store, capfd):
+    ranks = [Rank(rank, 2, 1.0, 0, store) for rank in range(2)]
+    for rank in ranks:
+        rank.watch.enter("computing")
+    clock.tick(*ranks)
+    ranks[1].watch.close()
+    seconds_until_all_end(clock, ranks[:1])
+    assert "no response from rank 1 (before its first step) of 2" in capfd.readouterr().err
+
+
+def test_a_first_step_may_take_longer_than_the_timeout(clock, store, capfd):
+    """A compiler runs in it: all compute, or one has begun with its next micro-batch."""
+    ranks = [Rank(rank, 2, 0.5, 6, store) for rank in range(2)]
+    for rank in ranks:
+        rank.watch.enter("computing")
+    for count in range(60):
+        if count % 3 == 0:
+            ranks[1].watch.enter("loading")
+        clock.tick(*ranks)
+    assert [rank.exit_code for rank in ranks] == [None, None] and capfd.readouterr().err == ""
+    for rank in ranks:  # the step after it may not
+        rank.last_step = 7
+        rank.watch.beat()
+    seconds_until_all_end(clock, ranks)
+
+
 @pytest.mark.parametrize(
     ("places", "text"),
     [
@@ -120,10 +162,12 @@ def test_a_rank_that_answers_but_makes_no_progress_is_named(clock, store, capfd)
          "rank 1 is saving after step 6; ranks 0, 2 are loading after step 6; the others are "
          "computing after step 6; see"),
         ([(6, "computing")] * 2, "all are computing after step 6, and none is behind; see"),
+        ([(0, "evaluating")] * 2, "all are evaluating before the first step, and none is behind; "),
     ],
 )  # fmt: skip
 def test_the_line_about_ranks_that_all_respond(places, text):
-    assert f"respond: {text}" in report(20, len(places), [], dict(enumerate(places)))
+    known = {rank: Place(9, *place, 20.0) for rank, place in enumerate(places)}
+    assert f"respond: {text}" in report(20, len(places), [], known)
 
 
 def test_nothing_happens_before_the_first_step_or_during_progress(clock, store, capfd):
@@ -138,5 +182,5 @@ def test_nothing_happens_before_the_first_step_or_during_progress(clock, store, 
 
 def test_the_line_about_a_rank_that_has_never_written():
     assert "no response from rank 1 (before its first step) of 2 processes" in report(
-        20, 2, [1], {0: (3, "computing")}
+        20, 2, [1], {0: Place(9, 3, "computing", 20.0)}
     )

@@ -2,8 +2,12 @@
 
 When one rank does not join a collective, the others wait until a timeout whose error names nobody.
 So a thread of each rank writes to the launcher's store, twice a second, that it is alive, which
-step its rank has finished, and what it does now. When its own rank makes no progress for too long,
-it looks up which ranks are silent, or do something else than the others.
+step its rank has finished, what it does now, and for how long. When its own rank makes no progress
+for too long, it looks up which ranks are silent, or do something else than the others.
+
+The first step may take long, as when a compiler runs, and until it is finished a rank that is
+merely slow is not ended: only if a rank is silent, or all have done what they do, and not all the
+same, for the whole timeout.
 """
 
 import contextlib
@@ -14,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import astuple, dataclass
 
 import torch.distributed as dist
 
@@ -23,13 +28,31 @@ BEAT_SECONDS = 0.5
 SILENT_SECONDS = 5.0  # a rank that has written nothing for this long counts as silent
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a rank is.
+
+    Args:
+        writes: how often it has written to the store.
+        step: the optimizer steps it has finished.
+        phase: what it does, as in "loading".
+        seconds: for which it has been doing so.
+    """
+
+    writes: int
+    step: int
+    phase: str
+    seconds: float
+
+
 class Watch:
     """Ends this process, after an error line, if it makes no progress for `timeout` seconds; from
-    the first `beat` on.
+    the first `enter` on.
 
     Args:
         rank, size: of this process.
-        timeout: seconds without a `beat` after which the process is ended.
+        timeout: seconds without a `beat`, or in the first step without an `enter`, after which the
+            process is ended.
         step: () -> optimizer steps finished.
         store: where ranks write; None: a new connection to torchrun's store.
         end: called with an exit code to end the process.
@@ -54,8 +77,9 @@ class Watch:
         )
         place = launched()
         self._name = f"watch/{place.start if place else 'start'}"
-        self._last: float | None = None
-        self._count, self._phase = 0, "starting"
+        self._last: float | None = None  # when this rank last made progress
+        self._start_step: int | None = None  # the step from which it trains
+        self._writes, self._phase, self._entered = 0, "starting", time.monotonic()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watch", daemon=True)
         self._thread.start()
@@ -66,7 +90,11 @@ class Watch:
 
     def enter(self, phase: str) -> None:
         """What this rank does from now on, as in "loading"."""
-        self._phase = phase
+        self._phase, self._entered = phase, time.monotonic()
+        if self._start_step is None:
+            self._start_step = self.step()
+        if self._in_first_step():
+            self._last = self._entered
 
     def close(self) -> None:
         self._closed.set()
@@ -76,80 +104,108 @@ class Watch:
         while not self._closed.wait(BEAT_SECONDS):
             self._write()
             last = self._last
-            if last is not None and time.monotonic() - last > self.timeout:
-                self._report()
+            if last is not None and time.monotonic() - last > self.timeout and self._reports():
                 self.end(1)
                 return
 
     def silent(self) -> list[int]:
         """The ranks that write nothing for SILENT_SECONDS; waits so long."""
-        before = self._beats()
+        before = self._places()
         until = time.monotonic() + SILENT_SECONDS
         while time.monotonic() < until:
             self._write()
             time.sleep(BEAT_SECONDS)
-        now = self._beats()
-        return [r for r in range(self.size) if r != self.rank and now.get(r) == before.get(r)]
+        now = self._places()
+        others = set(range(self.size)) - {self.rank}
+        return sorted(rank for rank in others if now.get(rank) == before.get(rank))
 
-    def _report(self) -> None:
-        """Prints which ranks are silent, or what each one does, on the lowest rank that is not
-        silent."""
-        silent = self.silent()
-        places = {rank: (step, phase) for rank, (_, step, phase) in self._beats().items()}
-        if self.rank != min(set(range(self.size)) - set(silent)):
+    def _reports(self) -> bool:
+        """Prints which ranks are silent, or what each one does, and returns True; False if the
+        first step merely takes long."""
+        silent, places = self.silent(), self._places()
+        if self._in_first_step() and not (silent or self._is_stuck(places)):
+            return False
+        if self._is_first():
+            print(f"error: {report(self.timeout, self.size, silent, places)}", file=sys.stderr)
+            sys.stderr.flush()
+        else:
             time.sleep(BEAT_SECONDS)  # lets that rank print before the launcher ends all of them
-            return
-        print(f"error: {report(self.timeout, self.size, silent, places)}", file=sys.stderr)
-        sys.stderr.flush()
+        return True
+
+    def _in_first_step(self) -> bool:
+        return self.step() == self._start_step
+
+    def _is_stuck(self, places: dict[int, Place]) -> bool:
+        """Whether the ranks do different things, and none has made progress for the timeout."""
+        phases = {(place.step, place.phase) for place in places.values()}
+        return len(phases) > 1 and all(p.seconds > self.timeout for p in places.values())
+
+    def _is_first(self) -> bool:
+        """Whether no other rank has reported yet."""
+        try:
+            return self._store.add(f"{self._name}/reports", 1) == 1
+        except (dist.DistError, RuntimeError):  # the launcher is shutting down
+            return True
+
+    def _own_place(self) -> Place:
+        return Place(self._writes, self.step(), self._phase, time.monotonic() - self._entered)
 
     def _write(self) -> None:
-        self._count += 1
+        self._writes += 1
         with contextlib.suppress(dist.DistError, RuntimeError):  # the launcher is shutting down
-            beat = [self._count, self.step(), self._phase]
-            self._store.set(f"{self._name}/{self.rank}", json.dumps(beat))
+            place = json.dumps(astuple(self._own_place()))
+            self._store.set(f"{self._name}/{self.rank}", place)
 
-    def _beats(self) -> dict[int, tuple[int, int, str]]:
-        """{rank: (how often it has written, its step, what it does)}, as last written."""
-        beats = {self.rank: (0, self.step(), self._phase)}
+    def _places(self) -> dict[int, Place]:
+        """{rank: its place, as last written}."""
+        places = {self.rank: self._own_place()}
         with contextlib.suppress(dist.DistError, RuntimeError):
             for rank in set(range(self.size)) - {self.rank}:
                 key = f"{self._name}/{rank}"
                 if self._store.check([key]):
-                    beats[rank] = tuple(json.loads(self._store.get(key)))
-        return beats
+                    places[rank] = Place(*json.loads(self._store.get(key)))
+        return places
 
 
-def report(timeout: float, size: int, silent: list[int], places: dict[int, tuple[int, str]]) -> str:
+def report(timeout: float, size: int, silent: list[int], places: dict[int, Place]) -> str:
     """One line about a run that makes no progress.
 
     Args:
         silent: ranks that do not answer.
-        places: {rank: (its last step, what it does)}, where known.
+        places: {rank: its place}, where known.
     """
     line = f"no step for {timeout:g} s (--dist_timeout): "
     if silent:
-        known = {rank: f"rank {rank} (last step {step})" for rank, (step, _) in places.items()}
-        names = [known.get(rank, f"rank {rank} (before its first step)") for rank in silent]
+        steps = {rank: place.step for rank, place in places.items()}
+        names = [f"rank {rank} ({_last_step(steps.get(rank, 0))})" for rank in silent]
         line += f"no response from {', '.join(names)} of {size} processes"
     else:
         line += f"all {size} processes respond: {_where(places)}"
     return f"{line}; see docs/distributed.md, 'When it hangs'"
 
 
-def _where(places: dict[int, tuple[int, str]]) -> str:
+def _last_step(step: int) -> str:
+    return f"last step {step}" if step else "before its first step"
+
+
+def _when(step: int) -> str:
+    return f"after step {step}" if step else "before the first step"
+
+
+def _where(places: dict[int, Place]) -> str:
     """What the ranks do, the fewest first: they are likely to keep the others waiting."""
     groups: dict[tuple[int, str], list[int]] = {}
     for rank, place in sorted(places.items()):
-        groups.setdefault(place, []).append(rank)
+        groups.setdefault((place.step, place.phase), []).append(rank)
     if len(groups) == 1:
         ((step, phase),) = groups
-        return f"all are {phase} after step {step}, and none is behind"
+        return f"all are {phase} {_when(step)}, and none is behind"
     ordered = sorted(groups.items(), key=lambda group: (len(group[1]), group[0]))
     texts = []
     for (step, phase), ranks in ordered:
         who = f"ranks {', '.join(map(str, ranks))} are" if ranks[1:] else f"rank {ranks[0]} is"
-        texts.append(f"{who} {phase} after step {step}")
+        texts.append(f"{who} {phase} {_when(step)}")
     (step, phase), most = ordered[-1]
     if most[1:]:
-        texts[-1] = f"the others are {phase} after step {step}"
+        texts[-1] = f"the others are {phase} {_when(step)}"
     return "; ".join(texts)

@@ -180,7 +180,9 @@ class Trainer:
         device = self.train_step.precision.device
         self.prepare(0)
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            self.enter("loading")
             batch = self.loader.made(next(iter(self.loader.epoch(0))))
+            self.enter("computing")
             self._search_plans(batch)
             self.train_step.pass_without_effect(batch)
 
