@@ -1,6 +1,7 @@
 """What all tests share: one thread, and a way to run the entry script as a user does."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,14 @@ collect_ignore = ["dali", "ort"]
 def one_thread():
     """PyTorch has its own threads."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def hangup_ends():
+    """SIGHUP has its usual effect, here and in new processes; under nohup it would be ignored."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture

@@ -206,7 +206,7 @@ def test_a_failure_that_does_not_recur_is_survived(launches):
 @pytest.mark.parametrize(
     "signum", (signal.SIGTERM, signal.SIGHUP, pytest.param(signal.SIGINT, marks=pytest.mark.slow))
 )
-def test_a_signal_to_the_launcher_reaches_the_workers(launches, signum):
+def test_a_signal_to_the_launcher_reaches_the_workers(launches, signum, hangup_ends):
     launch = launches.start(ENTRY, "--do", "train")
     wait_until(lambda: len(launches.starts()) == 2)
     launch.send_signal(signum)

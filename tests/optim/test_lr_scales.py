@@ -1,8 +1,12 @@
 """--layer_decay and --head_lr: parameters with learning rates of their own."""
 
+import copy
+
 import pytest
 import torch
 
+from utils.checkpoints.optimizer_state import optimizer_tensors, restore_optimizer
+from utils.errors import UserError
 from utils.models.vit import ViT
 from utils.optim.factory import build_optimizer
 from utils.optim.schedules import build_schedule
@@ -79,6 +83,44 @@ def test_scales_of_one_change_nothing(name):
     assert groups[1] > groups[0]
     for one, other in zip(*weights, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("before", (None, 3.0))
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_run_goes_on_with_its_parameters_in_other_groups(name, before):
+    """Where --lr has become equal to --head_lr, or is so no more."""
+    model = vit()
+    optimizer = at_work(name, model, lr_scales(model, head_scale=before))
+    for seed in range(3):
+        step(model, optimizer, seed)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    tensors, rest = optimizer_tensors(optimizer, names)
+    again = copy.deepcopy(model)
+    names = {parameter: name for name, parameter in again.named_parameters()}
+    resumed = at_work(name, again, lr_scales(again, head_scale=None if before else 3.0))
+    restore_optimizer(resumed, names, tensors, rest)
+    assert len(resumed.param_groups) != len(optimizer.param_groups)
+    for group in optimizer.param_groups + resumed.param_groups:
+        group["lr"] = 1e-3
+    for seed in range(3, 5):
+        step(model, optimizer, seed)
+        step(again, resumed, seed)
+    for one, other in zip(model.parameters(), again.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+
+
+def test_groups_with_other_numbers_of_steps_are_not_joined():
+    model = vit()
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    optimizer = at_work("lamb", model, lr_scales(model, head_scale=3.0))
+    step(model, optimizer, 0)
+    tensors, rest = optimizer_tensors(optimizer, names)
+    rest["groups"][-1]["step"] += 1
+    with pytest.raises(UserError, match="other groups"):
+        restore_optimizer(at_work("lamb", model, None), names, tensors, rest)
+    del rest["groups"][-1]
+    with pytest.raises(UserError, match="other parameters"):
+        restore_optimizer(at_work("lamb", model, None), names, tensors, rest)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -30,10 +30,13 @@ def test_steps_of_the_warm_up(argv, expected):
     assert schedule(argv, 40, []).warmup_steps == expected
 
 
-def test_onecycle_has_no_warm_up_of_a_recipe(tmp_path):
+def test_onecycle_has_no_warm_up_and_no_stairs_of_a_recipe(tmp_path):
     recipe = tmp_path / "recipe.yaml"
-    for warmup in ("warmup_epochs: 2", "warmup_ratio: 0.5", "warmup_steps: 20"):
-        recipe.write_text(f"{warmup}\n")
+    for line in (
+        *("warmup_epochs: 2", "warmup_ratio: 0.5", "warmup_steps: 20"),
+        "sched_per_epoch: true",
+    ):
+        recipe.write_text(f"{line}\n")
         made = schedule(["--config", str(recipe), "--sched", "onecycle"], 40, [])
         assert made == schedule(["--sched", "onecycle"], 40, [])
 

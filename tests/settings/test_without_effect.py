@@ -139,6 +139,18 @@ def test_a_warm_up_that_is_a_fraction_of_the_schedule_depends_on_its_length():
         assert lines[0].startswith("note: --epochs_for_sched has no effect")
 
 
+def test_the_warm_up_of_an_entry_may_begin_at_a_rate():
+    """vit_test.py chooses its length only when the settings are complete."""
+    lines = []
+    settings, _ = parse(vit_test.Settings, ["--warmup_lr", "1e-6"], "", lines.append)
+    assert settings.warmup_lr == 1e-6 and lines == []
+
+
+def test_a_recipes_warm_up_that_the_schedule_replaces_may_have_any_length(write):
+    flags = ["--sched", "onecycle", "--epochs", "3"]
+    assert noted("--config", write({"warmup_epochs": 5.0}), *flags)[1] == []
+
+
 def test_a_deterministic_run_on_a_cpu_keeps_its_number_of_threads():
     settings, lines = noted("--device", "cpu", "--deterministic")
     assert settings.deterministic and lines == []

@@ -1,5 +1,7 @@
 """The state of an optimizer under the names of its parameters."""
 
+import itertools
+
 import torch
 from torch import Tensor
 
@@ -49,8 +51,9 @@ def restore_optimizer(
     rest: dict,
     exchange: Exchange | None = None,
 ) -> None:
-    """The inverse of `optimizer_tensors`: loads the state into an optimizer that was made with the
-    same settings. The settings of its groups stay as they are.
+    """The inverse of `optimizer_tensors`: loads the state into an optimizer of the same parameters.
+    The settings of its groups stay as they are. They may be divided into other groups, as where
+    --lr has become equal to --head_lr.
 
     State of its parameter's shape gets the parameter's memory format, as the optimizer would have
     created it; for a sharded parameter (see shards.py) this rank takes its rows.
@@ -60,20 +63,26 @@ def restore_optimizer(
         exchange: with the other ranks, if parameters are sharded.
 
     Raises:
-        UserError: the groups or the parameters are not those of the checkpoint.
+        UserError: the parameters are not those of the checkpoint, or those of a group have taken
+            different numbers of steps.
     """
     exchange = exchange or Exchange()
     parameters = {name: parameter for parameter, name in names.items()}
-    if [group["params"] for group in rest["groups"]] != [
-        [names[p] for p in group["params"]] for group in optimizer.param_groups
-    ]:
+    kept_of = {
+        name: {key: saved[key] for key in OF_THE_STEPS if key in saved}
+        for saved in rest["groups"]
+        for name in saved["params"]
+    }
+    own = [[names[p] for p in group["params"]] for group in optimizer.param_groups]
+    number_of = {name: number for number, name in enumerate(itertools.chain(*own))}
+    if number_of.keys() != kept_of.keys():
         raise UserError("the checkpoint's optimizer has other parameters than this run's")
-    number_of, groups = {}, []
-    for group, saved in zip(optimizer.param_groups, rest["groups"], strict=True):
-        first = len(number_of)
-        number_of |= {name: first + i for i, name in enumerate(saved["params"])}
-        kept = {key: saved[key] for key in OF_THE_STEPS if key in saved}
-        groups.append(group | kept | {"params": [number_of[name] for name in saved["params"]]})
+    groups = []
+    for group, members in zip(optimizer.param_groups, own, strict=True):
+        kept = kept_of[members[0]]
+        if any(kept_of[name] | {"lr": None} != kept | {"lr": None} for name in members):
+            raise UserError("the checkpoint's optimizer has other groups than this run's")
+        groups.append(group | kept | {"params": [number_of[name] for name in members]})
     state: dict[int, dict] = {}
     for key, value in [*tensors.items(), *rest["values"].items()]:
         name, _, entry = key.rpartition("/")

@@ -11,14 +11,15 @@ from utils.setting import setting
 class AdamFlags:
     betas: str = setting(
         "0.9,0.999",
-        "Decay in each step of the averages of adamw, lamb and Apex's optimizers: of the gradient, "
-        "and of its square or norm",
+        "Decay in each step of the averages of the gradient and of its square or norm, with adamw, "
+        "lamb, fusedadam, fusedlamb and fusednovograd",
         group=GROUP,
         many=True,
     )
     eps: float | None = setting(
         None,
-        "Added by adamw, lamb and Apex's optimizers to the root of the averaged square",
+        "Added to the root of the averaged square, with adamw, lamb, fusedadam and fusedlamb, or "
+        "to the averaged norm, with fusednovograd",
         group=GROUP,
         above=0,
         default_text="1e-8; 1e-6 with lamb and fusedlamb",

@@ -170,7 +170,7 @@ def schedule_of(
             step_epochs=settings.step_epochs,
             milestones=milestone_epochs(settings.milestones),
             plateau_patience=settings.plateau_patience,
-            per_epoch=settings.sched_per_epoch,
+            per_epoch=settings.sched_per_epoch and settings.sched != "onecycle",
             warmup_lr=settings.warmup_lr,
         )
 

@@ -276,7 +276,8 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):
         if self.lr_base_size is None:
             self.refuse_low_peak(self.lr, f"--lr {self.lr}")
         flag = "epochs_for_sched" if self.epochs_for_sched else "epochs"
-        if self.warmup_ratio is None and self.warmup_epochs > getattr(self, flag):
+        by_epochs = self.warms_up and self.warmup_steps is None and self.warmup_ratio is None
+        if by_epochs and self.warmup_epochs > getattr(self, flag):
             raise UserError(
                 f"--warmup_epochs {self.warmup_epochs} is longer than --{flag} "
                 f"{getattr(self, flag)}"
@@ -298,8 +299,9 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):
 
     @property
     def warms_up(self) -> bool:
-        has_warmup = "warmup" in self.schedule_flags
-        return has_warmup and bool(self.warmup_steps or self.warmup_epochs or self.warmup_ratio)
+        lengths = (self.warmup_steps, self.warmup_ratio, self.warmup_epochs)  # the first counts
+        length = next((each for each in lengths if each is not None), None)
+        return "warmup" in self.schedule_flags and length != 0  # None: the entry decides
 
     @property
     def warmup_follows_length(self) -> bool:

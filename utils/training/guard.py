@@ -98,10 +98,11 @@ class OnNonFinite:
         policy: "stop" or "skip".
         console: where they are reported.
         saver: the error names its last checkpoint.
+        is_fp16: the run computes in fp16, whose range is small.
     """
 
-    def __init__(self, policy: str, console: Console, saver: Saver):
-        self.policy, self.console, self.saver = policy, console, saver
+    def __init__(self, policy: str, console: Console, saver: Saver, is_fp16: bool):
+        self.policy, self.console, self.saver, self.is_fp16 = policy, console, saver, is_fp16
         self._barren_steps = 0
 
     def check_scale(self, scale: float | None, step: int) -> None:
@@ -143,10 +144,10 @@ class OnNonFinite:
         else:
             what = "the loss or its gradient is not finite; the step was not applied"
             remedy = "bad data; --on_nonfinite skip leaves such steps out"
+        fp16 = "fp16 (take --precision bf16), " if self.is_fp16 else ""
         raise UserError(
             f"{where}: {left_out_by}{what}. Likely causes: a learning rate that is too high "
-            f"({lr:g}; take a lower --lr, add --warmup_epochs or --clip 1), fp16 (take "
-            f"--precision bf16), {remedy}{last}"
+            f"({lr:g}; take a lower --lr, a longer warm-up or a lower --clip), {fp16}{remedy}{last}"
         )
 
 

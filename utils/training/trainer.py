@@ -101,7 +101,9 @@ class Trainer:
         self.progress = train_step.progress
         self.progress.epoch_sums = self._no_sums()
         self.clock, self.times = clock or Clock(self.progress, device), PhaseTimes(device)
-        self.on_nonfinite = OnNonFinite(plan.on_nonfinite, log.console, saver)
+        self.on_nonfinite = OnNonFinite(
+            plan.on_nonfinite, log.console, saver, train_step.precision.name == "fp16"
+        )
         searches = device.type == "cuda" and not torch.are_deterministic_algorithms_enabled()
         # Samples of the micro-batches for which cuDNN searches plans; None: it does not.
         self.searched_samples = loader.largest() if searches else None
