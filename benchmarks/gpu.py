@@ -24,6 +24,7 @@ try:
     from benchmarks.cases import Sizes
     from benchmarks.speed import flags, run
     from benchmarks.time_to_accuracy import Race
+    from utils.errors import UserError
 except ModuleNotFoundError as error:
     sys.exit(f"error: {error}: pip install -r requirements.txt")
 
@@ -49,7 +50,11 @@ def main(argv: list[str] | None = None) -> int:
         print("error: PyTorch finds no GPU here; benchmarks/cpu.py measures a CPU", file=sys.stderr)
         return 2
     options.torch_device = torch.device("cuda", torch.cuda.current_device())
-    run(options, SIZES)
+    try:
+        run(options, SIZES)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     return 0
 
 

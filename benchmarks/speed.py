@@ -26,6 +26,7 @@ from benchmarks.contenders import Way, compiled_ways, our_ways, usual_ways
 from benchmarks.speed_page import draw, tables
 from benchmarks.time_to_accuracy import race
 from utils.data.images.sources import load_image_data
+from utils.errors import UserError
 from utils.files import replace_file
 
 CASES = {"texts": text_case, "pictures": picture_case}  # pictures last: they take what is left
@@ -55,15 +56,23 @@ def flags(description: str, minutes: float, repetitions: int) -> argparse.Argume
 
 # What a worker of each of the five usual loops has in shared memory: two batches of pictures.
 SHARED_BYTES = 5 * 2 * 1024 * 3 * 32 * 32 * 4
+LEAST_WORKERS = 2
 
 
 def default_workers(device: torch.device) -> int:
+    """Raises UserError if shared memory is so small that the usual loops would starve."""
     if device.type != "cuda":
         return 2
     most = min(16, os.cpu_count() or 2)
     with contextlib.suppress(OSError):  # no Linux
         free = shutil.disk_usage("/dev/shm").free
-        fits = max(1, int(free / 2 / SHARED_BYTES))
+        fits = int(free / 2 / SHARED_BYTES)
+        if fits < min(LEAST_WORKERS, most):
+            raise UserError(
+                f"/dev/shm has {free / 1e6:,.0f} MB free, too little for the workers of the usual "
+                "loops: `mount -o remount,size=8g /dev/shm` or `docker run --shm-size=8g` gives "
+                "more; or choose --workers yourself"
+            )
         if fits < most:
             print(
                 f"note: {fits} workers, not {most}, since /dev/shm has {free / 1e6:,.0f} MB free; "

@@ -14,6 +14,7 @@ from small_comparisons import TINY, InThisProcess, options_of, result_of
 from benchmarks import compare, gpu, speed
 from benchmarks.cases import Case
 from benchmarks.contenders import Rule
+from utils.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,9 +44,10 @@ def test_workers_are_few_on_a_cpu_and_where_shared_memory_is_small(monkeypatch, 
     assert speed.default_workers(torch.device("cuda")) == 16
     usage["/dev/shm"].free = 1e9  # they would die of a bus error
     assert speed.default_workers(torch.device("cuda")) == 3
-    usage["/dev/shm"].free = 64e6  # Docker's default
-    assert speed.default_workers(torch.device("cuda")) == 1
     assert "--shm-size" in capsys.readouterr().err
+    usage["/dev/shm"].free = 64e6  # Docker's default
+    with pytest.raises(UserError, match=r"64 MB free.*--shm-size"):
+        speed.default_workers(torch.device("cuda"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from torch.nn.utils.parametrizations import weight_norm
 from weight_tools import CARD, assert_holds, resnet, trained
 
 from utils.errors import UserError
@@ -25,12 +26,11 @@ def pretrained(tensors) -> Pretrained:
         (lambda t: {n: v for n, v in t.items() if "fc." not in n}, "there is no head"),
     ],
 )
-def test_head_of_another_size_stays_fresh(change, says):
+def test_a_head_of_another_size_starts_from_zero(change, says):
     model, said = resnet(classes=2), []
-    fresh = model.fc.weight.clone()
     fit_weights(model, pretrained(change(trained())), say=said.append)
     assert len(said) == 1 and says in said[0] and "\n" not in said[0]
-    assert torch.equal(model.fc.weight, fresh)
+    assert not model.fc.weight.any() and not model.fc.bias.any()
     assert torch.equal(model.bn1.running_var, trained()["bn1.running_var"])
 
 
@@ -50,12 +50,11 @@ def test_a_head_of_the_same_classes_is_sorted():
     assert torch.equal(model.fc.weight, weights.tensors["fc.weight"]) and len(said) == 1
 
 
-def test_a_head_of_as_many_other_classes_stays_fresh():
+def test_a_head_of_as_many_other_classes_starts_from_zero():
     weights, model, said = of_classes("ant", "bee", "cat"), resnet(classes=3), []
-    fresh = model.fc.weight.clone()
     fit_weights(model, weights, said.append, False, ("ant", "bee", "dog"))
     assert said == ["run: head of 3 other classes, such as 'cat', replaced by one of 3"]
-    assert torch.equal(model.fc.weight, fresh)
+    assert not model.fc.weight.any() and not model.fc.bias.any()
     with pytest.raises(UserError, match="trained for other classes, such as 'cat', and"):
         fit_weights(model, weights, said.append, True, ("ant", "bee", "dog"))
 
@@ -65,6 +64,33 @@ def test_classes_may_have_other_names():
     fit_weights(model, weights, said.append, True, ("ant", "bee", "cat"))
     assert len(said) == 1 and "other names, such as '0'" in said[0]
     assert torch.equal(model.fc.weight, weights.tensors["fc.weight"])
+
+
+class OwnHead(torch.nn.Module):
+    """A model of the user's own."""
+
+    HEAD = "head"
+
+    def __init__(self, classes: int, last: torch.nn.Module):
+        super().__init__()
+        self.body = torch.nn.Linear(4, 5)
+        self.head = torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.ReLU(), last)
+
+
+@pytest.mark.parametrize("wrap", (lambda layer: layer, weight_norm))
+def test_of_a_head_of_several_layers_only_a_linear_last_one_starts_from_zero(wrap):
+    """Two layers of zeros would never train, and a normalised weight of zero is not a number."""
+    weights = pretrained(OwnHead(3, torch.nn.Linear(6, 3)).state_dict())
+    model = OwnHead(2, wrap(torch.nn.Linear(6, 2)))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    fit_weights(model, weights, lambda line: None)
+    for name, tensor in model.state_dict().items():
+        if name.startswith("body."):
+            assert torch.equal(tensor, weights.tensors[name])
+        elif name in ("head.2.weight", "head.2.bias") and wrap is not weight_norm:
+            assert not tensor.any()
+        else:
+            assert torch.equal(tensor, before[name])
 
 
 def test_names_that_begin_like_those_of_a_wrapper():

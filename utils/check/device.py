@@ -26,7 +26,7 @@ def check_device(check: Check) -> None:
     text = f"as the plain ones to {worst:.1e}, {how_computed(device)}"
     report.add("fused modules", OK if holds else FAILS, text)
     missing = missing_text(NEEDED)
-    text = "all of requirements.txt are installed"
+    text = "all that training needs are installed"
     report.add("packages", FAILS if missing else OK, missing or text)
     optional = OPTIONAL + (OF_GPUS if device.type == "cuda" else ())
     report.facts["packages"] = installed(NEEDED + optional)

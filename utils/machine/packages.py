@@ -18,7 +18,7 @@ class Package(NamedTuple):
     purpose: str
 
 
-# Those of requirements.txt.
+# Those of requirements.txt without which nothing trains.
 NEEDED = (
     Package("torch", "torch", "everything"),
     Package("torchvision", "torchvision", "pictures"),
@@ -32,7 +32,6 @@ NEEDED = (
     Package("tokenizers", "tokenizers", "texts"),
     Package("timm", "timm", "the networks of vit_test.py"),
     Package("huggingface_hub", "huggingface_hub", "weights from the Hugging Face hub"),
-    Package("optuna", "optuna", "tuning"),
 )
 # Those of --engine ort without training.
 OF_ONNX = (
@@ -41,6 +40,7 @@ OF_ONNX = (
     Package("onnxruntime", "onnxruntime", "--engine ort and the check of --export onnx"),
 )
 OPTIONAL = (
+    Package("optuna", "optuna", "tuning"),
     Package("wandb", "wandb", "--wandb"),
     *OF_ONNX,
     Package("pyarrow", "pyarrow", "--dataset parquet"),

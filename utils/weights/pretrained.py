@@ -108,8 +108,10 @@ def fit_weights(
 
     Weights under other names, or for pictures of another size, are converted where the model or
     timm knows how (`convert_weights` in utils/models/named.py). More differences are allowed, with
-    a note to `say`. If the file's head is for other classes or is missing, the model's head stays
-    as it is; if it has the same classes in another order, it is sorted. If the first convolution
+    a note to `say`. If the file's head is for other classes or is missing, the model's own starts
+    from zero: its random weights would say nothing about trained features, and disturb them
+    (Kolesnikov et al., "Big Transfer" (2020), arXiv:1912.11370). If the file's head has the same
+    classes in another order, it is sorted. If the first convolution
     takes 3 colours and the model gray pictures, it is summed over the colours, which gives the same
     output for a gray picture (as in timm: `adapt_input_conv` in timm/models/_manipulate.py).
     Tensors of another dtype are converted.
@@ -152,7 +154,8 @@ def _fit_heads(
     with_head: bool,
     classes: tuple[str, ...],
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], list[str]]:
-    """(`state` and `tensors` without the heads that stay as they are, notes); see `fit_weights`."""
+    """(`state` and `tensors` without the layers that stay as they are, notes); see `fit_weights`.
+    Of a head that is replaced the last layer becomes zero, and layers below it stay as they are."""
     other = next((name for name in pretrained.classes if name not in classes), None)
     overlap = any(name in classes for name in pretrained.classes)
     notes = []
@@ -185,8 +188,11 @@ def _fit_heads(
             before = len([*theirs.values()][-1])
             which = f"{before} other classes, such as {other!r}," if fits else f"{before} classes"
             notes.append(f"head of {which} replaced by one of {count}")
-        state = {name: tensor for name, tensor in state.items() if name not in ours}
-        tensors = {name: tensor for name, tensor in tensors.items() if name not in theirs}
+        last = [*ours][-1].rpartition(".")[0]
+        is_linear = isinstance(model.get_submodule(last), nn.Linear)
+        zeros = {n: torch.zeros_like(t) for n, t in _part(ours, last).items() if is_linear}
+        state = {n: t for n, t in state.items() if n not in ours or n in zeros}
+        tensors = {n: t for n, t in tensors.items() if n not in theirs} | zeros
     return state, tensors, notes
 
 
