@@ -15,6 +15,8 @@ import optuna
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
+from utils.errors import UserError
+
 # Trials with random settings before TPE takes over.
 STARTUP_TRIALS = 8
 # The first trial is of the default recipe, and reaches the last rung in any case.
@@ -90,7 +92,8 @@ class SeededSampler(BaseSampler):
     also by its name: a study that was killed, even within a proposal, goes on to propose the same.
 
     Args:
-        name: "tpe"; anything else is random.
+        name: "tpe"; "grid", whose trials have all of their settings, so that drawing one is a
+            UserError; anything else is random.
     """
 
     def __init__(self, name: str, seed: int):
@@ -121,6 +124,11 @@ class SeededSampler(BaseSampler):
         return self._of(trial).sample_relative(_as_told(study, trial), trial, search_space)
 
     def sample_independent(self, study, trial, param_name, param_distribution):
+        if self.name == "grid":
+            raise UserError(
+                f"--sampler grid: trial {trial.number} of this study has no grid point of "
+                f"{param_name}; start a new study with another --output"
+            )
         told = _as_told(study, trial)
         sampler = self._of(trial, param_name)
         return sampler.sample_independent(told, trial, param_name, param_distribution)

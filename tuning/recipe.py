@@ -14,6 +14,7 @@ from utils.optim.table import OPTIMIZERS
 from utils.settings.config import Config, fields
 
 # Settings counted in epochs (and steps) of the run: they keep their fraction of it.
+PARTS_OF_EPOCHS = ("warmup_epochs", "step_epochs", "sync_from")  # fractions are allowed
 WHOLE_EPOCHS = ("mixup_off_epoch", "unfreeze_epoch")
 # Settings of the machine on which the search ran: no part of the recipe.
 OF_THE_PLACE = (
@@ -80,7 +81,7 @@ class Recipe:
         base, epochs = self.base, rung.epochs
         settings = {**self.raw, "epochs": epochs, "subset": rung.subset, "seed": seed}
         shorter = epochs / base.epochs
-        for name in ("warmup_epochs", "step_epochs"):
+        for name in PARTS_OF_EPOCHS:
             if self.raw.get(name):
                 settings[name] = round(self.raw[name] * shorter, DIGITS)
         if self.raw.get("milestones"):
@@ -95,6 +96,11 @@ class Recipe:
             # Too short for both: everything trains, as it does for most of a longer run.
             del settings["unfreeze_epoch"]
             settings.pop("freeze_backbone", None)
+        if base.plateau_patience:
+            # In evaluations: a trial has one after each epoch. Never 0, or one unlucky evaluation
+            # would reduce the learning rate.
+            patience = base.plateau_patience * max(1, base.eval_every) * shorter
+            settings["plateau_patience"] = max(1, round(patience))
         if self.raw.get("warmup_steps"):
             shorter *= rung.subset / self.subset
             settings["warmup_steps"] = max(1, round(self.raw["warmup_steps"] * shorter))
@@ -112,9 +118,7 @@ class Recipe:
         settings = {**self.raw, **self._tuned(values, self.base.epochs)}
         found = effective(self.config_class, settings)
         found.validate()
-        if self._batch(found) != found.batch_size:
-            settings["lr"] = float(f"{found.lr * self._batch_factor(found):.{DIGITS}g}")
-            settings["batch_size"] = self._batch(found)
+        settings |= self._for_batch(found)
         own = [n for n, f in fields(self.config_class).items() if f.metadata["group"] == "model"]
         for name in (*WRITTEN, *own):
             if getattr(found, name) is not None:
@@ -122,7 +126,7 @@ class Recipe:
         for name in OF_THE_PLACE:
             settings.pop(name, None)
         follows = found.sched == "plateau" or found.early_stop_patience is not None
-        if follows and self.val_fraction is not None:
+        if (follows or not found.final_test) and self.val_fraction is not None:
             settings.setdefault("val_fraction", self.val_fraction)
         order = list(fields(self.config_class))
         settings = self._checked(settings)
@@ -156,16 +160,37 @@ class Recipe:
         """The setting by which the learning rate suits any --batch_size."""
         return next((n for n in ("global_batch", "lr_base_size") if getattr(found, n)), None)
 
-    def _batch_factor(self, found: Config) -> float:
-        if self._kept_by(found):
-            return 1.0
-        ratio = self._batch(found) / found.batch_size
-        return ratio if self._linear(found) else ratio**0.5
+    def _for_batch(self, found: Config) -> dict:
+        """The settings that change with the batch of the recipe."""
+        size = self._batch(found)
+        if size == found.batch_size:
+            return {}
+        changed: dict = {"batch_size": size}
+        if found.global_batch:  # an optimizer step has as many samples as before
+            return changed
+        ratio = size / found.batch_size
+        factor = ratio if self._linear(found) else ratio**0.5
+        rates = ["lr", "head_lr", "min_lr", "warmup_lr"]
+        if found.lr_base_size:  # the run multiplies --lr and --head_lr by the ratio, not the others
+            rates, factor = rates[2:], ratio
+        for name in rates:
+            if getattr(found, name):
+                changed[name] = float(f"{getattr(found, name) * factor:.{DIGITS}g}")
+        if found.warmup_steps:
+            changed["warmup_steps"] = max(1, round(found.warmup_steps / ratio))
+        return changed
 
     def lr_rule(self, values: Mapping) -> str:
-        """How the recipe's learning rate follows from the trial's, in words."""
-        found = effective(self.config_class, {**self.raw, **values})
+        """How the recipe's learning rate, and what else depends on the batch, follow from the
+        trial's, in words."""
+        found = effective(self.config_class, {**self.raw, **self._tuned(values, self.base.epochs)})
         found.validate()
+        handed = self.handed_over(values)
+        others = [
+            f"; {name} {getattr(found, name):g} becomes {handed[name]:g}"
+            for name in self._for_batch(found)
+            if name not in ("lr", "batch_size") and name in handed
+        ]
         last = self.rungs[-1]
         part = f"{100 * last.subset:g} %" if last.subset <= 1 else f"{last.subset:,.0f} samples"
         found_on = (
@@ -178,16 +203,16 @@ class Recipe:
             return (
                 f"lr {found.lr:g} stays unchanged, as {why} "
                 f"({found_on}: the shape of the schedule stretches, its peak stays)"
+                f"{''.join(others)}"
             )
         rule = (
             "the linear rule (Goyal et al., 2017)"
             if self._linear(found)
             else "the square-root rule (Malladi et al., 2022)"
         )
-        new = self.handed_over(values)["lr"]
         return (
-            f"lr {found.lr:g} at a batch of {found.batch_size} becomes {new:g} at "
-            f"{self._batch(found)} by {rule} for {found.optimizer}; {found_on}"
+            f"lr {found.lr:g} at a batch of {found.batch_size} becomes {handed['lr']:g} at "
+            f"{self._batch(found)} by {rule} for {found.optimizer}{''.join(others)}; {found_on}"
         )
 
 

@@ -184,11 +184,10 @@ class Report:
 
     def grid_table(self) -> list[str]:
         """The scores of a grid of two settings, one down and the other across; else nothing."""
-        applying = []
-        self.space.propose(lambda one: applying.append(one) or one.default)
-        if not self.study.grid or len(applying) != 2:
+        tuned = {tuple(point) for point in self.space.grid()} if self.study.grid else set()
+        if len(tuned) != 1 or len(keys := tuned.pop()) != 2:
             return []
-        one, other = applying
+        one, other = (one for one in self.space.parameters if one.key in keys)
         scores = {
             (trial.params[one.key], trial.params[other.key]): f"{trial.value:.2f}"
             for trial in self.trials

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from utils.errors import UserError
 from utils.settings.config import Config, fields
@@ -57,6 +56,11 @@ class Parameter:
         else:
             value = round(value, DIGITS - 1 - math.floor(math.log10(self.high - self.low)))
         return min(max(value, self.low), self.high)
+
+    def contains(self, value) -> bool:
+        if self.scale == "choice":
+            return value in self.choices
+        return value is not None and self.low <= value <= self.high
 
     def position(self, value) -> float | None:
         """Where a value lies in the range on its scale, 0 to 1; None for one of `choices`."""
@@ -113,21 +117,26 @@ class Space:
         return {parameter.key: parameter.default for parameter in self.parameters}
 
     def grid(self) -> list[dict]:
-        """{key: value} of every combination of grid points of the parameters that apply. UserError
-        if one of these has none."""
-        applying = []
-        self.propose(lambda parameter: applying.append(parameter) or parameter.default)
-        for parameter in applying:
+        """{key: value} of every combination of grid points, each of the parameters that apply with
+        its values. UserError if one of these has no grid points."""
+        return list(self._points(0, {}, {}))
+
+    def _points(self, index: int, values: dict, point: dict) -> Iterator[dict]:
+        """The grid from parameter `index` on; `values` (by setting) and `point` (by key) are those
+        of the parameters before it."""
+        for later, parameter in enumerate(self.parameters[index:], index + 1):
+            if parameter.name in values or not self._applies(parameter, values):
+                continue
             if not parameter.grid:
                 raise UserError(
                     f"--sampler grid: {parameter.name} has no grid points in the space; add "
                     "'grid: [...]', or leave it out by --params"
                 )
-        keys = [parameter.key for parameter in applying]
-        return [
-            dict(zip(keys, point, strict=True))
-            for point in itertools.product(*(parameter.grid for parameter in applying))
-        ]
+            for value in parameter.grid:
+                chosen = values | {parameter.name: value}
+                yield from self._points(later, chosen, point | {parameter.key: value})
+            return
+        yield point
 
     def _applies(self, parameter: Parameter, values: dict) -> bool:
         # Its own value matters: some settings have no effect only if they are given.

@@ -7,7 +7,9 @@ import difflib
 from collections.abc import Mapping
 from pathlib import Path
 
+from tuning.flags import REFUSED
 from tuning.optimizer_ranges import with_optimizers
+from tuning.recipe import OF_THE_PLACE
 from tuning.space import DIGITS, Parameter, Space, effective
 from utils.errors import UserError
 from utils.settings.aliases import ALIASES
@@ -19,6 +21,20 @@ KEYS = ("low", "high", "scale", "choices", "default", "grid", "when", "of")
 SCALES = ("log", "linear", "int")
 # Begins the note on a parameter whose range cannot contain its default.
 OUT_OF_REACH = "out of reach: "
+DATA = ("dataset", "data_dir", "train_file", "val_file", "test_file", "label_column")
+DATA += ("val_fraction", "val_is_validation", "test_fraction")
+NOT_IN_TRIALS = ("early_stop_patience", "flip_test", "final_test", "report", "checkpoint_hist")
+# Settings that no space may tune, and why.
+UNTUNABLE = REFUSED | {
+    "epochs": "the stages decide on the epochs of a trial",
+    "subset": "the stages decide on the data of a trial",
+    "seed": "it would find a lucky seed, not good settings",
+    "eval_every": "a search decides when trials are evaluated",
+    "predictions": "it belongs to a trained model",
+    **dict.fromkeys(DATA, "trials are compared on the same data"),
+    **dict.fromkeys(NOT_IN_TRIALS, "trials do without it"),
+    **dict.fromkeys(OF_THE_PLACE, "it is no part of the resulting recipe"),
+}
 
 
 def load_space(
@@ -50,6 +66,8 @@ def load_space(
     parameters, notes, fixed = [], [], []
     for given, entry in content.items():
         name = _name(str(given), known, str(path))
+        if name in UNTUNABLE:
+            raise UserError(f"{path}: {given} cannot be tuned: {UNTUNABLE[name]}; leave it out")
         if origin[name] == COMMAND_LINE:
             fixed.append(f"{name} {getattr(settings, name)}")
             if wanted and name in wanted:
@@ -65,8 +83,7 @@ def load_space(
                 raw[name] = convert(known[name], one["default"], f"{where}: default")
             parameters.append((name, key, one, where))
     effective(config_class, raw).validate()
-    made = [_parameter(*one, config_class, raw) for one in parameters]
-    made = _reachable(made, config_class, raw)
+    made = _reachable(parameters, config_class, raw)
     if fixed:
         notes.append(f"fixed by the command line, not tuned: {', '.join(fixed)}")
     space = Space(made, config_class, raw)
@@ -110,20 +127,37 @@ def _of_epochs(entry: Mapping) -> bool:
 
 
 def _reachable(
-    parameters: list[Parameter], config_class: type[Config], raw: dict
+    ranges: list[tuple[str, str, object, str]], config_class: type[Config], raw: dict
 ) -> list[Parameter]:
-    """Without the ranges that no trial can use. The key of a setting's only remaining range
-    loses its number."""
-    base, tuned = effective(config_class, raw), {parameter.name for parameter in parameters}
-    left: list[Parameter] = []
+    """The ranges, (setting, key, entry of the file, where it stands) of each, that a trial can use,
+    checked. The key of a setting's only remaining range loses its number."""
+    base, left = effective(config_class, raw), []
     settled = set()  # settings with a range that holds in every trial
-    for one in parameters:
-        certain = not tuned & {*one.when}
-        missed = [n for n, wanted in one.when.items() if getattr(base, n) not in wanted]
-        if one.name in settled or set(missed) - tuned:
+
+    def can_be(name: str, value) -> bool:
+        """Whether a trial has this value when a range is proposed: settings come in order."""
+        before = [one for one in left if one.name == name]
+        return getattr(base, name) == value or any(one.contains(value) for one in before)
+
+    for name, key, entry, where in ranges:
+        _check_keys(entry, where)
+        wanted = _conditions(entry.get("when"), where, fields(config_class))
+        possible = {n: [v for v in values if can_be(n, v)] for n, values in wanted.items()}
+        if name in settled or not all(possible.values()):
             continue
-        settled |= {one.name} if certain else set()
-        left.append(one)
+        if not {one.name for one in left} & {*wanted}:
+            settled.add(name)
+        # The settings under which a range holds that does not hold for the recipe: its default may
+        # depend on them.
+        holds = all(getattr(base, n) in values for n, values in wanted.items())
+        elsewhere = {} if holds else {n: values[0] for n, values in possible.items()}
+        recipe = effective(config_class, raw | elsewhere)
+        try:
+            recipe.validate()
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from None
+        own_default = "default" in entry and (_of_epochs(entry) or not holds) and name not in raw
+        left.append(_parameter(name, key, entry, where, wanted, recipe, own_default))
     names = [one.name for one in left]
     return [
         dataclasses.replace(one, key=one.name if names.count(one.name) == 1 else one.key)
@@ -147,12 +181,7 @@ def _listed(value) -> tuple:
     return tuple(value) if isinstance(value, list) else (value,)
 
 
-def _parameter(
-    name: str, key: str, entry, where: str, config_class: type[Config], raw: dict
-) -> Parameter:
-    """A range of the file, checked."""
-    known = fields(config_class)
-    field = known[name]
+def _check_keys(entry, where: str) -> None:
     if not isinstance(entry, Mapping):
         raise UserError(f"{where}: low, high and scale, or choices, are needed below it")
     for word in entry:
@@ -162,16 +191,28 @@ def _parameter(
             raise UserError(f"{where}: unknown key {word!r}{hint}")
     if "of" in entry and not _of_epochs(entry):
         raise UserError(f"{where}: of: {entry['of']!r} is not epochs")
-    when = _conditions(entry.get("when"), where, known)
-    of_epochs, holds = _of_epochs(entry), _holds(entry, config_class, raw)
-    # The settings under which a range holds that does not hold for the recipe: its default may
-    # depend on them.
-    elsewhere = {n: wanted[0] for n, wanted in when.items()} if not holds else {}
-    base = effective(config_class, raw | elsewhere)
-    base.validate()
-    default = getattr(base, name)
+
+
+def _parameter(
+    name: str,
+    key: str,
+    entry: Mapping,
+    where: str,
+    when: dict,
+    recipe: Config,
+    own_default: bool,
+) -> Parameter:
+    """A range of the file, checked.
+
+    Args:
+        when: its conditions.
+        recipe: the settings under which it holds.
+        own_default: its default is that of the file, not of the recipe.
+    """
+    field, of_epochs = fields(type(recipe))[name], _of_epochs(entry)
+    default = getattr(recipe, name)
     if of_epochs:
-        default = round((default or 0) / base.epochs, DIGITS)
+        default = round((default or 0) / recipe.epochs, DIGITS)
 
     def value(given, word: str):
         if given is None:
@@ -185,7 +226,7 @@ def _parameter(
             return fraction
         return convert(field, given, f"{where}: {word}")
 
-    if "default" in entry and (of_epochs or not holds) and name not in raw:
+    if own_default:
         default = value(entry["default"], "default")
     grid = entry.get("grid") or []
     if not isinstance(grid, list):

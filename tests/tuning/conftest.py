@@ -66,6 +66,16 @@ def refuse(tmp_path, capsys):
     return check
 
 
+@pytest.fixture
+def space_file(tmp_path):
+    def write(text):
+        path = tmp_path / "space.yaml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
     """The folder of an undisturbed search, and its output."""

@@ -11,7 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from patience import PATIENCE, wait_until
+from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = ["--dataset", "shapes", "--depth", "18", "--width", "4", "--bs", "16"]
@@ -123,6 +125,27 @@ def test_missing_data_is_reported_in_one_line(tmp_path):
     process = begin("resnet50", tmp_path, "--dataset", "imagefolder", "--data_dir", "nowhere")
     _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 2 and err.count("\n") == 1 and "nowhere" in err
+
+
+@pytest.mark.slow
+def test_a_search_on_a_folder_of_pictures(tmp_path):
+    """--dataset follows from the folder, and is in the recipe."""
+    for split, count in (("train", 24), ("val", 8)):
+        for number in range(count):
+            path = tmp_path / "pictures" / split / "ab"[number % 2] / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (32, 32), (200 * (number % 2), number, 50)).save(path)
+    words = ["--data_dir", "pictures", "--val_is_validation", "--image_size", "32", *PICTURES[2:]]
+    words += ["--subset", "1.0", "--epochs", "1", "--recipe_epochs", "1", "--confirm", "0"]
+    end(begin("resnet50", tmp_path, *words))
+    recipe = yaml.safe_load((tmp_path / "study" / "best.yaml").read_text())
+    assert recipe["dataset"] == "imagefolder" and recipe["val_is_validation"]
+    flags = ["--config", "study/best.yaml", "--no_final_test", "--device", "cpu", "--output", "run"]
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "resnet50_test.py"), *flags], cwd=tmp_path,
+        capture_output=True, text=True, timeout=PATIENCE,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow

@@ -6,12 +6,13 @@ from dataclasses import replace
 import optuna
 import pytest
 import yaml
+from small_spaces import RUNGS, recipe_of, space_of
 
 import resnet50_test
+from tuning import resnet50_tuning
 from tuning.halving import ALLOWED, Rung, SeededSampler, build_rungs, is_waiting, next_to_promote
 from tuning.recipe import Recipe, as_flags, to_yaml
 from tuning.search import own_validation
-from tuning.space import Parameter, Space
 from utils.errors import UserError
 from utils.settings.config import parse
 
@@ -147,90 +148,6 @@ def test_the_sampler_learns_from_waiting_trials():
     assert abs(sum(waiting[-10:]) / 10 - 0.8) < 0.15
 
 
-def parameter(name, low, high, default, **more):
-    given = {"scale": "linear", "choices": (), "grid": (), "when": {}, "of_epochs": False}
-    given |= {"integer": False} | more
-    return Parameter(name, name, low, high, default=default, **given)
-
-
-RUNGS = [Rung(2, 0.1), Rung(10, 0.2)]
-
-
-def recipe_of(flags, batch=None, parameters=(), rungs=RUNGS, subset=1.0):
-    settings, origin = parse(resnet50_test.Settings, flags, "")
-    raw = {name: getattr(settings, name) for name, came in origin.items() if came != "default"}
-    space = Space([*parameters], resnet50_test.Settings, raw)
-    return Recipe(space, rungs, 0.2, batch, subset)
-
-
-def test_lengths_in_epochs_keep_their_fraction_of_the_run():
-    recipe = recipe_of(
-        ["--sched", "multistep", "--milestones", "25,40", "--warmup_epochs", "5", "--mixup", "0.2",
-         "--mixup_off_epoch", "45", "--early_stop_patience", "3"]
-    )  # fmt: skip
-    last = recipe.of_trial({"lr": 0.3}, Rung(10, 0.2), seed=4)
-    assert last["milestones"] == "5,8" and last["warmup_epochs"] == 1
-    assert last["mixup_off_epoch"] == 9 and "early_stop_patience" not in last
-    assert last["lr"] == 0.3 and last["seed"] == 4 and last["final_test"] is False
-    assert (last["epochs"], last["subset"], last["val_fraction"]) == (10, 0.2, 0.2)
-    handed = recipe.handed_over({"lr": 0.3})
-    assert handed["milestones"] == "25,40" and handed["warmup_epochs"] == 5
-    assert handed["epochs"] == 50 and handed["lr"] == 0.3
-    assert not {"subset", "final_test"} & {*handed}
-
-
-def test_a_tuned_fraction_of_the_epochs():
-    warmup = parameter("warmup_epochs", 0, 0.4, 0.0, of_epochs=True)
-    recipe = recipe_of(["--epochs", "50"], parameters=[warmup])
-    assert recipe.of_trial({"warmup_epochs": 0.2}, Rung(10, 0.2), 0)["warmup_epochs"] == 2
-    assert recipe.handed_over({"warmup_epochs": 0.2})["warmup_epochs"] == 10
-
-
-@pytest.mark.parametrize(
-    ("flags", "factor", "rule"),
-    [
-        ([], 4, "linear rule"),
-        (["--optimizer", "madgrad"], 4, "linear rule"),
-        (["--optimizer", "adamw"], 2, "square-root rule"),
-        (["--ngd"], 2, "square-root rule"),
-        (["--ngd", "--ngd_norm", "gradient"], 4, "linear rule"),
-    ],
-)
-def test_the_rate_scales_with_the_batch_by_the_optimizers_rule(flags, factor, rule):
-    recipe = recipe_of([*flags, "--bs", "64"], batch=256)
-    handed = recipe.handed_over({"lr": 0.01})
-    assert handed["lr"] == 0.01 * factor and handed["batch_size"] == 256
-    said = recipe.lr_rule({"lr": 0.01})
-    assert rule in said and "at a batch of 64" in said and "at 256" in said
-    assert "batch_size" in recipe.of_trial({"lr": 0.01}, Rung(2, 0.1), 0)
-    same = recipe_of([*flags, "--bs", "64"])
-    assert same.handed_over({"lr": 0.01})["lr"] == 0.01
-    assert "stays unchanged" in same.lr_rule({"lr": 0.01})
-
-
-@pytest.mark.parametrize("keeper", ["global_batch", "lr_base_size"])
-def test_a_rate_that_suits_any_batch_is_not_scaled(keeper):
-    flags = ["--distributed", "--bs", "64", f"--{keeper}", "1024"]
-    recipe = recipe_of(flags, batch=256)
-    handed = recipe.handed_over({"lr": 0.01})
-    assert (handed["lr"], handed["batch_size"]) == (0.01, 256)
-    assert f"stays unchanged, as there is --{keeper}" in recipe.lr_rule({"lr": 0.01})
-
-
-def test_a_warm_up_in_steps_keeps_its_fraction():
-    flags = ["--warmup_steps", "1000", "--epochs", "50"]
-    assert recipe_of(flags).of_trial({}, Rung(10, 0.2), 0)["warmup_steps"] == 40
-    few = [Rung(10, 2000)]
-    recipe = recipe_of(flags, rungs=few, subset=10_000)
-    assert recipe.of_trial({}, few[0], 0)["warmup_steps"] == 40
-    with pytest.raises(UserError, match="--subset 2000: to shorten the warm-up of 1000 steps"):
-        recipe_of(flags, rungs=few)
-    warmup = parameter("warmup_epochs", 0, 0.4, 0.0, of_epochs=True)
-    space = recipe_of(flags, parameters=[warmup]).space
-    assert not space._applies(warmup, {})
-    assert recipe_of([], parameters=[warmup]).space._applies(warmup, {})
-
-
 def test_data_with_a_validation_split_of_their_own(tmp_path):
     def own(*folders, **settings):
         base, _ = parse(resnet50_test.Settings, ["--data_dir", str(tmp_path)], "")
@@ -243,23 +160,8 @@ def test_data_with_a_validation_split_of_their_own(tmp_path):
     assert own("test")
 
 
-def test_a_stage_of_one_epoch_trains_everything():
-    recipe = recipe_of(["--pretrained", "x.pth", "--freeze_backbone", "--unfreeze_epoch", "2"])
-    first, last = (recipe.of_trial({}, Rung(epochs, 0.1), 0) for epochs in (1, 10))
-    assert not {"freeze_backbone", "unfreeze_epoch"} & {*first}
-    assert last["freeze_backbone"] and last["unfreeze_epoch"] == 1
-
-
-def test_a_tuned_batch_size_is_in_the_recipe():
-    recipe = recipe_of(["--batch_size", "128"])
-    handed = recipe.handed_over({"batch_size": 32, "lr": 0.2})
-    assert (handed["batch_size"], handed["lr"]) == (32, 0.2)
-    handed = recipe_of([], batch=64).handed_over({"batch_size": 32, "lr": 0.2})
-    assert (handed["batch_size"], handed["lr"]) == (64, 0.4)
-
-
 def test_settings_that_need_a_validation_split_keep_it():
-    for flags in (["--sched", "plateau"], ["--early_stop_patience", "3"]):
+    for flags in (["--sched", "plateau"], ["--early_stop_patience", "3"], ["--no_final_test"]):
         assert recipe_of(flags).handed_over({})["val_fraction"] == 0.2
     assert recipe_of(["--sched", "plateau"]).of_trial({}, RUNGS[1], 0)["eval_every"] == 1
 
@@ -302,3 +204,20 @@ def test_contradictory_values_are_refused():
     recipe = recipe_of([])
     with pytest.raises(UserError, match="--min_lr"):
         recipe.of_trial({"lr": 0.1, "min_lr": 0.2}, Rung(2, 0.1), 0)
+
+
+def test_a_data_set_that_the_folder_implies_is_part_of_the_recipe(tmp_path):
+    (tmp_path / "pictures" / "train").mkdir(parents=True)
+    flags = ["--data_dir", str(tmp_path / "pictures"), "--val_is_validation", "--on_bad", "skip"]
+    flags += ["--workers", "2", "--cache_dir", str(tmp_path / "cache")]
+    space, raw, _ = space_of(resnet50_tuning.TARGET.space, *flags)
+    assert raw["dataset"] == "imagefolder"
+    recipe = Recipe(space, RUNGS, None, None)
+    trial = recipe.of_trial({"lr": 0.2}, RUNGS[0], 0)
+    assert {"dataset", "val_is_validation", "on_bad", "workers", "cache_dir"} <= {*trial}
+    handed = recipe.handed_over({"lr": 0.2})
+    assert (handed["dataset"], handed["val_is_validation"]) == ("imagefolder", True)
+    path = tmp_path / "best.yaml"
+    path.write_text(to_yaml(handed, []))
+    settings, _ = parse(resnet50_test.Settings, ["--config", str(path)], "")
+    assert settings.dataset == "imagefolder" and settings.val_is_validation

@@ -4,39 +4,16 @@ import dataclasses
 
 import optuna
 import pytest
+from small_spaces import space_of, tuned
 
 import resnet50_test
 import transformer_test
 from tuning import resnet50_tuning, transformer_tuning
 from tuning.flags import READ_AS, REFUSED, for_trials, seconds
-from tuning.space_file import load_space
 from utils.errors import UserError
 from utils.optim.table import OPTIMIZERS
 from utils.settings.aliases import ALIASES
-from utils.settings.config import fields, parse
-
-
-def space_of(path, *flags, tuning=resnet50_tuning):
-    """(Space, raw, notes) as read by a search."""
-    settings, origin = parse(tuning.Settings, for_trials(list(flags)), "")
-    known = fields(tuning.TARGET.config_class)
-    base = tuning.TARGET.config_class(**{name: getattr(settings, name) for name in known})
-    origin = {name: origin[name] for name in known}
-    return load_space(path, tuning.TARGET.config_class, base, origin, settings.params)
-
-
-@pytest.fixture
-def space_file(tmp_path):
-    def write(text):
-        path = tmp_path / "space.yaml"
-        path.write_text(text)
-        return path
-
-    return write
-
-
-def tuned(space):
-    return space.propose(lambda parameter: parameter.default)
+from utils.settings.config import fields
 
 
 @pytest.mark.parametrize(
@@ -198,6 +175,12 @@ BAD = {
     "": "'setting:' lines are needed",
     "lr: {low: 0.1": "is not valid YAML",
     "alpha: {low: 0.1, high: 1}": "nothing is left to tune",
+    "epochs: {low: 1, high: 9}": "epochs cannot be tuned: the stages decide on the epochs",
+    "seed: {low: 0, high: 9}": "seed cannot be tuned: it would find a lucky seed",
+    "val-fraction: {low: 0.1, high: 0.2}": "trials are compared on the same data",
+    "eval_every: {low: 1, high: 9}": "a search decides when trials are evaluated",
+    "max_steps: {low: 1, high: 9}": "the length of a trial is --epochs",
+    "workers: {low: 1, high: 9}": "it is no part of the resulting recipe",
 }
 
 

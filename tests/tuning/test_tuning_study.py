@@ -1,4 +1,4 @@
-"""A whole search over an entry that takes milliseconds: its report, a stop, failures, grids."""
+"""A whole search over an entry that takes milliseconds: its report, a stop, failures."""
 
 import json
 import os
@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -15,7 +16,11 @@ from finished_studies import SHORT, ends, results, rows, wait_for_trace
 from patience import PATIENCE
 from small_disks import small_disk
 
+import resnet50_test
 from tuning.runner import Runner
+from utils.errors import UserError
+from utils.runs.optimization import learning_rate
+from utils.settings.config import parse
 
 HERE = Path(__file__).parent
 
@@ -168,6 +173,20 @@ def test_failed_trials_do_not_end_the_search(search, tmp_path, lr, trials):
     )
 
 
+@pytest.mark.parametrize("flag", [["--min_lr", "0.01"], ["--warmup_lr", "0.01"]])
+def test_a_rate_below_the_schedules_lowest_fails_its_trial_alone(tmp_path, monkeypatch, flag):
+    """With --lr_base_size the run alone knows that it is."""
+    flags = ["--lr_base_size", "256", "--batch_size", "64", "--lr", "0.02", "--warmup_epochs", "1"]
+    settings, _ = parse(resnet50_test.Settings, [*flags, *flag], "")
+    run = SimpleNamespace(settings=settings, console=SimpleNamespace(say=lambda line: None))
+    with pytest.raises(UserError) as error:
+        learning_rate(run, global_batch=64)
+    runner = Runner(Path("nothing.py"), 1, [])
+    monkeypatch.setattr(runner, "_start", lambda *_: (2, f"error: {error.value}\n"))
+    outcome = runner.run(tmp_path / "rung0", {}, 0, -1)
+    assert outcome.failure == f"{flag[0]} 0.01 is above this learning rate, 0.005"
+
+
 def test_a_search_ends_if_every_trial_fails(search):
     code, _, err = search("--lr", "0.95", "--trials", "9")
     assert code == 2 and err.startswith("error: all 3 trials have failed, the last one: step 3")
@@ -223,42 +242,6 @@ def test_other_settings_are_refused_by_name(search, tmp_path, refuse, reference)
     code, _, err = search("--output", folder, "--trials", "8", "--confirm", "1")
     assert code == 0, err
     assert len(rows(folder)) == 8
-
-
-@pytest.mark.slow
-def test_a_grid_of_choices(search, tmp_path):
-    """All points are tried, the default once."""
-    space = tmp_path / "space.yaml"
-    space.write_text(
-        "sched: {choices: [cosine, linear]}\n"
-        "lr: {low: 0.01, high: 1, scale: log, grid: [0.03, 0.1]}\n"
-        "gamma: {low: 0.1, high: 0.5, scale: log, grid: [0.1, 0.3]}\n"
-    )
-    words = ["--space", space, "--sampler", "grid", "--confirm", "0"]
-    code, out, err = search(*words, "--trials", "3")
-    assert code == 0, err
-    assert "1 of 4 points of the grid are left out" in out
-    code, out, err = search(*words)
-    assert code == 0, err
-    found = [(row["sched"], row["lr"]) for row in rows(tmp_path / "study")]
-    assert len(found) == 4 == len({*found}) and "sched \\ lr" in out
-    assert (tmp_path / "study" / "grid.png").stat().st_size
-
-
-def test_points_of_a_grid(search, tmp_path):
-    words = ["--sampler", "grid", "--mixup", "fixed", "--sched", "step"]
-    code, out, err = search(*words, "--params", "alpha,gamma", "--confirm", "0")
-    assert code == 0, err
-    found = rows(tmp_path / "study")
-    points = {(float(row["alpha"]), float(row["gamma"])) for row in found}
-    grid = {(a, g) for a in (0.2, 1.0) for g in (0.1, 0.3)}
-    assert points == grid  # which contains the default
-    assert "alpha \\ gamma       0.1       0.3" in out and "[4/4]" in out
-    assert len(found) == 4 and {row["state"] for row in found} == {"complete"}
-    assert (tmp_path / "study" / "grid.png").stat().st_size
-    code, _, err = search(*words, "--params", "alpha,gamma", "--confirm", "0")
-    assert code == 0, err
-    assert len(rows(tmp_path / "study")) == 4
 
 
 @pytest.mark.slow

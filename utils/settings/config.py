@@ -40,6 +40,7 @@ INVOCATION_ONLY = (
 )
 MODEL = "model"  # the group of a model's own flags, which are essential, too
 DEFAULT, FILE, HOST, COMMAND_LINE = "default", "YAML", "host_config", "command line"
+IMPLIED = "implied"  # by other settings that are given
 PROBED = "auto_batch"  # found at the start of the run
 # Settings that take each other's place: one on the command line also replaces a recipe's others.
 INSTEAD = (
@@ -109,7 +110,7 @@ def parse(config_class, argv: list[str], description: str, say: Callable = lambd
     values = {name: field.default for name, field in known.items()}
     origin = dict.fromkeys(values, DEFAULT)
     of_host = _read_places(config_class, from_file | typed)
-    new = from_file | of_host | typed
+    new, implied = from_file | of_host | typed, {}
     if new.get("resume") is not None:
         run = _find_run(config_class, new)
         of_host.pop("output", None)  # the run goes on in its own folder
@@ -127,11 +128,12 @@ def parse(config_class, argv: list[str], description: str, say: Callable = lambd
         if new["resume"] == "auto":
             new["resume"] = str(run)
     else:
-        new = config_class.implied(new, say) | new
+        implied = config_class.implied(new, say)
+        new = implied | new
     without_new = dict(values), dict(origin)
     values |= new
-    origin |= dict.fromkeys(from_file, FILE) | dict.fromkeys(of_host, HOST)
-    origin |= dict.fromkeys(typed, COMMAND_LINE)
+    origin |= dict.fromkeys(implied, IMPLIED) | dict.fromkeys(from_file, FILE)
+    origin |= dict.fromkeys(of_host, HOST) | dict.fromkeys(typed, COMMAND_LINE)
     settings = config_class(**values)
     for name, (reason, cause) in _reasons(settings).items():
         field = fields(config_class)[name]
@@ -214,7 +216,7 @@ def _read_origins(path: Path) -> dict[str, str]:
     """Where the settings of a run came from, by the comments that `to_yaml` has written."""
     lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     pairs = [(line.split(":")[0], line.rpartition("  # ")[2]) for line in lines if ":" in line]
-    known = (DEFAULT, FILE, HOST, COMMAND_LINE, PROBED)
+    known = (DEFAULT, FILE, HOST, COMMAND_LINE, IMPLIED, PROBED)
     return {name: came for name, came in pairs if came in known}
 
 
