@@ -151,6 +151,15 @@ def build_model(settings: Settings, card):
     return model
 
 
+def check_model(settings: Settings) -> None:
+    """UserError if there is no such model, whatever the pictures are."""
+    from utils.models import named
+
+    named.arguments_of(settings.model_kwargs)
+    if settings.model != OWN:
+        named.check_name(settings.model)
+
+
 def model_name(settings: Settings) -> str:
     if settings.model == OWN:
         return f"vit{settings.layers}x{settings.dim}p{settings.patch_size}"
@@ -166,7 +175,8 @@ def main(argv: list[str] | None = None) -> int:
 
         pattern = [word for word in argv[argv.index("list") + 1 :][:1] if not word.startswith("-")]
         return print_lines(lambda: timm_names(*pattern))
-    return run_model(Settings, build_model, model_name, __doc__.splitlines()[0], argv)
+    description = __doc__.splitlines()[0]
+    return run_model(Settings, build_model, model_name, description, argv, check_model)
 
 
 if __name__ == "__main__":

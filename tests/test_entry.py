@@ -6,8 +6,9 @@ import pytest
 from PIL import Image
 from quick_runs import handlers_put_back, quick
 
+import transformer_test
 from tests import third_entry
-from utils.entry import lost_peer_line
+from utils.entry import lost_peer_line, run_entry
 
 FLAGS = "--dataset shapes -b 50 --device cpu --log_every 4 --fused none --lr 0.01"
 
@@ -49,6 +50,21 @@ def test_a_third_entry_trains_resumes_and_is_used(run, tmp_path, capsys):
     assert (
         "no weights are published for perceptron8; give a run or a file" in capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize(
+    ("entry", "flag", "goes_on"),
+    [
+        (third_entry, "--train_file", ": it belongs to transformer_test.py"),
+        (transformer_test, "--img_size", ": it belongs to resnet50_test.py and vit_test.py"),
+        (third_entry, "--hiden", ", did you mean --hidden?"),
+        (third_entry, "--qqqq", "; see --help"),
+    ],
+)
+def test_an_unknown_flag_that_another_entry_has(capsys, entry, flag, goes_on):
+    with handlers_put_back():
+        assert run_entry(entry.Settings, None, "", [flag, "3"]) == 2
+    assert capsys.readouterr().err == f"error: unknown flag {flag}{goes_on}\n"
 
 
 def test_a_lost_process_is_told_with_the_cause():

@@ -268,7 +268,9 @@ def control(model, data, precision, total_steps, exchange):
     def gap() -> float:
         return 1 - loss(HELD_OUT - 1) / loss(HELD_OUT)
 
-    release_epoch = strength.plan(total_steps, data.steps_per_epoch, data.step_size)
+    release_epoch = strength.schedule_measurements(
+        total_steps, data.steps_per_epoch, data.step_size
+    )
     return MixingControl(strength, data.hold_out, gap, release_epoch, data.steps_per_epoch)
 
 

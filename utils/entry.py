@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import functools
+import importlib
 import os
 import signal
 import sys
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from utils.errors import UserError
+from utils.errors import UnknownFlag, UserError
 from utils.files import denial
 from utils.launch.environment import (
     LAUNCH_RUN,
@@ -28,9 +29,12 @@ from utils.launch.signals import Signals, StoppedBySignal
 from utils.runs.run import Run
 from utils.settings.config import fields, parse
 from utils.settings.transfer import is_published
+from utils.settings.values import canonical_name
 
 # PyTorch is imported inside the functions that need it: --help and wrong flags answer at once.
 
+# Modules with the settings of an entry, whose flags a message may name.
+ENTRIES = ("resnet50_test", "vit_test", "transformer_test")
 # How long a CPU thread that has finished its part spins before it sleeps, in turns of a loop.
 # With OpenMP's default a single other busy process makes two training threads wait for each other
 # most of the time (see benchmarks/results/busy_machine.md).
@@ -74,6 +78,8 @@ def run_entry(config_class, act: Callable, description: str, argv: list[str] | N
         if line:
             say(line)
         return act(settings, origin, signals) or 0
+    except UnknownFlag as error:
+        return _refuse(_with_owners(error))
     except UserError as error:
         return _refuse(error)
     except StoppedBySignal as stopped:
@@ -101,6 +107,19 @@ def lost_peer_line(rank: int, error: Exception) -> str:
     return f"rank {rank}: another process of this run is gone, or cannot be reached: {cause}"
 
 
+def _with_owners(error: UnknownFlag) -> UnknownFlag:
+    """Names the entries that have the flag, if there are any."""
+    name, owners = canonical_name(error.flag), []
+    for entry in ENTRIES:
+        try:
+            owner = importlib.import_module(entry)
+        except ImportError:  # an entry that was copied elsewhere
+            continue
+        if name in fields(owner.Settings):
+            owners.append(f"{entry}.py")
+    return UnknownFlag(error.flag, f": it belongs to {' and '.join(owners)}") if owners else error
+
+
 def _refuse(error: UserError) -> int:
     if note_exit_code(2):  # one of the launched processes says it
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
@@ -113,6 +132,7 @@ def run_model(
     model_name: Callable,
     description: str,
     argv: list[str] | None = None,
+    check_model: Callable = lambda settings: None,
 ) -> int:
     """Runs the entry script of a model: does what its settings ask for; returns its exit code.
 
@@ -121,6 +141,8 @@ def run_model(
             which kind of task it is for.
         build_model: (settings, card) -> the model, on the CPU.
         model_name: (settings) -> its name, for messages, the run's folder and the summary.
+        check_model: (settings) -> None; raises UserError for mistakes that can be found before the
+            data are loaded, which may take long.
     """
 
     def act(settings, origin: dict, signals: Signals) -> int | None:
@@ -134,6 +156,7 @@ def run_model(
 
             kind = kind_of(settings)(settings, build_model, name)
             kind.set_environment()
+            check_model(settings)
             checkpoint = run.load_checkpoint()
             card = kind.card(checkpoint) if checkpoint else None
             do = _train_or_evaluate if settings.action.needs_data else _predict_or_export
@@ -170,6 +193,7 @@ def _train_or_evaluate(run: Run, kind, checkpoint, card) -> None:
     pretrained = None
     if run.settings.pretrained and checkpoint is None:
         pretrained = _load_pretrained(run, kind)
+        kind.check_pretrained(pretrained)
         run.console.say(f"weights from {pretrained.source_text}")
     task = kind.load_task(run, card, pretrained)
     run.check_data(checkpoint, task.data.fingerprint)

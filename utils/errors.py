@@ -1,4 +1,4 @@
-"""The one kind of error that the user can fix."""
+"""What the user can fix."""
 
 
 class UserError(Exception):
@@ -8,3 +8,16 @@ class UserError(Exception):
     line, without a traceback, and exit with code 2; every other exception is a bug and keeps
     its traceback.
     """
+
+
+class UnknownFlag(UserError):
+    """An entry does not have the flag.
+
+    Args:
+        flag: as it was typed.
+        hint: how the text goes on.
+    """
+
+    def __init__(self, flag: str, hint: str = ""):
+        super().__init__(f"unknown flag {flag}{hint or '; see --help'}")
+        self.flag = flag

@@ -130,6 +130,19 @@ def test_settings_that_a_resumed_run_may_change_are_listed():
     assert told[-1] == kinds["evaluation"]
 
 
+def test_flags_that_are_refused_without_effect_are_listed():
+    """Except those of the model and of the tokenizer, which the page does not name one by one."""
+    told = text("docs/flags.md").split("or is one of ")[1].split(" For a ")[0]
+    of_tokenizer = {"vocab_size", "min_freq", "vocab", "lowercase"}
+    essential = {
+        name
+        for entry in ENTRIES.values()
+        for name, field in fields(entry.Settings).items()
+        if field.metadata["essential"]
+    }
+    assert set(re.findall(r"--(\w+)", told)) == essential - of_tokenizer
+
+
 def test_advice_on_time_is_listed():
     table = rows("docs/performance.md", "## Where does the time go?")[2:]
     told = {cells[0].strip("`"): float(cells[1].removesuffix(" %")) / 100 for cells in table}

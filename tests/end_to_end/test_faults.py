@@ -216,7 +216,11 @@ def test_val_is_the_test_set_or_with_a_flag_the_validation_split(capfd, fails):
     more.append("--val_is_validation")
     assert main([*folder, *more]) == 0
     out = capfd.readouterr().out
-    assert "note: val/" not in out and " 0 test pictures" in out and "validation accuracy" in out
+    assert (
+        "note: val/" not in out
+        and " 6 validation pictures of 2 classes" in out
+        and "validation accuracy" in out
+    )
     summary = json.loads(Path("other/summary.json").read_text())
     assert "best_val_accuracy" in summary and summary["test_accuracy"] is None
     assert main(["--resume", "other", "--eval_only"]) == 0

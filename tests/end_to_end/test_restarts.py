@@ -139,12 +139,15 @@ def test_the_note_on_the_schedule_is_printed_only_if_it_changes(run):
 
 def test_a_finished_run_points_to_its_report(run):
     assert run(*TINY, "--epochs", 1, "--output", "run")[0] == 0
-    assert "--eval_only --report makes its report" in run("--resume", "run", "--report")[1]
+    advice = "to write the class report: --resume run --eval_only --report"
+    said = run("--resume", "run", "--report")[1]
+    assert "this run is finished: 1 epoch, " in said and advice in said
     code, out, _ = run("--resume", "run", "--eval_only", "--report")
     assert code == 0 and "run/report" in out
     assert sorted(path.name for path in Path("run/report").iterdir()) == [
         "confusion.csv", "confusion.png", "per_class.csv",
     ]  # fmt: skip
+    assert "to write the class report" not in run("--resume", "run", "--report")[1]
 
 
 def test_a_damaged_best_checkpoint_costs_only_its_figures(run):

@@ -231,6 +231,8 @@ def test_dry_run_and_report(run):
     assert code == 0 and "dry run: no run was kept" in out and not Path("runs").exists()
     code, out, _ = run(*HEADLINES, "--max_steps", 2, "--report", "--output", "run")
     assert code == 0 and Path("run/report/per_class.csv").is_file()
+    data = "headlines: 200 training, 100 test texts of 4 classes from built-in synthetic data, "
+    assert data in out and "16 samples a step, 2 steps; run folder run" in out
 
 
 # ---- what is refused, in one line ---------------------------------------------------------------

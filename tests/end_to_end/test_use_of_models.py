@@ -143,7 +143,7 @@ def test_an_unfrozen_backbone_is_trained(works):
         *data, *TINY, "--pretrained", "first", "--freeze_backbone", "--unfreeze_epoch", "1",
         "--output", "run",
     )  # fmt: skip
-    assert "after 1 epochs: from here on all layers train" in said
+    assert "after 1 epoch: from here on all layers train" in said
     before, names = weights("first"), without_head(weights("first"))
     assert all(is_equal(before, weights("run", 3), names))
     assert not any(is_equal(before, weights("run", 6), names))

@@ -80,4 +80,4 @@ def test_one_step_of_32_768_pictures_on_small_ones(monkeypatch):
     ]  # fmt: skip
     assert vit_test.main([str(flag) for flag in flags]) == 0
     log = Path("run/log.txt").read_text()
-    assert "batch 32768" in log and "1 steps" in log
+    assert "32,768 samples a step, 1 step;" in log

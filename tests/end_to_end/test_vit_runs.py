@@ -150,10 +150,10 @@ def test_what_the_shapes_of_weights_do_not_show(works, fails):
     given = (*VIT, "--pretrained", "first", "--eval_only")
     assert "trained with --heads 2; give that too" in fails(*given, "--heads", "4")
     line = fails(*given, "--pooling", "mean")
-    assert "cls_token" in line and line.endswith("train with --pooling cls")
+    assert "cls_token" in line and "model: train with --pooling cls (" in line
     works(*VIT, "--pooling", "mean", "--output", "second")
     line = fails(*VIT, "--pretrained", "second")
-    assert "cls_token" in line and line.endswith("train with --pooling mean")
+    assert "cls_token" in line and "model: train with --pooling mean (" in line
 
 
 def test_faults(works, fails):
@@ -223,6 +223,21 @@ def test_mistakes(fails):
     assert "--dim has no effect: --model test_vit has its own sizes" in error
     error = fails(*VIT, "--pretrained")
     assert "no weights are published for vit2x16p8; there are for the models of" in error
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--model", "test_vitt"], "has no such model (near: test_vit"),
+        (["--model", "missing.py:Net"], "there is no file missing.py"),
+        (["--model", "mine.py:Nut"], "mine.py has no nn.Module named Nut; it has Net"),
+        ([*VIT, "--model_kwargs", "depth"], "--model_kwargs depth: write name=value"),
+    ],
+)
+def test_mistakes_in_the_model_are_told_before_data_are_loaded(fails, monkeypatch, flags, message):
+    monkeypatch.setattr("utils.tasks.pictures.load_image_data", None)
+    Path("mine.py").write_text(OWN_CLASS)
+    assert message in fails(*DATA, *ENGINE, *flags)
 
 
 def test_list(run):

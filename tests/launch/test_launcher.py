@@ -91,7 +91,7 @@ def test_processes_are_started_on_loopback(launches):
     assert (code, err) == (0, "")
     command, plan = out.splitlines()
     assert command.startswith("torchrun --nnodes=1 --nproc-per-node=2 ")
-    assert plan.startswith("one node, 2 processes of 3 threads on this one; restarts: 3")
+    assert plan.startswith("1 node, 2 processes with 3 threads each; up to 3 restarts")
     starts = sorted(launches.starts(), key=lambda start: start["rank"])
     assert [(start["rank"], start["size"], start["restarts"]) for start in starts] == [
         (0, 2, 0), (1, 2, 0)
@@ -138,7 +138,7 @@ def test_a_worker_ends_before_python_finalizes(rank):
 @pytest.mark.parametrize(
     ("arguments", "environ", "line"),
     [
-        ((ENTRY, "--epoch", "x"), {}, "error: --epochs: 'x' is not a whole number"),
+        ((ENTRY, "--epoch", "x"), {}, "error: --epoch: 'x' is not a whole number"),
         ((ENTRY, "--momentun", "1"), {}, "error: unknown flag --momentun, did you mean --mo"),
         (("--widht", "3"), {}, "error: unknown flag --widht, did you mean --width?"),
         (("nothing_test.py",), {}, "error: nothing_test.py: there is no such script here or in "),

@@ -38,6 +38,16 @@ def test_the_plan_of_one_node():
     assert plan({"NNODES": "1", "RDZV_ENDPOINT": "somewhere"}) == Plan(1, 8)
 
 
+def test_a_plan_in_words():
+    several = plan(NODES | {"NPROC": "2", "MAX_RESTARTS": "0"})
+    assert [str(each) for each in (Plan(1, 8), Plan(2, 1, restarts=1), several)] == [
+        "1 node, 1 process with 8 threads; up to 3 restarts",
+        "1 node, 2 processes with 1 thread each; up to 1 restart",
+        "2 nodes, on this one 2 processes with 4 threads each; no restarts; "
+        "rendezvous: node1:29400",
+    ]
+
+
 def test_gpus_are_counted_only_if_their_number_is_not_given():
     read_plan({"NPROC": "2"}, lambda: pytest.fail("counted"), 8)
 

@@ -15,11 +15,11 @@ from utils.data.hold_out import HoldOut
 from utils.data.texts.loader import TextLoader
 from utils.mixup.auto import (
     COST,
-    FIXED,
+    FALLBACK_STRENGTH,
     FORWARD,
     INTERVAL,
-    LAST,
-    LEAST,
+    MEASURE_UNTIL,
+    MIN_STRENGTH,
     AutoStrength,
     Reading,
     final_gap,
@@ -33,7 +33,7 @@ from utils.tasks.mixing import auto_split
 
 def planned(held_out=250, total_steps=1000, steps_per_epoch=10, step_size=10_000) -> AutoStrength:
     strength = AutoStrength(held_out)
-    strength.plan(total_steps, steps_per_epoch, step_size)
+    strength.schedule_measurements(total_steps, steps_per_epoch, step_size)
     return strength
 
 
@@ -43,7 +43,7 @@ def planned(held_out=250, total_steps=1000, steps_per_epoch=10, step_size=10_000
 def test_the_strength_is_the_square_of_the_final_gap():
     assert strength_at(0.5) == 0.25 and strength_at(0.31) == 0.1 and strength_at(1.0) == 1.0
     assert strength_at(5.0) == 1.0 and strength_at(-5.0) == 0.0
-    assert strength_at(0.23) == LEAST
+    assert strength_at(0.23) == MIN_STRENGTH
     assert strength_at(0.2) == 0.0, "hardly any mixing is none"
 
 
@@ -109,7 +109,7 @@ def test_a_measurement_takes_effect_a_step_later_than_it_could():
 def test_a_run_that_is_made_longer_has_a_larger_final_gap():
     strength = planned(total_steps=1000)
     strength.observe(100, 0.02)
-    strength.plan(4000, 10, 10_000)
+    strength.schedule_measurements(4000, 10, 10_000)
     assert strength.current == 0.0, "until it is measured again"
     assert strength.observe(200, 0.04).strength == 0.64
 
@@ -133,14 +133,14 @@ def due_steps(strength, total=1000) -> list[int]:
 def test_it_is_measured_regularly_in_the_first_two_fifths():
     found = due_steps(planned())
     assert found == list(range(50, 401, 50))
-    assert found[0] == INTERVAL * 1000 and found[-1] == 1000 * LAST
+    assert found[0] == INTERVAL * 1000 and found[-1] == 1000 * MEASURE_UNTIL
 
 
 def test_measuring_costs_a_small_part_of_the_passes():
     strength = planned(held_out=250, step_size=64)
     measured = len(due_steps(strength))
-    assert 0 < measured * 2 * 250 * FORWARD <= COST * LAST * 1000 * 64
-    assert COST * LAST < 0.01
+    assert 0 < measured * 2 * 250 * FORWARD <= COST * MEASURE_UNTIL * 1000 * 64
+    assert COST * MEASURE_UNTIL < 0.01
 
 
 def test_a_step_is_measured_once():
@@ -151,30 +151,30 @@ def test_a_step_is_measured_once():
 
 def test_nothing_is_measured_where_nothing_is_held_out():
     strength = planned(held_out=0)
-    assert due_steps(strength) == [] and strength(500) == strength.current == FIXED
+    assert due_steps(strength) == [] and strength(500) == strength.current == FALLBACK_STRENGTH
 
 
 @pytest.mark.parametrize(("epochs", "joins"), [(2, 1), (3, 1), (4, 2), (10, 4), (100, 40)])
 def test_all_samples_train_in_the_last_three_fifths(epochs, joins):
     strength = AutoStrength(250)
-    assert strength.plan(10 * epochs, 10, 10_000) == joins
+    assert strength.schedule_measurements(10 * epochs, 10, 10_000) == joins
     last = due_steps(strength, 10 * epochs)[-1]
-    assert last <= 10 * joins and last <= 10 * epochs * LAST
+    assert last <= 10 * joins and last <= 10 * epochs * MEASURE_UNTIL
 
 
 def test_a_run_that_is_too_short_to_measure_holds_nothing_out():
     strength = AutoStrength(250)
-    assert strength.plan(6 * 20, 20, 128) == 0 and not strength.measures
+    assert strength.schedule_measurements(6 * 20, 20, 128) == 0 and not strength.measures
     assert due_steps(strength, 120) == [] and strength(100) == 0
-    assert strength.plan(20, 20, 128) == 0, "one epoch"
-    assert strength.plan(100 * 20, 20, 128) == 40 and strength.measures
+    assert strength.schedule_measurements(20, 20, 128) == 0, "one epoch"
+    assert strength.schedule_measurements(100 * 20, 20, 128) == 40 and strength.measures
 
 
 def test_nothing_is_held_out_any_more_where_nothing_is_mixed_any_more():
     strength = AutoStrength(250)
-    assert strength.plan(500, 10, 10_000, off_epoch=10) == 10
+    assert strength.schedule_measurements(500, 10, 10_000, off_epoch=10) == 10
     assert due_steps(strength, 500)[-1] == 100
-    assert strength.plan(500, 10, 10_000, off_epoch=45) == 20
+    assert strength.schedule_measurements(500, 10, 10_000, off_epoch=45) == 20
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from utils.mixup.policy import (
-    MAX_SHAPE,
+    MAX_LOG_S,
     SAMPLES_PER_PAIR,
     MixupPolicy,
     can_tell_pairs_apart,
@@ -27,9 +27,9 @@ def test_quantiles_in_closed_form():
     torch.testing.assert_close(lambda_at(u, torch.zeros(4)), u)
     expected = u**2 / (u**2 + (1 - u) ** 2)
     torch.testing.assert_close(lambda_at(u, torch.full((4,), math.log(2)).double()), expected)
-    shape = torch.linspace(-3, 3, 4).double()
+    log_s = torch.linspace(-3, 3, 4).double()
     torch.testing.assert_close(
-        lambda_at(u, shape) + lambda_at(1 - u, shape), torch.ones(4).double()
+        lambda_at(u, log_s) + lambda_at(1 - u, log_s), torch.ones(4).double()
     )
     assert (lambda_at(torch.linspace(0.5, 1, 50), torch.tensor(2.0)).diff() >= 0).all()
     assert (lambda_at(torch.tensor(0.7), torch.linspace(-3, 3, 50)).diff() > 0).all()
@@ -45,16 +45,16 @@ def test_tails_are_those_of_beta():
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("shape", [-MAX_SHAPE, 0.0, MAX_SHAPE])
-def test_the_ends_are_finite(probability, shape):
-    shape = torch.tensor(shape, requires_grad=True)
-    lam = lambda_at(torch.tensor(probability), shape)
-    (slope,) = torch.autograd.grad(lam, shape)
+@pytest.mark.parametrize("log_s", [-MAX_LOG_S, 0.0, MAX_LOG_S])
+def test_the_ends_are_finite(probability, log_s):
+    log_s = torch.tensor(log_s, requires_grad=True)
+    lam = lambda_at(torch.tensor(probability), log_s)
+    (slope,) = torch.autograd.grad(lam, log_s)
     assert 0 <= lam <= 1 and torch.isfinite(slope)
 
 
 def test_derivative_in_closed_form():
-    """d lambda / d shape = lambda (1 - lambda) s logit(u)."""
+    """d lambda / d log_s = lambda (1 - lambda) s logit(u)."""
     one = policy().double()
     targets, partners = torch.tensor([0, 2, 1]), torch.tensor([2, 0, 1])
     u = torch.tensor([0.6, 0.7, 0.9], dtype=torch.float64)
@@ -113,11 +113,11 @@ def test_decay_goes_back_to_the_start():
 
 
 def test_shapes_stay_within_limits():
-    assert policy(alpha=1e-9).start == MAX_SHAPE and policy(alpha=100).start == -MAX_SHAPE
+    assert policy(alpha=1e-9).start == MAX_LOG_S and policy(alpha=100).start == -MAX_LOG_S
     one = policy(lr=3.0)
     for _ in range(5):
         step(one, [-1.0, -1.0])
-    assert one.shared.item() == MAX_SHAPE and one.pair.max() == MAX_SHAPE
+    assert one.shared.item() == MAX_LOG_S and one.pair.max() == MAX_LOG_S
 
 
 def test_mean_lambda_of_each_pair():

@@ -57,7 +57,7 @@ def test_models_that_cannot_be():
     refused("cannot be built for pictures of 32x32 pixels with --model_kwargs nonsense=1: ",
             name="test_resnet", arguments={"nonsense": 1}, **of_timm)  # fmt: skip
     model = named.timm_model("test_vit", 5, 160, 160, 3)
-    refused("--model test_vit does not take pictures of 32x32 pixels in 1 channel(s): ",
+    refused("--model test_vit does not take pictures of 32x32 pixels in 1 channel: ",
             function=named.check_pictures, model=model, name="test_vit", classes=5,
             **PICTURES | {"channels": 1})  # fmt: skip
     refused("answers a picture with (1, 5), not with (1, 6)", function=named.check_pictures,
@@ -115,6 +115,18 @@ def test_a_class_of_ones_own(tmp_path):
             **wrong | {"arguments": {"wdth": 3}})  # fmt: skip
     file.write_text("import not_there")
     refused("cannot be imported: No module named 'not_there'", place=f"{file}:Net", **wrong)
+
+
+def test_a_file_is_imported_again_only_if_it_was_changed(tmp_path):
+    """A file may register its model elsewhere, which must not happen twice."""
+    file = tmp_path / "counted.py"
+    line = f"open({str(tmp_path / 'imports')!r}, 'a').write('x')"
+    file.write_text(f"{line}\nfrom torch import nn\nclass Net(nn.Module): pass\n")
+    named.check_name(f"{file}:Net")
+    named.check_name(f"{file}:Net")
+    assert (tmp_path / "imports").read_text() == "x"
+    file.write_text(file.read_text().replace("Net", "Other"))
+    named.check_name(f"{file}:Other")
 
 
 def test_arguments():

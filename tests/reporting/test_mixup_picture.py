@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 from utils.reporting.mixup import draw_mean_lambda
@@ -16,9 +17,18 @@ def test_it_is_drawn_for_any_number_of_classes(tmp_path, count):
         assert picture.format == "PNG" and min(picture.size) > 300
 
 
-def test_it_is_drawn_if_all_pairs_are_alike(tmp_path):
+def test_one_number_for_all_pairs_is_written(tmp_path, monkeypatch):
+    texts = []
+    write = Figure.text
+
+    def text(self, x, y, s, **style):
+        texts.append(s)
+        return write(self, x, y, s, **style)
+
+    monkeypatch.setattr(Figure, "text", text)
     draw_mean_lambda(np.full((3, 3), 0.75), ["a", "b", "c"], tmp_path / "policy.png")
     assert (tmp_path / "policy.png").stat().st_size > 0
+    assert "0.750" in texts and any(text.endswith("for all pairs of classes") for text in texts)
 
 
 def test_a_missing_folder_is_an_error(tmp_path):

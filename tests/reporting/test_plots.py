@@ -99,6 +99,11 @@ def test_last_and_best_accuracy_are_named(panels):
     assert legend(axes["loss"]) == ["val 0.900, best 0.500", "best epoch 2"]
 
 
+def test_of_the_test_set_no_best_figure_is_named(panels):
+    axes = panels([end("test", float(i), loss=3.0 - i, accuracy=10.0 * i) for i in (1, 2)])
+    assert legend(axes["accuracy"]) == ["test 20.00 %"] and legend(axes["loss"]) == ["test 1.000"]
+
+
 def test_evaluations_of_other_weights_are_left_out(panels):
     axes = panels([*WHOLE_RUN, end("val", 1.0, loss=9.0, accuracy=99.0, model="average")])
     assert not any("99" in text for text in legend(axes["accuracy"]))

@@ -49,7 +49,7 @@ def test_a_note_says_how_apexs_second_level_differs():
     lines = []
     settings = parse(Settings, ["--opt_level", "O2"], "", lines.append)[0]
     assert settings.precision == "fp16"
-    assert [line[:24] for line in lines] == ["note: --precision O2: Ap"]
+    assert [line[:24] for line in lines] == ["note: --opt_level O2: Ap"]
     parse(Settings, ["--opt_level", "O1"], "", lines.append)
     assert len(lines) == 1
 

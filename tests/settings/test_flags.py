@@ -79,7 +79,16 @@ def test_abbreviations_are_refused(flag):
         (["--weight-decy", "0"], ["--weight-decy", "did you mean --weight_decay?"]),
         (["--smoothin", "0"], ["did you mean --label_smoothing?"]),  # by way of an alias
         (["--qqqq"], ["unknown flag --qqqq"]),
-        (["resnet18"], ["'resnet18' has no flag before it"]),
+        (["--train_files", "x"], ["unknown flag --train_files; see --help"]),  # nothing is near it
+        (["resnet18"], ["'resnet18': there is no such folder", "may be the data folder"]),
+        (["--epochs", "1", "resnet18"], ["'resnet18' has no flag before it"]),
+        ([".", "resnet18"], ["'resnet18' has no flag before it"]),
+        ([".", "--data_dir", "x"], [".: the data folder is given twice", "--data_dir"]),
+        ([".", "--data-path=x"], [".: the data folder is given twice"]),
+        (["--opt_level", "O3"], ["--opt_level O3: weights in fp16"]),  # the flag that was typed
+        (["--opt_level=O3"], ["--opt_level O3: weights in fp16"]),
+        (["-b", "x"], ["-b: 'x' is not a whole number"]),
+        (["-b", "8", "--batch_size", "x"], ["--batch_size: 'x' is not a whole number"]),
         (["--epochs"], ["--epochs", "expected one argument"]),
         (["--epochs", "many"], ["--epochs", "'many'", "a whole number"]),
         (["--epochs", "1.5"], ["--epochs", "a whole number"]),

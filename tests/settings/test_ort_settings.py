@@ -58,3 +58,18 @@ def test_no_advice_to_take_a_flag_that_it_excludes(monkeypatch):
     loader = SimpleNamespace(workers=0)
     assert "forward_backward" in phase_advice(settings_of(), run, loader)
     assert "forward_backward" not in phase_advice(settings_of(*ORT), run, loader)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "eval_every", "advice"),
+    [
+        (5, 2, "evaluate less often by --eval_every 4"),
+        (4, 2, None),  # one evaluation would be saved
+        (1, 1, None),
+        (90, 0, None),  # the test set at the end only
+    ],
+)
+def test_advice_to_evaluate_less_often_only_where_it_helps(epochs, eval_every, advice):
+    run = SimpleNamespace(device=torch.device("cpu"), precision=SimpleNamespace(name="bf16"))
+    settings = settings_of("--epochs", str(epochs), "--eval_every", str(eval_every))
+    assert phase_advice(settings, run, SimpleNamespace(workers=0)).get("evaluation") == advice

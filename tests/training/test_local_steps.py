@@ -163,7 +163,7 @@ def test_a_worker_that_is_not_finite_skips_its_own_step(tmp_path, capsys):
 
     assert train("bad", True) == [[0, -1, 0], [1, 1, 0], [0, -1, 0]]
     said = capsys.readouterr().out
-    assert "worker 2 of 3: 1 step(s) with a loss or gradient that is not finite: skipped" in said
+    assert "worker 2 of 3: 1 step with a loss or gradient that is not finite: skipped" in said
     train("good", False)
     assert "not finite" not in capsys.readouterr().out
 

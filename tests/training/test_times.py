@@ -56,3 +56,10 @@ def test_advice_is_given_once_for_the_phase_that_dominates(tmp_path, capsys):
     trainer.fit()
     said = capsys.readouterr().out
     assert said.count("% of the time: do A") == 1 and "do B" not in said
+
+
+def test_after_the_last_epoch_it_is_too_late_to_evaluate_less_often(tmp_path, capsys):
+    log = make_trainer(tmp_path, advice={"evaluation": "do A", "checkpoint": "do B"}).log
+    log.advise({"evaluation": 0.5, "checkpoint": 0.5}, is_last=True)
+    said = capsys.readouterr().out
+    assert "do B" in said and "do A" not in said

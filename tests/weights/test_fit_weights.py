@@ -150,10 +150,12 @@ def test_another_architecture_is_named(settings, advice):
 def test_up_to_three_tensors_are_named_with_both_shapes():
     tensors = trained()
     tensors["conv1.weight"] = torch.rand(4, 3, 7, 7)
-    with pytest.raises(UserError, match=r"conv1.weight is 4x3x7x7, in the model 4x3x3x3: train"):
+    shapes = r"train with .*\(conv1.weight is 4x3x7x7, in the model 4x3x3x3\)"
+    with pytest.raises(UserError, match=shapes):
         fit_weights(resnet(), pretrained(tensors))
     tensors = trained() | {f"extra{i}": torch.ones(2, 3) for i in range(5)}
-    with pytest.raises(UserError, match=r"extra0 2x3 has no place .*extra2 .* and 2 more: give"):
+    extra = r": give .*\(extra0 2x3 has no place .*extra2 .* and 2 more\)"
+    with pytest.raises(UserError, match=extra):
         fit_weights(resnet(), pretrained(tensors))
     tensors = trained()
     del tensors["bn1.weight"]

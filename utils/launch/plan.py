@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from utils.errors import UserError
+from utils.plural import counted
 
 # In seconds. The loss of a node is noticed after KEEP_ALIVE * MISSED; where NNODES allows fewer
 # nodes, the rest then waits LAST_CALL for others to join. Together well below a minute.
@@ -91,11 +92,13 @@ class Plan:
         ]
 
     def __str__(self) -> str:
-        nodes = "one node" if self.max_nodes == 1 else f"{self.nodes} nodes"
-        processes = "one process" if self.processes == 1 else f"{self.processes} processes"
-        threads = "one thread" if self.threads == 1 else f"{self.threads} threads"
-        where = f"; rendezvous: {self.endpoint}" if self.endpoint else ""
-        return f"{nodes}, {processes} of {threads} on this one; restarts: {self.restarts}{where}"
+        processes = counted(self.processes, "process")
+        threads = counted(self.threads, "thread") + (" each" if self.processes > 1 else "")
+        restarts = f"up to {counted(self.restarts, 'restart')}" if self.restarts else "no restarts"
+        if self.max_nodes == 1:
+            return f"1 node, {processes} with {threads}; {restarts}"
+        here = f"{self.nodes} nodes, on this one {processes} with {threads}"
+        return f"{here}; {restarts}; rendezvous: {self.endpoint}"
 
 
 def read_plan(

@@ -23,17 +23,19 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
-LEAST = 0.05  # smaller strengths count as 0
-FIXED = 0.2  # the strength where there are too few samples to measure anything
-# As fractions of the run: the least distance between two measurements, and when the last one may
+MIN_STRENGTH = 0.05  # smaller strengths count as 0
+FALLBACK_STRENGTH = 0.2  # where there are too few samples to measure anything
+# As fractions of the run: the shortest interval between two measurements, and when the last one may
 # happen.
-INTERVAL, LAST = 1 / 20, 0.4
-# While the gap is measured, that may take this fraction of the training time, so about 1 % of the
-# whole run; evaluating a sample takes about a third as long as training on it.
+INTERVAL, MEASURE_UNTIL = 1 / 20, 0.4
+# Until then measuring may take this fraction of the training time, so about 1 % of the whole run;
+# evaluating a sample takes about a third as long as training on it.
 COST, FORWARD = 0.024, 1 / 3
-# A fiftieth of the samples is held out, at least HELD_OUT, but never more than a tenth.
-HELD_OUT = 250
-LEAST_HELD_OUT = 50  # with fewer the gap is noise
+# Samples that are held out: HELD_OUT_FRACTION of all, but at least TARGET_HELD_OUT, unless that is
+# more than MAX_HELD_OUT_FRACTION of all.
+HELD_OUT_FRACTION, MAX_HELD_OUT_FRACTION = 1 / 50, 1 / 10
+TARGET_HELD_OUT = 250
+MIN_HELD_OUT = 50  # with fewer the gap is noise
 
 
 class Reading(NamedTuple):
@@ -46,8 +48,9 @@ class Reading(NamedTuple):
 
 def held_out_samples(n: int) -> int:
     """How many of n training samples are held out; 0: they are too few to measure the gap."""
-    count = min(max(HELD_OUT, n // 50), n // 10)
-    return count if count >= LEAST_HELD_OUT else 0
+    wanted = max(TARGET_HELD_OUT, math.floor(n * HELD_OUT_FRACTION))
+    count = min(wanted, math.floor(n * MAX_HELD_OUT_FRACTION))
+    return count if count >= MIN_HELD_OUT else 0
 
 
 def final_gap(measured: Iterable[tuple[int, float]], total_steps: int) -> float:
@@ -69,48 +72,50 @@ def strength_at(gap: float) -> float:
     """The strength for a final gap, 0 to 1. In hundredths, so that rounding errors of the losses,
     which depend on the number of ranks, hardly ever reach lambda."""
     strength = round(min(max(gap, 0.0), 1.0) ** 2, 2)
-    return strength if strength >= LEAST else 0.0
+    return strength if strength >= MIN_STRENGTH else 0.0
 
 
 class AutoStrength:
     """The strength of mixing at each step of a run, and when it is measured.
 
     Args:
-        held_out: samples that are held out; 0: the strength is FIXED.
+        held_out: samples that are held out; 0: the strength is FALLBACK_STRENGTH.
         cost: fraction of the training time that measuring may take, until the last measurement.
     """
 
     def __init__(self, held_out: int, cost: float = COST):
         self.held_out, self.cost = held_out, cost
-        # Until `plan` as strong as it can become: --auto_batch tries how much memory mixing takes.
+        # Until `schedule_measurements` as strong as it can become: --auto_batch tries how much
+        # memory mixing takes.
         self.start = 1.0
         self.total_steps = self.interval = self.last_step = 0
         self.trace: list[Reading] = []
 
-    def plan(
+    def schedule_measurements(
         self, total_steps: int, steps_per_epoch: int, step_size: int, off_epoch: int | None = None
     ) -> int:
-        """Plans the measurements of a run; returns the epoch from which the held-out samples train,
-        too: 0 if nothing can be measured.
+        """Schedules the measurements of a run; returns the epoch from which the held-out samples
+        train, too: 0 if nothing can be measured.
 
         Args:
             step_size: samples in an optimizer step.
             off_epoch: the epoch from which nothing is mixed; None: there is none.
         """
-        self.start = 0.0 if self.held_out else FIXED
+        self.start = 0.0 if self.held_out else FALLBACK_STRENGTH
         self.total_steps = total_steps
         steps = 2 * self.held_out * FORWARD / step_size  # of training, as long as a measurement
         self.interval = math.ceil(max(INTERVAL * total_steps, steps / self.cost))
         epochs = -(-total_steps // steps_per_epoch)
-        release_epoch = round(LAST * epochs)
+        release_epoch = round(MEASURE_UNTIL * epochs)
         if off_epoch is not None:
             release_epoch = min(release_epoch, off_epoch)
-        self.last_step = min(math.floor(LAST * total_steps), release_epoch * steps_per_epoch)
+        last_step = math.floor(MEASURE_UNTIL * total_steps)
+        self.last_step = min(last_step, release_epoch * steps_per_epoch)
         return release_epoch if self.measures else 0
 
     @property
     def measures(self) -> bool:
-        """Whether the planned run has enough samples and steps for a measurement."""
+        """Whether the run has enough samples and steps for a measurement."""
         return self.held_out > 0 and self.interval <= self.last_step
 
     def stop_at(self, step: int) -> None:

@@ -263,29 +263,29 @@ class Mixing:
             return None
         partner = draw_partners(n, self.block, generator)
         switch = generator.random()
-        alike = self._with_one_lambda(n)
-        chance, upper_half, *centre = generator.random((4, len(alike)))
+        group_sizes = self.lambda_group_sizes(n)
+        chance, upper_half, *centre = generator.random((4, len(group_sizes)))
         use_cutmix = self.cutmix_alpha and (not self.alpha or switch < CUTMIX_FRACTION)
         meta_form, box = None if use_cutmix else self.meta_form, None
         alpha = strength * (self.cutmix_alpha if use_cutmix else self.alpha)
         if meta_form == "policy":
             lam = 0.5 + 0.5 * upper_half
         else:
-            lam = generator.beta(alpha, alpha, n if meta_form == "sample" else len(alike))
+            lam = generator.beta(alpha, alpha, n if meta_form == "sample" else len(group_sizes))
         if use_cutmix:
             box = cut_boxes(lam, np.stack(centre), self.height, self.width)
             lam = area_outside(box, self.height, self.width)
-            box = np.repeat(box, alike, 1)
+            box = np.repeat(box, group_sizes, 1)
         is_mixed = chance < self.probability
         if not (self.per_sample or self.per_block or is_mixed[0]):
             return None
-        partner = np.where(np.repeat(is_mixed, alike), partner, np.arange(n))
+        partner = np.where(np.repeat(is_mixed, group_sizes), partner, np.arange(n))
         updates_policy = meta_form == "policy" and step % self.update_every == 0
         needs_clean = updates_policy or meta_form == "sample"
         update_pairs = spread_evenly(n, self.clean_samples) if updates_policy else None
         return Draws(
             partner,
-            (lam if len(lam) == n else np.repeat(lam, alike)).astype(np.float32),
+            (lam if len(lam) == n else np.repeat(lam, group_sizes)).astype(np.float32),
             box,
             lam_pending=meta_form is not None,
             different_classes=self.different_classes,
@@ -295,8 +295,8 @@ class Mixing:
             update_total=0 if update_pairs is None else len(update_pairs),
         )
 
-    def _with_one_lambda(self, n: int) -> np.ndarray:
-        """How many consecutive samples of a step of n have the same lambda, int64, of sum n."""
+    def lambda_group_sizes(self, n: int) -> np.ndarray:
+        """(groups,) int64, sum n: sizes of the runs of samples that share a lambda."""
         if self.per_sample:
             return np.ones(n, np.int64)
         return np.diff(piece_borders(n, self.block if self.per_block else n))

@@ -7,8 +7,9 @@ from torch import Tensor, nn
 
 from utils.exchange import Exchange
 
-# Bound of |shared| and of |pair|: s from 1 / 55 to 55, far beyond useful values.
-MAX_SHAPE = 4.0
+# Bound of |shared| and of |pair|, which add up to log s: s from 1 / 55 to 55 for either alone, far
+# beyond useful values.
+MAX_LOG_S = 4.0
 # Number of quantiles from which the mean of the distribution is computed.
 POINTS = 512
 # Samples of a pair of classes that it takes to tell its derivative from noise: that of all pairs
@@ -28,8 +29,8 @@ def can_tell_pairs_apart(classes: int, samples: int, updates: int, decay: float)
     return remembered * samples >= SAMPLES_PER_PAIR * classes * (classes + 1) / 2
 
 
-def lambda_at(probability: Tensor, shape: Tensor) -> Tensor:
-    """lambda = 1 / (1 + ((1 - u) / u)^s), the u-quantile of a distribution with s = exp(shape).
+def lambda_at(probability: Tensor, log_s: Tensor) -> Tensor:
+    """lambda = 1 / (1 + ((1 - u) / u)^s), the u-quantile of a distribution with s = exp(log_s).
 
     The odds of lambda are log-logistic. The distribution is symmetric about 1/2, uniform for s = 1,
     and has the tails of Beta(1 / s, 1 / s), whose quantile function has no closed form: near 0 both
@@ -38,21 +39,21 @@ def lambda_at(probability: Tensor, shape: Tensor) -> Tensor:
 
     Args:
         probability: u, from 0 to 1; for u > 1/2 lambda is above 1/2 and grows with s.
-        shape: log s, of the same shape or broadcastable.
+        log_s: of the same shape or broadcastable.
     """
     odds = torch.logit(probability, eps=torch.finfo(probability.dtype).eps)
-    return torch.sigmoid(shape.exp() * odds)
+    return torch.sigmoid(log_s.exp() * odds)
 
 
 class MixupPolicy(nn.Module):
-    """shape(a, b) = shared + pair[a, b] for classes a and b, symmetric in a and b.
+    """log s(a, b) = shared + pair[a, b] for classes a and b, symmetric in a and b.
 
     `shared` learns from every sample, `pair` only from samples of its two classes.
 
     Args:
         classes: number of classes.
-        alpha: initially lambda is close to Beta(alpha, alpha) for all pairs; above 0, and within
-            1 / 55 and 55.
+        alpha: initially lambda is close to Beta(alpha, alpha) for all pairs; above 0. Values below
+            1 / 55 count as 1 / 55, those above 55 as 55.
         lr: Adam's (Kingma and Ba, 2015): about the largest change of a parameter in an update.
         decay: each update moves a parameter back towards its start by lr * decay of the distance.
         device: that of the batches.
@@ -71,7 +72,7 @@ class MixupPolicy(nn.Module):
     ):
         super().__init__()
         self.learns_pairs = learns_pairs
-        self.start = min(max(-math.log(alpha), -MAX_SHAPE), MAX_SHAPE)
+        self.start = min(max(-math.log(alpha), -MAX_LOG_S), MAX_LOG_S)
         self.shared = nn.Parameter(torch.tensor(self.start, device=device))
         # Only the upper triangle is used.
         self.pair = nn.Parameter(torch.zeros(classes, classes, device=device))
@@ -116,16 +117,16 @@ class MixupPolicy(nn.Module):
             back = torch.where(bad, 0.0, self.decay)
             self.shared.lerp_(torch.full_like(self.shared, self.start), back)
             self.pair.mul_(1 - back)
-            self.shared.clamp_(-MAX_SHAPE, MAX_SHAPE)
-            self.pair.clamp_(-MAX_SHAPE, MAX_SHAPE)
+            self.shared.clamp_(-MAX_LOG_S, MAX_LOG_S)
+            self.pair.clamp_(-MAX_LOG_S, MAX_LOG_S)
 
     @torch.no_grad()
     def mean_lambda(self) -> Tensor:
         """(classes, classes) on the CPU: mean of max(lambda, 1 - lambda), from 1/2 (half and half)
         to 1 (not mixed). Synchronizes the host with the device."""
-        shape = (self.shared + self.pair.triu() + self.pair.triu(1).T).cpu()
+        log_s = (self.shared + self.pair.triu() + self.pair.triu(1).T).cpu()
         probability = 0.5 + (torch.arange(POINTS) + 0.5) / (2 * POINTS)
-        mean = [lambda_at(probability, row[:, None]).mean(1) for row in shape]
+        mean = [lambda_at(probability, row[:, None]).mean(1) for row in log_s]
         return torch.stack(mean)
 
     def saved_tensors(self) -> dict[str, Tensor]:

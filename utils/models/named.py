@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import functools
 import importlib.util
 import inspect
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 
 import torch
 from torch import Tensor, nn
 
 from utils.errors import UserError
+from utils.plural import counted
 
 # What timm's files call the function that brings weights by others under timm's names and sizes.
 CONVERTERS = ("checkpoint_filter_fn", "_filter_fn", "pretrained_filter_fn")
@@ -98,11 +101,7 @@ def timm_model(
     """
     import timm
 
-    if not timm.is_model(name.partition(".")[0]):
-        raise UserError(
-            f"--model {name}: timm {timm.__version__} has no such model{_near(name)}; "
-            "--model list prints the names, and FILE.py:CLASS takes a class of your own"
-        )
+    check_name(name)
     given = {"num_classes": classes, "in_chans": channels, **(arguments or {})}
     try:
         config = timm.get_pretrained_cfg(name)
@@ -116,6 +115,20 @@ def timm_model(
         ) from None
 
 
+def check_name(name: str) -> None:
+    """UserError unless there is such a model: of timm, or "path/to/file.py:Class"."""
+    if ":" in name:
+        _find_class(name)
+        return
+    import timm
+
+    if not timm.is_model(name.partition(".")[0]):
+        raise UserError(
+            f"--model {name}: timm {timm.__version__} has no such model{_near(name)}; "
+            "--model list prints the names, and FILE.py:CLASS takes a class of your own"
+        )
+
+
 def own_class(place: str, classes: int, arguments: Mapping[str, object]) -> nn.Module:
     """An instance of a class of the user's: `Class(classes, **arguments)`.
 
@@ -125,34 +138,48 @@ def own_class(place: str, classes: int, arguments: Mapping[str, object]) -> nn.M
     Raises:
         UserError: it cannot be found, or its constructor fails.
     """
+    found = _find_class(place)
+    try:
+        return found(classes, **arguments)
+    except TypeError as error:
+        raise UserError(
+            f"--model {place}: {found.__name__}(classes) failed: {_one_line(error)}; its "
+            "constructor takes the number of classes, and --model_kwargs"
+        ) from None
+
+
+def _find_class(place: str) -> type[nn.Module]:
     file, _, name = place.rpartition(":")
     path = Path(file)
     if not path.is_file():
         raise UserError(f"--model {place}: there is no file {file}")
     if not name.isidentifier():
         raise UserError(f"--model {place}: name the class after a colon, as in {file}:Net")
+    written = path.stat()
+    try:
+        module = _import_file(path.absolute(), written.st_mtime_ns, written.st_size)
+    except (ImportError, SyntaxError) as error:
+        raise UserError(f"--model {place}: {file} cannot be imported: {_one_line(error)}") from None
+    found = getattr(module, name, None)
+    if not (inspect.isclass(found) and issubclass(found, nn.Module)):
+        home = module.__name__
+        own = [k for k, v in vars(module).items() if getattr(v, "__module__", "") == home]
+        there = f"; it has {', '.join(own)}" if own else ""
+        raise UserError(f"--model {place}: {file} has no nn.Module named {name}{there}")
+    return found
+
+
+@functools.cache  # what a file registers elsewhere may be registered only once
+def _import_file(path: Path, modified: int, size: int) -> ModuleType:
+    """Imports the file unless it was imported as it is (`modified` in ns, `size` in bytes)."""
     spec = importlib.util.spec_from_file_location(f"model_of_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.append(folder)
-    try:
-        spec.loader.exec_module(module)
-    except (ImportError, SyntaxError) as error:
-        raise UserError(f"--model {place}: {file} cannot be imported: {_one_line(error)}") from None
-    found = getattr(module, name, None)
-    if not (inspect.isclass(found) and issubclass(found, nn.Module)):
-        own = [k for k, v in vars(module).items() if getattr(v, "__module__", "") == spec.name]
-        there = f"; it has {', '.join(own)}" if own else ""
-        raise UserError(f"--model {place}: {file} has no nn.Module named {name}{there}")
-    try:
-        return found(classes, **arguments)
-    except TypeError as error:
-        raise UserError(
-            f"--model {place}: {name}(classes) failed: {_one_line(error)}; its constructor takes "
-            "the number of classes, and --model_kwargs"
-        ) from None
+    spec.loader.exec_module(module)
+    return module
 
 
 def check_pictures(
@@ -166,8 +193,8 @@ def check_pictures(
             answer = model(torch.zeros(1, channels, height, width))
     except ERRORS as error:
         raise UserError(
-            f"--model {name} does not take pictures of {width}x{height} pixels in {channels} "
-            f"channel(s): {_one_line(error)}"
+            f"--model {name} does not take pictures of {width}x{height} pixels in "
+            f"{counted(channels, 'channel')}: {_one_line(error)}"
         ) from None
     finally:
         model.train(trains)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from utils.exchange import Exchange
 
-GROUP = "optimization"  # heading in --help of an optimizer's own flags
+GROUP = "optimizer and learning rate"  # heading in --help of an optimizer's own flags
 
 # What a step needs of a parameter in order to change one element: that element's gradient, norms of
 # the whole parameter, or the whole parameter as a matrix. Matters to FSDP, which shards parameters.

@@ -10,9 +10,13 @@ import numpy as np
 from utils.files import replace_file
 from utils.reporting.classes import CLASSES_WITH_NAMES, CLASSES_WITH_NUMBERS, short_name
 
+TITLE = "what mixup has learned: 0.5 is half and half, 1 is not mixed"
+WHAT = "mean of the larger of lambda and 1 - lambda"
+
 
 def draw_mean_lambda(mean: np.ndarray, classes: list[str], path: Path) -> None:
-    """Draws the mean of the larger of lambda and 1 - lambda for each pair of classes.
+    """Draws the mean of the larger of lambda and 1 - lambda for each pair of classes; writes the
+    number if it is the same for all pairs.
 
     Args:
         mean: (classes, classes), 1/2 (half and half) to 1 (not mixed).
@@ -25,6 +29,9 @@ def draw_mean_lambda(mean: np.ndarray, classes: list[str], path: Path) -> None:
     os.environ.setdefault("MPLBACKEND", "Agg")
     from matplotlib.figure import Figure
 
+    if mean.max() - mean.min() < 1e-6:
+        _save(_number(float(mean.mean())), path)
+        return
     count = len(classes)
     with_numbers = count <= CLASSES_WITH_NUMBERS
     inches = min(max(4.5, 0.55 * count), 10.0)
@@ -34,7 +41,7 @@ def draw_mean_lambda(mean: np.ndarray, classes: list[str], path: Path) -> None:
     room = max(0.02, (high - low) / 20)  # so that nearly equal values have nearly equal colours
     image = axis.imshow(mean, vmin=low - room, vmax=high + room, cmap="viridis")
     bar = figure.colorbar(image, ax=axis, shrink=0.8, fraction=0.04)
-    bar.set_label("mean of the larger of lambda and 1 - lambda")
+    bar.set_label(WHAT)
     if count <= CLASSES_WITH_NAMES:
         names = [short_name(name) for name in classes]
         style = {"fontsize": 9 if with_numbers else 6, "parse_math": False}
@@ -44,7 +51,23 @@ def draw_mean_lambda(mean: np.ndarray, classes: list[str], path: Path) -> None:
         for (i, j), value in np.ndenumerate(mean):
             colour = "white" if value < (low + high) / 2 else "black"
             axis.text(j, i, f"{value:.2f}", ha="center", va="center", color=colour, fontsize=8)
-    axis.set_title("what mixup has learned: 0.5 is half and half, 1 is not mixed", fontsize=9)
+    axis.set_title(TITLE, fontsize=9)
+    _save(figure, path)
+
+
+def _number(value: float):
+    """A figure with the number that all pairs of classes share."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.5, 2))
+    figure.suptitle(TITLE, fontsize=9)
+    figure.text(0.5, 0.45, f"{value:.3f}", ha="center", va="center", fontsize=24)
+    figure.text(0.5, 0.15, f"{WHAT}, for all pairs of classes", ha="center", fontsize=9)
+    return figure
+
+
+def _save(figure, path: Path) -> None:
+    """Writes a PNG atomically. Raises OSError."""
     content = io.BytesIO()
     with warnings.catch_warnings():  # characters that the font lacks are drawn as boxes
         warnings.filterwarnings("ignore", message="Glyph")

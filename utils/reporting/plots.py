@@ -90,7 +90,7 @@ def _draw_figure(axis, records: list[dict], key: str, best: float | None) -> Non
         label = f"{names.get(split, split)} {y[-1]:.{digits}f}{unit}"
         if _lost(_of(records, split, steps=False), keys.get(split, key)):
             label = f"{split} not finite after epoch {x[-1]:g}"
-        if len(y) > 1 and split != "train":
+        if len(y) > 1 and split == "val":  # nothing is chosen by the test set
             label += f", best {better(y):.{digits}f}"
         style = {"marker": "o" if len(y) <= MARKED_POINTS else None, "ms": 3}
         if len(y) == 1:  # the test set at the end: a point that must be seen

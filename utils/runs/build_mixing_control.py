@@ -2,6 +2,7 @@
 
 import math
 
+from utils.plural import counted
 from utils.runs.prepare import ReadyModel
 from utils.runs.run import Run
 from utils.tasks.task import Task
@@ -17,10 +18,9 @@ def build_mixing_control(
     auto, loader = task.auto, task.train
     if auto is None:
         return None
-    epoch_steps = loader.steps_per_epoch
-    release_epoch = auto.strength.plan(
+    release_epoch = auto.strength.schedule_measurements(
         total_steps,
-        epoch_steps,
+        loader.steps_per_epoch,
         loader.step_size,
         run.settings.mixup_off_epoch or None,
     )
@@ -37,7 +37,7 @@ def build_mixing_control(
             return math.nan
         return 1 - trained / held_out if held_out else 0.0
 
-    return MixingControl(auto.strength, auto.hold_out, gap, release_epoch, epoch_steps)
+    return MixingControl(auto.strength, auto.hold_out, gap, release_epoch, loader.steps_per_epoch)
 
 
 def _description(strength, samples: int, release_epoch: int) -> str:
@@ -53,6 +53,6 @@ def _description(strength, samples: int, release_epoch: int) -> str:
         )
     return (
         f"--mixup auto: {strength.held_out:,} of the training samples are held out for the first "
-        f"{release_epoch} epochs, to measure overfitting; as many others are used twice, so that "
-        "epochs keep their length"
+        f"{counted(release_epoch, 'epoch')}, to measure overfitting; as many others are used "
+        "twice, so that epochs keep their length"
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from utils.machine.packages import OPTIONAL, installed
+from utils.plural import counted
 from utils.reporting.console import duration
 from utils.reporting.run_folder import RUNS
 from utils.runs.batch_sheet import write_sheet
@@ -45,15 +46,16 @@ def rehearse(run: Run, trainer: Trainer, evaluated_samples: int, card) -> None:
     step_seconds = times.seconds / times.steps
     epoch, left = (step_seconds * steps for steps in (loader.steps_per_epoch, steps_left))
     say(
-        f"dry run: {times.steps} steps of {loader.step_size} samples after {times.warm_up_steps} "
-        "to warm up"
+        f"dry run: {counted(times.steps, 'step')} of {counted(loader.step_size, 'sample')} after "
+        f"{times.warm_up_steps} to warm up"
     )
     say(f"  first step     {times.first_seconds:.1f} s")
     speed = times.samples / times.seconds
     say(f"  speed          {speed:,.0f} samples/s, {1000 * step_seconds:,.1f} ms a step")
-    say(f"  an epoch       {duration(epoch)} ({loader.steps_per_epoch:,} steps)")
-    say(f"  the run        {duration(left)} of training ({steps_left:,} steps left), without")
-    say(f"                 evaluations ({evaluated_samples:,} samples each)")
+    say(f"  an epoch       {duration(epoch)} ({counted(loader.steps_per_epoch, 'step')})")
+    left_text = counted(steps_left, "step")
+    say(f"  the run        {duration(left)} of training ({left_text} left), without")
+    say(f"                 evaluations ({counted(evaluated_samples, 'sample')} each)")
     for line in forecast(trainer) if settings.trains_locally else ():
         say(line)
     say(f"  memory         {peak_memory(run.device) / 2**30:.2f} GiB at most{_of_gpu(run)}")

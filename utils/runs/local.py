@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from utils.data.in_turn import InTurn
 from utils.data.loader import Loader
@@ -12,6 +12,7 @@ from utils.local.rules import SyncRule, default_alpha, simulate
 from utils.optim.entry import LINEAR
 from utils.optim.schedules import RISE, Schedule
 from utils.optim.table import OPTIMIZERS
+from utils.plural import counted
 from utils.runs.prepare import ReadyModel
 from utils.runs.run import Run
 from utils.training.guard import Guard
@@ -70,13 +71,13 @@ def build_local_steps(
 
 
 def rule_of(
-    run: Run, schedule: Schedule, lr: float, total_steps: int, epoch_steps: int
+    run: Run, schedule: Schedule, lr: float, total_steps: int, steps_per_epoch: int
 ) -> SyncRule:
     """When the workers average.
 
     Args:
         lr: the peak learning rate.
-        epoch_steps: steps of an epoch.
+        steps_per_epoch: optimizer steps.
     """
     settings = run.settings
     optimizer = OPTIMIZERS[settings.optimizer]
@@ -88,7 +89,7 @@ def rule_of(
         warmup = round(RISE * schedule.total_steps)
     switch = total_steps // 2
     if settings.sync_from is not None:
-        switch = round(settings.sync_from * epoch_steps)
+        switch = round(settings.sync_from * steps_per_epoch)
     return SyncRule(
         settings.sync_rule,
         total_steps,
@@ -111,8 +112,8 @@ def _description(steps: LocalSteps, processes: int) -> str:
         "swap": f"H 1, from step {rule.switch_step} on all steps",
         "diloco": f"H {rule.base}",
     }[rule.name]
-    several = "process" if processes == 1 else "processes"
-    line = f"local steps: {workers} workers in {processes} {several}, {rule.name} ({when})"
+    where = f"{counted(workers, 'worker')} in {counted(processes, 'process')}"
+    line = f"local steps: {where}, {rule.name} ({when})"
     if outer is not None:
         line += f", outer learning rate {outer.lr:g}, momentum {outer.momentum:g}"
     if workers == 1 and outer is None:
@@ -127,8 +128,6 @@ def forecast(trainer: Trainer) -> Iterator[str]:
     peak = steps.optimizer.param_groups[0]
     peak = peak["base_lr"] / peak.get("lr_scale", 1.0)
     rounds = simulate(rule, lambda step: peak * schedule.factor(step))
-    least, most = min(rounds.lengths), max(rounds.lengths)
-    length = f"H {least:,}" if least == most else f"H {least:,} to {most:,}"
     trained = sum(p.nbytes for p in steps.strategy.parameters.values() if p.requires_grad)
     state = sum(t.nbytes for t in steps.averaging.averaged_state()[0].values())
     relative = 1 + state / trained  # what an averaging sends, relative to a step of DDP
@@ -137,7 +136,7 @@ def forecast(trainer: Trainer) -> Iterator[str]:
     note = ""
     if schedule.name == "plateau":
         note = "; more where plateau lowers the learning rate" if rule.name == "qsr" else ""
-    yield f"                 ({length}{note})"
+    yield f"                 ({lengths_text(rounds.lengths)}{note})"
     if (size := steps.workers.size) > 1:
         # In an averaging, as in a step of DDP. The ends of a chain send less, the others more.
         sent = 2 * (size - 1) / size * trained
@@ -145,6 +144,16 @@ def forecast(trainer: Trainer) -> Iterator[str]:
             f"                 {size} processes with a worker each would each send, on average, "
             f"{_amount(sent * relative * len(rounds))}; with ddp {_amount(sent * rule.total_steps)}"
         )
+
+
+def lengths_text(lengths: Sequence[int]) -> str:
+    """ "H 4 to 30, the last round cut to 2"."""
+    *others, last = lengths
+    is_cut = bool(others) and last < min(others)  # the run ends before the round would
+    whole = others if is_cut else lengths
+    least, most = min(whole), max(whole)
+    text = f"H {least:,}" if least == most else f"H {least:,} to {most:,}"
+    return f"{text}, the last round cut to {last:,}" if is_cut else text
 
 
 def _amount(count: float) -> str:

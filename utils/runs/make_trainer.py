@@ -11,6 +11,7 @@ from utils.errors import UserError
 from utils.machine.nvml import open_gpu
 from utils.optim.factory import is_capturable
 from utils.optim.schedules import Schedule
+from utils.plural import counted
 from utils.runs.advice import launch_advice, memory_advice, phase_advice
 from utils.runs.build_mixing_control import build_mixing_control
 from utils.runs.local import build_local_steps, rule_of
@@ -71,7 +72,8 @@ def build_trainer(
     for name in ("unfreeze_epoch", "mixup_off_epoch"):  # those beyond --epochs are refused
         epoch = getattr(settings, name)
         if epoch and epoch * loader.steps_per_epoch >= total_steps:
-            run.console.say(f"note: --{name} {epoch} is not reached in {total_steps} steps")
+            steps = counted(total_steps, "step")
+            run.console.say(f"note: --{name} {epoch} is not reached in {steps}")
     if checkpoint is not None and _is_finished(run, checkpoint, total_steps, limit):
         return None
     schedule_steps = total_steps
@@ -254,8 +256,8 @@ def _is_finished(run: Run, checkpoint: Checkpoint, total_steps: int, limit: str)
     step, path = checkpoint.step, run.folder.path
     if step > total_steps:
         raise UserError(
-            f"the run in {run.settings.resume} has done {step} steps and {limit} asks for "
-            f"{total_steps} steps: raise {limit}, or start a new run with --output"
+            f"the run in {run.settings.resume} has done {counted(step, 'step')} and {limit} asks "
+            f"for {total_steps:,}: raise {limit}, or start a new run with --output"
         )
     try:
         summary = json.loads(run.folder.summary.read_text(encoding="utf-8"))
@@ -274,14 +276,14 @@ def _is_finished(run: Run, checkpoint: Checkpoint, total_steps: int, limit: str)
     else:
         state = "is finished"
     settings, more = run.settings, ""
-    if settings.report:
-        more = f"; --resume {path} --eval_only --report makes its report"
+    if settings.report and not run.folder.report.exists():
+        more = f"; to write the class report: --resume {path} --eval_only --report"
     elif settings.flip_test and "flip_test_accuracy" not in summary:
         more = f"; --resume {path} --eval_only --flip_test measures that, too"
     accuracy = summary["test_accuracy"]
     result = "not tested" if accuracy is None else f"test accuracy {accuracy:.2f} %"
     run.console.say(
-        f"this run {state}: {summary['epochs']:g} epochs, {result} in {path}; to train longer "
-        f"give a larger {limit}{more}"
+        f"this run {state}: {counted(float(summary['epochs']), 'epoch')}, {result} in {path}; "
+        f"to train longer give a larger {limit}{more}"
     )
     return True

@@ -13,6 +13,7 @@ from utils.models.parts import depths_of, heads_of
 from utils.optim.factory import build_optimizer
 from utils.optim.schedules import build_schedule
 from utils.optim.table import OPTIMIZERS
+from utils.plural import counted
 from utils.runs.run import Run
 from utils.settings.config import COMMAND_LINE, FILE
 from utils.settings.optimization import milestone_epochs
@@ -144,7 +145,7 @@ def schedule_of(
         return round(settings.warmup_epochs * steps_per_epoch)
 
     if (warmup := warmup_of(schedule_steps)) >= schedule_steps:
-        run.console.say(f"note: the warm-up ({warmup} steps) takes the whole schedule")
+        run.console.say(f"note: the warm-up ({counted(warmup, 'step')}) takes the whole schedule")
 
     first = None
     if settings.sched == "step":
@@ -152,10 +153,10 @@ def schedule_of(
     elif settings.sched == "multistep" and settings.milestones is not None:
         first = milestone_epochs(settings.milestones)[0]
     if first is not None and first * steps_per_epoch >= schedule_steps:
-        length = f"{schedule_steps / steps_per_epoch:.3g} epochs"
+        length = counted(float(f"{schedule_steps / steps_per_epoch:.3g}"), "epoch")
         run.console.say(
             f"note: the learning rate never falls: --sched {settings.sched} first lowers it after "
-            f"{first:g} epochs, and the schedule has {length}"
+            f"{counted(float(first), 'epoch')}, and the schedule has {length}"
         )
 
     def build(steps: int):
@@ -182,8 +183,8 @@ def schedule_of(
         now, then = (lr * each.factor(step) for each in (schedule, build(before)))
         keep = f"; --epochs_for_sched {before // steps_per_epoch} keeps the old schedule"
         run.console.say(
-            f"note: the {settings.sched} schedule spans {schedule_steps} steps now and spanned "
-            f"{before}: the learning rate is now {now:.3g} instead of "
+            f"note: the {settings.sched} schedule spans {counted(schedule_steps, 'step')} now and "
+            f"spanned {before:,}: the learning rate is now {now:.3g} instead of "
             f"{then:.3g}{keep if before % steps_per_epoch == 0 else ''}"
         )
     return schedule

@@ -13,6 +13,7 @@ from utils.launch.environment import launched
 from utils.launch.launchers import gpu_of, read_launch
 from utils.launch.signals import AgreedSignal, Signals, StoppedBySignal
 from utils.local.workers import Workers
+from utils.plural import counted
 from utils.reporting.console import Console
 from utils.reporting.run_folder import (
     LOCK_OUTLIVES,
@@ -338,8 +339,8 @@ class Run:
 def _parts(saved: dict) -> str:
     """Into how many parts each step of a saved run was divided."""
     if "local_workers" in saved:
-        return f"{saved['local_workers']} workers"
-    return f"{saved['processes']} processes"
+        return counted(saved["local_workers"], "worker")
+    return counted(saved["processes"], "process")
 
 
 def same_folder(one: Path | None, other: Path) -> bool:

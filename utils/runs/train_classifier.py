@@ -10,6 +10,7 @@ import torch
 from utils.checkpoints.checkpoint import Checkpoint, DamagedCheckpoint, read_checkpoint
 from utils.errors import UserError
 from utils.launch.signals import StoppedBySignal
+from utils.plural import counted
 from utils.reporting.console import duration
 from utils.runs.dry_run import rehearse
 from utils.runs.make_trainer import build_trainer
@@ -123,7 +124,7 @@ def run_training(run: Run, trainer: Trainer, ready: ReadyModel, task: Task) -> N
         console.say(flip_text(test))
     finite = test.loss is not None and math.isfinite(test.loss)
     console.say(
-        f"test accuracy {test.accuracy:.2f} % on {test.samples:,} samples"
+        f"test accuracy {test.accuracy:.2f} % on {counted(test.samples, 'sample')}"
         f"{'' if finite else ' (the loss is not finite)'}, after "
         f"{_time_text(trainer)}: {folder.path}"
     )
@@ -146,11 +147,13 @@ def _introduce(run: Run, trainer: Trainer) -> None:
         trained = sum(p.numel() for p in trainer.freeze.head_parameters())
         until = f" until epoch {trainer.freeze.until}" if trainer.freeze.until is not None else ""
         part = f", {trained / 1e6:.2f} M of them trained{until}"
+    # With --batch_tokens it is the mean.
+    about = "" if getattr(run.settings, "batch_tokens", None) is None else "about "
     run.console.say(
         f"{run.model_name} ({parameters / 1e6:.2f} M parameters{part}) on {run.data_name} "
-        f"({trainer.loader.samples:,} samples),{processes} {run.device.type} {run.precision.name}, "
-        f"batch {trainer.loader.step_size}, {trainer.plan.total_steps} steps{resumed}; "
-        f"run folder {run.folder.path}"
+        f"({counted(trainer.loader.samples, 'sample')}),{processes} {run.device.type} "
+        f"{run.precision.name}, {about}{counted(trainer.loader.step_size, 'sample')} a step, "
+        f"{counted(trainer.plan.total_steps, 'step')}{resumed}; run folder {run.folder.path}"
     )
 
 

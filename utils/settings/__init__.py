@@ -25,10 +25,10 @@ class TrainSettings(
     LocalSettings,
     DistributedSettings,
     EngineSettings,
-    DataSettings,
     TransferSettings,
     MixingSettings,
     OptimizationSettings,
+    DataSettings,
 ):
     """What every training run has, whatever it trains on."""
 

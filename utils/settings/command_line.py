@@ -5,7 +5,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Mapping
 
-from utils.errors import UserError
+from utils.errors import UnknownFlag, UserError
 from utils.settings.aliases import ALIASES, MEANINGS, VALUE_NOTES
 from utils.settings.values import (
     canonical_name,
@@ -69,20 +69,26 @@ def read_command_line(
         flag = unknown[0].split("=")[0]
         if (meaning := MEANINGS.get(canonical_name(flag))) is not None:
             raise UserError(f"{flag} is unknown here: {meaning}")
+        if not flag.startswith("-") and "data_dir" in known and unknown[0] == argv[0]:
+            raise UserError(
+                f"{argv[0]!r}: there is no such folder; the first argument may be the data folder, "
+                "all others are --name value; see --help"
+            )
         if not flag.startswith("-"):
             raise UserError(f"{flag!r} has no flag before it: write --name value; see --help")
-        raise UserError(f"unknown flag {flag}{suggestion(flag, known, '--')}; see --help")
+        raise UnknownFlag(flag, suggestion(flag, known, "--"))
     given = vars(typed)
     short = {name for name in short_for(known) if given.pop(name, False)}
     parts = {name: given.pop(name) for name in parts_of(known) if name in given}
     given = {n: ",".join(v) if isinstance(v, list) else v for n, v in given.items()}
+    as_typed = _as_typed(argv, known)
     for name, value in (given | parts).items():
         if value == "":  # such as that of a variable that is not set
             raise UserError(f"--{name}: the value is empty; leave the flag out, or give it a value")
-    values = {name: convert(known[name], value, f"--{name}") for name, value in given.items()}
+    values = {name: convert(known[name], value, as_typed[name]) for name, value in given.items()}
     for name, value in given.items():
         if (note := VALUE_NOTES.get(name, {}).get(str(value).lower())) is not None:
-            say(f"note: --{name} {value}: {note}")
+            say(f"note: {as_typed[name]} {value}: {note}")
     return values, short, parts
 
 
@@ -136,9 +142,30 @@ def _other_names(known) -> str:
 
 def _with_folder(argv: list[str], known) -> list[str]:
     """A folder as the first word is that of the data, as with timm."""
-    if argv and "data_dir" in known and os.path.isdir(argv[0]):
-        return ["--data_dir", *argv]
-    return argv
+    if not argv or "data_dir" not in known or not os.path.isdir(argv[0]):
+        return argv
+    if "data_dir" in map(_setting_of, argv[1:]):
+        raise UserError(
+            f"{argv[0]}: the data folder is given twice, as the first argument and by --data_dir: "
+            "leave one of the two out"
+        )
+    return ["--data_dir", *argv]
+
+
+def _setting_of(word: str) -> str | None:
+    """The setting that a word of the command line sets; None if it is no flag."""
+    return canonical_name(word.split("=")[0]) if word.startswith("-") else None
+
+
+def _as_typed(argv: list[str], known) -> dict[str, str]:
+    """{setting: the flag by which it is given: --NAME, or the alias that is typed}"""
+    typed = {_setting_of(word): word.split("=")[0] for word in argv}
+    by_alias = {name: flag for name, flag in typed.items() if _plain(flag) in ALIASES}
+    return {name: by_alias.get(name, f"--{name}") for name in known}
+
+
+def _plain(flag: str) -> str:
+    return flag.lstrip("-").replace("-", "_")
 
 
 def _hyphens(flag: str) -> str:

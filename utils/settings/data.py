@@ -11,6 +11,8 @@ GROUP = "data"
 
 @dataclass
 class DataSettings(Config):
+    # Every kind of task has its own; it stands here for --help, where it comes first.
+    dataset: str = setting("", "Data set", group=GROUP)
     data_dir: str = setting(
         "data",
         "Folder of the data",
@@ -39,6 +41,8 @@ class DataSettings(Config):
         low=0,
         below=1,
     )
+    # As `dataset`.
+    test_fraction: float | None = setting(None, "Fraction for the test set", group=GROUP)
     workers: int | None = setting(
         None,
         "Worker processes, which decode pictures while training or read a data set too large for "

@@ -9,7 +9,7 @@ from utils.settings.actions import asked_for
 from utils.settings.config import Config
 from utils.settings.strategies import STRATEGIES
 
-GROUP = "distributed"
+GROUP = "many processes"
 
 
 @dataclass

@@ -8,7 +8,7 @@ from utils.setting import setting
 from utils.settings.config import Config, refuse_beside
 from utils.settings.strategies import STRATEGIES
 
-GROUP = "engine"
+GROUP = "machine"
 ENGINES = ("torch", "ort")
 
 
@@ -54,9 +54,9 @@ class EngineSettings(Config):
     )
     fused: str = setting(
         "none",
-        "memory: keep about half of the activations and recompute the rest in the backward "
-        "pass, for GPUs; speed: read and write activations less often. Both give the same "
-        "results",
+        "memory: recompute cheap activations in the backward pass, which saves a third to a half "
+        "of their memory, for GPUs; speed: read and write activations less often. Both give the "
+        "same results",
         group=GROUP,
         choices=("none", "memory", "speed"),
         resume="free",

@@ -7,10 +7,12 @@ from utils.data.images.sources import IMAGE_DATASETS
 from utils.errors import UserError
 from utils.setting import setting
 from utils.settings.config import Config
-from utils.settings.engine import GROUP as ENGINE
+from utils.settings.data import GROUP as DATA
+from utils.settings.distributed import GROUP as PROCESSES
+from utils.settings.engine import GROUP as MACHINE
+from utils.settings.mixing import GROUP as OVERFITTING
 from utils.settings.run import USE
 
-GROUP = "pictures"
 # Data sets of the user's own pictures: those that can be decoded once, and all.
 FILES = ("imagefolder", "csv")
 OWN_PICTURES = (*FILES, "tar", "tfrecord", "parquet")
@@ -24,25 +26,24 @@ class PictureSettings(Config):
         "of your own files and their classes, tar, tfrecord and parquet are shards of your own "
         "(large files of many pictures), shapes is synthetic and needs no files, the others are "
         "downloaded once",
-        group=GROUP,
+        group=DATA,
         choices=IMAGE_DATASETS,
     )
     image_size: int | None = setting(
         None,
         "Side of the pictures, which are resized; your own are centre-cropped, too, unless --crop "
         "resized crops them at random",
-        group=GROUP,
+        group=DATA,
         low=8,
         unit="pixels",
         default_text="that of the data set; of your own files if they are alike and small, else "
         "224",
-        essential=True,
     )
     test_fraction: float | None = setting(
         None,
         "Fraction of your own pictures without test/ and val/ that becomes the test set; the "
         "same pictures for any --seed",
-        group=GROUP,
+        group=DATA,
         above=0,
         below=1,
         essential=True,
@@ -51,13 +52,14 @@ class PictureSettings(Config):
         False,
         "val/ of your own pictures without test/ is the validation split, instead of the test set; "
         "nothing is measured on a test set",
-        group=GROUP,
+        group=DATA,
+        essential=True,
     )
     on_bad: str = setting(
         "error",
         "What to do with a picture that cannot be decoded: stop with an error, or skip it and "
         "count it",
-        group=GROUP,
+        group=DATA,
         choices=("error", "skip"),
         resume="evaluation",
     )
@@ -66,7 +68,7 @@ class PictureSettings(Config):
         "Decode an imagefolder or csv once, into --cache_dir, or always, while training; auto: "
         "once if the decoded pictures take up to 32 GB, but always with --crop resized, --loader "
         "dali, --crop_ratio below 1, --val_resize, or another --eval_size than --image_size",
-        group=GROUP,
+        group=DATA,
         choices=("auto", "once", "always"),
         before="once",
     )
@@ -74,7 +76,7 @@ class PictureSettings(Config):
         None,
         "Side of the pictures at evaluation, prediction and export, for a network that takes any "
         "size; for your own pictures, which are then decoded while training (--decode always)",
-        group=GROUP,
+        group=DATA,
         low=8,
         unit="pixels",
         default_text="that of training, --image_size",
@@ -83,7 +85,7 @@ class PictureSettings(Config):
         "workers",
         "What decodes JPEGs while training: workers, processes with Pillow or simplejpeg; or dali, "
         "NVIDIA DALI, an extra package (requirements-dali.txt), on the GPU if the run uses one",
-        group=GROUP,
+        group=DATA,
         choices=("workers", "dali"),
         resume="evaluation",
     )
@@ -92,13 +94,13 @@ class PictureSettings(Config):
         "Random crops of training pictures. padded: the picture is padded, then cropped to its "
         "size; resized: a crop of random area and aspect ratio is resized, as is usual for large "
         "pictures",
-        group=GROUP,
+        group=OVERFITTING,
         choices=("padded", "resized"),
     )
     crop_area: float = setting(
         0.08,
         "Smallest area of a resized crop, as a fraction of the picture",
-        group=GROUP,
+        group=OVERFITTING,
         above=0,
         high=1,
     )
@@ -106,7 +108,7 @@ class PictureSettings(Config):
         1.0,
         "Side of the central square that is evaluated, as a fraction of the shorter side; below 1 "
         "for your own pictures alone, which are then decoded while training (--decode always)",
-        group=GROUP,
+        group=DATA,
         low=0.1,
         high=1,
     )
@@ -115,27 +117,27 @@ class PictureSettings(Config):
         "Another way to give --crop_ratio: at evaluation the shorter side is resized to this, then "
         "a square of --eval_size pixels (without that flag, of --image_size) is cropped from the "
         "centre; for torchvision's recipes, which crop 224 by default, add --eval_size 224",
-        group=GROUP,
+        group=DATA,
         low=8,
         unit="pixels",
     )
     crop_padding: int = setting(
         4,
         "Pixels added on every side before a padded crop; 0: no crop",
-        group=GROUP,
+        group=OVERFITTING,
         low=0,
         unit="pixels",
     )
     padding_mode: str = setting(
         "reflect",
         "Content of the padding: the mirrored picture, or black (zeros)",
-        group=GROUP,
+        group=OVERFITTING,
         choices=("zeros", "reflect"),
     )
     hflip: float | None = setting(
         None,
         "Probability of mirroring a picture horizontally",
-        group=GROUP,
+        group=OVERFITTING,
         low=0,
         high=1,
         default_text="0 for mnist, whose digits have no mirror image, else 0.5",
@@ -143,7 +145,7 @@ class PictureSettings(Config):
     cutout: int = setting(
         0,
         "Side of a blank square in every training picture; 0: none",
-        group=GROUP,
+        group=OVERFITTING,
         low=0,
         unit="pixels",
     )
@@ -152,13 +154,13 @@ class PictureSettings(Config):
         "Random operations on colours and shape, by the names of timm and torchvision: "
         "imagenet and original (AutoAugment), rand-m9-mstd0.5-inc1 (RandAugment), ra, ta_wide "
         "(TrivialAugment), 3a (3-Augment) or none",
-        group=GROUP,
+        group=OVERFITTING,
     )
     color_jitter: str | None = setting(
         None,
         "Random changes of brightness, contrast and saturation by up to this factor; or a number "
         "for each, and a fourth for hue",
-        group=GROUP,
+        group=OVERFITTING,
         many=True,
         default_text="0.3 with --auto_augment 3a, else 0",
     )
@@ -166,13 +168,13 @@ class PictureSettings(Config):
         1,
         "Repeated augmentation: times that a picture appears in an epoch, each time augmented "
         "differently; an epoch keeps its number of samples, so it has fewer pictures",
-        group=GROUP,
+        group=OVERFITTING,
         low=1,
     )
     random_erasing: float = setting(
         0.0,
         "Probability of filling a rectangle of 2 to 33 % of the picture with the mean colour",
-        group=GROUP,
+        group=OVERFITTING,
         low=0,
         high=1,
     )
@@ -180,7 +182,7 @@ class PictureSettings(Config):
         False,
         "Skip the last optimizer step of an epoch if it is smaller than the others; other pictures "
         "are skipped in every epoch",
-        group=GROUP,
+        group=PROCESSES,
     )
     flip_test: bool = setting(
         False,
@@ -191,7 +193,7 @@ class PictureSettings(Config):
         essential=True,
     )
     channels_last: bool = setting(
-        True, "Keep the channels of a pixel together in memory: faster convolutions", group=ENGINE
+        True, "Keep the channels of a pixel together in memory: faster convolutions", group=MACHINE
     )
 
     @classmethod

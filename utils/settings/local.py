@@ -88,14 +88,15 @@ class LocalSettings(Config):
     optimizer_average: bool = setting(
         False,
         "Average the optimizer's state, too, where it has a number for each element of a weight: "
-        "momentum and Adam's moments; not NGD's Fisher matrices. Each sends as much as the weights",
+        "momentum and Adam's moments; not NGD's Fisher matrices. Each averaged state adds as much "
+        "traffic as the weights",
         group=GROUP,
         resume="free",
     )
     local_workers: int | None = setting(
         None,
         "Workers, each with --batch_size samples in a step; a process trains several in turn. "
-        "Their number stays when a run is resumed with other processes",
+        "A resumed run keeps their number, however many processes it has",
         group=GROUP,
         low=1,
         unit="workers",

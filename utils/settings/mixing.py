@@ -6,7 +6,7 @@ from utils.errors import UserError
 from utils.setting import setting
 from utils.settings.config import Config
 
-GROUP = "mixup"
+GROUP = "against overfitting"
 # Flags that every kind of mixing reads, and those that both forms of meta-mixup read.
 ALWAYS = ("mixup_prob", "mixup_off_epoch", "mixup_inter", "mixup_block", "log_clean_accuracy")
 META = ("meta_form", "meta_batch", "meta_lr", "meta_exact")
@@ -28,7 +28,8 @@ class MixingSettings(Config):
     alpha: float = setting(
         0.2,
         "lambda is drawn from Beta(alpha, alpha): near 0 hardly anything is mixed, 1 is "
-        "uniform; with meta the learning starts there",
+        "uniform; with meta the learning starts there (--meta_form policy: at the nearest value "
+        "from 1/55 to 55)",
         group=GROUP,
         above=0,
         high=100,

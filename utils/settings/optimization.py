@@ -10,6 +10,7 @@ from utils.optim.schedules import LENGTH_INDEPENDENT, SCHEDULES
 from utils.optim.table import OPTIMIZERS
 from utils.setting import setting
 from utils.settings.config import Config
+from utils.settings.mixing import GROUP as OVERFITTING
 
 # The optimizers' own flags, as base classes: a dataclass takes the fields of its last base first.
 OWN_FLAGS = [*dict.fromkeys(entry.flags for entry in OPTIMIZERS.values() if entry.own)][::-1]
@@ -61,7 +62,7 @@ class RateSettings(Config):
     )
     momentum: float | None = setting(
         None,
-        f"Momentum (Nesterov's, except with {_without_nesterov()})",
+        f"Nesterov momentum; plain with {_without_nesterov()}",
         group=GROUP,
         low=0,
         below=1,
@@ -94,7 +95,7 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):
     label_smoothing: float = setting(
         0.0,
         "Fraction of the target that is spread evenly over all classes",
-        group=GROUP,
+        group=OVERFITTING,
         low=0,
         below=1,
     )
@@ -331,8 +332,5 @@ def milestone_epochs(text: str | None) -> list[float] | None:
     except ValueError:
         epochs = []
     if not epochs or epochs != sorted(set(epochs)) or not 0 < epochs[0] <= epochs[-1] < 1e9:
-        raise UserError(
-            f"--milestones {text}: epochs in rising order, above 0, separated by commas, as in "
-            "30,60,80"
-        )
+        raise UserError(f"--milestones {text}: give epochs above 0 in rising order, as in 30,60,80")
     return epochs

@@ -7,7 +7,7 @@ from utils.setting import setting
 from utils.settings.actions import ACTIONS, Action, asked_for
 from utils.settings.config import Config
 
-GROUP, USE = "run and report", "use a trained model"
+GROUP, USE = "the run and its report", "using a trained model"
 
 
 @dataclass

@@ -6,7 +6,8 @@ from utils.data.texts.sources import TEXT_DATASETS
 from utils.errors import UserError
 from utils.setting import setting
 from utils.settings.config import Config
-from utils.settings.mixing import GROUP as MIXUP
+from utils.settings.data import GROUP as DATA
+from utils.settings.mixing import GROUP as OVERFITTING
 from utils.settings.optimization import GROUP as OPTIMIZATION
 
 GROUP = "texts"
@@ -20,38 +21,38 @@ class TextFlags(Config):
         "ag_news",
         "Data set; csv is your own CSV, TSV or JSON Lines files, headlines is synthetic and needs "
         "no files, ag_news is downloaded once, the others are read from --data_dir",
-        group=GROUP,
+        group=DATA,
         choices=TEXT_DATASETS,
     )
     train_file: str | None = setting(
         None, "File to train on, with --dataset csv: .csv, .tsv, .jsonl, or these with .gz",
-        group=GROUP, resume="free", essential=True,
+        group=DATA, resume="free", essential=True,
     )  # fmt: skip
     test_file: str | None = setting(
         None,
-        "File of test texts, like --train_file", group=GROUP, resume="free",
+        "File of test texts, like --train_file", group=DATA, resume="free",
         default_text="a part of the training file, see --test_fraction", essential=True,
     )  # fmt: skip
     val_file: str | None = setting(
         None,
-        "File of a validation split, instead of --val_fraction", group=GROUP,
+        "File of a validation split, instead of --val_fraction", group=DATA,
         resume="free", essential=True,
     )  # fmt: skip
     text_columns: str | None = setting(
         None,
         "Columns with text, by name or number from 1, to be joined by a space: 'title,body'",
-        group=GROUP, default_text="guessed for each file, and printed", resume="evaluation",
+        group=DATA, default_text="guessed for each file, and printed", resume="evaluation",
         essential=True,
     )  # fmt: skip
     label_column: str | None = setting(
-        None, "Column with the class, by name or number from 1", group=GROUP,
+        None, "Column with the class, by name or number from 1", group=DATA,
         default_text="guessed for each file, and printed", essential=True,
     )  # fmt: skip
     test_fraction: float | None = setting(
         None,
         "Fraction of --train_file that becomes the test set if there is no --test_file; the "
         "same texts for any --seed",
-        group=GROUP,
+        group=DATA,
         above=0,
         below=1,
         essential=True,
@@ -59,7 +60,7 @@ class TextFlags(Config):
     on_bad: str = setting(
         "error",
         "What to do with a row that cannot be used: stop with an error, or skip it and count it",
-        group=GROUP,
+        group=DATA,
         choices=("error", "skip"), resume="evaluation",
     )  # fmt: skip
     clean_text: bool = setting(
@@ -110,7 +111,7 @@ class TextFlags(Config):
         "sentence",
         "What is mixed: the representation of a text that the classifier reads, or the "
         "embeddings of its tokens",
-        group=MIXUP,
+        group=OVERFITTING,
         choices=("sentence", "embeddings"),
     )
 

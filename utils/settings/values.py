@@ -205,5 +205,5 @@ def suggestion(word: object, known, prefix: str = "") -> str:
     names |= {alias: target for alias, target in ALIASES.items() if target in names}
     names |= {flag: flag for flag in short_for(known)}
     wanted = str(word).lstrip("-").replace("-", "_")
-    near = difflib.get_close_matches(wanted, names, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(wanted, names, n=1, cutoff=0.65)
     return f", did you mean {prefix}{names[near[0]]}?" if near else ""

@@ -57,6 +57,14 @@ class Kind:
             "only; give a file of weights or the folder of a run"
         )
 
+    def check_pretrained(self, pretrained) -> None:
+        """UserError if the weights, a `Pretrained`, are of a model for another kind of task."""
+        if pretrained.card is not None and pretrained.card.task != self.settings.task:
+            raise UserError(
+                f"--pretrained {self.settings.pretrained}: its model is for {pretrained.card.task}; "
+                f"give weights of one for {self.settings.task}"
+            )
+
     def load_task(self, run, card, pretrained):
         """A Task: the data set with its splits and loaders.
 

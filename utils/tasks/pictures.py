@@ -21,13 +21,14 @@ from utils.local.workers import Workers
 from utils.machine.cores import usable_cores
 from utils.machine.host_memory import available_memory
 from utils.pieces import largest_piece
+from utils.plural import counted
 from utils.reporting.console import Console
 from utils.settings import ImageSettings
 from utils.settings.transfer import OF_TORCHVISION
 from utils.tasks.augmentation import augmentation
 from utils.tasks.kinds import Kind
 from utils.tasks.mixing import auto_split, build_mixing
-from utils.tasks.task import Task
+from utils.tasks.task import Task, counts_text
 from utils.weights.card import ModelCard
 from utils.weights.imagenet import load_imagenet
 from utils.weights.pretrained import Pretrained
@@ -102,12 +103,8 @@ def load_image_task(
         data, val = _resized(data, val, settings.eval_size)
     console.say(_description(data, train, val))
     if data.strays:
-        many = data.strays > 1
-        files = (
-            f"{data.strays} files that are no pictures are"
-            if many
-            else "1 file that is no picture is"
-        )
+        several = f"{data.strays:,} files that are no pictures are"
+        files = "1 file that is no picture is" if data.strays == 1 else several
         console.say(f"note: {files} passed over")
     normalisation = source and source.normalisation(channels)
     mean, std = normalisation or (data.mean, data.std)
@@ -216,13 +213,10 @@ def _resized(
 
 
 def _description(data: ImageData, train: PictureSplit, val: PictureSplit | None) -> str:
-    note = ", synthetic" if data.synthetic else ""
-    note += f", {data.skipped} bad files left out" if data.skipped else ""
-    tested = 0 if val is data.test else len(data.test)  # --val_is_validation
-    return (
-        f"{data.name}{note}: {len(train):,} training, {len(val) if val else 0:,} validation, "
-        f"{tested:,} test pictures of {len(data.classes)} classes from {data.source}"
-    )
+    note = f", {counted(data.skipped, 'bad file')} left out" if data.skipped else ""
+    test = None if val is data.test else data.test  # --val_is_validation
+    counts = counts_text("pictures", train, val, test)
+    return f"{data.name}{note}: {counts} of {len(data.classes)} classes from {data.source}"
 
 
 class _Decoding(NamedTuple):

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
+    from collections.abc import Sized
+
     from torch import Tensor
 
     from utils.data.loader import Loader
@@ -61,3 +63,14 @@ class Task:
     def usual_sample(self) -> Tensor:
         """A sample without content, of the usual size in training, as the model takes it."""
         raise NotImplementedError
+
+
+def counts_text(samples: str, train: Sized, val: Sized | None, test: Sized | None) -> str:
+    """ "600 training, 60 validation, 100 test pictures", without the splits that are None.
+
+    Args:
+        samples: "pictures" or "texts".
+    """
+    splits = {"training": train, "validation": val, "test": test}
+    counts = [f"{len(split):,} {name}" for name, split in splits.items() if split is not None]
+    return f"{', '.join(counts)} {samples}"

@@ -22,7 +22,7 @@ from utils.settings.config import COMMAND_LINE, DEFAULT, FILE
 from utils.settings.texts import MOST_TOKENS
 from utils.tasks.kinds import Kind
 from utils.tasks.mixing import auto_split, build_mixing
-from utils.tasks.task import Task
+from utils.tasks.task import Task, counts_text
 from utils.weights.card import TextCard
 
 
@@ -94,11 +94,10 @@ def load_text_task(
     )
     test = _loader(data.test, settings, device, exchange)
     val = None if data.val is None else _loader(data.val, settings, device, exchange)
-    counts = f"{len(data.train):,} training and {len(data.test):,} test texts"
-    synthetic = ", synthetic" if data.synthetic else ""
     console.say(
-        f"data: {data.source} ({len(data.classes)} classes, {counts}{synthetic}; "
-        f"{data.train.lengths.mean():.0f} tokens each on average, vocabulary {data.vocab_size:,})"
+        f"{data.name}: {counts_text('texts', data.train, data.val, data.test)} of "
+        f"{len(data.classes)} classes from {data.source}; {data.train.lengths.mean():.0f} tokens "
+        f"each on average, vocabulary {data.vocab_size:,}"
     )
     held_out, trained = None, None
     if auto is not None:

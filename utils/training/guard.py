@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from utils.checkpoints.saver import Saver
 from utils.distributed.strategies.base import Strategy
 from utils.errors import UserError
+from utils.plural import counted
 from utils.reporting.console import Console
 from utils.training.progress import LeftOut
 
@@ -130,7 +131,8 @@ class OnNonFinite:
         self._barren_steps = 0 if applied else self._barren_steps + new
         if self.policy == "skip" and self._barren_steps < BARREN_STEPS:
             self.console.say(
-                f"{left_out_by}{new} step(s) with a loss or gradient that is not finite: skipped"
+                f"{left_out_by}{counted(new, 'step')} with a loss or gradient that is not finite: "
+                "skipped"
             )
             return
         self.saver.wait()

@@ -29,6 +29,7 @@ from utils.checkpoints.worker_rows import (
     row,
 )
 from utils.exchange import Rows
+from utils.plural import counted
 from utils.training.progress import LeftOut
 from utils.training.snapshot import FORMAT
 
@@ -136,8 +137,9 @@ def restore(steps: LocalSteps, checkpoint: Checkpoint) -> None:
     before = {name: before[name] for name in ("averagings", "sent", "first_step")}
     left_out = [steps.progress.left_out] + [LeftOut()] * (size - 1)
     steps.restore_rounds(before | {"equal": True}, left_out)
-    source = f"the mean of {len(saved)} workers" if saved else "one model"
-    steps.say(f"step {step} is of {source}: {size} workers start from it")
+    source = f"the mean of {counted(len(saved), 'worker')}" if saved else "one model"
+    starts = "starts" if size == 1 else "start"
+    steps.say(f"step {step} is of {source}: {counted(size, 'worker')} {starts} from it")
 
 
 def _rounds(state: dict) -> dict:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from utils.mixup.auto import Reading
+from utils.plural import counted
 from utils.reporting.console import Console, duration
 from utils.reporting.metrics import MetricsLog
 from utils.training.evaluation import Evaluation
@@ -111,16 +112,22 @@ class TrainingLog:
         """Writes what --mixup auto has measured, and the strength that follows."""
         self.metrics.write(**at, split="mixing", gap=reading.gap, strength=reading.strength)
 
-    def advise(self, time_share: Mapping[str, float]) -> None:
-        """Says which flag helps if a phase takes a notable part of an epoch's time."""
+    def advise(self, time_share: Mapping[str, float], is_last: bool = False) -> None:
+        """Says which flag helps if a phase takes a notable part of an epoch's time.
+
+        Args:
+            is_last: no epoch follows, so that evaluating less often would be too late.
+        """
         for phase, part in time_share.items():
+            if is_last and phase == "evaluation":
+                continue
             if phase in self.advice and part >= NOTABLE[phase]:
                 took = f"{phase.replace('_', ' and ')} took {part:.0%} of the time"
                 self.console.say(f"{took}: {self.advice.pop(phase)}")  # once
 
     def unfrozen(self, step: int, epoch: int) -> None:
         self.metrics.write(step=step, epoch=float(epoch), split="event", event="unfrozen")
-        self.console.say(f"after {epoch} epochs: from here on all layers train")
+        self.console.say(f"after {counted(epoch, 'epoch')}: from here on all layers train")
 
 
 def _in_words(split: str, evaluation: Evaluation) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from utils.plural import counted
+
 
 @dataclass
 class Rounds:
@@ -32,7 +34,7 @@ class Rounds:
 
     def note(self, step: int) -> str:
         share = f"{100 * self.sent_of_ddp(step):.1f} % of DDP's bytes"
-        return f"{_count(self.averagings)}, H {self.length:,}, {share}"
+        return f"{counted(self.averagings, 'averaging')}, H {self.length:,}, {share}"
 
     def summary(self, step: int) -> str:
         """For the end of the run, after `step`."""
@@ -41,8 +43,4 @@ class Rounds:
 
 def averagings_text(averagings: int, steps: int, sent_of_ddp: float) -> str:
     share = f"{100 * sent_of_ddp:.1f} % of DDP's bytes"
-    return f"{_count(averagings)} in {steps:,} steps: {share}"
-
-
-def _count(averagings: int) -> str:
-    return f"{averagings:,} averaging{'s' * (averagings != 1)}"
+    return f"{counted(averagings, 'averaging')} in {counted(steps, 'step')}: {share}"

@@ -212,8 +212,8 @@ class Trainer:
 
     def train_to_epoch_end(self, profiler=None, free_cores: FreeCores | None = None) -> None:
         progress, clock, times = self.progress, self.clock, self.times
-        plan, epoch_steps = self.plan, self.loader.steps_per_epoch
-        epoch, start_step = divmod(progress.step, epoch_steps)
+        plan, steps_per_epoch = self.plan, self.loader.steps_per_epoch
+        epoch, start_step = divmod(progress.step, steps_per_epoch)
         self.prepare(epoch)
         if self.freeze is not None and start_step == 0 and epoch == self.freeze.until:
             self.log.unfrozen(progress.step, epoch)
@@ -244,7 +244,7 @@ class Trainer:
                 free_cores.look()
             if progress.step % plan.log_every == 0:
                 self._log_window()
-            if progress.step % epoch_steps == 0 or progress.step >= plan.total_steps:
+            if progress.step % steps_per_epoch == 0 or progress.step >= plan.total_steps:
                 break
             stop, save_is_due = self._agree_on_stop_and_save()
             if stop:
@@ -319,7 +319,7 @@ class Trainer:
             if plan.eval_split == "val":
                 best, note = self._update_best(evaluation, at["epoch"])
         log.say_epoch(at["epoch"], train, plan.eval_split, evaluation, note + train_step.note())
-        log.advise(time_share)
+        log.advise(time_share, is_last=finished)
         _, save_is_due = self._agree_on_stop_and_save()  # collective, so never skipped
         if save_is_due or finished or best or progress.stopped_early:
             self.save(final=finished or progress.stopped_early)

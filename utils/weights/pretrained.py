@@ -236,8 +236,8 @@ def _check_fit(
     if wrong:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise UserError(
-            f"{source} does not fit the model: {'; '.join(wrong[:3])}{more}: "
-            f"{_advice(model, tensors)}"
+            f"{source} does not fit the model: {_advice(model, tensors)} ("
+            f"{'; '.join(wrong[:3])}{more})"
         )
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not torch.isfinite(tensor.float()).all():
@@ -248,7 +248,7 @@ def _check_fit(
 
 
 def _advice(model: nn.Module, tensors: dict[str, Tensor]) -> str:
-    """The end of a message: what to do about weights of another architecture."""
+    """A part of a message: what to do about weights of another architecture."""
     changes = model.flags_for(tensors) if hasattr(model, "flags_for") else []
     if changes is None:
         return "no model here has its architecture; give other weights"

@@ -61,6 +61,15 @@ def shown(split):
     return pictures
 
 
+def test_a_tree_without_a_test_set(tmp_path):
+    root = make_tree(tmp_path / "pictures", ("train",))
+    refused(root, "has no test/ or val/ folder beside train/")
+    refused(
+        root / "train", "train holds class folders but no test set: add --test_fraction 0.2, or "
+        "give the folder that contains train/ and test/",
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("below", ["", "train"])
 def test_a_single_tree_is_divided(tmp_path, no_decoding, monkeypatch, below):
     root = tmp_path / "pictures"

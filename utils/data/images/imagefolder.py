@@ -81,6 +81,11 @@ def list_tree(data_dir: Path, test_fraction: float | None, cache_dir: Path) -> d
     if not held_out:
         if not _folders(root, cache_dir):
             raise UserError(f"{root} has no class folders: {LAYOUT}")
+        if test_fraction is None and root == data_dir:
+            raise UserError(
+                f"{data_dir} holds class folders but no test set: add --test_fraction 0.2, or give "
+                "the folder that contains train/ and test/"
+            )
         if test_fraction is None:
             raise UserError(
                 f"{data_dir} has no test/ or val/ folder beside train/: hold out a part of the "
@@ -179,7 +184,7 @@ def _walk(
             continue
         if stat.S_ISDIR(found.st_mode):
             files.extend(_walk(entry.path, path, seen, strays))
-        elif stat.S_ISREG(found.st_mode) and _is_stray(entry):
+        elif stat.S_ISREG(found.st_mode) and is_stray(entry.path):
             strays.append(path)
         else:
             files.append((path, found.st_size, found.st_mtime_ns))
@@ -209,15 +214,15 @@ def _is_ignored(name: str) -> bool:
     return name.startswith(".") or name.lower() in _IGNORED
 
 
-def _is_stray(entry: os.DirEntry) -> bool:
+def is_stray(path: str) -> bool:
     """Whether a file has another ending than pictures have, and is none."""
-    ending = os.path.splitext(entry.name)[1].lower()
+    ending = os.path.splitext(path)[1].lower()
     if not ending or ending in picture_endings():
         return False
     if ending in _TEXTS:
         return True
     try:
-        with strict_pillow(), open_image(entry.path):
+        with strict_pillow(), open_image(path):
             return False
     except Exception:  # a damaged file can make Pillow raise any exception
         return True

@@ -35,7 +35,7 @@ def load_shapes(*, test_fraction: float | None = None, **_unused) -> ImageData:
         train=train,
         test=test,
         fingerprint=content_fingerprint(classes, {"train": train, "test": test}),
-        source="built-in synthetic pictures",
+        source="built-in synthetic data",
         synthetic=True,
     )
 

@@ -28,6 +28,10 @@ def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
 class Strategy(ModelTensors):
     """One process, no communication. Other strategies override what differs.
 
+    A strategy is made in two steps: the constructor takes the exchange, `wrap` the model. Only
+    `wrap` can return what stands in the model's place, and so it, not the constructor, calls
+    ModelTensors.__init__, which needs the model.
+
     In the order of a step: `micro_batch` around each forward and backward pass,
     `collect_gradients`, `norm`, `agree`, the optimizer's step, `drop_gradients`, `after_step`.
     Before an evaluation or a checkpoint: `make_equal`.
@@ -81,9 +85,10 @@ class Strategy(ModelTensors):
     def collect_gradients(self) -> None:
         """After the backward passes of a step: the gradients are in `parameters`."""
 
-    def norm(self, norm: Tensor) -> Tensor:
-        """The norm of the whole gradient, from that of this rank's `parameters`, ()."""
-        return norm
+    def norm(self, rank_norm: Tensor) -> Tensor:
+        """The norm of the whole gradient, (), from `rank_norm`, that of this rank's `parameters`,
+        ()."""
+        return rank_norm
 
     def agree(self, loss: Tensor, statistics: list[Tensor]) -> Tensor:
         """The mean loss of all ranks, (), by which a step is accepted or left out.

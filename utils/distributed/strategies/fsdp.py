@@ -59,8 +59,8 @@ class FSDP(Synchronous):
         for parameter in self._rows_of:
             parameter.grad = None
 
-    def norm(self, norm: Tensor) -> Tensor:
-        return self.exchange.sum(norm.square()).sqrt()
+    def norm(self, rank_norm: Tensor) -> Tensor:
+        return self.exchange.sum(rank_norm.square()).sqrt()
 
     def optimized_tensor(self, parameter: Tensor) -> Tensor:
         return self._rows_of[parameter]

@@ -9,4 +9,6 @@ class Local(Strategy):
     (utils/training/local_steps.py), since a process may train several of them in turn."""
 
     def __init__(self, exchange: Exchange | None = None):
+        """Ignores `exchange`, with which all strategies are made: a worker steps as if its process
+        were alone."""
         super().__init__(Exchange())

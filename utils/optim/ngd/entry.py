@@ -59,9 +59,9 @@ class NgdFlags:
     )
     ngd_norm: str = setting(
         "fixed",
-        "Length of ngd's steps: fixed, where --lr and --weight_decay mean what they do with "
-        "adamw and muon; or that of the gradient, as in the paper, where they mean what they do "
-        "with sgd, whose defaults then hold",
+        "Step length of ngd. fixed: that of adamw and muon, so --lr and --weight_decay mean the "
+        "same as with these; gradient: as long as the gradient, as in the paper, so they mean the "
+        "same as with sgd, whose defaults apply",
         group=GROUP,
         choices=("fixed", "gradient"),
     )
@@ -76,8 +76,8 @@ class NgdFlags:
     )
     ngd_momentum_first: bool | None = setting(
         None,
-        "Momentum of the gradients, before ngd's Fisher matrices are applied, so that each step "
-        "has the length that --ngd_norm says; off: momentum of natural gradients, as in the paper",
+        "on: ngd preconditions the momentum, so each step has the length that --ngd_norm says; "
+        "off: takes momentum of the preconditioned gradients, as in the paper",
         group=GROUP,
         default_text="on with --ngd_norm fixed, off with gradient",
         before=False,
