@@ -94,7 +94,7 @@ def test_nothing_to_list(tmp_path):
     with pytest.raises(UserError, match="no such file or folder"):
         list_pictures(tmp_path / "absent")
     (tmp_path / ".hidden.png").write_bytes(b"")
-    with pytest.raises(UserError, match="no files in this folder"):
+    with pytest.raises(UserError, match="no pictures in this folder"):
         list_pictures(tmp_path)
 
 

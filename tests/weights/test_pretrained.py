@@ -160,6 +160,17 @@ def test_no_named_weights(tmp_path, content):
     refused(tmp_path / "weights.pth", "no named weights")
 
 
+@pytest.mark.parametrize("nest", ["model_state_dict", "net", "weights"])
+def test_files_as_tutorials_write_them(tmp_path, nest):
+    content = {"epoch": 3, "optimizer_state_dict": {"state": {}}, nest: trained()}
+    torch.save(content, tmp_path / "weights.pth")
+    model = resnet()
+    fitted(model, tmp_path / "weights.pth")
+    assert_holds(model, content[nest])
+    torch.save({"epoch": 3, "my_model": content[nest]}, tmp_path / "weights.pth")
+    refused(tmp_path / "weights.pth", "its keys are 'epoch', 'my_model'", "save only the weights")
+
+
 def test_no_dense_numbers(tmp_path):
     torch.save({"conv1.weight": torch.eye(3).to_sparse()}, tmp_path / "weights.pth")
     refused(tmp_path / "weights.pth", "conv1.weight is no dense tensor")

@@ -15,6 +15,7 @@ from utils.inference.export_samples import (
     SAMPLES,
     PictureSamples,
     TextSamples,
+    metadata_of,
     plain_copy,
     samples_for,
 )
@@ -41,7 +42,8 @@ def export_onnx(
     Input for texts, "ids": (batch, length) int64, up to `max_len` tokens: the class token first,
     the tokenizer's padding at the end. Output "probabilities": (batch, classes) float32. The batch
     may have any size. The metadata holds `architecture` and, as JSON, `classes` with `mean` and
-    `std` (pictures) or with `max_len`, `clean` and `line_end` (texts).
+    `std` (pictures) or with `max_len`, `clean`, `line_end`, `pad_id`, `pad_token` and `cls_id`
+    (texts).
 
     `onnx.checker` checks the graph. ONNX Runtime where it is installed, else onnx.reference for a
     small model, computes probabilities of random inputs, which are compared with PyTorch's.
@@ -66,7 +68,7 @@ def export_onnx(
     model = traceable(model, "export a smaller model, or to safetensors")
     samples = samples_for(card)
     proto = trace(model, samples)
-    metadata = {key: json.dumps(card.to_dict()[key]) for key in samples.metadata}
+    metadata = {key: json.dumps(value) for key, value in metadata_of(card).items()}
     onnx.helper.set_model_props(proto, metadata | {"architecture": architecture})
     random = samples.random()
     with torch.inference_mode():

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from utils.data.images.loader import Normalize
-from utils.data.texts.tokenizer import pad_id, tokenizer_from_json, vocabulary_size
+from utils.data.texts.tokenizer import cls_id, pad_id, tokenizer_from_json, vocabulary_size
 from utils.weights.card import ModelCard, TextCard
 
 SAMPLES = 5  # in a check; not 2 as in `example`, so that a batch of fixed size fails the check
@@ -17,11 +17,10 @@ class PictureSamples:
     """Samples for a model of pictures.
 
     `name` is that of the graph's input, `output` that of its output, `what` the samples in
-    messages, `metadata` the entries of the card that are kept with the graph.
+    messages.
     """
 
-    name, output = "images", "probabilities"
-    what, metadata = "pictures", ("classes", "mean", "std")
+    name, output, what = "images", "probabilities", "pictures"
 
     def __init__(self, card: ModelCard):
         self.card = card
@@ -60,8 +59,7 @@ class TextSamples:
         max_len: the most tokens of a text.
     """
 
-    name, output = "ids", "probabilities"
-    what, metadata = "texts", ("classes", "max_len", "clean", "line_end")
+    name, output, what = "ids", "probabilities", "texts"
 
     def __init__(self, size: int, pad: int, max_len: int):
         self.size, self.pad, self.max_len = size, pad, max_len
@@ -93,6 +91,17 @@ def samples_for(card: ModelCard | TextCard) -> PictureSamples | TextSamples:
         return PictureSamples(card)
     tokenizer = tokenizer_from_json(card.tokenizer)
     return TextSamples(vocabulary_size(tokenizer), pad_id(tokenizer), card.max_len)
+
+
+def metadata_of(card: ModelCard | TextCard) -> dict:
+    """What is kept with the graph: what its inputs are made by, and the classes."""
+    values = card.to_dict()
+    if not isinstance(card, TextCard):
+        return {name: values[name] for name in ("classes", "mean", "std")}
+    tokenizer = tokenizer_from_json(card.tokenizer)
+    pad = pad_id(tokenizer)
+    tokens = {"pad_id": pad, "pad_token": tokenizer.id_to_token(pad), "cls_id": cls_id(tokenizer)}
+    return {name: values[name] for name in ("classes", "max_len", "clean", "line_end")} | tokens
 
 
 class _FromPixels(nn.Module):

@@ -17,11 +17,13 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from utils.data.images.decode import decode_all, strict_pillow
+from utils.data.images.imagefolder import is_stray
 from utils.data.images.loader import Normalize
 from utils.errors import UserError
 from utils.files import reason, written_aside
 from utils.inference.csv_fields import quoted, safe_path, safe_text
 from utils.machine.cores import usable_cores
+from utils.plural import counted
 from utils.reporting.console import PLAIN_LINE_SECONDS
 from utils.training.evaluation import mean_log_probabilities, mirror
 from utils.training.objective import Precision
@@ -40,14 +42,15 @@ class Predictions:
     skipped: int  # files that could not be decoded
 
 
-def list_pictures(path: str | Path) -> list[str]:
-    """The file `path`, or every file below the folder `path`, sorted; links are followed.
+def list_pictures(path: str | Path, say: Callable[[str], None] = lambda line: None) -> list[str]:
+    """The file `path`, or every picture below the folder `path`, sorted; links are followed.
 
-    Hidden files and folders are left out. Files are not opened: what is not a picture is found out
-    when it is decoded.
+    Hidden files and folders are left out, and, as in training, files that are no pictures by their
+    names and contents, on which `say` is given a line. A damaged picture is found out when it is
+    decoded.
 
     Raises:
-        UserError: there is nothing at `path`, or no file in it.
+        UserError: there is nothing at `path`, or no picture in it.
     """
     if os.path.isfile(path):
         return [str(path)]
@@ -66,9 +69,20 @@ def list_pictures(path: str | Path) -> list[str]:
         seen.add((here.st_dev, here.st_ino))
         folders[:] = sorted(name for name in folders if not _is_ignored(name))
         found += [os.path.join(folder, name) for name in files if not _is_ignored(name)]
-    if not found:
-        raise UserError(f"--predict {path}: there are no files in this folder")
-    return sorted(found)
+    pictures = sorted(file for file in found if not is_stray(file))
+    if not pictures:
+        raise UserError(f"--predict {path}: there are no pictures in this folder")
+    if len(pictures) < len(found):
+        other = min(set(found).difference(pictures))
+        count = counted(len(found) - len(pictures), "other file")
+        say(f"{count} left out, such as {other}")
+    return pictures
+
+
+def is_predictions(path: str | Path) -> bool:
+    """Whether the file is a table of predictions that `predict_images` has written."""
+    with open(path, "rb") as file:
+        return file.read(len(HEADER)) == HEADER.encode()
 
 
 def predict_images(

@@ -5,12 +5,18 @@ from pathlib import Path
 
 from utils.checkpoints.checkpoint import Checkpoint
 from utils.data.texts.rows import column_names
+from utils.errors import UserError
 from utils.files import replace_file
 from utils.inference.export_onnx import export_onnx
 from utils.inference.export_safetensors import export_safetensors
 from utils.inference.export_samples import samples_for
 from utils.inference.onnx_model import OnnxModel
-from utils.inference.predict_pictures import PictureFiles, list_pictures, predict_images
+from utils.inference.predict_pictures import (
+    PictureFiles,
+    is_predictions,
+    list_pictures,
+    predict_images,
+)
 from utils.inference.predict_texts import predict_texts
 from utils.launch.signals import StoppedBySignal
 from utils.reporting.run_folder import TOKENIZER
@@ -23,8 +29,11 @@ from utils.weights.card import ModelCard, TextCard
 def use_model(run: Run, model, checkpoint: Checkpoint, card: ModelCard | TextCard) -> None:
     """Carries out --predict or --export with the weights of `checkpoint`."""
     settings, say = run.settings, run.console.say
-    model.load_state_dict(checkpoint.weights)
     folder = run.resumed_folder()
+    output = Path(settings.predictions or folder / "predictions.csv")
+    if settings.predict:
+        check_output(settings.predict, output)
+    model.load_state_dict(checkpoint.weights)
     averaged = "" if checkpoint.average is None else ", averaged weights"
     say(
         f"{run.model_name} of {folder}, step {checkpoint.step}{averaged}"
@@ -43,7 +52,6 @@ def use_model(run: Run, model, checkpoint: Checkpoint, card: ModelCard | TextCar
     keep_in_float32(model, kept_modules(run, model), run.device)
     if settings.infers_by_ort:
         model = OnnxModel(model, samples_for(card), say)
-    output = Path(settings.predictions or folder / "predictions.csv")
     run.signals.defer()
     count = PREDICT[settings.task](run, model, card, output)
     if count is None:
@@ -54,16 +62,38 @@ def use_model(run: Run, model, checkpoint: Checkpoint, card: ModelCard | TextCar
     say(f"{count:,} predictions: {output}{flipped}")
 
 
-def same_file(path: str, output: Path) -> bool:
-    return os.path.abspath(path) == os.path.abspath(output)
+def check_output(source: str, output: Path) -> None:
+    """Raises UserError if the predictions for `source`, a file or a folder of pictures, would
+    replace what is to be predicted, or would be plain text under the name of a compressed file."""
+    if output.suffix.lower() == ".gz":
+        raise UserError(f"--predictions {output}: the file is not compressed, leave out .gz")
+    if not output.is_file() or not os.path.exists(source):
+        return
+    if not os.path.isdir(source):
+        is_input = os.path.samefile(source, output)
+    elif is_predictions(output):  # of an earlier call
+        is_input = False
+    else:
+        is_input = Path(source).resolve() in output.resolve().parents
+        is_input = is_input or any(is_same(path, output) for path in list_pictures(source))
+    if is_input:
+        raise UserError(
+            f"the predictions would replace {output}, which belongs to --predict {source}: name "
+            "another file with --predictions"
+        )
+
+
+def is_same(path: str, output: Path) -> bool:
+    return os.path.exists(path) and os.path.samefile(path, output)
 
 
 def predict_pictures(run: Run, model, card: ModelCard, output: Path) -> int | None:
     """Writes the predictions for the pictures that --predict names; how many, or None if a signal
     came first."""
     settings = run.settings
-    # The table of an earlier call may be in the folder.
-    paths = [path for path in list_pictures(settings.predict) if not same_file(path, output)]
+    paths = list_pictures(settings.predict, run.console.say)
+    if output.exists():  # the table of an earlier call may be in the folder
+        paths = [path for path in paths if not is_same(path, output)]
     predictions = predict_images(
         model,
         PictureFiles(paths, card, settings.workers, settings.on_bad, settings.evaluated_part),

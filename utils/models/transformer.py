@@ -262,6 +262,18 @@ class Transformer(nn.Module):
             x = mixing.apply(x)
         return self.head(self.dropout(x))
 
+    def flags_for(self, tensors: dict[str, Tensor]) -> list[str] | None:
+        """What to change so that the model has the shapes of `tensors`; None if no Transformer has
+        them."""
+        names = ("tokens.weight", "positions.weight", "layers.0.fc1.weight")
+        if any(name not in tensors or tensors[name].ndim != 2 for name in names):
+            return None
+        theirs, ours = _sizes(tensors), _sizes(self.state_dict())
+        changes = [f"--{name} {size}" for name, size in theirs.items() if size != ours[name]]
+        if len(tensors["tokens.weight"]) != self.tokens.num_embeddings:
+            changes.append("the tokenizer of these weights (--tokenizer)")
+        return changes
+
     def _embed_packed(self, texts: PackedTokens, rounded: bool) -> tuple[Tensor, Layout]:
         self._check_length(texts.longest)
         ids, position = texts.ids, texts.place.remainder(texts.longest)
@@ -289,6 +301,14 @@ class Transformer(nn.Module):
     def _check_length(self, longest: int) -> None:
         if longest > self.max_len:
             raise ValueError(f"a text has {longest} tokens, but max_len is {self.max_len}")
+
+
+def _sizes(tensors: dict[str, Tensor]) -> dict[str, int]:
+    """Flag -> size of the Transformer that has these tensors."""
+    ffn, dim = tensors["layers.0.fc1.weight"].shape
+    layers = sum(name.endswith(".fc1.weight") for name in tensors)
+    max_len = len(tensors["positions.weight"])
+    return {"layers": layers, "dim": dim, "ffn": ffn, "max_len": max_len}
 
 
 def _mix_embeddings(x: Tensor, layout: Layout, mixing) -> tuple[Tensor, Layout]:

@@ -61,8 +61,8 @@ class Kind:
         """UserError if the weights, a `Pretrained`, are of a model for another kind of task."""
         if pretrained.card is not None and pretrained.card.task != self.settings.task:
             raise UserError(
-                f"--pretrained {self.settings.pretrained}: its model is for {pretrained.card.task}; "
-                f"give weights of one for {self.settings.task}"
+                f"--pretrained {self.settings.pretrained}: its model is for "
+                f"{pretrained.card.task}; give weights of one for {self.settings.task}"
             )
 
     def load_task(self, run, card, pretrained):

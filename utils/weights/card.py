@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import asdict, dataclass
+from typing import ClassVar
 
 
 @dataclass(frozen=True)
@@ -13,6 +14,7 @@ class ModelCard:
     Raises ValueError for values that no model can have.
     """
 
+    task: ClassVar[str] = "pictures"  # see utils/tasks/kinds.py
     classes: tuple[str, ...]  # in the order of the logits
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -76,6 +78,7 @@ class TextCard:
     model can have.
     """
 
+    task: ClassVar[str] = "texts"
     classes: tuple[str, ...]  # in the order of the logits
     tokenizer: str
     clean: bool

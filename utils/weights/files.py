@@ -22,7 +22,10 @@ from utils.weights.card import ModelCard, TextCard, card_of
 CARD = "model_card"  # the only metadata key in our .safetensors files
 # Keys under which training scripts keep the weights in a .pth file. Averaged weights come first:
 # those scripts evaluate them (timm: "state_dict_ema", torchvision's references: "model_ema").
-NESTS = ("state_dict_ema", "model_ema", "state_dict", "model", "module")
+NESTS = (
+    "state_dict_ema", "model_ema", "state_dict", "model", "module", "model_state_dict",
+    "model_state", "net", "weights",
+)  # fmt: skip
 # Prefixes that DistributedDataParallel, torch.compile and Lightning add to every name.
 PREFIXES = ("module.", "_orig_mod.", "model.")
 
@@ -80,7 +83,12 @@ def canonical(content, source: str) -> dict[str, Tensor]:
     """
     named = isinstance(content, Mapping) and all(isinstance(name, str) for name in content)
     if not named or not any(isinstance(value, Tensor) for value in content.values()):
-        raise UserError(f"{source} holds no named weights: give a file with a state_dict")
+        keys = ", ".join(map(repr, content)) if named else ""
+        have = f" (its keys are {keys[:200]})" if keys else ""
+        raise UserError(
+            f"{source} holds no named weights{have}: where the file was made, save only the "
+            "weights, torch.save(model.state_dict(), path)"
+        )
     tensors = {}
     for name, tensor in content.items():
         # "n_averaged" is a counter of torch.optim.swa_utils.AveragedModel.

@@ -89,6 +89,15 @@ def assert_same(one, two):
             assert np.array_equal(getattr(split, array), getattr(two.splits[name], array))
 
 
+def test_validation_texts_that_are_also_trained_on(files):
+    train = files / "train.csv"
+    assert not any("held out" in note for note in load(files, val_fraction=0.25).notes)
+    train.write_text(train.read_text() * 2)
+    notes = load(files, val_fraction=0.25).notes
+    assert notes == load(files, val_fraction=0.25).notes  # from the cache
+    assert any("the validation texts held out: " in note for note in notes)
+
+
 def test_the_ids_are_those_of_the_texts(files):
     data = load(files)
     source = open_text_data("csv", request(files)).load()

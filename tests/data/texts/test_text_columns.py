@@ -40,6 +40,7 @@ def rows(form, n=20, seed=0):
         "text": lambda i: " ".join(f"word{rng.integers(99)}" for _ in range(12)),
         "id": lambda i: str(1000 + 7 * i),
         "word": lambda i: f"w{rng.integers(10**6)}",
+        "-": lambda i: "",
     }
     return [[kinds[kind](i) for kind in form.split()] for i in range(n)]
 
@@ -126,6 +127,15 @@ def test_columns_that_are_not_there(table, texts, label, part):
     assert part in str(error.value) and "rows.csv" in str(error.value)
 
 
+def test_columns_of_the_run_that_a_file_to_predict_has_not(table):
+    with pytest.raises(UserError) as error:
+        columns(table([["a", "b"], ["x", "y z"]]), ["title"], needs_label=False)
+    assert str(error.value).endswith(
+        "no column 'title', which the run was trained with unless you named it: it has 2, and no "
+        "header row; name this file's with --text_columns"
+    )
+
+
 def test_known_classes_tell_the_column(table):
     data = [["the only one", "Sports", "x"], ["another one", "Sports", "y"]]
     assert columns(table(data), classes=["Sports", "World"])[0] == 1
@@ -136,3 +146,47 @@ def test_texts_alone(table):
     assert columns(table(rows("id text")), needs_label=False) == (None, [1], False)
     assert columns(table(rows("class text")), needs_label=False) == (0, [1], False)
     assert columns(table([["alone"], ["again"]]), needs_label=False) == (None, [0], False)
+
+
+# First rows that are unusual for a header.
+
+
+@pytest.mark.parametrize(
+    ("header", "form", "expected"),
+    [
+        ("label,text,", "class text -", (0, [1])),
+        ("text,text,label", "title text name", (2, [0, 1])),
+        ("label,,text", "name id text", (0, [2])),
+        (f"{'What do you say about it? ' * 3},label", "text name", (1, [0])),
+        ("v1,v2,,,", "name text - - -", (0, [1])),
+    ],
+)
+def test_a_header_with_empty_repeated_or_long_names(table, header, form, expected):
+    data = rows(form)
+    assert columns(table([header.split(","), *data])) == (*expected, True)
+    assert not columns(table(data))[2]
+
+
+def test_columns_that_are_mostly_empty(table):
+    """As in Kaggle's spam.csv, where a few texts go on in the columns without a name."""
+    data = rows("name text - -")
+    data[3][2:], data[5][2] = ["more of it", "and more"], "more of this"
+    assert columns(table([["v1", "v2", "", ""], *data])) == (0, [1], True)
+    assert columns(table(data)) == (0, [1], False)
+
+
+@pytest.mark.parametrize("first", ["news", "1"])
+def test_data_with_a_known_name_by_chance(table, first):
+    """A class or a title that is the name of a column, too, beside a long text."""
+    data = [[first, "Review", "word " * 20], *rows("id name text", 5)]
+    classes = ["news", "spam", "ham"] if first == "news" else []
+    data[0][1] = "Review" if first == "1" else "good"
+    assert not columns(table(data), classes=classes)[2]
+
+
+@pytest.mark.parametrize("form", ["title", "class title"])
+def test_repeated_rows_are_no_header(table, form):
+    for data in (rows(form, 2) * 10, rows(form, 30) * 10):
+        assert not columns(table(data), needs_label=False)[2]
+    joined = [["v1", "v2"], *rows("name text"), ["v1", "v2"], *rows("name text", seed=1)]
+    assert columns(table(joined))[2]

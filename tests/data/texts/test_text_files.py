@@ -85,6 +85,40 @@ def test_quotes_in_tsv_may_be_plain_characters(write):
     assert samples(write(proper, "y.tsv"))[0] == (1, "1", "two lines")
 
 
+def test_a_space_before_a_quote(write):
+    """The text "good, news" has a comma, which would end it."""
+    found = samples(write('1, "good, news"\n2, "bad news"\n1,  "old, but good, news"\n2, none\n'))
+    assert [text for *_, text in found] == ["good, news", "bad news", "old, but good, news", "none"]
+
+
+def test_the_line_by_which_excel_knows_the_separator(write):
+    content = "sep=;\r\nlabel;text\r\n1;good news\r\n2;bad, bad news\r\n"
+    expected = [(3, "1", "good news"), (4, "2", "bad, bad news")]
+    assert samples(write(content)) == expected
+    assert samples(write(content.replace("sep=;", '"SEP=;"'))) == expected
+    assert samples(write(content.replace(";", "^"))) == expected
+
+
+def test_the_separator_of_a_file_whose_first_text_has_many_lines(write):
+    long = "a line; of two, parts\n" * 500
+    found = samples(write(f'1,"{long}"\n' + "2,the next text\n" * 5))
+    assert len(found) == 6 and found[1] == (502, "2", "the next text")
+
+
+def test_json_arrays(write):
+    objects = [{"class": 1, "text": "good news"}, {"text": "bad [news], {yes}", "class": 2.0}]
+    for name in ("x.json", "x.jsonl"):
+        for indent, lines in ((None, (1, 2)), (2, (2, 6))):
+            found = samples(write(f"\n{json.dumps(objects, indent=indent)}\n", name))
+            assert found[0][1:] == GOOD[0][1:] and found[1][1:] == ("2", "bad [news], {yes}")
+            shift = indent is not None  # by the empty line before
+            assert [line for line, *_ in found] == [line + shift for line in lines]
+    refused(write('[{"class": 1, "text": "a"}, 2]', "x.json"), "line 1 is not a JSON object")
+    refused(write('[{"class": 1, "text": "a"}\n', "x.json"), "line 1 is not valid JSON")
+    refused(write('[{"class": 1, "text": "a"}]\n[]', "x.json"), "line 1 is not a JSON object")
+    refused(write("[]", "x.json"), "no row can be used")
+
+
 def test_fields_of_megabytes(write):
     long = "word " * 400_000
     found = samples(write(f'1,"{long}"\n2,short one\n'))
@@ -156,10 +190,10 @@ def test_many_quotes_that_are_never_closed(write):
         ("привет мир\n".encode("cp1251") * 9, "x.csv", "iconv"),
         (b"no gzip", "x.csv.gz", "not a whole gzip file"),
         (gzip.compress(b"1,a b\n" * 100, mtime=0)[:-9], "x.csv.gz", "not a whole gzip file"),
-        ("alone\nand again\n", "x.csv", "1 column(s)"),
+        ("alone\nand again\n", "x.csv", "has 1 column,"),
         ("text,label\n", "x.csv", "no row that can be used"),
         ('"\n', "x.csv", "no row can be used"),
-        ("{}\n{}\n", "x.jsonl", "0 column(s)"),
+        ("{}\n{}\n", "x.jsonl", "has 0 columns,"),
     ],
 )
 def test_files_that_cannot_be_used(write, content, name, part):
@@ -209,7 +243,7 @@ def test_texts_to_classify(write):
 PIECES = [
     b'"', b",", b"\n", b"\r", b"\t", b";", b"|", b"\\", b"\0", b"\xff", b"\xef\xbb\xbf",
     b"\xff\xfe", b"1", b"2", b"a b", b"text", b"label", b"{", b"}", b"[",
-    b'{"text": "a b", "label": 1}\n',
+    b'{"text": "a b", "label": 1}\n', b"sep=;\n", b'[{"text": "a", "label": 1},', b"]",
     b"1,good news\n2,bad news\n", "é\u2028".encode(), b"\x1f\x8b", b"&#39;", b"\x85", b"null", b":",
 ]  # fmt: skip
 

@@ -70,6 +70,67 @@ def test_numbers_are_sorted_as_numbers_and_take_the_names_beside_them(tmp_path):
     assert load(tmp_path, train_file=zero, test_fraction=0.5).classes == ["too", "few"]
 
 
+@pytest.mark.parametrize(
+    ("labels", "names", "expected", "note"),
+    [
+        ("12", "Money Sport Tech", "Sport Tech", "whose first line is class 0"),
+        ("12", "Money Sport", "Money Sport", "whose first line is class 1"),
+        ("02", "Money Sport Tech News", "Money Tech", "whose first line is class 0"),
+        ("12", "Money Sport Tech News", "1 2", "leave only 3 names (from 0) or 2 (from 1)"),
+        ("13", "Money Sport", "1 3", "it has 2 names, and class 3 needs 3"),
+        ("03", "Money Sport Tech", "0 3", "it has 3 names, and class 3 needs 4"),
+        ("12", "Money Money", "1 2", "it has 'Money' twice"),
+        ("12", "\udce9 b", "1 2", "it is not UTF-8 text"),
+        (["1.0", "2.0"], "Money Sport", "1.0 2.0", "write the classes as whole numbers, not 1.0"),
+        ("ab", "Money Sport", "a b", None),
+    ],
+)
+def test_names_for_classes_that_are_numbers(tmp_path, labels, names, expected, note):
+    train = write(tmp_path / "train.csv", list(labels) * 4)
+    lines = "\n".join(names.split()).encode("utf-8", "surrogateescape")
+    (tmp_path / "classes.txt").write_bytes(lines)
+    data = load(tmp_path, train_file=train, test_fraction=0.5)
+    assert data.classes == expected.split()
+    said = [line for line in data.notes if "classes.txt beside train.csv" in line]
+    assert [note in line for line in said] == [True] * (note is not None)
+
+
+@pytest.mark.parametrize(("one", "other"), [(("0.0", "1.0"), "01"), ("01", ("0.0", "1.0"))])
+def test_whole_numbers_as_pandas_writes_them(tmp_path, one, other):
+    train, test = write(tmp_path / "train.csv", [*one] * 4), write(tmp_path / "test.csv", other)
+    data = load(tmp_path, train_file=train, test_file=test)
+    assert data.classes == [*one] and data.test.labels.tolist() == [0, 1]
+    write(test, ["0", "1.5"])
+    refused(tmp_path, "has the class '1.5'", train_file=train, test_file=test)
+    write(train, ["0", "a"] * 4)
+    write(test, ["0.0", "a"])
+    refused(tmp_path, "has the class '0.0'", train_file=train, test_file=test)
+
+
+def test_a_header_that_is_taken_for_a_sample(tmp_path):
+    train = write(tmp_path / "train.csv", ["a", "b"] * 3, ["thema", "inhalt"])
+    refused(
+        tmp_path, "'thema' has only one sample", "if this is the header, name the columns with "
+        "--label_column and --text_columns", train_file=train, test_fraction=0.5,
+    )  # fmt: skip
+    data = load(tmp_path, train_file=train, test_fraction=0.5, label_column="thema")
+    assert data.classes == ["a", "b"]
+    one = write(tmp_path / "one.csv", ["c", *["a", "b"] * 3], ["label", "text"])
+    with pytest.raises(UserError, match=r"class 'c' has only one sample.*add samples") as error:
+        load(tmp_path, train_file=one, test_fraction=0.5)
+    assert "header" not in str(error.value)
+
+
+def test_texts_that_are_also_in_the_part_held_out(tmp_path):
+    train = write(tmp_path / "train.csv", ["a", "b"] * 20)
+    train.write_text(train.read_text() * 2)
+    data = load(tmp_path, train_file=train, test_fraction=0.25)
+    known = set(data.train.texts)
+    count = sum(text in known for text in data.test.texts)
+    assert f"the test texts held out: {count} of 20 texts are in the training" in data.notes[-1]
+    assert count
+
+
 def test_a_fraction_becomes_the_test_set(tmp_path):
     train = write(tmp_path / "train.csv", ["a"] * 60 + ["b"] * 20)
     data = load(tmp_path, train_file=train, test_fraction=0.25)

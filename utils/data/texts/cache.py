@@ -17,7 +17,7 @@ import tokenizers
 from tokenizers import Tokenizer
 
 from utils.data.splits import stratified_split, stratified_subset
-from utils.data.texts.csv_texts import file_sum
+from utils.data.texts.csv_texts import file_sum, repeated_texts
 from utils.data.texts.sources import TextData, TextRequest, Texts, TextSource, open_text_data
 from utils.data.texts.token_store import VERSION as STORE_VERSION
 from utils.data.texts.token_store import (
@@ -87,6 +87,9 @@ def load_tokenized(
         return replace(cached, source=f"{source.description}, memory-mapped from {folder}")
     texts = source.load()
     splits = _divide(texts, val_fraction, subset, seed)
+    if val_fraction and not texts.synthetic:
+        both = (splits[name].texts for name in ("train", "val"))
+        texts.notes.extend(repeated_texts("the validation texts held out", *both))
     made = tokenizer.make(splits["train"].texts, progress)
     return _write_to_cache(folder, _encode_all(texts, splits, made, max_tokens, progress))
 

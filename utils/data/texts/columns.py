@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 from utils.data.texts.files import Row, Table
 from utils.errors import UserError
+from utils.plural import counted
 
 # The first of LABEL_NAMES that a header has is the class; all of TEXT_NAMES in it are text.
 LABEL_NAMES = (
@@ -57,15 +59,16 @@ def choose_columns(
     Raises:
         UserError: a column is missing, or the table has too few.
     """
-    header = _has_header(table, text_columns, label_column)
+    header = _has_header(table, text_columns, label_column, classes)
     names = table.names
     if header:
         names = [cell.strip() for cell in table.rows[0].cells]
     sample = [row for row in table.rows[header : _SAMPLE_ROWS + header] if row.problem is None]
     plain = [_plain(name) for name in names] if names is not None else None
 
-    texts = [_find(table, names, column, "text_columns") for column in text_columns]
-    label = None if label_column is None else _find(table, names, label_column, "label_column")
+    flag = "--text_columns" if needs_label else None
+    texts = [_find(table, names, column, flag) for column in text_columns]
+    label = None if label_column is None else _find(table, names, label_column, "--label_column")
     if label is not None and label in texts:
         raise UserError(
             f"{table.path}: column {_say([label], names)} cannot be both text and class: "
@@ -76,8 +79,8 @@ def choose_columns(
         label = _guess_label(sample, rest, plain, classes, needs_label)
     if label is None and needs_label:
         raise UserError(
-            f"{table.path} has {table.columns} column(s), but a text and its class are needed: "
-            "add the missing one, or name both with --text_columns and --label_column"
+            f"{table.path} has {counted(table.columns, 'column')}, but a text and its class are "
+            "needed: add the missing one, or name both with --text_columns and --label_column"
         )
     if not texts:
         texts = _guess_texts(sample, [column for column in rest if column != label], plain)
@@ -112,8 +115,9 @@ def _say(columns: list[int], names: list[str] | None) -> str:
     return " and ".join(" ".join(part.split()) for part in parts)
 
 
-def _find(table: Table, names: list[str] | None, column: str, flag: str) -> int:
-    """The index of `column`, given by exact name, by name in any case, or by number from 1."""
+def _find(table: Table, names: list[str] | None, column: str, flag: str | None) -> int:
+    """The index of `column`, given by exact name, by name in any case, or by number from 1.
+    `flag` names it, or if it is None the run or --text_columns."""
     names = names or []
     lower = [name.lower() for name in names]
     if column in names:
@@ -124,14 +128,24 @@ def _find(table: Table, names: list[str] | None, column: str, flag: str) -> int:
         return int(column) - 1
     known = ", ".join(" ".join(name.split())[:_LONGEST_NAME] for name in names[:20])
     have = f"it has {known}" if names else f"it has {table.columns}, and no header row"
-    raise UserError(f"{table.path} has no column {column!r} (--{flag}): {have}")
+    if flag is None:
+        raise UserError(
+            f"{table.path} has no column {column!r}, which the run was trained with unless you "
+            f"named it: {have}; name this file's with --text_columns"
+        )
+    raise UserError(f"{table.path} has no column {column!r} ({flag}): {have}")
 
 
 def _plain(name: str) -> str:
     return " ".join(name.lower().replace("_", " ").replace("-", " ").split())
 
 
-def _has_header(table: Table, text_columns: Sequence[str], label_column: str | None) -> bool:
+def _has_header(
+    table: Table,
+    text_columns: Sequence[str],
+    label_column: str | None,
+    classes: Collection[str],
+) -> bool:
     """Whether the first row names the columns."""
     rows = table.rows
     if table.names is not None or not rows or rows[0].problem is not None:
@@ -141,24 +155,48 @@ def _has_header(table: Table, text_columns: Sequence[str], label_column: str | N
     lower = [cell.lower() for cell in first]
     if any(column.strip().lower() in lower and not column.isdecimal() for column in asked):
         return True
-    # The first column may lack a name: pandas writes its index that way.
-    if any(len(cell) > _LONGEST_NAME for cell in first) or not all(first[1:]):
-        return False
-    if len(set(first)) < len(first):
-        return False
-    others = [row.cells for row in rows[1 : _SAMPLE_ROWS + 1] if row.problem is None]
-    others = [cells for cells in others if cells != rows[0].cells]  # joined files repeat the header
+    below = [row.cells for row in rows[1 : _SAMPLE_ROWS + 1] if row.problem is None]
+    others = [cells for cells in below if cells != rows[0].cells]  # joined files repeat the header
     values = [Counter(cells[j].strip() for cells in others) for j in range(len(first))]
-    new = [name not in below for name, below in zip(first, values, strict=True)]
-    for name, below, is_new in zip(first, values, new, strict=True):
-        if is_new and _plain(name) in LABEL_NAMES + TEXT_NAMES:
+    is_new = [name not in found for name, found in zip(first, values, strict=True)]
+    known = {name for name in compress(first, is_new) if _plain(name) in LABEL_NAMES + TEXT_NAMES}
+    if known and _is_usual(first):
+        return True
+    # Data may begin with a known name by chance: what no header has then tells them apart.
+    if known and not known & set(classes) and not any(map(_is_number, first)):
+        repeated = (min(found.values(), default=0) > 1 for found in compress(values, is_new))
+        enough = min(2, len(set(filter(None, first))))
+        if len(known) >= enough or (len(others) >= 10 and any(repeated)):
             return True
-        if is_new and others and not _is_number(name) and all(map(_is_number, below)):
+    named = [j for j, name in enumerate(first) if name or not _is_spare(values[j], len(others))]
+    if not _is_usual([first[j] for j in named]):
+        return False
+    all_new = all(is_new[j] for j in named)
+    for j in named:
+        if is_new[j] and others and not _is_number(first[j]) and all(map(_is_number, values[j])):
             return True
         # A column of few values, all of which repeat but that of the first row.
-        if all(new) and len(others) >= 10 and len(below) <= len(others) / 5:
-            return min(below.values()) > 1
+        if all_new and len(others) >= 10 and len(values[j]) <= len(others) / 5:
+            return min(values[j].values()) > 1 and not _repeats(others, len(below))
     return False
+
+
+def _is_usual(names: list[str]) -> bool:
+    """Whether a header looks like this; the first column may lack a name, as pandas writes it."""
+    short = all(len(name) <= _LONGEST_NAME for name in names)
+    return short and all(names[1:]) and len(set(names)) == len(names)
+
+
+def _is_spare(values: Counter[str], count: int) -> bool:
+    """Whether most cells of a column are empty, as in those that spreadsheets add at the end."""
+    return values[""] * 2 > count
+
+
+def _repeats(others: list[list[str | None]], count: int) -> bool:
+    """Whether the first row, which `others` lack of the `count` rows below it, is one of several
+    that are repeated, and no header of joined files, which is rarer than they are."""
+    again, distinct = count - len(others), len(set(map(tuple, others)))
+    return again > 0 and 2 * distinct < len(others) <= 2 * distinct * again
 
 
 def _is_number(cell: str) -> bool:
@@ -194,7 +232,8 @@ def _guess_label(
         repeated = [j for j in repeated if length[j] <= _LONGEST_NAME and len(sample) >= 10]
         return min(repeated, key=lambda j: (values[j], length[j]), default=None)
     if repeated:
-        return min(repeated, key=lambda j: (values[j], length[j], j))
+        spare = {j: _is_spare(Counter(cells[j]), len(sample)) for j in columns}
+        return min(repeated, key=lambda j: (spare[j], values[j], length[j], j))
     return min(columns, key=lambda j: (length[j], j))
 
 

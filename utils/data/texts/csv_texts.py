@@ -10,13 +10,14 @@ import numpy as np
 
 from utils.data.splits import TEST_SEED, stratified_split
 from utils.data.texts.files import file_kind
-from utils.data.texts.rows import Samples, left_out, read_samples
+from utils.data.texts.rows import Samples, left_out, read_samples, whole_number
 from utils.data.texts.sources import TextData, TextRequest, Texts, TextSource, text_fingerprint
 from utils.errors import UserError
 
 CLASS_NAMES = "classes.txt"
 _PLAUSIBLE_CLASSES = 20  # more than these must be at most half as many as the texts
 VERSION = 2  # of reading and cleaning; part of the cache's key
+OWN_VERSION = 3  # the same of the user's own files, whose columns and classes are guessed
 
 
 def open_csv(request: TextRequest) -> TextSource:
@@ -57,7 +58,7 @@ def open_csv(request: TextRequest) -> TextSource:
     description = ", ".join(str(path) for path in files.values())
     names = request.train_file.parent / CLASS_NAMES
     every = files | ({"classes": names} if names.is_file() else {})
-    return TextSource("csv", every, VERSION, description, lambda: _load(request, files))
+    return TextSource("csv", every, OWN_VERSION, description, lambda: _load(request, files))
 
 
 def _is_same(one: Path, other: Path) -> bool:
@@ -82,16 +83,16 @@ def _load(request: TextRequest, files: dict[str, Path]) -> TextData:
         )
     texts = {role: to_texts(part, classes) for role, part in samples.items()}
     notes = notes_of(samples)
-    named = _class_names(files["train"].parent / CLASS_NAMES, classes)
-    if named is not None:
-        classes = named
-        notes.append(f"names of the classes from {CLASS_NAMES} beside {files['train'].name}")
     if request.test_fraction is not None:
-        kept, held_out = stratified_split(
-            texts["train"].labels, request.test_fraction, TEST_SEED, classes
-        )
+        if not samples["train"].header:
+            _refuse_single(files["train"], samples["train"].labels)
         whole = texts["train"]
+        kept, held_out = stratified_split(whole.labels, request.test_fraction, TEST_SEED, classes)
         texts["train"], texts["test"] = whole.part(kept), whole.part(held_out)
+        both = (texts[role].texts for role in ("train", "test"))
+        notes += repeated_texts("the test texts held out", *both)
+    classes, note = class_names(files["train"], classes)
+    notes += [] if note is None else [note]
     return TextData(
         name="csv",
         classes=classes,
@@ -105,23 +106,53 @@ def _load(request: TextRequest, files: dict[str, Path]) -> TextData:
     )
 
 
-def _class_names(path: Path, classes: list[str]) -> list[str] | None:
-    """Names for classes that are numbers, from the lines of a file beside the texts.
+def _refuse_single(path: Path, labels: list[str]) -> None:
+    """UserError if the first row is the only one of its class, as a header would be."""
+    if labels.count(labels[0]) == 1:
+        raise UserError(
+            f"{path}: class {labels[0][:40]!r} has only one sample, and a split needs one for each "
+            "part: if this is the header, name the columns with --label_column and --text_columns, "
+            "else add samples of this class, or remove it"
+        )
 
-    The first line names class 1, or class 0 if there is one. None if the file is missing or does
-    not fit.
+
+def class_names(train_file: Path, classes: list[str]) -> tuple[list[str], str | None]:
+    """(the names of the classes, a note): of classes that are numbers, from the lines of a file
+    beside the training file, if there is one and it fits.
+
+    Its first line names class 0 if there is such a class, or if there are names for exactly the
+    numbers from 0 to the largest; it names class 1 if there are names for exactly those from 1.
     """
-    if not path.is_file() or not all(name.isascii() and name.isdecimal() for name in classes):
-        return None
+    path = train_file.parent / CLASS_NAMES
+    if not path.is_file() or not all(map(whole_number, classes)):
+        return classes, None
+    unused = f"{CLASS_NAMES} beside {train_file.name} is not used: "
     try:
-        names = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, ValueError):
-        return None
-    names = [name for name in names if name]
-    places = [int(name) - (classes[0] != "0") for name in classes]
-    if len(set(names)) < len(names) or not 0 <= min(places) <= max(places) < len(names):
-        return None
-    return [names[place] for place in places]
+        return classes, unused + "it is not UTF-8 text, convert it (for example with iconv)"
+    names = [name for line in lines if (name := line.strip())]
+    other = next((name for name in classes if not name.isdecimal()), None)
+    if other is not None:
+        return classes, unused + f"write the classes as whole numbers, not {other}"
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated is not None:
+        return classes, unused + f"it has {repeated[:40]!r} twice"
+    largest = int(classes[-1])
+    first = 0 if int(classes[0]) == 0 or len(names) == largest + 1 else 1
+    needed = largest + 1 - first
+    if len(names) < needed:
+        return classes, unused + f"it has {len(names)} names, and class {largest} needs {needed}"
+    if first == 1 and len(names) > needed:
+        return classes, unused + (
+            f"its first line may be class 0 or class 1, leave only {largest + 1} names (from 0) or "
+            f"{largest} (from 1)"
+        )
+    names = [names[int(name) - first] for name in classes]
+    return names, (
+        f"names of the classes from {CLASS_NAMES} beside {train_file.name}, whose first line is "
+        f"class {first}"
+    )
 
 
 def read_files(

@@ -1,4 +1,4 @@
-"""Reads CSV, TSV and JSON Lines files, plain or gzip-compressed, into rows of text cells.
+"""Reads CSV, TSV and JSON files, plain or gzip-compressed, into rows of text cells.
 
 Whatever the bytes of a file are, the result is a table in which each row has either cells or the
 reason why it has none, or else a `UserError`.
@@ -10,14 +10,15 @@ import contextlib
 import csv
 import gzip
 import io
-import json
+import itertools
 import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
+from utils.data.texts.json_rows import read_json
+from utils.data.texts.table import Row, Table, broken_text
 from utils.errors import UserError
 
 KINDS = {
@@ -31,36 +32,14 @@ KINDS = {
 }
 MAX_UNPACKED_BYTES = 8 << 30  # of a .gz, which may unpack to a thousand times its size
 _HEAD_BYTES = 1 << 16  # enough to tell text from binary
-_SAMPLE_LINES = 100
-_SAMPLE_OBJECTS = 1000
+_SAMPLE_ROWS = 100
+_SAMPLE_CHARACTERS = 1 << 20
 _DELIMITERS = ",;\t|"
+_SEPARATOR = re.compile(r"\"?sep=([^\w\s\"]|\t)\"?\s*", re.IGNORECASE)
 # A quote that is never closed turns the rest of the file into one row. All of it but the first line
 # is then read again: this often at most.
 _MAX_UNCLOSED = 20
 _STRANGE = re.compile("[\x00-\x08\x0e-\x1f\udc80-\udcff]")
-_SURROGATE = re.compile("[\ud800-\udfff]")
-
-
-@dataclass(frozen=True)
-class Row:
-    """`line` is the number, from 1, of the row's first line. A bad row has a `problem` instead
-    of cells. A cell is None if its value is missing."""
-
-    line: int
-    cells: list[str | None]
-    problem: str | None = None
-
-
-@dataclass(frozen=True)
-class Table:
-    """The rows of a file. `names` are the keys of JSON objects, None for other files (whose
-    first row may be a header); `columns` is the number of columns."""
-
-    path: Path
-    rows: list[Row]
-    columns: int
-    names: list[str] | None = None
-    delimiter: str = ","
 
 
 def file_kind(path: Path) -> str:
@@ -77,7 +56,7 @@ def file_kind(path: Path) -> str:
 
 
 def read_table(path: Path, of: str = "text") -> Table:
-    """All rows of a CSV, TSV or JSON Lines file but the blank ones.
+    """All rows of a CSV, TSV or JSON file but the blank ones.
 
     Args:
         of: what has a row, for messages.
@@ -91,7 +70,7 @@ def read_table(path: Path, of: str = "text") -> Table:
     text = read_text_file(path)
     lines = list(io.StringIO(text, newline=""))
     if kind == "jsonl":
-        table = _read_json_lines(path, lines)
+        table = read_json(path, text, lines)
     else:
         table = _read_delimited(path, lines, "\t" if kind == "tsv" else None)
     if not table.rows:
@@ -121,18 +100,6 @@ def read_text_file(path: Path) -> str:
     return data.decode("utf-8", "surrogateescape").replace("\0", " ")
 
 
-def broken_text(text: str) -> str | None:
-    """What is wrong with the characters of a text, in words; None if nothing is."""
-    if text.isascii():
-        return None
-    found = _SURROGATE.search(text)
-    if found is None:
-        return None
-    if "\udc80" <= found[0] <= "\udcff":
-        return "is not UTF-8 (convert the file, for example with iconv -t UTF-8)"
-    return "has half a surrogate pair, which is not a character"
-
-
 def _unpack(path: Path) -> bytes:
     try:
         with gzip.open(path) as file:
@@ -160,16 +127,31 @@ def _refuse_binary(path: Path, head: bytes) -> None:
 
 
 def _read_delimited(path: Path, lines: list[str], delimiter: str | None) -> Table:
-    """`delimiter` None: chosen among comma, semicolon, tab and bar."""
+    """`delimiter` None: the one that the first line gives as "sep=;", as for Excel, or else chosen
+    among comma, semicolon, tab and bar."""
+    if delimiter is None and lines and (given := _SEPARATOR.fullmatch(lines[0])):
+        delimiter, lines = given[1], ["\n", *lines[1:]]
     if delimiter is None:
-        delimiter = _choose_delimiter(lines[:_SAMPLE_LINES])
-    rows = list(_parse(lines, delimiter, csv.QUOTE_MINIMAL))
+        delimiter = _choose_delimiter(_head(lines))
+    rows = list(_parse(lines, delimiter))
     columns = _columns(rows)
-    if delimiter == "\t" and _bad(rows, columns):  # many programs do not escape quotes
-        plain = list(_parse(lines, delimiter, csv.QUOTE_NONE))
+    if _bad(rows, columns):
+        # Many programs do not escape quotes in TSV; in CSV, a space may come before a quote.
+        other = {"quoting": csv.QUOTE_NONE} if delimiter == "\t" else {"skipinitialspace": True}
+        plain = list(_parse(lines, delimiter, **other))
         if _bad(plain, _columns(plain)) < _bad(rows, columns):
             rows, columns = plain, _columns(plain)
     return Table(path, [_check_row(row, columns) for row in rows], columns, None, delimiter)
+
+
+def _head(lines: list[str]) -> list[str]:
+    """The first lines, which have enough rows to guess by, even if each is of many lines."""
+    characters = 0
+    for count, line in enumerate(lines):
+        characters += len(line)
+        if count >= _SAMPLE_ROWS and characters > _SAMPLE_CHARACTERS:
+            return lines[:count]
+    return lines
 
 
 def _check_row(row: Row, columns: int) -> Row:
@@ -197,16 +179,17 @@ def _bad(rows: list[Row], columns: int) -> int:
 def _choose_delimiter(lines: list[str]) -> str:
     """The delimiter that gives most rows the same number of columns, two or more; or a comma."""
 
-    def agreement(delimiter: str) -> int:
-        rows = list(_parse(lines, delimiter, csv.QUOTE_MINIMAL))
+    def agreement(delimiter: str) -> float:
+        rows = list(itertools.islice(_parse(lines, delimiter), _SAMPLE_ROWS))
         columns = _columns(rows)
-        return len(rows) - _bad(rows, columns) if columns > 1 else 0
+        return 1 - _bad(rows, columns) / len(rows) if columns > 1 else 0
 
     return max(_DELIMITERS, key=agreement)
 
 
-def _parse(lines: list[str], delimiter: str, quoting: int) -> Iterator[Row]:
-    """If a row cannot be parsed, only its first line is given up: the next row begins after it."""
+def _parse(lines: list[str], delimiter: str, **options) -> Iterator[Row]:
+    """If a row cannot be parsed, only its first line is given up: the next row begins after it.
+    `options` are those of csv.reader."""
     start, unclosed = 0, 0  # `start`: lines before the row
     with _any_field_size():
         while start < len(lines):
@@ -214,8 +197,8 @@ def _parse(lines: list[str], delimiter: str, quoting: int) -> Iterator[Row]:
             reader = csv.reader(
                 map(lines.__getitem__, range(start, len(lines))),
                 delimiter=delimiter,
-                quoting=quoting,
                 strict=True,
+                **options,
             )
             try:
                 for cells in reader:
@@ -249,55 +232,3 @@ def _any_field_size() -> Iterator[None]:
         yield
     finally:
         csv.field_size_limit(before)
-
-
-# JSON Lines
-
-
-def _read_json_lines(path: Path, lines: list[str]) -> Table:
-    """The columns are the keys of the first objects, in the order of their first appearance."""
-    records = [
-        (line, *_parse_json(text)) for line, text in enumerate(lines, 1) if not text.isspace()
-    ]
-    names: dict[str, None] = {}
-    for _, record, _ in records[:_SAMPLE_OBJECTS]:
-        names.update(dict.fromkeys(record or ()))
-    rows = [
-        Row(line, [], problem) if record is None else _to_row(line, record, names)
-        for line, record, problem in records
-    ]
-    return Table(path, rows, len(names), list(names))
-
-
-def _parse_json(text: str) -> tuple[dict | None, str]:
-    problem = broken_text(text)
-    if problem:
-        return None, problem
-    try:
-        record = json.loads(text)
-    except (ValueError, RecursionError) as error:  # ValueError: a number of 5,000 digits, too
-        return None, f"is not valid JSON ({getattr(error, 'msg', None) or error})"
-    if not isinstance(record, dict):
-        return None, "is not a JSON object: expected one {...} a line"
-    return record, ""
-
-
-def _to_row(line: int, record: dict, names: dict[str, None]) -> Row:
-    cells: list[str | None] = []
-    for name in names:
-        cell = _to_cell(record.get(name))
-        problem = cell and broken_text(cell)
-        if problem:
-            return Row(line, [], problem)
-        cells.append(cell)
-    return Row(line, cells)
-
-
-def _to_cell(value: object) -> str | None:
-    if isinstance(value, str):
-        return value.replace("\0", " ")
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return str(value) if isinstance(value, int | float) else None

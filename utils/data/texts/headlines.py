@@ -89,7 +89,7 @@ def open_headlines(request: TextRequest) -> TextSource:
         name="headlines",
         files={},
         version=VERSION,
-        description="built-in synthetic texts",
+        description="built-in synthetic data",
         load=_load,
     )
 
@@ -103,7 +103,7 @@ def _load() -> TextData:
         train=train,
         test=test,
         fingerprint=text_fingerprint(CLASSES, {"train": train, "test": test}),
-        source="built-in synthetic texts",
+        source="built-in synthetic data",
         synthetic=True,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,11 +19,12 @@ class Samples:
     """The texts of a file, each with its class (as it is written there) and its line.
 
     `problems` are the bad rows, which are left out: (line, what is wrong with it). `note` says
-    which columns were guessed.
+    which columns were guessed, `header` whether the first row names them.
     """
 
     path: Path
     note: str | None = None
+    header: bool = False
     lines: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
@@ -60,8 +62,11 @@ def read_samples(
         line, problem = table.rows[0].line, table.rows[0].problem
         raise UserError(f"{path}: no row can be used; line {line} {problem}: correct the file")
     columns = choose_columns(table, text_columns, label_column, classes=classes)
-    samples = Samples(path, columns.note)
+    samples = Samples(path, columns.note, columns.header or table.names is not None)
     known = set(classes)
+    by_number = {whole_number(name): name for name in classes}
+    if None in by_number:
+        by_number = {}
     header = table.rows[0].cells if columns.header else None
     for row in table.rows[columns.header :]:
         problem, text, label = row.problem, "", ""
@@ -71,6 +76,8 @@ def read_samples(
             cells = row.cells
             text = _join([cells[column] for column in columns.texts], clean, line_end)
             label = " ".join((cells[columns.label] or "").split())
+            if label not in known:
+                label = by_number.get(whole_number(label), label)
             if not label:
                 problem = "has no class"
             elif not text:
@@ -89,6 +96,12 @@ def read_samples(
         first = " and ".join(f"line {line} {problem}" for line, problem in samples.problems[:1])
         raise UserError(f"{path} has no row that can be used{first and ': '}{first}")
     return samples
+
+
+def whole_number(name: str) -> str | None:
+    """ "1" for "1" and, as pandas writes it beside missing values, "1.0"; None for other names."""
+    found = re.fullmatch(r"([0-9]{1,18})(\.0+)?", name)
+    return found and found[1]
 
 
 def read_texts(
