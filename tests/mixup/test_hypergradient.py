@@ -11,7 +11,6 @@ from torch.func import functional_call
 
 from utils.mixup import meta as meta_mixup
 from utils.mixup.hypergradient import (
-    ReluMasks,
     exact_hypergradient,
     exact_product,
     fast_hypergradient,
@@ -45,9 +44,22 @@ def smooth_network():
     )
 
 
+def piecewise_network():
+    """With the functions that take branches besides ReLU, and have second derivatives."""
+    kinds = (nn.MaxPool2d(3, 1, 1), nn.ReLU6(), nn.LeakyReLU(), nn.PReLU(4), nn.Hardtanh())
+    layers = [
+        layer
+        for number, kind in enumerate((*kinds, *kinds))
+        for layer in (nn.Conv2d(4 if number else 3, 4, 3, padding=1), nn.BatchNorm2d(4), kind)
+    ]
+    return nn.Sequential(*layers, nn.AdaptiveMaxPool2d(2), nn.Flatten(), nn.Linear(16, 5))
+
+
 CASES = {
     "smooth": (smooth_network, (3, 6, 6)),
     "resnet": (lambda: ResNet(18, 5, width=4, stem="cifar"), (3, 8, 8)),
+    "max-pooling": (lambda: ResNet(18, 5, width=4, stem="imagenet"), (3, 32, 32)),
+    "piecewise": (piecewise_network, (3, 8, 8)),
     "transformer": (Transformer, (6, 16)),
 }
 # Ill-conditioned: almost all of the gradient is in the first layers.
@@ -186,29 +198,6 @@ def test_a_quadratic_in_closed_form(find):
     result = find(mixed, lambda ws: (ws[0] - c).square().sum() / 2, [w], lam, LR)
     stepped = w - LR * (w - mix_pairs(a, b, lam).mean(0))
     torch.testing.assert_close(result, LR * (a - b) @ (stepped - c) / 4, rtol=1e-6, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    "relu",
-    [
-        torch.relu,
-        nn.functional.relu,
-        torch.Tensor.relu,
-        nn.ReLU(),
-        nn.ReLU(inplace=True),
-        torch.relu_,
-        lambda x: nn.functional.relu(x, True),
-    ],
-)
-def test_relu_masks_are_reused(relu):
-    relu_masks, first = ReluMasks(), torch.tensor([-1.0, 2.0, 3.0])
-    with relu_masks:
-        assert relu(first.clone()).tolist() == [0, 2, 3]
-    for _ in range(2):
-        moved = torch.tensor([1.0, -2.0, 3.0])
-        with relu_masks:
-            assert relu(moved).tolist() == [0, -2, 3]
-    assert relu(torch.tensor([-1.0, 1.0])).tolist() == [0, 1]
 
 
 # ---- where TF32 is allowed, the default for convolutions on a GPU ------------------------------

@@ -15,9 +15,9 @@ in DARTS (Liu, Simonyan and Yang, 2019, arXiv:1806.09055, equation 8):
 
     -lr (d L_mixed(w + e v, lambda) - d L_mixed(w, lambda)) / d lambda / e
 
-Where a ReLU switches between w and w + e v, the gradient jumps. The exact derivative ignores such
-jumps, but the difference would divide them by e. So the second evaluation reuses the ReLU masks of
-the first (`ReluMasks`).
+Where a ReLU or a max-pooling switches between w and w + e v, the gradient jumps. The exact
+derivative ignores such jumps, but the difference would divide them by e. So in the second
+evaluation these functions take the branches that they took in the first (`Branches`).
 
 Rounding errors are divided by e, too. By default, convolutions on a GPU since Ampere round float32
 to the 10 bits of TF32 (matrix products do so on request), which is more than e v: the difference
@@ -26,15 +26,14 @@ runs in full float32, whatever the process has set, at the cost of running witho
 exception is `gradient_at`: v need not be more accurate than any other gradient.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.overrides import TorchFunctionMode
 
 from utils.machine.float32 import float32_products
+from utils.mixup.branches import Branches
 
 Weights = list[Tensor]
 
@@ -43,8 +42,6 @@ Weights = list[Tensor]
 # over all weights would move too far. sqrt(eps) balances rounding and truncation errors where
 # curvature and slope are of equal size; a normalised network has more curvature, hence the 1/8.
 RELATIVE_STEP = {t: torch.finfo(t).eps ** 0.5 / 8 for t in (torch.float32, torch.float64)}
-
-RELUS = {torch.relu, Tensor.relu, F.relu, torch.relu_, Tensor.relu_, F.relu_}
 
 
 @float32_products("float32")
@@ -109,16 +106,16 @@ def fast_hypergradient(
 
     Args:
         mixed: computes in the weights' precision (a lower one would round the difference away),
-            and calls its ReLUs in the same order every time.
+            and calls its functions in the same order every time.
     """
     leaves = [weight.detach().requires_grad_() for weight in weights]
-    relu_masks, lam = ReluMasks(), lam.detach().requires_grad_()
-    with torch.enable_grad(), relu_masks:
+    branches, lam = Branches(), lam.detach().requires_grad_()
+    with torch.enable_grad(), branches:
         loss = mixed(leaves, lam)
     lam_grad, *gradient = torch.autograd.grad(loss, [lam, *leaves], materialize_grads=True)
     weights = [weight.detach() for weight in weights]
     v = gradient_at(clean, torch._foreach_sub(weights, gradient, alpha=lr))
-    return -lr * _difference(mixed, weights, v, lam, lam_grad, relu_masks)
+    return -lr * _difference(mixed, weights, v, lam, lam_grad, branches)
 
 
 @float32_products("float32")
@@ -127,11 +124,11 @@ def fast_product(
 ) -> Tensor:
     """`exact_product`, approximated by a finite difference; `mixed` as in `fast_hypergradient`."""
     weights = [weight.detach() for weight in weights]
-    relu_masks, lam = ReluMasks(), lam.detach().requires_grad_()
-    with torch.enable_grad(), relu_masks:
+    branches, lam = Branches(), lam.detach().requires_grad_()
+    with torch.enable_grad(), branches:
         loss = mixed(weights, lam)
     (lam_grad,) = torch.autograd.grad(loss, lam)
-    return _difference(mixed, weights, v, lam, lam_grad, relu_masks)
+    return _difference(mixed, weights, v, lam, lam_grad, branches)
 
 
 def gradient_at(loss: Callable[[Weights], Tensor], weights: Weights) -> Weights:
@@ -142,12 +139,12 @@ def gradient_at(loss: Callable[[Weights], Tensor], weights: Weights) -> Weights:
 
 
 def _difference(
-    mixed, weights: Weights, v: Weights, lam: Tensor, lam_grad: Tensor, relu_masks
+    mixed, weights: Weights, v: Weights, lam: Tensor, lam_grad: Tensor, branches
 ) -> Tensor:
     """(d mixed(w + e v) - d mixed(w)) / d lambda / e; `lam_grad` is d mixed(w) / d lambda."""
     e = _step_size(weights, v)
     moved = torch._foreach_add(weights, torch._foreach_mul(v, e))
-    with torch.enable_grad(), relu_masks:
+    with torch.enable_grad(), branches:
         loss = mixed(moved, lam)
     (moved_grad,) = torch.autograd.grad(loss, lam)
     return (moved_grad - lam_grad) / e
@@ -158,28 +155,3 @@ def _step_size(weights: Weights, v: Weights) -> Tensor:
     w_norm, v_norm = (torch.stack(torch._foreach_norm(tensors)) for tensors in (weights, v))
     largest = (v_norm / w_norm.clamp_min(1.0)).max()
     return RELATIVE_STEP[largest.dtype] / largest.clamp_min(torch.finfo(largest.dtype).tiny)
-
-
-class ReluMasks(TorchFunctionMode):
-    """A context that records every ReLU's mask on first use, and on later uses applies the recorded
-    masks in the same order instead of the inputs' own."""
-
-    def __init__(self):
-        super().__init__()
-        self.results: list[Tensor] = []  # ReLU outputs while recording; the mask is result > 0
-        self.next: Iterator[Tensor] | None = None  # None while recording
-
-    def __enter__(self):
-        self.next = iter(self.results) if self.results else None
-        return super().__enter__()
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if func not in RELUS:
-            return func(*args, **kwargs)
-        if self.next is None:
-            result = func(*args, **kwargs)
-            self.results.append(result.detach())  # autograd saves it anyway
-            return result
-        # ReLU's backward: the first argument where the second is above 0, else 0.
-        return torch.ops.aten.threshold_backward(args[0], next(self.next), 0)
