@@ -20,6 +20,8 @@ MODEL = "model"  # heading in --help
 OWN = "vit"  # the value of --model that takes these sizes
 SIZES = ("patch_size", "layers", "dim", "heads", "ffn", "pooling", "positions")
 WARMUP = 0.05  # fraction of the epochs, by default
+# Settings of the model -> arguments of timm's constructors.
+ARGUMENTS = {"drop_rate": "drop_rate", "drop_path": "drop_path_rate"}
 
 
 @dataclass
@@ -79,7 +81,8 @@ class Settings(ImageSettings):
     grad_checkpointing: bool = setting(
         False,
         "Keep no activations inside the blocks, and compute them again in the backward pass: less "
-        "memory, a third more time",
+        "memory, a third more time. BatchNorm's running statistics in the blocks are then updated "
+        "twice in a micro-batch",
         group=MODEL, resume="free",
     )  # fmt: skip
     model_kwargs: str | None = setting(
@@ -102,7 +105,7 @@ class Settings(ImageSettings):
             reason = f"--model {self.model} has its own sizes; see --model_kwargs"
             yield from ((name, reason, "model") for name in SIZES)
         if ":" in self.model:
-            for name in ("drop_rate", "drop_path"):
+            for name in ARGUMENTS:
                 yield name, "a class of your own takes --model_kwargs", "model"
 
     def validate(self):
@@ -125,10 +128,9 @@ def build_model(settings: Settings, card):
     name, classes = settings.model, len(card.classes)
     pictures = {"height": card.height, "width": card.width, "channels": card.channels}
     arguments = named.arguments_of(settings.model_kwargs)
-    if settings.drop_rate:
-        arguments["drop_rate"] = settings.drop_rate
-    if settings.drop_path:
-        arguments["drop_path_rate"] = settings.drop_path
+    for flag, argument in ARGUMENTS.items():
+        if rate := getattr(settings, flag):
+            arguments[argument] = rate
     if name == OWN:
         sizes = {key: getattr(settings, key) for key in SIZES}
         model = named.own_vit(classes, **pictures, **sizes, arguments=arguments)
@@ -137,6 +139,8 @@ def build_model(settings: Settings, card):
     else:
         model = named.timm_model(name, classes, **pictures, arguments=arguments)
     named.check_pictures(model, name, classes, **pictures)
+    if settings.action.trains:
+        named.check_training(model, name, **pictures)
     if settings.eval_size not in (None, settings.image_size):
         size = settings.image_size  # in training
         try:
@@ -155,7 +159,14 @@ def check_model(settings: Settings) -> None:
     """UserError if there is no such model, whatever the pictures are."""
     from utils.models import named
 
-    named.arguments_of(settings.model_kwargs)
+    arguments = named.arguments_of(settings.model_kwargs)
+    for flag, argument in ARGUMENTS.items():
+        # A run from before there was this check can still be resumed: its flag counts.
+        if settings.resume is None and getattr(settings, flag) and argument in arguments:
+            raise UserError(
+                f"--{flag} and --model_kwargs {argument}={arguments[argument]} set the same: leave "
+                "one of them out"
+            )
     if settings.model != OWN:
         named.check_name(settings.model)
 

@@ -173,6 +173,9 @@ def test_faults(works, fails):
 def test_meta_mixup_and_auto(works):
     works(*VIT, "--mixup", "meta", "--output", "policy")
     works(*VIT, "--mixup", "meta", "--meta_exact", "--output", "exact")
+    works(*VIT, "--mixup", "meta", "--grad_checkpointing", "--output", "checkpointed")
+    for name, tensor in weights("policy").items():
+        torch.testing.assert_close(weights("checkpointed")[name], tensor, msg=name)
     works(*VIT, "--mixup", "auto", "--subset", "1.0", "--max_steps", 4, "--output", "auto")
 
 

@@ -3,9 +3,11 @@
 from types import SimpleNamespace
 
 import pytest
+import timm
 import torch
 from torch import nn
 
+from utils.errors import UserError
 from utils.mixup.meta import PolicyMixup, SampleMixup, VirtualStep, descend, pairs_of
 from utils.mixup.mixing import MixPlan, mix
 from utils.mixup.policy import MixupPolicy
@@ -201,3 +203,32 @@ def test_frozen_weights_take_no_step():
     nn.functional.cross_entropy(model(batch.inputs), batch.targets).backward()
     meta.update(GOOD, 0.1)
     assert model[0].weight.grad is None and meta.policy.shared.item() != meta.policy.start
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("name", ["test_vit", "test_resnet"])
+def test_gradient_checkpointing_changes_nothing(name, exact):
+    """Nor does it change BatchNorm's statistics, or stay off."""
+    model, batch = timm.create_model(name, num_classes=4).double(), real_batch()
+    inputs, clean = torch.randn(2, 9, 3, 160, 160, dtype=torch.float64)
+    batch.inputs, batch.clean = inputs, (clean[:5], batch.clean[1])
+    nn.init.normal_(model.get_classifier().weight)
+    nn.functional.cross_entropy(model(inputs), batch.targets).backward()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    pairs, lam, found = pairs_of(batch), batch.mix_plan.lam.double(), []
+    for checkpointed in (False, True):
+        model.set_grad_checkpointing(checkpointed)
+        virtual = VirtualStep(model, mixed_cross_entropy, exact=exact, checkpointed=checkpointed)
+        of_batch = virtual.batch_hypergradient(pairs, lam, batch.clean, 0.1)
+        of_step = virtual.step_hypergradients([pairs], [lam], 9, batch.clean, 0.1)
+        found.append(torch.cat([of_batch, *of_step]))
+        assert model.grad_checkpointing == checkpointed
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_model_without_a_second_derivative():
+    model, batch = nn.Sequential(network(), nn.Hardsigmoid()), real_batch()
+    virtual = VirtualStep(model, mixed_cross_entropy, exact=True)
+    with pytest.raises(UserError, match=r"^--meta_exact: .* no second derivative .*leave the flag"):
+        virtual.batch_hypergradient(pairs_of(batch), batch.mix_plan.lam, batch.clean, 0.1)

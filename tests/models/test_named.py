@@ -23,6 +23,10 @@ class Wide(Net):
     pass
 
 def function(): pass
+
+class Odd(nn.Module):
+    def __init__(self, classes):
+        raise ValueError("width must be even")
 """
 PICTURES = {"height": 32, "width": 32, "channels": 3}
 
@@ -79,6 +83,32 @@ def test_wrong_values_of_arguments(text):
             classes=5, **PICTURES, arguments=arguments)  # fmt: skip
 
 
+class Auxiliary(nn.Module):
+    """Answers in training as torchvision's GoogLeNet and Inception do."""
+
+    def __init__(self, classes=5):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout())
+        self.head, self.auxiliary = nn.Linear(4, classes), nn.Linear(4, classes)
+
+    def forward(self, x):
+        x = self.body(x).mean((2, 3))
+        return (self.head(x), self.auxiliary(x)) if self.training else self.head(x)
+
+
+def test_auxiliary_heads_are_refused_before_training(monkeypatch):
+    model = Auxiliary()
+    named.check_pictures(model, "it", 5, **PICTURES)
+    refused("--model it: in training it answers with a tuple; auxiliary heads are not supported",
+            function=named.check_training, model=model, name="it", **PICTURES)  # fmt: skip
+    monkeypatch.setattr(named, "own_class", lambda place, classes, arguments: Auxiliary(classes))
+    card = ModelCard(("a", "b"), (0.5,) * 3, (0.5,) * 3, 32, 32, 3)
+    settings, _ = parse(vit_test.Settings, ["--model", "it.py:Net"], "")
+    refused("auxiliary heads", function=vit_test.build_model, settings=settings, card=card)
+    settings.eval_only = True
+    assert isinstance(vit_test.build_model(settings, card), Auxiliary)
+
+
 class Careless(nn.Module):
     def forward(self, x):
         raise KeyError("mask")
@@ -88,13 +118,16 @@ def test_any_error_of_a_model_that_is_shown_a_picture_is_told():
     refused("--model it does not take pictures of 32x32 pixels", "KeyError: 'mask'",
             function=named.check_pictures, model=Careless(), name="it", classes=5,
             **PICTURES)  # fmt: skip
+    refused("--model it fails in training: KeyError: 'mask'", function=named.check_training,
+            model=Careless(), name="it", **PICTURES)  # fmt: skip
 
 
 def test_checking_the_pictures_changes_nothing():
-    model = named.timm_model("test_resnet", 5, **PICTURES)
+    model = named.timm_model("test_resnet", 5, **PICTURES, arguments={"drop_rate": 0.5})
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     state = torch.random.get_rng_state()
     named.check_pictures(model, "test_resnet", 5, **PICTURES)
+    named.check_training(model, "test_resnet", **PICTURES)
     assert model.training and torch.equal(torch.random.get_rng_state(), state)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
@@ -113,6 +146,8 @@ def test_a_class_of_ones_own(tmp_path):
     refused("there is no file nowhere.py", place="nowhere.py:Net", **wrong)
     refused("Net(classes) failed: ", "--model_kwargs", place=f"{file}:Net",
             **wrong | {"arguments": {"wdth": 3}})  # fmt: skip
+    refused("Odd(classes) failed in line 17: ValueError: width must be even;",
+            place=f"{file}:Odd", **wrong)  # fmt: skip
     file.write_text("import not_there")
     refused("cannot be imported: No module named 'not_there'", place=f"{file}:Net", **wrong)
 
@@ -165,3 +200,15 @@ def test_a_network_of_a_fixed_size_is_not_evaluated_at_another():
     card = ModelCard(("a", "b"), (0.5,) * 3, (0.5,) * 3, 12, 12, 3)
     with pytest.raises(UserError, match="--eval_size 12: --model vit takes pictures of a single"):
         vit_test.build_model(settings, card)
+
+
+@pytest.mark.parametrize("flag", ["drop_rate", "drop_path"])
+def test_a_rate_is_given_once(flag):
+    argument = {"drop_rate": "drop_rate", "drop_path": "drop_path_rate"}[flag]
+    argv = [f"--{flag}", "0.1", "--model_kwargs", f"{argument}=0.5"]
+    settings, _ = parse(vit_test.Settings, argv, "")
+    refused(f"--{flag} and --model_kwargs {argument}=0.5 set the same: leave one of them out",
+            function=vit_test.check_model, settings=settings)  # fmt: skip
+    settings.resume = "run"  # of an earlier run, in which the flag counts
+    vit_test.check_model(settings)
+    vit_test.check_model(parse(vit_test.Settings, argv[2:], "")[0])

@@ -1,9 +1,13 @@
 """Settings of mixup: a number or a word, and what is refused."""
 
 import itertools
+from pathlib import Path
 
 import pytest
 from settings_of_pictures import refused, settings_of
+
+import transformer_test
+from utils.settings.config import parse
 
 
 @pytest.mark.parametrize(
@@ -44,11 +48,31 @@ def test_mixup_takes_a_number_or_a_word(argv, mixup, alpha, mixing, write):
         (["--mixup", "some"], ["--mixup", "none, fixed, auto, meta"]),
         (["--mixup", "1", "--mixup_off_epoch", "5", "--epochs", "5"], ["--mixup_off_epoch 5"]),
         (["--mixup", "1", "--mixup_block", "48"], ["--batch_size 128", "--mixup_block 48"]),
+        (
+            ["--mixup", "1", "--bs", "1", "--accumulation_steps", "8"],
+            ["needs a partner in its micro-batch", "--batch_size 2 or more"],
+        ),
+        (["--cutmix", "1", "--bs", "1", "--auto_batch"], ["--batch_size 2 or more"]),
     ],
 )
 def test_contradictions_with_mixup_are_refused(argv, parts):
     text = refused(*argv)
     assert all(part in text for part in parts), text
+
+
+def test_batches_of_one_sample_where_nothing_is_mixed(make_run):
+    assert settings_of("--bs", "1").batch_size == 1
+    evaluated = ["--resume", make_run("--mixup", "1", "--mixup_block", "32"), "--eval_only"]
+    assert settings_of(*evaluated, "--bs", "1").batch_size == 1
+    argv = ["--mixup", "1", "--batch_tokens", "200", "--bs", "1"]
+    assert parse(transformer_test.Settings, argv, "")[0].batch_tokens == 200
+
+
+def test_an_earlier_run_that_mixed_nothing_can_be_resumed(make_run):
+    run = make_run("--mixup", "1")
+    path = Path(run) / "config.yaml"
+    path.write_text(path.read_text().replace("batch_size: 128", "batch_size: 1"))
+    assert settings_of("--resume", run).batch_size == 1
 
 
 def test_a_resumed_run_keeps_its_mixup(make_run):

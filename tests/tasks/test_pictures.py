@@ -226,6 +226,18 @@ def test_another_size_for_evaluation(load):
     assert largest(4, task.data.train, task.data.test) == largest(4, task.data.test)
 
 
+def test_more_copies_than_an_optimizer_step_has_samples(load):
+    """An earlier run with them can still be resumed or measured."""
+    assert load(ra_reps=8, accumulation_steps=2).train.repeats == 8
+    for flags in ({}, {"global_batch": 4, "accumulation_steps": 2}):
+        with pytest.raises(UserError, match=r"--ra_reps 5: .* has 4 samples: take at most 4$"):
+            load(ra_reps=5, **flags)
+    with pytest.raises(UserError, match=r"take at most 20$"):
+        load(ra_reps=21, batch_size=64, subset=20)
+    assert load(ra_reps=5, resume="run").train.repeats == 5
+    assert load(ra_reps=5, eval_only=True).train.repeats == 5
+
+
 def test_dali_that_is_missing_is_named_before_anything_is_read(load, tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda *_: None)
     with pytest.raises(UserError, match=r"--loader dali.*requirements-dali\.txt"):

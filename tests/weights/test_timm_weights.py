@@ -6,11 +6,13 @@ import pytest
 import timm
 import torch
 from safetensors.torch import save_file
+from timm.layers import resample_abs_pos_embed
 from weight_tools import fitted, refused
 
 from utils.errors import UserError
 from utils.models.vit import ViT
-from utils.weights.pretrained import fit_weights, load_pretrained
+from utils.weights.card import ModelCard
+from utils.weights.pretrained import Pretrained, fit_weights, load_pretrained
 from utils.weights.timm_hub import load_timm
 
 NAME = "test_vit"  # timm has published weights for it, and it is small
@@ -133,6 +135,45 @@ def test_two_heads(tmp_path):
     )
     net = timm.create_model(name, num_classes=3, **make)
     assert len(fitted(net, tmp_path / "weights.safetensors")) == 2
+
+
+def our_vit(height: int, width: int, classes: int = 5, **more) -> ViT:
+    return ViT(classes, height, width, patch=16, layers=1, dim=16, heads=2, ffn=32, **more)
+
+
+def timm_vit(height: int, width: int, classes: int = 5):
+    return timm.create_model(NAME, num_classes=classes, img_size=(height, width))
+
+
+def of_run(model, height: int, width: int) -> Pretrained:
+    card = ModelCard(("a", "b", "c", "d", "e"), (0.5,) * 3, (0.5,) * 3, height, width, 3)
+    return Pretrained(model.state_dict(), "run", card=card)
+
+
+@pytest.mark.parametrize("make", [our_vit, timm_vit])
+@pytest.mark.parametrize("classes", [5, 3])  # with 3 the head is replaced
+@pytest.mark.parametrize("size", [(64, 256), (256, 256), (128, 128), (256, 64)])
+def test_positions_of_pictures_that_are_not_square(make, size, classes):
+    """As many patches, 64, may have another grid."""
+    theirs, ours = make(64, 256), make(*size, classes)
+    fit_weights(ours, of_run(theirs, 64, 256), lambda line: None)
+    grid = size[0] // 16, size[1] // 16
+    expected = resample_abs_pos_embed(theirs.pos_embed, grid, (4, 16))
+    assert torch.equal(ours.pos_embed, expected)
+
+
+def test_positions_of_a_grid_with_as_many_patches_as_timm_assumes():
+    """224 x 224 pixels also have 196 patches of 16."""
+    theirs, ours = our_vit(112, 448), our_vit(112, 448, classes=3)
+    fit_weights(ours, of_run(theirs, 112, 448), lambda line: None)
+    assert torch.equal(ours.pos_embed, theirs.pos_embed)
+
+
+def test_fixed_positions_of_another_grid_stay():
+    theirs, ours = (our_vit(*size, positions="sincos") for size in ((64, 256), (128, 128)))
+    before = ours.pos_embed.clone()
+    fit_weights(ours, of_run(theirs, 64, 256))
+    assert torch.equal(ours.pos_embed, before)
 
 
 def test_weights_of_another_size_are_refused(tmp_path, published):

@@ -3,7 +3,7 @@
 `draw` makes the random choices for all samples of an epoch at once, so that they do not depend on
 how the epoch is divided; `apply` transforms any slice accordingly, on the device that holds the
 images. Crop and flip: He et al., "Deep residual learning" (2016), section 4.2. Cutout: DeVries
-and Taylor (2017).
+and Taylor (2017), whose square has the mean colour; here it is black.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class CropFlipPlan(NamedTuple):
 
 @dataclass
 class CropFlip:
-    """Shift by up to `padding` pixels, mirror with probability `flip`, blank a square.
+    """Shift by up to `padding` pixels, mirror with probability `flip`, blacken a square.
 
     Args:
         height, width: size of the images in pixels, before and after.
         padding: pixels added on every side before the crop; 0: no crop.
         mode: content of the padding: "zeros" (black) or "reflect" (the mirrored image).
         flip: probability of mirroring, 0 to 1.
-        cutout: side of the blank square in pixels, 0 for none; it may extend beyond the image.
+        cutout: side of the black square in pixels, 0 for none; it may extend beyond the image.
     """
 
     height: int

@@ -13,13 +13,14 @@ the same as a single process with the same global batch.
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from utils.errors import UserError
 from utils.exchange import Exchange
 from utils.mixup.hypergradient import (
     Weights,
@@ -48,6 +49,19 @@ class Pairs(NamedTuple):
     plan: MixPlan | None = None  # where the model mixes
 
 
+@contextlib.contextmanager
+def second_derivatives() -> Iterator[None]:
+    """Raises UserError where a function of the model has no second derivative."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not str(error).startswith("derivative for "):
+            raise
+        raise UserError(
+            f"--meta_exact: this model has no second derivative ({error}); leave the flag out"
+        ) from None
+
+
 class VirtualStep:
     """Hypergradients of a model: d clean loss / d lambda through one virtual step.
 
@@ -60,6 +74,7 @@ class VirtualStep:
         exact: by double backward instead of a finite difference.
         exchange: with the other ranks.
         tensors: used in place of the model's own; None: the model's own.
+        checkpointed: the model's gradient checkpointing is on.
     """
 
     def __init__(
@@ -70,11 +85,14 @@ class VirtualStep:
         exact: bool = False,
         exchange: Exchange | None = None,
         tensors: ModelTensors | None = None,
+        checkpointed: bool = False,
     ):
         self.model, self.losses, self.autocast, self.exact = model, losses, autocast, exact
         self.exchange = exchange or Exchange()
         self.tensors = tensors or ModelTensors(model)
+        self.checkpointed = checkpointed
 
+    @second_derivatives()
     def batch_hypergradient(
         self, pairs: Pairs, lam: Tensor, clean: CleanBatch, lr: float
     ) -> Tensor:
@@ -93,6 +111,7 @@ class VirtualStep:
         hypergradient = exact_hypergradient if self.exact else fast_hypergradient
         return hypergradient(mixed, clean_loss, [weights[name] for name in names], lam, lr)
 
+    @second_derivatives()
     def step_hypergradients(
         self, pieces: list[Pairs], lams: list[Tensor], total: int, clean: CleanBatch, lr: float
     ) -> list[Tensor]:
@@ -156,7 +175,8 @@ class VirtualStep:
         """Returns a function (weights that replace those under `names`, context, inputs) -> logits.
 
         It works on copies of the buffers. Every call draws the same random numbers, so that dropout
-        is the same at both ends of a finite difference."""
+        is the same at both ends of a finite difference. Gradient checkpointing is off: it would run
+        blocks again in the backward pass, when the model has its own tensors back."""
         constants = {name: weight.detach() for name, weight in weights.items()}
         model_buffers = self.tensors.buffers()
 
@@ -165,8 +185,14 @@ class VirtualStep:
             tensors = constants | dict(zip(names, at, strict=True)) | buffers
             device = inputs[0].device
             devices = [device] if device.type == "cuda" else []
-            with torch.random.fork_rng(devices), context():
-                return functional_call(self.model, tensors, inputs)
+            if self.checkpointed:
+                self.model.set_grad_checkpointing(False)
+            try:
+                with torch.random.fork_rng(devices), context():
+                    return functional_call(self.model, tensors, inputs)
+            finally:
+                if self.checkpointed:
+                    self.model.set_grad_checkpointing(True)
 
         return logits
 

@@ -8,6 +8,7 @@ import functools
 import importlib.util
 import inspect
 import sys
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -141,10 +142,15 @@ def own_class(place: str, classes: int, arguments: Mapping[str, object]) -> nn.M
     found = _find_class(place)
     try:
         return found(classes, **arguments)
-    except TypeError as error:
+    except ERRORS as error:
+        file, kind = str(Path(place.rpartition(":")[0]).absolute()), type(error).__name__
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == file]
+        where = f" in line {lines[-1]}" if lines else ""
         raise UserError(
-            f"--model {place}: {found.__name__}(classes) failed: {_one_line(error)}; its "
-            "constructor takes the number of classes, and --model_kwargs"
+            f"--model {place}: {found.__name__}(classes) failed{where}: {kind}: "
+            f"{_one_line(error).removeprefix(f'{kind}: ')}; its constructor takes the number of "
+            "classes, and --model_kwargs"
         ) from None
 
 
@@ -203,6 +209,25 @@ def check_pictures(
         raise UserError(f"--model {name} answers a picture with {shape}, not with (1, {classes})")
 
 
+def check_training(model: nn.Module, name: str, height: int, width: int, channels: int) -> None:
+    """Shows the model two blank pictures in training. Raises UserError unless it answers with one
+    tensor, as it does in evaluation. Changes neither its buffers nor the random state."""
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        with torch.no_grad(), torch.random.fork_rng([]):
+            answer = model(torch.zeros(2, channels, height, width))
+    except ERRORS as error:
+        raise UserError(f"--model {name} fails in training: {_one_line(error)}") from None
+    with torch.inference_mode():  # some may have been made in this mode, by `check_pictures`
+        for buffer, before in buffers:
+            buffer.copy_(before)
+    if not isinstance(answer, Tensor):
+        raise UserError(
+            f"--model {name}: in training it answers with a {type(answer).__name__}; auxiliary "
+            "heads are not supported: let it return the logits alone"
+        )
+
+
 def checkpoint_gradients(model: nn.Module, name: str) -> None:
     """Switches on gradient checkpointing (Chen et al., "Training deep nets with sublinear memory
     cost" (2016), arXiv:1604.06174). Raises UserError if the model has none."""
@@ -229,20 +254,31 @@ def arguments_of(text: str | None) -> dict[str, object]:
     return arguments
 
 
-def convert_weights(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def is_vit(model: nn.Module) -> bool:
+    """It is a Vision Transformer that `vit_weights` converts weights for."""
+    return type(model).__module__ in ("utils.models.vit", "timm.models.vision_transformer")
+
+
+def convert_weights(
+    model: nn.Module, tensors: dict[str, Tensor], size: tuple[int, int] | None = None
+) -> dict[str, Tensor]:
     """Weights for the same architecture from elsewhere, as `model` takes them: its own method
     `convert_weights` or, for a model of timm, timm's function brings them under its names and to
     the size of its pictures. Without either, and where timm fails with weights of another
-    architecture, they are returned as they are."""
+    architecture, they are returned as they are.
+
+    Args:
+        size: (height, width) of the pictures that the weights were trained with; None: unknown.
+    """
     if hasattr(model, "convert_weights"):
-        return model.convert_weights(tensors)
+        return model.convert_weights(tensors, *[size] * is_vit(model))
     home = sys.modules[type(model).__module__]
     if not home.__name__.startswith("timm."):
         return tensors
     from utils.models.vit import by_timm, vit_weights
 
-    if home.__name__ == "timm.models.vision_transformer":
-        return vit_weights(model, tensors)
+    if is_vit(model):
+        return vit_weights(model, tensors, size)
     converter = next((getattr(home, n) for n in CONVERTERS if hasattr(home, n)), None)
     if converter is None:
         return tensors

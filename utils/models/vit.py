@@ -6,10 +6,11 @@ mean pooling as in Beyer, Zhai and Kolesnikov, "Better plain ViT baselines for I
 arXiv:2205.01580.
 """
 
+import math
 import re
 from collections.abc import Callable
 
-from timm.layers import build_sincos2d_pos_embed
+from timm.layers import build_sincos2d_pos_embed, resample_abs_pos_embed
 from timm.models import VisionTransformer
 from timm.models.vision_transformer import checkpoint_filter_fn
 from torch import Tensor, nn
@@ -97,9 +98,11 @@ class ViT(VisionTransformer):
             self.pos_embed.zero_()
             self.pos_embed[0, -len(fixed) :] = fixed  # (patches, dim); the class token has none
 
-    def convert_weights(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    def convert_weights(
+        self, tensors: dict[str, Tensor], size: tuple[int, int] | None = None
+    ) -> dict[str, Tensor]:
         """`vit_weights`; fixed positions stay those of this model."""
-        tensors = vit_weights(self, tensors)
+        tensors = vit_weights(self, tensors, size)
         return tensors if self.pos_embed.requires_grad else tensors | {"pos_embed": self.pos_embed}
 
     def flags_for(self, tensors: dict[str, Tensor]) -> list[str]:
@@ -110,14 +113,31 @@ class ViT(VisionTransformer):
         return ["--pooling mean"] if self.has_class_token else ["--pooling cls"]
 
 
-def vit_weights(model: VisionTransformer, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def vit_weights(
+    model: VisionTransformer, tensors: dict[str, Tensor], size: tuple[int, int] | None = None
+) -> dict[str, Tensor]:
     """Weights of a ViT by timm, torchvision or others that timm knows, as `model` takes them:
-    under timm's names, positions and patches resampled to its pictures' and patches' size."""
+    under timm's names, positions and patches resampled to its pictures' and patches' size.
+
+    Args:
+        size: (height, width) of the pictures that the weights were trained with; None: what timm
+            takes it for, mostly a square.
+    """
     if "encoder.pos_embedding" in tensors:
         tensors = {_from_torchvision(name): tensor for name, tensor in tensors.items()}
     if "pos_embed" in tensors and ("cls_token" in tensors) != model.has_class_token:
         return tensors  # of another pooling: they do not fit
-    return by_timm(checkpoint_filter_fn, tensors, model)
+    converted = by_timm(checkpoint_filter_fn, tensors, model)
+    needed = {"pos_embed", "patch_embed.proj.weight"}
+    if size is None or model.pos_embed is None or not needed <= tensors.keys():
+        return converted
+    patch = tensors["patch_embed.proj.weight"].shape[-2:]
+    before, now = (size[0] // patch[0], size[1] // patch[1]), model.patch_embed.grid_size
+    prefix = model.pos_embed.shape[1] - math.prod(now)  # tokens beside the patches
+    if tensors["pos_embed"].shape[1] != prefix + math.prod(before):
+        return converted
+    positions = resample_abs_pos_embed(tensors["pos_embed"], now, before, prefix)
+    return converted | {"pos_embed": positions}
 
 
 def by_timm(convert: Callable, tensors: dict[str, Tensor], *model: nn.Module) -> dict[str, Tensor]:

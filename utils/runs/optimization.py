@@ -225,7 +225,13 @@ def build_meta(
     uses_bf16 = run.precision.name == "bf16"
     autocast = run.precision.autocast if uses_bf16 else contextlib.nullcontext
     virtual = VirtualStep(
-        strategy.skeleton, losses, autocast, settings.meta_exact, exchange, strategy
+        strategy.skeleton,
+        losses,
+        autocast,
+        settings.meta_exact,
+        exchange,
+        strategy,
+        settings.grad_checkpointing,
     )
     if settings.meta_form == "sample":
         return SampleMixup(virtual, settings.meta_lr)

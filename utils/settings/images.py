@@ -144,7 +144,8 @@ class PictureSettings(Config):
     )
     cutout: int = setting(
         0,
-        "Side of a blank square in every training picture; 0: none",
+        "Side of a black square in every training picture; 0: none (in the paper it has the mean "
+        "colour, as with --random_erasing here)",
         group=OVERFITTING,
         low=0,
         unit="pixels",

@@ -91,8 +91,11 @@ class MixingSettings(Config):
         choices=("policy", "sample"),
     )
     meta_every: int = setting(
-        20, "Steps between two updates of meta's policy", group=GROUP, low=1, unit="steps"
-    )
+        20,
+        "Steps between two updates of meta's policy; where such a step is not mixed "
+        "(--mixup_prob), or mixed by CutMix, that update is left out",
+        group=GROUP, low=1, unit="steps",
+    )  # fmt: skip
     meta_batch: int = setting(
         64,
         "Samples of the clean batch that meta learns from, and pairs of the mixed batch that "
@@ -162,10 +165,21 @@ class MixingSettings(Config):
                 f"--mixup_off_epoch {self.mixup_off_epoch} is not reached in --epochs "
                 f"{self.epochs}: leave it out, or take an earlier one"
             )
+        if self.action.trains:
+            self._check_block()
+
+    def _check_block(self):
         if self.mixup_block is not None and self.batch_size % self.mixup_block:
             raise UserError(
                 f"--batch_size {self.batch_size} is not a multiple of --mixup_block "
                 f"{self.mixup_block}: a block must not be cut"
+            )
+        lone = self.batch_size == 1 and getattr(self, "batch_tokens", None) is None
+        # A run from before there was this check can still be resumed: it mixes nothing.
+        if lone and self.mixing_name != "none" and self.resume is None:
+            raise UserError(
+                f"--batch_size 1 mixes nothing ({self.mixing_name}): a sample needs a partner in "
+                "its micro-batch; take --batch_size 2 or more"
             )
 
     @property

@@ -112,6 +112,7 @@ def load_image_task(
     card = ModelCard(tuple(data.classes), mean, std, *shape, settings.heads_of_vit)
     decoding = _decoding(settings, train, data.test, device, console)
     pool, auto = decoding.pool, auto_split(settings, train.labels)
+    _check_repeats(settings, len(train), workers)
 
     def loader(split: PictureSplit, pool=pool, **options) -> Loader:
         ranks = {"rank": exchange.rank, "ranks": exchange.size}
@@ -180,6 +181,18 @@ def _take_val(data: ImageData, settings: ImageSettings, console: Console) -> Ima
             "stopping"
         )
     return data
+
+
+def _check_repeats(settings: ImageSettings, samples: int, workers: Workers) -> None:
+    """UserError if a picture's copies do not fit into an optimizer step. Runs from before there was
+    this check can still be resumed."""
+    step = settings.batch_size * settings.accumulation_steps * workers.size
+    most = min(settings.global_batch or step, samples)
+    if settings.ra_reps > most and settings.action.trains and settings.resume is None:
+        raise UserError(
+            f"--ra_reps {settings.ra_reps}: a picture's copies share an optimizer step, which has "
+            f"{counted(most, 'sample')}: take at most {most}"
+        )
 
 
 def _divide(data: ImageData, settings: ImageSettings) -> tuple[PictureSplit, PictureSplit | None]:

@@ -19,7 +19,7 @@ from utils.checkpoints.checkpoint import (
     read_checkpoint,
 )
 from utils.errors import UserError
-from utils.models.named import convert_weights
+from utils.models.named import convert_weights, is_vit
 from utils.models.parts import heads_of
 from utils.weights.card import ModelCard, TextCard, card_of
 from utils.weights.files import PREFIXES, read_pth, read_safetensors
@@ -129,8 +129,12 @@ def fit_weights(
     """
     state = model.state_dict()  # shares the memory of the model
     tensors = {_own_name(name, state): tensor for name, tensor in pretrained.tensors.items()}
-    if _shapes(state) != _shapes(tensors):
-        tensors = convert_weights(model, tensors)
+    card, size = pretrained.card, None
+    if isinstance(card, ModelCard):
+        size = card.height, card.width
+    # A ViT has as many positions for other pictures of the same area.
+    if _shapes(state) != _shapes(tensors) or (size and is_vit(model)):
+        tensors = convert_weights(model, tensors, size)
     state, tensors, notes = _fit_heads(model, state, tensors, pretrained, with_head, tuple(classes))
     first = _first_convolution(model)
     if first in tensors and first in state:
