@@ -133,7 +133,7 @@ def test_a_folder_in_use_is_refused(fails):
 
 def test_an_output_that_cannot_be_written_is_refused(fails, tmp_path):
     Path("file").write_text("")
-    assert "choose a folder that can be written" in fails(*SHAPES, "--output", "file/run")
+    assert "file is a file, not a folder" in fails(*SHAPES, "--output", "file/run")
     disk = tmp_path / "disk"
     disk.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", disk]).returncode == 0:
@@ -283,9 +283,14 @@ def test_a_kill_during_the_report_loses_no_part_of_it(monkeypatch):
 def test_resume_that_asks_for_less_changes_nothing(fails, capfd):
     assert main([*SHAPES, "--output", "run"]) == 0
     config = Path("run/config.yaml").read_text()
-    assert "has done 4 steps and --max_steps asks for 3" in fails(
-        "--resume", "run", "--max_steps", "3"
-    )
+    less = fails("--resume", "run", "--max_steps", "3", "--output", "other")
+    assert "has done 4 steps and --max_steps asks for 3" in less
+    assert less.endswith("raise --max_steps, or leave --resume out to start a new run")
+    assert not Path("other").exists()
+    shutil.copytree("run/checkpoints/step-00000004", "run/checkpoints/step-00000002")
+    less = fails("--resume", "run", "--max_steps", "3")
+    assert "(--resume run/checkpoints/step-00000002 --output FOLDER), or" in less
+    shutil.rmtree("run/checkpoints/step-00000002")
     assert main(["--resume", "run", "--epochs", "7"]) == 0
     assert "to train longer give a larger --max_steps" in capfd.readouterr().out
     assert Path("run/config.yaml").read_text() == config

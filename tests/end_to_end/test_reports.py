@@ -211,9 +211,27 @@ def test_early_stop_and_the_best_weights_beside_the_last(works):
 
     said = works("--resume", "run")
     assert "has stopped early" in said and "--early_stop_patience" in said
+    said = works("--resume", "run", "--epochs", f"{told['epochs']:.0f}")
+    assert "give a larger --epochs and --early_stop_patience" in said
     assert summary("run") == told
     works("--resume", "run", "--early_stop_patience", "2")
     assert summary("run")["steps"] > told["steps"]
+
+
+def test_a_run_without_its_test_is_tested_when_asked(works):
+    flags = [*TINY, "--subset", "0.03", "--val_fraction", "0.02", "--epochs", "1"]
+    works(*flags, "--no_final_test", "--output", "run")
+    said = works("--resume", "run")
+    assert "not tested" in said and "--resume run --final_test" in said
+    assert summary("run")["test_accuracy"] is None
+    weights = newest_weights("run")
+    works("--resume", "run", "--final_test")
+    works(*flags, "--output", "whole")
+    told, whole = summary("run"), summary("whole")
+    for name in ("status", "steps", "test_accuracy", "best_test_accuracy", "best_checkpoint"):
+        assert told[name] == whole[name]
+    assert newest_weights("run") == weights
+    assert "is finished: 1 epoch, test accuracy" in works("--resume", "run")
 
 
 # ---- more epochs than planned -----------------------------------------------------------------

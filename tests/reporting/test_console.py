@@ -12,7 +12,7 @@ import pytest
 from patience import PATIENCE
 from tqdm import tqdm
 
-from utils.reporting.console import PLAIN_LINE_SECONDS, Console, duration
+from utils.reporting.console import PLAIN_LINE_SECONDS, Console, duration, epoch_text
 
 ROOT = Path(__file__).resolve().parents[2]
 SPEAK = """
@@ -182,3 +182,9 @@ def test_without_stdout_a_run_has_its_log(log, monkeypatch, closed):
 )
 def test_durations_are_short_texts(seconds, text):
     assert duration(seconds) == text
+
+
+def test_epochs_have_decimals_only_where_they_are_not_whole():
+    assert [epoch_text(epoch) for epoch in (1, 2.0, 1 / 13, 12.5, 0.999)] == [
+        "1", "2", "0.08", "12.50", "1.00",
+    ]  # fmt: skip

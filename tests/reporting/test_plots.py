@@ -119,7 +119,7 @@ def test_a_huge_loss_at_the_start_does_not_flatten_the_rest(panels):
     records += [step(i / 10, loss=2.0 - i / 60, accuracy=10.0) for i in range(1, 100)]
     axes = panels(records)
     assert axes["loss"].get_ylim()[1] < 10
-    assert "1 higher values, up to 5e+04" in [text.get_text() for text in axes["loss"].texts]
+    assert "1 higher value, up to 5e+04" in [text.get_text() for text in axes["loss"].texts]
     calm = panels([step(i / 10, loss=2.3 - i / 60, accuracy=10.0) for i in range(1, 100)])
     assert calm["loss"].get_ylim()[1] > 2.3 and not calm["loss"].texts
 
@@ -147,6 +147,27 @@ def test_time_fractions_have_their_own_panel(panels):
     axes = panels(records)
     assert legend(axes["time"]) == ["data 20 %", "optimizer 80 %"]
     assert "time" not in panels(WHOLE_RUN)
+
+
+def test_a_part_of_an_epoch_counts_as_that_part(panels):
+    records = [
+        end("train", epoch, loss=1.0, average_over="epoch", time_share={"data": data})
+        for epoch, data in ((0.1, 1.0), (1.0, 0.2), (2.0, 0.2))
+    ]
+    axis = panels(records)["time"]
+    assert legend(axis) == ["data 24 %"]  # 0.1 of 2 epochs at 100 %, the rest at 20 %
+
+
+def test_the_legend_of_times_hides_no_epoch(panels):
+    record = end("train", 1.0, loss=1.0, average_over="epoch", time_share={"data": 1.0})
+    axis = panels([record])["time"]
+    axis.figure.draw_without_rendering()
+    assert axis.get_legend().get_window_extent().x0 >= axis.get_window_extent().x1
+
+
+def test_the_labels_round_a_part_of_an_epoch(panels):
+    records = [end("val", i / 13, loss=1.0, accuracy=2.0 - i) for i in (1, 2)]
+    assert "best epoch 0.08" in legend(panels(records)["accuracy"])
 
 
 def test_a_missing_folder_is_an_error(tmp_path):

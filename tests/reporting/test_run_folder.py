@@ -151,11 +151,20 @@ def test_a_folder_of_the_user_is_not_removed():
     assert Path("mine").is_dir()
 
 
-def test_an_output_that_is_a_file_or_below_one_is_refused():
+@pytest.mark.parametrize("below", ["", "/run"])
+def test_an_output_that_is_a_file_or_below_one_is_refused(below):
     Path("file").write_text("x")
-    for path in ("file", "file/run"):
-        with pytest.raises(UserError, match=f"--output {path}: .*can be written"):
-            RunFolder(Path(path))
+    with pytest.raises(UserError, match="file is a file, not a folder; choose another one"):
+        RunFolder(Path(f"file{below}"))
+
+
+@pytest.mark.parametrize("below", ["", "/run"])
+def test_an_output_that_is_a_link_to_nothing_or_below_one_is_refused(below):
+    Path("link").symlink_to("nowhere")
+    with pytest.raises(UserError, match="link is a link to nowhere, which does not exist; create"):
+        RunFolder(Path(f"link{below}"))
+    Path("nowhere").mkdir()
+    RunFolder(Path(f"link{below}")).close()
 
 
 def test_a_folder_that_cannot_be_written_is_an_error(monkeypatch):

@@ -1,5 +1,6 @@
 """What a resumed run says of changes, and where it finds the best checkpoint."""
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,8 +30,14 @@ class Ranks(Exchange):
         pass
 
 
-def saved(folder: Path, step: int, best: int | None = None, run_info: dict | None = None) -> Path:
-    state = {"progress": {"best_step": best}, RUN_INFO: run_info or {}}
+def saved(
+    folder: Path,
+    step: int,
+    best: int | None = None,
+    run_info: dict | None = None,
+    **progress,
+) -> Path:
+    state = {"progress": {"best_step": best} | progress, RUN_INFO: run_info or {}}
     checkpoint = Checkpoint(step, {"weight": torch.full((2,), float(step))}, {}, state)
     return Checkpoints(folder / "checkpoints", keep=9).save(checkpoint, best)
 
@@ -152,6 +159,36 @@ def test_a_run_in_a_new_folder_takes_the_best_one_along(tmp_path, kept):
     with pytest.raises(UserError):
         open_metrics(run, checkpoint, None)
     assert Checkpoints(run.folder.checkpoints).steps() == [kept, 4]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_best_one_that_is_gone_is_told_and_counted_anew(tmp_path, processes):
+    gone = saved(tmp_path, 1, best=1)
+    saved(tmp_path, 2, best=1)
+    shutil.rmtree(gone)
+    run = run_of(tmp_path, processes=processes)
+    figures = run.load_checkpoint().state["progress"]
+    assert figures == {"best_step": None, "best_epoch": None, "best_val_accuracy": None}
+    assert run.said == [
+        f"note: the best checkpoint, {gone}, is gone: the best one is counted anew from here on"
+    ]
+
+
+def test_the_best_one_before_takes_the_place_of_one_that_is_gone(tmp_path):
+    before = saved(tmp_path, 1, best=1, best_epoch=0.5, best_val_accuracy=60.0)
+    gone = saved(tmp_path, 2, best=2)
+    saved(tmp_path, 3, best=2, best_epoch=1.0, best_val_accuracy=70.0)
+    shutil.rmtree(gone)
+    run = run_of(tmp_path)
+    figures = run.load_checkpoint().state["progress"]
+    assert figures == {"best_step": 1, "best_epoch": 0.5, "best_val_accuracy": 60.0}
+    assert run.said == [f"note: the best checkpoint, {gone}, is gone: {before} is the best one now"]
+
+
+def test_a_best_one_that_is_there_gives_no_note(tmp_path, old):
+    """Under its other name."""
+    run = run_of(tmp_path)
+    assert run.load_checkpoint().state["progress"]["best_step"] == 1 and run.said == []
 
 
 def measured(run, folder: Path) -> tuple[dict, list]:

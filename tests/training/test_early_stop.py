@@ -39,11 +39,25 @@ def test_a_stopped_run_goes_on_with_more_patience(tmp_path):
     resumed.restore(resumed.saver.store.load())
     assert not resumed.progress.stopped_early
     assert resumed.fit().best_epoch == 3
-    same = trainer_with(tmp_path, [10, 5, 5, 5, 5], early_stop_patience=1)
+    longer = trainer_with(tmp_path, [10, 5, 5, 5, 5, 5], early_stop_patience=1)
     checkpoint = stopped.saver.store.load()
     assert checkpoint.step == resumed.plan.total_steps
-    same.restore(checkpoint)
-    assert same.progress.stopped_early  # since_best is 2
+    longer.restore(checkpoint)
+    assert longer.progress.stopped_early  # since_best is 2
+
+
+def test_a_run_that_has_done_all_its_steps_has_not_stopped_early(tmp_path, capsys):
+    whole = trainer_with(tmp_path, [10, 5], early_stop_patience=1)
+    assert not whole.fit().stopped_early and whole.progress.since_best == 1
+    assert "stopped early" not in capsys.readouterr().out
+    same = trainer_with(tmp_path, [10, 5], early_stop_patience=1)
+    same.restore(same.saver.store.load())
+    assert not same.progress.stopped_early
+
+
+def test_the_note_counts_one_evaluation(tmp_path, capsys):
+    trainer_with(tmp_path, [10, 5, 5], early_stop_patience=1).fit()
+    assert "no better accuracy for 1 evaluation: stopped early" in capsys.readouterr().out
 
 
 def test_plateau_lowers_the_rate_and_says_so(tmp_path, capsys):

@@ -199,6 +199,28 @@ def test_a_resumed_run_may_be_longer(tmp_path):
     assert longer.fit().step == 3 * short.plan.total_steps
 
 
+@pytest.mark.parametrize("local", [None, {"workers": 2, "base": 3}], ids=["one", "local"])
+def test_the_figures_of_an_epoch_cover_all_of_it_if_a_run_ended_within_it(tmp_path, local):
+    """--max_steps ended it there twice, and was then lifted."""
+    for number, last in enumerate((2, 5, None)):
+        trainer = make_trainer(tmp_path, epochs=2, max_steps=last, log_every=1, local=local,
+                               batch_size=2)  # fmt: skip
+        if number:
+            trainer.restore(trainer.saver.store.load())
+        trainer.fit()
+    epoch, loader = trainer.loader.steps_per_epoch, trainer.loader
+    assert epoch > 5
+    samples = [loader.step_size] * (epoch - 1) + [loader.samples - loader.step_size * (epoch - 1)]
+    records = [r for r in history(tmp_path) if r["split"] == "train"]
+    losses = [r["loss"] for r in records if r["average_over"] == "steps"]
+    means = {r["step"]: r["loss"] for r in records if r["average_over"] == "epoch"}
+    assert len(losses) == 2 * epoch and list(means) == [2, 5, epoch, 2 * epoch]
+    for first, end in ((0, 2), (0, 5), (0, epoch), (epoch, 2 * epoch)):
+        weights = [samples[step % epoch] for step in range(first, end)]
+        total = sum(w * loss for w, loss in zip(weights, losses[first:end], strict=True))
+        assert means[end] == pytest.approx(total / sum(weights))
+
+
 def test_the_loss_scaler_is_restored(tmp_path):
     """With the steps since its last growth: it goes on in the middle of its interval."""
 

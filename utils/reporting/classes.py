@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from utils.files import replace_file
+from utils.plural import counted
 
 # Most classes for which plots have a number in every cell, and the name of every class.
 CLASSES_WITH_NUMBERS = 20
@@ -68,9 +69,9 @@ def summary_lines(matrix: np.ndarray, classes: list[str], count: int = 5) -> lis
     wrong = matrix - np.diag(matrix.diagonal())
     pairs = np.argsort(-wrong, axis=None, kind="stable")[:count]
     confusions = [
-        f"{short_name(classes[i])} taken for {short_name(classes[j])} ({wrong[i, j]:,} times)"
+        f"{short_name(classes[i])} taken for {short_name(classes[j])} ({counted(number, 'time')})"
         for i, j in zip(*np.unravel_index(pairs, wrong.shape), strict=True)
-        if wrong[i, j]
+        if (number := int(wrong[i, j]))
     ]
     if confusions:
         lines.append(f"most frequent confusions: {', '.join(confusions)}")

@@ -130,6 +130,11 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
+def epoch_text(epoch: float) -> str:
+    """2.0 -> "2", 0.0769 -> "0.08"."""
+    return f"{epoch:.0f}" if epoch % 1 == 0 else f"{epoch:.2f}"
+
+
 def print_line(line: str, stream) -> None:
     """Prints a line, with escapes for characters that the stream cannot encode (under LC_ALL=C,
     say). Where nobody can read it, after `| head` or `>&-`, the program goes on without.

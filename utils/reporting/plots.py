@@ -5,6 +5,9 @@ import math
 import os
 from pathlib import Path
 
+from utils.plural import counted
+from utils.reporting.console import epoch_text
+
 COLOURS = {"train": "tab:blue", "val": "tab:orange", "test": "tab:green"}
 # For the phases of an epoch other than the wait for data, the longest first.
 PHASE_COLOURS = ("#9ecae1", "#c7c7c7", "#a1d99b", "#bcbddc", "#fdd0a2")
@@ -89,7 +92,7 @@ def _draw_figure(axis, records: list[dict], key: str, best: float | None) -> Non
             continue
         label = f"{names.get(split, split)} {y[-1]:.{digits}f}{unit}"
         if _lost(_of(records, split, steps=False), keys.get(split, key)):
-            label = f"{split} not finite after epoch {x[-1]:g}"
+            label = f"{split} not finite after epoch {epoch_text(x[-1])}"
         if len(y) > 1 and split == "val":  # nothing is chosen by the test set
             label += f", best {better(y):.{digits}f}"
         style = {"marker": "o" if len(y) <= MARKED_POINTS else None, "ms": 3}
@@ -99,7 +102,7 @@ def _draw_figure(axis, records: list[dict], key: str, best: float | None) -> Non
         if split == "val" and best in x:
             axis.plot(
                 best, y[x.index(best)], "*", color=COLOURS[split], mec="black", mew=0.6, ms=11,
-                ls="none", label=f"best epoch {best:g}", zorder=3,
+                ls="none", label=f"best epoch {epoch_text(best)}", zorder=3,
             )  # fmt: skip
     x, y = _curve(_of(records, "train", steps=False), f"{key}_clean")
     if y:
@@ -136,7 +139,7 @@ def _limit_loss(axis, windows, ends) -> None:
     lowest = min(everything)
     axis.set_ylim(bottom=lowest - 0.05 * (limit - lowest))
     over = sum(value > limit for value in everything)
-    _say(axis, f"{over} higher values, up to {max(everything):.3g}", y=0.97, size=7)
+    _say(axis, f"{counted(over, 'higher value')}, up to {max(everything):.3g}", y=0.97, size=7)
 
 
 def _draw_learning_rate(axis, records: list[dict]) -> None:
@@ -213,27 +216,29 @@ def _draw_rounds(axis, records: list[dict]) -> None:
 
 def _draw_times(axis, records: list[dict]) -> None:
     """The fraction of each epoch's time that each phase took, stacked."""
-    totals: dict[str, float] = {}
-    for record in records:
-        for phase, fraction in record["time_share"].items():
-            totals[phase] = totals.get(phase, 0.0) + _number(fraction)
-    # The wait for data, which the user can reduce, is red and at the bottom.
-    phases = sorted(totals, key=lambda phase: (phase != "data", -totals[phase]))
     right = [r["epoch"] for r in records]
     left = [0.0, *right[:-1]]
+    epochs = [end - begin for begin, end in zip(left, right, strict=True)]
+    totals: dict[str, float] = {}
+    for record, weight in zip(records, epochs, strict=True):
+        for phase, fraction in record["time_share"].items():
+            totals[phase] = totals.get(phase, 0.0) + weight * _number(fraction)
+    # The wait for data, which the user can reduce, is red and at the bottom.
+    phases = sorted(totals, key=lambda phase: (phase != "data", -totals[phase]))
     # Each epoch is a horizontal line from its beginning to its end.
     x = [edge for pair in zip(left, right, strict=True) for edge in pair]
     parts = [
         [100 * _number(r["time_share"].get(phase)) for r in records for _ in range(2)]
         for phase in phases
     ]
-    mean = [f"{phase} {100 * totals[phase] / len(records):.0f} %" for phase in phases]
+    mean = [f"{phase} {100 * totals[phase] / sum(epochs):.0f} %" for phase in phases]
     others = itertools.cycle(PHASE_COLOURS)
     colours = ["tab:red" if phase == "data" else next(others) for phase in phases]
     axis.stackplot(x, parts, labels=mean, colors=colours, alpha=0.75, lw=0)
     axis.set_ylim(0, 100)
     axis.set_title("time (%)")
-    axis.legend(frameon=True, framealpha=0.85, edgecolor="none", fontsize=8, loc="upper right")
+    # Beside the panel, which is filled to its edges.
+    axis.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
 
 
 def _mark_events(axis, records: list[dict]) -> None:

@@ -90,6 +90,7 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
+            refuse_file(self.path)
             raise UserError(
                 f"--output {self.path}: {reason(error)}; choose a folder that can be written"
             ) from None
@@ -226,6 +227,21 @@ def refuse_run(path: Path) -> None:
             f"--output {path} already holds a run: resume it with --resume {path}, or choose "
             "another folder"
         )
+
+
+def refuse_file(path: Path) -> None:
+    """Raises UserError if the path, or what it is below, is a file or a link to nothing."""
+    for part in (path, *path.parents):
+        if part.is_dir():
+            return
+        name = path if part == path else f"{path}: {part}"
+        if part.exists():
+            raise UserError(f"--output {name} is a file, not a folder; choose another one")
+        if part.is_symlink():
+            raise UserError(
+                f"--output {name} is a link to {os.readlink(part)}, which does not exist; create "
+                "that folder, or choose another one"
+            )
 
 
 def default_path(model: str, data: str) -> Path:

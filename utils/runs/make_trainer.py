@@ -255,9 +255,13 @@ def _is_finished(run: Run, checkpoint: Checkpoint, total_steps: int, limit: str)
     more than it is asked for."""
     step, path = checkpoint.step, run.folder.path
     if step > total_steps:
+        store, earlier = Checkpoints(run.resumed_folder() / "checkpoints"), ""
+        if steps := [saved for saved in store.steps() if saved <= total_steps]:
+            earlier = f" resume from an earlier checkpoint (--resume {store.path(steps[-1])}"
+            earlier += " --output FOLDER),"
         raise UserError(
             f"the run in {run.settings.resume} has done {counted(step, 'step')} and {limit} asks "
-            f"for {total_steps:,}: raise {limit}, or start a new run with --output"
+            f"for {total_steps:,}: raise {limit},{earlier} or leave --resume out to start a new run"
         )
     try:
         summary = json.loads(run.folder.summary.read_text(encoding="utf-8"))
@@ -271,19 +275,24 @@ def _is_finished(run: Run, checkpoint: Checkpoint, total_steps: int, limit: str)
         return False
     if step < total_steps and not stopped_early:
         return False
+    settings, accuracy, more = run.settings, summary["test_accuracy"], ""
+    if settings.final_test and accuracy is None:  # --no_final_test was given before
+        return False
     if step < total_steps:
         state, limit = "has stopped early", "--early_stop_patience"
     else:
         state = "is finished"
-    settings, more = run.settings, ""
-    if settings.report and not run.folder.report.exists():
+        limit += " and --early_stop_patience" if stopped_early else ""
+    if accuracy is None:
+        more = f"; to measure it on the test set: --resume {path} --final_test"
+    elif settings.report and not run.folder.report.exists():
         more = f"; to write the class report: --resume {path} --eval_only --report"
     elif settings.flip_test and "flip_test_accuracy" not in summary:
         more = f"; --resume {path} --eval_only --flip_test measures that, too"
-    accuracy = summary["test_accuracy"]
     result = "not tested" if accuracy is None else f"test accuracy {accuracy:.2f} %"
+    epochs = counted(round(float(summary["epochs"]), 2), "epoch")
     run.console.say(
-        f"this run {state}: {counted(float(summary['epochs']), 'epoch')}, {result} in {path}; "
+        f"this run {state}: {epochs}, {result} in {path}; "
         f"to train longer give a larger {limit}{more}"
     )
     return True

@@ -1,6 +1,7 @@
 """A run: its processes, its folder, its device, and the checkpoint that it resumes from."""
 
 import contextlib
+import json
 import os
 import tempfile
 import time
@@ -281,7 +282,28 @@ class Run:
                 )
         if settings.action.trains:
             self._keep_samples_per_step(loaded.run_info)
+            self._look_for_best(loaded, store)
         return loaded
+
+    def _look_for_best(self, checkpoint, store) -> None:
+        """If the best checkpoint so far is gone, the best one before it that is still there takes
+        its place; without one, the best one is counted anew. Collective."""
+        from utils.checkpoints.checkpoint import STATE
+
+        progress = checkpoint.state["progress"]
+        best = progress["best_step"]
+        if best in (None, checkpoint.step):
+            return
+        found = self.exchange.gather_json(store.existing_best(best, checkpoint.step))[0]
+        if found == best:
+            return
+        before, place = {}, "the best one is counted anew from here on"
+        if found is not None:
+            before = json.loads((store.path(found) / STATE).read_bytes())["progress"]
+            place = f"{store.path(found)} is the best one now"
+        for name in ("best_step", "best_epoch", "best_val_accuracy"):
+            progress[name] = before.get(name)
+        self.console.say(f"note: the best checkpoint, {store.path(best)}, is gone: {place}")
 
     def _keep_samples_per_step(self, saved: dict) -> None:
         """Keeps the number of samples of an optimizer step if the run is resumed with another

@@ -11,7 +11,7 @@ from utils.checkpoints.checkpoint import Checkpoint, DamagedCheckpoint, read_che
 from utils.errors import UserError
 from utils.launch.signals import StoppedBySignal
 from utils.plural import counted
-from utils.reporting.console import duration
+from utils.reporting.console import duration, epoch_text
 from utils.runs.dry_run import rehearse
 from utils.runs.make_trainer import build_trainer
 from utils.runs.prepare import ReadyModel
@@ -194,7 +194,7 @@ def _measure_best(
             step=progress.step, epoch=epoch, split="test", model="best", **result.figures
         )
     run.console.say(
-        f"best on the validation split: epoch {progress.best_epoch:g} with "
+        f"best on the validation split: epoch {epoch_text(progress.best_epoch)} with "
         f"{progress.best_val_accuracy:.2f} %, on the test set {result.accuracy:.2f} %"
     )
     if run.settings.flip_test:

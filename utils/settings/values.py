@@ -33,8 +33,11 @@ def convert(field: dataclasses.Field, value, where: str):
     """`value` as the field's type, or a UserError that begins with `where`."""
     meta = field.metadata
     kind, optional = type_of(field)
+    aliases = VALUE_ALIASES.get(field.name, {})
+    if value is False and "none" in (field.default, *choices_of(meta), *aliases):
+        value = "none"  # it is `off` or `no` in YAML
     if isinstance(value, str):
-        value = VALUE_ALIASES.get(field.name, {}).get(value.lower(), value)
+        value = aliases.get(value.lower(), value)
     if value is None or (optional and value in ("none", "None", "null", "")):
         if optional:
             return None
@@ -42,6 +45,8 @@ def convert(field: dataclasses.Field, value, where: str):
     wrong = UserError(f"{where}: {value!r} is not {values_text(field)}")
     if meta["many"]:
         parts = value if isinstance(value, list) else [value]
+        if not all(type(part) in (str, int, float) for part in parts):
+            raise UserError(f"{where}: {value!r} is not a text, a number, or a list of these")
         value = ",".join(part.strip() for text in parts for part in str(text).split(","))
     words = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
     if kind is bool:

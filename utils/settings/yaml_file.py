@@ -15,6 +15,8 @@ NUMBERS = {
     "float": re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+][0-9]+)?$|[-+]?\.(inf|nan)$"),
 }
 
+MERGE = "tag:yaml.org,2002:merge"  # the key <<, whose mappings YAML adds to the one that it is in
+
 
 class Loader(yaml.SafeLoader):
     """YAML's safe types without dates; a key that is given twice is an error."""
@@ -22,6 +24,8 @@ class Loader(yaml.SafeLoader):
     def construct_mapping(self, node, deep=False):
         names = []
         for key, _ in node.value:
+            if key.tag == MERGE:
+                continue
             name = self.construct_object(key, deep=True)
             if name in names:
                 problem = f"{name} is there twice"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from utils.mixup.auto import Reading
 from utils.plural import counted
-from utils.reporting.console import Console, duration
+from utils.reporting.console import Console, duration, epoch_text
 from utils.reporting.metrics import MetricsLog
 from utils.training.evaluation import Evaluation
 from utils.training.hardware import Hardware, hardware_text
@@ -103,7 +103,7 @@ class TrainingLog:
     def say_epoch(
         self, epoch: float, train: dict, split: str, evaluation: Evaluation | None, note: str
     ) -> None:
-        line = f"epoch {epoch:g}: train loss {train['loss']:.4f}, {accuracy_text(train)}"
+        line = f"epoch {epoch_text(epoch)}: train loss {train['loss']:.4f}, {accuracy_text(train)}"
         if evaluation is not None:
             line += f"; {_in_words(split, evaluation)}"
         self.console.say(line + note)

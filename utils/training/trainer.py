@@ -17,6 +17,7 @@ from utils.errors import UserError
 from utils.launch.signals import AgreedSignal, StoppedBySignal
 from utils.machine.cudnn import search_plans
 from utils.machine.free_cores import FreeCores
+from utils.plural import counted
 from utils.training.evaluation import Evaluation
 from utils.training.freeze import Freeze
 from utils.training.guard import OnNonFinite
@@ -305,7 +306,8 @@ class Trainer:
             if evaluation is None:
                 self._stop()
         progress.ended_step, progress.train = progress.step, train
-        progress.epoch_sums = self._no_sums()
+        if progress.step % self.loader.steps_per_epoch == 0:
+            progress.epoch_sums = self._no_sums()  # else a longer run completes this epoch
         time_share = self.times.fractions()
         memory = peak_memory(train_step.precision.device)
         log.write_epoch(
@@ -337,14 +339,17 @@ class Trainer:
             note = " (best)"
         if self.train_step.schedule.observe(evaluation.loss):
             note += "; no lower loss: the learning rate falls"
-        if self._patience_is_over():
-            progress.stopped_early = True
-            note += f"; no better accuracy for {progress.since_best} evaluations: stopped early"
+        progress.stopped_early = self._stops_early()
+        if progress.stopped_early:
+            evaluations = counted(progress.since_best, "evaluation")
+            note += f"; no better accuracy for {evaluations}: stopped early"
         return best, note
 
-    def _patience_is_over(self) -> bool:
-        patience = self.plan.early_stop_patience
-        return patience is not None and self.progress.since_best >= patience
+    def _stops_early(self) -> bool:
+        """Whether patience is over while steps are left."""
+        progress, patience = self.progress, self.plan.early_stop_patience
+        is_over = patience is not None and progress.since_best >= patience
+        return is_over and progress.step < self.plan.total_steps
 
     # ---- what the host reads ----------------------------------------------------------------
 
@@ -433,7 +438,7 @@ class Trainer:
         self.train_step.restore(checkpoint)
         if self.mixing_control is not None and self.progress.mixing is not None:
             self.mixing_control.load_state_dict(self.progress.mixing, self.progress.step)
-        self.progress.stopped_early = self._patience_is_over()
+        self.progress.stopped_early = self._stops_early()
         self.clock.resumed()
 
     def _save_last_step(self) -> str:
