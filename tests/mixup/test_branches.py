@@ -9,6 +9,11 @@ from torch.autograd import grad
 from utils.mixup.branches import Branches
 
 
+def name_of(function) -> str:
+    """The same in every process, unlike `str` of a function."""
+    return str(function) if isinstance(function, nn.Module) else function.__name__
+
+
 @pytest.mark.parametrize(
     "relu",
     [
@@ -54,7 +59,7 @@ def value_and_slope(function, x):
     return y.detach(), grad(y.sum(), x)[0]
 
 
-@pytest.mark.parametrize("function", KINKED, ids=str)
+@pytest.mark.parametrize("function", KINKED, ids=name_of)
 def test_functions_of_an_element_go_on_straight_beyond_their_kinks(function):
     x = torch.linspace(-8, 8, 161, dtype=torch.float64) + 0.03  # the kinks lie between
     branches = Branches()
@@ -86,7 +91,7 @@ def pool_by_torch(x):
 POOLS = (nn.MaxPool2d(3, 2, 1), nn.MaxPool2d(2), nn.AdaptiveMaxPool2d(2), pool_by_torch)
 
 
-@pytest.mark.parametrize("pool", POOLS, ids=str)
+@pytest.mark.parametrize("pool", POOLS, ids=name_of)
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_pooling_keeps_the_places_of_its_maxima(pool, layout):
     torch.manual_seed(0)
