@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import timm
 import torch
 from torch.nn.utils.parametrizations import weight_norm
 from weight_tools import CARD, assert_holds, resnet, trained
@@ -26,11 +27,12 @@ def pretrained(tensors) -> Pretrained:
         (lambda t: {n: v for n, v in t.items() if "fc." not in n}, "there is no head"),
     ],
 )
-def test_a_head_of_another_size_starts_from_zero(change, says):
+def test_head_of_another_size_stays_fresh(change, says):
     model, said = resnet(classes=2), []
+    fresh = model.fc.weight.clone()
     fit_weights(model, pretrained(change(trained())), say=said.append)
     assert len(said) == 1 and says in said[0] and "\n" not in said[0]
-    assert not model.fc.weight.any() and not model.fc.bias.any()
+    assert torch.equal(model.fc.weight, fresh)
     assert torch.equal(model.bn1.running_var, trained()["bn1.running_var"])
 
 
@@ -50,11 +52,12 @@ def test_a_head_of_the_same_classes_is_sorted():
     assert torch.equal(model.fc.weight, weights.tensors["fc.weight"]) and len(said) == 1
 
 
-def test_a_head_of_as_many_other_classes_starts_from_zero():
+def test_a_head_of_as_many_other_classes_stays_fresh():
     weights, model, said = of_classes("ant", "bee", "cat"), resnet(classes=3), []
+    fresh = model.fc.weight.clone()
     fit_weights(model, weights, said.append, False, ("ant", "bee", "dog"))
     assert said == ["run: head of 3 other classes, such as 'cat', replaced by one of 3"]
-    assert not model.fc.weight.any() and not model.fc.bias.any()
+    assert torch.equal(model.fc.weight, fresh)
     with pytest.raises(UserError, match="trained for other classes, such as 'cat', and"):
         fit_weights(model, weights, said.append, True, ("ant", "bee", "dog"))
 
@@ -74,23 +77,35 @@ class OwnHead(torch.nn.Module):
     def __init__(self, classes: int, last: torch.nn.Module):
         super().__init__()
         self.body = torch.nn.Linear(4, 5)
-        self.head = torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.ReLU(), last)
+        self.head = torch.nn.Sequential(torch.nn.Linear(5, 600), torch.nn.ReLU(), last)
 
 
+@pytest.mark.parametrize("times", (1, 1.9, 3, 20))
 @pytest.mark.parametrize("wrap", (lambda layer: layer, weight_norm))
-def test_of_a_head_of_several_layers_only_a_linear_last_one_starts_from_zero(wrap):
-    """Two layers of zeros would never train, and a normalised weight of zero is not a number."""
-    weights = pretrained(OwnHead(3, torch.nn.Linear(6, 3)).state_dict())
-    model = OwnHead(2, wrap(torch.nn.Linear(6, 2)))
+def test_a_new_head_is_as_large_as_pytorchs(wrap, times):
+    """Larger weights are scaled, where the last layer is a plain linear one."""
+    weights = pretrained(OwnHead(3, torch.nn.Linear(600, 3)).state_dict())
+    last, usual = torch.nn.Linear(600, 2), 1800**-0.5
+    with torch.no_grad():
+        last.weight.mul_(times * usual / last.weight.std())
+    model = OwnHead(2, wrap(last))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     fit_weights(model, weights, lambda line: None)
     for name, tensor in model.state_dict().items():
         if name.startswith("body."):
             assert torch.equal(tensor, weights.tensors[name])
-        elif name in ("head.2.weight", "head.2.bias") and wrap is not weight_norm:
-            assert not tensor.any()
+        elif name == "head.2.weight" and times > 2:
+            torch.testing.assert_close(tensor, before[name] / times)
         else:
             assert torch.equal(tensor, before[name])
+
+
+def test_timms_large_heads_are_scaled():
+    model = timm.create_model("mobilenetv3_small_050", num_classes=10)
+    theirs = timm.create_model("mobilenetv3_small_050", num_classes=30).state_dict()
+    assert model.classifier.weight.std().item() > 0.1
+    fit_weights(model, pretrained(theirs), lambda line: None)
+    assert model.classifier.weight.std().item() == pytest.approx((3 * 1024) ** -0.5, rel=1e-4)
 
 
 def test_names_that_begin_like_those_of_a_wrapper():

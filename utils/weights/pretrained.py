@@ -108,10 +108,9 @@ def fit_weights(
 
     Weights under other names, or for pictures of another size, are converted where the model or
     timm knows how (`convert_weights` in utils/models/named.py). More differences are allowed, with
-    a note to `say`. If the file's head is for other classes or is missing, the model's own starts
-    from zero: its random weights would say nothing about trained features, and disturb them
-    (Kolesnikov et al., "Big Transfer" (2020), arXiv:1912.11370). If the file's head has the same
-    classes in another order, it is sorted. If the first convolution
+    a note to `say`. If the file's head is for other classes or is missing, the model's head stays
+    as it is, but for weights that are far too large (`_smaller_head`); if it has the same classes
+    in another order, it is sorted. If the first convolution
     takes 3 colours and the model gray pictures, it is summed over the colours, which gives the same
     output for a gray picture (as in timm: `adapt_input_conv` in timm/models/_manipulate.py).
     Tensors of another dtype are converted.
@@ -158,8 +157,7 @@ def _fit_heads(
     with_head: bool,
     classes: tuple[str, ...],
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], list[str]]:
-    """(`state` and `tensors` without the layers that stay as they are, notes); see `fit_weights`.
-    Of a head that is replaced the last layer becomes zero, and layers below it stay as they are."""
+    """(`state` and `tensors` without the heads that stay as they are, notes); see `fit_weights`."""
     other = next((name for name in pretrained.classes if name not in classes), None)
     overlap = any(name in classes for name in pretrained.classes)
     notes = []
@@ -192,12 +190,27 @@ def _fit_heads(
             before = len([*theirs.values()][-1])
             which = f"{before} other classes, such as {other!r}," if fits else f"{before} classes"
             notes.append(f"head of {which} replaced by one of {count}")
-        last = [*ours][-1].rpartition(".")[0]
-        is_linear = isinstance(model.get_submodule(last), nn.Linear)
-        zeros = {n: torch.zeros_like(t) for n, t in _part(ours, last).items() if is_linear}
-        state = {n: t for n, t in state.items() if n not in ours or n in zeros}
-        tensors = {n: t for n, t in tensors.items() if n not in theirs} | zeros
+        smaller = _smaller_head(model, ours)
+        state = {n: t for n, t in state.items() if n not in ours or n in smaller}
+        tensors = {n: t for n, t in tensors.items() if n not in theirs} | smaller
     return state, tensors, notes
+
+
+def _smaller_head(model: nn.Module, head: dict[str, Tensor]) -> dict[str, Tensor]:
+    """{name: weight} of a new head's last layer, scaled down to the size at which PyTorch draws the
+    weights of a linear layer if it is more than twice as large; else {}.
+
+    timm draws those of EfficientNets and MobileNets by the number of classes, and with few classes
+    ten times as large: the loss begins far above that of a guess, and its gradient spoils trained
+    features.
+    """
+    last = [*head][-1].rpartition(".")[0]
+    layer, name = model.get_submodule(last), f"{last}.weight"
+    if not isinstance(layer, nn.Linear) or name not in head:
+        return {}
+    usual = (3 * layer.in_features) ** -0.5  # the standard deviation in nn.Linear
+    factor = usual / head[name].std().clamp_min(usual)
+    return {name: factor * head[name]} if factor < 0.5 else {}
 
 
 def _own_name(name: str, state: dict[str, Tensor]) -> str:
