@@ -162,7 +162,8 @@ def check_model(settings: Settings) -> None:
     arguments = named.arguments_of(settings.model_kwargs)
     for flag, argument in ARGUMENTS.items():
         # A run from before there was this check can still be resumed: its flag counts.
-        if settings.resume is None and getattr(settings, flag) and argument in arguments:
+        new = settings.action.trains and settings.resume is None
+        if new and getattr(settings, flag) and argument in arguments:
             raise UserError(
                 f"--{flag} and --model_kwargs {argument}={arguments[argument]} set the same: leave "
                 "one of them out"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from tuning.halving import DEFAULT_TRIAL
 from tuning.runner import Outcome
+from utils.plural import counted
 
 WAIT_SECONDS = 0.5
 # Trials that are confirmed, besides the default.
@@ -74,7 +75,7 @@ class Confirmation:
         if self.items:
             search.console.say(
                 f"confirming {' and '.join(f'trial {n}' for n in self.finalists)} and the default "
-                f"recipe with {len(self.seeds)} further seed(s)"
+                f"recipe with {counted(len(self.seeds), 'further seed')}"
             )
 
     def _first_pair(self, one: int, other: int) -> tuple[list[tuple[float, float]], list[int]]:
@@ -142,7 +143,7 @@ class Confirmation:
         pairs = list(zip(self._again(best), self._again(DEFAULT_TRIAL), strict=True))
         samples = [self.outcomes[best, seed].val_samples for seed in self.seeds]
         better = self.first[best]["score"] > self.first[DEFAULT_TRIAL]["score"]
-        over = f"over {len(self.seeds)} further seed(s)"
+        over = f"over {counted(len(self.seeds), 'further seed')}"
         shared = self.search.recipe.val_fraction is None
         verdict = judge(best, pairs, samples, over, better, shared)
         scores = {number: self._again(number) for number in (DEFAULT_TRIAL, *left)}

@@ -18,6 +18,7 @@ from tuning.runner import Outcome
 from tuning.space import shown
 from utils.errors import UserError
 from utils.files import reason, replace_file
+from utils.plural import counted
 from utils.reporting.metrics import to_json
 
 SHOWN = 10  # trials in the table on the console; the CSV has all
@@ -82,7 +83,7 @@ class Report:
             say(line)
         left = sum(trial.state == TrialState.RUNNING for trial in self.trials)
         if left:
-            say(f"{left} trial(s) not finished: the same command continues them")
+            say(f"{counted(left, 'trial')} not finished: the same command continues them")
         head = self.head(verdict)
         values = self.values(verdict.number)
         recipe = self.search.recipe.handed_over(values)

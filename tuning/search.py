@@ -17,9 +17,10 @@ from tuning.machine import machine
 from utils.errors import UserError
 from utils.files import denial, reason
 from utils.launch.signals import Signals, StoppedBySignal
+from utils.plural import counted
 from utils.reporting.console import Console
 from utils.settings.command_line import read_command_line
-from utils.settings.config import Config, fields, parse
+from utils.settings.config import IMPLIED, Config, fields, parse
 
 # Optuna and what needs it are imported in functions: --help and wrong flags answer at once.
 
@@ -96,6 +97,7 @@ class Search:
         path = target.space if settings.space is None else Path(settings.space)
         space, raw, notes = load_space(path, target.config_class, base, origin, settings.params)
         self.space = space
+        self.implied = {name for name, came in origin.items() if came == IMPLIED}
         subset, fraction = raw.pop("subset", None), settings.trial_val_fraction
         if settings.trial_subset is None:
             whole = subset or 1.0
@@ -143,7 +145,7 @@ class Search:
         plan |= {name: getattr(settings, name) for name in OF_THE_STUDY}
         plan["trial_val_fraction"] = settings.trial_val_fraction
         for name, value in sorted(self.space.raw.items()):
-            if name not in FREE:
+            if name not in FREE and name not in self.implied:
                 plan[name] = value
         for one in self.space.parameters:
             where = f"{one.low:g} to {one.high:g}" if one.low is not None else str(one.choices)
@@ -173,7 +175,8 @@ class Search:
             "their own validation split" if fraction is None else f"{100 * fraction:g} % held out"
         )
         say(
-            f"{self.total} trials, {self.jobs} at once with {self.threads} CPU thread(s) each;"
+            f"{self.total} trials, {self.jobs} at once with "
+            f"{counted(self.threads, 'CPU thread')} each;"
             f" epochs x training data of a trial: {stages}; scored on {scored}"
         )
         done = len(self.study.begun())

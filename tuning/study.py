@@ -92,6 +92,7 @@ class Study:
                 )
                 points = space.grid() if sampler == "grid" else []
                 default = space.defaults()  # including parameters that do not apply
+                self._check_points([default, *points] if points else None)
                 self._enqueue([default, *(p for p in points if not p.items() <= default.items())])
         except OSError as error:
             raise UserError(f"--output {folder}: {reason(error)}") from None
@@ -113,6 +114,16 @@ class Study:
                     f"{name}: the study in {self.folder} was started with {_short(before, name)}, "
                     f"not {_short(now, name)}, and its trials must be comparable: leave it as it "
                     "was, or give another --output"
+                )
+
+    def _check_points(self, points: list[dict] | None) -> None:
+        """UserError if trials wait that are none of these points of a grid."""
+        for trial in self.trials() if points is not None else ():
+            given = trial.system_attrs.get("fixed_params")
+            if given is not None and given not in points:
+                raise UserError(
+                    f"the study in {self.folder} has other points of the grid, as an older version "
+                    "made them: give another --output"
                 )
 
     def _enqueue(self, points: list[dict]) -> None:

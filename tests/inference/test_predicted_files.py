@@ -37,6 +37,8 @@ def test_the_output_is_no_file_that_is_read():
         refused("new.csv", output)
     refused("link.csv", "new.csv")
     check_output("new.csv", Path("pics/table.csv"))
+    Path("texts.csv").write_text("line,text,class\n")
+    check_output("pics", Path("texts.csv"), of_pictures=False)  # the folder is refused later
     check_output("absent.csv", Path("new.csv"))  # its absence is found out later
 
 
@@ -62,7 +64,9 @@ def test_a_compressed_file_is_not_promised():
 
 
 def test_it_is_refused_before_the_weights_are_loaded():
-    settings = SimpleNamespace(predict="predictions.csv", predictions=None, export=None)
+    settings = SimpleNamespace(
+        predict="predictions.csv", predictions=None, export=None, task="texts"
+    )
     console = SimpleNamespace(say=print)
     Path("predictions.csv").write_text("line,text,class\n")
     run = SimpleNamespace(settings=settings, console=console, resumed_folder=lambda: Path())

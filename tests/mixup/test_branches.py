@@ -109,3 +109,58 @@ def test_pooling_keeps_the_places_of_its_maxima(pool, layout):
     total = (moved * plain_slope).sum()
     torch.testing.assert_close(values.sum(), total, rtol=0, atol=1e-12)
     assert not torch.equal(values, pool(moved))
+
+
+def timms_hard_swish(h):
+    return h * F.relu6(h + 3).div_(6)
+
+
+def preactivated(activation):
+    """The branch beside it sees what an in-place function has done."""
+
+    def function(h):
+        h = 1 * h
+        return activation(h) + h
+
+    return function
+
+
+def ignoring(activation):
+    def function(h):
+        h = 1 * h
+        activation(h)
+        return h
+
+    return function
+
+
+IN_PLACE = (torch.relu_, nn.ReLU(True), nn.ReLU6(True), nn.LeakyReLU(0.1, True), nn.Hardswish(True))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        timms_hard_swish,
+        lambda h: F.dropout(F.relu6(h), 0.0, True, True) * 2,
+        lambda h: F.relu6(1 * h).add_(h),
+        *(kind(each) for kind in (preactivated, ignoring) for each in IN_PLACE),
+        lambda h: F.prelu(input=h, weight=torch.tensor([0.3], dtype=torch.float64)),
+        lambda h: torch.prelu(h, torch.tensor([0.3], dtype=torch.float64)),
+        lambda h: F.hardtanh(h, -2, max_val=3),
+    ],
+    ids=range(16),
+)
+def test_in_place_or_not_replays_are_what_was_recorded(function):
+    x = torch.linspace(-8, 8, 161, dtype=torch.float64) + 0.03
+    branches = Branches()
+    with branches:
+        recorded = value_and_slope(function, x)
+    plain = value_and_slope(function, x)
+    with branches:
+        again = value_and_slope(function, x)
+    with branches:
+        tiny = value_and_slope(function, x + 1e-9)
+    for first, second, expected, near in zip(recorded, again, plain, tiny, strict=True):
+        torch.testing.assert_close(first, expected, rtol=0, atol=1e-7)  # PyTorch rounds 1 / 6
+        torch.testing.assert_close(first, second, rtol=0, atol=1e-12)
+        torch.testing.assert_close(first, near, rtol=0, atol=1e-7)

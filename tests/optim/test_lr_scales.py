@@ -109,6 +109,21 @@ def test_a_run_goes_on_with_its_parameters_in_other_groups(name, before):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
 
 
+def test_a_run_goes_on_with_a_first_group_that_is_empty():
+    """Where nothing that trains has weight decay."""
+    model = vit()
+    for parameter in model.parameters():
+        parameter.requires_grad_(parameter.ndim < 2)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    optimizer = at_work("adamw", model, None)
+    assert not optimizer.param_groups[0]["params"]
+    step(model, optimizer, 0)
+    tensors, rest = optimizer_tensors(optimizer, names)
+    resumed = at_work("adamw", model, None)
+    restore_optimizer(resumed, names, tensors, rest)
+    assert len(resumed.state) == len(optimizer.state) > 0
+
+
 def test_groups_with_other_numbers_of_steps_are_not_joined():
     model = vit()
     names = {parameter: name for name, parameter in model.named_parameters()}

@@ -79,7 +79,7 @@ def restore_optimizer(
         raise UserError("the checkpoint's optimizer has other parameters than this run's")
     groups = []
     for group, members in zip(optimizer.param_groups, own, strict=True):
-        kept = kept_of[members[0]]
+        kept = kept_of[members[0]] if members else {}  # the first group may be empty
         if any(kept_of[name] | {"lr": None} != kept | {"lr": None} for name in members):
             raise UserError("the checkpoint's optimizer has other groups than this run's")
         groups.append(group | kept | {"params": [number_of[name] for name in members]})

@@ -32,7 +32,7 @@ def use_model(run: Run, model, checkpoint: Checkpoint, card: ModelCard | TextCar
     folder = run.resumed_folder()
     output = Path(settings.predictions or folder / "predictions.csv")
     if settings.predict:
-        check_output(settings.predict, output)
+        check_output(settings.predict, output, settings.task == "pictures")
     model.load_state_dict(checkpoint.weights)
     averaged = "" if checkpoint.average is None else ", averaged weights"
     say(
@@ -62,7 +62,7 @@ def use_model(run: Run, model, checkpoint: Checkpoint, card: ModelCard | TextCar
     say(f"{count:,} predictions: {output}{flipped}")
 
 
-def check_output(source: str, output: Path) -> None:
+def check_output(source: str, output: Path, of_pictures: bool = True) -> None:
     """Raises UserError if the predictions for `source`, a file or a folder of pictures, would
     replace what is to be predicted, or would be plain text under the name of a compressed file."""
     if output.suffix.lower() == ".gz":
@@ -71,7 +71,7 @@ def check_output(source: str, output: Path) -> None:
         return
     if not os.path.isdir(source):
         is_input = os.path.samefile(source, output)
-    elif is_predictions(output):  # of an earlier call
+    elif not of_pictures or is_predictions(output):  # a folder of texts is refused later
         is_input = False
     else:
         is_input = Path(source).resolve() in output.resolve().parents

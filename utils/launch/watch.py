@@ -6,8 +6,8 @@ step its rank has finished, what it does now, and for how long. When its own ran
 for too long, it looks up which ranks are silent, or do something else than the others.
 
 The first step may take long, as when a compiler runs, and until it is finished a rank that is
-merely slow is not ended: only if a rank is silent, or all have done what they do, and not all the
-same, for the whole timeout.
+merely slow is not ended: only if a rank is silent for half a minute, or all have done what they do,
+and not all the same, for the whole timeout.
 """
 
 import contextlib
@@ -25,7 +25,8 @@ import torch.distributed as dist
 from utils.launch.environment import launched
 
 BEAT_SECONDS = 0.5
-SILENT_SECONDS = 5.0  # a rank that has written nothing for this long counts as silent
+SILENT_SECONDS = 5.0  # a rank that has written nothing for this long counts as silent,
+PATIENT_TIMES = 6  # in the first step for so many times this long
 
 
 @dataclass(frozen=True)
@@ -108,10 +109,10 @@ class Watch:
                 self.end(1)
                 return
 
-    def silent(self) -> list[int]:
-        """The ranks that write nothing for SILENT_SECONDS; waits so long."""
+    def silent(self, seconds: float | None = None) -> list[int]:
+        """The ranks that write nothing for so long, by default SILENT_SECONDS; waits so long."""
         before = self._places()
-        until = time.monotonic() + SILENT_SECONDS
+        until = time.monotonic() + (SILENT_SECONDS if seconds is None else seconds)
         while time.monotonic() < until:
             self._write()
             time.sleep(BEAT_SECONDS)
@@ -122,8 +123,11 @@ class Watch:
     def _reports(self) -> bool:
         """Prints which ranks are silent, or what each one does, and returns True; False if the
         first step merely takes long."""
-        silent, places = self.silent(), self._places()
-        if self._in_first_step() and not (silent or self._is_stuck(places)):
+        in_first_step = self._in_first_step()
+        # A compiler may keep the thread that writes from running for a while.
+        silent = self.silent(PATIENT_TIMES * SILENT_SECONDS if in_first_step else None)
+        places = self._places()
+        if in_first_step and not (silent or self._is_stuck(places)):
             return False
         if self._is_first():
             print(f"error: {report(self.timeout, self.size, silent, places)}", file=sys.stderr)

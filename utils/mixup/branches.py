@@ -1,15 +1,30 @@
 """Holds fixed which branch a piecewise function takes, such as a ReLU or a max-pooling."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-# A rule calls `func` and returns (its result, what the result says about the branch taken) if
-# `taken` is None; else it computes the result by the branches in `taken`, whatever x is.
-Rule = Callable[..., tuple[Tensor, Tensor]]
+
+@dataclass(frozen=True)
+class Piecewise:
+    """A function of PyTorch that takes one of several branches, for each element.
+
+    Args:
+        names: of its arguments after the input.
+        branches: (x, its other arguments) -> which ones it takes, a tensor without a gradient;
+            None: its result says so.
+        value: (x, taken, its other arguments) -> the result by the branches `taken`. It is used at
+            both ends of a finite difference, which would divide any difference in rounding by its
+            small step: PyTorch's hardswish, for example, rounds 1 / 6 to float32.
+    """
+
+    names: tuple[str, ...]
+    branches: Callable[..., Tensor] | None
+    value: Callable[..., Tensor]
 
 
 class Branches(TorchFunctionMode):
@@ -33,89 +48,98 @@ class Branches(TorchFunctionMode):
         rule = RULES.get(func)
         if rule is None:
             return func(*args, **kwargs)
+        given = dict(zip(("input", *rule.names), args, strict=False)) | kwargs
+        x, in_place = given.pop("input"), given.pop("inplace", func in IN_PLACE)
         if self.next is not None:
-            return rule(func, next(self.next), *args, **kwargs)[0]
-        result, taken = rule(func, None, *args, **kwargs)
-        self.taken.append(taken.detach())
-        return result
+            taken = next(self.next)
+        elif rule.branches is None:
+            result = func(*args, **kwargs)
+            self.taken.append(result.detach())
+            return result
+        else:
+            taken = rule.branches(x.detach(), **given)
+            self.taken.append(taken)
+        result = rule.value(x.clone() if in_place else x, taken, **given)
+        return x.copy_(result) if in_place else result
 
 
-# Where possible `taken` is the result or the input, which autograd keeps anyway.
+def _regions(x: Tensor, low: float, high: float) -> Tensor:
+    """int8: 0 up to `low`, 1 between, 2 from `high` on."""
+    return (x > low).to(torch.int8) + (x >= high)
 
 
-def _relu(func, taken, x, inplace=False):
-    if taken is None:
-        result = func(x, inplace) if func is F.relu else func(x)
-        return result, result
-    # ReLU's backward: the first argument where the second is above 0, else 0.
-    return torch.ops.aten.threshold_backward(x, taken, 0), taken
+def _choose(taken: Tensor, below, between, above) -> Tensor:
+    return torch.where(taken == 1, between, torch.where(taken == 0, below, above))
 
 
-def _hardtanh(func, taken, x, min_val=-1.0, max_val=1.0, inplace=False):
-    if taken is None:
-        result = F.hardtanh(x, min_val, max_val, inplace)
-        return result, result
-    return torch.where((min_val < taken) & (taken < max_val), x, taken), taken
+def _clipped(x, taken, min_val=-1.0, max_val=1.0):
+    return _choose(taken, x.new_tensor(min_val), x, x.new_tensor(max_val))
 
 
-def _relu6(func, taken, x, inplace=False):
-    return _hardtanh(func, taken, x, 0.0, 6.0, inplace)
+def _prelu(x, taken, weight):
+    slope = weight.view(-1, *[1] * (x.dim() - 2)) if x.dim() > 1 else weight
+    return torch.where(taken, x, slope * x)
 
 
-def _leaky_relu(func, taken, x, negative_slope=0.01, inplace=False):
-    if taken is None:
-        taken = x > 0
-        return func(x, negative_slope, inplace), taken
-    return torch.where(taken, x, negative_slope * x), taken
+def _at_places(x, taken, *args, **kwargs):
+    return x.flatten(-2).gather(-1, taken.flatten(-2)).view(taken.shape)
 
 
-def _prelu(func, taken, x, weight):
-    if taken is None:
-        return func(x, weight), x
-    ones = [1] * (x.dim() - 2)
-    slope = weight.view(-1, *ones) if x.dim() > 1 else weight
-    return torch.where(taken > 0, x, slope * x), taken
+def _places_of_maxima(x, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, **_):
+    return F.max_pool2d(x, kernel_size, stride, padding, dilation, ceil_mode, True)[1]
 
 
-# The next two compute alike whether `taken` is None or not: PyTorch rounds 1 / 6 to float32, and a
-# finite difference would divide that error by its small step.
+# ReLU's own backward pass computes the value: its first argument where the second is above 0, else
+# 0. Its result is what autograd keeps anyway.
+RELU = Piecewise(
+    ("inplace",), None, lambda x, taken: torch.ops.aten.threshold_backward(x, taken, 0)
+)
+HARDTANH = Piecewise(
+    ("min_val", "max_val", "inplace"),
+    lambda x, min_val=-1.0, max_val=1.0: _regions(x, min_val, max_val),
+    _clipped,
+)
+RELU6 = Piecewise(
+    ("inplace",),
+    lambda x: _regions(x, 0, 6),
+    lambda x, taken: _clipped(x, taken, 0.0, 6.0),
+)
+LEAKY_RELU = Piecewise(
+    ("negative_slope", "inplace"),
+    lambda x, negative_slope=0.01: x > 0,
+    lambda x, taken, negative_slope=0.01: torch.where(taken, x, negative_slope * x),
+)
+PRELU = Piecewise(("weight",), lambda x, weight: x > 0, _prelu)
+HARDSIGMOID = Piecewise(
+    ("inplace",),
+    lambda x: _regions(x, -3, 3),
+    lambda x, taken: _choose(taken, x.new_tensor(0.0), x / 6 + 0.5, x.new_tensor(1.0)),
+)
+HARDSWISH = Piecewise(
+    ("inplace",),
+    lambda x: _regions(x, -3, 3),
+    lambda x, taken: _choose(taken, x.new_tensor(0.0), x.square() / 6 + x / 2, x),
+)
+MAX_POOL2D = Piecewise(
+    ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices"),
+    _places_of_maxima,
+    _at_places,
+)
+ADAPTIVE_MAX_POOL2D = Piecewise(
+    ("output_size", "return_indices"),
+    lambda x, output_size, **_: F.adaptive_max_pool2d(x, output_size, True)[1],
+    _at_places,
+)
 
-
-def _hardsigmoid(func, taken, x, inplace=False):
-    if taken is None:
-        taken = F.hardsigmoid(x.detach())
-    return torch.where((taken > 0) & (taken < 1), x / 6 + 0.5, taken), taken
-
-
-def _hardswish(func, taken, x, inplace=False):
-    taken = x if taken is None else taken
-    middle = x * (x + 3) / 6
-    return torch.where(taken < -3, 0 * x, torch.where(taken < 3, middle, x)), taken
-
-
-def _max_pool2d(
-    func, taken, x, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False,
-    return_indices=False,
-):  # fmt: skip
-    if taken is None:
-        return F.max_pool2d(x, kernel_size, stride, padding, dilation, ceil_mode, True)
-    return x.flatten(-2).gather(-1, taken.flatten(-2)).view(taken.shape), taken
-
-
-def _adaptive_max_pool2d(func, taken, x, output_size, return_indices=False):
-    if taken is None:
-        return F.adaptive_max_pool2d(x, output_size, True)
-    return x.flatten(-2).gather(-1, taken.flatten(-2)).view(taken.shape), taken
-
-
-RULES: dict[Callable, Rule] = {
-    **dict.fromkeys((torch.relu, Tensor.relu, F.relu, torch.relu_, Tensor.relu_, F.relu_), _relu),
-    F.relu6: _relu6,
-    F.hardtanh: _hardtanh,
-    F.leaky_relu: _leaky_relu,
-    **dict.fromkeys((F.prelu, torch.prelu), _prelu),
-    F.hardsigmoid: _hardsigmoid,
-    F.hardswish: _hardswish,
-    **dict.fromkeys((F.max_pool2d, torch.max_pool2d), _max_pool2d),
-    F.adaptive_max_pool2d: _adaptive_max_pool2d,
+IN_PLACE = {torch.relu_, Tensor.relu_, F.relu_}
+RULES: dict[Callable, Piecewise] = {
+    **dict.fromkeys((torch.relu, Tensor.relu, F.relu, *IN_PLACE), RELU),
+    F.relu6: RELU6,
+    F.hardtanh: HARDTANH,
+    F.leaky_relu: LEAKY_RELU,
+    **dict.fromkeys((F.prelu, torch.prelu), PRELU),
+    F.hardsigmoid: HARDSIGMOID,
+    F.hardswish: HARDSWISH,
+    **dict.fromkeys((F.max_pool2d, torch.max_pool2d), MAX_POOL2D),
+    F.adaptive_max_pool2d: ADAPTIVE_MAX_POOL2D,
 }

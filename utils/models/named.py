@@ -15,6 +15,7 @@ from types import ModuleType
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from utils.errors import UserError
 from utils.plural import counted
@@ -210,17 +211,15 @@ def check_pictures(
 
 
 def check_training(model: nn.Module, name: str, height: int, width: int, channels: int) -> None:
-    """Shows the model two blank pictures in training. Raises UserError unless it answers with one
-    tensor, as it does in evaluation. Changes neither its buffers nor the random state."""
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    """Shows the model two blank pictures in training. Raises UserError if it answers with anything
+    but a tensor. Changes neither its buffers nor PyTorch's random state."""
+    pictures = torch.zeros(2, channels, height, width)
+    copies = {name: buffer.clone() for name, buffer in model.named_buffers()}
     try:
         with torch.no_grad(), torch.random.fork_rng([]):
-            answer = model(torch.zeros(2, channels, height, width))
-    except ERRORS as error:
-        raise UserError(f"--model {name} fails in training: {_one_line(error)}") from None
-    with torch.inference_mode():  # some may have been made in this mode, by `check_pictures`
-        for buffer, before in buffers:
-            buffer.copy_(before)
+            answer = functional_call(model, copies, (pictures,))
+    except ERRORS:  # it may need larger batches; else the first step says what is wrong
+        return
     if not isinstance(answer, Tensor):
         raise UserError(
             f"--model {name}: in training it answers with a {type(answer).__name__}; auxiliary "

@@ -271,7 +271,8 @@ class Transformer(nn.Module):
         theirs, ours = _sizes(tensors), _sizes(self.state_dict())
         changes = [f"--{name} {size}" for name, size in theirs.items() if size != ours[name]]
         if len(tensors["tokens.weight"]) != self.tokens.num_embeddings:
-            changes.append("the tokenizer of these weights (--tokenizer)")
+            also = "and " if changes else ""
+            changes.append(f"{also}the tokenizer of these weights (--tokenizer)")
         return changes
 
     def _embed_packed(self, texts: PackedTokens, rounded: bool) -> tuple[Tensor, Layout]:

@@ -51,8 +51,9 @@ def _description(strength, samples: int, release_epoch: int) -> str:
             "note: the run is too short for --mixup auto to measure overfitting: nothing is mixed; "
             "--mixup 0.1 (say) mixes all the same"
         )
+    first = "epoch" if release_epoch == 1 else counted(release_epoch, "epoch")
     return (
         f"--mixup auto: {strength.held_out:,} of the training samples are held out for the first "
-        f"{counted(release_epoch, 'epoch')}, to measure overfitting; as many others are used "
-        "twice, so that epochs keep their length"
+        f"{first}, to measure overfitting; as many others are used twice, so that epochs keep "
+        "their length"
     )

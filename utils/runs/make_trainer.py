@@ -284,7 +284,8 @@ def _is_finished(run: Run, checkpoint: Checkpoint, total_steps: int, limit: str)
         state = "is finished"
         limit += " and --early_stop_patience" if stopped_early else ""
     if accuracy is None:
-        more = f"; to measure it on the test set: --resume {path} --final_test"
+        if not getattr(settings, "val_is_validation", False):  # else there is no test set
+            more = f"; to measure it on the test set: --resume {path} --final_test"
     elif settings.report and not run.folder.report.exists():
         more = f"; to write the class report: --resume {path} --eval_only --report"
     elif settings.flip_test and "flip_test_accuracy" not in summary:

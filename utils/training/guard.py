@@ -149,7 +149,8 @@ class OnNonFinite:
         fp16 = "fp16 (take --precision bf16), " if self.is_fp16 else ""
         raise UserError(
             f"{where}: {left_out_by}{what}. Likely causes: a learning rate that is too high "
-            f"({lr:g}; take a lower --lr, a longer warm-up or a lower --clip), {fp16}{remedy}{last}"
+            f"({lr:g}; take a lower --lr, a longer --warmup_epochs, or --clip 1 or less), "
+            f"{fp16}{remedy}{last}"
         )
 
 

@@ -113,10 +113,13 @@ def test_json_arrays(write):
             assert found[0][1:] == GOOD[0][1:] and found[1][1:] == ("2", "bad [news], {yes}")
             shift = indent is not None  # by the empty line before
             assert [line for line, *_ in found] == [line + shift for line in lines]
-    refused(write('[{"class": 1, "text": "a"}, 2]', "x.json"), "line 1 is not a JSON object")
+    refused(write('[{"class": 1, "text": "a"}, 2]', "x.json"), "line 2 is not a JSON object")
     refused(write('[{"class": 1, "text": "a"}\n', "x.json"), "line 1 is not valid JSON")
     refused(write('[{"class": 1, "text": "a"}]\n[]', "x.json"), "line 1 is not a JSON object")
     refused(write("[]", "x.json"), "no row can be used")
+    # An error in the middle is told with its line.
+    broken = '[\n {"class": 1, "text": "a"},\n {"class": 1, "text": }\n]'
+    refused(write(broken, "x.json"), "line 3 is not valid JSON")
 
 
 def test_fields_of_megabytes(write):

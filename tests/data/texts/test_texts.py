@@ -73,10 +73,10 @@ def test_numbers_are_sorted_as_numbers_and_take_the_names_beside_them(tmp_path):
 @pytest.mark.parametrize(
     ("labels", "names", "expected", "note"),
     [
-        ("12", "Money Sport Tech", "Sport Tech", "whose first line is class 0"),
+        ("12", "Money Sport Tech", "1 2", "leave only the 2 names of the classes from 1 on"),
         ("12", "Money Sport", "Money Sport", "whose first line is class 1"),
         ("02", "Money Sport Tech News", "Money Tech", "whose first line is class 0"),
-        ("12", "Money Sport Tech News", "1 2", "leave only 3 names (from 0) or 2 (from 1)"),
+        ("12", "Money Sport Tech News", "1 2", "leave only the 2 names"),
         ("13", "Money Sport", "1 3", "it has 2 names, and class 3 needs 3"),
         ("03", "Money Sport Tech", "0 3", "it has 3 names, and class 3 needs 4"),
         ("12", "Money Money", "1 2", "it has 'Money' twice"),

@@ -13,6 +13,7 @@ from utils.data.texts.files import file_kind
 from utils.data.texts.rows import Samples, left_out, read_samples, whole_number
 from utils.data.texts.sources import TextData, TextRequest, Texts, TextSource, text_fingerprint
 from utils.errors import UserError
+from utils.plural import counted
 
 CLASS_NAMES = "classes.txt"
 _PLAUSIBLE_CLASSES = 20  # more than these must be at most half as many as the texts
@@ -120,8 +121,8 @@ def class_names(train_file: Path, classes: list[str]) -> tuple[list[str], str | 
     """(the names of the classes, a note): of classes that are numbers, from the lines of a file
     beside the training file, if there is one and it fits.
 
-    Its first line names class 0 if there is such a class, or if there are names for exactly the
-    numbers from 0 to the largest; it names class 1 if there are names for exactly those from 1.
+    Its first line names class 0 if there is such a class; it names class 1 if there are names for
+    exactly the numbers from 1 to the largest.
     """
     path = train_file.parent / CLASS_NAMES
     if not path.is_file() or not all(map(whole_number, classes)):
@@ -139,14 +140,14 @@ def class_names(train_file: Path, classes: list[str]) -> tuple[list[str], str | 
     if repeated is not None:
         return classes, unused + f"it has {repeated[:40]!r} twice"
     largest = int(classes[-1])
-    first = 0 if int(classes[0]) == 0 or len(names) == largest + 1 else 1
+    first = 0 if int(classes[0]) == 0 else 1
     needed = largest + 1 - first
     if len(names) < needed:
         return classes, unused + f"it has {len(names)} names, and class {largest} needs {needed}"
     if first == 1 and len(names) > needed:
         return classes, unused + (
-            f"its first line may be class 0 or class 1, leave only {largest + 1} names (from 0) or "
-            f"{largest} (from 1)"
+            f"its first line may be class 0 or class 1, leave only the {counted(largest, 'name')} "
+            "of the classes from 1 on"
         )
     names = [names[int(name) - first] for name in classes]
     return names, (

@@ -34,19 +34,32 @@ def read_json(path: Path, text: str, lines: list[str]) -> Table:
 
 
 def _read_array(text: str) -> list[tuple[int, dict | None, str]] | None:
-    """(line, record, problem) of each element, or None if the text is not an array of objects. If
-    all are on one line, they are counted instead."""
-    if not text.lstrip().startswith("[") or broken_text(text):
+    """(line, record, problem) of each element, up to the first error in the JSON; None if the text
+    is not an array. If all are on one line, they are counted instead."""
+    first, _, rest = text.strip().partition("\n")
+    if not first.startswith("[") or (rest and _is_json(first)):
         return None
+    records: list[tuple[int, dict | None, str]] = []
     try:
-        found = list(_elements(text))
+        for line, element in _elements(text):
+            number = line if rest else len(records) + 1
+            if isinstance(element, dict):
+                records.append((number, element, ""))
+            else:
+                records.append((number, None, "is not a JSON object"))
+    except (ValueError, RecursionError) as error:
+        line = getattr(error, "lineno", None) or text.count("\n") + 1
+        why = getattr(error, "msg", None) or error
+        records.append((line, None, f"is not valid JSON ({why})"))
+    return records
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
     except (ValueError, RecursionError):
-        return None
-    if not found or not all(isinstance(record, dict) for _, record in found):
-        return None
-    if "\n" not in text.strip():
-        found = [(number, record) for number, (_, record) in enumerate(found, 1)]
-    return [(line, record, "") for line, record in found]
+        return False
+    return True
 
 
 def _elements(text: str) -> Iterator[tuple[int, object]]:
