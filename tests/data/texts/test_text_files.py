@@ -114,7 +114,7 @@ def test_json_arrays(write):
             shift = indent is not None  # by the empty line before
             assert [line for line, *_ in found] == [line + shift for line in lines]
     refused(write('[{"class": 1, "text": "a"}, 2]', "x.json"), "line 2 is not a JSON object")
-    refused(write('[{"class": 1, "text": "a"}\n', "x.json"), "line 1 is not valid JSON")
+    refused(write('[{"class": 1, "text": "a"}\n', "x.json"), "line 2 is not valid JSON")
     refused(write('[{"class": 1, "text": "a"}]\n[]', "x.json"), "line 1 is not a JSON object")
     refused(write("[]", "x.json"), "no row can be used")
     # An error in the middle is told with its line.
