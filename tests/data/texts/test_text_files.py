@@ -116,7 +116,7 @@ def test_json_arrays(write):
     refused(write('[{"class": 1, "text": "a"}, 2]', "x.json"), "line 2 is not a JSON object")
     refused(write('[{"class": 1, "text": "a"}\n', "x.json"), "line 2 is not valid JSON")
     refused(write('[{"class": 1, "text": "a"}]\n[]', "x.json"), "line 1 is not a JSON object")
-    refused(write("[]", "x.json"), "no row can be used")
+    refused(write("[]", "x.json"), "is empty")
     # An error in the middle is told with its line.
     broken = '[\n {"class": 1, "text": "a"},\n {"class": 1, "text": }\n]'
     refused(write(broken, "x.json"), "line 3 is not valid JSON")
