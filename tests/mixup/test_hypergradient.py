@@ -58,9 +58,12 @@ def piecewise_network():
 CASES = {
     "smooth": (smooth_network, (3, 6, 6)),
     "resnet": (lambda: ResNet(18, 5, width=4, stem="cifar"), (3, 8, 8)),
+    "transformer": (Transformer, (6, 16)),
+}
+# With so many kinks that a numerical difference is likely to cross one.
+KINKED = {
     "max-pooling": (lambda: ResNet(18, 5, width=4, stem="imagenet"), (3, 32, 32)),
     "piecewise": (piecewise_network, (3, 8, 8)),
-    "transformer": (Transformer, (6, 16)),
 }
 # Ill-conditioned: almost all of the gradient is in the first layers.
 DEEP = {"resnet-50": (lambda: ResNet(50, 5, width=8, stem="cifar"), (3, 16, 16))}
@@ -68,7 +71,7 @@ DEEP = {"resnet-50": (lambda: ResNet(50, 5, width=8, stem="cifar"), (3, 16, 16))
 
 def problem(case: str, dtype, n=16, trained=20):
     """Losses as functions of the weights, as in `VirtualStep`, of a slightly trained model."""
-    make, shape = (CASES | DEEP)[case]
+    make, shape = (CASES | KINKED | DEEP)[case]
     torch.manual_seed(0)
     model = make().to(dtype)
     own, other, clean = (torch.randn(n, *shape, dtype=dtype) for _ in range(3))
@@ -123,7 +126,7 @@ def test_exact_equals_numerical_differentiation(case):
     assert (exact - numerical).norm() <= 1e-6 * max(1.0, numerical.norm().item())
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, *KINKED])
 def test_fast_equals_exact_in_float64(case):
     mixed, clean, weights, lam = problem(case, torch.float64)
     exact = exact_hypergradient(mixed, clean, weights, lam, LR)
@@ -132,7 +135,7 @@ def test_fast_equals_exact_in_float64(case):
 
 
 @pytest.mark.parametrize("trained", [0, 20])
-@pytest.mark.parametrize("case", [*CASES, *DEEP])
+@pytest.mark.parametrize("case", [*CASES, *KINKED, *DEEP])
 def test_fast_has_the_direction_of_exact_in_float32(case, trained):
     mixed, clean, weights, lam = problem(case, torch.float32, trained=trained)
     exact = exact_hypergradient(mixed, clean, weights, lam, LR)
@@ -156,7 +159,7 @@ def test_the_gradient_of_the_batch_may_be_given(product):
     assert (known(5) - known(1)).norm() > 1e-3 * known(1).norm()
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, *KINKED])
 def test_the_fast_product_equals_the_exact_one(case):
     mixed, clean, weights, lam = problem(case, torch.float64)
     v = gradient_at(clean, weights)
