@@ -92,7 +92,8 @@ class Study:
                 )
                 points = space.grid() if sampler == "grid" else []
                 default = space.defaults()  # including parameters that do not apply
-                self._check_points([default, *points] if points else None)
+                if points:
+                    self._check_points([default, *points])
                 self._enqueue([default, *(p for p in points if not p.items() <= default.items())])
         except OSError as error:
             raise UserError(f"--output {folder}: {reason(error)}") from None
@@ -116,14 +117,15 @@ class Study:
                     "was, or give another --output"
                 )
 
-    def _check_points(self, points: list[dict] | None) -> None:
-        """UserError if trials wait that are none of these points of a grid."""
-        for trial in self.trials() if points is not None else ():
-            given = trial.system_attrs.get("fixed_params")
-            if given is not None and given not in points:
+    def _check_points(self, points: list[dict]) -> None:
+        """UserError if a trial waits whose settings are not those of a point of the grid."""
+        known = {frozenset(point) for point in points}
+        for trial in self.trials():
+            given = trial.system_attrs.get("fixed_params", {})
+            if trial.state == TrialState.WAITING and frozenset(given) not in known:
                 raise UserError(
-                    f"the study in {self.folder} has other points of the grid, as an older version "
-                    "made them: give another --output"
+                    f"the study in {self.folder} has grid points that an older version made, which "
+                    "lack settings: give another --output"
                 )
 
     def _enqueue(self, points: list[dict]) -> None:

@@ -60,6 +60,7 @@ def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(watch, "BEAT_SECONDS", 0.002)
     monkeypatch.setattr(watch, "SILENT_SECONDS", 0.4)
+    monkeypatch.setattr(watch, "SILENT_SECONDS_AT_FIRST", 2.4)
     monkeypatch.setattr(watch, "time", clock)
     return clock
 

@@ -59,25 +59,34 @@ def value_and_slope(function, x):
     return y.detach(), grad(y.sum(), x)[0]
 
 
-@pytest.mark.parametrize("function", KINKED, ids=name_of)
-def test_functions_of_an_element_go_on_straight_beyond_their_kinks(function):
-    x = torch.linspace(-8, 8, 161, dtype=torch.float64) + 0.03  # the kinks lie between
+X = torch.linspace(-8, 8, 161, dtype=torch.float64) + 0.03  # kinks at whole numbers lie between
+
+
+def recorded_twice(function) -> tuple[Branches, tuple]:
+    """(the branches at X, value and slope there), after a replay that must give what was recorded
+    and what there is without them."""
     branches = Branches()
     with branches:
-        recorded = value_and_slope(function, x)
-    plain = value_and_slope(function, x)
+        recorded = value_and_slope(function, X)
     with branches:
-        again = value_and_slope(function, x)
+        again = value_and_slope(function, X)
+    plain = value_and_slope(function, X)
     for one, same, expected in zip(recorded, again, plain, strict=True):
-        assert torch.equal(one, same)
+        torch.testing.assert_close(one, same, rtol=0, atol=1e-12)
         torch.testing.assert_close(one, expected, rtol=0, atol=1e-7)  # PyTorch rounds 1 / 6
+    return branches, again
+
+
+@pytest.mark.parametrize("function", KINKED, ids=name_of)
+def test_functions_of_an_element_go_on_straight_beyond_their_kinks(function):
+    branches, again = recorded_twice(function)
     step = 0.08
     with branches:
-        moved, slope = value_and_slope(function, x + step)
-    crossed = sum((x < kink) & (x + step > kink) for kink in KINKED[function]).bool()
+        moved, slope = value_and_slope(function, X + step)
+    crossed = sum((kink > X) & (X + step > kink) for kink in KINKED[function]).bool()
     assert crossed.any()
     # The branch goes on: for hardswish a parabola, else a line.
-    middle = (x.abs() < 3).double() * ("Hardswish" in str(function))
+    middle = (X.abs() < 3).double() * ("Hardswish" in str(function))
     expected = again[0] + step * again[1] + middle * step**2 / 6
     torch.testing.assert_close(moved, expected, rtol=0, atol=1e-12)
     expected_slope = again[1] + middle * step / 3
@@ -151,16 +160,8 @@ IN_PLACE = (torch.relu_, nn.ReLU(True), nn.ReLU6(True), nn.LeakyReLU(0.1, True),
     ids=range(16),
 )
 def test_in_place_or_not_replays_are_what_was_recorded(function):
-    x = torch.linspace(-8, 8, 161, dtype=torch.float64) + 0.03
-    branches = Branches()
+    branches, again = recorded_twice(function)
     with branches:
-        recorded = value_and_slope(function, x)
-    plain = value_and_slope(function, x)
-    with branches:
-        again = value_and_slope(function, x)
-    with branches:
-        tiny = value_and_slope(function, x + 1e-9)
-    for first, second, expected, near in zip(recorded, again, plain, tiny, strict=True):
-        torch.testing.assert_close(first, expected, rtol=0, atol=1e-7)  # PyTorch rounds 1 / 6
-        torch.testing.assert_close(first, second, rtol=0, atol=1e-12)
-        torch.testing.assert_close(first, near, rtol=0, atol=1e-7)
+        near = value_and_slope(function, X + 1e-9)
+    for one, other in zip(again, near, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-7)

@@ -6,6 +6,7 @@ from finished_studies import rows
 from small_spaces import space_of
 
 from tuning.halving import SeededSampler
+from tuning.study import Study
 from utils.errors import UserError
 from utils.optim.table import OPTIMIZERS
 
@@ -40,6 +41,19 @@ def test_a_grid_draws_nothing():
     assert trial.suggest_float("a", 0, 1) == 0.5
     with pytest.raises(UserError, match="has no grid point of b; start a new study"):
         trial.suggest_float("b", 0, 1)
+
+
+def test_points_of_an_older_version_that_lack_settings_are_refused(tmp_path, space_file):
+    """When the study is opened, before anything is queued."""
+    space, _, _ = space_of(space_file(OPTIMIZER))
+    arguments = (tmp_path / "study", {}, space, "grid", 0, 1, 3)
+    Study(*arguments)
+    study = Study(*arguments).study
+    queued = len(study.trials)
+    study.enqueue_trial({"optimizer": "adamw"})
+    with pytest.raises(UserError, match="which lack settings: give another --output"):
+        Study(*arguments)
+    assert len(study.trials) == queued + 1
 
 
 @pytest.mark.slow

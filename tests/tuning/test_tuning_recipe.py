@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import optuna
 import pytest
@@ -12,7 +13,7 @@ import resnet50_test
 from tuning import resnet50_tuning
 from tuning.halving import ALLOWED, Rung, SeededSampler, build_rungs, is_waiting, next_to_promote
 from tuning.recipe import Recipe, as_flags, to_yaml
-from tuning.search import own_validation
+from tuning.search import OF_THE_STUDY, Search, own_validation
 from utils.errors import UserError
 from utils.settings.config import parse
 
@@ -221,3 +222,14 @@ def test_a_data_set_that_the_folder_implies_is_part_of_the_recipe(tmp_path):
     path.write_text(to_yaml(handed, []))
     settings, _ = parse(resnet50_test.Settings, ["--config", str(path)], "")
     assert settings.dataset == "imagefolder" and settings.val_is_validation
+
+
+def test_what_a_folder_implies_does_not_tell_studies_apart():
+    """Studies from before it was part of the recipe can be continued."""
+    settings = SimpleNamespace(**dict.fromkeys(OF_THE_STUDY), trial_val_fraction=0.2)
+    space = SimpleNamespace(raw={"dataset": "imagefolder", "depth": 18}, parameters=[])
+    search = SimpleNamespace(
+        settings=settings, space=space, implied={"dataset"}, seed=0, target=resnet50_tuning.TARGET
+    )
+    plan = Search._plan(search)
+    assert plan["depth"] == 18 and "dataset" not in plan

@@ -25,8 +25,9 @@ import torch.distributed as dist
 from utils.launch.environment import launched
 
 BEAT_SECONDS = 0.5
-SILENT_SECONDS = 5.0  # a rank that has written nothing for this long counts as silent,
-PATIENT_TIMES = 6  # in the first step for so many times this long
+# A rank that has written nothing for this long counts as silent; in the first step a compiler may
+# keep its thread from running for a while.
+SILENT_SECONDS, SILENT_SECONDS_AT_FIRST = 5.0, 30.0
 
 
 @dataclass(frozen=True)
@@ -109,10 +110,11 @@ class Watch:
                 self.end(1)
                 return
 
-    def silent(self, seconds: float | None = None) -> list[int]:
-        """The ranks that write nothing for so long, by default SILENT_SECONDS; waits so long."""
+    def silent(self) -> list[int]:
+        """The ranks that write nothing for SILENT_SECONDS (or ..._AT_FIRST); waits so long."""
         before = self._places()
-        until = time.monotonic() + (SILENT_SECONDS if seconds is None else seconds)
+        seconds = SILENT_SECONDS_AT_FIRST if self._in_first_step() else SILENT_SECONDS
+        until = time.monotonic() + seconds
         while time.monotonic() < until:
             self._write()
             time.sleep(BEAT_SECONDS)
@@ -123,11 +125,8 @@ class Watch:
     def _reports(self) -> bool:
         """Prints which ranks are silent, or what each one does, and returns True; False if the
         first step merely takes long."""
-        in_first_step = self._in_first_step()
-        # A compiler may keep the thread that writes from running for a while.
-        silent = self.silent(PATIENT_TIMES * SILENT_SECONDS if in_first_step else None)
-        places = self._places()
-        if in_first_step and not (silent or self._is_stuck(places)):
+        silent, places = self.silent(), self._places()
+        if self._in_first_step() and not (silent or self._is_stuck(places)):
             return False
         if self._is_first():
             print(f"error: {report(self.timeout, self.size, silent, places)}", file=sys.stderr)
