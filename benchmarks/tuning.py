@@ -34,6 +34,7 @@ from benchmarks import studies
 from benchmarks.common import in_words, machine
 from utils.errors import UserError
 from utils.files import replace_file
+from utils.plural import counted
 from utils.reporting.metrics import read_metrics
 
 ENTRY = Path(__file__).resolve().parents[1] / "tuning" / "resnet50_tuning.py"
@@ -240,7 +241,7 @@ def benchmark(options) -> None:
             folder = options.output / f"{method}-seed{seed}"
             print(f"== {method}, seed {seed}: {folder}", flush=True)
             its = figures(search(folder, flags_of(options, method, seed)))
-            print(f"what it found, with {options.again} further seed(s)", flush=True)
+            print(f"what it found, with {counted(options.again, 'further seed')}", flush=True)
             found[seed][method] = its | {"again": trained_again(folder, its["found"], options)}
     summary = summarize(found)
     state = machine() | {"optuna": version("optuna"), "jobs": options.jobs}

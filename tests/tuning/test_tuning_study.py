@@ -19,6 +19,7 @@ from small_disks import small_disk
 import resnet50_test
 from tuning.runner import Runner
 from utils.errors import UserError
+from utils.plural import counted
 from utils.runs.optimization import learning_rate
 from utils.settings.config import parse
 
@@ -264,7 +265,8 @@ def test_jobs_share_the_cores(search, tmp_path):
     cores = len(os.sched_getaffinity(0))
     code, out, err = search("--trials", "3", "--jobs", "2", "--confirm", "0")
     assert code == 0, err
-    assert f"2 at once with {max(1, cores // 2)} CPU thread(s) each" in out
+    each = counted(max(1, cores // 2), "CPU thread")
+    assert f"2 at once with {each} each" in out
     config = yaml.safe_load((tmp_path / "study/trials/0001/rung0/config.yaml").read_text())
     assert config["threads"] == max(1, cores // 2)
 
