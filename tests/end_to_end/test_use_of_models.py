@@ -214,7 +214,7 @@ def test_files_that_are_no_pictures_are_left_out_of_predictions(works, capfd):
     assert "0a.png is not a readable picture" in error and "--on_bad skip" in error
     assert not Path("run/predictions.csv").exists()
     said = works(*predict, "--on_bad", "skip")
-    assert "1 bad files left out" in said and "0a.png" in said
+    assert "1 bad file left out" in said and "0a.png" in said
     model = ResNet(18, 3, 4)
     model.load_state_dict(weights("run"))
     paths = [folder / "0.png", folder / "1.png"]

@@ -268,7 +268,7 @@ def test_bad_file_is_named_or_skipped_and_counted(tmp_path):
     said = []
     result = predicted(paths, tmp_path / "out.csv", on_bad="skip", say=said.append)
     assert (result.pictures, result.skipped) == (2, 1)
-    assert len(said) == 1 and "1 bad files left out, such as" in said[0] and "b.png" in said[0]
+    assert len(said) == 1 and "1 bad file left out, such as" in said[0] and "b.png" in said[0]
     assert [line[0] for line in rows(tmp_path / "out.csv")[1:]] == [paths[0], paths[2]]
 
 

@@ -162,7 +162,7 @@ def predict_images(
     finally:
         model.train(training)
     if files.skipped:
-        say(f"{len(files.skipped):,} bad files left out, such as {files.skipped[0]}")
+        say(f"{counted(len(files.skipped), 'bad file')} left out, such as {files.skipped[0]}")
     return Predictions(files.pictures, len(files.skipped))
 
 

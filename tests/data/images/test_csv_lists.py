@@ -119,6 +119,30 @@ def test_numbers_are_sorted_as_such_and_may_have_names(folder):
     assert data.classes == ["class 2", "class 10"] and data.test.labels.tolist() == [1]
 
 
+def test_names_that_are_alike_get_their_numbers(folder):
+    write(folder / "train.csv", [f"images/{i}.png,{(0, 3, 4)[i % 3]}" for i in range(6)])
+    write(folder / "test.csv", ["images/7.png,4"])
+    (folder / "classes.txt").write_text("crane\nmaillot\nmaillot\nox\ncrane\n")
+    assert load(folder).classes == ["crane (0)", "ox", "crane (4)"]
+
+
+@pytest.mark.parametrize("decode", ["once", "always"])
+def test_a_file_that_is_listed_twice(folder, decode):
+    """No picture gets into both splits; in a training list repeats may be meant."""
+    write(folder / "any.csv", [*ROWS, *ROWS, f"./{ROWS[0]}", f"{folder}/{ROWS[1]}"])
+    data = load(folder / "any.csv", test_fraction=0.25, decode=decode)
+    assert (len(data.train), len(data.test)) == (6, 2)
+    assert "without 10 repeated lines of any.csv" in data.source
+    write(folder / "any.csv", ROWS)
+    alone = load(folder / "any.csv", test_fraction=0.25, decode=decode)
+    assert alone.fingerprint == data.fingerprint and "repeated" not in alone.source
+    write(folder / "train.csv", [*ROWS[:4], ROWS[1]])
+    write(folder / "test.csv", [*ROWS[4:], ROWS[4]])
+    data = load(folder, decode=decode)
+    assert data.train.labels.tolist() == [0, 1, 0, 1, 1] and len(data.test) == 5
+    assert data.source.endswith("with 1 repeated line of train.csv")
+
+
 def test_another_class_of_the_same_file_is_noticed(folder):
     write(folder / "test.csv", ROWS)
     for decode in ("once", "always"):
@@ -144,6 +168,11 @@ def test_another_class_of_the_same_file_is_noticed(folder):
         ([f"{300 * 'w'},cat"], None, "name that of the pictures' files 'file'"),
         (["images/1.png,cat"], "where,what,why", "has the columns where, what, why: name that"),
         (["images/1.png,cat", "a\0b,dog"], "file,label", "a b"),
+        (
+            [*ROWS[:2], "images/../images/0.png,dog"],
+            "file,label",
+            "lines 2 and 4 give images/../images/0.png the labels 'cat' and 'dog'",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_list(folder, rows, header, problem):

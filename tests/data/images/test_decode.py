@@ -1,11 +1,13 @@
 """Decoding to RGB of one size, compared with Pillow."""
 
+import io
+
 import numpy as np
 import pytest
 from picture_trees import noise
 from PIL import Image
 
-from utils.data.images.decode import decode
+from utils.data.images.decode import decode, measure, strict_pillow, why
 
 
 def test_resize_and_centre_crop(tmp_path):
@@ -98,3 +100,22 @@ def test_the_orientation_that_a_camera_notes_is_applied(tmp_path):
     path = tmp_path / "turned.png"
     Image.fromarray(noise()).save(path, exif=exif)
     assert np.array_equal(decode(str(path), 8), np.rot90(noise(), -1))
+
+
+@pytest.mark.parametrize("orientation", [0, 9, (6, 6), (6, 3), b"6"])
+def test_an_orientation_that_is_none_turns_nothing(monkeypatch, orientation):
+    file = io.BytesIO()
+    Image.fromarray(noise(16)[:8]).save(file, "JPEG")
+    monkeypatch.setattr(Image.Image, "getexif", lambda _: {0x0112: orientation})
+    assert measure(file, len(file.getvalue())) == (8, 16)
+    assert measure(file, len(file.getvalue()), thorough=True) == (8, 16)
+
+
+@pytest.mark.parametrize("side, millions", [(9_000, 90), (90_000, 900)])
+def test_a_picture_that_is_too_large(side, millions):
+    """Pillow warns of twice as many pixels, and raises an error beyond these."""
+    with strict_pillow(), pytest.raises(Exception, match="pixels") as error:
+        decode(io.BytesIO(b"P6 10000 %d 255 " % side), 8)
+    assert why(error.value) == (
+        f"it has {millions} million pixels, more than the 89 million that are read: make it smaller"
+    )

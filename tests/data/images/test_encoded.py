@@ -153,7 +153,7 @@ def test_windows_are_cut_out_resized_and_mirrored():
     assert np.array_equal(mirrored, plain[:, ::-1])
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("orientation", [*range(1, 9), 0, 9, 300])
 def test_windows_lie_in_the_upright_picture(orientation):
     """JPEGs may be decoded at a fraction (here 1/4) of their size, and are turned as their EXIF
     says."""
@@ -207,7 +207,7 @@ def test_only_a_touched_file_is_indexed_again_and_the_data_are_the_same(photos, 
         (b"\xff\xd8\xff and no more", "not an image of a known format"),
         (encoded(smooth(40, 40), quality=90)[:-200], "truncated"),
         (encoded(smooth(40, 40), "PNG")[:-200], ""),
-        (encoded(Image.new("1", (20_000, 20_000))), "exceeds limit of"),
+        (encoded(Image.new("1", (20_000, 20_000))), "it has 400 million pixels"),
     ],
     ids=["empty", "no picture", "short JPEG", "short PNG", "bomb"],
 )  # fmt: skip

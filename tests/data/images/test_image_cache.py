@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from picture_trees import load, noise, refused
+from picture_trees import load, make_tree, noise, refused
 from PIL import Image
-from small_disks import small_disk
+from small_disks import full_disk, small_disk
 
 from utils.data import cache_folder
 from utils.data.images import cache as image_cache
@@ -140,6 +140,12 @@ def test_a_disk_that_fills_up_while_decoding(tree, tmp_path, monkeypatch):
         refused(tree, "No space left on device", "--cache_dir", cache_dir=disk, image_size=500)
         assert not list(disk.iterdir())
         load(tree, cache_dir=disk)
+
+
+def test_a_full_disk_while_classes_are_written(tmp_path):
+    tree = make_tree(tmp_path / "tree", per_class=50)
+    with full_disk(800):  # the training pictures, of one pixel each, take half, their classes more
+        refused(tree, "File too large", "--cache_dir", image_size=1)
 
 
 def test_a_read_only_disk(tree, tmp_path):

@@ -229,7 +229,7 @@ def test_bad_file_is_named_or_skipped(tree, monkeypatch, kind):
     (index,) = (tree.parent / "cache").glob("*/index.json")
     assert str(bad) in json.loads(index.read_text())["skipped_first"][0]
     # With that cache, a run without --on_bad skip still reports the file.
-    refused(tree, bad, "--on_bad skip")
+    refused(tree, bad, "has 1 file that cannot be decoded", "--on_bad skip")
     assert load(tree, on_bad="skip").skipped == 1
 
 

@@ -48,6 +48,30 @@ def test_a_flat_val(imagenet, name, content, decode):
     assert np.array_equal(data.train.labels, [0, 0, 1, 1, 2, 2])
 
 
+@pytest.mark.parametrize(
+    "renamed, rows, expected",
+    [
+        # Two pictures of one stem, each with its line.
+        ("0.png 0.jpg 1.png 1.jpg", "0.png,n01 0.jpg,n02 1.png,n02 1.jpg,n03", [1, 0, 2, 1]),
+        # By stems, one of which has a dot.
+        ("0.v2.png 1.jpg 2.jpg 3.jpg", "0.v2,n01 1,n02 2.JPEG,n03 3.jpg,n01", [0, 1, 2, 0]),
+        # A line of another file tells nothing.
+        ("0.png 0.jpg 2.jpg 3.jpg", "0.png,n01 2,n03 3,n01", "does not name the class of 0.jpg"),
+        ("0.png 0.jpg 2.jpg 3.jpg", "0,n01 2,n03 3,n01", "is not the only picture of that name"),
+        ("0.png 1.jpg 2.jpg 3.jpg", "0.JPEG,n01 0.jpg,n02", "gives 0 the classes 'n01' and 'n02'"),
+        ("0.png 1.jpg 2.jpg 3.jpg", "0.png,n01 0.png,n02", "gives 0.png the classes 'n01' and"),
+    ],
+)
+def test_pictures_are_looked_up_by_their_whole_names_first(imagenet, renamed, rows, expected):
+    for path, name in zip(sorted((imagenet / "val").iterdir()), renamed.split(), strict=True):
+        path.rename(imagenet / "val" / name)
+    (imagenet / "val.csv").write_text("\n".join(["file,label", *rows.split()]))
+    if isinstance(expected, str):
+        refused(imagenet, imagenet / "val.csv", expected)
+    else:
+        assert load(imagenet).test.labels.tolist() == expected
+
+
 def test_a_folder_of_images_inside(imagenet):
     inner = imagenet / "val" / "images"
     inner.mkdir()
@@ -117,7 +141,7 @@ def test_what_is_wrong_with_it(imagenet):
     refused(imagenet, imagenet / "val.txt", "'n07'")
     (imagenet / "val.txt").unlink()
     (imagenet / "synset_labels.txt").write_text("n01\n")
-    refused(imagenet, "1 lines for 4 pictures")
+    refused(imagenet, "1 line for 4 pictures")
 
 
 def test_names_of_synsets(imagenet):

@@ -63,10 +63,12 @@ NAMES = {"_type": "ClassLabel", "names": ["cat", "dog"]}
         ({"label": LABELS, "small": PICTURES[::-1], "image": struct(PICTURES), "target": [5] * 6},
          {"image": {"_type": "Image"}, "label": NAMES | {"names": {"0": "a", "1": "b"}}},
          ["a", "b"]),
+        ({"image": PICTURES, "label": LABELS}, {"label": NAMES | {"names": ["crane", "crane"]}},
+         ["crane (0)", "crane (1)"]),
         ({"x": pyarrow.array(PICTURES, pyarrow.large_binary()), "Class": LABELS}, {"x": 3},
          ["0", "1"]),
     ],
-    ids=["plain", "names of CIFAR", "several", "large"],
+    ids=["plain", "names of CIFAR", "several", "names alike", "large"],
 )  # fmt: skip
 def test_columns(tmp_path, columns, features, classes):
     for split in ("train", "validation"):

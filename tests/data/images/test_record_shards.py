@@ -107,6 +107,34 @@ def test_a_shard_of_others(tmp_path):
     assert all(path.is_relative_to(tmp_path / "cache") for path in new)
 
 
+def test_pictures_with_rarer_endings_and_hidden_members(tmp_path):
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    pairs = []
+    for number, ending in enumerate(("jfif", "JP2", "qoi", "png")):
+        kind = {"jfif": "JPEG", "JP2": "JPEG2000"}.get(ending, ending)
+        picture = encoded(Image.fromarray(noise(8, number)), kind)
+        pairs += [(f"{number}.{ending}", picture), (f"._{number}.{ending}", b"of macOS")]
+        pairs += [(f"{number}.cls", b"%d" % (number % 2)), ("meta.json", b'{"samples": 4}')]
+    for split in ("train", "test"):
+        (folder / f"{split}.tar").write_bytes(members(*pairs))
+    data = load(folder, "tar")
+    assert data.train.labels.tolist() == [0, 1, 0, 1]
+    assert np.array_equal(data.test.pictures.decode(np.array([2]))[0], noise(8, 2))
+
+
+def test_pictures_with_dots_in_their_names_are_counted_one_by_one(tmp_path):
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    good = [("1.png", png(1)), ("1.cls", b"0"), ("2.png", png(2)), ("2.cls", b"1")]
+    dated = [(f"2026.0{i}.{kind}", content) for i in range(3)
+             for kind, content in (("png", png(i)), ("cls", b"0"))]  # fmt: skip
+    (folder / "train.tar").write_bytes(members(*good, *dated))
+    (folder / "test.tar").write_bytes(members(*good))
+    data = load(folder, "tar", on_bad="skip")
+    assert data.skipped == 3 and len(data.train) == 2
+
+
 def test_an_example_of_others_with_labels_from_1(tmp_path):
     """More features than ours, a packed label, and ImageNet's names without an ending."""
 
@@ -132,6 +160,8 @@ def test_an_example_of_others_with_labels_from_1(tmp_path):
     assert np.array_equal(data.test.pictures.decode(np.array([0]))[0], noise(8, 3))
     (folder / "classes.txt").write_text("cat\ndog\n")
     assert load(folder, "tfrecord").classes == ["cat", "dog"]
+    (folder / "classes.txt").write_text("crane\ncrane\n")
+    assert load(folder, "tfrecord").classes == ["crane (0)", "crane (1)"]
 
 
 def test_a_shard_that_has_changed_is_indexed_again(tree):
@@ -144,7 +174,7 @@ def test_a_shard_that_has_changed_is_indexed_again(tree):
     assert load(folder, "tar").fingerprint != first.fingerprint
 
 
-def test_layouts_of_shards(tmp_path):
+def test_layouts_of_shards(tmp_path, capsys):
     folder = tmp_path / "shards"
     folder.mkdir()
     refused(folder, "tar", "there are no tar shards")
@@ -152,7 +182,8 @@ def test_layouts_of_shards(tmp_path):
                for kind, content in (("png", png(i)), ("cls", str(i % 2).encode()))]  # fmt: skip
     (folder / "all.tar").write_bytes(members(*samples))
     refused(folder, "tar", "--test_fraction 0.2")
-    assert len(load(folder, "tar", test_fraction=0.25).test) == 2
+    assert len(load(folder, "tar", test_fraction=0.25, progress=True).test) == 2
+    assert capsys.readouterr().err.startswith("indexing 1 file (0 MB), once")
     (folder / "val-0.tar").write_bytes(members(("1.png", png(2)), ("1.cls", b"5")))
     refused(folder, "tar", "all.tar does not tell its split")
     (folder / "all.tar").rename(folder / "train.tar")
@@ -209,6 +240,9 @@ def test_a_flipped_bit_of_a_header_does_not_end_a_tar_file(tree):
         ([("7.png", png()), ("7.cls", b"cat")], "no label"),
         ([("7.png", png()), ("7.json", b'{"label": -1}')], "no label"),
         ([("7.png", png()), ("7.json", b"{")], "Expecting"),
+        ([("7.v2.png", png()), ("7.v2.cls", b"1")], "which leaves the ending .v2.png: rename it"),
+        ([("7.heic", b"not read"), ("7.cls", b"1")], "no picture of a known format"),
+        ([("7.heic", b"not read"), ("7.json", b'{"label": 1}')], "no picture of a known format"),
     ],
 )  # fmt: skip
 def test_a_bad_member_is_named_or_left_out(tmp_path, pairs, problem):
@@ -353,7 +387,7 @@ def test_what_cannot_be_packed(tree, capsys):
     assert pack.main([*arguments, str(output)]) == 2
     assert str(bad) in capsys.readouterr().err
     assert pack.main([*arguments, str(output), "--on_bad", "skip"]) == 0
-    assert "1 bad files left out" in capsys.readouterr().out
+    assert "1 bad file left out" in capsys.readouterr().out
     assert len(load(output, "tar").train) == 12
     bad.unlink()
     assert pack.main([*arguments, str(output)]) == 2

@@ -21,11 +21,13 @@ from typing import Protocol
 import numpy as np
 from tqdm import tqdm
 
+from utils.data.array_file import write_array
 from utils.data.cache_folder import LOCK, put_in_place, remove_abandoned, temporary_folder
 from utils.data.images.decode import decode_all, strict_pillow
 from utils.data.images.decoded import DecodedSplit, channel_statistics, content_fingerprint
 from utils.errors import UserError
 from utils.files import sync_folder
+from utils.plural import counted
 
 VERSION = 1  # of decoding and of the cache's layout; part of every key
 
@@ -146,7 +148,7 @@ def _write(
     terminal = sys.stderr.isatty()
     if progress and not terminal:
         size = f"{image_size}x{image_size}"
-        print(f"{first.verb} {count:,} pictures to {size}, once", file=sys.stderr)
+        print(f"{first.verb} {counted(count, 'picture')} to {size}, once", file=sys.stderr)
     skipped: list[str] = []
     splits: dict[str, DecodedSplit] = {}
     with (
@@ -185,10 +187,7 @@ def _write(
                 _write_header(file, (int(good.sum()), *shape[1:]))
                 file.flush()
                 os.fsync(file.fileno())
-            with open(folder / f"{name}_labels.npy", "wb") as file:
-                np.save(file, labels[good], allow_pickle=False)
-                file.flush()
-                os.fsync(file.fileno())
+            write_array(folder / f"{name}_labels.npy", labels[good])
             images = np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
             splits[name] = DecodedSplit(images, labels[good])
     mean, std = channel_statistics(next(iter(splits.values())).images)

@@ -17,7 +17,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from utils.data.images.imagenet import NoClasses, class_names, text_lines
+from utils.data.images.imagenet import NoClasses, class_names, text_lines, told_apart
 from utils.data.images.listing import Listing, load_listings
 from utils.data.images.shards import CLASSES
 from utils.data.images.sources import ImageData
@@ -25,6 +25,7 @@ from utils.data.images.split_names import SPLITS, by_split
 from utils.data.texts.files import Table, read_table
 from utils.errors import UserError
 from utils.files import reason
+from utils.plural import counted
 
 ENDINGS = (".csv", ".tsv")
 # Names of columns, of which the first that is there is taken: "Image_Path" counts as "image path".
@@ -50,12 +51,15 @@ def load_csv(*, data_dir: Path, test_fraction: float | None = None, **settings) 
     listings, classes, remark = {}, None, ""
     for split, path in lists.items():
         try:
-            listings[split] = _read_list(path, classes)
+            listings[split], repeats = _read_list(path, classes, once=split == "all")
         except NoClasses:
             if split != "test" or "val" not in listings:
                 raise
-            remark = f", without {path.name}, which has no labels"
+            remark += f", without {path.name}, which has no labels"
             continue
+        if repeats and split in ("all", "train"):
+            what = "without" if split == "all" else "with"
+            remark += f", {what} {counted(repeats, 'repeated line')} of {path.name}"
         classes = listings[split].classes
     folder = next(iter(lists.values())).parent
     data = load_listings("csv", folder, listings, test_fraction=test_fraction, **settings)
@@ -99,32 +103,26 @@ def _find_lists(data_dir: Path, test_fraction: float | None) -> dict[str, Path]:
     return {split: found[split] for split in ("train", *held_out)}
 
 
-def _read_list(path: Path, classes: list[str] | None) -> Listing:
-    """The files of a list; `classes` are those of the training pictures, None if it has them."""
-    table = read_table(path, "picture")
-    file_column, label_column, header = _columns(table)
-    names, labels, known = [], [], set(classes or ())
-    for row in table.rows[header:]:
-        if row.problem is not None:
-            raise UserError(f"{path}, line {row.line} {row.problem}: correct the line")
-        name, label = ((row.cells[j] or "").strip() for j in (file_column, label_column))
-        if not name or not label:
-            what = "label" if name else "file"
-            raise UserError(f"{path}, line {row.line} has no {what}: fill it in, or remove it")
-        if classes is not None and label not in known:
-            raise UserError(
-                f"{path}, line {row.line} has the label {label!r}, which the training pictures do "
-                "not have"
-            )
-        names.append(name)
-        labels.append(label)
-    if not names:
-        raise UserError(f"{path} lists no pictures: give a file with a row for each picture")
+def _read_list(path: Path, classes: list[str] | None, once: bool) -> tuple[Listing, int]:
+    """The files of a list, and how many of its lines repeat an earlier one.
+
+    Args:
+        classes: those of the training pictures; None: the list has them.
+        once: leave out repeats, as one could get into the training split and one into the test
+            split.
+    """
+    names, labels, lines = _rows(path, set(classes or ()))
     if classes is None:
         numbers = all(label.isascii() and label.isdecimal() for label in labels)
         classes = sorted(set(labels), key=int if numbers else None)
         if len(classes) < 2:
             raise UserError(f"{path} has only the class {labels[0]!r}: a classifier needs two")
+    repeats = _repeats(path, names, labels, lines)
+    if once and repeats:
+        names, labels = (
+            [cell for row, cell in enumerate(column) if row not in repeats]
+            for column in (names, labels)
+        )
     folder = str(path.parent)
     stats = [_state(os.path.join(folder, name)) for name in names]
     if all(size < 0 for size, _ in stats):
@@ -133,7 +131,50 @@ def _read_list(path: Path, classes: list[str] | None) -> Listing:
             remedy = "write / instead of \\ between folders and files"
         raise UserError(f"{path} lists {names[0]} and others, none of which is there: {remedy}")
     number = {label: i for i, label in enumerate(classes)}
-    return Listing(path.parent, classes, names, [number[label] for label in labels], stats, 0)
+    listing = Listing(path.parent, classes, names, [number[label] for label in labels], stats, 0)
+    return listing, len(repeats)
+
+
+def _rows(path: Path, known: set[str]) -> tuple[list[str], list[str], list[int]]:
+    """(files, labels, numbers of the lines) of a list. Labels must be `known`, unless that is
+    empty."""
+    table = read_table(path, "picture")
+    file_column, label_column, header = _columns(table)
+    names, labels, lines = [], [], []
+    for row in table.rows[header:]:
+        if row.problem is not None:
+            raise UserError(f"{path}, line {row.line} {row.problem}: correct the line")
+        name, label = ((row.cells[j] or "").strip() for j in (file_column, label_column))
+        if not name or not label:
+            what = "label" if name else "file"
+            raise UserError(f"{path}, line {row.line} has no {what}: fill it in, or remove it")
+        if known and label not in known:
+            raise UserError(
+                f"{path}, line {row.line} has the label {label!r}, which the training pictures do "
+                "not have"
+            )
+        names.append(name)
+        labels.append(label)
+        lines.append(row.line)
+    if not names:
+        raise UserError(f"{path} lists no pictures: give a file with a row for each picture")
+    return names, labels, lines
+
+
+def _repeats(path: Path, names: list[str], labels: list[str], lines: list[int]) -> set[int]:
+    """The rows whose file an earlier one has, too. Raises UserError if their labels differ."""
+    folder, first = str(path.parent), {}
+    repeats = set()
+    for row, (name, label) in enumerate(zip(names, labels, strict=True)):
+        before = first.setdefault(os.path.normpath(os.path.join(folder, name)), row)
+        if label != labels[before]:
+            raise UserError(
+                f"{path}, lines {lines[before]} and {lines[row]} give {name} the labels "
+                f"{labels[before]!r} and {label!r}: remove one of the lines"
+            )
+        if before != row:
+            repeats.add(row)
+    return repeats
 
 
 def _columns(table: Table) -> tuple[int, int, bool]:
@@ -178,5 +219,5 @@ def _names(folder: Path, labels: list[str]) -> list[str]:
     """Names of the classes: numbers are lines of classes.txt, synsets those of their file."""
     lines = [line.strip() for line in text_lines(folder / CLASSES)]
     if all(label.isdecimal() and int(label) < len(lines) for label in labels):
-        return [lines[int(label)] for label in labels]
+        return told_apart({label: lines[int(label)] for label in labels})
     return class_names(folder, labels)

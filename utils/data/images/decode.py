@@ -9,6 +9,7 @@ import io
 import math
 import multiprocessing
 import os
+import re
 import stat
 import warnings
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ FORMATS = (
     *("AVIF", "BMP", "GIF", "ICO", "JPEG", "JPEG2000", "MPO", "PCX", "PNG", "PPM", "QOI", "SGI"),
     *("TGA", "TIFF", "WEBP"),
 )
+_TOO_LARGE = (Image.DecompressionBombWarning, Image.DecompressionBombError)
 _EXIF_ORIENTATION = 0x0112
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -211,11 +213,12 @@ def _upright(source: str | BinaryIO, least) -> tuple[Image.Image, tuple[int, int
         if image.format == "JPEG":
             image.draft(None, least(*full))
         image.load()
-        turn = _UPRIGHT.get(orientation := _orientation(image))
+        orientation = _orientation(image)
+        turn = _UPRIGHT.get(orientation)
         image = to_rgb(image)
         if turn is not None:
             image = image.transpose(turn)
-    return image, (full[::-1] if turn is not None and orientation >= 5 else full)
+    return image, (full[::-1] if orientation >= 5 else full)
 
 
 def _mentions_exif(source: BinaryIO) -> bool:
@@ -250,8 +253,10 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _orientation(image: Image.Image) -> int:
+    """1 to 8; 1, which is upright, for anything else."""
     try:
-        return image.getexif().get(_EXIF_ORIENTATION, 1)
+        orientation = image.getexif().get(_EXIF_ORIENTATION)
+        return orientation if orientation in _UPRIGHT else 1
     except Exception:  # damaged EXIF does not mean that the picture is damaged
         return 1
 
@@ -272,6 +277,13 @@ def picture_endings() -> frozenset[str]:
 def why(error: Exception) -> str:
     """In a line, why a picture could not be decoded."""
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    if isinstance(error, _TOO_LARGE) and (pixels := re.search(r"\d+", text)):
+        millions = math.ceil(int(pixels[0]) / 1e6)
+        most = math.floor(Image.MAX_IMAGE_PIXELS / 1e6)
+        text = (
+            f"it has {millions:,} million pixels, more than the {most} million that are read: make "
+            "it smaller"
+        )
     if isinstance(error, Image.UnidentifiedImageError):
         text = "not an image of a known format"
     return " ".join(text.split())

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 
 from utils.data.images.split_names import SPLITS, VAL
 from utils.errors import UserError
 from utils.files import reason
+from utils.plural import counted
 
 # Lines "n01440764 tench, Tinca tinca": the folder of a class, and its name.
 SYNSETS = ("LOC_synset_mapping.txt", "synset_words.txt", "words.txt")
@@ -33,7 +34,7 @@ def class_names(root: Path, classes: Sequence[str]) -> list[str]:
     for name in SYNSETS:
         named = _synsets(root / name)
         if named and all(folder in named for folder in classes):
-            return _told_apart({folder: named[folder] for folder in classes})
+            return told_apart({folder: named[folder] for folder in classes})
     return list(classes)
 
 
@@ -41,7 +42,7 @@ def all_class_names(root: Path) -> list[str] | None:
     """The names of all classes in a file of synsets, in the order of these; None without one."""
     found = (_synsets(root / name) for name in SYNSETS)
     named = next(filter(None, found), None)
-    return named and _told_apart(dict(sorted(named.items())))
+    return named and told_apart(dict(sorted(named.items())))
 
 
 def _synsets(path: Path) -> dict[str, str]:
@@ -49,8 +50,9 @@ def _synsets(path: Path) -> dict[str, str]:
     return {line[0]: line[1].strip() for line in lines if len(line) > 1}
 
 
-def _told_apart(named: dict[str, str]) -> list[str]:
-    """The names, with the synsets of those that are alike."""
+def told_apart(named: dict[str, str] | dict[int, str]) -> list[str]:
+    """The names, with the keys (synsets, numbers) of those that are alike: ImageNet has two classes
+    "crane"."""
     counts = Counter(named.values())
     return [f"{name} ({key})" if counts[name] > 1 else name for key, name in named.items()]
 
@@ -75,23 +77,16 @@ def flat_labels(root: Path, split: str, files: Sequence[str], classes: Sequence[
     patterns = [pattern.format(word) for word in words for pattern in MAPPINGS]
     for path in (place / pattern for place in places for pattern in patterns):
         if lines := text_lines(path):
-            stems = {Path(file).stem for file in files}
-            found = dict(filter(None, (_mapping(line, stems) for line in lines)))
-            # What follows the class, as Kaggle's places of objects, does not belong to its name.
-            found = {
-                stem: name if name in known else name.replace(",", " ").split()[0]
-                for stem, name in found.items()
-            }
-            named = [found.get(Path(file).stem) for file in files]
-            return _numbers(path, named, files, known)
+            return _numbers(path, _listed(path, lines, files, known), files, known)
     if split == "test" and any(_is_flat(root / word) for word in VAL):
         places = [root / split]  # a file beside both folders is of val/
     for path in (place / name for place in places for name in IN_ORDER):
         if lines := text_lines(path):
             if len(lines) != len(files):
                 raise UserError(
-                    f"{path} has {len(lines):,} lines for {len(files):,} pictures in "
-                    f"{root / split}: one of the two is not complete"
+                    f"{path} has {counted(len(lines), 'line')} for "
+                    f"{counted(len(files), 'picture')} in {root / split}: one of the two is not "
+                    "complete"
                 )
             return _numbers(path, [line.strip() for line in lines], files, known)
     mappings = ", ".join(pattern.format(split) for pattern in MAPPINGS)
@@ -106,9 +101,40 @@ def _is_flat(folder: Path) -> bool:
     return folder.is_dir() and not any(path.is_dir() for path in folder.iterdir())
 
 
-def _mapping(line: str, stems: set[str]) -> tuple[str, str] | None:
-    """(stem, class) of the picture that a line is about, if it is one of `stems`. Names with blanks
-    stand between commas or tabs; a line without them may have commas in what follows the class."""
+def _listed(
+    path: Path, lines: Sequence[str], files: Sequence[str], known: Container[str]
+) -> list[str | None]:
+    """The class of each file by the lines of `path`: by its full name, else by its stem."""
+    stems = Counter(Path(file).stem for file in files)
+    names = {*files, *stems}
+    found: dict[str, set[str]] = {}  # full name or stem -> classes
+    for name, label in filter(None, (_mapping(line, names) for line in lines)):
+        # What follows the class, as Kaggle's places of objects, does not belong to its name.
+        label = label if label in known else label.replace(",", " ").split()[0]
+        found.setdefault(name, set()).add(label)
+
+    def class_of(file: str) -> str | None:
+        name = file if file in found else Path(file).stem
+        labels = sorted(found.get(name, ()))
+        if labels and name != file and stems[name] > 1:
+            raise UserError(
+                f"{path} gives {name} a class, and {file} is not the only picture of that name: "
+                "list the files with their endings"
+            )
+        if len(labels) > 1:
+            raise UserError(
+                f"{path} gives {name} the classes {labels[0]!r} and {labels[1]!r}: correct its "
+                "lines"
+            )
+        return labels[0] if labels else None
+
+    return [class_of(file) for file in files]
+
+
+def _mapping(line: str, names: set[str]) -> tuple[str, str] | None:
+    """(name, class) of the picture that a line is about, if its name or its stem is one of `names`.
+    Names with blanks stand between commas or tabs; a line without them may have commas in what
+    follows the class."""
     try:
         quoted = next(csv.reader([line]))
     except csv.Error:  # more than 128 KB
@@ -117,8 +143,10 @@ def _mapping(line: str, stems: set[str]) -> tuple[str, str] | None:
         if len(cells) < 2 or not cells[1].strip():
             continue
         file = Path(cells[0].strip())
+        if file.name in names:
+            return file.name, cells[1].strip()
         # More than one word after the dot: another separator belongs between these.
-        if file.stem in stems and len(file.suffix.split()) < 2:
+        if file.stem in names and len(file.suffix.split()) < 2:
             return file.stem, cells[1].strip()
     return None
 

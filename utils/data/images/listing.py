@@ -22,6 +22,7 @@ from utils.data.images.scanning import FolderPart, SplitFiles
 from utils.data.images.sources import ImageData
 from utils.data.splits import TEST_SEED, stratified_split
 from utils.errors import UserError
+from utils.plural import counted
 
 # Bytes of decoded pictures above which `decode="auto"` does not keep them.
 LARGEST_DECODED = 32 * 10**9
@@ -101,8 +102,9 @@ def load_listings(
     index, splits = cache
     if index.skipped and on_bad == "error":
         raise UserError(
-            f"{index.skipped} files in {data_dir} are not readable pictures, the first of them "
-            f"{index.skipped_first[0]}: remove them, or leave them out with --on_bad skip"
+            f"{data_dir} has {counted(index.skipped, 'file')} that cannot be decoded, such as "
+            f"{index.skipped_first[0]}: remove what is no picture, or leave it out with --on_bad "
+            "skip"
         )
     if test_fraction is not None:
         return _divide(name, folder, index, splits["all"], test_fraction, source, strays)

@@ -33,6 +33,7 @@ from utils.data.images.tar import PICTURES, add_sample
 from utils.data.images.tfrecord import example, framed
 from utils.errors import UserError
 from utils.files import reason, replace_file, sync_folder, written_aside
+from utils.plural import counted
 
 STATE = "pack.json"  # in the folder of shards: what they are packed from
 ENDINGS = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp", "PPM": "ppm", "BMP": "bmp"}
@@ -91,7 +92,8 @@ def pack(
         replace_file(output / CLASSES, names.encode(errors="backslashreplace"))
         todo = [shard for shard in shards if not (output / shard.name).exists()]
         if progress and len(todo) < len(shards):
-            print(f"{len(shards) - len(todo):,} of {len(shards):,} shards are there already")
+            there = len(shards) - len(todo)
+            print(f"already there: {there:,} of {counted(len(shards), 'shard')}")
         total = sum(len(shard.files) for shard in todo)
         hidden = not (progress and sys.stderr.isatty())
         with tqdm(desc="packing", total=total, unit=" pictures", disable=hidden) as bar:
@@ -240,10 +242,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("stopped; the same command goes on", file=sys.stderr)
         return 130
     if skipped:
-        print(f"{len(skipped):,} bad files left out, such as {skipped[0]}")
-    print(
-        f"{shards:,} shards in {options.output}: --dataset {options.to} --data_dir {options.output}"
-    )
+        print(f"{counted(len(skipped), 'bad file')} left out, such as {skipped[0]}")
+    where = f"--dataset {options.to} --data_dir {options.output}"
+    print(f"{counted(shards, 'shard')} in {options.output}: {where}")
     return 0
 
 

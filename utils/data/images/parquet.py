@@ -38,11 +38,12 @@ from utils.data.images.hub import configuration_folder, is_partial
 from utils.data.images.record_index import Indexing
 from utils.data.images.records import FileState
 from utils.data.images.scanning import SplitFiles
-from utils.data.images.shards import divided, find_shards, listed_classes
+from utils.data.images.shards import divided, find_shards, listed_classes, with_names_apart
 from utils.data.images.sources import ImageData
 from utils.data.images.tar import TarShard, add_sample
 from utils.errors import UserError
 from utils.files import reason, sync_folder, written_aside
+from utils.plural import counted
 
 VERSION = 1  # of unpacking; part of the names of unpacked files
 ROWS_AT_ONCE = 64
@@ -114,7 +115,7 @@ def load_parquet(
         crop_ratio=crop_ratio,
         test_fraction=test_fraction,
     )
-    return replace(data, source=data.source + remark)
+    return replace(with_names_apart(data), source=data.source + remark)
 
 
 def _split_files(root: Path, names: list[str], unpacked: dict[str, Path]) -> SplitFiles:
@@ -305,7 +306,8 @@ def _unpack(
     terminal = sys.stderr.isatty()
     if progress and not terminal:
         size = sum(sizes.values()) / 1e6
-        print(f"unpacking {len(todo):,} Parquet files ({size:,.0f} MB), once", file=sys.stderr)
+        what = counted(len(todo), "Parquet file")
+        print(f"unpacking {what} ({size:,.0f} MB), once", file=sys.stderr)
     stopped = threading.Event()
 
     def unpack(name: str) -> None:

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from utils.data.array_file import write_array
 from utils.data.cache_folder import LOCK, put_in_place, remove_abandoned, temporary_folder
 from utils.data.images.decode import strict_pillow
 from utils.data.images.records import RECORD, Records, not_readable
@@ -28,7 +29,7 @@ from utils.data.images.scanning import Bad, Scanned, SplitFiles, Task, scan_all,
 from utils.errors import UserError
 from utils.files import reason, sync_folder, write_synced
 
-VERSION = 2  # of the index; part of every key
+VERSION = 3  # of the index; part of every key
 FIRST = 10  # bad records that the index names
 BAD = "bad.json"  # split -> the Bad of all files
 
@@ -173,8 +174,8 @@ def _write(
             if not len(table):
                 raise UserError(f"no readable picture is left in {root} for {split}")
             tables[split] = table
-            _save(folder / f"{split}.npy", table)
-            _save(folder / f"{split}_files.npy", _file_table(files))
+            write_array(folder / f"{split}.npy", table)
+            write_array(folder / f"{split}_files.npy", _file_table(files))
             digest.update(f"{split} {len(table)}\0".encode())
             for column in ("length", "label", "height", "width", "check"):
                 digest.update(np.ascontiguousarray(table[column]))
@@ -215,13 +216,6 @@ def _file_table(files: SplitFiles) -> np.ndarray:
     table["size"] = [state.size for state in files.states]
     table["modified"] = [state.modified for state in files.states]
     return table
-
-
-def _save(path: Path, array: np.ndarray) -> None:
-    with open(path, "wb") as file:
-        np.save(file, array, allow_pickle=False)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 # ---- what an earlier index knows -----------------------------------------------------------------

@@ -22,6 +22,7 @@ from tqdm import tqdm
 from utils.data.images.decode import measure, raise_transient, strict_pillow, why
 from utils.data.images.records import HEAD, RECORD, FileState
 from utils.data.worker_process import SIGNALS
+from utils.plural import counted
 
 # From this much work on, processes pay: headers are read in Python, which threads do one at a time.
 MANY_FILES, MANY_BYTES = 20_000, 1 << 28
@@ -202,7 +203,8 @@ def _bar(tasks: list[Task], progress: bool) -> tqdm:
     files, size = sum(len(task.files) for task in tasks), sum(task.size for task in tasks)
     terminal = sys.stderr.isatty()
     if progress and not terminal:
-        print(f"indexing {files:,} files ({size / 1e6:,.0f} MB), once", file=sys.stderr)
+        what = counted(files, "file")
+        print(f"indexing {what} ({size / 1e6:,.0f} MB), once", file=sys.stderr)
     return tqdm(
         desc="indexing",
         total=size,

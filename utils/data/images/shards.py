@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from utils.data.images.encoded_data import load_encoded
-from utils.data.images.imagenet import all_class_names, text_lines
+from utils.data.images.imagenet import all_class_names, text_lines, told_apart
 from utils.data.images.record_index import Indexing
 from utils.data.images.records import FileState
 from utils.data.images.scanning import SplitFiles
@@ -51,7 +52,7 @@ def _load(
 ) -> ImageData:
     """The shards in `data_dir`, indexed if need be. val is the validation split if there is a test
     split, else the test set. Raises UserError, see `load_encoded`."""
-    return load_encoded(
+    data = load_encoded(
         name,
         data_dir,
         _list_shards(name, data_dir, test_fraction),
@@ -61,6 +62,7 @@ def _load(
         crop_ratio=crop_ratio,
         test_fraction=test_fraction,
     )
+    return with_names_apart(data)
 
 
 load_tar, load_tfrecord = partial(_load, "tar"), partial(_load, "tfrecord")
@@ -138,6 +140,12 @@ def _files(root: Path) -> list[Path]:
             "--data_dir"
         ) from error
     return [path for path in here + inner if path.is_file() and not path.name.startswith(".")]
+
+
+def with_names_apart(data: ImageData) -> ImageData:
+    """The data set, with their numbers added to the names of classes that are alike. Its
+    fingerprint stays, so that runs which were trained before can go on."""
+    return replace(data, classes=told_apart(dict(enumerate(data.classes))))
 
 
 def listed_classes(root: Path) -> list[str] | None:

@@ -18,12 +18,13 @@ from typing import BinaryIO
 
 import numpy as np
 
-from utils.data.images.decode import raise_transient, why
+from utils.data.images.decode import picture_endings, raise_transient, why
 from utils.data.images.records import RECORD
 from utils.data.images.scanning import Bad, Scanned, entry
 from utils.errors import UserError
 from utils.files import reason
 
+# Of several pictures in a sample, the first of these is taken.
 PICTURES = ("jpg", "jpeg", "png", "webp", "ppm", "pgm", "pbm", "bmp", "gif", "tif", "tiff")
 LABELS = ("cls", "json")
 LABEL_KEYS = ("cls", "label", "class")
@@ -50,8 +51,10 @@ class TarShard:
         try:
             with open(path, "rb") as file:
                 for key, members in _samples(file, path):
-                    picture = next((members[kind] for kind in PICTURES if kind in members), None)
-                    if picture is None:  # another kind of sample, or what belongs to the shard
+                    picture = _picture(members)
+                    if picture is None:
+                        problems = _problems(file, members)
+                        bad += [Bad(0, self.sample(path, key), problem) for problem in problems]
                         continue
                     try:
                         label = _label(file, members)
@@ -93,6 +96,8 @@ def _samples(file: BinaryIO, path: str):
                 raise UserError(f"{path} was cut short in {member.name!r}: fetch the file again")
             folder, base = posixpath.split(member.name)
             stem, _, ending = base.partition(".")
+            if not stem:  # hidden, such as the ._0.jpg that macOS adds to each 0.jpg
+                continue
             if (new := posixpath.join(folder, stem)) != key:
                 if members:
                     yield key, members
@@ -106,6 +111,27 @@ def _samples(file: BinaryIO, path: str):
             raise UserError(f"{path} is damaged at byte {archive.offset}: fetch the file again")
     if members:
         yield key, members
+
+
+def _picture(members: dict[str, tuple[int, int]]) -> tuple[int, int] | None:
+    """(offset, length) of a sample's picture, if it has one."""
+    rarer = (kind for kind in members if f".{kind}" in picture_endings())
+    return next((members[kind] for kind in (*PICTURES, *rarer) if kind in members), None)
+
+
+def _problems(file: BinaryIO, members: dict[str, tuple[int, int]]) -> list[str]:
+    """What is wrong with a sample that has no picture. Nothing: it belongs to the shard, or is of
+    another kind. Pictures with dots in their names may look like a single sample."""
+    endings = [kind for kind in members if posixpath.splitext(kind)[1] in picture_endings()]
+    if endings:
+        return [
+            f"its name ends at the first dot, which leaves the ending .{ending}: rename it"
+            for ending in endings
+        ]
+    with contextlib.suppress(ValueError, RecursionError):
+        _label(file, members)
+        return ["it has no picture of a known format"]
+    return []
 
 
 def _label(file: BinaryIO, members: dict[str, tuple[int, int]]) -> int:

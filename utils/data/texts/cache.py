@@ -31,6 +31,7 @@ from utils.data.texts.tokenizer import MAX_TOKENS, cls_id, encode, pad_id, vocab
 from utils.data.texts.tokenizer_request import TokenizerRequest
 from utils.errors import UserError
 from utils.files import reason
+from utils.plural import counted
 
 VERSION = 1  # of splitting and of tokenizer training; part of every key
 _CALLED = {"train": "training texts", "test": "test texts", "val": "validation texts"}
@@ -153,7 +154,7 @@ def _encode_all(
     notes = list(data.notes)
     long = sum(int((split.lengths == max_tokens).sum()) for split in tokens.values())
     if long:
-        notes.append(f"{long:,} texts are cut off at {max_tokens:,} tokens, or have just as many")
+        notes.append(f"{counted(long, 'text')} cut off at {max_tokens:,} tokens, or just as long")
     text = tokenizer.to_str()
     return TokenizedData(
         name=data.name,

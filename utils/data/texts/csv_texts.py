@@ -143,7 +143,8 @@ def class_names(train_file: Path, classes: list[str]) -> tuple[list[str], str | 
     first = 0 if int(classes[0]) == 0 else 1
     needed = largest + 1 - first
     if len(names) < needed:
-        return classes, unused + f"it has {len(names)} names, and class {largest} needs {needed}"
+        has = counted(len(names), "name")
+        return classes, unused + f"it has {has}, and class {largest} needs {needed}"
     if first == 1 and len(names) > needed:
         return classes, unused + (
             f"its first line may be class 0 or class 1, leave only the {counted(largest, 'name')} "

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
+from utils.data.array_file import write_array
 from utils.data.cache_folder import LOCK, put_in_place, remove_abandoned, temporary_folder
 from utils.files import sync_folder, write_synced
 
@@ -175,10 +175,7 @@ def keep(folder: Path, data: TokenizedData) -> None:
     with temporary_folder(parent) as temporary:
         for name, split in data.splits.items():
             for kind in _ARRAYS:
-                with open(temporary / f"{name}_{kind}.npy", "wb") as file:
-                    np.save(file, getattr(split, kind), allow_pickle=False)
-                    file.flush()
-                    os.fsync(file.fileno())
+                write_array(temporary / f"{name}_{kind}.npy", getattr(split, kind))
         write_synced(temporary / "tokenizer.json", data.tokenizer_json.encode())
         content = {"sum": _index_sum(asdict(index)), "index": asdict(index)}
         write_synced(temporary / "index.json", json.dumps(content, indent=1).encode())
