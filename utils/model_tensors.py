@@ -29,3 +29,15 @@ class ModelTensors:
     def buffers(self) -> dict[str, Tensor]:
         """All buffers; the caller must not change them."""
         return dict(self.model.named_buffers())
+
+
+def names_of_shared(model: nn.Module) -> dict[str, str]:
+    """{further name: first name} of the tensors that the model holds under several names."""
+    first_names: dict[Tensor, str] = {}
+    further = {}
+    for named in (model.named_parameters, model.named_buffers):
+        for name, tensor in named(remove_duplicate=False):
+            first_name = first_names.setdefault(tensor, name)
+            if first_name != name:
+                further[name] = first_name
+    return further

@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 from toy import make_trainer, network
 
 from utils.distributed.strategies.base import Strategy, build_strategy
+from utils.distributed.strategies.fsdp import FSDP
+from utils.errors import UserError
 from utils.exchange import Exchange
 from utils.settings.strategies import STRATEGIES
 
@@ -153,3 +156,9 @@ def test_evaluation_and_checkpoint_are_of_equal_ranks(worlds, tmp_path):
     for name, tensor in first.items():
         if tensor.is_floating_point():
             assert torch.equal(tensor, second[name]), name
+
+
+def test_fsdp_refuses_shared_weights():
+    block = nn.Linear(2, 2)
+    with pytest.raises(UserError, match=r"0\.weight is also 1\.weight\): take --strategy ddp"):
+        FSDP(Exchange()).wrap(nn.Sequential(block, block))

@@ -12,8 +12,9 @@ STEPS_PER_EPOCH = 10
 
 
 def schedule(argv, steps, lines, checkpoint=None):
-    settings, _ = parse(Settings, argv, "")
-    run = SimpleNamespace(settings=settings, console=SimpleNamespace(say=lines.append))
+    settings, origin = parse(Settings, argv, "")
+    console = SimpleNamespace(say=lines.append)
+    run = SimpleNamespace(settings=settings, origin=origin, console=console)
     return schedule_of(run, 1.0, steps, STEPS_PER_EPOCH, checkpoint)
 
 
@@ -42,9 +43,19 @@ def test_onecycle_has_no_warm_up_and_no_stairs_of_a_recipe(tmp_path):
 
 
 def test_a_resumed_run_is_told_that_its_warm_up_has_another_length():
-    checkpoint = SimpleNamespace(run_info={"schedule_steps": 40}, step=2)
+    checkpoint = SimpleNamespace(run_info={"schedule_steps": 40}, step=2, state={})
     lines, constant = [], ["--sched", "constant"]
     schedule([*constant, "--warmup_ratio", "0.25"], 80, lines, checkpoint)
     assert len(lines) == 1 and "now 0.15 instead of 0.3" in lines[0]
     schedule([*constant, "--warmup_steps", "10"], 80, lines, checkpoint)
     assert len(lines) == 1
+
+
+def test_a_new_rate_of_a_plateau_run_is_still_lowered():
+    state = {"schedule": {"reduced": 0.01, "best": 1.0, "since_best": 0}}
+    checkpoint = SimpleNamespace(run_info={"schedule_steps": 40}, step=2, state=state)
+    lines, plateau = [], ["--sched", "plateau", "--val_fraction", "0.1"]
+    schedule(plateau, 40, lines, checkpoint)
+    assert not lines
+    schedule([*plateau, "--lr", "1.0"], 40, lines, checkpoint)
+    assert len(lines) == 1 and "to 0.01 of --lr so far: it is now 0.01" in lines[0]

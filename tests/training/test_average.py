@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 from toy import everything, make_trainer, network
 
 from utils.training.average import Average
@@ -35,6 +36,21 @@ def test_buffers_that_the_constructor_makes_are_not_saved():
     model.register_buffer("mask", torch.ones(3), persistent=False)
     average = Average(model, 0.9)
     assert average.state_dict().keys() == model.state_dict().keys()
+
+
+def test_shared_tensors_are_averaged_under_all_their_names():
+    """A block that is used three times: a checkpoint names its tensors three times."""
+    block = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    model, other = nn.Sequential(block, block, block), nn.Linear(2, 2)
+    average = Average(model, 0.5)
+    for tensor in average.live.values():
+        tensor.data.add_(1.0)
+    state = average.state_dict()
+    assert state.keys() == model.state_dict().keys()
+    for name, mean in average.mean.items():
+        for number in "12":
+            assert torch.equal(state[number + name[1:]], mean)
+    assert not Average(other, 0.5).names_of_shared
 
 
 def test_a_skipped_step_changes_nothing():

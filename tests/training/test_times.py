@@ -6,6 +6,7 @@ import pytest
 import torch
 from toy import history, make_trainer
 
+from utils.checkpoints.checkpoint import Checkpoints
 from utils.training.times import PHASES, PhaseTimes
 
 
@@ -63,3 +64,18 @@ def test_after_the_last_epoch_it_is_too_late_to_evaluate_less_often(tmp_path, ca
     log.advise({"evaluation": 0.5, "checkpoint": 0.5}, is_last=True)
     said = capsys.readouterr().out
     assert "do B" in said and "do A" not in said
+
+
+def test_a_part_of_an_epoch_gives_no_advice(tmp_path, capsys):
+    """Resumed near its end, the first epoch would seem to be evaluation above all."""
+    make_trainer(tmp_path, save_steps=1, max_steps=4, epochs=1).fit()
+    checkpoint = Checkpoints(tmp_path / "checkpoints").load()
+    assert checkpoint.step == 4
+    resumed = make_trainer(tmp_path, epochs=3, advice={"evaluation": "do A"})
+    resumed.restore(checkpoint)
+    resumed.evaluate = lambda real=resumed.evaluate: (time.sleep(0.2), real())[1]
+    capsys.readouterr()
+    resumed.fit()
+    lines = capsys.readouterr().out.splitlines()
+    (advice,) = (number for number, line in enumerate(lines) if "do A" in line)
+    assert sum("test loss" in line for line in lines[:advice]) == 2

@@ -187,6 +187,12 @@ def schedule_of(
             f"spanned {before:,}: the learning rate is now {now:.3g} instead of "
             f"{then:.3g}{keep if before % steps_per_epoch == 0 else ''}"
         )
+    lowered = checkpoint.state.get("schedule", {}).get("reduced", 1.0) if checkpoint else 1.0
+    if lowered < 1 and run.origin["lr"] == COMMAND_LINE:
+        run.console.say(
+            f"note: the plateau schedule has lowered the learning rate to {lowered:.3g} of --lr so "
+            f"far: it is now {lr * lowered:.3g}"
+        )
     return schedule
 
 

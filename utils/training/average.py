@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from utils.distributed.strategies.base import Strategy, saved_buffers
+from utils.model_tensors import names_of_shared
 
 
 class Average:
@@ -28,6 +29,7 @@ class Average:
         tensors = self.strategy.parameters | saved_buffers(model)
         self.live = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
         self.mean = {name: tensor.detach().clone() for name, tensor in self.live.items()}
+        self.names_of_shared = names_of_shared(model)
 
     def ema_weight(self, step: int) -> float:
         """1 - d: how much the weights after optimizer step `step` (from 0) count in the average."""
@@ -76,7 +78,11 @@ class Average:
     def state_dict(self) -> dict[str, Tensor]:
         """The average, under the names of the model's tensors and with its integer buffers, so that
         a plain model can load it."""
-        return self.strategy.tensors() | self.mean
+        tensors = self.strategy.tensors() | self.mean
+        for name, first_name in self.names_of_shared.items():
+            if name in tensors:
+                tensors[name] = tensors[first_name]
+        return tensors
 
     @torch.no_grad()
     def load_state_dict(self, tensors: dict[str, Tensor]) -> None:

@@ -20,6 +20,8 @@ from utils.training.progress import LeftOut
 BARREN_STEPS = 100
 # fp16: with a loss scale below this, no scale makes the gradients finite.
 SMALLEST_SCALE = 1e-3
+# They change their buffers in place, as subclasses may not: the host need not look at each of them.
+BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 ALIGNMENT = 64  # elements; vectorised kernels need aligned memory
 
 
@@ -36,12 +38,35 @@ class Guard:
         self.strategy = strategy or Strategy.of(model)
         self.parameters = list(self.strategy.parameters.values())
         device = self.parameters[0].device
-        self.flat = _flatten_buffers(model)
+        self.model, self.flat = model, _flatten_buffers(model)
         self.before = [torch.empty_like(flat) for flat in self.flat]
+        self.buffers: list[tuple[dict, str, Tensor]] = []  # see `start`
         self.left_out = torch.tensor(LeftOut(), dtype=torch.int64, device=device)
 
+    def start(self) -> None:
+        """To be called before the first step, when all guards of the model are made."""
+        self.buffers = [
+            (module._buffers, name, buffer)
+            for module in self.model.modules()
+            if type(module) not in BATCH_NORM
+            for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False)
+        ]
+        self.remember()
+
+    @torch.no_grad()
+    def collect_buffers(self) -> None:
+        """After a backward pass. Of buffers that the model has assigned (`self.mean = ...`) instead
+        of changed in place, copies the values into the tensors that the run knows, and puts these
+        back. A buffer of another shape or type is left to the model."""
+        for held, name, buffer in self.buffers:
+            assigned = held.get(name)
+            if assigned is buffer or assigned is None:
+                continue
+            if assigned.shape == buffer.shape and assigned.dtype == buffer.dtype:
+                held[name] = buffer.copy_(assigned)
+
     def remember(self) -> None:
-        """Copies the buffers; to be called before the first step and after each one."""
+        """Copies the buffers; to be called after each step."""
         for before, flat in zip(self.before, self.flat, strict=True):
             before.copy_(flat)
 
@@ -157,20 +182,25 @@ class OnNonFinite:
 @torch.no_grad()
 def _flatten_buffers(model: nn.Module) -> list[Tensor]:
     """Moves the buffers into one tensor per dtype, of which they become views."""
-    groups: dict[torch.dtype, list[tuple[nn.Module, str, Tensor]]] = {}
+    places: dict[Tensor, list[tuple[nn.Module, str]]] = {}  # modules may share a buffer
     for module in model.modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            groups.setdefault(buffer.dtype, []).append((module, name, buffer))
+        for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
+            places.setdefault(buffer, []).append((module, name))
+    groups: dict[torch.dtype, list[Tensor]] = {}
+    for buffer in places:
+        groups.setdefault(buffer.dtype, []).append(buffer)
     flats = []
     for members in groups.values():
         starts = [0]  # multiples of ALIGNMENT
-        for _, _, buffer in members:
+        for buffer in members:
             starts.append(starts[-1] + -(-buffer.numel() // ALIGNMENT) * ALIGNMENT)
-        flat = members[0][2].new_zeros(starts[-1])
-        for (module, name, buffer), start in zip(members, starts, strict=False):
+        flat = members[0].new_zeros(starts[-1])
+        for buffer, start in zip(members, starts, strict=False):
             piece = flat[start : start + buffer.numel()].view(buffer.shape)
             # .data: with a version counter of its own. Otherwise a BatchNorm that counts its batch
             # would seem to have changed an index that another module's backward pass needs.
-            module._buffers[name] = piece.copy_(buffer).data
+            view = piece.copy_(buffer).data
+            for module, name in places[buffer]:
+                module._buffers[name] = view
         flats.append(flat)
     return flats

@@ -69,7 +69,7 @@ class TrainStep:
     def start(self) -> None:
         """To be called before the first step."""
         self.strategy.drop_gradients()
-        self.guard.remember()
+        self.guard.start()
 
     def forward_backward(self, batch: Batch) -> None:
         """Forward and backward pass of a micro-batch."""
@@ -89,6 +89,7 @@ class TrainStep:
             # step. A filler does not count; it lets all ranks run equally many passes.
             mean = loss / (batch.step_samples / self.exchange.size)
             self.scaler.scale(mean * 0 if batch.filler else mean).backward()
+        self.guard.collect_buffers()
         if not batch.filler:
             self.step_sums += sums
 
@@ -138,6 +139,7 @@ class TrainStep:
         """A forward and backward pass that leaves no trace."""
         loss, _ = self.objective(batch.inputs, batch.targets, batch.mix_plan)
         (loss * 0).backward()
+        self.guard.collect_buffers()
         self.take_back()
 
     def take_back(self) -> None:

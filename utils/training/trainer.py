@@ -321,7 +321,10 @@ class Trainer:
             if plan.eval_split == "val":
                 best, note = self._update_best(evaluation, at["epoch"])
         log.say_epoch(at["epoch"], train, plan.eval_split, evaluation, note + train_step.note())
-        log.advise(time_share, is_last=finished)
+        steps_per_epoch = self.loader.steps_per_epoch
+        start_of_epoch = (progress.step - 1) // steps_per_epoch * steps_per_epoch
+        if self.clock.started_step <= start_of_epoch:  # this process has trained all of it
+            log.advise(time_share, is_last=finished)
         _, save_is_due = self._agree_on_stop_and_save()  # collective, so never skipped
         if save_is_due or finished or best or progress.stopped_early:
             self.save(final=finished or progress.stopped_early)

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from utils.distributed.strategies.base import Synchronous, saved_buffers
+from utils.errors import UserError
 from utils.exchange import Rows
+from utils.model_tensors import names_of_shared
 from utils.models.parts import blocks_of
 
 
@@ -28,6 +30,11 @@ class FSDP(Synchronous):
         from torch.distributed.fsdp import fully_shard
 
         assert not unfreezes, "the settings refuse it"
+        for name, first_name in names_of_shared(model).items():
+            raise UserError(
+                f"--strategy fsdp cannot divide a model with shared weights ({first_name} is also "
+                f"{name}): take --strategy ddp"
+            )
         device = next(model.parameters()).device.type
         self.skeleton = copy.deepcopy(model).to("meta")
         model.to(memory_format=torch.contiguous_format)  # fully_shard takes no other
