@@ -145,6 +145,11 @@ def test_a_worker_ends_before_python_finalizes(rank):
         ((ENTRY,), {"NPROC": "many"}, "error: NPROC=many: a whole number of 1 or more"),
         ((ENTRY,), {"NNODES": "2"}, "error: NNODES=2 needs RDZV_ENDPOINT=host:port"),
         ((ENTRY,), {"NNODES": "2", "RDZV_ENDPOINT": "a:1"}, "error: several nodes need --output"),
+        (
+            (ENTRY, "--no_distributed"),
+            {},
+            "error: --no_distributed: run_distributed.sh trains one ",
+        ),
         ((ENTRY, "--output", "old"), {}, "error: --output old already holds a run"),
     ],
 )

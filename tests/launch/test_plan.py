@@ -87,6 +87,24 @@ def test_in_the_shell_of_an_allocation_the_users_nodes_count():
     assert plan(SLURM | own_tasks).max_nodes == 8
 
 
+SHELL = SLURM | {"SLURM_STEP_ID": str(2**32 - 6), "SLURM_STEP_NUM_TASKS": "1"}  # salloc's, a step
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        {},
+        {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NODELIST": "gpu07"},
+        {"SLURM_STEP_NUM_NODES": "1", "SLURM_NNODES": "1", "SLURM_JOB_NUM_NODES": "2"},
+    ],
+)
+def test_the_shell_of_salloc_is_on_one_of_the_nodes_even_if_it_is_a_step(step):
+    with pytest.raises(UserError, match="has 2 nodes, and this command runs on one of them"):
+        plan(SHELL | step)
+    assert plan(SHELL | step | {"NNODES": "1"}) == Plan(4, 8)
+    assert plan(SHELL | step | NODES | {"NODE_RANK": "1"}).endpoint == "node1:29400"
+
+
 @pytest.mark.parametrize(
     ("names", "first"),
     [
@@ -120,6 +138,7 @@ def test_the_first_node_of_slurms_list(names, first):
         ({**SLURM, "SLURM_STEP_ID": ""}, "srun --ntasks-per-node=1"),
         (SLURM | {"SLURM_STEP_ID": "", "NNODES": "2"}, "srun --ntasks-per-node=1"),
         (SLURM | {"SLURM_STEP_NUM_TASKS": "8"}, "8 tasks on 2 nodes"),
+        (SLURM | {"SLURM_STEP_NUM_TASKS": "1"}, "1 task on 2 nodes"),
         ({**SLURM, "SLURM_JOB_NODELIST": ""}, "SLURM_JOB_NODELIST is missing"),
     ],
 )

@@ -18,6 +18,8 @@ from utils.launch.signals import stopping_signals
 # In seconds: SILENCE without an answer from the rendezvous kills the workers; the agent then has
 # GRACE to end by itself; PROBE lies between two attempts to connect. Together below a minute.
 SILENCE, GRACE, PROBE = 25, 15, 3
+# Exit codes of workers that have saved and stopped because a signal told them, or another rank.
+STOPPED = tuple(128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM))
 
 
 def run_agent(arguments: list[str], restarts: int, remote: tuple[str, int] | None, go_on: str):
@@ -45,7 +47,7 @@ def run_agent(arguments: list[str], restarts: int, remote: tuple[str, int] | Non
     def stop(signum, frame):
         raise SignalException("", signal.Signals(signum))
 
-    events = _Events(restarts)
+    events = _Events(restarts, of_many=remote is not None)
     _quiet_torchrun(events)
     # torchrun installs its own handlers only when it starts the workers.
     handled = stopping_signals()
@@ -61,7 +63,7 @@ def run_agent(arguments: list[str], restarts: int, remote: tuple[str, int] | Non
     except SignalException as stopped:
         return 128 + stopped.sigval
     except ChildFailedError as error:
-        return _first_failure(error.failures, events.killed, go_on)
+        return _first_failure(error.failures, events, go_on)
     except RendezvousClosedError:
         say(f"the run has ended on another node, whose last lines say why; {go_on}")
     except RendezvousTimeoutError:
@@ -101,7 +103,7 @@ def ended_how(code: int) -> str:
     return f"was killed by signal {-code}"
 
 
-def _first_failure(failures: dict, killed: set[int], go_on: str) -> int:
+def _first_failure(failures: dict, events: "_Events", go_on: str) -> int:
     """The exit code of the worker that failed first. Prints which one it was, unless that worker
     has printed its error itself.
 
@@ -109,7 +111,7 @@ def _first_failure(failures: dict, killed: set[int], go_on: str) -> int:
 
     Args:
         failures: {rank: failure} as torchrun reports them.
-        killed: process ids of the workers that this agent killed.
+        events: knows the workers that this agent killed.
     """
     noted = previous_exit_code()
     if noted is not None:
@@ -121,14 +123,15 @@ def _first_failure(failures: dict, killed: set[int], go_on: str) -> int:
     rank, failure = min(
         failures.items(),
         key=lambda item: (
-            item[1].pid in killed or item[1].exitcode in by_agent,
+            item[1].pid in events.killed or item[1].exitcode in by_agent,
             item[1].timestamp,
             item[1].exitcode >= 0,
             item[0],
         ),
     )
     code = failure.exitcode
-    say(f"rank {rank} on {socket.gethostname()} {ended_how(code)} (its lines are above); {go_on}")
+    ended = events.ended_how(code)
+    say(f"rank {rank} on {socket.gethostname()} {ended} (its lines are above); {go_on}")
     return code if code > 0 else 128 - code
 
 
@@ -139,11 +142,16 @@ class _Events(logging.Handler):
     """Reads torchrun's log: prints one line for each restart, and kills the workers that torchrun
     ends because another one has failed. torchrun sends them SIGTERM and waits for 30 seconds, which
     may be in vain: Python runs a handler only after a blocking call in C returns, and waiting for a
-    lost peer may take long; a stopped process runs no handler at all."""
+    lost peer may take long; a stopped process runs no handler at all.
 
-    def __init__(self, restarts: int):
+    Args:
+        restarts: how many failures lead to a restart.
+        of_many: other nodes belong to the run.
+    """
+
+    def __init__(self, restarts: int, of_many: bool):
         super().__init__()
-        self.restarts, self.started = restarts, 0
+        self.restarts, self.of_many, self.started = restarts, of_many, 0
         self.may_save = False  # the workers were asked to stop, and may still save a checkpoint
         self.killed: set[int] = set()  # process ids
 
@@ -162,12 +170,19 @@ class _Events(logging.Handler):
             if previous_exit_code() is None:
                 code, local_rank = arguments[:2]
                 self._say(
-                    f"process {local_rank} of {socket.gethostname()} {ended_how(code)}; all are "
-                    f"started again ({self.started} of {self.restarts} times)"
+                    f"process {local_rank} of {socket.gethostname()} {self.ended_how(code)}; all "
+                    f"are started again ({self.started} of {self.restarts} times)"
                 )
         elif "new nodes from group_rank" in text:
             self.may_save = True
             self._say("a node has joined; all processes are started again with it")
+
+    def ended_how(self, code: int) -> str:
+        """As the function; and why, where ranks have stopped together without a signal to this
+        agent, which would have passed it on and ended."""
+        if not self.of_many or code not in STOPPED:
+            return ended_how(code)
+        return f"{ended_how(code)}: another node is leaving, or one process has got a signal"
 
     def _say(self, text: str) -> None:
         print(f"note: {text}", file=sys.stderr, flush=True)

@@ -37,9 +37,10 @@ from utils.launch.network import (
 from utils.launch.plan import VARIABLES, Plan, read_plan
 from utils.launch.signals import stopping_signals
 from utils.machine.cores import usable_cores
+from utils.plural import counted
 from utils.reporting.console import print_line
 from utils.reporting.run_folder import default_path, find_run, refuse_run
-from utils.settings.config import DEFAULT, HOST, fields, parse
+from utils.settings.config import DEFAULT, HOST, fields, parse, read_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRY = "resnet50_test.py"
@@ -63,6 +64,8 @@ class Job:
         resumed: the run in the folder is resumed.
         device: the value of --device.
         checks: --check is given.
+        trains_locally: with --strategy local.
+        workers: the value of --local_workers; None: a worker for each process.
     """
 
     script: Path
@@ -72,6 +75,8 @@ class Job:
     resumed: bool
     device: str
     checks: bool = False
+    trains_locally: bool = False
+    workers: int | None = None
 
 
 def main(argv: list[str]) -> int:
@@ -106,6 +111,8 @@ def prepare(argv: list[str], environ: Mapping[str, str]) -> tuple[Job, Plan, boo
     entry, flags, demo = _split(argv)
     job = check(find_entry(entry), flags)
     two = demo or job.checks
+    if job.device == "cpu":  # the node's GPUs say nothing about the number of processes
+        environ = {n: value for n, value in environ.items() if n != "SLURM_GPUS_ON_NODE"}
     plan = read_plan(
         environ, lambda: _gpus(job.device), usable_cores(), without_gpu=2 if two else 1
     )
@@ -117,6 +124,7 @@ def prepare(argv: list[str], environ: Mapping[str, str]) -> tuple[Job, Plan, boo
         refuse_run(Path(job.folder))
     if plan.max_nodes > 1:
         need_shared_folder(job)
+    need_workers(job, plan)
     gpus = _gpus(job.device) if environ.get("NPROC") else plan.processes
     if 0 < gpus < plan.processes:
         raise UserError(
@@ -133,6 +141,17 @@ def need_shared_folder(job: Job) -> None:
         raise UserError(
             "several nodes need --output FOLDER, a folder that all of them share: every node "
             "continues the run in it"
+        )
+
+
+def need_workers(job: Job, plan: Plan) -> None:
+    """Raises UserError if nodes may join a run with local steps that has no workers for them: their
+    number is fixed at the run's start."""
+    most = plan.max_nodes * plan.processes
+    if job.trains_locally and plan.min_nodes < plan.max_nodes and (job.workers or 0) < most:
+        raise UserError(
+            f"NNODES={plan.nodes} with --strategy local needs --local_workers {most} or more: one "
+            "for each process that may join"
         )
 
 
@@ -192,6 +211,12 @@ def how_to_go_on(job: Job, plan: Plan, argv: list[str]) -> str:
     command += ["bash", "run_distributed.sh"]
     if plan.max_nodes > 1:
         again = shlex.join(command + argv)
+        if plan.min_nodes < plan.max_nodes:
+            least = counted(plan.min_nodes, "node")
+            return (
+                f"go on with the same command, on {least} or more with that of RDZV_ENDPOINT among "
+                f"them: {again}"
+            )
         return f"when all nodes are up again, give the same command on each: {again}"
     if job.folder is None:
         return "nothing was trained"
@@ -232,6 +257,7 @@ def check(script: Path, flags: list[str]) -> Job:
         raise UserError(f"{script}: not an entry script, as it has no class Settings")
     flags = list(flags)
     if "distributed" in fields(module.Settings):
+        _refuse_alone(script, flags)
         flags.append("--distributed")
     description = (module.__doc__ or script.name).splitlines()[0]
     # Whether the others contradict the environment is said by the processes.
@@ -250,8 +276,26 @@ def check(script: Path, flags: list[str]) -> Job:
         run = find_run(settings.resume, settings.output, getattr(module.Settings, "entry", ""))
         resumed = run.resolve() == Path(folder).resolve()
     return Job(
-        script, flags, folder, folder_is_given, resumed, settings.device, bool(settings.check)
-    )
+        script, flags, folder, folder_is_given, resumed, settings.device, bool(settings.check),
+        settings.action.trains and settings.trains_locally, _workers(settings, folder),
+    )  # fmt: skip
+
+
+def _workers(settings, folder: str | None) -> int | None:
+    """The value of --local_workers, or what the run in the folder has if it goes on there."""
+    config = Path(folder or "") / "config.yaml"
+    if settings.local_workers or not settings.trains_locally or not config.is_file():
+        return settings.local_workers
+    return read_yaml(type(settings), config).get("local_workers")
+
+
+def _refuse_alone(script: Path, flags: list[str]) -> None:
+    for flag in ("--no_distributed", "--no-distributed"):
+        if flag in flags:
+            raise UserError(
+                f"{flag}: run_distributed.sh trains one run in all processes; for a run of its own "
+                f"in this process call python {script.name}"
+            )
 
 
 def _load(script: Path):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from utils.errors import UserError
-from utils.launch.plan import first_node, port_of_job
+from utils.launch.plan import SPECIAL_STEPS, first_node, port_of_job
 
 TORCHRUN, SRUN = "torchrun", "srun"
 LOOPBACK, PORT = "127.0.0.1", 29500  # PyTorch's usual port
@@ -24,8 +24,6 @@ MPI = {
 }
 BY_HAND = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 SLURM = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
-# Steps that Slurm itself makes, for the shell of sbatch or salloc, have numbers from here on.
-SPECIAL_STEPS = 2**32 - 16
 
 
 @dataclass(frozen=True)

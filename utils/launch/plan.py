@@ -14,6 +14,8 @@ READ = 20  # timeout for an answer from the rendezvous
 JOIN = 600  # how long a node waits for the others
 # Below the ports that Linux uses for outgoing connections (from 32768).
 FIRST_PORT, PORTS = 20000, 12000
+# Steps that Slurm itself makes, for the shell of sbatch or salloc, have numbers from here on.
+SPECIAL_STEPS = 2**32 - 16
 # The user's environment variables. Those that are set are part of the command that continues a run.
 VARIABLES = (
     *("NPROC", "NNODES", "NODE_RANK", "RDZV_ENDPOINT", "RDZV_ID", "JOIN_TIMEOUT"),
@@ -117,6 +119,7 @@ def read_plan(
     """
     environ = {name: value.strip() for name, value in environ.items() if value.strip()}
     if "SLURM_JOB_ID" in environ:
+        environ = _without_shell(environ)
         environ = _from_slurm(environ) | environ
         cores = _number(environ, "SLURM_CPUS_PER_TASK", cores, low=1)
     processes = _number(environ, "NPROC", None, low=1) or gpus() or without_gpu
@@ -141,6 +144,18 @@ def read_plan(
     )
 
 
+def _without_shell(environ: dict[str, str]) -> dict[str, str]:
+    """Without the step that is the shell of salloc (LaunchParameters=use_interactive_step), on one
+    of the job's nodes."""
+    step = environ.get("SLURM_STEP_ID", environ.get("SLURM_STEPID", ""))
+    if not step.isdigit() or int(step) < SPECIAL_STEPS:
+        return environ
+    job = {name: value for name, value in environ.items() if not name.startswith("SLURM_STEP")}
+    if "SLURM_JOB_NUM_NODES" in job:  # SLURM_NNODES may be that of the step
+        job["SLURM_NNODES"] = job["SLURM_JOB_NUM_NODES"]
+    return job
+
+
 def _from_slurm(environ: Mapping[str, str]) -> dict[str, str]:
     """Defaults of the user's variables, from Slurm's."""
     nodes = environ.get("SLURM_STEP_NUM_NODES") or environ.get("SLURM_NNODES", "1")
@@ -160,10 +175,11 @@ def _from_slurm(environ: Mapping[str, str]) -> dict[str, str]:
             f"this Slurm allocation has {nodes} nodes, and this command runs on one of them: "
             "start it on all with srun --ntasks-per-node=1 bash run_distributed.sh ..."
         )
-    if environ.get("SLURM_STEP_NUM_TASKS", nodes) != nodes and not meet_elsewhere:
+    tasks = _number(environ, "SLURM_STEP_NUM_TASKS", None, low=1)
+    if tasks is not None and str(tasks) != nodes and not meet_elsewhere:
         raise UserError(
-            f"srun has started {environ['SLURM_STEP_NUM_TASKS']} tasks on {nodes} nodes, where one "
-            "on each node is needed, which starts the processes there: srun --ntasks-per-node=1"
+            f"srun has started {counted(tasks, 'task')} on {nodes} nodes, where one on each node "
+            "is needed, which starts the processes there: srun --ntasks-per-node=1"
         )
     names = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
     if not names:
