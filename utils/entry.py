@@ -3,7 +3,6 @@
 import atexit
 import contextlib
 import functools
-import importlib
 import os
 import signal
 import sys
@@ -28,13 +27,11 @@ from utils.launch.flags import check_launch_flags, take_launch_flags
 from utils.launch.signals import Signals, StoppedBySignal
 from utils.runs.run import Run
 from utils.settings.config import fields, parse
+from utils.settings.owners import with_owners
 from utils.settings.transfer import is_published
-from utils.settings.values import canonical_name
 
 # PyTorch is imported inside the functions that need it: --help and wrong flags answer at once.
 
-# Modules with the settings of an entry, whose flags a message may name.
-ENTRIES = ("resnet50_test", "vit_test", "transformer_test")
 # How long a CPU thread that has finished its part spins before it sleeps, in turns of a loop.
 # With OpenMP's default a single other busy process makes two training threads wait for each other
 # most of the time (see benchmarks/results/busy_machine.md).
@@ -79,7 +76,7 @@ def run_entry(config_class, act: Callable, description: str, argv: list[str] | N
             say(line)
         return act(settings, origin, signals) or 0
     except UnknownFlag as error:
-        return _refuse(_with_owners(error))
+        return _refuse(with_owners(error))
     except UserError as error:
         return _refuse(error)
     except StoppedBySignal as stopped:
@@ -105,19 +102,6 @@ def lost_peer_line(rank: int, error: Exception) -> str:
     not exist, a firewall, a GPU without memory."""
     cause = next(iter(str(error).strip().splitlines()), type(error).__name__)
     return f"rank {rank}: another process of this run is gone, or cannot be reached: {cause}"
-
-
-def _with_owners(error: UnknownFlag) -> UnknownFlag:
-    """Names the entries that have the flag, if there are any."""
-    name, owners = canonical_name(error.flag), []
-    for entry in ENTRIES:
-        try:
-            owner = importlib.import_module(entry)
-        except ImportError:  # an entry that was copied elsewhere
-            continue
-        if name in fields(owner.Settings):
-            owners.append(f"{entry}.py")
-    return UnknownFlag(error.flag, f": it belongs to {' and '.join(owners)}") if owners else error
 
 
 def _refuse(error: UserError) -> int:

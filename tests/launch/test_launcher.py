@@ -141,6 +141,11 @@ def test_a_worker_ends_before_python_finalizes(rank):
         ((ENTRY, "--epoch", "x"), {}, "error: --epoch: 'x' is not a whole number"),
         ((ENTRY, "--momentun", "1"), {}, "error: unknown flag --momentun, did you mean --mo"),
         (("--widht", "3"), {}, "error: unknown flag --widht, did you mean --width?"),
+        (
+            ("--tokenizer", "bert"),
+            {},
+            "error: unknown flag --tokenizer: it belongs to transformer_test.py",
+        ),
         (("nothing_test.py",), {}, "error: nothing_test.py: there is no such script here or in "),
         ((ENTRY,), {"NPROC": "many"}, "error: NPROC=many: a whole number of 1 or more"),
         ((ENTRY,), {"NNODES": "2"}, "error: NNODES=2 needs RDZV_ENDPOINT=host:port"),

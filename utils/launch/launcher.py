@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from utils.errors import UserError
+from utils.errors import UnknownFlag, UserError
 from utils.launch.agent import run_agent
 from utils.launch.environment import LAUNCH_FOLDER, LAUNCH_RUN
 from utils.launch.flags import take_launch_flags
@@ -41,6 +41,7 @@ from utils.plural import counted
 from utils.reporting.console import print_line
 from utils.reporting.run_folder import default_path, find_run, refuse_run
 from utils.settings.config import DEFAULT, HOST, fields, parse, read_yaml
+from utils.settings.owners import with_owners
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRY = "resnet50_test.py"
@@ -92,6 +93,7 @@ def main(argv: list[str]) -> int:
             return launch_on_hosts(argv, os.environ)
         job, plan, demo = prepare(argv, os.environ)
     except UserError as error:
+        error = with_owners(error) if isinstance(error, UnknownFlag) else error
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     code = launch(job, plan, argv)
