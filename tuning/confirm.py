@@ -111,8 +111,9 @@ class Confirmation:
 
     def verdict(self) -> Verdict:
         if not self.rivals:
+            other = "other " if "score" in self.first[DEFAULT_TRIAL] else ""
             return Verdict(
-                DEFAULT_TRIAL, ["no trial has finished: best.yaml is the default recipe"]
+                DEFAULT_TRIAL, [f"no {other}trial has finished: best.yaml is the default recipe"]
             )
         best = self.rivals[0]
         if "score" not in self.first[DEFAULT_TRIAL]:

@@ -115,6 +115,19 @@ def test_the_report_of_the_classes(works):
     assert Path("run/report/confusion.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_report_of_an_earlier_checkpoint_is_another_one(works):
+    works(*TINY, "--epochs", "2", "--save_every", "1e", "--report", "--output", "run")
+    files = ("per_class.csv", "confusion.csv", "confusion.png")
+    before = {name: Path("run/report", name).read_bytes() for name in files}
+    first, *_, last = sorted(Path("run/checkpoints").iterdir())
+    said = works("--resume", first, "--eval_only", "--report")
+    assert f"run/report/{first.name}" in said
+    assert all(Path("run/report", first.name, name).is_file() for name in files)
+    works("--resume", last, "--eval_only", "--report")
+    assert before == {name: Path("run/report", name).read_bytes() for name in files}
+    assert [path.name for path in Path("run/report").iterdir() if path.is_dir()] == [first.name]
+
+
 def test_the_trace_of_a_profile(works):
     said = works(*TINY, "--max_steps", "11", "--epochs", "3", "--eval_every", "0", "--profile",
                  "--output", "run")  # fmt: skip

@@ -1,12 +1,19 @@
 """The per-class report: right figures, tables for spreadsheets, a picture at any size."""
 
 import csv
+import warnings
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from utils.reporting.classes import class_scores, summary_lines, write_class_report
+from utils.reporting.classes import (
+    class_scores,
+    draw_confusions,
+    plotted_names,
+    summary_lines,
+    write_class_report,
+)
 
 MATRIX = np.array([[8, 2, 0], [1, 9, 0], [0, 5, 15]])
 NAMES = ["cat", "dog", "horse"]
@@ -123,3 +130,11 @@ def test_one_confusion_among_a_thousand_classes_is_visible(tmp_path):
 def test_a_folder_that_cannot_be_written_is_an_error(tmp_path):
     with pytest.raises(OSError):
         write_class_report(MATRIX, NAMES, tmp_path / "missing")
+
+
+def test_names_that_the_font_lacks_are_numbers_in_plots():
+    names = ["cat", "\u7ecf\u6d4e", "caf\u00e9", "x" * 40]
+    assert plotted_names(names)[:3] == ["cat", "class 1", "caf\u00e9"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of characters that the font lacks
+        draw_confusions(np.eye(2, dtype=np.int64), ["\u7ecf\u6d4e", "a"])

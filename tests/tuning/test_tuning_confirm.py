@@ -83,7 +83,9 @@ def test_a_trial_that_fails_is_not_the_recipe():
 
 def test_the_verdict_without_a_default_or_a_rival():
     alone = confirmation({0: 48.0}).verdict()
-    assert alone.number == 0 and "no trial has finished" in alone.lines[0]
+    assert alone.number == 0 and "no other trial has finished" in alone.lines[0]
+    nothing = confirmation({0: None}).verdict()
+    assert nothing.number == 0 and "no trial has finished" in nothing.lines[0]
     failed = confirmation({0: None, 3: 30.0}, default_state=TrialState.FAIL)
     assert failed.items == []
     assert failed.verdict().number == 3 and "has failed" in failed.verdict().lines[0]

@@ -2,8 +2,9 @@
 without one, on the validation split."""
 
 from dataclasses import replace
+from pathlib import Path
 
-from utils.checkpoints.checkpoint import Checkpoint
+from utils.checkpoints.checkpoint import Checkpoint, Checkpoints
 from utils.reporting.run_folder import REPORT, default_path
 from utils.runs.prepare import ReadyModel
 from utils.runs.run import Run, better_checkpoint_note
@@ -32,7 +33,7 @@ def evaluate_only(run: Run, ready: ReadyModel, task: Task, checkpoint: Checkpoin
     result = measure_split(run, ready, task.test, len(classes) if report else None, flip)
     if report:
         folder = folder or default_path(run.model_name, run.data_name)
-        report_classes(run, result, classes, folder / REPORT)
+        report_classes(run, result, classes, _report_folder(folder, checkpoint))
     split = "validation" if task.test is task.val else "test"
     note = "" if checkpoint is None else better_checkpoint_note(checkpoint, folder)
     run.console.say(
@@ -41,3 +42,11 @@ def evaluate_only(run: Run, ready: ReadyModel, task: Task, checkpoint: Checkpoin
     )
     if flip:
         run.console.say(flip_text(result))
+
+
+def _report_folder(folder: Path, checkpoint: Checkpoint | None) -> Path:
+    """Of an earlier checkpoint than the run's last one, a subfolder: report/ describes the last."""
+    steps = Checkpoints(folder / "checkpoints").steps()
+    if checkpoint is None or checkpoint.step == max(steps, default=checkpoint.step):
+        return folder / REPORT
+    return folder / REPORT / f"step-{checkpoint.step:08}"

@@ -26,6 +26,7 @@ def predict_texts(
     *,
     output_csv: str | Path,
     text_columns: Sequence[str] | None = None,
+    label_column: str | None = None,
     batch_size: int,
     precision: Precision,
     device: torch.device,
@@ -44,6 +45,7 @@ def predict_texts(
         model: on `device`; PackedTokens -> logits (n, classes).
         path: .csv, .tsv, .jsonl, or .txt with one text a line (utils/data/texts/rows.py).
         text_columns: names or numbers (from 1); None: guessed.
+        label_column: name of a column with classes, which is ignored; None: guessed.
         on_bad: "error" or "skip", for rows without a text.
         interrupted: called before every batch.
         say: is given a line on columns that were guessed, and on rows that are left out.
@@ -55,7 +57,7 @@ def predict_texts(
         UserError: the file or a row of it cannot be used, or an answer is not a number.
     """
     rows = read_texts(
-        path, text_columns or (), on_bad, card.clean, card.classes, card.line_end, say
+        path, text_columns or (), label_column, on_bad, card.clean, card.classes, card.line_end, say
     )
     tokenizer = tokenizer_from_json(card.tokenizer)
     training = model.training

@@ -117,6 +117,7 @@ def predict_rows(run: Run, model, card: TextCard, output: Path) -> int | None:
         settings.predict,
         output_csv=output,
         text_columns=column_names(settings.text_columns),
+        label_column=settings.label_column,
         batch_size=settings.batch_size,
         precision=run.precision,
         device=run.device,

@@ -4,7 +4,6 @@ import csv
 import io
 import os
 import unicodedata
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -142,7 +141,7 @@ def draw_confusions(matrix: np.ndarray, classes: list[str]) -> bytes:
     bar = figure.colorbar(image, ax=axis, shrink=0.8, fraction=0.04, ticks=ticks)
     bar.set_label("% of the true class")
     if count <= CLASSES_WITH_NAMES:
-        names = [short_name(name) for name in classes]
+        names = plotted_names(classes)
         style = {"fontsize": 9 if with_numbers else 6, "parse_math": False}
         upright = with_numbers and max(map(len, names)) <= 4
         axis.set_xticks(range(count), names, rotation=0 if upright else 90, **style)
@@ -155,9 +154,7 @@ def draw_confusions(matrix: np.ndarray, classes: list[str]) -> bytes:
     if total:
         axis.set_title(f"{100 * correct / total:.2f} % of {total:,} correct", fontsize=10)
     content = io.BytesIO()
-    with warnings.catch_warnings():  # characters that the font lacks are drawn as boxes
-        warnings.filterwarnings("ignore", message="Glyph")
-        figure.savefig(content, format="png", dpi=110)
+    figure.savefig(content, format="png", dpi=110)
     return content.getvalue()
 
 
@@ -199,3 +196,17 @@ def short_name(name: str, length: int = 24) -> str:
         return printable
     keep = length - 1
     return f"{printable[: keep - keep // 2]}…{printable[len(printable) - keep // 2 :]}"
+
+
+def plotted_names(classes: list[str]) -> list[str]:
+    """Short names; "class 3", counted from 0, for one with characters that the font of plots
+    lacks, such as Chinese ones."""
+    from matplotlib.font_manager import FontProperties, findfont, get_font
+
+    font = get_font(findfont(FontProperties()))
+
+    def can_be_drawn(name: str) -> bool:
+        return all(font.get_char_index(ord(letter)) for letter in name)
+
+    names = map(short_name, classes)
+    return [name if can_be_drawn(name) else f"class {i}" for i, name in enumerate(names)]

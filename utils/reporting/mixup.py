@@ -2,13 +2,12 @@
 
 import io
 import os
-import warnings
 from pathlib import Path
 
 import numpy as np
 
 from utils.files import replace_file
-from utils.reporting.classes import CLASSES_WITH_NAMES, CLASSES_WITH_NUMBERS, short_name
+from utils.reporting.classes import CLASSES_WITH_NAMES, CLASSES_WITH_NUMBERS, plotted_names
 
 TITLE = "what mixup has learned: 0.5 is half and half, 1 is not mixed"
 WHAT = "mean of the larger of lambda and 1 - lambda"
@@ -43,7 +42,7 @@ def draw_mean_lambda(mean: np.ndarray, classes: list[str], path: Path) -> None:
     bar = figure.colorbar(image, ax=axis, shrink=0.8, fraction=0.04)
     bar.set_label(WHAT)
     if count <= CLASSES_WITH_NAMES:
-        names = [short_name(name) for name in classes]
+        names = plotted_names(classes)
         style = {"fontsize": 9 if with_numbers else 6, "parse_math": False}
         axis.set_xticks(range(count), names, rotation=90, **style)
         axis.set_yticks(range(count), names, **style)
@@ -69,7 +68,5 @@ def _number(value: float):
 def _save(figure, path: Path) -> None:
     """Writes a PNG atomically. Raises OSError."""
     content = io.BytesIO()
-    with warnings.catch_warnings():  # characters that the font lacks are drawn as boxes
-        warnings.filterwarnings("ignore", message="Glyph")
-        figure.savefig(content, format="png", dpi=110)
+    figure.savefig(content, format="png", dpi=110)
     replace_file(path, content.getvalue())

@@ -169,7 +169,7 @@ def _draw_lambda(axis, records: list[dict]) -> None:
         axis.plot(x, y, color="tab:purple", lw=1.5, label=f"{y[-1]:.3f}", **style)
         axis.legend(frameon=True, framealpha=0.7, edgecolor="none", fontsize=8)
     axis.set_ylim(0.48, 1.02)
-    axis.set_title("mean of the larger of lambda and 1 - lambda")
+    axis.set_title("mean of max(lambda, 1 - lambda)")
 
 
 def _draw_strength(axis, records: list[dict]) -> None:

@@ -190,3 +190,23 @@ def test_repeated_rows_are_no_header(table, form):
         assert not columns(table(data), needs_label=False)[2]
     joined = [["v1", "v2"], *rows("name text"), ["v1", "v2"], *rows("name text", seed=1)]
     assert columns(table(joined))[2]
+
+
+def test_texts_to_classify_do_not_hold_the_class(table):
+    """Columns that were given by number may mean others in a file with other columns."""
+    given = {"classes": ["spam", "ham"], "needs_label": False}
+    without_id = table(
+        [["title", "body, long", "label"], ["a b", "c d", "spam"], ["e", "f", "ham"]]
+    )
+    with pytest.raises(UserError, match=r"column 3 \(label\) cannot be both text and class"):
+        choose_columns(without_id, ["2", "3"], "label", **given)
+    with pytest.raises(
+        UserError, match=r"column 3 \(label\) holds classes, .* this file's columns"
+    ):
+        choose_columns(without_id, ["2", "3"], None, **given)
+    assert columns(without_id, ["1", "2"], "label", **given) == (2, [0, 1], True)
+    assert columns(without_id, ["body, long", "label"], None, **given) == (None, [1, 2], True)
+    # A file without the class; the number of its column says nothing here.
+    unlabelled = table([["title", "body"], ["a b", "c d"], ["e", "f"]])
+    assert columns(unlabelled, ["2"], "label", **given) == (None, [1], True)
+    assert columns(unlabelled, ["1"], "1", **given) == (None, [0], True)

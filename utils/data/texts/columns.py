@@ -7,7 +7,7 @@ and then from their content; `Columns.note` states the guess in one line.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import compress
 
@@ -52,12 +52,13 @@ def choose_columns(
 
     Args:
         text_columns: names of columns, or their numbers from 1; empty: guessed.
-        label_column: likewise; None: guessed.
+        label_column: likewise; None: guessed. If no class is needed, it is that of the training
+            file, by name.
         classes: names of the classes in the training data, if they are known.
         needs_label: whether a table without a class is an error.
 
     Raises:
-        UserError: a column is missing, or the table has too few.
+        UserError: a column is missing or both text and class, or the table has too few.
     """
     header = _has_header(table, text_columns, label_column, classes)
     names = table.names
@@ -68,11 +69,17 @@ def choose_columns(
 
     flag = "--text_columns" if needs_label else None
     texts = [_find(table, names, column, flag) for column in text_columns]
-    label = None if label_column is None else _find(table, names, label_column, "--label_column")
+    label = None
+    if label_column is not None and (needs_label or _has_name(names, label_column)):
+        label = _find(table, names, label_column, "--label_column")
     if label is not None and label in texts:
         raise UserError(
             f"{table.path}: column {_say([label], names)} cannot be both text and class: "
             "change --text_columns or --label_column"
+        )
+    if not needs_label:
+        _refuse_classes_as_text(
+            table, names, sample, zip(text_columns, texts, strict=True), classes
         )
     rest = [column for column in range(table.columns) if column not in texts]
     if label is None and table.columns > 1 and (needs_label or not texts):
@@ -134,6 +141,33 @@ def _find(table: Table, names: list[str] | None, column: str, flag: str | None) 
             f"named it: {have}; name this file's with --text_columns"
         )
     raise UserError(f"{table.path} has no column {column!r} ({flag}): {have}")
+
+
+def _has_name(names: list[str] | None, column: str) -> bool:
+    return column.strip().lower() in [name.lower() for name in names or []]
+
+
+def _refuse_classes_as_text(
+    table: Table,
+    names: list[str] | None,
+    sample: list[Row],
+    text_columns: Iterable[tuple[str, int]],
+    classes: Collection[str],
+) -> None:
+    """UserError if a column of `text_columns`, (as it was asked for, its index), holds the class. A
+    number that held in the training file may mean another column here."""
+    for asked, column in text_columns:
+        holds_classes = _known_part(sample, column, set(classes)) >= 0.5
+        if holds_classes and not _has_name(names, asked):
+            raise UserError(
+                f"{table.path}: column {_say([column], names)} holds classes, and --text_columns "
+                f"{asked} takes it for text: name this file's columns with --text_columns"
+            )
+
+
+def _known_part(sample: list[Row], column: int, classes: set[str]) -> float:
+    cells = [(row.cells[column] or "").strip() for row in sample]
+    return sum(cell in classes for cell in cells) / max(len(cells), 1)
 
 
 def _plain(name: str) -> str:
@@ -219,8 +253,7 @@ def _guess_label(
         return None
     cells = {column: [(row.cells[column] or "").strip() for row in sample] for column in columns}
     if classes:
-        known = set(classes)
-        known_part = {j: sum(cell in known for cell in cells[j]) / len(sample) for j in columns}
+        known_part = {j: _known_part(sample, j, set(classes)) for j in columns}
         best = max(columns, key=lambda j: known_part[j], default=None)
         if best is not None and known_part[best] >= 0.5:
             return best

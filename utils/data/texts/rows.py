@@ -107,6 +107,7 @@ def whole_number(name: str) -> str | None:
 def read_texts(
     path: str | Path,
     text_columns: Sequence[str] = (),
+    label_column: str | None = None,
     on_bad: str = "error",
     clean: bool = True,
     classes: Collection[str] = (),
@@ -116,9 +117,10 @@ def read_texts(
     """Texts to be classified, each with the number of its line, from 1.
 
     Read from a CSV, TSV or JSON Lines file, in which a column with classes is ignored, or from a
-    .txt file with one text a line. Blank lines are ignored. `classes` helps to tell a column with
-    classes from one with text. `line_end`: see `read_samples`. `say` is given a line on columns
-    that were guessed, and on rows that are left out.
+    .txt file with one text a line. Blank lines are ignored. `label_column` is the name that the
+    column with classes had in the training file, None if it was guessed there. `classes` helps to
+    tell a column with classes from one with text. `line_end`: see `read_samples`. `say` is given a
+    line on columns that were guessed, and on rows that are left out.
 
     Raises:
         UserError: the file cannot be used, it has no text, or, unless `on_bad` is "skip", one of
@@ -132,7 +134,9 @@ def read_texts(
                 rows.append((line, _join([text], clean, line_end), broken_text(text)))
     else:
         table = read_table(path)
-        columns = choose_columns(table, text_columns, None, classes=classes, needs_label=False)
+        columns = choose_columns(
+            table, text_columns, label_column, classes=classes, needs_label=False
+        )
         if columns.note:
             say(columns.note)
         for row in table.rows[columns.header :]:
