@@ -60,6 +60,11 @@ class Settings(ImageSettings):
     def published_weights(self) -> tuple[str, str] | None:
         return ("torchvision", f"resnet{self.depth}") if self.width == 64 else None
 
+    def ineffective(self):
+        yield from super().ineffective()
+        if self.trains_head_alone:
+            yield "drop_path", "the head alone is trained", "freeze_backbone"
+
 
 def build_model(settings: Settings, card):
     """The ResNet for the pictures and classes of `card` (a ModelCard), on the CPU."""
@@ -69,9 +74,8 @@ def build_model(settings: Settings, card):
     # Published ImageNet weights belong to the imagenet stem, whatever the pictures' size.
     imagenet = size > 64 or is_published(settings.pretrained)
     stem = settings.stem or ("imagenet" if imagenet else "cifar")
-    frozen = settings.freeze_backbone and settings.unfreeze_epoch is None
     lone = [name for name in ("batch_size", "global_batch") if getattr(settings, name) == 1]
-    trains = settings.action.trains and not frozen
+    trains = settings.action.trains and not settings.trains_head_alone
     if lone and trains and size <= (8 if stem == "cifar" else 32):
         raise UserError(
             f"--{lone[0]} 1: pictures of {size} pixels end as a single one, and BatchNorm needs "

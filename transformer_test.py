@@ -51,6 +51,12 @@ class Settings(TextSettings):
         group=MODEL, choices=("cls", "mean"),
     )  # fmt: skip
 
+    def ineffective(self):
+        yield from super().ineffective()
+        if self.trains_head_alone:
+            for name in ("dropout", "attention_dropout", "token_dropout"):
+                yield name, "the head alone is trained", "freeze_backbone"
+
     def validate(self):
         super().validate()
         if self.dim % self.heads:

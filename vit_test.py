@@ -107,6 +107,9 @@ class Settings(ImageSettings):
         if ":" in self.model:
             for name in ARGUMENTS:
                 yield name, "a class of your own takes --model_kwargs", "model"
+        if self.trains_head_alone:
+            for name in ARGUMENTS:
+                yield name, "the head alone is trained", "freeze_backbone"
 
     def validate(self):
         if self.warmup_epochs is None:

@@ -73,6 +73,32 @@ def test_safetensors_round_trip(tmp_path, channels_last):
         assert all(torch.equal(state[name], tensor) for name, tensor in before.items())
 
 
+class Tied(torch.nn.Module):
+    """Two layers have the same weights, and two buffers overlap."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+        self.other.weight = self.one.weight
+        steps = torch.arange(4.0)
+        self.register_buffer("first", steps[:3])
+        self.register_buffer("last", steps[1:])
+
+    def forward(self, x):
+        return self.other(self.one(x.mean((2, 3)) * self.first) + self.last)
+
+
+def test_safetensors_of_tied_weights_have_every_name(tmp_path):
+    torch.manual_seed(0)
+    model, other, path = Tied(), Tied(), tmp_path / "model.safetensors"
+    assert "equal to the bit" in export_safetensors(model, CARD, path)
+    loaded = load_pretrained(path)
+    assert loaded.tensors.keys() == model.state_dict().keys()
+    fit_weights(other, loaded)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(other.state_dict()[name], tensor)
+
+
 def test_safetensors_metadata_is_one_key_and_bytes_are_reproducible(tmp_path):
     contents = []
     for name in ("a", "b"):

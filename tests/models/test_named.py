@@ -6,6 +6,7 @@ from torch import nn
 
 import vit_test
 from utils.errors import UserError
+from utils.launch.signals import StoppedBySignal
 from utils.models import named
 from utils.settings.config import parse
 from utils.weights.card import ModelCard
@@ -27,6 +28,18 @@ def function(): pass
 class Odd(nn.Module):
     def __init__(self, classes):
         raise ValueError("width must be even")
+
+class Divided(nn.Module):
+    def __init__(self, classes):
+        self.part = 1 / 0
+
+class Unread(nn.Module):
+    def __init__(self, classes):
+        open("nowhere.pth")
+
+class Unnamed(Net):
+    def forward(self, x):
+        return undefined(x)
 """
 PICTURES = {"height": 32, "width": 32, "channels": 3}
 
@@ -151,6 +164,27 @@ def test_checking_the_pictures_changes_nothing():
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
+class Keeper(nn.Module):
+    """It makes a mask and the weights of a layer in its first pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.middle, self.answer, self.mask = nn.LazyLinear(6), nn.Linear(6, 5), None
+
+    def forward(self, x):
+        if self.mask is None:
+            self.mask = torch.ones(x.shape[2:])
+        return self.answer(self.middle((x * self.mask).flatten(1)))
+
+
+def test_what_a_model_makes_in_its_first_pass_can_be_trained():
+    model = Keeper()
+    named.check_pictures(model, "it", 5, **PICTURES)
+    model(torch.ones(2, 3, 32, 32, requires_grad=True)).sum().backward()
+    assert model.middle.weight.shape == (6, 3 * 32 * 32)
+    assert all(p.grad is not None for p in model.parameters())
+
+
 def test_a_class_of_ones_own(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(OWN)
@@ -167,8 +201,41 @@ def test_a_class_of_ones_own(tmp_path):
             **wrong | {"arguments": {"wdth": 3}})  # fmt: skip
     refused("Odd(classes) failed in line 17: ValueError: width must be even;",
             place=f"{file}:Odd", **wrong)  # fmt: skip
-    file.write_text("import not_there")
-    refused("cannot be imported: No module named 'not_there'", place=f"{file}:Net", **wrong)
+    refused("Divided(classes) failed in line 21: ZeroDivisionError: ", place=f"{file}:Divided",
+            **wrong)  # fmt: skip
+    refused("Unread(classes) failed in line 25: FileNotFoundError: ", "nowhere.pth",
+            place=f"{file}:Unread", **wrong)  # fmt: skip
+    model = named.own_class(f"{file}:Unnamed", 5, {})
+    refused("32x32 pixels in 3 channels in line 29: NameError: name 'undefined' is not defined",
+            function=named.check_pictures, model=model, name=f"{file}:Unnamed", classes=5,
+            **PICTURES)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("import not_there", " in line 1: ModuleNotFoundError: No module named 'not_there'"),
+        ("\nx = undefined", " in line 2: NameError: name 'undefined' is not defined"),
+        ("open('nowhere.pth')", " in line 1: FileNotFoundError: "),
+        ("\n\n1 / 0", " in line 3: ZeroDivisionError: division by zero"),
+        ("x = (", ": SyntaxError: '(' was never closed (broken.py, line 1)"),
+    ],
+)
+def test_any_error_of_a_file_is_told_with_its_line(tmp_path, text, why):
+    file = tmp_path / "broken.py"
+    file.write_text(text)
+    place = f"{file}:Net"
+    refused(f"--model {place}: {file} cannot be imported{why}", function=named.check_name,
+            name=place)  # fmt: skip
+
+
+def test_a_signal_passes_through_an_own_file(tmp_path):
+    file = tmp_path / "stopped.py"
+    stop = "from utils.launch.signals import StoppedBySignal\nraise StoppedBySignal(15, 'stopped')"
+    for text, kind in (("raise KeyboardInterrupt", KeyboardInterrupt), (stop, StoppedBySignal)):
+        file.write_text(text)
+        with pytest.raises(kind):
+            named.check_name(f"{file}:Net")
 
 
 def test_a_file_is_imported_again_only_if_it_was_changed(tmp_path):

@@ -6,6 +6,7 @@ import pytest
 import timm
 import torch
 import torchvision
+from timm.models import VisionTransformer
 
 from utils.models.vit import ViT, vit_weights
 
@@ -95,6 +96,22 @@ def test_number_of_parameters(name, parameters):
     with torch.device("meta"):
         model = timm.create_model(name, num_classes=1000)
     assert sum(p.numel() for p in model.parameters()) == parameters
+
+
+def test_feed_forward_layers_have_the_width_that_is_asked_for(monkeypatch):
+    """timm takes a ratio instead, and rounds its product with `dim` down: 391 for 88 and 392."""
+    block = ViT(layers=1, dim=88, heads=2, ffn=392).blocks[0]
+    assert block.mlp.fc1.out_features == block.mlp.fc2.in_features == 392
+    ratios = []
+    monkeypatch.setattr(
+        VisionTransformer, "__init__", lambda self, **sizes: ratios.append(sizes["mlp_ratio"])
+    )
+    for dim in range(4, 1025, 4):
+        widths = [*range(1, 100), *range(dim, 8 * dim, max(1, dim // 8)), 392, 3072, 65535]
+        ratios.clear()
+        for ffn in widths:
+            ViT(dim=dim, heads=1, ffn=ffn)
+        assert [int(dim * ratio) for ratio in ratios] == widths
 
 
 def test_sizes_that_do_not_fit():

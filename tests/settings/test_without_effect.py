@@ -7,6 +7,7 @@ from settings_of_pictures import FIELDS, another_value, flags_for, noted, refuse
 import transformer_test
 import vit_test
 from resnet50_test import Settings
+from utils.errors import UserError
 from utils.optim.table import OPTIMIZERS
 from utils.settings.config import parse
 
@@ -116,6 +117,29 @@ def test_a_backbone_that_stays_frozen_has_no_rates_of_its_own():
     (line,) = noted(*frozen)[1]
     assert line == "note: --layer_decay has no effect: the head alone is trained"
     assert noted(*frozen, "--unfreeze_epoch", "3")[1] == []
+
+
+@pytest.mark.parametrize(
+    ("settings_class", "flag"),
+    [
+        (Settings, "drop_path"),
+        (vit_test.Settings, "drop_path"),
+        (vit_test.Settings, "drop_rate"),
+        (transformer_test.Settings, "dropout"),
+        (transformer_test.Settings, "attention_dropout"),
+        (transformer_test.Settings, "token_dropout"),
+    ],
+)
+def test_nothing_is_dropped_while_the_backbone_is_frozen(settings_class, flag, write):
+    flags = ["--pretrained", "run", "--freeze_backbone"]
+    with pytest.raises(UserError, match=f"--{flag} has no effect: .*; leave it out"):
+        parse(settings_class, [*flags, f"--{flag}", "0.2"], "")
+    # Nothing is said of a recipe's.
+    lines = []
+    parse(settings_class, [*flags, "--config", str(write({flag: 0.2}))], "", lines.append)
+    thawed = [*flags, "--unfreeze_epoch", "3", f"--{flag}", "0.2"]
+    assert getattr(parse(settings_class, thawed, "", lines.append)[0], flag) == 0.2
+    assert lines == []
 
 
 def test_batches_by_tokens_are_accumulated_whatever_else_is_given():

@@ -1,6 +1,7 @@
 """Tasks of pictures: splits without copies, and the processes that read them."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from data.images.picture_trees import make_tree
 from data.images.records import records_of
 from data.worker_helpers import worker_processes
 
+import vit_test
 from utils.augment.auto_augment import Operations
 from utils.augment.chain import Chain
 from utils.augment.crop_flip import CropFlip
@@ -22,7 +24,9 @@ from utils.errors import UserError
 from utils.settings import ImageSettings
 from utils.settings.config import parse
 from utils.tasks import pictures as image_task
-from utils.tasks.pictures import load_image_task
+from utils.tasks.pictures import Pictures, load_image_task
+from utils.weights.card import ModelCard
+from utils.weights.pretrained import Pretrained
 
 
 class Lines:
@@ -236,6 +240,25 @@ def test_more_copies_than_an_optimizer_step_has_samples(load):
         load(ra_reps=21, batch_size=64, subset=20)
     assert load(ra_reps=5, resume="run").train.repeats == 5
     assert load(ra_reps=5, eval_only=True).train.repeats == 5
+
+
+@pytest.mark.parametrize("heads", [None, 2])
+def test_heads_that_weights_do_not_show_are_told(monkeypatch, heads):
+    monkeypatch.setattr(image_task, "load_image_task", lambda *arguments: arguments)
+    run = SimpleNamespace(
+        console=Lines(), close_at_end=list, device=None, exchange=None, workers=None
+    )
+    card = heads and ModelCard(("a",), (0.5,), (0.5,), 8, 8, 1, heads)
+    settings, _ = parse(vit_test.Settings, ["--dim", "8", "--heads", "2"], "")
+    note = "note: these weights do not show their number of heads: --heads 2 is used"
+    kind = Pictures(settings, None, "vit")
+    kind.load_task(run, None, Pretrained({}, "weights.pth", card=card))
+    assert run.console.said == ([] if heads else [note])
+    settings.model = "test_vit"  # of timm, with its own number
+    kind.load_task(run, None, Pretrained({}, "weights.pth"))
+    settings.model = "vit"
+    kind.load_task(run, None, None)
+    assert run.console.said == ([] if heads else [note])
 
 
 def test_dali_that_is_missing_is_named_before_anything_is_read(load, tmp_path, monkeypatch):

@@ -63,6 +63,25 @@ def test_it_leaves_the_model_as_it_was(training):
     assert all(p.grad is None and not p.is_inference() for p in model.parameters())
 
 
+class Keeper(nn.Linear):
+    """It makes its mask in its first pass."""
+
+    mask = None
+
+    def forward(self, x):
+        if self.mask is None:
+            self.mask = torch.ones(x.shape[1])
+        return super().forward(x * self.mask)
+
+
+def test_training_goes_on_with_what_a_model_keeps_of_an_evaluation():
+    _, inputs, targets = task()
+    model = nn.Sequential(nn.Linear(4, 4), Keeper(4, 3))
+    evaluate(model, batches(inputs, targets, 4), FP32)
+    model(inputs).sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
 def test_an_interrupted_evaluation_returns_none_in_training_mode():
     model, inputs, targets = task()
     answers = iter([False, True])

@@ -43,7 +43,7 @@ def wrapped(tensors: dict, how: str):
     return tensors
 
 
-@pytest.mark.parametrize("ending", ["pth", "pt", "bin"])
+@pytest.mark.parametrize("ending", ["pth", "pt", "bin", "pth.tar"])
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
 def test_pth(tmp_path, ending, zipped):
     path = tmp_path / f"weights.{ending}"
@@ -182,7 +182,9 @@ def test_no_dense_numbers(tmp_path):
 def test_missing_and_unknown_files(tmp_path):
     refused(tmp_path / "absent.pth", "absent.pth: there is no such file or folder")
     (tmp_path / "weights.h5").write_bytes(b"HDF")
-    refused(tmp_path / "weights.h5", ".safetensors, .pth, .pt or .bin")
+    (tmp_path / "weights.tar").write_bytes(b"tar")
+    for name in ("weights.h5", "weights.tar"):
+        refused(tmp_path / name, "give a .safetensors, .pth, .pth.tar, .pt or .bin file")
 
 
 def test_damaged_metadata(tmp_path):

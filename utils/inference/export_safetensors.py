@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save as to_bytes
-from torch import nn
+from torch import Tensor, nn
 
 from utils.errors import UserError
 from utils.files import written_aside
@@ -35,7 +35,7 @@ def export_safetensors(
     if path.suffix != ".safetensors":
         raise UserError(f"{path}: the name of the file must end in .safetensors")
     model = plain_copy(model)
-    tensors = {name: tensor.contiguous() for name, tensor in sorted(model.state_dict().items())}
+    tensors = _apart(model.state_dict())
     text = json.dumps({"architecture": architecture} | card.to_dict())
     with written_aside(path) as aside:
         aside.write_bytes(to_bytes(tensors, metadata={CARD: text}))
@@ -52,3 +52,15 @@ def export_safetensors(
                     "the memory is at fault, try again"
                 )
     return f"read back, and equal to the bit on {SAMPLES} random {samples.what}"
+
+
+def _apart(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous, sorted by name, and with a copy where tensors share memory, as tied weights do:
+    the file has every name."""
+    tensors, seen = {}, set()
+    for name, tensor in sorted(state.items()):
+        tensor = tensor.contiguous()
+        memory = tensor.untyped_storage().data_ptr()
+        tensors[name] = tensor.clone() if memory in seen else tensor
+        seen.add(memory)
+    return tensors

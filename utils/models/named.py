@@ -22,10 +22,6 @@ from utils.plural import counted
 
 # What timm's files call the function that brings weights by others under timm's names and sizes.
 CONVERTERS = ("checkpoint_filter_fn", "_filter_fn", "pretrained_filter_fn")
-# What a model raises that is given wrong arguments or pictures of a wrong size.
-ERRORS = (
-    AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError
-)  # fmt: skip
 # Arguments of timm's VisionTransformer that `own_vit` sets, and where they come from.
 SET_BY = {
     "patch_size": "--patch_size", "depth": "--layers", "embed_dim": "--dim", "num_heads": "--heads",
@@ -79,7 +75,7 @@ def own_vit(
             classes, height, width, channels, patch_size, layers, dim, heads, ffn, pooling,
             positions, **arguments,
         )  # fmt: skip
-    except ERRORS as error:
+    except Exception as error:
         raise UserError(f"--model vit{_given(arguments)}: {_one_line(error)}") from None
 
 
@@ -110,7 +106,7 @@ def timm_model(
         if config is not None and config.fixed_input_size:
             given.setdefault("img_size", (height, width))
         return timm.create_model(name, **given)
-    except ERRORS as error:
+    except Exception as error:
         raise UserError(
             f"--model {name} cannot be built for pictures of {width}x{height} pixels"
             f"{_given(arguments)}: {_one_line(error)}"
@@ -143,15 +139,10 @@ def own_class(place: str, classes: int, arguments: Mapping[str, object]) -> nn.M
     found = _find_class(place)
     try:
         return found(classes, **arguments)
-    except ERRORS as error:
-        file, kind = str(Path(place.rpartition(":")[0]).absolute()), type(error).__name__
-        frames = traceback.extract_tb(error.__traceback__)
-        lines = [frame.lineno for frame in frames if frame.filename == file]
-        where = f" in line {lines[-1]}" if lines else ""
+    except Exception as error:
         raise UserError(
-            f"--model {place}: {found.__name__}(classes) failed{where}: {kind}: "
-            f"{_one_line(error).removeprefix(f'{kind}: ')}; its constructor takes the number of "
-            "classes, and --model_kwargs"
+            f"--model {place}: {found.__name__}(classes) failed{_where(error, place)}; its "
+            "constructor takes the number of classes, and --model_kwargs"
         ) from None
 
 
@@ -165,8 +156,10 @@ def _find_class(place: str) -> type[nn.Module]:
     written = path.stat()
     try:
         module = _import_file(path.absolute(), written.st_mtime_ns, written.st_size)
-    except (ImportError, SyntaxError) as error:
-        raise UserError(f"--model {place}: {file} cannot be imported: {_one_line(error)}") from None
+    except Exception as error:
+        raise UserError(
+            f"--model {place}: {file} cannot be imported{_where(error, place)}"
+        ) from None
     found = getattr(module, name, None)
     if not (inspect.isclass(found) and issubclass(found, nn.Module)):
         home = module.__name__
@@ -196,12 +189,14 @@ def check_pictures(
     trains = model.training
     model.eval()
     try:
-        with torch.inference_mode():
+        # Not inference_mode: training goes on with what a model keeps of its first pass.
+        with torch.no_grad():
             answer = model(torch.zeros(1, channels, height, width))
-    except ERRORS as error:
+    except Exception as error:
+        why = _where(error, name) if ":" in name else f": {_one_line(error)}"
         raise UserError(
             f"--model {name} does not take pictures of {width}x{height} pixels in "
-            f"{counted(channels, 'channel')}: {_one_line(error)}"
+            f"{counted(channels, 'channel')}{why}"
         ) from None
     finally:
         model.train(trains)
@@ -218,7 +213,7 @@ def check_training(model: nn.Module, name: str, height: int, width: int, channel
     try:
         with torch.no_grad(), torch.random.fork_rng([]):
             answer = functional_call(model, copies, (pictures,))
-    except ERRORS:  # it may need larger batches; else the first step says what is wrong
+    except Exception:  # it may need larger batches; else the first step says what is wrong
         return
     if not isinstance(answer, Tensor):
         raise UserError(
@@ -307,6 +302,15 @@ def _near(name: str) -> str:
 def _given(arguments: Mapping[str, object] | None) -> str:
     pairs = ",".join(f"{name}={value}" for name, value in (arguments or {}).items())
     return f" with --model_kwargs {pairs}" if pairs else ""
+
+
+def _where(error: BaseException, place: str) -> str:
+    """ " in line 3: ValueError: text"; the line is one of the user's file, left out if unknown."""
+    file, kind = str(Path(place.rpartition(":")[0]).absolute()), type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == file]
+    where, text = f" in line {lines[-1]}" if lines else "", _one_line(error)
+    return f"{where}: {text}" if text.startswith(kind) else f"{where}: {kind}: {text}"
 
 
 def _one_line(error: BaseException) -> str:

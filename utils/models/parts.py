@@ -7,6 +7,8 @@ from timm's own conventions, for others from the modules.
 
 from __future__ import annotations
 
+import contextlib
+
 from torch import nn
 
 from utils.errors import UserError
@@ -39,17 +41,19 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
         return [block for name in model.BLOCKS for block in model.get_submodule(name)]
     if hasattr(model, "group_matcher"):
         return _blocks_of_timm(model)
-    lists = [m for m in model.children() if isinstance(m, (nn.ModuleList, nn.Sequential))]
-    return [
-        block for members in lists for block in members if any(True for _ in block.parameters())
-    ]
+    return _blocks_in_lists(model)
 
 
 def depths_of(model: nn.Module) -> dict[str, int]:
     """How deep each parameter lies, by name: 0 for the stem, one more for each block, and one more
     than the last block's for whatever follows, the head included."""
-    if not hasattr(model, "BLOCKS") and hasattr(model, "group_matcher"):
-        return _depths_in_timm(model)
+    if not hasattr(model, "BLOCKS"):
+        if hasattr(model, "group_matcher"):
+            return _depths_in_timm(model)
+        if _is_of_timm(model):  # as timm does it: by the order of the parameters
+            from timm.optim import auto_group_layers
+
+            return auto_group_layers(model)
     blocks = blocks_of(model)
     last = len(blocks) + 1
     of = {p: number + 1 for number, block in enumerate(blocks) for p in block.parameters()}
@@ -59,6 +63,27 @@ def depths_of(model: nn.Module) -> dict[str, int]:
         after = after or 0 < of.get(parameter, 0) < last
         depths[name] = of.get(parameter, last if after else 0)
     return depths
+
+
+def _blocks_in_lists(model: nn.Module) -> list[nn.Module]:
+    """The members of the model's lists of modules. A list with the head in it, such as a classifier
+    of several layers, counts only if there is no other."""
+    of_head = set()
+    with contextlib.suppress(UserError, AttributeError):  # no head, or a HEAD that is not there
+        of_head = {p for name in heads_of(model) for p in model.get_submodule(name).parameters()}
+
+    def before_head(modules) -> list[nn.Module]:
+        own = ((module, {*module.parameters()}) for module in modules)
+        return [module for module, owned in own if owned and owned.isdisjoint(of_head)]
+
+    lists = [m for m in model.children() if isinstance(m, (nn.ModuleList, nn.Sequential))]
+    return [b for members in before_head(lists) or lists for b in before_head(members)]
+
+
+def _is_of_timm(model: nn.Module) -> bool:
+    """Whether timm has made the model, and has told where its head is."""
+    of_package = type(model).__module__.startswith("timm.")
+    return of_package and bool(getattr(model, "pretrained_cfg", {}).get("classifier"))
 
 
 def _depths_in_timm(model: nn.Module) -> dict[str, int]:

@@ -90,7 +90,7 @@ class ViT(VisionTransformer):
             embed_dim=dim,
             depth=layers,
             num_heads=heads,
-            mlp_ratio=ffn / dim,
+            mlp_ratio=(ffn + 0.5) / dim,  # timm rounds ratio * dim down
         )
         if positions == "sincos":
             fixed = build_sincos2d_pos_embed([height // patch, width // patch], dim)

@@ -138,7 +138,7 @@ class EngineSettings(Config):
         if self.fused != "none":
             if self.compile:
                 yield "fused", "--compile decides by itself what is kept", "compile"
-            if self.freeze_backbone and self.unfreeze_epoch is None:
+            if self.trains_head_alone:
                 yield "fused", "a frozen backbone keeps no activations anyway", "freeze_backbone"
             if self.mixup == "meta" and self.meta_form == "sample":
                 reason = (

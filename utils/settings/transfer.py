@@ -51,11 +51,16 @@ class TransferSettings(Config):
         default_text="--lr",
     )  # fmt: skip
 
+    @property
+    def trains_head_alone(self) -> bool:
+        """For the whole run; all that lies before the head is then in evaluation mode."""
+        return self.freeze_backbone and self.unfreeze_epoch is None
+
     def ineffective(self):
         yield from super().ineffective()
         if not self.freeze_backbone:
             yield "unfreeze_epoch", "nothing is frozen without --freeze_backbone", "freeze_backbone"
-        elif self.unfreeze_epoch is None:
+        if self.trains_head_alone:
             yield "layer_decay", "the head alone is trained", "freeze_backbone"
 
     def validate(self):

@@ -324,6 +324,10 @@ class Pictures(Kind):
                 f"--pretrained {self.settings.pretrained}: its weights were trained with --heads "
                 f"{theirs}; give that too"
             )
+        if ours is not None and pretrained and theirs is None:
+            run.console.say(
+                f"note: these weights do not show their number of heads: --heads {ours} is used"
+            )
         return run.close_at_end(
             load_image_task(
                 self.settings,

@@ -62,8 +62,9 @@ def evaluate(
     sums, flip_sums = torch.zeros(2, len(SUMS), dtype=torch.float64, device=precision.device)
     counts = torch.zeros((classes or 0) ** 2, dtype=torch.int64, device=precision.device)
     try:
-        # FSDP gathers weights in the forward pass; they must not become inference tensors.
-        with torch.inference_mode() if exchange.size == 1 else torch.no_grad():
+        # Not inference_mode: weights that FSDP gathers in the forward pass, or what a model of the
+        # user's keeps of it, are needed in training.
+        with torch.no_grad():
             for batch in batches:
                 if interrupted():
                     return None

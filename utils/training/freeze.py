@@ -1,7 +1,8 @@
 """Freezes the backbone while the head trains.
 
 Its parameters require no gradient, so autograd keeps nothing of its forward pass and computes
-nothing below the head; its BatchNorms use their running statistics and do not update them.
+nothing below the head; its BatchNorms use their running statistics and do not update them, and it
+drops nothing (dropout, stochastic depth).
 """
 
 from collections.abc import Iterator

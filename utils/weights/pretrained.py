@@ -24,7 +24,7 @@ from utils.models.parts import heads_of
 from utils.weights.card import ModelCard, TextCard, card_of
 from utils.weights.files import PREFIXES, read_pth, read_safetensors
 
-PICKLED = (".pth", ".pt", ".bin")
+PICKLED = (".pth", ".pt", ".bin", ".pth.tar")
 # Weights in a folder of the Hugging Face hub, the best first.
 HUB_FILES = ("model.safetensors", "pytorch_model.bin")
 
@@ -63,8 +63,8 @@ def load_pretrained(source: str | Path, say: Callable = print) -> Pretrained:
     - the folder of a run: its best checkpoint if it has a validation split, else its newest;
     - the folder of a checkpoint;
     - a model's folder from the Hugging Face hub, with config.json, or that in the hub's cache;
-    - a `.safetensors` file, or a `.pth`, `.pt` or `.bin` file of PyTorch; one within a checkpoint
-      stands for its folder.
+    - a `.safetensors` file, or a `.pth`, `.pth.tar`, `.pt` or `.bin` file of PyTorch; one within a
+      checkpoint stands for its folder.
 
     Of a checkpoint, the averaged weights are read if there are any.
 
@@ -88,12 +88,12 @@ def load_pretrained(source: str | Path, say: Callable = print) -> Pretrained:
     if path.suffix == ".safetensors":
         tensors, card = read_safetensors(path)
         return _with_card(tensors, str(path), card)
-    if path.suffix in PICKLED:
+    if path.name.endswith(PICKLED):
         tensors, nest = read_pth(path)
         return Pretrained(tensors, f"{path} ({nest})" if nest else str(path))
     raise UserError(
-        f"--pretrained {path} is not a file of weights: give a .safetensors, .pth, .pt or .bin "
-        "file, the folder of a run or, for pictures, imagenet"
+        f"--pretrained {path} is not a file of weights: give a .safetensors, .pth, .pth.tar, "
+        ".pt or .bin file, the folder of a run or, for pictures, imagenet"
     )
 
 
