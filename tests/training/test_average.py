@@ -53,6 +53,13 @@ def test_shared_tensors_are_averaged_under_all_their_names():
     assert not Average(other, 0.5).names_of_shared
 
 
+def test_a_shared_buffer_that_is_saved_under_its_second_name_alone():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[0].register_buffer("mask", torch.ones(3), persistent=False)
+    model[1].register_buffer("mask", model[0].mask)
+    assert Average(model, 0.5).state_dict().keys() == model.state_dict().keys()
+
+
 def test_a_skipped_step_changes_nothing():
     model = network()
     average = Average(model, 0.5)

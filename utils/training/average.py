@@ -80,7 +80,7 @@ class Average:
         a plain model can load it."""
         tensors = self.strategy.tensors() | self.mean
         for name, first_name in self.names_of_shared.items():
-            if name in tensors:
+            if {name, first_name} <= tensors.keys():
                 tensors[name] = tensors[first_name]
         return tensors
 
