@@ -59,6 +59,7 @@ def interrupted(whole: str, step: int) -> str:
     return "part"
 
 
+@pytest.mark.slow
 def test_a_run_says_what_it_measures_and_keeps_the_strength_when_resumed(works):
     said = works(*TINY, *AUTO, "--output", "whole", "--save_every", "13", "--checkpoint_hist", "9")
     assert "50 of the training samples are held out for the first 4 epochs" in said

@@ -13,6 +13,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.slow
 def test_the_cpu_recipe_learns(tmp_path, run_entry_script):
     """120 steps of recipes/cifar10_cpu.yaml, in float32, are far above chance."""
     output = tmp_path / "run"

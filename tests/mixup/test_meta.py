@@ -206,7 +206,7 @@ def test_frozen_weights_take_no_step():
 
 
 @pytest.mark.parametrize("exact", [False, True])
-@pytest.mark.parametrize("name", ["test_vit", "test_resnet"])
+@pytest.mark.parametrize("name", ["test_vit", pytest.param("test_resnet", marks=pytest.mark.slow)])
 def test_gradient_checkpointing_changes_nothing(name, exact):
     """Nor does it change BatchNorm's statistics, or stay off."""
     model, batch = timm.create_model(name, num_classes=4).double(), real_batch()

@@ -152,9 +152,10 @@ def test_when_time_is_up_one_trial_is_trained_to_the_end(search, tmp_path):
     [
         ("{low: 0.6, high: 2.0, scale: log, default: 0.6}", 10),
         # More than the table shows, and enough good ones to rank the parameters.
-        pytest.param("{low: 0.05, high: 2.0, scale: log}", 40, marks=pytest.mark.slow),
+        ("{low: 0.05, high: 2.0, scale: log}", 40),
     ],
 )
+@pytest.mark.slow
 def test_failed_trials_do_not_end_the_search(search, tmp_path, lr, trials):
     """One that diverged, ran out of memory or met a bug is recorded with the reason."""
     space = tmp_path / "space.yaml"

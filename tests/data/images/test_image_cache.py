@@ -160,6 +160,7 @@ def test_a_plain_line_where_there_is_no_terminal(tree, capsys):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 def test_real_pictures(tmp_path, no_decoding):
     if "REAL_DATA" not in os.environ:

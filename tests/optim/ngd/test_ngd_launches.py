@@ -18,7 +18,10 @@ def transformer() -> nn.Module:
 
 @pytest.mark.parametrize(
     ("make", "most", "most_with_update"),
-    [(resnet50, 300, 900), (transformer, 80, 350)],
+    [
+        pytest.param(resnet50, 300, 900, marks=pytest.mark.slow),
+        (transformer, 80, 350),
+    ],
     ids=["resnet50", "transformer"],
 )
 def test_launches_of_a_step(make, most, most_with_update):
