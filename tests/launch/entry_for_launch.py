@@ -1,4 +1,4 @@
-"""An entry script without training, for test_launcher.py: it does what --do says."""
+"""An entry script without training, for the tests of launches: it does what --do says."""
 
 import json
 import os

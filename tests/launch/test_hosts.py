@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launch.test_launcher import ENTRY, Launches, alive
+from launch.script_runs import ENTRY, Launches, alive
 from patience import PATIENCE, wait_until
 from quick_runs import handlers_put_back
 

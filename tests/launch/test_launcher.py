@@ -1,16 +1,14 @@
 """run_distributed.sh with an entry that does not train: what it starts, prints and returns."""
 
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
-from distributed.world import free_port
+from launch.script_runs import ENTRY, ROOT, alive
 from patience import PATIENCE, wait_until
 
 from utils import entry
@@ -18,72 +16,6 @@ from utils.errors import UserError
 from utils.launch import launcher
 from utils.launch.launcher import Job
 from utils.launch.launchers import LaunchedAs
-
-ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = ROOT / "run_distributed.sh"
-ENTRY = Path(__file__).with_name("entry_for_launch.py")
-
-
-class Launches:
-    """Starts run_distributed.sh in `folder`, where workers also leave their notes."""
-
-    def __init__(self, folder: Path):
-        self.folder, self.started = folder, []
-
-    def start(self, *arguments, notes="notes", before=(), **environ) -> subprocess.Popen:
-        (self.folder / notes).mkdir(exist_ok=True)
-        (self.folder / "tmp").mkdir(exist_ok=True)
-        known = {name: value for name, value in os.environ.items() if "SLURM" not in name}
-        mine = {"PYTHON": sys.executable, "NOTES": str(self.folder / notes)}
-        mine |= {"TMPDIR": str(self.folder / "tmp"), "CUDA_VISIBLE_DEVICES": "", "NPROC": "2"}
-        launch = subprocess.Popen(
-            [*before, "bash", str(SCRIPT), *map(str, arguments)],
-            cwd=self.folder,
-            env=known | mine | environ,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.started.append(launch)
-        return launch
-
-    def run(self, *arguments, **environ) -> tuple[int, str, str]:
-        """Waits for a launch to end: (exit code, stdout, stderr)."""
-        launch = self.start(*arguments, **environ)
-        out, err = launch.communicate(timeout=PATIENCE)
-        return launch.returncode, out, err
-
-    def starts(self, notes: str = "notes") -> list[dict]:
-        """The notes that workers made at their starts."""
-        path = self.folder / notes / "starts"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-    def nothing_left(self) -> bool:
-        """Asserts that there is no worker and no temporary file."""
-        pids = [start["pid"] for path in self.folder.glob("notes*") for start in
-                self.starts(path.name)]  # fmt: skip
-        return not any(map(alive, pids)) and not any((self.folder / "tmp").iterdir())
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-@pytest.fixture
-def launches(tmp_path):
-    launches = Launches(tmp_path)
-    yield launches
-    for launch in launches.started:
-        if launch.poll() is None:
-            launch.kill()
-        launch.communicate()
-    for path in tmp_path.glob("notes*"):
-        for start in launches.starts(path.name):
-            if alive(start["pid"]):
-                os.kill(start["pid"], signal.SIGKILL)
 
 
 def test_processes_are_started_on_loopback(launches):
@@ -283,84 +215,6 @@ def test_a_stubborn_worker_is_killed_in_the_end(launches):
     assert launch.wait(timeout=PATIENCE) == 143
     assert time.monotonic() - start >= 30
     assert launches.nothing_left()
-
-
-# ---- two agents on this machine as two nodes ----------------------------------------------------
-
-
-class Nodes:
-    """Agents that share a rendezvous on loopback; node 0 holds it."""
-
-    def __init__(self, launches: Launches, nnodes: str):
-        self.launches, self.nnodes, self.endpoint = launches, nnodes, f"127.0.0.1:{free_port()}"
-
-    def start(self, rank: int, name: str, do: str = "meet", **environ) -> subprocess.Popen:
-        """Starts node `rank` with one process, whose notes are in the folder notes-`name`."""
-        environ = {"NODE_RANK": str(rank), "NPROC": "1", "JOIN_TIMEOUT": str(PATIENCE)} | environ
-        return self.launches.start(
-            *(ENTRY, "--do", do, "--output", "run"),
-            notes=f"notes-{name}",
-            NNODES=self.nnodes,
-            RDZV_ENDPOINT=self.endpoint,
-            **environ,
-        )
-
-    def met(self, name: str) -> list[str]:
-        """ "sum of ranks + 1, size" for each time that the workers of a node met the others."""
-        path = self.launches.folder / f"notes-{name}" / "met"
-        return path.read_text().splitlines() if path.exists() else []
-
-
-@pytest.mark.slow
-def test_two_nodes_train_together_and_stop_together(launches):
-    nodes = Nodes(launches, "2")
-    both = [nodes.start(0, "a"), nodes.start(1, "b")]
-    wait_until(lambda: nodes.met("a") == nodes.met("b") == ["3 2"])
-    for node in both:
-        node.send_signal(signal.SIGTERM)
-    for node in both:
-        assert (node.communicate(timeout=PATIENCE)[1], node.returncode) == ("", 143)
-    assert launches.nothing_left()
-
-
-@pytest.mark.slow
-def test_a_failure_on_one_of_two_nodes_restarts_both(launches):
-    nodes = Nodes(launches, "2")
-    both = [nodes.start(0, "a"), nodes.start(1, "b")]
-    wait_until(lambda: nodes.met("a") == nodes.met("b") == ["3 2"])
-    os.kill(launches.starts("notes-b")[0]["pid"], signal.SIGKILL)
-    wait_until(lambda: nodes.met("a") == nodes.met("b") == ["3 2", "3 2"])
-    for node in both:
-        node.send_signal(signal.SIGTERM)
-    assert [node.wait(timeout=PATIENCE) for node in both] == [143, 143]
-    assert launches.nothing_left()
-
-
-@pytest.mark.slow
-def test_without_the_node_of_the_rendezvous_every_agent_ends(launches):
-    nodes = Nodes(launches, "1:2")
-    first, second = nodes.start(0, "a"), nodes.start(1, "b", do="meet")
-    wait_until(lambda: nodes.met("a") == nodes.met("b") == ["3 2"])
-    first.kill()
-    _, err = second.communicate(timeout=PATIENCE)
-    assert second.returncode == 1
-    assert err.splitlines()[-1].startswith("error: the rendezvous does not answer")
-    assert f"RDZV_ENDPOINT={nodes.endpoint}" in err and "--output run" in err
-
-
-@pytest.mark.slow
-def test_an_elastic_run_goes_on_alone_and_takes_the_node_back(launches):
-    nodes = Nodes(launches, "1:2")
-    first, second = nodes.start(0, "a"), nodes.start(1, "b")
-    wait_until(lambda: nodes.met("a") == nodes.met("b") == ["3 2"])
-    second.kill()
-    os.kill(launches.starts("notes-a")[0]["pid"], signal.SIGKILL)  # as a failed collective would
-    wait_until(lambda: nodes.met("a")[1:] == ["1 1"], "it does not go on alone")
-    back = nodes.start(1, "c")
-    wait_until(lambda: nodes.met("a")[2:] == nodes.met("c") == ["3 2"], "it has not come back")
-    for node in (first, back):
-        node.send_signal(signal.SIGTERM)
-    assert [node.wait(timeout=PATIENCE) for node in (first, back)] == [143, 143]
 
 
 def test_a_job_that_slurm_requeues_on_one_node_resumes_its_run(tmp_path, monkeypatch):
