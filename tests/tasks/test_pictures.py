@@ -250,7 +250,7 @@ def test_heads_that_weights_do_not_show_are_told(monkeypatch, heads):
     )
     card = heads and ModelCard(("a",), (0.5,), (0.5,), 8, 8, 1, heads)
     settings, _ = parse(vit_test.Settings, ["--dim", "8", "--heads", "2"], "")
-    note = "note: these weights do not show their number of heads: --heads 2 is used"
+    note = "note: these weights do not show their number of heads; --heads 2 is used"
     kind = Pictures(settings, None, "vit")
     kind.load_task(run, None, Pretrained({}, "weights.pth", card=card))
     assert run.console.said == ([] if heads else [note])

@@ -18,7 +18,7 @@ from utils.launch.signals import stopping_signals
 # In seconds: SILENCE without an answer from the rendezvous kills the workers; the agent then has
 # GRACE to end by itself; PROBE lies between two attempts to connect. Together below a minute.
 SILENCE, GRACE, PROBE = 25, 15, 3
-# Exit codes of workers that have saved and stopped because a signal told them, or another rank.
+# Exit codes of workers that have saved and stopped, as a signal or another rank told them to.
 STOPPED = tuple(128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM))
 
 

@@ -326,7 +326,7 @@ class Pictures(Kind):
             )
         if ours is not None and pretrained and theirs is None:
             run.console.say(
-                f"note: these weights do not show their number of heads: --heads {ours} is used"
+                f"note: these weights do not show their number of heads; --heads {ours} is used"
             )
         return run.close_at_end(
             load_image_task(

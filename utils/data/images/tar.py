@@ -125,8 +125,7 @@ def _problems(file: BinaryIO, members: dict[str, tuple[int, int]]) -> list[str]:
     endings = [kind for kind in members if posixpath.splitext(kind)[1] in picture_endings()]
     if endings:
         return [
-            f"its name ends at the first dot, which leaves the ending .{ending}: rename it"
-            for ending in endings
+            f"its name has a dot before the ending (.{ending}): rename it" for ending in endings
         ]
     with contextlib.suppress(ValueError, RecursionError):
         _label(file, members)
