@@ -312,10 +312,8 @@ def by_hand(rank: int) -> dict:
     return {"RANK": str(rank), "WORLD_SIZE": "2"}
 
 
-@pytest.mark.parametrize(
-    "place",
-    [slurm, *(pytest.param(way, marks=pytest.mark.slow) for way in (open_mpi, intel, by_hand))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("place", [slurm, open_mpi, intel, by_hand])
 def test_tasks_train_one_run(place, tmp_path):
     output, shared = tmp_path / "runs" / "one", {"MASTER_PORT": str(free_port())}
     ends = launch(

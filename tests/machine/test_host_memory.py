@@ -129,6 +129,7 @@ def page_faults_of(**environment: str) -> tuple[bool, int, int]:
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+@pytest.mark.slow
 def test_freed_memory_is_kept():
     """Ten tensors in turn, each of 10,240 pages of 4 KiB; pages may be larger."""
     kept, usual, few = page_faults_of()
