@@ -19,6 +19,7 @@ from utils.local.rules import SyncRule
 from utils.local.workers import Workers
 from utils.optim.factory import build_optimizer
 from utils.optim.schedules import Schedule
+from utils.optim.table import OPTIMIZERS
 from utils.reporting.console import Console
 from utils.reporting.metrics import MetricsLog
 from utils.training.average import Average
@@ -103,6 +104,7 @@ def make_trainer(
                 decay_all=decay_all,
                 in_place_of=spread.optimized_tensor,
                 exchange=spread.optimizer_exchange,
+                **OPTIMIZERS[optimizer].products(precision),
             ),
             schedule=schedule,
             precision=arithmetic,

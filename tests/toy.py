@@ -31,6 +31,7 @@ from utils.mixup.mixing import Mixing
 from utils.mixup.policy import MixupPolicy
 from utils.optim.factory import build_optimizer
 from utils.optim.multi_tensor import MultiTensor
+from utils.optim.ngd.optimizer import NGD
 from utils.optim.schedules import Schedule
 from utils.reporting.console import Console
 from utils.reporting.metrics import MetricsLog
@@ -49,7 +50,7 @@ from utils.training.train_step import TrainStep
 from utils.training.trainer import Trainer, TrainingPlan
 
 CPU = torch.device("cpu")
-CAPTURABLE = torch.optim.SGD, torch.optim.AdamW, MultiTensor
+CAPTURABLE = torch.optim.SGD, torch.optim.AdamW, MultiTensor, NGD
 HELD_OUT = np.array([5, 8, 12, 20])  # of the samples of `loader`
 
 
@@ -284,7 +285,7 @@ def facts_of(trainer, *, compiled=False, texts=False, recomputes=False, external
         processes=trainer.train_step.exchange.size,
         accumulation=trainer.loader.accumulation,
         capturable=isinstance(trainer.train_step.optimizer, CAPTURABLE),
-        learns_mixing=trainer.train_step.meta is not None,
+        learns_mixing=isinstance(trainer.train_step.meta, SampleMixup),
         unfreezes=trainer.freeze is not None and trainer.freeze.until is not None,
         recomputes=recomputes,
         external_model=external_model,

@@ -27,10 +27,11 @@ def mixing(**options):
         ({"optimizer": "adamw", "ema_decay": 0.9, "mixing": mixing()}, None),
         ({"accumulation": 2}, "accumulated"),
         ({"optimizer": "muon"}, None),
-        ({"optimizer": "ngd"}, "--optimizer sgd or adamw or lamb or muon or madgrad"),
+        ({"optimizer": "ngd"}, None),
         ({"optimizer_options": {"lookahead_k": 5}}, "--lookahead_k"),
         ({"freeze_until": 1}, "--unfreeze_epoch"),
-        ({"mixing": mixing(meta_form="policy", clean_samples=4)}, "--mixup meta"),
+        ({"mixing": mixing(meta_form="policy", clean_samples=4)}, None),
+        ({"mixing": mixing(meta_form="sample", clean_samples=4)}, "--meta_form sample"),
     ],
 )
 def test_which_trainers_graphs_cannot_serve(tmp_path, options, reason):

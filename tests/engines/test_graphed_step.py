@@ -30,6 +30,7 @@ CASES = {
     "lamb, average": {"optimizer": "lamb", "lr": 0.01, "ema_decay": 0.9},
     "muon": {"optimizer": "muon", "lr": 0.01},
     "madgrad": {"optimizer": "madgrad", "lr": 0.01},
+    "ngd, which now and then updates its matrices": {"optimizer": "ngd", "lr": 0.01, "epochs": 5},
     "mixup": {"mixing": mixing, "ema_decay": 0.9},
     "mixup for each sample, looked at unmixed": {
         "mixing": lambda: mixing(per_sample=True, different_classes=True), "clean_accuracy": True,
@@ -56,6 +57,23 @@ def test_a_run_is_the_ordinary_one(tmp_path, case):
     assert recorder.captured and recorder.replayed > recorder.captured
     short = ours.plan.total_steps // 6
     assert recorder.replayed + recorder.warm // 2 == ours.plan.total_steps - short
+    assert_same(everything(ours), everything(plain))
+    assert history(tmp_path / "ours") == history(tmp_path / "plain")
+
+
+def test_steps_from_which_meta_mixup_learns_are_ordinary(tmp_path):
+    """Every third one; the graphs of the others read the policy that these have changed."""
+    options = {"optimizer": "ngd", "lr": 0.01, "epochs": 6}
+
+    def learning():
+        return mixing(meta_form="policy", clean_samples=2, update_every=3)
+
+    plain = make_trainer(tmp_path / "plain", mixing=learning(), **options)
+    plain.fit()
+    ours, recorder = graphed(tmp_path / "ours", mixing=learning(), **options)
+    ours.fit()
+    # Of each six steps two have clean samples, and the last one is smaller.
+    assert recorder.captured == 2 and recorder.replayed == 6 * 3 - 2 * WARM_UP
     assert_same(everything(ours), everything(plain))
     assert history(tmp_path / "ours") == history(tmp_path / "plain")
 
@@ -93,7 +111,7 @@ def places(trainer) -> dict:
     return {name: tensor.data_ptr() for name, tensor in tensors.items()}
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon", "madgrad"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "madgrad", "ngd"])
 def test_every_tensor_stays_where_it_is(tmp_path, optimizer):
     """A real graph reads and writes at the addresses of its capture: no step may replace a tensor
     that outlives it by another one."""

@@ -153,8 +153,7 @@ def variants() -> list[Variant]:
 
 
 def compiled(variant: Variant, capability: int) -> dict:
-    """Registers and spilled bytes per thread, shared memory and warps per program. Runs in a worker
-    process."""
+    """Registers and spilled bytes per thread, shared memory per program. Runs in a worker."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -173,15 +172,14 @@ def compiled(variant: Variant, capability: int) -> dict:
         "registers": int(registers),
         "spilled": sum(map(int, spilled)),
         "shared": program.metadata.shared,
-        "warps": program.metadata.num_warps,
     }
 
 
-def most_shared(warps: int) -> int:
-    """Shared memory per program, in bytes, up to which it does not limit how many programs run at
-    once, given at most 64 warps and 32 programs per multiprocessor. The A100 has the least, 164 KB,
-    and reserves 1 KB for each program."""
-    return (164 << 10) // min(32, 64 // warps) - 1024
+# Shared memory per program, in bytes: tiles that are loaded ahead lie there. The A100 has the
+# least, 164 KB per multiprocessor, and reserves 1 KB for each program. With three programs at once,
+# each with 8 KB on the way or more, a multiprocessor has the 25 KB in flight that keep an H200's
+# memory busy (4.2 TB/s, a latency of 0.8 us, 132 multiprocessors).
+MOST_SHARED = (164 << 10) // 3 - 1024
 
 
 def test_every_kernel_is_launched(variants):
@@ -203,7 +201,7 @@ def test_kernels_compile_within_resource_limits(variants, monkeypatch, tmp_path)
             if (
                 used["registers"] > MOST_REGISTERS
                 or used["spilled"] > MOST_SPILLED
-                or used["shared"] > most_shared(used["warps"])
+                or used["shared"] > MOST_SHARED
             ):
                 excess.append((gpu, used, variant))
     assert not excess

@@ -10,8 +10,8 @@ from torch import nn
 from torch.func import functional_call
 
 from benchmarks.fused import bytes_kept
-from utils.fused import fuse
-from utils.fused.convolution import Chain, fused_block
+from utils.fused import convolution, fuse
+from utils.fused.convolution import Chain, Scratch, fused_block
 from utils.models.resnet import BasicBlock, Bottleneck, DropPath, ResNet, SlicedConv1x1
 from utils.optim.factory import build_optimizer
 
@@ -265,6 +265,33 @@ def test_repeated_and_partial_backward_passes(mode):
         fourth = torch.autograd.grad(y.square().sum(), x)
         results.append(dict(enumerate(first + second + third + fourth)))
     assert_close(*results, rtol=0, atol=0)
+
+
+def test_a_product_adds_the_gradient_of_the_shortcut(monkeypatch):
+    """As on a GPU in half precision, for every convolution of 1 x 1 that begins a block or is a
+    shortcut without stride."""
+    plain = ResNet(50, 5, 8).to(memory_format=CHANNELS_LAST)
+    exact, fused = copy.deepcopy(plain).double(), fuse(copy.deepcopy(plain), "speed")
+    x, added = torch.randn(6, 3, 8, 8), []
+
+    def gradients(model, x, dtype):
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            result = found(model, x.to(dtype=dtype), DIRECTION.to(dtype))
+        return {name: tensor.double() for name, tensor in result.items() if "buffer" not in name}
+
+    def distance(one) -> float:
+        return sum((one[n] - t).norm() / t.norm() for n, t in wanted.items()).item()
+
+    wanted = gradients(exact, x.double(), torch.float64)
+    without = distance(gradients(fused, x, torch.bfloat16))
+    product = torch.Tensor.addmm_
+    monkeypatch.setattr(convolution, "PRODUCTS_ON", ("cpu",))
+    monkeypatch.setattr(Scratch, "like", lambda self, tensor, name: torch.empty_like(tensor))
+    monkeypatch.setattr(
+        torch.Tensor, "addmm_", lambda into, *factors: added.append(into) or product(into, *factors)
+    )
+    assert distance(gradients(fused, x, torch.bfloat16)) < 1.2 * without
+    assert len(added) == 12 + 1  # blocks that add their input; one shortcut
 
 
 def test_without_gradients_or_with_other_weights_it_is_plain():

@@ -27,7 +27,7 @@ def mixing(**options):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lamb", "muon", "madgrad"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lamb", "muon", "madgrad", "ngd"])
 def test_a_run_is_the_ordinary_one(tmp_path, optimizer, precision, capsys):
     """Without dropout; in float32 up to the rounding of the learning rate."""
     options = {
@@ -55,6 +55,26 @@ def test_a_run_is_the_ordinary_one(tmp_path, optimizer, precision, capsys):
             )
     lines = [(line["step"], line["split"]) for line in history(tmp_path / "ours")]
     assert lines == [(line["step"], line["split"]) for line in history(tmp_path / "plain")]
+
+
+def test_a_run_that_learns_how_to_mix_is_the_ordinary_one(tmp_path, capsys):
+    """With NGD, whose graphs are of two kinds; the steps that learn are ordinary ones."""
+    options = {"optimizer": "ngd", "dropout": 0.0, "epochs": 6, "lr": 0.01}
+
+    def learning():
+        return mixing(meta_form="policy", clean_samples=4, update_every=3)
+
+    plain = make_trainer(tmp_path / "plain", device=CUDA, mixing=learning(), **options)
+    plain.fit()
+    ours = graphed(tmp_path / "ours", mixing=learning(), **options)
+    ours.fit()
+    assert "not used" not in capsys.readouterr().out and len(ours.stepper._graphs) == 2
+    for one, other in (
+        (plain.train_step.model.state_dict(), ours.train_step.model.state_dict()),
+        (plain.train_step.meta.state_dict(), ours.train_step.meta.state_dict()),
+    ):
+        for name, tensor in one.items():
+            torch.testing.assert_close(other[name], tensor, rtol=3e-2, atol=3e-2)
 
 
 def test_graphs_are_chosen_where_steps_are_launch_bound(tmp_path, capsys):

@@ -36,7 +36,7 @@ class CudaGraphs(Eager):
             names = " or ".join(name for name, entry in OPTIMIZERS.items() if entry.capturable)
             return f"the optimizer counts on the host; take --optimizer {names}, no --lookahead_k"
         if facts.learns_mixing:
-            return "--mixup meta takes other steps now and then"
+            return "--meta_form sample learns from every batch; take --meta_form policy"
         if facts.unfreezes:
             return "--unfreeze_epoch changes what is trained"
         if facts.recomputes:

@@ -29,7 +29,7 @@ class RunFacts:
         processes: how many train together.
         accumulation: micro-batches of each rank in an optimizer step.
         capturable: a CUDA graph can hold the optimizer's step.
-        learns_mixing: some steps also learn how samples are mixed.
+        learns_mixing: every step also learns how samples are mixed.
         unfreezes: frozen parameters are trained from some epoch on.
         recomputes: activations are computed again in the backward pass.
         external_model: the model is not one of utils/models/, so what its forward pass does on the

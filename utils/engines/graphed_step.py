@@ -9,16 +9,16 @@ generator, which `torch.cuda.graph` registers with the graph. If the pictures ar
 batch holds their indices and the augmentation's choices; otherwise, and where the host must group
 the samples (`later` of PictureLoader), the loader has augmented them.
 
-A batch of another size, such as the last one of an epoch, takes an ordinary step. Nothing else can
-use the graph's memory, so the memory of a step is needed twice; if there is too little, graphs are
-not used.
+A batch of another size, such as the last one of an epoch, takes an ordinary step, and so does one
+with clean samples, from which meta-mixup learns. Nothing else can use the graph's memory, so the
+memory of a step is needed twice; if there is too little, graphs are not used.
 
 By default the first few steps are ordinary ones that are timed, and graphs are captured only if
 steps are launch-bound (see launch_bound.py): on a GPU that is slower than the host they would cost
 memory and gain nothing. As this choice depends on timing, it may differ between two runs with the
 same settings. A replay does the arithmetic of an ordinary step with the learning rate rounded to
-float32, which the ordinary steps of a GraphedStep read too; that both give the same bits has not
-been tested on a GPU. So under --deterministic graphs are used only if they are asked for.
+float32, which the ordinary steps of a GraphedStep read too; both gave the same bits where that was
+tried (benchmarks/results/gpu.md). Under --deterministic graphs are used only if they are asked for.
 
 The last ordinary step before a capture is checked for places where the host waits, which would
 break the capture. If it fails nevertheless, the process is cleaned up and the run continues with
@@ -28,6 +28,7 @@ ordinary steps; only if that fails, too, the run ends with an error (see capture
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -39,6 +40,20 @@ from utils.training.loader import TrainingLoader
 from utils.training.train_step import TrainStep
 
 WARM_UP = 3  # ordinary steps before a capture, to set up memory, kernels and optimizer state
+
+
+@runtime_checkable
+class CountsOnHost(Protocol):
+    """An optimizer whose host counts steps, and whose steps are not all alike."""
+
+    captured: bool  # a graph holds the step: it leaves counting to whoever replays it
+
+    @property
+    def step_kind(self) -> tuple:
+        """Of the next step; a graph can hold steps of one kind."""
+
+    def count_step(self) -> None:
+        """Counts a step that a graph has taken."""
 
 
 class GraphedStep:
@@ -67,11 +82,14 @@ class GraphedStep:
         self.train_step, self.loader, self.console = train_step, loader, console
         self.recorder, self.asked, self.rate_dtype = recorder, asked, rate_dtype
         device = train_step.precision.device
-        groups = train_step.optimizer.param_groups
+        optimizer = train_step.optimizer
+        self._counting = optimizer if isinstance(optimizer, CountsOnHost) else None
+        groups = optimizer.param_groups
         self._rates = [torch.zeros((), dtype=rate_dtype, device=device) for _ in groups]
         self._step = torch.zeros((), dtype=torch.int64, device=device)
         self._ema_weight = torch.zeros((), device=device)
-        # Keyed by the signature of a batch, since batches may be mixed in different ways.
+        # Keyed by the signature of a batch, since batches may be mixed in different ways, and by
+        # the kind of the optimizer's step.
         self._graphs: dict[tuple, tuple] = {}  # (static batch, replay function)
         self._seen = Counter()
         self.refused: str | None = None  # why no graphs are used any more
@@ -110,6 +128,8 @@ class GraphedStep:
                 self._refuse(f"the host waits for the GPU within a step ({places})")
             return
         self._replayed = False
+        if self._counting:
+            self._counting.count_step()
         self.train_step.end_update()
 
     @contextlib.contextmanager
@@ -128,7 +148,9 @@ class GraphedStep:
         whole = min(loader.batch_size, loader.step_size, loader.samples)
         if self.refused:
             return None
-        key = _signature(batch) if len(batch.targets) == whole else None
+        key = None
+        if len(batch.targets) == whole and batch.clean is None:
+            key = _signature(batch), self._counting.step_kind if self._counting else ()
         if self._launches is not None and not self._is_launch_bound(key):
             return None
         if key is None:
@@ -169,7 +191,7 @@ class GraphedStep:
         train_step, static = self.train_step, _cloned(batch)
 
         def whole_step() -> None:
-            with self._rates_as_tensors():
+            with self._of_the_device():
                 train_step.forward_backward_device(self.loader.made(static))
                 train_step.update_device(self._step, self._ema_weight)
 
@@ -212,8 +234,8 @@ class GraphedStep:
                 group["lr"] = lr
 
     @contextlib.contextmanager
-    def _rates_as_tensors(self) -> Iterator[None]:
-        """Makes the optimizer read its learning rates from the device."""
+    def _of_the_device(self) -> Iterator[None]:
+        """Makes the optimizer read its learning rates from the device, and count nothing itself."""
         groups = self.train_step.optimizer.param_groups
         cuda = self._step.is_cuda
         kept = [
@@ -224,11 +246,15 @@ class GraphedStep:
             group["lr"] = rate
             if cuda and "capturable" in group:
                 group["capturable"] = True
+        if self._counting:
+            self._counting.captured = True
         try:
             yield
         finally:
             for group, before in zip(groups, kept, strict=True):
                 group.update(before)
+            if self._counting:
+                self._counting.captured = False
 
     def _replay(self, static, replay: Callable[[], None], batch) -> None:
         train_step = self.train_step

@@ -65,10 +65,14 @@ def normalization(norm: nn.Module, c: Tensor) -> tuple[Statistics, Tensor, Tenso
 
 def _values_by_kernel(kernel: ModuleType, norm: nn.Module, c: Tensor) -> tuple[Tensor, ...]:
     _refuse_one_value(c)
-    momentum, mean, var = _batch_momentum(norm), norm.running_mean, norm.running_var
+    mean, var, batches = norm.running_mean, norm.running_var, None
     if not (norm.training and norm.track_running_stats):
         mean = var = None
-    return kernel.batch_values(c, norm.weight, norm.bias, norm.eps, mean, var, momentum)
+    if var is None or norm.momentum is None:
+        momentum = _batch_momentum(norm)
+    else:
+        momentum, batches = norm.momentum, norm.num_batches_tracked
+    return kernel.batch_values(c, norm.weight, norm.bias, norm.eps, mean, var, momentum, batches)
 
 
 def _refuse_one_value(c: Tensor) -> None:

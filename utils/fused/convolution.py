@@ -35,6 +35,7 @@ from utils.fused.batch_norm import (
 )
 
 aten = torch.ops.aten
+PRODUCTS_ON = ("cuda",)  # see _is_product; the tests add "cpu"
 
 
 class ConvNorm(NamedTuple):
@@ -138,7 +139,6 @@ class BlockPlan(NamedTuple):
 
 
 def _convolve(conv: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
     x, stride = _sliced(conv, x)
     return F.conv2d(x, weight, bias, stride, conv.padding, conv.dilation, conv.groups)
 
@@ -151,23 +151,54 @@ def _sliced(conv: nn.Conv2d, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
     return x[:, :, :: conv.stride[0], :: conv.stride[1]], (1, 1)
 
 
-def _convolution_backward(conv, grad, x, weight, bias, needed) -> tuple[Tensor | None, ...]:
-    """Gradients of x, weight and bias."""
+def _convolution_backward(
+    conv: nn.Conv2d,
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    needed: tuple[bool, ...],
+    add_to: Tensor | None = None,
+) -> tuple[Tensor | None, ...]:
+    """Gradients of x, weight and bias, all of x's dtype. To that of x `add_to` is added, which may
+    be overwritten."""
     inner, stride = _sliced(conv, x)
-    sizes = None if bias is None else bias.shape
-    grad_x, grad_weight, grad_bias = aten.convolution_backward(
-        grad, inner, weight.to(x.dtype), sizes, stride, conv.padding, conv.dilation, False,
-        (0, 0), conv.groups, needed,
-    )  # fmt: skip
+    grad_x = grad_weight = grad_bias = None
+    if needed[0] and add_to is not None and inner is x and _is_product(conv, grad, add_to):
+        # It adds to what it overwrites: two passes over memory less than a sum afterwards.
+        _rows(add_to).addmm_(_rows(grad), weight.flatten(1))
+        grad_x, add_to, needed = add_to, None, (False, *needed[1:])
+    if any(needed):
+        sizes = None if bias is None else bias.shape
+        found, grad_weight, grad_bias = aten.convolution_backward(
+            grad, inner, weight, sizes, stride, conv.padding, conv.dilation, False, (0, 0),
+            conv.groups, needed,
+        )  # fmt: skip
+        grad_x = found if needed[0] else grad_x
     if needed[0] and inner is not x:
-        unsliced = torch.zeros_like(x)
-        unsliced[:, :, :: conv.stride[0], :: conv.stride[1]] = grad_x
+        unsliced = torch.zeros_like(x) if add_to is None else add_to
+        unsliced[:, :, :: conv.stride[0], :: conv.stride[1]] += grad_x
         grad_x = unsliced
+    elif needed[0] and add_to is not None:
+        grad_x = add(grad_x, add_to)
+    return grad_x, grad_weight if needed[1] else None, grad_bias if needed[2] else None
+
+
+def _is_product(conv: nn.Conv2d, *tensors: Tensor) -> bool:
+    """Whether the gradient of the convolution's input is a product of matrices that a GPU computes
+    in one pass over these tensors: in half precision, whose products have one way of rounding."""
+    last = torch.channels_last
     return (
-        grad_x if needed[0] else None,
-        grad_weight.to(weight.dtype) if needed[1] else None,
-        grad_bias.to(bias.dtype) if needed[2] else None,
-    )
+        conv.kernel_size == (1, 1) and conv.stride == (1, 1) and conv.groups == 1
+        and tuple(conv.padding) == (0, 0)
+        and all(t.device.type in PRODUCTS_ON and t.dtype.itemsize == 2 for t in tensors)
+        and all(t.is_contiguous(memory_format=last) for t in tensors)
+    )  # fmt: skip
+
+
+def _rows(image: Tensor) -> Tensor:
+    """(n, channels, height, width) in channels_last as a matrix with a row for each pixel."""
+    return image.permute(0, 2, 3, 1).reshape(-1, image.shape[1])
 
 
 class _Block(torch.autograd.Function):
@@ -177,10 +208,12 @@ class _Block(torch.autograd.Function):
     @staticmethod
     def forward(ctx, plan: BlockPlan, producer, scratch: Scratch, path_mask, x: Tensor, *tensors):
         units, depth = plan.units, plan.depth
-        all_c, norm_values, relu_outputs, a = [], [], [], x
+        all_c, norm_values, relu_outputs, a, used = [], [], [], x, list(tensors)
         for index, unit in enumerate(units):
             a = x if index == depth else a
-            c = _convolve(unit.conv, a, *tensors[4 * index : 4 * index + 2])
+            of_conv = slice(4 * index, 4 * index + 2)
+            used[of_conv] = [None if t is None else t.to(x.dtype) for t in used[of_conv]]
+            c = _convolve(unit.conv, a, *used[of_conv])
             statistics, scale, shift = normalization(unit.norm, c)
             all_c.append(c)
             norm_values.append((*statistics, scale, shift))
@@ -196,7 +229,8 @@ class _Block(torch.autograd.Function):
         y = output.compute_into(torch.empty_like(output.c))
         flat = [value for values in norm_values for value in values]
         ends = (None if producer else x, None) if plan.recompute else (x, y)
-        ctx.save_for_backward(*ends, path_mask, *relu_outputs, *all_c, *flat, *tensors)
+        ctx.dtypes = [None if t is None else t.dtype for t in tensors]
+        ctx.save_for_backward(*ends, path_mask, *relu_outputs, *all_c, *flat, *used)
         return y
 
     @staticmethod
@@ -219,12 +253,16 @@ class _Block(torch.autograd.Function):
             )  # fmt: skip
             return grad_c
 
-        def convolution_backward(index: int, grad_c: Tensor, a: Tensor, needs_a: bool):
-            """Gradient of a, the convolution's input."""
-            needs_weights = needs[4 * index : 4 * index + 2]
-            grad_a, grads[4 * index], grads[4 * index + 1] = _convolution_backward(
-                units[index].conv, grad_c, a, *saved.tensors(index)[:2], (needs_a, *needs_weights)
+        def convolution_backward(
+            index: int, grad_c: Tensor, a: Tensor, needs_a: bool, add_to: Tensor | None = None
+        ):
+            """Gradient of a, the convolution's input, plus `add_to`."""
+            needed = needs_a, *needs[4 * index : 4 * index + 2]
+            grad_a, *of_conv = _convolution_backward(
+                units[index].conv, grad_c, a, *saved.tensors(index)[:2], needed, add_to
             )
+            for number, value in enumerate(of_conv, 4 * index):
+                grads[number] = None if value is None else value.to(ctx.dtypes[number])
             return grad_a
 
         y, ctx.recomputed = _block_output(ctx), None
@@ -244,7 +282,8 @@ class _Block(torch.autograd.Function):
             if not needs_c:
                 break
             a = _block_input(ctx, saved) if index == 0 else saved.relu(index - 1, ctx.scratch)
-            grad_out = convolution_backward(index, grad_c, a, needs_a)
+            add_to = relu_grad if index == 0 and plan.adds_input else None
+            grad_out = convolution_backward(index, grad_c, a, needs_a, add_to)
             if not needs_a:
                 break
             if index:
@@ -258,11 +297,7 @@ class _Block(torch.autograd.Function):
             grad_c = norm_backward(depth, relu_grad, None, needs_c)
             if needs_c:
                 x = _block_input(ctx, saved)
-                grad_shortcut = convolution_backward(depth, grad_c, x, needs_x)
-                del x
-                grad_x = add(grad_x, grad_shortcut) if needs_x else None
-        elif needs_x and plan.adds_input:
-            grad_x = add(grad_x, relu_grad)
+                grad_x = convolution_backward(depth, grad_c, x, needs_x, grad_x)
         if ctx.producer is None:
             ctx.scratch.clear()
         return None, None, None, None, grad_x, *grads
@@ -270,7 +305,8 @@ class _Block(torch.autograd.Function):
 
 class _Saved:
     """The tensors that a block's forward pass saved, by name. Per unit there are five BatchNorm
-    values (mean, inverse_std, count, scale, shift) and four tensors (`ConvNorm.tensors`)."""
+    values (mean, inverse_std, count, scale, shift) and four tensors (`ConvNorm.tensors`, the
+    convolution's in the dtype in which it was computed)."""
 
     def __init__(self, ctx):
         self.x, self.y, self.path_mask, *rest = ctx.saved_tensors

@@ -71,7 +71,8 @@ class OptimizerEntry:
         whole_state: prefixes of state keys whose values belong to the whole parameter, whatever
             their shape; any other value of the parameter's shape has one number per element.
         group_state: keys of a parameter group that steps change, such as a step count.
-        capturable: a CUDA graph can hold its step: the host decides nothing and counts nothing.
+        capturable: a CUDA graph can hold its step: the host decides nothing and counts nothing, or
+            the optimizer is a CountsOnHost (engines/graphed_step.py).
         scaling: how its learning rate scales with the batch, LINEAR or SQUARE_ROOT.
         ranges: setting -> its ranges in a search.
         first_steps: a remark for tables of step times, if its first steps take longer; else empty.

@@ -237,7 +237,7 @@ def run_facts(run: Run, ready: ReadyModel, task: Task) -> RunFacts:
         processes=run.exchange.size,
         accumulation=task.train.accumulation,
         capturable=is_capturable(run.settings.optimizer, run.settings.lookahead_k),
-        learns_mixing=run.settings.mixup == "meta",
+        learns_mixing=run.settings.mixup == "meta" and run.settings.meta_form == "sample",
         unfreezes=ready.freeze is not None and ready.freeze.until is not None,
         recomputes=run.settings.grad_checkpointing,
         external_model=not type(ready.model).__module__.startswith("utils."),

@@ -23,6 +23,7 @@ from utils.optim.ngd.batched_fisher import (
     AxisBatch,
     norms,
     precondition_,
+    renew_multipliers_,
     update_,
 )
 from utils.optim.ngd.optimizer import NGD
@@ -112,7 +113,9 @@ def batch_of(
     new = fisher.zero_fisher(rank, length, dtype=gradients.dtype)
     basis = new.basis if basis is None else basis
     stacked = [torch.stack([each] * tensors) for each in (basis, new.spectrum, new.rest)]
-    return AxisBatch(gradients.ndim - 1, alpha, eta, *stacked, power=power)
+    axis = AxisBatch(gradients.ndim - 1, alpha, eta, *stacked, power=power)
+    renew_multipliers_([axis])
+    return axis
 
 
 def natural(gradients: torch.Tensor, axis: AxisBatch, learn=True) -> torch.Tensor:
@@ -273,6 +276,7 @@ def noted_axes() -> list[AxisBatch]:
         new = fisher.zero_fisher(rank, length)
         stacked = [torch.stack([each] * 2) for each in (new.basis, new.spectrum, new.rest)]
         axis = AxisBatch(2, 4.0, 0.1, *stacked)
+        renew_multipliers_([axis])
         precondition_(x, axis, torch.empty_like(x), norms(x))
         made.append(axis)
     return made

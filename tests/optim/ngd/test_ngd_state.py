@@ -17,6 +17,7 @@ from ngd_tools import (
 )
 from torch import nn
 
+from utils.optim.ngd import joined
 from utils.optim.ngd.optimizer import NGD
 
 # ---- saving -------------------------------------------------------------------------------------
@@ -41,6 +42,13 @@ def test_a_loaded_state_goes_on_to_the_bit(foreach, steps, form):
     train(optimizer, parameters, range(steps, steps + 20))
     train(loaded, again, range(steps, steps + 20))
     assert_equal_to_the_bit(tensors(loaded), tensors(optimizer))
+
+
+@each_form
+def test_a_loaded_state_goes_on_to_the_bit_where_matrices_are_padded(monkeypatch, form):
+    """As on a GPU, where a matrix is rounded otherwise when others are multiplied beside it."""
+    monkeypatch.setattr(joined, "MOST_PADDING", {"cpu": 1.0})
+    test_a_loaded_state_goes_on_to_the_bit(True, 9, form)
 
 
 def test_the_state_is_plain_tensors_and_a_step():

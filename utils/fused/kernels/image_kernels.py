@@ -6,7 +6,8 @@ these are combined as in Chan, Golub and LeVeque, "Updating formulae and a pairw
 computing sample variances" (1979), which takes no difference of large numbers.
 
 A program works on tiles of ROWS rows and BLOCK channels. Sums over the rows are divided among at
-most PROGRAMS programs, and a second kernel adds up their partial sums.
+most PROGRAMS programs, and a second kernel adds up their partial sums. The loops of these programs
+load tiles ahead (STAGES), since a program that waits for each tile leaves the memory idle.
 """
 
 import functools
@@ -19,9 +20,12 @@ from torch import Tensor
 
 from utils.fused.kernels import ceil_div, power_of_2
 
-TILE = 4096  # elements
+# The fastest of twelve combinations on an H200 (benchmarks/results/gpu.md).
+TILE = 2048  # elements
 PROGRAMS = 512  # enough for four on each processor of today's GPUs
-OPTIONS = {"num_warps": 8, "enable_fp_fusion": True}
+STAGES = tl.constexpr(3)  # tiles in flight, the one that is computed included
+OPTIONS = {"num_warps": 4, "enable_fp_fusion": True}
+SUMMED = 8  # channels whose partial sums a program adds up: a whole sector of memory of each
 
 
 class ChannelValues(NamedTuple):
@@ -144,9 +148,14 @@ def batch_values(
     running_mean: Tensor | None,
     running_var: Tensor | None,
     momentum: float,
+    batches: Tensor | None = None,
 ) -> ChannelValues:
     """For BatchNorm of c (n, channels, height, width) by its batch statistics. Updates the running
-    statistics, unless they are None, with weight `momentum`; their variance is unbiased."""
+    statistics, unless they are None, with weight `momentum`; their variance is unbiased.
+
+    Args:
+        batches: () int64, to which 1 is added.
+    """
     layout = layout_of(c)
     parts = c.new_empty(layout.programs, 3, layout.channels, dtype=torch.float32)
     _moments[(layout.programs * layout.blocks,)](
@@ -154,10 +163,9 @@ def batch_values(
         **OPTIONS,
     )  # fmt: skip
     values = parts.new_empty(4, layout.channels)
-    block = 16
-    _channel_values[(ceil_div(layout.channels, block),)](
-        values, parts, weight, bias, eps, running_mean, running_var, momentum, layout.channels,
-        layout.programs, power_of_2(layout.programs), block, **OPTIONS,
+    _channel_values[(ceil_div(layout.channels, SUMMED),)](
+        values, parts, weight, bias, eps, running_mean, running_var, momentum, batches,
+        layout.channels, layout.programs, power_of_2(layout.programs), SUMMED, **OPTIONS,
     )  # fmt: skip
     return ChannelValues(*values.unbind())
 
@@ -172,7 +180,7 @@ def _moments(parts, c, rows, channels, programs, ROWS: tl.constexpr, BLOCK: tl.c
     count = tl.zeros((ROWS, 1), tl.float32)
     mean = tl.zeros((ROWS, BLOCK), tl.float32)
     squares = tl.zeros((ROWS, BLOCK), tl.float32)
-    for start in range(first * ROWS, rows, programs * ROWS):
+    for start in tl.range(first * ROWS, rows, programs * ROWS, num_stages=STAGES):
         row = start + tl.arange(0, ROWS)
         inside = (row[:, None] < rows) & (channel[None, :] < channels)
         at = row[:, None].to(tl.int64) * channels + channel[None, :]
@@ -193,8 +201,8 @@ def _moments(parts, c, rows, channels, programs, ROWS: tl.constexpr, BLOCK: tl.c
 
 @triton.jit
 def _channel_values(
-    values, parts, weight, bias, eps, running_mean, running_var, momentum, channels, programs,
-    PROGRAMS: tl.constexpr, BLOCK: tl.constexpr,
+    values, parts, weight, bias, eps, running_mean, running_var, momentum, batches, channels,
+    programs, PROGRAMS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     part = tl.arange(0, PROGRAMS)
@@ -226,6 +234,8 @@ def _channel_values(
         old = tl.load(running_var + channel, mask=real, other=0).to(tl.float32)
         unbiased = square / (total - 1)
         tl.store(running_var + channel, (1 - momentum) * old + momentum * unbiased, mask=real)
+    if batches is not None and tl.program_id(0) == 0:
+        tl.store(batches, tl.load(batches) + 1)
 
 
 # ---- the backward pass of BatchNorm, and of the ReLU that follows it -----------------------------
@@ -256,7 +266,23 @@ def gradient_sums(
         parts, relu_grad, grad, c, y, *values, layout.rows, layout.channels, layout.programs, relu,
         layout.tile, layout.block, **OPTIONS,
     )  # fmt: skip
-    return parts.sum(0)
+    sums = parts.new_empty(2, layout.channels)
+    columns = 2 * layout.channels
+    _add_parts[(ceil_div(columns, SUMMED),)](
+        sums, parts, columns, layout.programs, power_of_2(layout.programs), SUMMED, **OPTIONS
+    )
+    return sums
+
+
+@triton.jit
+def _add_parts(
+    sums, parts, columns, programs, PROGRAMS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    part = tl.arange(0, PROGRAMS)
+    inside = (part[:, None] < programs) & (column[None, :] < columns)
+    value = tl.load(parts + part[:, None] * columns + column[None, :], mask=inside, other=0)
+    tl.store(sums + column, tl.sum(value, 0), mask=column < columns)
 
 
 @triton.jit
@@ -273,7 +299,7 @@ def _gradient_sums(
     offset = tl.load(shift + channel, mask=real, other=0)
     sum_dy = tl.zeros((ROWS, BLOCK), tl.float32)
     sum_dy_x = tl.zeros((ROWS, BLOCK), tl.float32)
-    for start in range(first * ROWS, rows, programs * ROWS):
+    for start in tl.range(first * ROWS, rows, programs * ROWS, num_stages=STAGES):
         row = start + tl.arange(0, ROWS)
         inside = (row[:, None] < rows) & real[None, :]
         at = row[:, None].to(tl.int64) * channels + channel[None, :]

@@ -102,11 +102,18 @@ class Batch(Parameters):
         """Whether this step updates the Fisher matrices."""
         return self.step < EARLY_UPDATES or self.step % self.group["update_period"] == 0
 
-    def follow_settings(self) -> None:
-        """Applies settings that may change from step to step."""
+    @property
+    def together(self) -> tuple:
+        """Equal for batches that always update together."""
+        return self.device, self.dtype, self.group["update_period"], self.step
+
+    def follow_settings(self) -> bool:
+        """Applies settings that may change from step to step. Whether multipliers depend on what
+        has changed."""
+        changed = any(axis.alpha != self.group["alpha"] for axis in self.axes)
         for axis in self.axes:
-            axis.eta = self.group["eta"]
-            axis.set_alpha(self.group["alpha"])
+            axis.eta, axis.alpha = self.group["eta"], self.group["alpha"]
+        return changed
 
     @property
     def momentum_first(self) -> bool:
@@ -269,10 +276,11 @@ class Batch(Parameters):
         # Without momentum the kernel's coupled decay is a decoupled one.
         of_kernel = self.momentum_first if group["decoupled"] else self.is_plain
         if decay and group["decoupled"] and not of_kernel:
-            shrink = 1 - group["lr"] * decay
+            lr = group["lr"]  # a tensor where a CUDA graph holds the step
+            shrink = 1 - (lr.double() if isinstance(lr, Tensor) else lr) * decay
             if flags.found_inf is not None:
                 one = torch.ones((), dtype=self.dtype, device=self.device)
-                shrink = torch.where(flags.left_out, one, one * shrink)
+                shrink = torch.where(flags.left_out, one, (one * shrink).to(self.dtype))
             torch._foreach_mul_(self.dense, shrink)
         self._fused_sgd(
             gradients,

@@ -37,7 +37,7 @@ class AxisBatch:
         dim: the axis's dimension in the stacked gradients, whose dimension 0 is the tensors.
         alpha, eta, power: see `fisher.py`.
         basis: R, (B, r, D). spectrum: Lambda, (B, r, r). rest: rho, (B,).
-        multiplier: V (B, r, D), or I - R'V (B, D, D) where `whole`.
+        multiplier: V (B, r, D), or I - R'V (B, D, D) where `whole`; `renew_multipliers_` makes it.
         whole: see `is_whole`.
         scatter: of the last gradient, until `update_` has used it; else None.
         own: which of the B tensors this process updates; None: all.
@@ -62,7 +62,6 @@ class AxisBatch:
         self.whole = is_whole(fisher_rank, length)
         rows = length if self.whole else fisher_rank
         self.multiplier = self.basis.new_empty(len(self.rest), rows, length)
-        renew_multipliers_([self])
 
     @property
     def settings(self) -> tuple:
@@ -73,11 +72,6 @@ class AxisBatch:
     def is_ours(self) -> bool:
         """Whether this process updates any of the tensors."""
         return self.own.start < self.own.stop
-
-    def set_alpha(self, alpha: float) -> None:
-        if alpha != self.alpha:
-            self.alpha = alpha
-            renew_multipliers_([self])
 
 
 @dataclass

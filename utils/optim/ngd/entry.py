@@ -209,6 +209,7 @@ NGD_ENTRY = NgdEntry(
     needs=MATRICES,
     takes_exchange=True,
     whole_state=("basis_", "spectrum_", "rest_"),
+    capturable=True,
     ranges={
         "lr": (Range(2e-3, 0.1, grid=(0.01, 0.02, 0.04), when=FIXED), _of_sgd("lr")),
         "weight_decay": (

@@ -11,7 +11,7 @@ from utils.machine.float32 import float32_products
 from utils.optim.found_inf import is_on_host
 from utils.optim.ngd.adam import AdamParameters
 from utils.optim.ngd.batch import Batch, is_plain, kind_of
-from utils.optim.ngd.batched_fisher import FISHER, update_
+from utils.optim.ngd.batched_fisher import FISHER, AxisBatch, renew_multipliers_, update_
 from utils.optim.ngd.shares import Shares, shares_of
 from utils.optim.parameters import Flags, is_expanded
 
@@ -115,6 +115,7 @@ class NGD(Optimizer):
 
     _step_supports_amp_scaling = True  # tells GradScaler to hand over found_inf and grad_scale
     _exchange = Exchange()
+    captured = False  # with step_kind and count_step: CountsOnHost of engines/graphed_step.py
 
     def __init__(
         self,
@@ -190,7 +191,20 @@ class NGD(Optimizer):
         # The same results under autocast, and whatever precision the process has set for products.
         with torch.autocast(device, enabled=False), float32_products("float32"):
             self._step()
+        if not self.captured:
+            self.count_step()
         return loss
+
+    @property
+    def step_kind(self) -> tuple:
+        """Which batches update their Fisher matrices, and which have momentum."""
+        return tuple((batch.updates_now, batch.step > 0) for batch in self._batches)
+
+    def count_step(self) -> None:
+        for batch in self._batches:
+            batch.step += 1
+            for parameter in batch.parameters:
+                self.state[parameter]["step"] = batch.step
 
     def _step(self) -> None:
         self._gather()
@@ -205,19 +219,15 @@ class NGD(Optimizer):
                 memory, other = self._workspaces[batch.device, batch.dtype]
                 batch.descend(batch.precondition(memory, other, flags), flags)
                 if batch.updates_now:
-                    due.setdefault((batch.device, batch.dtype), []).append(batch)
+                    due.setdefault(batch.together, []).append(batch)
             elif flags.left_out is None or not flags.left_out:  # here the host waits
                 batch.descend(batch.precondition_one_by_one(flags), flags)
-        for (device, _), batches in due.items():
+        for (device, *_), batches in due.items():
             axes = [axis for batch in batches for axis in batch.axes if axis.is_ours]
             update_(axes, Flags.of(self, device).left_out)
         for shares in self._shares:
             if shares.updates_now:
                 shares.exchange_()
-        for batch in self._batches:
-            batch.step += 1
-            for parameter in batch.parameters:
-                self.state[parameter]["step"] = batch.step
 
     def _gather(self) -> None:
         """Rebuilds the batches if parameters, settings or state are not those of the last step."""
@@ -228,8 +238,8 @@ class NGD(Optimizer):
         signature = [(number, id(p), p.stride()) for number, p in present], settings
         gathered = (*self._batches, *self._adams)
         if signature == self._signature and all(each.is_of(self.state) for each in gathered):
-            for batch in self._batches:
-                batch.follow_settings()
+            if any([batch.follow_settings() for batch in self._batches]):
+                self._renew_multipliers()
             return
         members: dict[tuple, list[Tensor]] = {}
         adams: dict[tuple, list[Tensor]] = {}
@@ -259,6 +269,7 @@ class NGD(Optimizer):
             for kind, parameters in adams.items()
         ]
         self._shares = shares_of(self._batches, self._exchange)
+        self._renew_multipliers()
         self._signature = signature
         # Memory for the stacked gradients of one batch after another, before and after a product;
         # kept, since fresh memory is slow.
@@ -271,6 +282,15 @@ class NGD(Optimizer):
             (device, dtype): [torch.empty(size, device=device, dtype=dtype) for size in pair]
             for (device, dtype), pair in sizes.items()
         }
+
+    def _renew_multipliers(self) -> None:
+        """As the updates do, those together that update together: on a GPU the rounding of a matrix
+        depends on how many are multiplied at once, and a resumed run would be another one."""
+        together: dict[tuple, list[AxisBatch]] = {}
+        for batch in self._batches:
+            together.setdefault(batch.together, []).extend(batch.axes)
+        for axes in together.values():
+            renew_multipliers_(axes)
 
 
 def _whole(value) -> bool:

@@ -27,8 +27,7 @@ def shares_of(batches: list[Batch], exchange: Exchange) -> list[Shares]:
     together: dict[tuple, list[Batch]] = {}
     for batch in batches:
         if batch.axes and batch.group["foreach"]:
-            timing = batch.group["update_period"], batch.step
-            together.setdefault((batch.device, batch.dtype, *timing), []).append(batch)
+            together.setdefault(batch.together, []).append(batch)
     return [Shares(members, exchange) for members in together.values()]
 
 
