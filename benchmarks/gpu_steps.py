@@ -152,13 +152,14 @@ def measured(options, batch: int, budget: Budget) -> dict:
                 steps = build(copy.deepcopy(model), Path(folder, str(number)))
                 first[name] = round(steps(1), 2)
                 steps(STEPS_TO_SETTLE)
-                built[name] = turn(steps, batch)
-                built[name]()
+                one_turn = turn(steps, batch)
+                one_turn()
                 peak[name] = round((torch.cuda.max_memory_allocated() - before) / 1e9, 2)
+                built[name] = one_turn
         with silent():
             figures = side_by_side(built, options.repetitions, warm_up=False)
     theirs = [name for name in figures if name.startswith(("PyTorch", "torch"))]
-    best = max(theirs or figures, key=lambda name: statistics.median(figures[name]))
+    best = max(theirs or figures, key=lambda n: statistics.median(figures[n]), default=None)
     for name, values in figures.items():
         speed = statistics.median(values)
         print(

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from utils.fused.kernels import ceil_div, power_of_2
 
-# The fastest of twelve combinations on an H200 (benchmarks/results/gpu.md).
+# On an H200 none of twelve combinations is faster over all kernels (benchmarks/results/gpu.md).
 TILE = 2048  # elements
 PROGRAMS = 512  # enough for four on each processor of today's GPUs
 STAGES = tl.constexpr(3)  # tiles in flight, the one that is computed included
@@ -275,9 +275,7 @@ def gradient_sums(
 
 
 @triton.jit
-def _add_parts(
-    sums, parts, columns, programs, PROGRAMS: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
+def _add_parts(sums, parts, columns, programs, PROGRAMS: tl.constexpr, BLOCK: tl.constexpr):
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     part = tl.arange(0, PROGRAMS)
     inside = (part[:, None] < programs) & (column[None, :] < columns)
