@@ -57,7 +57,7 @@ class Settings(ImageSettings):
     published_for = "--width 64 and one of --depth 18, 34, 50, 101, 152"
 
     @property
-    def published_weights(self) -> tuple[str, str] | None:
+    def published_weights(self) -> tuple[str, str] | None:  # type: ignore[override]  # only read
         return ("torchvision", f"resnet{self.depth}") if self.width == 64 else None
 
     def ineffective(self):

@@ -33,7 +33,7 @@ class Settings(ImageSettings):
 
     epochs: int = changed(ImageSettings, "epochs", 100)
     optimizer: str = changed(ImageSettings, "optimizer", "adamw")
-    warmup_epochs: float | None = changed(
+    warmup_epochs: float | None = changed(  # type: ignore[assignment]  # `validate` sets it
         ImageSettings,
         "warmup_epochs",
         None,
@@ -92,11 +92,11 @@ class Settings(ImageSettings):
     )  # fmt: skip
 
     @property
-    def published_weights(self) -> tuple[str, str] | None:
+    def published_weights(self) -> tuple[str, str] | None:  # type: ignore[override]  # only read
         return None if self.model == OWN or ":" in self.model else ("timm", self.model)
 
     @property
-    def heads_of_vit(self) -> int | None:
+    def heads_of_vit(self) -> int | None:  # type: ignore[override]  # only read
         return self.heads if self.model == OWN else None
 
     def ineffective(self):
@@ -144,8 +144,8 @@ def build_model(settings: Settings, card):
     named.check_pictures(model, name, classes, **pictures)
     if settings.action.trains:
         named.check_training(model, name, **pictures)
-    if settings.eval_size not in (None, settings.image_size):
-        size = settings.image_size  # in training
+    size = settings.image_size  # in training
+    if size is not None and settings.eval_size not in (None, size):
         try:
             named.check_pictures(model, name, classes, size, size, card.channels)
         except UserError:

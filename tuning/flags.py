@@ -189,7 +189,7 @@ def listed(known: Mapping[str, dataclasses.Field]) -> dict[str, dataclasses.Fiel
             flags.append(copy.copy(field))
             flags[-1].name = shown.get(name, name)
         if name == "epochs":
-            flags[-1].metadata = field.metadata | {
+            flags[-1].metadata = field.metadata | {  # type: ignore[assignment]  # a mapping
                 "group": GROUP,
                 "help": "Epochs of the resulting recipe",
                 "default_text": f"those of --config, else {field.default}",

@@ -106,7 +106,7 @@ class SeededSampler(BaseSampler):
             own = zlib.crc32(setting.encode())
             seed = (self.seed * 1_000_003 + trial.number + own) % 2**32
             if self.name == "tpe":
-                made = TPESampler(
+                made: BaseSampler = TPESampler(
                     n_startup_trials=STARTUP_TRIALS,
                     multivariate=True,
                     constant_liar=False,

@@ -51,7 +51,7 @@ def _of_setting(name: str) -> list[dict]:
     ]
 
 
-def _of_flags() -> dict[str, dict]:
+def _of_flags() -> dict[str, list[dict]]:
     """Ranges of settings that only one optimizer has."""
     return {
         name: [_as_in_a_file(one, {}) for one in ranges]

@@ -87,7 +87,7 @@ def importances(trials: list[FrozenTrial]) -> dict[str, float]:
     arguments = inspect.signature(PedAnovaImportanceEvaluator).parameters
     # The second is its name in older versions.
     name = "target_quantile" if "target_quantile" in arguments else "baseline_quantile"
-    evaluator = PedAnovaImportanceEvaluator(**{name: 0.25})
+    evaluator = PedAnovaImportanceEvaluator(**{name: 0.25})  # type: ignore[arg-type]  # by name
     found = get_param_importances(study, evaluator=evaluator, normalize=True)
     return {n: fraction for n, fraction in found.items() if math.isfinite(fraction)}
 

@@ -22,7 +22,7 @@ from utils.reporting.metrics import read_metrics
 ROOT = Path(__file__).resolve().parents[1]
 # Errors that the settings of a trial cause; any other error with exit code 2 would occur in every
 # trial, and the user has to fix it.
-OF_A_TRIAL = ("not finite", "out of memory", "no loss scale keeps", "has no effect")
+OF_A_TRIAL: tuple = ("not finite", "out of memory", "no loss scale keeps", "has no effect")
 # --min_lr or --warmup_lr, with --lr_base_size: the run alone knows the peak learning rate.
 OF_A_TRIAL += ("is above this learning rate",)
 # Exit codes of a run that was told to stop, before its first import and after.

@@ -31,7 +31,7 @@ POLL_SECONDS = 0.2
 # benchmarks/results/tuning.md.
 ENOUGH_STEPS = 100
 # Settings that may change when a study is continued: the same data in another place.
-FREE = ("data_dir", "cache_dir", "train_file", "test_file", "val_file", "device", "threads")
+FREE: tuple = ("data_dir", "cache_dir", "train_file", "test_file", "val_file", "device", "threads")
 FREE += ("workers", "save_every", "log_every", "checkpoint_hist", "wandb", "wandb_project")
 OF_THE_STUDY = ("sampler", "prune", "rungs", "reduction", "trial_epochs", "trial_subset")
 
@@ -49,7 +49,7 @@ class Target:
 
     config_class: type[Config]
     script: Path
-    model: Callable[[Config], str]
+    model: Callable[..., str]
     space: Path
 
 
@@ -250,13 +250,12 @@ class Search:
     def _search(self, slot: int) -> None:
         """Trials one after the other, until there are no more."""
         from tuning.runner import Interrupted
-        from tuning.study import WAIT
 
         while not (self.runner.stopping.is_set() or self._time_is_up()):
             claim = self.study.claim(self.total)
             if claim is None:
                 return
-            if claim == WAIT:
+            if isinstance(claim, str):  # WAIT
                 time.sleep(POLL_SECONDS)
                 continue
             try:

@@ -21,7 +21,7 @@ KEYS = ("low", "high", "scale", "choices", "default", "grid", "when", "of")
 SCALES = ("log", "linear", "int")
 # Begins the note on a parameter whose range cannot contain its default.
 OUT_OF_REACH = "out of reach: "
-DATA = ("dataset", "data_dir", "train_file", "val_file", "test_file", "label_column")
+DATA: tuple = ("dataset", "data_dir", "train_file", "val_file", "test_file", "label_column")
 DATA += ("val_fraction", "val_is_validation", "test_fraction")
 NOT_IN_TRIALS = ("early_stop_patience", "flip_test", "final_test", "report", "checkpoint_hist")
 # Settings that no space may tune, and why.
@@ -88,7 +88,7 @@ def load_space(
         notes.append(f"fixed by the command line, not tuned: {', '.join(fixed)}")
     space = Space(made, config_class, raw)
     applying = []
-    tuned = space.propose(lambda parameter: applying.append(parameter) or parameter.default)
+    tuned = space.propose(lambda one: applying.append(one) or one.default)  # type: ignore[func-returns-value]  # None
     for note in filter(None, (parameter.note for parameter in applying)):
         if note.startswith(OUT_OF_REACH):
             raise UserError(note.removeprefix(OUT_OF_REACH))
@@ -127,7 +127,7 @@ def _of_epochs(entry: Mapping) -> bool:
 
 
 def _reachable(
-    ranges: list[tuple[str, str, object, str]], config_class: type[Config], raw: dict
+    ranges: list[tuple[str, str, Mapping, str]], config_class: type[Config], raw: dict
 ) -> list[Parameter]:
     """The ranges, (setting, key, entry of the file, where it stands) of each, that a trial can use,
     checked. The key of a setting's only remaining range loses its number."""

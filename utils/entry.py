@@ -192,6 +192,7 @@ def _load_pretrained(run: Run, kind):
     from utils.weights.pretrained import load_pretrained
 
     source = run.settings.pretrained
+    assert source is not None
     if is_published(source):
         return kind.load_published(run.console.say)
     return load_pretrained(source, run.console.say)

@@ -12,7 +12,7 @@ RandAugment the operations, torchvision's also their arguments.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -117,7 +117,7 @@ class Operations:
 
 def _for_each(functions: dict, operations: np.ndarray, arguments: np.ndarray, *more) -> np.ndarray:
     """(n, ...): for each sample what the function of its operation gives for its argument."""
-    results = None
+    results: Any = None
     for operation in np.unique(operations).tolist():
         here = operations == operation
         found = functions[operation](arguments[here], *more)

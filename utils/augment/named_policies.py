@@ -137,7 +137,7 @@ def parse_jitter(text: str) -> tuple[float, float, float, float]:
             f"--color_jitter {text}: give one number for brightness, contrast and saturation, or "
             "three, or four with hue, which is at most 0.5"
         )
-    return tuple(values)
+    return values[0], values[1], values[2], values[3]
 
 
 def _options(text: str, parts: list[str], values: dict[str, float]) -> dict[str, float]:
@@ -161,7 +161,8 @@ def _imagenet(choices: tuple[Choice, ...], largest: int) -> OneOfPairs:
     for line in IMAGENET.strip().splitlines():
         words = line.split()
         numbered = (words[:3], words[3:])
-        pairs.append(tuple(Step(known[a], float(p), int(m) / largest) for a, p, m in numbered))
+        first, second = (Step(known[a], float(p), int(m) / largest) for a, p, m in numbered)
+        pairs.append((first, second))
     return OneOfPairs(tuple(pairs))
 
 

@@ -46,8 +46,8 @@ class ResizedCrop:
 
     def draw(self, n: int, generator: np.random.Generator) -> ResizedCropPlan:
         """A plan for n samples; uses the same number of random numbers for every sample."""
-        *choices, flip = generator.random((5, n))
-        return ResizedCropPlan(*choices, (flip < self.flip).astype(np.int64))
+        ratio, area, top, left, flip = generator.random((5, n))
+        return ResizedCropPlan(ratio, area, top, left, (flip < self.flip).astype(np.int64))
 
     def apply(self, pictures, plan: ResizedCropPlan, index: np.ndarray) -> np.ndarray:
         """The pictures `index` (n,), cropped, resized and mirrored according to `plan`.

@@ -1,7 +1,7 @@
 """The report of a check: lines for people, and a JSON file."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from utils.files import reason, replace_file
@@ -33,7 +33,7 @@ class Report:
         self.findings.append({"name": name, "verdict": verdict, "text": text})
         self.say(f"{verdict.upper() if verdict == FAILS else verdict:<11} {name}: {text}")
 
-    def table(self, rows: list[tuple[str, ...]]) -> None:
+    def table(self, rows: Sequence[tuple[str, ...]]) -> None:
         """Says the rows, the first of which has the headings, with aligned columns."""
         self.say("")
         for line in aligned(rows):
@@ -58,7 +58,7 @@ class Report:
         self.say(f"all figures, for whoever helps you: {path}")
 
 
-def aligned(rows: list[tuple[str, ...]]) -> list[str]:
+def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """Lines with aligned columns."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  ".join(cell.ljust(w) for cell, w in zip(r, widths, strict=True)).rstrip()

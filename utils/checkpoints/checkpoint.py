@@ -102,7 +102,7 @@ class Checkpoint:
 
     def copy(self) -> "Checkpoint":
         """Copies the tensors to the CPU, so that training can continue while they are written."""
-        copies = {part: _plain(tensors) for part, tensors in self.tensors().items()}
+        copies: dict = {part: _plain(tensors) for part, tensors in self.tensors().items()}
         return replace(self, **copies)
 
 
@@ -156,7 +156,7 @@ class Checkpoints:
             OSError: on every rank, if writing fails on any; nothing is left behind.
             RuntimeError: another rank has died; the next `save` removes what is left behind.
         """
-        first, step, rows = exchange.rank == 0, checkpoint.step, checkpoint.rows
+        first, step, rows = exchange.rank == 0, checkpoint.step, checkpoint.rows or {}
         names = {
             part: shard_name(part, exchange.rank, exchange.size)
             if part in rows
@@ -343,7 +343,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         state = _state((path / STATE).read_bytes())
         shards = state.pop("shards", {})  # holds for these files, not for later checkpoints
         there = {name.partition(".")[0] for name in names}
-        tensors = {
+        tensors: dict = {
             part: read_part(path, part, names, shards) if part in there else None for part in PARTS
         }
         return Checkpoint(step=_step(path), state=state, **tensors)

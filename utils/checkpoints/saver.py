@@ -17,7 +17,7 @@ from utils.errors import UserError
 from utils.exchange import Exchange
 from utils.files import reason
 from utils.reporting.console import Console
-from utils.reporting.metrics import MetricsLog
+from utils.reporting.metrics import MetricsLog, NoMetrics
 
 
 class Saver:
@@ -34,7 +34,7 @@ class Saver:
     def __init__(
         self,
         store: Checkpoints,
-        metrics: MetricsLog,
+        metrics: MetricsLog | NoMetrics,
         console: Console,
         every_steps: int | None = None,
         every_seconds: float | None = None,
@@ -75,7 +75,7 @@ class Saver:
         if divided or (first and failure is None):
             future = self._thread.submit(self._write, checkpoint.copy(), best_step, failure)
             self._writing, failure = (checkpoint.step, future), None
-        line = failure and self._line(failure, checkpoint.step)
+        line = None if failure is None else self._line(failure, checkpoint.step)
         if final:
             line = next(filter(None, self.exchange.gather_json(self._result() or line)), None)
             if line is not None:

@@ -1,7 +1,7 @@
 """Makes the next batch while the GPU trains on the current one."""
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from itertools import chain
 
 import torch
@@ -9,7 +9,7 @@ import torch
 from utils.data.batch import Batch
 
 
-def one_ahead(makers: Iterable[Callable[[], Batch]], device: torch.device) -> Iterator[Batch]:
+def one_ahead(makers: Iterable[Callable[[], Batch]], device: torch.device) -> Generator[Batch]:
     """Makes each batch on a side stream while the previous one is in use."""
     side = side_stream(device)
     side.wait_stream(torch.cuda.current_stream(device))  # the resident images were copied there

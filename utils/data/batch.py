@@ -1,7 +1,7 @@
 """What a loader hands out."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -15,7 +15,7 @@ class Batch(NamedTuple):
     targets: Tensor  # (n,) int64
     step_samples: int  # samples in the whole optimizer step, of all ranks
     ends_step: bool  # the last micro-batch of that step in this process
-    mix_plan: object | None = None  # from `Draws.plan`; None: it is not mixed
+    mix_plan: Any = None  # from `Draws.plan`; None: it is not mixed
     # Inputs and targets of samples outside this step, for mixing that learns: in the last
     # micro-batch of a step, or in every one (see `Draws`).
     clean: tuple[Tensor | tuple, Tensor] | None = None

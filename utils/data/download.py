@@ -8,6 +8,7 @@ import fcntl
 import functools
 import hashlib
 import http.client
+import io
 import os
 import sys
 import urllib.error
@@ -24,7 +25,7 @@ from utils.files import sync_folder
 TIMEOUT_S = 30  # without a single byte
 _BLOCK = 1 << 18
 # Number of hexadecimal digits of a checksum -> its name and what computes it.
-_ALGORITHMS = {
+_ALGORITHMS: dict[int, tuple] = {
     32: ("MD5", functools.partial(hashlib.md5, usedforsecurity=False)),
     64: ("SHA-256", hashlib.sha256),
 }
@@ -77,7 +78,7 @@ def download(url: str, path: str | Path, checksum: str, *, hint: str) -> None:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[BinaryIO]:
+def _locked(path: Path) -> Iterator[io.BufferedRandom]:
     """The file at `path`, made if need be, open for reading and appending, and ours alone."""
     while True:
         with open(path, "a+b") as file:

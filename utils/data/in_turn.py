@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, closing
 from typing import Any
 
@@ -31,7 +31,7 @@ class InTurn:
     def largest(self) -> int:
         return max(loader.largest() for loader in self.loaders)
 
-    def epoch(self, epoch: int = 0, start_step: int = 0) -> Iterator[Batch]:
+    def epoch(self, epoch: int = 0, start_step: int = 0) -> Generator[Batch]:
         """The last micro-batch of a step is that of the last worker."""
         with ExitStack() as stack:
             streams = [

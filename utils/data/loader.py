@@ -87,7 +87,7 @@ class Loader(Steps, ABC):
             order = self.hold_out.replace(order, epoch, generator)
         return repeated(order[: self.samples], self.repeats, self.step_size)
 
-    def epoch(self, epoch: int = 0, start_step: int = 0) -> Iterator[Batch]:
+    def epoch(self, epoch: int = 0, start_step: int = 0) -> Generator[Batch]:
         """The micro-batches of one epoch, from optimizer step `start_step` (of the epoch) on."""
         makers = self._makers(epoch, start_step)
         if self.device.type == "cuda":

@@ -16,8 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from multiprocessing import connection as connections
 from multiprocessing.util import Finalize
-
-import numpy as np
+from typing import Any
 
 from utils.data.shared_ring import Ring
 from utils.data.worker_handle import Job, Worker, end_all, exception
@@ -71,12 +70,12 @@ class WorkerPool:
         """For batches of another size, before the first one is read."""
         self.slot_bytes = slot_bytes
 
-    def numbered(self, reader: Reader) -> Reader:
+    def numbered(self, reader: Any) -> Any:
         """The reader with a number of its own, for `batches`."""
         self._readers += 1
         return dataclasses.replace(reader, number=self._readers)
 
-    def reader(self, images: np.ndarray, augment) -> Reader:
+    def reader(self, images: Any, augment) -> Reader:
         """For `batches`. `images` is a map (see `is_map`); `augment` as in loader.py, or None."""
         assert is_map(images)
         file = str(images.filename)
@@ -206,6 +205,7 @@ class WorkerPool:
         if timeout == 0 and not any(worker.jobs for worker in self._members):
             return
         members = {worker.connection: worker for worker in self._members}
+        connection: Any
         for connection in connections.wait(members, timeout):
             worker = members[connection]
             try:

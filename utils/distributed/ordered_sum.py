@@ -109,7 +109,7 @@ def _add_along_chain(
 
     def add(number: int | None) -> None:
         for row in rows if number is not None else ():
-            total[chunks[number]] += row[chunks[number]]
+            total[chunks[number]] += row[chunks[number]]  # type: ignore[index]  # not None
 
     carry_out(
         [

@@ -41,7 +41,7 @@ def sync_batch_norms(model: nn.Module, exchange: Exchange) -> None:
     if exchange.size == 1:
         return
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
-    classes = [_class_over_ranks(type(norm)) for norm in norms]
+    classes = [_class_over_ranks(type(norm)) for norm in norms]  # type: ignore[arg-type]  # hashable
     for norm, over_ranks in zip(norms, classes, strict=True):
         norm.__class__, norm.exchange = over_ranks, exchange
 

@@ -92,7 +92,7 @@ class CudaRecorder:
                 elif thread is own or type(thread) is not threading.Thread:
                     places.append(f"{Path(filename).name}:{lineno}")
 
-            warnings.showwarning = note
+            warnings.showwarning = note  # type: ignore[assignment]  # `rest` are the last two
             warnings.filterwarnings("always", message=WAIT)
             warnings.filterwarnings("ignore", message="Synchronization debug mode")
             torch.cuda.set_sync_debug_mode("warn")

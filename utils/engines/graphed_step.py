@@ -111,7 +111,8 @@ class GraphedStep:
         """Replays the whole step if there is a graph for it."""
         found = self._graph_for(batch)
         if found is not None:
-            self._replay(*found, batch)
+            static, replay = found
+            self._replay(static, replay, batch)
             return
         with self._ordinary():
             self.train_step.forward_backward(self.loader.made(batch))
@@ -151,7 +152,7 @@ class GraphedStep:
         key = None
         if len(batch.targets) == whole and batch.clean is None:
             key = _signature(batch), self._counting.step_kind if self._counting else ()
-        if self._launches is not None and not self._is_launch_bound(key):
+        if self._launches is not None and not self._is_launch_bound(self._launches, key):
             return None
         if key is None:
             return None
@@ -165,13 +166,12 @@ class GraphedStep:
             self._capture(batch, key)
         return self._graphs.get(key)
 
-    def _is_launch_bound(self, key: tuple | None) -> bool:
+    def _is_launch_bound(self, launches: LaunchBound, key: tuple | None) -> bool:
         """Whether steps are known to be launch-bound; until then the next step may be timed.
 
         Args:
             key: the signature of its batch; None if the batch is smaller than the others.
         """
-        launches = self._launches
         verdict = launches.verdict()
         if verdict is None:
             self._timed[key] += 1

@@ -10,7 +10,7 @@ which round less often.
 """
 
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,8 @@ class Statistics(NamedTuple):
 
     mean: Tensor
     inverse_std: Tensor  # 1 / sqrt(variance + eps); for running statistics the variance itself
-    count: Tensor | None = None  # (): values per channel over all ranks; None: this rank alone
+    # (): values per channel over all ranks; None: this rank alone
+    count: Tensor | None = None  # type: ignore[assignment]  # not tuple's method `count`
 
 
 def uses_batch_statistics(norm: nn.Module) -> bool:
@@ -183,12 +184,13 @@ class BatchNormOutput(NamedTuple):
         """Computes it into `out`, which has c's shape, dtype and strides."""
         if not out.numel():  # PyTorch's kernel for GPUs refuses an empty batch
             return out
-        nested = isinstance(self.residual, BatchNormOutput)
-        residual = self.residual.c if nested else self.residual
+        residual: Any = self.residual
+        residual_affine: tuple = ()
+        if isinstance(residual, BatchNormOutput):
+            residual, residual_affine = residual.c, (residual.scale, residual.shift)
         kernel = kernels.images(self.c, *([] if residual is None else [residual]))
         if kernel is not None:
             args = self.c, self.scale, self.shift, True, self.path_mask, self.keep_rate, residual
-            residual_affine = (self.residual.scale, self.residual.shift) if nested else ()
             return kernel.affine(*args, *residual_affine, out=out)
         return torch.clamp_min(
             self._before_relu(None if prefers_out_of_place(out) else out), 0, out=out

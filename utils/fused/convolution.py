@@ -65,8 +65,9 @@ class Chain:
         """The autograd node that can recompute x, if x is the previous block's output or an alias
         of it (hooks may make one); else None."""
         y = self.output
-        same = y is not None and x.dtype == y.dtype and x.shape == y.shape
-        if same and x.data_ptr() == y.data_ptr() and x._version == self.version:
+        if y is None or x.dtype != y.dtype or x.shape != y.shape:
+            return None
+        if x.data_ptr() == y.data_ptr() and x._version == self.version:
             return y.grad_fn
         return None
 
@@ -258,8 +259,9 @@ class _Block(torch.autograd.Function):
         ):
             """Gradient of a, the convolution's input, plus `add_to`."""
             needed = needs_a, *needs[4 * index : 4 * index + 2]
+            weight, bias, *_ = saved.tensors(index)
             grad_a, *of_conv = _convolution_backward(
-                units[index].conv, grad_c, a, *saved.tensors(index)[:2], needed, add_to
+                units[index].conv, grad_c, a, weight, bias, needed, add_to
             )
             for number, value in enumerate(of_conv, 4 * index):
                 grads[number] = None if value is None else value.to(ctx.dtypes[number])
@@ -270,7 +272,8 @@ class _Block(torch.autograd.Function):
         # A recomputed y is not needed once its sign has been read, so it may be overwritten.
         overwrite_y = plan.recompute and not out_of_place
         relu_grad = y if overwrite_y else ctx.scratch.like(y, "last")  # of the last ReLU's input
-        grad_out, relu = grad, ReluBackward(y, relu_grad, only_norm=False)
+        grad_out: Tensor = grad
+        relu: ReluBackward | None = ReluBackward(y, relu_grad, only_norm=False)
         if saved.path_mask is not None:
             masked = relu_backward(grad, y, relu_grad) * saved.path_mask
             grad_out, relu = masked.div_(plan.keep_rate), None
@@ -325,7 +328,8 @@ class _Saved:
         return self.rest[first : first + 4]
 
     def norm_output(self, index: int) -> BatchNormOutput:
-        return BatchNormOutput(self.c[index], *self.norm_values(index)[3:])
+        scale, shift = self.norm_values(index)[3:]
+        return BatchNormOutput(self.c[index], scale, shift)
 
     def relu(self, index: int, scratch: Scratch) -> Tensor:
         """relu(bn(c)) of a unit within the branch."""
@@ -341,8 +345,8 @@ def _output(
     residual = x if plan.adds_input else None
     if len(c) > plan.depth:
         residual = BatchNormOutput(c[-1], *norm_values[-1][-2:])
-    last = plan.depth - 1
-    return BatchNormOutput(c[last], *norm_values[last][-2:], path_mask, plan.keep_rate, residual)
+    last, (scale, shift) = plan.depth - 1, norm_values[plan.depth - 1][-2:]
+    return BatchNormOutput(c[last], scale, shift, path_mask, plan.keep_rate, residual)
 
 
 def _block_output(ctx) -> Tensor:

@@ -102,7 +102,7 @@ def norm_backward(
     layer: LayerNormParameters,
     needed: tuple[bool, bool, bool],
     residual: Tensor | None = None,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple:
     """Gradients of z, weight and bias, None where not needed, from the gradient of norm(z).
     `residual` is added to the gradient of z."""
     kernel = kernels.layers(grad, z, *([] if residual is None else [residual]))

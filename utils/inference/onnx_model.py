@@ -50,7 +50,10 @@ class OnnxModel(nn.Module):
     @torch.inference_mode()
     def forward(self, inputs: Tensor | PackedTokens) -> Tensor:
         """(n, channels, height, width) float32, or texts -> logits (n, classes) float32."""
-        tensor = inputs.padded(self.samples.pad) if isinstance(inputs, PackedTokens) else inputs
+        tensor: Tensor = inputs
+        if isinstance(inputs, PackedTokens):
+            assert isinstance(self.samples, TextSamples)
+            tensor = inputs.padded(self.samples.pad)
         logits = torch.from_numpy(self.session.run(tensor.contiguous().numpy()))
         if not self.compared:
             self._compare(logits.softmax(1).numpy(), self.model(inputs).softmax(1).numpy())

@@ -1,6 +1,7 @@
 """What a trained model is used for: predictions for new files, and export."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from utils.checkpoints.checkpoint import Checkpoint
@@ -105,7 +106,7 @@ def predict_pictures(run: Run, model, card: ModelCard, output: Path) -> int | No
         say=run.console.say,
         interrupted=run.interrupted,
     )
-    return predictions and predictions.pictures
+    return None if predictions is None else predictions.pictures
 
 
 def predict_rows(run: Run, model, card: TextCard, output: Path) -> int | None:
@@ -128,4 +129,4 @@ def predict_rows(run: Run, model, card: TextCard, output: Path) -> int | None:
 
 
 # By the kinds of task in utils/tasks/kinds.py.
-PREDICT = {"pictures": predict_pictures, "texts": predict_rows}
+PREDICT: dict[str, Callable] = {"pictures": predict_pictures, "texts": predict_rows}

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any, cast
 
 from utils.launch.environment import LAUNCH_FOLDER, previous_exit_code
 from utils.launch.signals import stopping_signals
@@ -69,9 +70,9 @@ def run_agent(arguments: list[str], restarts: int, remote: tuple[str, int] | Non
     except RendezvousTimeoutError:
         say(f"the other nodes have not joined within JOIN_TIMEOUT; {go_on}")
     except Exception as error:
-        stopped = _signal_behind(error)
-        if stopped is not None:
-            return 128 + stopped.sigval
+        signalled = _signal_behind(error)
+        if signalled is not None:
+            return 128 + signalled.sigval
         if not isinstance(error, (RendezvousError, DistError)):
             raise
         say(f"the rendezvous does not answer: its node is gone, or cannot be reached; {go_on}")
@@ -156,7 +157,7 @@ class _Events(logging.Handler):
         self.killed: set[int] = set()  # process ids
 
     def emit(self, record: logging.LogRecord) -> None:
-        text, arguments = str(record.msg), record.args
+        text, arguments = str(record.msg), cast(tuple[Any, ...], record.args)
         if "death signal" in text:
             self.may_save = True
         elif "Starting worker group" in text:

@@ -29,7 +29,8 @@ def launched() -> LaunchedAs | None:
     if any(name not in os.environ for name in names):
         place = read_launch(os.environ)
         return place if place and place.world_size > 1 else None
-    return LaunchedAs(*(int(os.environ[name]) for name in names))
+    rank, size, local_rank, local_size, restarts = (int(os.environ[name]) for name in names)
+    return LaunchedAs(rank, size, local_rank, local_size, restarts)
 
 
 def set_environment(place: LaunchedAs) -> None:
@@ -37,16 +38,17 @@ def set_environment(place: LaunchedAs) -> None:
     and the network interface, which torchrun does not choose; to be called before PyTorch is
     imported."""
     if place.by == TORCHRUN:
-        if place.world_size > place.local_world_size and "MASTER_ADDR" in os.environ:
+        if place.world_size != place.local_world_size and "MASTER_ADDR" in os.environ:
             address = local_address(os.environ["MASTER_ADDR"], 0)
             if not is_loopback(address):  # node 0 may have been given localhost
                 choose_interface(address)
         return
-    own = {"RANK": place.rank, "WORLD_SIZE": place.world_size, "LOCAL_RANK": place.local_rank}
+    own: dict = {"RANK": place.rank, "WORLD_SIZE": place.world_size, "LOCAL_RANK": place.local_rank}
     own |= {"MASTER_ADDR": place.address, "MASTER_PORT": place.port}
     os.environ.update({name: str(value) for name, value in own.items() if value is not None})
     # Each of PyTorch's C++ warnings about a closed connection fills a screen.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    assert place.address is not None and place.port is not None
     choose_interface(local_address(place.address, place.port))
 
 

@@ -133,7 +133,7 @@ def run_nodes(hosts: list[Host], commands: list[list[str]], go_on: str) -> int:
     for signum in stopping_signals():
         signal.signal(signum, lambda signum, frame: events.put((None, signum)))
     # A session of its own: Ctrl-C does not reach ssh, which would cut the connection.
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    pipes: dict = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     nodes = [subprocess.Popen(c, start_new_session=True, **pipes) for c in commands]
     for number, node in enumerate(nodes):
         name = f"{hosts[number].name}: " if number else ""
@@ -177,6 +177,7 @@ def _why(name: str, code: int, go_on: str) -> str:
 
 def _send(signum: int, nodes: list[subprocess.Popen]) -> None:
     for node in nodes:
+        assert node.stdin is not None
         with contextlib.suppress(OSError):  # it has just ended
             node.stdin.write(b"%d\n" % signum)
             node.stdin.flush()
@@ -212,11 +213,14 @@ def follow_stdin() -> None:
     os.dup2(nothing, 0)
     os.close(nothing)
 
+    main = threading.main_thread().ident
+    assert main is not None
+
     def follow() -> None:
         text = b"0"
         while text:
             text = os.read(source, 100)
             for signum in text.split() if text else [signal.SIGTERM]:
-                signal.pthread_kill(threading.main_thread().ident, int(signum))
+                signal.pthread_kill(main, int(signum))
 
     threading.Thread(target=follow, daemon=True).start()

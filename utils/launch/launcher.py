@@ -305,7 +305,7 @@ def _load(script: Path):
     sys.path.insert(0, str(script.parent))
     sys.argv[0] = str(script)  # --help names it
     spec = importlib.util.spec_from_file_location("launched_entry", script)
-    if spec is None:
+    if spec is None or spec.loader is None:
         raise UserError(f"{script}: not a Python script")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look there

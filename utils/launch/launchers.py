@@ -154,8 +154,7 @@ def _by_hand(environ: Mapping[str, str], found: tuple | None) -> tuple | None:
                 "and WORLD_SIZE"
             )
     if rank is not None and size is not None:
-        agrees = found is not None and found[:2] == (rank, size)
-        others = found[2:4] if agrees else (None, None)
+        others = found[2:4] if found and found[:2] == (rank, size) else (None, None)
         both = (local_rank, local_size)
         local = [other if mine is None else mine for mine, other in zip(both, others, strict=True)]
         return rank, size, *local, f"RANK={rank} and WORLD_SIZE={size}"

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from utils.errors import UserError
 from utils.plural import counted
@@ -166,7 +167,7 @@ def _from_slurm(environ: Mapping[str, str]) -> dict[str, str]:
         return found
     # The user says where the nodes meet, and may have started them otherwise than by srun.
     meet_elsewhere = {"NNODES", "RDZV_ENDPOINT"} <= {*environ}
-    job = _number(environ, "SLURM_JOB_ID", None, low=0)
+    job = _number(environ, "SLURM_JOB_ID", 0, low=0)
     step = _number(environ, "SLURM_STEP_ID", None, low=0)
     if step is None and meet_elsewhere:
         return found
@@ -198,7 +199,7 @@ def port_of_job(job: int, step: int) -> int:
 
 def first_node(names: str) -> str:
     """The first node of a list in Slurm's notation: "gpu[07-09,12],login1" -> "gpu07"."""
-    first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", names).group()
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", names)[0]  # type: ignore[index]  # it always matches
     return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first)
 
 
@@ -224,7 +225,10 @@ def _endpoint(environ: Mapping[str, str], nodes: int) -> str:
     return text
 
 
-def _number(environ: Mapping[str, str], name: str, default, low: int) -> int | None:
+Default = TypeVar("Default")
+
+
+def _number(environ: Mapping[str, str], name: str, default: Default, low: int) -> int | Default:
     text = environ.get(name)
     if text is None:
         return default

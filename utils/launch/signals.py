@@ -55,9 +55,9 @@ class AgreedSignal:
         """Whether a checkpoint is due on any rank; sets `signum` if the run is to stop.
         Collective."""
         numbers = self.signals.received or 0, int(due)
-        signum, due = self.agree(*numbers) if self.agree else numbers
+        signum, is_due = self.agree(*numbers) if self.agree else numbers
         self.signum = self.signum or signum or None  # the first one stays
-        return bool(due)
+        return bool(is_due)
 
     def arrived(self) -> bool:
         """Whether the run is to stop. Collective."""
@@ -76,7 +76,7 @@ class Signals:
 
     def __init__(self):
         self.received: int | None = None
-        self._deferred = False
+        self._first, self._deferred = 0.0, False
         for signum in stopping_signals():
             signal.signal(signum, self._handle)
         self._unraisable, sys.unraisablehook = sys.unraisablehook, self._raise_again

@@ -215,5 +215,5 @@ class LocalOptimizer(Optimizer):
             # The paper's repository saves only after an averaging.
             self.local_step_cnt = place["local_step_cnt"] or 0
         self.optim.load_state_dict(state)
-        if outer is not None:
+        if outer is not None and self.outer is not None:
             self.outer.load_state_dict(outer)

@@ -165,7 +165,7 @@ class VirtualStep:
 
     def _mixed_losses(self, call: Callable, at: Weights, pairs: Pairs, lam: Tensor) -> Tensor:
         if pairs.plan is None:
-            inputs = (mix_pairs(pairs.own, pairs.other, lam),)
+            inputs: tuple = (mix_pairs(pairs.own, pairs.other, lam),)
         else:
             inputs = (pairs.own, pairs.plan.with_lam(lam))
         logits = call(at, contextlib.nullcontext, *inputs)

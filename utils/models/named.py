@@ -173,6 +173,7 @@ def _find_class(place: str) -> type[nn.Module]:
 def _import_file(path: Path, modified: int, size: int) -> ModuleType:
     """Imports the file unless it was imported as it is (`modified` in ns, `size` in bytes)."""
     spec = importlib.util.spec_from_file_location(f"model_of_{path.stem}", path)
+    assert spec is not None and spec.loader is not None  # the name ends in .py
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     folder = str(path.resolve().parent)

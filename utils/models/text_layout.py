@@ -80,7 +80,7 @@ class Layout(NamedTuple):
 
     def first(self, rows: Tensor) -> Tensor:
         """(rows, width) -> (n, width): each text's first token."""
-        if self.place is not None:
+        if self.place is not None and self.offsets is not None:
             return _Gather.apply(rows, self.offsets[:-1].long(), self.n)
         return rows.view(self.n, self.longest, rows.shape[1])[:, 0]
 

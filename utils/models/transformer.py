@@ -62,8 +62,8 @@ class Attention(nn.Module):
             q, k, v = linear(x, weight, bias).chunk(3, 1)
         rate = self.dropout if self.training else 0.0
         # FlashAttention refuses a batch without texts, which a rank may have.
-        packed = layout.offsets is not None and layout.n > 0 and not rate
-        if packed and varlen_works(q, self.heads):
+        packed = layout.n > 0 and not rate
+        if layout.offsets is not None and packed and varlen_works(q, self.heads):
             q, k, v = (part.unflatten(1, (self.heads, -1)) for part in (q, k, v))
             ends, longest = layout.offsets, layout.longest
             q_ends, q_longest = ends, longest
@@ -126,7 +126,7 @@ def has_flash_attention() -> bool:
 
 # The compiler cannot trace these questions: it is to take the answer as a constant. This is what
 # torch.compiler.assume_constant_result does, which would import the compiler for it, in seconds.
-has_flash_attention._dynamo_marked_constant = True
+has_flash_attention._dynamo_marked_constant = True  # type: ignore[attr-defined]  # a function
 
 
 class EncoderLayer(nn.Module):

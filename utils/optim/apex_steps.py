@@ -31,7 +31,7 @@ def missing() -> str:
         return {
             "apex": "Apex is not installed",
             "amp_C": "Apex is installed without its CUDA extension",
-        }.get(error.name, f"the apex that is installed has no {error.name}")
+        }.get(error.name or "", f"the apex that is installed has no {error.name}")
     except Exception as error:  # an extension for another PyTorch may raise anything
         return f"Apex cannot be loaded ({' '.join(str(error).split())[:200]})"
     return ""
@@ -94,7 +94,7 @@ def make_sgd(
     return optimizer
 
 
-MAKE = {"fusedadam": make_adam, "fusedlamb": make_lamb, "fusedsgd": make_sgd}
+MAKE: dict = {"fusedadam": make_adam, "fusedlamb": make_lamb, "fusedsgd": make_sgd}
 
 
 class _CountsGroups:

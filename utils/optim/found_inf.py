@@ -68,7 +68,7 @@ class HonoursFoundInf:
 
     found_inf: Tensor | None = None
 
-    def __getstate__(self) -> dict:
+    def __getstate__(self):
         self._late.settle()
         return super().__getstate__()
 
@@ -91,13 +91,13 @@ class HonoursFoundInf:
             return super().step(closure)
         if is_on_host(self.found_inf):
             return None if self.found_inf else super().step(closure)
-        return self._step_by_selection(closure)
+        return self._step_by_selection(self.found_inf, closure)
 
-    def _step_by_selection(self, closure=None):
-        before = _Before(self, self.found_inf.device)
+    def _step_by_selection(self, found_inf: Tensor, closure):
+        before = _Before(self, found_inf.device)
         loss = super().step(closure)
-        before.select(self.found_inf)
-        self._late.expect(self.found_inf, before.undo_on_host(self.param_groups))
+        before.select(found_inf)
+        self._late.expect(found_inf, before.undo_on_host(self.param_groups))
         return loss
 
 

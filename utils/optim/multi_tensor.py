@@ -56,7 +56,7 @@ class MultiTensor(torch.optim.Optimizer):
                 device = parameters.device
                 if device not in flags:
                     flags[device] = Flags.of(self, device)
-                parameters.step_(flags[device])
+                parameters.step_(flags[device])  # type: ignore[attr-defined]  # see `prepare`
         return loss
 
     def _prepared_of(self, number: int, group: dict) -> list[Parameters]:

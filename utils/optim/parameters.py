@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -66,7 +67,7 @@ class Parameters:
     def gradients(self) -> list[Tensor]:
         return [parameter.grad for parameter in self.parameters]
 
-    def make_dense(self, gradients: list[Tensor]) -> list[Tensor]:
+    def make_dense(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """The gradients in the memory layout of `dense`, for the fused kernels. Also copies
         parameters in `views` into `dense`."""
         gradients = list(gradients)

@@ -194,7 +194,7 @@ def build_schedule(
         if milestones is None
         else [epoch * steps_per_epoch for epoch in milestones]
     )
-    values = {
+    values: dict = {
         "name": name,
         "total_steps": total_steps,
         "warmup_steps": warmup_steps,

@@ -85,7 +85,8 @@ def summary_lines(matrix: np.ndarray, classes: list[str], count: int = 5) -> lis
 def _per_class(matrix: np.ndarray, classes: list[str]) -> list[list]:
     scores = class_scores(matrix)
     wrong = matrix - np.diag(matrix.diagonal())
-    rows = [["class", "samples", "recall", "precision", "f1", "most often taken for", "times"]]
+    names = ["class", "samples", "recall", "precision", "f1", "most often taken for", "times"]
+    rows: list[list] = [names]
     for i, name in enumerate(classes):
         other = int(wrong[i].argmax())
         times = int(wrong[i, other])

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import TextIO
 
 # Without a terminal, the shortest interval between progress lines, in seconds.
 PLAIN_LINE_SECONDS = 10.0
@@ -22,7 +23,7 @@ class Console:
 
     def __init__(self, silent: bool = False):
         self.silent = silent
-        self._log = None
+        self._log: TextIO | None = None
         self._early: list[str] = []  # lines for the log before it is open
         self._bar = None  # a tqdm bar
         self._last_plain = -math.inf

@@ -99,7 +99,7 @@ def _draw_figure(axis, records: list[dict], key: str, best: float | None) -> Non
         if len(y) == 1:  # the test set at the end: a point that must be seen
             style = {"marker": "o", "ms": 7, "ls": "none", "clip_on": False, "zorder": 4}
         axis.plot(x, y, color=COLOURS[split], label=label, lw=1.5, **style)
-        if split == "val" and best in x:
+        if split == "val" and best is not None and best in x:
             axis.plot(
                 best, y[x.index(best)], "*", color=COLOURS[split], mec="black", mew=0.6, ms=11,
                 ls="none", label=f"best epoch {epoch_text(best)}", zorder=3,

@@ -124,6 +124,7 @@ def _description(steps: LocalSteps, processes: int) -> str:
 def forecast(trainer: Trainer) -> Iterator[str]:
     """Lines for --dry_run: averagings and bytes of the whole run."""
     steps, schedule = trainer.train_step, trainer.train_step.schedule
+    assert isinstance(steps, LocalSteps)
     rule = steps.rule
     peak = steps.optimizer.param_groups[0]
     peak = peak["base_lr"] / peak.get("lr_scale", 1.0)

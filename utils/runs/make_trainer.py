@@ -34,8 +34,11 @@ from utils.training.evaluation import Evaluation
 from utils.training.flops import peak_of
 from utils.training.guard import Guard
 from utils.training.hardware import Hardware
+from utils.training.loader import TrainingLoader
+from utils.training.local_steps import LocalSteps
 from utils.training.log import TrainingLog
 from utils.training.progress import Progress
+from utils.training.stepper import Stepper
 from utils.training.times import Clock
 from utils.training.train_step import TrainStep
 from utils.training.trainer import Trainer, TrainingPlan
@@ -91,7 +94,9 @@ def build_trainer(
     lr = learning_rate(run, loader.step_size)
     schedule = schedule_of(run, lr, schedule_steps, loader.steps_per_epoch, checkpoint)
     make_step = _step_maker(run, ready, task, checkpoint, schedule, lr, engine)
-    train_loader = loader
+    train_step: TrainStep | LocalSteps
+    train_loader: TrainingLoader = loader
+    stepper: Stepper
     if settings.trains_locally:
         rule = rule_of(run, schedule, lr, total_steps, loader.steps_per_epoch)
         train_step, train_loader = build_local_steps(run, ready, loader, rule, make_step)
@@ -158,7 +163,7 @@ def _hardware(run: Run, ready: ReadyModel, clock: Clock) -> Hardware:
     properties = torch.cuda.get_device_properties(run.device)
     gpu = open_gpu(str(properties.uuid))
     return Hardware(
-        gpu and gpu.read,
+        None if gpu is None else gpu.read,
         gpus=clock.gpus,
         gpu_seconds=lambda: clock.gpu_seconds,
         flops=ready.flops,

@@ -50,7 +50,7 @@ def _trackers(run: Run, step: int) -> list:
     settings, folder = run.settings, run.folder
     # The records of `step` itself are logged again (see MetricsLog.cut).
     purge_step = step or None
-    trackers = [TensorBoard(folder.tensorboard, purge_step=purge_step, warn=run.console.say)]
+    trackers: list = [TensorBoard(folder.tensorboard, purge_step=purge_step, warn=run.console.say)]
     mode = wandb_mode(settings.wandb, run.console.say)
     if mode != "disabled":
         tags = [tag.strip() for tag in (settings.wandb_tags or "").split(",") if tag.strip()]
@@ -62,7 +62,7 @@ def _trackers(run: Run, step: int) -> list:
                 name=folder.path.name,
                 tags=tags,
                 folder=folder.path,
-                settings=vars(settings),
+                settings=dict(vars(settings)),
                 warn=run.console.say,
             )
         )

@@ -136,8 +136,9 @@ class Run:
         """A second exchange with the same processes, for a background thread."""
         if self.exchange.size == 1:
             return self.exchange
-        from utils.distributed.group import another
+        from utils.distributed.group import ProcessExchange, another
 
+        assert isinstance(self.exchange, ProcessExchange)
         return another(self.exchange, 60 * self.settings.dist_timeout)
 
     @property
@@ -244,7 +245,7 @@ class Run:
         if source is None:
             return None
         store = Checkpoints(source / "checkpoints", warn=self.console.say)
-        path = Path(settings.resume)
+        path = Path(str(settings.resume))
         if path.parent.name == "checkpoints":
             newest = store.path(max(store.steps(), default=0))
             if (

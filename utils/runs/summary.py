@@ -12,6 +12,7 @@ from utils.reporting.mixup import draw_mean_lambda
 from utils.reporting.plots import draw_curves
 from utils.runs.run import Run
 from utils.training.evaluation import Evaluation
+from utils.training.local_steps import LocalSteps
 from utils.training.memory import peak_memory
 from utils.training.trainer import Trainer
 
@@ -68,7 +69,7 @@ def write_report(
         "seed": settings.seed,
     } | trainer.log.hardware.summary(speed)
     summary |= further
-    if settings.trains_locally:
+    if isinstance(trainer.train_step, LocalSteps):
         summary |= {
             "local_workers": run.workers.size,
             "sync_rule": settings.sync_rule,
@@ -88,7 +89,7 @@ def write_report(
     # Last: a run whose summary says finished or stopped_early counts as complete.
     text = to_json(summary, indent=2) + "\n"
     meta = trainer.train_step.meta
-    mean_lambda = meta and meta.mean_lambda()
+    mean_lambda = None if meta is None else meta.mean_lambda()
     writers = [lambda: draw_curves(trainer.log.metrics.read(), run.folder.curves, title)]
     if mean_lambda is not None:
         writers += [lambda: draw_mean_lambda(mean_lambda.numpy(), classes, run.folder.policy)]

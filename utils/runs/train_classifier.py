@@ -19,6 +19,7 @@ from utils.runs.run import Run
 from utils.runs.summary import report_classes, write_report
 from utils.tasks.task import Task
 from utils.training.evaluation import Evaluation, evaluate
+from utils.training.local_steps import LocalSteps
 from utils.training.trainer import Trainer
 
 # --profile: steps to skip, to warm up, and to record.
@@ -80,7 +81,7 @@ def run_training(run: Run, trainer: Trainer, ready: ReadyModel, task: Task) -> N
         report("interrupted")
         raise
 
-    if settings.trains_locally:
+    if isinstance(trainer.train_step, LocalSteps):
         console.say(trainer.train_step.summary())
 
     def measure_test_set(weights=contextlib.nullcontext, classes: int | None = None) -> Evaluation:

@@ -140,7 +140,7 @@ GIVES_WAY = ("amp", "model_ema", "ra_sampler")
 # --alpha 0.2, and --mixup 0 for --mixup none.
 NUMBER_FOR = {"mixup": ("fixed", "alpha", "none")}
 # Other spellings of a value.
-VALUE_ALIASES = {
+VALUE_ALIASES: dict[str, dict] = {
     "clip": {"none": 0.0},  # also where an optimizer limits the norm by default
     "compile": {"inductor": True},  # timm's --torchcompile takes the name of a backend
     "dataset": {  # torchtext's names

@@ -26,7 +26,7 @@ def read_command_line(
     description: str,
     say: Callable,
     program: str = "%(prog)s",
-) -> tuple[dict[str, object], set[str], dict[str, str]]:
+) -> tuple[dict, set[str], dict[str, str]]:
     """({setting: converted value}, the flags of `short_for` that are given, {flag of `parts_of`:
     its value}). With --help prints it and exits.
 
@@ -53,7 +53,7 @@ def read_command_line(
         for flag, (name, value) in short_for(known).items():
             if name == field.name:
                 text = f"Short for --{name} {value} (default: off)"
-                common = {"dest": flag, "action": "store_true", "default": argparse.SUPPRESS}
+                common: dict = {"dest": flag, "action": "store_true", "default": argparse.SUPPRESS}
                 groups[heading].add_argument(f"--{flag}", help=text, **common)
                 if "_" in flag:
                     groups[heading].add_argument(
@@ -121,8 +121,8 @@ def _add_flag(group, field: dataclasses.Field) -> None:
             help=argparse.SUPPRESS,
         )
     group.add_argument(f"--{name}", help=_help(field), **common)
-    others = {_flag(n) for n in names} | {_hyphens(_flag(n)) for n in names}
-    if others := sorted(others - {f"--{name}"}):  # the end of --help lists the aliases
+    flags = {_flag(n) for n in names} | {_hyphens(_flag(n)) for n in names}
+    if others := sorted(flags - {f"--{name}"}):  # the end of --help lists the aliases
         group.add_argument(*others, **common | {"help": argparse.SUPPRESS})
 
 

@@ -14,6 +14,7 @@ import difflib
 import socket
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -62,6 +63,10 @@ class Config:
     """Base of an entry's settings: a dataclass whose fields are all made by `setting`."""
 
     task = ""  # what is trained on, see utils/tasks/kinds.py
+
+    if TYPE_CHECKING:  # each group of settings is checked against those of the others
+
+        def __getattr__(self, name: str) -> Any: ...
 
     @classmethod
     def implied(cls, given: Mapping, say: Callable) -> dict:

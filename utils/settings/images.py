@@ -214,7 +214,7 @@ class PictureSettings(Config):
         yield from super().ineffective()
         if self.dataset not in OWN_PICTURES:
             reason = f"it is for your own pictures, and those of --dataset {self.dataset} are not"
-            names = ("test_fraction", "val_is_validation", "decode", "loader")
+            names: tuple[str, ...] = ("test_fraction", "val_is_validation", "decode", "loader")
             names += () if self.predict else ("on_bad",)
             yield from ((name, reason, "dataset") for name in names)
             if self.image_size is None:
@@ -302,7 +302,9 @@ class PictureSettings(Config):
         """Side of the central square that is evaluated, as a fraction of the shorter side."""
         if self.val_resize is None:
             return self.crop_ratio
-        return (self.eval_size or self.image_size) / self.val_resize
+        size = self.eval_size or self.image_size
+        assert size is not None, "`validate` asks for one of them"
+        return size / self.val_resize
 
     def _check_decoding(self):
         """What needs the pictures as they are in their files: these are decoded while training."""

@@ -77,7 +77,7 @@ class RateSettings(Config):
 
 
 @dataclass
-class OptimizationSettings(*OWN_FLAGS, RateSettings):
+class OptimizationSettings(*OWN_FLAGS, RateSettings):  # type: ignore[misc]  # bases from a table
     lookahead_k: int | None = setting(
         None,
         "Lookahead around the optimizer: steps between two updates of its slow weights; 5 is usual",
@@ -275,7 +275,7 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):
         if self.clip is None:
             self.clip = entry.clip
         if self.lr_base_size is None:
-            self.refuse_low_peak(self.lr, f"--lr {self.lr}")
+            self.refuse_low_peak(self.lr, f"--lr {self.lr}")  # type: ignore[arg-type]  # set above
         flag = "epochs_for_sched" if self.epochs_for_sched else "epochs"
         by_epochs = self.warms_up and self.warmup_steps is None and self.warmup_ratio is None
         if by_epochs and self.warmup_epochs > getattr(self, flag):

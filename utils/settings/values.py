@@ -124,7 +124,7 @@ def is_switch(meta) -> bool:
     return {"on", "off"} <= set(choices_of(meta))
 
 
-def type_of(field: dataclasses.Field) -> tuple[type, bool]:
+def type_of(field: dataclasses.Field) -> tuple[typing.Any, bool]:
     """(int, float, bool or str; whether None is allowed)"""
     if isinstance(field.type, types.UnionType):
         kinds = [kind for kind in typing.get_args(field.type) if kind is not type(None)]
@@ -178,7 +178,7 @@ def parts_of(known) -> dict[str, tuple[str, int]]:
 
 
 def with_parts(
-    known, values: dict, parts: dict[str, object], where: str, beside: Mapping = NOTHING
+    known, values: dict, parts: Mapping[str, object], where: str, beside: Mapping = NOTHING
 ) -> dict:
     """`values` with the settings of which PART_OF's flags give single numbers; the others are those
     of `beside`, or of the default. Raises UserError if the setting is given as well."""

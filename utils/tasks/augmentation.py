@@ -1,6 +1,7 @@
 """The augmentation of training pictures that the settings ask for."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from utils.augment.auto_augment import Operations
 from utils.augment.chain import Chain, Later
@@ -19,9 +20,9 @@ def augmentation(settings: ImageSettings, mean: Sequence[float], train: PictureS
     torchvision: crop, flip, operations on colours and shape, parts that are hidden."""
     height, width, _ = train.shape
     operations, resized = _operations(settings, mean, train), settings.crop == "resized"
-    later, hiding, cutout = [], [], settings.cutout
+    later, hiding, cutout = list[Any](), list[Any](), settings.cutout
+    first: Any = None
     if resized and not train.encoded:
-        first = None
         later.append(DecodedCrop(settings.crop_area, settings.hflip))
     elif resized:
         first = ResizedCrop(settings.crop_area, settings.hflip)
@@ -45,7 +46,7 @@ def _operations(
 ) -> Operations | None:
     """Of --auto_augment and --color_jitter."""
     policy = parse_policy(settings.auto_augment)
-    drawing, fill = [], None
+    drawing, fill = list[Any](), None
     if policy is not None:
         drawing.append(policy.make(*train.shape[:2]))
         fill = [255 * value for value in mean] if policy.mean_fill else None

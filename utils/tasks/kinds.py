@@ -3,7 +3,7 @@
 import os
 import pkgutil
 from collections.abc import Callable, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from utils.errors import UserError
 
@@ -20,7 +20,7 @@ class Kind:
         model_name: for messages.
     """
 
-    card_class: type  # of the card: what a model needs to know of its data
+    card_class: Any  # of the card: what a model needs to know of its data
     # Environment variables to set unless the user has set them.
     environment: ClassVar[Mapping[str, str]] = {}
 

@@ -5,7 +5,7 @@ import math
 import os
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -147,7 +147,7 @@ def load_image_task(
                 settings,
                 height,
                 width,
-                strength=auto and auto.strength,
+                strength=None if auto is None else auto.strength,
                 workers=workers.size,
                 say=console.say,
             ),
@@ -158,8 +158,8 @@ def load_image_task(
         auto=auto,
         # Without the pool: they are read in the middle of a training epoch, for which the pool
         # reads ahead.
-        held_out=auto and loader(train.part(auto.held_out), pool=None),
-        trained=auto and loader(train.part(auto.trained), pool=None),
+        held_out=None if auto is None else loader(train.part(auto.held_out), pool=None),
+        trained=None if auto is None else loader(train.part(auto.trained), pool=None),
         pool=pool,
     )
 
@@ -215,11 +215,9 @@ def _divide(data: ImageData, settings: ImageSettings) -> tuple[PictureSplit, Pic
     return data.train if len(chosen) == len(data.train) else data.train.part(chosen), val
 
 
-def _resized(
-    data: ImageData, val: PictureSplit | None, size: int
-) -> tuple[ImageData, PictureSplit | None]:
-    """`data` with test pictures of another size, and the validation split likewise."""
-    test = data.test.resized(size)
+def _resized(data: ImageData, val: Any, size: int) -> tuple[ImageData, PictureSplit | None]:
+    """`data` with encoded test pictures of another size, and the validation split likewise."""
+    test = data.test.resized(size)  # type: ignore[attr-defined]  # encoded ones have it
     if val is not None:
         val = test if val is data.test else val.resized(size)
     return dataclasses.replace(data, test=test), val

@@ -31,6 +31,7 @@ class TextTask(Task):
     """A data set of texts, with its loaders."""
 
     SKIPPED = "skipped_rows"
+    train: TextLoader
 
     def further_entries(self) -> dict:
         return {"vocabulary": self.data.vocab_size}
@@ -88,7 +89,10 @@ def load_text_task(
         micro_batches=micro_batches,
         batch_tokens=settings.batch_tokens,
         mixing=build_mixing(
-            settings, strength=auto and auto.strength, workers=workers.size, say=console.say
+            settings,
+            strength=None if auto is None else auto.strength,
+            workers=workers.size,
+            say=console.say,
         ),
         hold_out=auto and auto.hold_out,
     )

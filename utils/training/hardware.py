@@ -32,13 +32,13 @@ class Hardware:
         flops: float | None = None,
         peak: float | None = None,
     ):
-        self._read, self._gpus, self._gpu_seconds = read, gpus, gpu_seconds
+        self._gpus, self._gpu_seconds = gpus, gpu_seconds
         self._work = PASSES * flops / (peak * gpus) if flops and peak and gpus else None
         self._since_line, self._in_all = Readings(), Readings()
         self._lock, self._closed = threading.Lock(), threading.Event()
         self._thread = None
         if read is not None:
-            self._thread = threading.Thread(target=self._watch, name="gpu", daemon=True)
+            self._thread = threading.Thread(None, self._watch, "gpu", (read,), daemon=True)
             self._thread.start()
 
     def figures(self, speed: float | None) -> dict[str, float]:
@@ -71,9 +71,9 @@ class Hardware:
             found["gpu_hours"] = round(self._gpu_seconds() / 3600, 4)
         return found
 
-    def _watch(self) -> None:
+    def _watch(self, read: Callable[[], dict[str, float]]) -> None:
         while not self._closed.is_set():
-            reading = self._read()
+            reading = read()
             with self._lock:
                 self._since_line.add(reading)
                 self._in_all.add(reading)

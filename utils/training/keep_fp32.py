@@ -50,7 +50,7 @@ def keep_in_float32(model: nn.Module, names: Sequence[str], device: torch.device
     for name in names:
         module = model.get_submodule(name)
         if not isinstance(module, InFloat32):
-            module.__class__ = _in_float32(type(module), device.type)
+            module.__class__ = _in_float32(type(module), device.type)  # type: ignore[arg-type]  # hashable
 
 
 def refuse_uncalled(model: nn.Module, names: Sequence[str], forward: Callable[[], object]) -> None:

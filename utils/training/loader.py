@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Protocol, runtime_checkable
 
 from utils.data.batch import Batch
@@ -21,7 +21,7 @@ class TrainingLoader(Protocol):
 
     # ---- an epoch -------------------------------------------------------------------------------
 
-    def epoch(self, epoch: int = 0, start_step: int = 0) -> Iterator[Batch]:
+    def epoch(self, epoch: int = 0, start_step: int = 0) -> Generator[Batch]:
         """This rank's micro-batches, on the device, from optimizer step `start_step` of it on."""
 
     @property

@@ -151,7 +151,7 @@ def _rounds(state: dict) -> dict:
 
 def _restore_own(steps: LocalSteps, worker: Worker, checkpoint: Checkpoint) -> None:
     """Restores a worker, whose turn it is, from its own row."""
-    number, step, rows = worker.number, worker.step, checkpoint.workers
+    number, step, rows = worker.number, worker.step, checkpoint.workers or {}
     own = checkpoint.state["workers"][number]
     model = row(rows, MODEL, number)
     steps.strategy.load(model)
@@ -175,7 +175,7 @@ def _restore_equal(steps: LocalSteps, worker: Worker, one: Checkpoint) -> None:
     if saved := state.get("workers"):  # they were other workers
         other = number % len(saved)
         optimizer, scaler = saved[other]["optimizer"], saved[other]["scaler"]
-        moments = row(one.workers, OPTIMIZER, other) | by_element(moments, one.model)
+        moments = row(one.workers or {}, OPTIMIZER, other) | by_element(moments, one.model)
     steps.strategy.load(one.model)
     restore_optimizer(step.optimizer, _names(steps), moments, optimizer)
     if step.average is not None:

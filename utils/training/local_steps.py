@@ -185,7 +185,8 @@ class LocalSteps:
         if not batch.filler:
             self._samples += len(batch.targets)
         self._pending = True
-        self.active.step.forward_backward(batch._replace(step_samples=self._share))
+        mine = batch._replace(step_samples=self._share)  # type: ignore[arg-type]  # a fraction
+        self.active.step.forward_backward(mine)
         if self.rounds.end is None:  # the learning rate of the round's first step is now known
             step = self.progress.step
             self.rounds.length = self.rule.round_length(step, self.learning_rate)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from utils.mixup.auto import Reading
 from utils.plural import counted
 from utils.reporting.console import Console, duration, epoch_text
-from utils.reporting.metrics import MetricsLog
+from utils.reporting.metrics import MetricsLog, NoMetrics
 from utils.training.evaluation import Evaluation
 from utils.training.hardware import Hardware, hardware_text
 from utils.training.progress import LeftOut
@@ -36,7 +36,7 @@ class TrainingLog:
     def __init__(
         self,
         console: Console,
-        metrics: MetricsLog,
+        metrics: MetricsLog | NoMetrics,
         advice: dict[str, str] | None = None,
         hardware: Hardware | None = None,
     ):

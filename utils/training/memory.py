@@ -8,6 +8,7 @@ from utils.errors import UserError
 from utils.machine.cudnn import trial_plans
 from utils.machine.host_memory import peak_rss
 from utils.training.loader import TrainingLoader
+from utils.training.local_steps import LocalSteps
 from utils.training.objective import first_samples
 from utils.training.stepper import Stepper
 from utils.training.train_step import TrainStep
@@ -79,7 +80,7 @@ def largest_batch(attempt: Callable[[int], None], failed: int) -> int:
 def within_memory(
     work: Callable,
     *,
-    train_step: TrainStep,
+    train_step: TrainStep | LocalSteps,
     stepper: Stepper,
     loader: TrainingLoader,
     advice: str | None,

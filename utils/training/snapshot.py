@@ -41,7 +41,7 @@ def snapshot(train_step: TrainStep) -> Checkpoint:
         "scaler": train_step.scaler.state_dict(),
         "random": [states for states, _ in gathered],
     }
-    parts = {
+    parts: dict = {
         "model": strategy.tensors(),
         "optimizer": tensors,
         "average": train_step.average and train_step.average.state_dict(),
@@ -57,7 +57,7 @@ def snapshot(train_step: TrainStep) -> Checkpoint:
         "average": rows,
         "mixup": {},
     }
-    to_write = {
+    to_write: dict = {
         part: None if t is None else own_tensors(t, rows_of_parts[part], exchange.rank)
         for part, t in parts.items()
     }

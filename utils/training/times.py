@@ -113,8 +113,8 @@ class PhaseTimes:
     def __init__(self, device: torch.device):
         self.device = device
         self.seconds = dict.fromkeys((*PHASES, "other"), 0.0)
-        # (the phase that ended, when)
-        self._marks: list[tuple[str, torch.cuda.Event | float]] = []
+        # (the phase that ended, when: an event or a time)
+        self._marks: list[tuple] = []
 
     def mark(self, phase: str) -> None:
         if self.device.type == "cuda":

@@ -187,6 +187,7 @@ class Trainer:
             batch = self.loader.made(next(iter(self.loader.epoch(0))))
             self.enter("computing")
             self._search_plans(batch)
+            assert isinstance(self.train_step, TrainStep)  # LocalSteps adds in order
             self.train_step.pass_without_effect(batch)
 
     def _evaluate_start(self) -> None:
@@ -261,6 +262,7 @@ class Trainer:
 
     def control_mixing(self, epoch: int) -> None:
         """Measures how far the model overfits, where that is due, and mixes accordingly."""
+        assert self.mixing_control is not None
         reading = self.mixing_control.after_step(self.progress.step)
         if reading is not None:
             self.log.write_mixing(self._position(), reading)
@@ -466,6 +468,7 @@ class Trainer:
         )
 
     def _stop(self) -> None:
+        assert self.agreed_signal.signum is not None
         self.save(final=True)
         raise StoppedBySignal(
             self.agreed_signal.signum,

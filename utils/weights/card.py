@@ -54,7 +54,7 @@ class ModelCard:
         for name, entries in lists.items():
             if not isinstance(entries, (list, tuple)):
                 raise ValueError(f"{name} must be a list, not {entries!r}")
-        tuples = {name: tuple(entries) for name, entries in lists.items()}
+        tuples: dict = {name: tuple(entries) for name, entries in lists.items()}
         return cls(**tuples, **numbers, heads=values.get("heads"))
 
     def normalisation(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]] | None:

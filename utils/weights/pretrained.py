@@ -296,11 +296,12 @@ def _from_folder(path: Path, say: Callable) -> Pretrained:
         else:
             folder = path if path.name == "checkpoints" else path / "checkpoints"
             store = Checkpoints(folder, warn=say)
-            checkpoint = store.load()
-            if checkpoint is None:
+            newest = store.load()
+            if newest is None:
                 raise UserError(
                     f"--pretrained {path} has no checkpoint: give the folder of a run that has one"
                 )
+            checkpoint = newest
             best = (checkpoint.state.get("progress") or {}).get("best_step")
             if best is not None and best != checkpoint.step:
                 better = store.path(best)
@@ -344,7 +345,7 @@ def _from_hub_folder(path: Path) -> Pretrained:
     except (OSError, ValueError, TypeError, AttributeError):
         raise UserError(f"{path / 'config.json'} is damaged: download it again") from None
     except KeyError:
-        mean = std = None
+        return Pretrained(tensors, str(path))
     return Pretrained(tensors, str(path), mean, std)
 
 

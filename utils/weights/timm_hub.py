@@ -113,6 +113,6 @@ def _silent(logger_name: str) -> Iterator[None]:
 
 def _cause(error: BaseException) -> str:
     """The first cause of an error, in one line."""
-    while error.__cause__ is not None or error.__context__ is not None:
-        error = error.__cause__ or error.__context__
+    while cause := error.__cause__ or error.__context__:
+        error = cause
     return " ".join(str(error).split())[:200] or type(error).__name__

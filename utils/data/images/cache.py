@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
@@ -42,7 +42,7 @@ class Source(Protocol):
     def describe(self, picture: int) -> str:
         """A picture, for messages."""
 
-    def decoded(self, size: int, workers: int) -> Iterator[tuple[np.ndarray, dict[int, str]]]:
+    def decoded(self, size: int, workers: int) -> Generator[tuple[np.ndarray, dict[int, str]]]:
         """The pictures in order, in chunks: those that are good, (n, size, size, channels) uint8,
         and for the others: offset in the chunk -> reason."""
 
@@ -58,7 +58,7 @@ class FileSource:
     def describe(self, picture: int) -> str:
         return self.paths[picture]
 
-    def decoded(self, size: int, workers: int) -> Iterator[tuple[np.ndarray, dict[int, str]]]:
+    def decoded(self, size: int, workers: int) -> Generator[tuple[np.ndarray, dict[int, str]]]:
         return decode_all(self.paths, size, workers)
 
 

@@ -82,7 +82,7 @@ class Part(NamedTuple):
     """
 
     area: np.ndarray
-    box: tuple[float, ...]
+    box: tuple[float, float, float, float]
     is_window: bool
 
 
@@ -106,15 +106,15 @@ class DaliDecoder(ABC):
         out = self._empty(len(index))
         for start in range(0, len(index), AT_ONCE):
             piece = slice(start, start + AT_ONCE)
-            given = (each if each is None else each[piece] for each in (windows, flips))
-            self._decode(index[piece], *given, out[piece])
+            window, flip = (each if each is None else each[piece] for each in (windows, flips))
+            self._decode(index[piece], window, flip, out[piece])
         return out
 
     def _decode(self, index: np.ndarray, windows, flips, out) -> None:
         contents = [self.pictures.records.read(record) for record in index.tolist()]
         windows = [None] * len(index) if windows is None else windows
         flips = [False] * len(index) if flips is None else flips.astype(bool).tolist()
-        sizes = self.sizes(index).tolist()
+        sizes = [(height, width) for height, width in self.sizes(index).tolist()]
         chosen = [
             place
             for place, content in enumerate(contents)

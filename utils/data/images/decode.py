@@ -12,7 +12,7 @@ import os
 import re
 import stat
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import BinaryIO
 
 import numpy as np
@@ -88,8 +88,8 @@ def decode_window(source: io.BytesIO, window: np.ndarray, mirrored: bool, size: 
     )
     x, y = image.width / full_width, image.height / full_height
     # Rounding shifts a window by a quarter of a pixel of the result at most.
-    box = (left * x, top * y, (left + width) * x, (top + height) * y)
-    return resize_window(np.array(image.crop([round(edge) for edge in box])), mirrored, size)
+    box = (round(left * x), round(top * y), round((left + width) * x), round((top + height) * y))
+    return resize_window(np.array(image.crop(box)), mirrored, size)
 
 
 def _by_simplejpeg(source: io.BytesIO, window_side: int, size: int) -> np.ndarray | None:
@@ -110,14 +110,14 @@ def _by_simplejpeg(source: io.BytesIO, window_side: int, size: int) -> np.ndarra
         return None
 
 
-def central_square(width: int, height: int, crop_ratio: float) -> tuple[float, ...]:
+def central_square(width: int, height: int, crop_ratio: float) -> tuple[float, float, float, float]:
     """Left, top, right and bottom edge, in pixels, of the square that `decode` resizes."""
     side = min(width, height) * crop_ratio
     left, top = (width - side) / 2, (height - side) / 2
     return left, top, left + side, top + side
 
 
-def resize_box(image: Image.Image, box: tuple[float, ...], size: int) -> np.ndarray:
+def resize_box(image: Image.Image, box: tuple[float, float, float, float], size: int) -> np.ndarray:
     """The part of an RGB picture within `box` as (size, size, 3) uint8. Pixels beside it have some
     weight at its edges, if there are any."""
     if image.size != (size, size) or box != (0, 0, size, size):
@@ -303,7 +303,7 @@ def raise_transient(record: str, error: Exception) -> None:
 
 def decode_all(
     paths: list[str], size: int, workers: int, crop_ratio: float = 1.0, *, kept: bool = True
-) -> Iterator[tuple[np.ndarray, dict[int, str]]]:
+) -> Generator[tuple[np.ndarray, dict[int, str]]]:
     """Decode files in `workers` threads, a chunk in each.
 
     Yields in order, for each chunk, the decoded pictures, (n, size, size, 3) uint8, and for files

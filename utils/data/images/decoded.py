@@ -95,7 +95,7 @@ def statistics_of(chunks: Iterable[np.ndarray]) -> Statistics:
     The sums of pixels and of their squares are exact integers; only the final divisions and the
     square root round. So they do not depend on how the pictures are cut into chunks.
     """
-    samples, sums, squares = 0, 0, 0
+    samples, sums, squares = 0, np.zeros((), np.int64), np.zeros((), np.int64)
     for chunk in chunks:
         channels, row = chunk.shape[-1], chunk[0].size
         chunk = chunk.reshape(-1, row)  # (rows, height * width * channels)

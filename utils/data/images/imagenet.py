@@ -42,7 +42,7 @@ def all_class_names(root: Path) -> list[str] | None:
     """The names of all classes in a file of synsets, in the order of these; None without one."""
     found = (_synsets(root / name) for name in SYNSETS)
     named = next(filter(None, found), None)
-    return named and told_apart(dict(sorted(named.items())))
+    return None if named is None else told_apart(dict(sorted(named.items())))
 
 
 def _synsets(path: Path) -> dict[str, str]:

@@ -92,7 +92,7 @@ def load_listings(
         source = f"{data_dir}, decoded into {folder}"
         cache = build_cache(
             folder,
-            {name: _to_source(listing) for name, listing in listings.items()},
+            {name: _to_source(listing) for name, listing in listings.items()},  # type: ignore[misc]  # it is frozen
             classes,
             image_size=image_size,
             on_bad=on_bad,
@@ -200,7 +200,7 @@ def _to_index(data_dir: Path, listing: Listing) -> SplitFiles:
     prefix = os.path.relpath(listing.root, data_dir)
     names = [os.path.normpath(os.path.join(prefix, path)) for path in listing.paths]
     pieces = [slice(start, start + FILES_AT_ONCE) for start in range(0, len(names), FILES_AT_ONCE)]
-    parts = [FolderPart(names[piece], listing.labels[piece]) for piece in pieces]
+    parts: list = [FolderPart(names[piece], listing.labels[piece]) for piece in pieces]
     return SplitFiles(parts, [FileState(*state) for state in listing.stats])
 
 

@@ -5,7 +5,7 @@ import functools
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -16,7 +16,6 @@ from utils.data.draws import AUGMENT_STREAM, random_generator
 from utils.data.images.records import EncodedPictures, RecordReader
 from utils.data.loader import Loader
 from utils.data.steps import Piece
-from utils.data.worker_process import Reader
 from utils.data.workers import WorkerPool
 from utils.to_device import to_device
 
@@ -99,7 +98,7 @@ class PictureLoader(Loader):
             see Loader and Steps.
     """
 
-    _reader: Reader | None  # for `pool`
+    _reader: Any  # a Reader, for `pool`
 
     def __init__(
         self,
@@ -134,7 +133,7 @@ class PictureLoader(Loader):
         self._pool = pool
 
     @property
-    def workers(self) -> int:
+    def workers(self) -> int:  # type: ignore[override]  # only read
         return self._pool.workers if self._pool is not None else 0
 
     def _inputs(self, epoch: int, order: np.ndarray, pieces: list[Piece]):
@@ -152,12 +151,13 @@ class PictureLoader(Loader):
         def later_part(place):
             return later_plan and later_plan.slice(place)
 
-        def inputs_at(places: np.ndarray) -> Tensor:
+        def inputs_at(places: np.ndarray | slice) -> Tensor:
             return self._finish(self._gather(*part(places)), later_part(places))
 
         parts = (part(piece.place) for piece in pieces)
         if self._deferred:
-            return (Packed(self._packed(*each)) for each in parts), inputs_at
+            pack = self._packed  # type: ignore[attr-defined]  # ImageLoader alone can defer
+            return (Packed(pack(*each)) for each in parts), inputs_at
         if self._pool is None:
             return (inputs_at(piece.place) for piece in pieces), inputs_at
         later_parts = (later_part(piece.place) for piece in pieces)

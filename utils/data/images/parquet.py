@@ -123,7 +123,7 @@ def _split_files(root: Path, names: list[str], unpacked: dict[str, Path]) -> Spl
     states = [os.stat(path) for path in paths]
     return SplitFiles(
         [
-            UnpackedParquet([str(path)], str(root / name))
+            UnpackedParquet([str(path)], str(root / name))  # type: ignore[misc]  # it is frozen
             for name, path in zip(names, paths, strict=True)
         ],
         [FileState(state.st_size, state.st_mtime_ns) for state in states],

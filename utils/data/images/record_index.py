@@ -75,7 +75,7 @@ class Found(NamedTuple):
     """An index that is there."""
 
     folder: Path
-    index: Index
+    index: Index  # type: ignore[assignment]  # not tuple's method `index`
     splits: dict[str, Records]
 
 

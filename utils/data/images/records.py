@@ -194,7 +194,7 @@ class RecordReader:
         size = self.pictures.size
         return len(self.pictures.records), size, size, 3
 
-    def open(self) -> EncodedPictures:
+    def open(self) -> Any:
         return self.pictures
 
     def read(self, opened: EncodedPictures, rows: np.ndarray, plan: Any, out: np.ndarray) -> None:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from utils.data.images.cache import VERSION, build_cache, open_cache
-from utils.data.images.decoded import DecodedSplit
 from utils.data.images.sources import ImageData
 from utils.data.images.threads import in_threads
 
@@ -27,7 +27,7 @@ CHUNK = 1 << 20  # bytes of resized pictures that a thread makes at once
 class ArraySource:
     """Decoded pictures of one split; a Source of cache.py."""
 
-    split: DecodedSplit
+    split: Any  # a DecodedSplit
     verb = "resizing"
 
     @property
@@ -41,7 +41,7 @@ class ArraySource:
     def describe(self, picture: int) -> str:
         return f"picture {picture}"
 
-    def decoded(self, size: int, workers: int) -> Iterator[tuple[np.ndarray, dict[int, str]]]:
+    def decoded(self, size: int, workers: int) -> Generator[tuple[np.ndarray, dict[int, str]]]:
         pictures = max(1, CHUNK // (self.channels * size * size))
         chunks = self.split.chunks(pictures)
         return in_threads(lambda chunk: (resize(chunk, size), {}), chunks, workers, "resize")
@@ -57,9 +57,9 @@ def resized(
     what = json.dumps([VERSION, "resized", data.fingerprint, size])
     folder = cache_dir / hashlib.sha256(what.encode()).hexdigest()
     splits = {"train": data.train, "val": data.val, "test": data.test}
-    index, splits = open_cache(folder) or build_cache(
+    index, cached = open_cache(folder) or build_cache(
         folder,
-        {name: ArraySource(split) for name, split in splits.items() if split is not None},
+        {name: ArraySource(split) for name, split in splits.items() if split is not None},  # type: ignore[misc]  # it is frozen
         data.classes,
         image_size=size,
         on_bad="error",
@@ -72,7 +72,7 @@ def resized(
         std=index.std,
         fingerprint=index.fingerprint,
         source=f"{data.source}, resized to {size}x{size} in {folder}",
-        **splits,
+        **cached,  # type: ignore[arg-type]  # splits by name
     )
 
 

@@ -10,7 +10,7 @@ import stat
 import sys
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import wait
@@ -101,7 +101,7 @@ def tasks_of(files: SplitFiles, known: np.ndarray) -> list[Task]:
 
 def scan_all(
     root: str, tasks: list[Task], *, thorough: bool, workers: int, progress: bool
-) -> Iterator[Scanned]:
+) -> Generator[Scanned]:
     """What the parts hold, in order; `file` and `Bad.file` count the files of the split.
 
     Raises what `Part.scan` does, and BrokenProcessPool.
@@ -173,7 +173,7 @@ def _executor(tasks: list[Task], thorough: bool, workers: int) -> Iterator[Execu
     # A file of one picture whose header alone is read is little work, however large it is.
     by_size = thorough or any(task.part.labels is None for task in tasks)
     if workers > 1 and len(tasks) > 1 and (files > MANY_FILES or (by_size and size > MANY_BYTES)):
-        executor = ProcessPoolExecutor(
+        executor: Executor = ProcessPoolExecutor(
             workers, multiprocessing.get_context("spawn"), _prepare_process
         )
     else:

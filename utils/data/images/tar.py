@@ -88,7 +88,7 @@ def _samples(file: BinaryIO, path: str):
     key, members = None, {}
     with tarfile.open(fileobj=file, mode="r:") as archive:
         while (member := archive.next()) is not None:
-            archive.members = []  # it keeps all that it has read
+            archive.members = []  # type: ignore[attr-defined]  # it keeps all that it has read
             if not member.isreg() or member.issparse():
                 continue
             start, length = member.offset_data, member.size

@@ -114,12 +114,12 @@ def find_picture(content: bytes) -> tuple[int, int, int]:
         if name not in features:
             raise ValueError(f"it has no {name.decode()}")
     pictures = [
-        value for _, *items in _fields(content, *features[ENCODED], 1)
-        for value in _fields(content, *items, 1)
+        value for _, start, end in _fields(content, *features[ENCODED], 1)
+        for value in _fields(content, start, end, 1)
     ]  # fmt: skip
     labels = [
-        value for _, *items in _fields(content, *features[LABEL], 3)
-        for value in _fields(content, *items, 1)
+        value for _, start, end in _fields(content, *features[LABEL], 3)
+        for value in _fields(content, start, end, 1)
     ]  # fmt: skip
     if not pictures or not labels:
         raise ValueError("its picture or its label has no value")

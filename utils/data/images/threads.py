@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 
-def in_threads(function: Callable, items: Iterable, workers: int, name: str) -> Iterator:
+def in_threads(function: Callable, items: Iterable, workers: int, name: str) -> Generator:
     """function(item) for each item, in order. A few more than `workers` results are in memory.
 
     Args:

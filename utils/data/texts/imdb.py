@@ -105,7 +105,7 @@ def _read(files: dict[Key, Path]) -> Iterator[tuple[Key, bytes]]:
 
 def _unpack(archive: Path) -> Iterator[tuple[Key, bytes]]:
     """The reviews of the archive, in the order of `_reviews_of`."""
-    reviews: dict[Key, bytes] = {}
+    reviews: dict[tuple, bytes] = {}
     unpacked = 0
     try:
         with tarfile.open(archive, "r:gz") as tar:

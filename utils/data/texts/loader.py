@@ -190,7 +190,7 @@ class TextLoader(Loader):
     # ---- the same steps in other micro-batches, whose size is in tokens with `batch_tokens` ------
 
     @property
-    def batch_flag(self) -> str:
+    def batch_flag(self) -> str:  # type: ignore[override]  # only read
         return "--batch_size" if self.token_steps is None else "--batch_tokens"
 
     @property

@@ -101,7 +101,7 @@ def read_samples(
 def whole_number(name: str) -> str | None:
     """ "1" for "1" and, as pandas writes it beside missing values, "1.0"; None for other names."""
     found = re.fullmatch(r"([0-9]{1,18})(\.0+)?", name)
-    return found and found[1]
+    return None if found is None else found[1]
 
 
 def read_texts(

@@ -5,6 +5,7 @@ import inspect
 
 from torch import nn
 
+from utils.distributed.exchange import ProcessExchange
 from utils.distributed.strategies.base import Synchronous
 
 
@@ -18,6 +19,7 @@ class DDP(Synchronous):
     """
 
     adds_in_order = False
+    exchange: ProcessExchange
 
     def wrap(self, model: nn.Module, unfreezes: bool = False) -> nn.Module:
         super().wrap(model)

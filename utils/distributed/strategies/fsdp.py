@@ -12,6 +12,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
+from utils.distributed.exchange import ProcessExchange
 from utils.distributed.strategies.base import Synchronous, saved_buffers
 from utils.errors import UserError
 from utils.exchange import Rows
@@ -24,6 +25,7 @@ class FSDP(Synchronous):
     a layer's weights are gathered when it is their turn (FSDP2, `fully_shard`)."""
 
     divided = True
+    exchange: ProcessExchange
 
     def wrap(self, model: nn.Module, unfreezes: bool = False) -> nn.Module:
         from torch.distributed.device_mesh import init_device_mesh

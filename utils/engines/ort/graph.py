@@ -42,7 +42,8 @@ class Graph:
             UserError: it has an operator that ONNX Runtime cannot train.
         """
         exported = export(model, arguments)
-        used = {name for node in exported.proto.graph.node for name in node.input}
+        nodes = exported.proto.graph.node  # type: ignore[attr-defined]  # onnx has no types
+        used = {name for node in nodes for name in node.input}
         parameters = {PREFIX + name: p for name, p in model.named_parameters()}
         parameters = {name: p for name, p in parameters.items() if name in used}
         trained = [name for name, parameter in parameters.items() if parameter.requires_grad]

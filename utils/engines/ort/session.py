@@ -21,7 +21,7 @@ INSTALL = (
 def import_onnxruntime():
     """(the package onnxruntime, its C++ functions). It would import ORTModule, which imports
     PyTorch and looks for CUDA, but does without it."""
-    sys.modules.setdefault("onnxruntime.training.ortmodule", None)
+    sys.modules.setdefault("onnxruntime.training.ortmodule", None)  # type: ignore[arg-type]  # bars it
     import onnxruntime
     from onnxruntime.capi import _pybind_state
 

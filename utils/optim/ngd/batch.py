@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -143,7 +144,7 @@ class Batch(Parameters):
         )
         return Flags(flags.found_inf, None)
 
-    def precondition(self, memory: Tensor, other: Tensor, flags: Flags) -> list[Tensor]:
+    def precondition(self, memory: Tensor, other: Tensor, flags: Flags) -> Sequence[Tensor]:
         """Natural gradients, rescaled (see `fisher.py`).
 
         Args:
@@ -269,7 +270,7 @@ class Batch(Parameters):
             natural.append(torch.empty_like(self.dense[index]).copy_(part))
         return natural
 
-    def descend(self, gradients: list[Tensor], flags: Flags) -> None:
+    def descend(self, gradients: Sequence[Tensor], flags: Flags) -> None:
         """Momentum, unless it came first, and parameter update."""
         group, decay = self.group, self.group["weight_decay"]
         gradients = self.make_dense(gradients)

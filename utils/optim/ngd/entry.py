@@ -183,8 +183,8 @@ class NgdEntry(OptimizerEntry):
         """Gradients that were computed in half precision lose nothing in rounded products."""
         return {} if precision == "fp32" else {"ngd_products": "fast"}
 
-    def advice(self, *, ngd_update_period: int, **own) -> str:
-        return f"--ngd_update_period {2 * ngd_update_period} makes them cheaper"
+    def advice(self, **own) -> str:
+        return f"--ngd_update_period {2 * own['ngd_update_period']} makes them cheaper"
 
 
 def _of_sgd(name: str) -> Range:

@@ -150,7 +150,7 @@ class NGD(Optimizer):
         self._batches: list[Batch] = []
         self._adams: list[AdamParameters] = []
         self._shares: list[Shares] = []
-        self._signature = None
+        self._signature: tuple | None = None
         super().__init__(params, settings)
 
     def add_param_group(self, param_group: dict) -> None:
@@ -236,7 +236,7 @@ class NGD(Optimizer):
             settings.append([group["momentum"] > 0] + [group[name] for name in _OF_BATCHES])
             present += [(number, p) for p in group["params"] if p.grad is not None]
         signature = [(number, id(p), p.stride()) for number, p in present], settings
-        gathered = (*self._batches, *self._adams)
+        gathered: list[Batch | AdamParameters] = [*self._batches, *self._adams]
         if signature == self._signature and all(each.is_of(self.state) for each in gathered):
             if any([batch.follow_settings() for batch in self._batches]):
                 self._renew_multipliers()

@@ -44,7 +44,7 @@ class Shares:
         self.first, self.exchange = batches[0], exchange
         self.axes = [axis for batch in batches for axis in batch.axes]
         costs = [
-            update_cost(*axis.basis.shape[1:], batch.of_one.numel())
+            update_cost(axis.basis.shape[1], axis.basis.shape[2], batch.of_one.numel())
             for batch in batches
             for axis in batch.axes
         ]
