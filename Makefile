@@ -6,8 +6,9 @@ OTHER_TORCH = $(if $(TORCH),"torch==$(TORCH).*")
 BIN := $(VENV)/bin
 DALI_VENV := $(VENV)-dali
 ORT_VENV := $(VENV)-ort
-# A process for each core; the tests of a file share what they set up.
-PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
+# A process for each core; the tests of a file share what they set up. What fails is named at once, by
+# tests/failures_at_once.py, and the slowest at the end.
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --durations=15
 
 help:
 	@echo "make demo         train a small ResNet on synthetic pictures: half a minute"
@@ -22,7 +23,7 @@ help:
 	@echo "make same         whether results are those of the last commit, or of REV=..."
 	@echo "make soak         kills, lost nodes and random settings: up to an hour"
 	@echo "make mutants      whether the tests notice small changes to the code"
-	@echo "make lint         style and layers of the code"
+	@echo "make lint         style, layers and types of the code"
 	@echo "make bench        the toolkit against the usual loops: a quarter of an hour"
 	@echo "make clean        remove what tests and tools cache"
 	@echo "PYTHON=python3.12 chooses the interpreter, VENV=FOLDER the virtual environment, TORCH=2.11 the PyTorch."
@@ -100,6 +101,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/mypy
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -141,5 +143,5 @@ $(VENV)/.installed-mutants: tests/mutants/requirements.txt $(VENV)/.installed-de
 	@touch $@
 
 clean:
-	rm -rf .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .pytest_cache .ruff_cache .import_linter_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

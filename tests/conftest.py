@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Only `make test-dali` and `make test-ort`, which name these folders, collect them: they need
 # packages of their own.
 collect_ignore = ["dali", "ort"]
+pytest_plugins = ["failures_at_once", "left_processes"]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from utils.data.splits import stratified_split, stratified_subset
+from utils.data.splits import stratified_order, stratified_split, stratified_subset
 from utils.errors import UserError
 
 
@@ -63,6 +63,20 @@ def test_subsets_are_exact_stratified_and_nested():
     assert not np.array_equal(stratified_subset(labels, 20, 3), stratified_subset(labels, 20, 4))
     balanced = np.tile(np.arange(10), 50)
     assert np.bincount(balanced[stratified_subset(balanced, 0.1, 0)]).tolist() == [5] * 10
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_every_part_of_the_order_is_websters_apportionment(seed):
+    """Between the first sample of each class and the last: the next sample is of the class with the
+    largest n / (2 s + 1), where s of its n are there already. In these sizes there are no ties."""
+    sizes = np.array([40, 12, 6, 2])
+    labels = unbalanced(sizes, seed)
+    found = labels[stratified_order(labels, seed)]
+    counts = np.ones(4, np.int64)
+    for samples in range(4, len(labels) - 3):
+        assert np.bincount(found[:samples], minlength=4).tolist() == counts.tolist()
+        quotients = np.where(counts < sizes - 1, sizes / (2 * counts + 1), 0)
+        counts[quotients.argmax()] += 1
 
 
 @pytest.mark.parametrize(

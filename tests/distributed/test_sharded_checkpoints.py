@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+import toy
 from torch import nn
 
 from utils.checkpoints import checkpoint as checkpoint_module
@@ -386,3 +387,26 @@ def test_another_model_is_refused_and_nothing_changed(tmp_path):
         restore(train_step, read_checkpoint(path))
     for name, tensor in train_step.model.state_dict().items():
         assert torch.equal(tensor, before[name])
+
+
+def whole_and_resumed(exchange, folder: Path) -> list[list[float]]:
+    """The losses in the log of a run, at steps 4 and 6, and in that of one that goes on from its
+    step 2."""
+    folder, found = folder / str(exchange.rank), []
+    for name in ("whole", "resumed"):
+        trainer = toy.make_trainer(
+            folder / name, exchange=exchange, batch_size=2, epochs=1, log_every=4, eval_every=0,
+            save_steps=2,
+        )  # fmt: skip
+        if found:
+            trainer.restore(read_checkpoint(folder / "whole/checkpoints/step-00000002"))
+        trainer.fit()
+        records = toy.history(folder / name)
+        found.append([r["loss"] for r in records if r.get("average_over") == "steps"])
+    return found
+
+
+def test_two_ranks_resumed_between_log_lines_log_the_loss_of_all_steps(worlds, tmp_path):
+    for whole, resumed in worlds(2).run(whole_and_resumed, tmp_path):
+        assert len(whole) == len(resumed) == 2
+        assert resumed == pytest.approx(whole, rel=1e-12)

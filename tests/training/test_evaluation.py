@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from utils.exchange import Exchange
 from utils.training.evaluation import evaluate
 from utils.training.objective import Precision
 
@@ -17,6 +18,7 @@ SAMPLES = 11
 class Batch(NamedTuple):
     inputs: torch.Tensor
     targets: torch.Tensor
+    filler: bool = False
 
 
 def task():
@@ -50,6 +52,24 @@ def test_each_sample_counts_once_at_any_batch_size(size):
     assert result.samples == SAMPLES
     assert result.loss == pytest.approx(loss, rel=1e-5)
     assert result.accuracy == pytest.approx(accuracy, rel=1e-12)
+
+
+class OneOfTwo(Exchange):
+    """A rank whose partner has no samples."""
+
+    size = 2
+
+
+@pytest.mark.parametrize("flip", [False, True])
+def test_fillers_do_not_count(flip):
+    """They let all ranks run equally many passes."""
+    model, inputs, targets = task()
+    own = batches(inputs, targets, 4)
+    expected = evaluate(model, own, FP32, classes=3, flip=flip)
+    filled = [*own, own[0]._replace(filler=True)]
+    found = evaluate(model, filled, FP32, classes=3, exchange=OneOfTwo(), flip=flip)
+    assert (found.figures, found.flip_figures) == (expected.figures, expected.flip_figures)
+    assert np.array_equal(found.confusion, expected.confusion)
 
 
 @pytest.mark.parametrize("training", [True, False])

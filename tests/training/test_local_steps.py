@@ -102,6 +102,12 @@ def test_without_averagings_the_result_is_the_mean_of_independent_runs(tmp_path)
     assert local.train_step.distance > 0
 
 
+def test_workers_start_with_different_random_states(tmp_path):
+    """So each has a dropout of its own."""
+    workers = make_trainer(tmp_path, local={"workers": 4}).train_step.own
+    assert len({worker.random["cpu"] for worker in workers}) == 4
+
+
 def stopped(folder, step, **options):
     signals = SignalAt(step)
     trainer = make_trainer(folder, signals=signals, **options)

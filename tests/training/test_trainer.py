@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from toy import CPU, RefuseHostReads, everything, history, loader, make_trainer, network
+from toy import CPU, RefuseHostReads, everything, history, loader, make_trainer, network, steps_of
 
 from utils.errors import UserError
 from utils.models.vit import ViT
@@ -89,6 +89,23 @@ def test_accumulation_equals_one_large_batch(tmp_path, n, optimizer):
         small.train_step.model.named_parameters(), large.train_step.model.parameters(), strict=True
     ):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11, msg=name)
+    # What is logged is of all micro-batches, too.
+    for ours, theirs in zip(history(tmp_path / "2"), history(tmp_path / "8"), strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-6)
+        assert ours["accuracy"] == theirs["accuracy"]
+
+
+@pytest.mark.parametrize("clip", [1000.0, 2000.0])
+def test_a_clipped_step_of_sgd_moves_the_weights_by_the_rate_times_clip(tmp_path, clip):
+    trainer = make_trainer(tmp_path, clip=clip, lr=0.01, momentum=0.0)
+    # A gradient so large that weight decay does not matter beside it.
+    objective = trainer.train_step.objective
+    trainer.train_step.objective = lambda *batch: [1e6 * each for each in objective(*batch)]
+    weights = list(trainer.train_step.model.parameters())
+    before = [weight.detach().clone() for weight in weights]
+    next(steps_of(trainer, epoch=0))
+    moved = torch.stack([(w - b).norm() for w, b in zip(weights, before, strict=True)]).norm()
+    assert moved.item() == pytest.approx(trainer.train_step.learning_rate * clip, rel=1e-4)
 
 
 def test_a_vit_accumulates_8_micro_batches_of_32_as_one_of_256(tmp_path):

@@ -23,6 +23,15 @@ def test_lengths_in_epochs_keep_their_fraction_of_the_run():
     assert not {"subset", "final_test"} & {*handed}
 
 
+@pytest.mark.parametrize(("epoch", "of_trial"), [(33, 7), (32, 6), (49, 9), (1, 1)])
+def test_whole_epochs_are_rounded(epoch, of_trial):
+    """Within the trial: not to its start, nor to its end."""
+    mixed = recipe_of(["--mixup", "0.2", "--mixup_off_epoch", str(epoch)])
+    assert mixed.of_trial({}, Rung(10, 0.2), 0)["mixup_off_epoch"] == of_trial
+    frozen = ["--pretrained", "x.pth", "--freeze_backbone", "--unfreeze_epoch", str(epoch)]
+    assert recipe_of(frozen).of_trial({}, Rung(10, 0.2), 0)["unfreeze_epoch"] == of_trial
+
+
 def test_a_tuned_fraction_of_the_epochs():
     warmup = parameter("warmup_epochs", 0, 0.4, 0.0, of_epochs=True)
     recipe = recipe_of(["--epochs", "50"], parameters=[warmup])

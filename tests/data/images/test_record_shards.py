@@ -14,7 +14,7 @@ from data.images.test_encoded import encoded, inputs, loader, smooth
 from PIL import Image
 from small_disks import full_disk
 
-from utils.data.images import crc32c, pack, scanning, tfrecord
+from utils.data.images import crc32c, pack, scanning, tar, tfrecord
 from utils.data.images.sources import load_image_data
 from utils.errors import UserError
 
@@ -105,6 +105,14 @@ def test_a_shard_of_others(tmp_path):
     assert data.classes == ["0", "1"]
     new = set(tmp_path.rglob("*")) - {*before}
     assert all(path.is_relative_to(tmp_path / "cache") for path in new)
+
+
+def test_equal_names_in_two_folders_are_two_samples(tmp_path):
+    pairs = [(f"{folder}/0.{kind}", content) for label, folder in enumerate("ab")
+             for kind, content in (("png", png(label)), ("cls", b"%d" % label))]  # fmt: skip
+    (tmp_path / "all.tar").write_bytes(members(*pairs))
+    scanned = tar.TarShard(["all.tar"]).scan(str(tmp_path), thorough=False)
+    assert scanned.table["label"].tolist() == [0, 1] and not scanned.bad
 
 
 def test_pictures_with_rarer_endings_and_hidden_members(tmp_path):

@@ -1,0 +1,34 @@
+"""A pytest that is killed leaves no process behind."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from patience import PATIENCE
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+
+LONG = """
+import subprocess
+
+def test_long():
+    script = "sleep 3600 & echo started; wait"
+    subprocess.Popen(["setsid", "sh", "-c", script], start_new_session=True).wait()
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_what_tests_have_started_ends_with_pytest(tmp_path, signum):
+    (tmp_path / "test_long.py").write_text(LONG)
+    own = {"PYTHONPATH": str(Path(__file__).parent), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pytest", "-q", "-s", "-p", "left_processes"],
+        cwd=tmp_path, env=os.environ | own, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    while "started" not in (line := process.stdout.readline()):
+        assert line, "pytest has ended"
+    process.send_signal(signum)
+    process.communicate(timeout=PATIENCE)  # returns when all have ended: they hold the pipe
