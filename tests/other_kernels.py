@@ -16,10 +16,11 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-# Tests of processes, whose arithmetic other tests cover.
-LEFT_OUT = ("rank_faults", "node_faults", "soak")
+# Tests of processes, whose arithmetic other tests cover, and of fake tensors, which have none.
+LEFT_OUT = ("distributed/test_rank_faults", "distributed/test_node_faults", "distributed/test_soak")
+LEFT_OUT += ("training/test_fake_cuda", "training/test_fake_device", "optim/ngd/test_ngd_launches")
 NUMERICAL = ["tests/fused", "tests/optim", "tests/training", "tests/distributed"]
-NUMERICAL += [f"--ignore=tests/distributed/test_{name}.py" for name in LEFT_OUT]
+NUMERICAL += [f"--ignore=tests/{name}.py" for name in LEFT_OUT]
 ATEN, ONEDNN = "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA"
 PAIRS = [{ATEN: "default", ONEDNN: "AVX2"}, {ATEN: "avx2", ONEDNN: "AVX512_CORE"}]
 EVERY = [{ATEN: value} for value in ("default", "avx2")]

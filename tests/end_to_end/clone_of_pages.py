@@ -172,6 +172,7 @@ def shortened(command: str, output: str = "runs/mine") -> str:
         return f"{command} --max_steps {int(newest(found[1]).name[5:]) + 1}"
     command = re.sub(r"--output runs/my_\w+", f"--output {output}", command)
     command = command.replace("--image_size 224", f"--image_size {SIDE}")
+    command = re.sub(r"--workers \d+", "--workers 1", command)  # each imports PyTorch to resize
     short = SHORT.replace("steps 2", "steps 3") if "--profile" in command else SHORT
     whole = entry == "resnet50_test.py" and ("my_run" in command or "--pretrained" in command)
     for name, small in SMALL_MODELS.items():
@@ -180,6 +181,8 @@ def shortened(command: str, output: str = "runs/mine") -> str:
         short += f" {SMALL[entry]}"
     own = any(data in command for data in OWN_DATA) or whole
     local = "" if own else f"--dataset {BUILT_IN[entry]}"
+    if own and entry != "transformer_test.py" and "--workers" not in command:
+        short += " --workers 1"
     if "--batch_tokens" in command:
         short = re.sub(r"--bs \d+", "", short)
     return f"{command} {local} {short}"

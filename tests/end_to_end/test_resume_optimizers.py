@@ -17,8 +17,11 @@ OWN_FLAGS = {"ngd": ["--ngd_alpha", "2", "--ngd_rank", "3", "--ngd_axes", "chann
 STEPS = 4  # in the epoch
 
 
-@pytest.mark.parametrize("lookahead", [[], ["--lookahead_k", "3"]], ids=["alone", "lookahead"])
-@pytest.mark.parametrize("name", OWN)
+# Around every optimizer: tests/optim/test_optimizer_steps.py.
+WITH_LOOKAHEAD = [(name, ["--lookahead_k", "3"]) for name in ("sgd", "muon")]
+
+
+@pytest.mark.parametrize(("name", "lookahead"), [*((name, []) for name in OWN), *WITH_LOOKAHEAD])
 def test_a_resumed_run_is_the_whole_run(works, name, lookahead):
     flags = ["--optimizer", name, *OWN_FLAGS.get(name, []), *lookahead]
     works(*TINY, *flags, "--output", "whole")

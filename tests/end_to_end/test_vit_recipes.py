@@ -3,6 +3,7 @@
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,10 +22,11 @@ def settings_of(name: str):
     return parse(vit_test.Settings, ["--config", str(RECIPES / f"vit_{name}_imagenet.yaml")], "")[0]
 
 
-@pytest.mark.parametrize("name", ["b32", pytest.param("l32", marks=pytest.mark.slow), "b16", "s16"])
+@pytest.mark.parametrize("name", PARAMETERS)
 def test_model(name):
     settings = settings_of(name)
-    model = vit_test.build_model(settings, IMAGENET)
+    with torch.device("meta"):
+        model = vit_test.build_model(settings, IMAGENET)
     assert sum(p.numel() for p in model.parameters() if p.requires_grad) == PARAMETERS[name]
     rates = {m.p for m in model.modules() if isinstance(m, torch.nn.Dropout)}
     assert rates == ({0.0} if name == "s16" else {0.0, 0.1})
@@ -68,6 +70,10 @@ def test_rate_of_every_epoch(name):
 def test_one_step_of_32_768_pictures_on_small_ones(monkeypatch):
     """Pictures of 8 pixels and a small model: 128 micro-batches of 256 make a step."""
     monkeypatch.setattr("utils.data.images.shapes.TRAIN_PER_CLASS", 3_277)
+    monkeypatch.setattr(
+        "utils.data.images.shapes.draw",
+        lambda name, n, rng: rng.integers(0, 256, (n, 32, 32, 3), np.uint8),
+    )
     sizes = "--model vit --layers 1 --dim 8 --heads 1 --ffn 8 --patch_size 16 --crop_padding 4"
     recipe = (RECIPES / "vit_b32_imagenet.yaml").read_text()
     for line in ("image_size: 224", "crop: resized", "crop_ratio: 0.875"):  # of imagefolder alone

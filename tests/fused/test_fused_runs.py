@@ -5,6 +5,7 @@ import io
 
 import pytest
 import torch
+from quick_runs import handlers_put_back, quick
 from safetensors.torch import load_file
 
 import resnet50_test
@@ -20,6 +21,13 @@ TEXTS = [
     "--ffn", "16", "--bs", "12", "--max_steps", "4", "--device", "cpu", "--threads", "1",
     "--eval_every", "0",
 ]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def quick_runs(monkeypatch):
+    quick(monkeypatch)
+    with handlers_put_back():
+        yield
 
 
 def run(main, *flags) -> tuple[int, str]:

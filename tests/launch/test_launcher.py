@@ -10,6 +10,7 @@ import time
 import pytest
 from launch.script_runs import ENTRY, ROOT, alive
 from patience import PATIENCE, wait_until
+from quick_runs import handlers_put_back
 
 from utils import entry
 from utils.errors import UserError
@@ -90,12 +91,27 @@ def test_a_worker_ends_before_python_finalizes(rank):
         ((ENTRY, "--output", "old"), {}, "error: --output old already holds a run"),
     ],
 )
-def test_a_mistake_is_one_line_and_nothing_is_started(launches, arguments, environ, line):
-    (launches.folder / "old").mkdir()
-    (launches.folder / "old" / "config.yaml").write_text("")
-    code, out, err = launches.run(*arguments, **environ)
+def test_a_mistake_is_one_line_and_nothing_is_started(
+    tmp_path, monkeypatch, capsys, arguments, environ, line
+):
+    monkeypatch.chdir(tmp_path)
+    for name, value in (environ | {"NPROC": environ.get("NPROC", "2")}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("sys.path", list(sys.path))
+    monkeypatch.setattr(launcher, "launch", None)
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "config.yaml").write_text("")
+    with handlers_put_back():
+        code = launcher.main([*map(str, arguments)])
+    out, err = capsys.readouterr()
     assert (code, out) == (2, "")
     assert err.startswith(line) and err.count("\n") == 1
+
+
+def test_the_script_passes_a_mistake_on(launches):
+    code, out, err = launches.run(ENTRY, "--momentun", "1")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: unknown flag --momentun") and err.count("\n") == 1
     assert launches.starts() == []
 
 
@@ -145,8 +161,9 @@ def test_a_failure_that_does_not_recur_is_survived(launches):
     assert launches.nothing_left()
 
 
+# SIGTERM: test_nohup_protects_the_workers.
 @pytest.mark.parametrize(
-    "signum", (signal.SIGTERM, signal.SIGHUP, pytest.param(signal.SIGINT, marks=pytest.mark.slow))
+    "signum", (signal.SIGHUP, pytest.param(signal.SIGINT, marks=pytest.mark.slow))
 )
 def test_a_signal_to_the_launcher_reaches_the_workers(launches, signum, hangup_ends):
     launch = launches.start(ENTRY, "--do", "train")
@@ -201,9 +218,12 @@ def test_nohup_protects_the_workers(launches):
     time.sleep(0.5)
     assert launch.poll() is None and len(launches.starts()) == 2
     launch.send_signal(signal.SIGTERM)
-    assert launch.wait(timeout=PATIENCE) == 143
+    _, err = launch.communicate(timeout=PATIENCE)
+    assert launch.returncode == 143
+    assert all(line.startswith("nohup: ") for line in err.splitlines()), err
     saved = (launches.folder / "notes" / "saved").read_text().split()
     assert sorted(saved) == ["0", "1"]
+    assert launches.nothing_left()
 
 
 @pytest.mark.slow

@@ -23,7 +23,6 @@ WHOLE_RUN = [
 ]
 RECORDS = {
     "empty": [],
-    "whole": WHOLE_RUN,
     "steps alone": [step(0.5, loss=2.0, accuracy=20.0)],
     "diverged": [step(0.5, loss=None, accuracy=10.0), end("test", 1.0, loss=None, accuracy=10.0)],
     "one step": [step(0.01, step=1, loss=2.3, accuracy=10.0)],

@@ -1,5 +1,7 @@
 """Files of settings, and folders of runs."""
 
+import functools
+
 import pytest
 import yaml
 
@@ -18,6 +20,13 @@ def write(tmp_path):
     return write
 
 
+@functools.cache
+def _written(*argv: str) -> str:
+    """The config.yaml of a run with these flags."""
+    settings, origin = parse(Settings, [*argv], "")
+    return f"# {Settings.entry}\n{to_yaml(settings, origin)}"
+
+
 @pytest.fixture
 def make_run(tmp_path, monkeypatch):
     """make_run(flags) -> the folder of a run that was started with these flags."""
@@ -26,9 +35,7 @@ def make_run(tmp_path, monkeypatch):
     def make(*argv):
         folder = tmp_path / "runs" / "ä run"
         folder.mkdir(parents=True)
-        settings, origin = parse(Settings, [*map(str, argv)], "")
-        text = f"# {Settings.entry}\n{to_yaml(settings, origin)}"
-        (folder / "config.yaml").write_text(text, encoding="utf-8")
+        (folder / "config.yaml").write_text(_written(*map(str, argv)), encoding="utf-8")
         return folder
 
     return make

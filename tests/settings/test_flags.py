@@ -21,16 +21,32 @@ def test_a_flag_has_two_spellings(name):
     value, needs = another_value(name), NEEDS.get(name, [])
     flag, text = flags_for(name, value)
     hyphens = flag.replace("_", "-")
-    for argv in ([flag, text], [hyphens, text], [f"{flag}={text}"], [f"{hyphens}={text}"]):
+    for argv in ([flag, text], [f"{hyphens}={text}"]):
         result = getattr(settings_of(*needs, *argv), name)
         assert result == value and type(result) is type(value)
+
+
+@pytest.mark.parametrize("name", ["weight_decay", "label_smoothing"])
+def test_either_spelling_takes_its_value_in_two_ways(name):
+    for flag in (f"--{name}", f"--{name.replace('_', '-')}"):
+        for argv in ([flag, "0.5"], [f"{flag}=0.5"]):
+            assert float(getattr(settings_of(*argv), name)) == 0.5
 
 
 def test_one_letter_flags_take_their_value_attached():
     assert settings_of("-b64").batch_size == 64
 
 
-@pytest.mark.parametrize("name", [n for n in OTHERS if FIELDS[n].type in (bool, bool | None)])
+BOOLEANS = [n for n in OTHERS if FIELDS[n].type in (bool, bool | None)]
+
+
+@pytest.mark.parametrize("name", BOOLEANS)
+def test_a_boolean_is_a_flag_with_an_opposite(name):
+    for flag, expected in ((f"--{name}", True), (f"--no_{name}", False)):
+        assert getattr(settings_of(*NEEDS.get(name, []), flag), name) is expected
+
+
+@pytest.mark.parametrize("name", BOOLEANS[::7])
 def test_booleans_are_flags_or_take_a_word(name):
     def value(*argv):
         return getattr(settings_of(*NEEDS.get(name, []), *argv), name)

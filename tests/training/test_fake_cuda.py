@@ -71,8 +71,8 @@ def text_trainer(
     clean_accuracy=False, **model,
 ):  # fmt: skip
     mixed = mixing(mixup)
-    model = {"dropout": 0.1, "attention_dropout": 0.0} | model
-    model = fuse(Transformer(30, 3, layers=2, dim=16, heads=2, ffn=16, max_len=12, **model), fused)
+    model = {"layers": 1, "dropout": 0.1, "attention_dropout": 0.0} | model
+    model = fuse(Transformer(30, 3, dim=16, heads=2, ffn=16, max_len=12, **model), fused)
     objective = Classification(
         model.to(CUDA), Precision(precision, CUDA), 0.1, mixed is not None, clean_accuracy,
         mixes_inside=True, fused=fused != "none",
@@ -117,7 +117,14 @@ def test_every_optimizer_in_half_precision(tmp_path, gpu, optimizer, precision):
     take_steps(gpu, trainer, steps=2)
 
 
-@pytest.mark.parametrize("optimizer", [n for n in OWN if n != "ngd"])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        n if n in ("sgd", "muon") else pytest.param(n, marks=pytest.mark.slow)
+        for n in OWN
+        if n != "ngd"
+    ],
+)
 def test_lookahead(tmp_path, gpu, optimizer):
     options = {"lookahead_k": 2}  # the watched steps have one with a synchronisation
     trainer = make_trainer(
@@ -149,7 +156,9 @@ def test_ngd(tmp_path, gpu, options, monkeypatch):
 # ---- pictures --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize(
+    "precision", ["bf16", "fp16", pytest.param("fp32", marks=pytest.mark.slow)]
+)
 def test_all_that_a_step_can_have(tmp_path, gpu, precision):
     """Accumulation, clipping, the average, a frozen backbone and its thaw, label smoothing (which
     toy.py always has) and a look at a part of the batch unmixed."""
@@ -213,9 +222,17 @@ def test_resnet(tmp_path, gpu, fused):
     assert gpu.launches.keys() == (kernels if fused != "none" else set())
 
 
-@pytest.mark.parametrize("mixup", ["none", "cutmix", "policy", "sample"])
-@pytest.mark.parametrize("fused", ["none", "memory", "speed"])
-@pytest.mark.parametrize("depth", [18, 50])
+# Every depth and every mixup with every `fused`, and with each other.
+RESNETS = [
+    (depth, fused, mixup)
+    for i, depth in enumerate((18, 50))
+    for j, fused in enumerate(("none", "memory", "speed"))
+    for k, mixup in enumerate(("none", "cutmix", "policy", "sample"))
+    if (i + j + k) % 2 == 0
+]
+
+
+@pytest.mark.parametrize(("depth", "fused", "mixup"), RESNETS)
 @pytest.mark.slow
 def test_every_resnet(tmp_path, gpu, depth, fused, mixup):
     trainer = picture_trainer(
@@ -245,12 +262,21 @@ def test_vit(tmp_path, gpu, mixup):
 # ---- texts -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fused", ["none", "speed"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("precision", "fused"),
+    [
+        ("fp32", "none"),
+        ("bf16", "speed"),
+        pytest.param("fp32", "speed", marks=pytest.mark.slow),
+        pytest.param("bf16", "none", marks=pytest.mark.slow),
+    ],
+)
 def test_transformer(tmp_path, gpu, precision, fused):
     """Padded attention in fp32; in bf16 attention over packed rows."""
     data = {"accumulation": 2}
-    trainer = text_trainer(tmp_path, precision=precision, fused=fused, mixup="mixup", data=data)
+    trainer = text_trainer(
+        tmp_path, precision=precision, fused=fused, mixup="mixup", data=data, layers=2
+    )
     take_steps(gpu, trainer)
     assert ("torch_attn._varlen_attn" in gpu.operations) == (precision == "bf16")
     assert bool(gpu.launches) == (fused != "none")
@@ -271,10 +297,18 @@ def test_other_texts(tmp_path, gpu, options):
     take_steps(gpu, text_trainer(tmp_path, precision="bf16", **options), steps=2)
 
 
-@pytest.mark.parametrize("mixup", ["none", "mixup", "policy", "sample"])
-@pytest.mark.parametrize("at", ["sentence", "embeddings"])
-@pytest.mark.parametrize("fused", ["none", "memory", "speed"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+# Every two of these values, and every `at` with every mixup in every precision and every `fused`.
+TEXTS = [
+    (precision, fused, at, mixup)
+    for i, precision in enumerate(("fp32", "bf16", "fp16"))
+    for j, fused in enumerate(("none", "memory", "speed"))
+    for k, at in enumerate(("sentence", "embeddings"))
+    for n, mixup in enumerate(("none", "mixup", "policy", "sample"))
+    if (i + j + k + n) % 3 == 0
+]
+
+
+@pytest.mark.parametrize(("precision", "fused", "at", "mixup"), TEXTS)
 @pytest.mark.slow
 def test_every_text(tmp_path, gpu, precision, fused, at, mixup):
     data = {"batch_tokens": 30, "accumulation": 2}

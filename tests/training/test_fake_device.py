@@ -116,22 +116,34 @@ def step_with(folder, gpu, deed):
     take_steps(gpu, trainer, steps=2)
 
 
-@pytest.mark.parametrize("deed", WAITS | COPIES | MISMATCHES)
-def test_what_would_make_the_host_wait_or_fail_is_caught(tmp_path, gpu, deed):
-    with pytest.raises(Caught, match=r"tests/training/test_fake_device.py:\d+ \(<lambda>\)"):
-        step_with(tmp_path, gpu, (WAITS | COPIES | MISMATCHES)[deed])
+CAUGHT = WAITS | COPIES | MISMATCHES
+IN_THIS_FILE = r"tests/training/test_fake_device.py:\d+ \(<lambda>\)"
+
+
+@pytest.mark.parametrize("deed", CAUGHT)
+def test_what_would_make_the_host_wait_or_fail_is_caught(gpu, deed):
+    """In training and in evaluation, each of which has its modes of autograd."""
+    for mode in (contextlib.nullcontext(), torch.inference_mode()):
+        x = torch.ones(4, 3, device=CUDA)
+        with gpu.watched(), mode, pytest.raises(Caught, match=IN_THIS_FILE):
+            CAUGHT[deed](x)
+
+
+@pytest.mark.parametrize("deed", ["item", "mask", "inverse", "pageable", "sum", "fused"])
+def test_it_is_caught_in_a_step_of_training(tmp_path, gpu, deed):
+    with pytest.raises(Caught, match=IN_THIS_FILE):
+        step_with(tmp_path, gpu, CAUGHT[deed])
 
 
 @pytest.mark.parametrize("deed", HARMLESS)
-def test_what_does_not_wait_is_not_caught(tmp_path, gpu, deed):
-    step_with(tmp_path, gpu, HARMLESS[deed])
-
-
-@pytest.mark.parametrize("deed", ["item", "bool", "cpu", "mask", "inverse", "blocking", "pageable"])
-def test_a_wait_in_evaluation_is_caught(gpu, deed):
+def test_what_does_not_wait_is_not_caught(gpu, deed):
     x = torch.ones(4, 3, device=CUDA)
-    with gpu.watched(), torch.inference_mode(), pytest.raises(Caught):
-        (WAITS | COPIES)[deed](x)
+    with gpu.watched():
+        HARMLESS[deed](x)
+
+
+def test_it_is_not_caught_in_a_step_of_training(tmp_path, gpu):
+    step_with(tmp_path, gpu, lambda x: [deed(x) for deed in HARMLESS.values()])
 
 
 def test_a_wait_in_the_backward_pass_is_caught(tmp_path, gpu):

@@ -53,7 +53,9 @@ def test_shipped_spaces_contain_every_default(tuning, optimizer):
         assert values["warmup_epochs"] == 0
         for name in set(values) - {"warmup_epochs"}:
             assert values[name] == getattr(base, name)
-        assert space.grid()
+        assert all(parameter.grid for parameter in space.parameters)
+        if optimizer in ("adamw", "sgd") and tuning is resnet50_tuning:  # of others: 40,000 points
+            assert space.grid()
 
 
 def test_a_value_of_the_recipe_is_the_default(space_file, tmp_path):

@@ -1,5 +1,6 @@
 """Shared by the tests of natural gradient: weights, gradients, runs and comparisons."""
 
+import functools
 import io
 import math
 
@@ -29,6 +30,11 @@ FORMS = NATURAL | {"adam": {"adam": True}}
 each_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 each_natural_form = pytest.mark.parametrize("form", NATURAL.values(), ids=NATURAL)
 each_foreach = pytest.mark.parametrize("foreach", [True, False], ids=["foreach", "one_by_one"])
+# Where all four would go through the same code twice.
+each_dtype_with_a_foreach = pytest.mark.parametrize(
+    ("dtype", "foreach"), [(torch.float32, True), (torch.float64, False)],
+    ids=["float32-foreach", "float64-one_by_one"],
+)  # fmt: skip
 
 
 # ---- as NumPy arrays, by name -------------------------------------------------------------------
@@ -93,16 +99,21 @@ def weights(shapes=PARAMETERS, dtype=torch.float32, seed=0) -> list[nn.Parameter
     return [nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in shapes]
 
 
+@functools.cache
+def _gradient(shape: torch.Size, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    gradient = torch.randn(shape, generator=generator, dtype=torch.float64)
+    for axis, length in enumerate(shape):
+        size = [1] * len(shape)
+        size[axis] = length
+        gradient = gradient * torch.logspace(0, -1, length, dtype=torch.float64).view(size)
+    return gradient
+
+
 def give_gradients(parameters, step: int, scale=1.0) -> None:
     """Sets gradients that depend on the step alone, larger along some channels than others."""
     for index, parameter in enumerate(parameters):
-        generator = torch.Generator().manual_seed(1000 * step + index)
-        gradient = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-        for axis, length in enumerate(parameter.shape):
-            size = [1] * parameter.ndim
-            size[axis] = length
-            gradient = gradient * torch.logspace(0, -1, length, dtype=torch.float64).view(size)
-        parameter.grad = (scale * gradient).to(parameter)
+        parameter.grad = (scale * _gradient(parameter.shape, 1000 * step + index)).to(parameter)
 
 
 def train(optimizer, parameters, steps) -> None:
