@@ -153,7 +153,9 @@ class ProcessExchange(Exchange):
         padded = tensor.new_zeros(most, *tensor.shape[1:])
         padded[: len(tensor)] = tensor
         whole = tensor.new_empty(self.size * most, *tensor.shape[1:])
-        dist.all_gather_into_tensor(whole, padded, group=self.group)
+        # PyTorch 2.14 has a new name for it, and warns of the old one.
+        all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        all_gather(whole, padded, group=self.group)
         return whole[:length]
 
 
