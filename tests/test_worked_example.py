@@ -139,7 +139,7 @@ def test_the_tests_of_every_optimizer_pass(checkout):
     files = ("factory", "optimizer_steps", "optimizer_entries")
     done = run_pytest(checkout, *(f"tests/optim/test_{name}.py" for name in files), "lion")
     assert done.returncode == 0, done.stdout
-    assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 40
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 30
 
 
 @pytest.mark.slow
