@@ -45,11 +45,12 @@ def test_impossible_settings_are_refused(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_whole_study(tmp_path, capsys, monkeypatch):
-    """Each method is trained with the first seed; with the others its accuracies are made up."""
+    """Two methods are trained with the first seed; all other accuracies are made up."""
     train = Runner._train
 
     def first_seed(self, run):
-        return train(self, run) if run.seed == 1 else Result(None, 10.0 * run.seed, 1.0)
+        trains = run.seed == 1 and run.label in ("0.5", "auto")
+        return train(self, run) if trains else Result(None, 10.0 * run.seed, 1.0)
 
     monkeypatch.setattr(Runner, "_train", first_seed)
     arguments = [

@@ -173,8 +173,8 @@ def test_a_run_may_do_without_the_test_set(tmp_path):
 @pytest.mark.slow
 def test_the_benchmark(tmp_path):
     """A tiny one runs, can be continued, and compares."""
-    words = ["--seeds", "1", "--trials", "3", "--epochs", "1", "--train_samples", "100", "--width",
-             "4", "--batch", "16", "--rungs", "2", "--precision", "fp32", "--pruned_trials", "3",
+    words = ["--seeds", "1", "--trials", "2", "--epochs", "1", "--train_samples", "100", "--width",
+             "4", "--batch", "16", "--rungs", "2", "--precision", "fp32", "--pruned_trials", "2",
              "--again", "1", "--jobs", "2"]  # fmt: skip
     command = [sys.executable, "-m", "benchmarks.tuning", "--output", str(tmp_path), *words]
     for _ in range(2):
@@ -183,7 +183,7 @@ def test_the_benchmark(tmp_path):
     result = json.loads((tmp_path / "benchmark.json").read_text())
     summary, (found,) = result["summary"], result["searches"].values()
     assert len(summary["differences"]) == 1 and result["machine"]["optuna"]
-    assert sum(found["pruned"]["states"].values()) == 3
+    assert sum(found["pruned"]["states"].values()) == 2
     one, other = found["pruned"]["again"], found["random"]["again"]
     assert len(one) == len(other) == 1 and summary["mean_difference"] == one[0] - other[0]
     assert found["pruned"]["samples"] >= found["pruned"]["curve"][-2][0]
