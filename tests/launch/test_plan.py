@@ -211,3 +211,8 @@ def test_a_worker_is_killed_with_its_process_group():
     for worker, helper in zip(workers, helpers, strict=True):
         assert worker.stdout.read() == "", f"{helper} holds the pipe"  # returns when all have ended
         worker.stdout.close()
+
+
+def test_an_endpoint_stands_in_for_a_missing_list_of_nodes():
+    given = plan({**SLURM, "SLURM_JOB_NODELIST": "", "RDZV_ENDPOINT": "node1:29500"})
+    assert given.endpoint == "node1:29500" and given.max_nodes == 2

@@ -167,7 +167,7 @@ def _from_slurm(environ: Mapping[str, str]) -> dict[str, str]:
         return found
     # The user says where the nodes meet, and may have started them otherwise than by srun.
     meet_elsewhere = {"NNODES", "RDZV_ENDPOINT"} <= {*environ}
-    job = _number(environ, "SLURM_JOB_ID", 0, low=0)
+    job = _number(environ, "SLURM_JOB_ID", 0, low=0)  # it is there
     step = _number(environ, "SLURM_STEP_ID", None, low=0)
     if step is None and meet_elsewhere:
         return found
@@ -183,9 +183,10 @@ def _from_slurm(environ: Mapping[str, str]) -> dict[str, str]:
             "is needed, which starts the processes there: srun --ntasks-per-node=1"
         )
     names = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
-    if not names:
+    if names:
+        found["RDZV_ENDPOINT"] = f"{first_node(names)}:{port_of_job(job, step)}"
+    elif "RDZV_ENDPOINT" not in environ:
         raise UserError("SLURM_JOB_NODELIST is missing: set RDZV_ENDPOINT=host:port")
-    found["RDZV_ENDPOINT"] = f"{first_node(names)}:{port_of_job(job, step)}"
     found["RDZV_ID"] = f"slurm-{job}-{step}"
     if "SLURM_NODEID" in environ:
         found["NODE_RANK"] = environ["SLURM_NODEID"]
