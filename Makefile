@@ -21,7 +21,7 @@ help:
 	@echo "make test-ort     the tests of --engine ort"
 	@echo "make kernels      the numerical tests with the kernels for older CPUs"
 	@echo "make same         whether results are those of the last commit, or of REV=..."
-	@echo "make soak         kills, lost nodes and random settings: up to an hour"
+	@echo "make soak         kills, lost nodes and random settings: up to two hours"
 	@echo "make mutants      whether the tests notice small changes to the code"
 	@echo "make lint         style, layers and types of the code"
 	@echo "make bench        the toolkit against the usual loops: a quarter of an hour"
@@ -73,11 +73,13 @@ test-ort: $(ORT_VENV)/.installed
 kernels: $(VENV)/.installed-dev
 	$(BIN)/python tests/other_kernels.py $(OTHER)
 
-# Kills of a process at random moments, in runs of all kinds, nodes that are lost, and settings drawn
-# anew: up to an hour.
+# Kills of a process at random moments, in runs and searches of all kinds, nodes that are lost, more
+# models of timm, and settings drawn anew: up to two hours.
 soak: $(VENV)/.installed-dev
 	SOAK=$${SOAK:-100} $(BIN)/python -m pytest -s tests/distributed/test_rank_faults.py \
 		tests/distributed/test_node_faults.py tests/distributed/test_soak.py \
+		tests/end_to_end/test_resume_all.py tests/end_to_end/test_signals.py \
+		tests/end_to_end/test_vit_runs.py tests/tuning/test_tuning_kills.py \
 		tests/end_to_end/test_random_settings.py tests/end_to_end/test_random_text_settings.py
 
 # Whether a change leaves results, files and messages as they are at a revision of git: the

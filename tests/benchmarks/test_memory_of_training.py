@@ -1,8 +1,11 @@
 """benchmarks/host_memory.py."""
 
+import pytest
+
 from benchmarks.host_memory import CASES, Passes, in_a_process
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_process_is_measured():
     case = CASES["narrow"]._replace(batch=2)
     found = in_a_process(case, "memory", "kept", steps=1, threads=1)

@@ -38,6 +38,7 @@ def finished(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_study_makes_its_files(finished):
     records = [json.loads(line) for line in (finished / "results.jsonl").open()]
     assert [record["kind"] for record in records].count("timing") == 1
@@ -53,6 +54,7 @@ def test_a_study_makes_its_files(finished):
         assert (finished / name).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_a_restart_trains_only_what_is_missing(finished, tmp_path, monkeypatch, capsys):
     lines = (finished / "results.jsonl").read_text().splitlines(keepends=True)
     last = json.loads(lines[-1])["result"]

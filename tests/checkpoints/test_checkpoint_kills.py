@@ -118,6 +118,7 @@ os.fsync, os.rename, os.rmdir, os.unlink = map(dying, (os.fsync, os.rename, os.r
 """
 
 
+@pytest.mark.slow
 def test_kill_at_every_flush_and_rename_without_strace(tmp_path):
     """The same by hooks on Python's calls, in forks of this process."""
     killed = 0

@@ -1,8 +1,6 @@
 """Whatever happens to a process of a run, nothing is lost: the run goes on by itself, ends with the
 same bits, and its messages say what has happened."""
 
-import os
-
 import pytest
 from distributed.faulty import (
     BATCH,
@@ -14,10 +12,9 @@ from distributed.faulty import (
     fault,
     random_kills,
 )
+from soak import of_the_soak
 
 slow = pytest.mark.slow
-# More faults of the same kind.
-of_the_soak = [slow, pytest.mark.skipif("SOAK" not in os.environ, reason="it is for `make soak`")]
 EPOCHS = ["--epochs", 2]
 STEPS = 26  # of two epochs of two processes
 # Killed in a step, and between two files of a checkpoint. At the second start the first rank comes
@@ -157,7 +154,7 @@ def test_a_rank_that_stops_is_named(runs, reference, restarts):
 @pytest.mark.parametrize(
     ("entry", "strategy", "size"),
     [
-        ("images", "fsdp", 2),
+        pytest.param("images", "fsdp", 2, marks=of_the_soak),
         pytest.param("images", "ddp", 4, marks=of_the_soak),
         pytest.param("texts", "ddp", 2, marks=of_the_soak),
         ("texts", "fsdp", 4),

@@ -16,6 +16,7 @@ import pytest
 from patience import PATIENCE, wait_until
 from PIL import Image
 from quick_runs import handlers_put_back, quick
+from soak import of_the_soak
 from test_signals import finish, start
 
 import resnet50_test
@@ -290,8 +291,11 @@ def disturb(process, folder: Path, kind: str, rng: random.Random) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("kind", ["SIGTERM", "SIGKILL", "SIGKILL while writing", "workers"])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=of_the_soak)])
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param("SIGTERM", marks=of_the_soak), "SIGKILL", "SIGKILL while writing", "workers"],
+)
 def test_a_run_disturbed_at_random_moments_ends_the_same(launch, resnet_place, kind, seed):
     """Disturbed up to five times, then left alone."""
     rng, output, place = random.Random(f"{kind} {seed}"), f"{kind} {seed}", resnet_place

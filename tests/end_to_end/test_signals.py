@@ -15,6 +15,7 @@ import pytest
 from patience import PATIENCE
 from quick_runs import handlers_put_back, quick, raise_in_step
 from safetensors.torch import load_file
+from soak import of_the_soak
 
 from resnet50_test import main
 from utils.launch.signals import Signals, StoppedBySignal
@@ -176,8 +177,10 @@ def long_run(tmp_path_factory) -> Path:
     return folder
 
 
+KINDS = [("SIGTERM", 0), ("SIGKILL", 0)]
 # SIGINT takes the way of SIGTERM.
-KINDS = [("SIGINT", 0), *((kind, seed) for kind in ("SIGTERM", "SIGKILL") for seed in range(4))]
+MORE = [("SIGINT", 0), *((kind, seed) for kind in ("SIGTERM", "SIGKILL") for seed in (1, 2, 3))]
+KINDS += [pytest.param(*case, marks=of_the_soak) for case in MORE]
 
 
 @pytest.mark.slow

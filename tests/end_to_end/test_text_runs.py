@@ -163,6 +163,7 @@ def test_a_signal_saves_and_the_run_goes_on(monkeypatch, capfd):
 # ---- use --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_predictions_and_exports_answer_as_the_model_does(run, own_texts):
     assert run(*own_texts, "--epochs", 2, "--lr", "0.01", "--output", "run")[0] == 0
     new = ["honey and a flower", "=milk(1)", "", "the small hill"]

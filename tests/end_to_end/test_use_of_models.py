@@ -168,6 +168,7 @@ def test_colour_weights_serve_gray_pictures(works, monkeypatch, tmp_path):
 # ---- using what was trained -------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_predictions_and_exports_agree_with_torchvision(works):
     data = pictures("pictures", 32)
     works(*data, *REAL, "--max_steps", "2", "--ema_decay", "0.5", "--output", "run")
@@ -190,6 +191,7 @@ def test_predictions_and_exports_agree_with_torchvision(works):
     assert not torch.allclose(probabilities(model, "run", paths), expected, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_onnx_takes_pictures_as_they_are(works):
     onnxruntime = pytest.importorskip("onnxruntime")
     works(*pictures("pictures"), *TINY, "--max_steps", "2", "--output", "run")

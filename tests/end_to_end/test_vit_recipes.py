@@ -66,6 +66,7 @@ def test_rate_of_every_epoch(name):
             assert schedule.factor(epoch * steps + step) == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_folder")
 def test_one_step_of_32_768_pictures_on_small_ones(monkeypatch):
     """Pictures of 8 pixels and a small model: 128 micro-batches of 256 make a step."""

@@ -13,6 +13,7 @@ import timm
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from soak import of_the_soak
 
 import vit_test
 from utils.settings.config import parse
@@ -108,6 +109,7 @@ def test_the_warm_up_is_a_twentieth_of_the_run():
     assert epochs("--warmup_steps", 10) == epochs("--sched", "onecycle") == 0
 
 
+@pytest.mark.slow
 def test_the_model_is_used(works):
     """Predictions, exports and evaluation against timm's network with the same weights."""
     works(*VIT, "--report", "--output", "first")
@@ -255,10 +257,14 @@ FAMILIES = [
     "test_resnet", "test_nfnet", "test_byobnet", "test_mambaout", "mixer_s32_224",
     "vit_small_patch16_rope_224", "mobilenetv3_small_050",
 ]  # fmt: skip
+# One of each kind: attention with other positions, other norms, gates, no attention at all.
+KINDS = ["test_vit_relpos", "test_nfnet", "test_mambaout", "mixer_s32_224", "test_efficientnet"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    "name", [n if n in KINDS else pytest.param(n, marks=of_the_soak) for n in FAMILIES]
+)
 def test_families_of_timm(works, name):
     """A few steps, resumed, and export. FSDP: tests/distributed/test_families.py."""
     assert_resumes(works, *DATA, *ENGINE, "--model", name)

@@ -5,6 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+import torch.nn.attention.varlen as torch_varlen
 import torch.nn.functional as F
 from test_gpu import run_epoch, run_epoch_without_waiting
 from toy import make_trainer
@@ -42,13 +43,13 @@ def model(device=CUDA, **options):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_packed_attention_equals_padded(monkeypatch, pooling, dtype):
     """By its own kernel; both are close to the result in float32."""
-    used, kernel = [], transformer.varlen_attn
+    used, kernel = [], torch_varlen.varlen_attn
 
     def attend(*given, **options):
         used.append(1)
         return kernel(*given, **options)
 
-    monkeypatch.setattr(transformer, "varlen_attn", attend)
+    monkeypatch.setattr(torch_varlen, "varlen_attn", attend)
     ours, batch = model(pooling=pooling), next(iter(data().epoch(0)))
     results = []
     for way in ("packed", "padded", "float32"):

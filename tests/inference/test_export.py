@@ -219,6 +219,7 @@ def test_resnets_as_onnx(tmp_path, capfd, depth, width, stem, side, channels_las
         np.testing.assert_allclose(answers(path, images), expected, atol=1e-5)
 
 
+@pytest.mark.slow
 @needs_onnx
 def test_onnx_of_gray_pictures_with_metadata_and_no_paths(tmp_path):
     import onnx
@@ -240,6 +241,7 @@ def test_onnx_of_gray_pictures_with_metadata_and_no_paths(tmp_path):
     assert shape[0].dim_param == "batch" and [d.dim_value for d in shape][1:] == [8, 8, 1]
 
 
+@pytest.mark.slow
 @needs_onnx
 def test_onnx_without_onnx_runtime(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
@@ -257,6 +259,7 @@ def test_multiply_adds():
     assert multiply_adds(torch.nn.Linear(3, 4), torch.zeros(2, 5, 3)) == 2 * 5 * 4 * 3
 
 
+@pytest.mark.slow
 @needs_onnx
 def test_onnx_that_answers_otherwise_is_not_left(tmp_path, monkeypatch):
     path = tmp_path / "model.onnx"

@@ -90,6 +90,7 @@ def test_an_input_that_the_graph_does_not_take(tiny):
         tiny[0](torch.zeros(2, 1, 8, 8))
 
 
+@pytest.mark.slow
 def test_logits_of_texts_of_any_number_and_length():
     model = transformer(layers=1, dropout=0.5, token_dropout=0.1)
     ours = OnnxModel(model, TextSamples(50, 0, 12), lambda line: None).eval()

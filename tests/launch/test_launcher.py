@@ -143,6 +143,7 @@ def test_a_rank_that_fails_is_named(launches):
     assert launches.nothing_left()
 
 
+@pytest.mark.slow
 def test_after_a_kill_all_are_restarted_until_the_restarts_are_used_up(launches):
     code, _, err = launches.run(ENTRY, "--do", "kill", MAX_RESTARTS="1")
     assert code == 128 + 9

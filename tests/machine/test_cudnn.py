@@ -115,7 +115,7 @@ def test_packed_attention_equals_padded(monkeypatch, pooling):
         return attention_of_packed_texts(*given, **options)
 
     monkeypatch.setattr(transformer, "varlen_works", lambda *given: True)
-    monkeypatch.setattr(transformer, "varlen_attn", attend)
+    monkeypatch.setattr(torch_varlen, "varlen_attn", attend)
     torch.testing.assert_close(model(texts), expected)
     assert len(asked) == 2 and all(("window_size" in one) == transformer.WINDOWS for one in asked)
 
@@ -123,7 +123,7 @@ def test_packed_attention_equals_padded(monkeypatch, pooling):
 def test_packed_attention_is_not_called_without_texts(monkeypatch):
     """A rank's share of a step may be empty, which FlashAttention refuses."""
     monkeypatch.setattr(transformer, "varlen_works", lambda *given: True)
-    monkeypatch.setattr(transformer, "varlen_attn", None)
+    monkeypatch.setattr(torch_varlen, "varlen_attn", None)
     model = Transformer(50, 3, 2, 16, 2, 32, 200, dropout=0.0)
     none = np.array([], dtype=np.int64)
     logits = model(pack(none, none, none, CPU))

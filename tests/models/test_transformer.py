@@ -292,6 +292,7 @@ def test_too_long_a_text_is_refused():
             model()(inputs)
 
 
+@pytest.mark.slow
 def test_exports_to_onnx_with_any_number_and_length(tmp_path):
     """With the mean of the tokens; with the first one: tests/inference/test_onnx_model.py."""
     onnxruntime = pytest.importorskip("onnxruntime")

@@ -88,6 +88,7 @@ def test_a_grid_of_choices(search, tmp_path):
     assert (tmp_path / "study" / "grid.png").stat().st_size
 
 
+@pytest.mark.slow
 def test_points_of_a_grid(search, tmp_path):
     words = ["--sampler", "grid", "--mixup", "fixed", "--sched", "step"]
     code, out, err = search(*words, "--params", "alpha,gamma", "--confirm", "0")

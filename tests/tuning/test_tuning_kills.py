@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from finished_studies import SHORT, ends, results, wait_for_trace
 from patience import PATIENCE
+from soak import of_the_soak
 
 KILLS = 8
 
@@ -53,7 +54,7 @@ def kill_and_go_on(start, tmp_path, rng, jobs="1", children_too=False):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=of_the_soak)])
 def test_a_search_killed_at_random_moments(start, tmp_path, reference, seed):
     """Nothing is lost or repeated: every run ends once, and the study is the undisturbed one."""
     assert kill_and_go_on(start, tmp_path, random.Random(seed)) >= 2
@@ -64,7 +65,9 @@ def test_a_search_killed_at_random_moments(start, tmp_path, reference, seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2, 6))
+@pytest.mark.parametrize(
+    "seed", [2, *(pytest.param(seed, marks=of_the_soak) for seed in (3, 4, 5))]
+)
 def test_a_search_killed_with_its_runs(start, tmp_path, reference, seed):
     """As by a power cut."""
     kill_and_go_on(start, tmp_path, random.Random(seed), children_too=True)

@@ -101,8 +101,7 @@ def test_a_finished_run_is_not_trained_again(reference):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_search_killed_and_then_stopped_by_a_signal(start, tmp_path, reference, signum):
+def test_a_search_killed_and_then_stopped_by_a_signal(start, tmp_path, reference):
     """Nothing is lost or repeated: every run ends once, and the study is the undisturbed one."""
     process = start(*SHORT, env={"FAKE_HOLD": "0001/rung0"})
     wait_for_trace(tmp_path, "hold 0001")
@@ -110,9 +109,9 @@ def test_a_search_killed_and_then_stopped_by_a_signal(start, tmp_path, reference
     process.communicate()
     process = start(*SHORT, env={"FAKE_HOLD": "0004/rung0"})
     wait_for_trace(tmp_path, "hold 0004")
-    process.send_signal(signum)
+    process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 128 + signum
+    assert process.returncode == 128 + signal.SIGTERM
     (line,) = err.strip().splitlines()
     assert "the same command continues it" in line
     process = start(*SHORT)
@@ -147,19 +146,12 @@ def test_when_time_is_up_one_trial_is_trained_to_the_end(search, tmp_path):
     assert "recipe: " in out
 
 
-@pytest.mark.parametrize(
-    ("lr", "trials"),
-    [
-        ("{low: 0.6, high: 2.0, scale: log, default: 0.6}", 10),
-        # More than the table shows, and enough good ones to rank the parameters.
-        ("{low: 0.05, high: 2.0, scale: log}", 40),
-    ],
-)
 @pytest.mark.slow
-def test_failed_trials_do_not_end_the_search(search, tmp_path, lr, trials):
+def test_failed_trials_do_not_end_the_search(search, tmp_path):
     """One that diverged, ran out of memory or met a bug is recorded with the reason."""
     space = tmp_path / "space.yaml"
-    space.write_text(f"lr: {lr}\n")
+    space.write_text("lr: {low: 0.6, high: 2.0, scale: log, default: 0.6}\n")
+    trials = 14  # more than the table shows
     code, _, err = search(
         "--space", space, "--trials", trials, "--sampler", "random", "--confirm", "0",
         "--crash_above", "1.7", "--memory_above", "1.4", "--early_above", "1.15",

@@ -13,7 +13,6 @@ sentence classification" (2019), arXiv:1905.08941: at "embeddings" (the paper's 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from functools import partial
 
@@ -21,7 +20,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.compiler import is_compiling
-from torch.nn.attention.varlen import varlen_attn
 
 from utils.fused import is_fused
 from utils.fused.transformer import feed_forward, norm_linear
@@ -33,7 +31,7 @@ from utils.packed import PackedTokens
 # PyTorch use FlashAttention. Without one, PyTorch 2.11 to 2.14 use cuDNN's attention on Hopper and
 # Blackwell for texts of over 128 tokens, which makes a plan for every new length. 2.10 has no
 # window and always uses FlashAttention; 2.15 does after `prefer_flash_attention`.
-WINDOWS = "window_size" in inspect.signature(varlen_attn).parameters
+WINDOWS = torch.__version__ >= (2, 11)
 
 POOLINGS = ("cls", "mean")
 MIXUP_PLACES = ("sentence", "embeddings")
@@ -69,6 +67,9 @@ class Attention(nn.Module):
             q_ends, q_longest = ends, longest
             if first_only:
                 q_ends, q_longest = torch.arange(layout.n + 1, device=ends.device).int(), 1
+            # Imported here: it brings torch._dynamo, two seconds that a run on a CPU goes without.
+            from torch.nn.attention.varlen import varlen_attn
+
             window = {"window_size": (longest, longest)} if WINDOWS else {}
             attended = varlen_attn(q, k, v, q_ends, ends, q_longest, longest, **window)
             return self.out(attended.flatten(1))

@@ -155,6 +155,7 @@ class Run:
         from utils.engines.ort.session import why_missing
         from utils.machine.cores import usable_cores
         from utils.machine.cudnn import prefer_flash_attention
+        from utils.machine.eager_optimizers import keep_optimizers_eager
         from utils.machine.free_cores import follow_free_cores
         from utils.machine.host_memory import keep_freed_memory
         from utils.training.objective import Precision, resolve_precision
@@ -187,6 +188,8 @@ class Run:
             self.free_cores = follow_free_cores(self.console.say, self.console.log)
         torch.manual_seed(settings.seed)
         prefer_flash_attention()
+        if not settings.compile:
+            keep_optimizers_eager()
         if settings.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Mapping
 
@@ -35,6 +36,38 @@ def read_command_line(
         say: called with a note on a value that is known from elsewhere.
         program: what is started, for the usage line of --help.
     """
+    parser = _parser(tuple(known.values()), description, program)
+    typed, unknown = parser.parse_known_args(_with_folder(argv, known))
+    if unknown:
+        flag = unknown[0].split("=")[0]
+        if (meaning := MEANINGS.get(canonical_name(flag))) is not None:
+            raise UserError(f"{flag} is unknown here: {meaning}")
+        if not flag.startswith("-") and "data_dir" in known and unknown[0] == argv[0]:
+            raise UserError(
+                f"{argv[0]!r}: there is no such folder; the first argument may be the data folder, "
+                "all others are --name value; see --help"
+            )
+        if not flag.startswith("-"):
+            raise UserError(f"{flag!r} has no flag before it: write --name value; see --help")
+        raise UnknownFlag(flag, suggestion(flag, known, "--"))
+    given = vars(typed)
+    short = {name for name in short_for(known) if given.pop(name, False)}
+    parts = {name: given.pop(name) for name in parts_of(known) if name in given}
+    given = {n: ",".join(v) if isinstance(v, list) else v for n, v in given.items()}
+    as_typed = _as_typed(argv, known)
+    for name, value in (given | parts).items():
+        if value == "":  # such as that of a variable that is not set
+            raise UserError(f"--{name}: the value is empty; leave the flag out, or give it a value")
+    values = {name: convert(known[name], value, as_typed[name]) for name, value in given.items()}
+    for name, value in given.items():
+        if (note := VALUE_NOTES.get(name, {}).get(str(value).lower())) is not None:
+            say(f"note: {as_typed[name]} {value}: {note}")
+    return values, short, parts
+
+
+@functools.cache  # tests read thousands of command lines
+def _parser(settings: tuple[dataclasses.Field, ...], description: str, program: str) -> "_Parser":
+    known = {field.name: field for field in settings}
     parser = _Parser(
         usage=f"{program} [--flag value ...]",
         description=description,
@@ -64,32 +97,7 @@ def read_command_line(
             *{f"--{flag}", f"--{_hyphens(flag)}"}, dest=flag, default=argparse.SUPPRESS,
             help=argparse.SUPPRESS,
         )  # fmt: skip
-    typed, unknown = parser.parse_known_args(_with_folder(argv, known))
-    if unknown:
-        flag = unknown[0].split("=")[0]
-        if (meaning := MEANINGS.get(canonical_name(flag))) is not None:
-            raise UserError(f"{flag} is unknown here: {meaning}")
-        if not flag.startswith("-") and "data_dir" in known and unknown[0] == argv[0]:
-            raise UserError(
-                f"{argv[0]!r}: there is no such folder; the first argument may be the data folder, "
-                "all others are --name value; see --help"
-            )
-        if not flag.startswith("-"):
-            raise UserError(f"{flag!r} has no flag before it: write --name value; see --help")
-        raise UnknownFlag(flag, suggestion(flag, known, "--"))
-    given = vars(typed)
-    short = {name for name in short_for(known) if given.pop(name, False)}
-    parts = {name: given.pop(name) for name in parts_of(known) if name in given}
-    given = {n: ",".join(v) if isinstance(v, list) else v for n, v in given.items()}
-    as_typed = _as_typed(argv, known)
-    for name, value in (given | parts).items():
-        if value == "":  # such as that of a variable that is not set
-            raise UserError(f"--{name}: the value is empty; leave the flag out, or give it a value")
-    values = {name: convert(known[name], value, as_typed[name]) for name, value in given.items()}
-    for name, value in given.items():
-        if (note := VALUE_NOTES.get(name, {}).get(str(value).lower())) is not None:
-            say(f"note: {as_typed[name]} {value}: {note}")
-    return values, short, parts
+    return parser
 
 
 class _Parser(argparse.ArgumentParser):

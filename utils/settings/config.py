@@ -11,6 +11,7 @@ Nothing here imports PyTorch, so `--help` and wrong flags answer at once.
 
 import dataclasses
 import difflib
+import functools
 import socket
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -91,6 +92,7 @@ def refuse_beside(flag: str, others: Iterable[tuple[str, bool, str]]) -> None:
             raise UserError(f"{other} cannot be combined with {flag}: {reason}")
 
 
+@functools.cache
 def fields(config_class) -> dict[str, dataclasses.Field]:
     return {field.name: field for field in dataclasses.fields(config_class)}
 
