@@ -79,7 +79,8 @@ soak: $(VENV)/.installed-dev
 	SOAK=$${SOAK:-100} $(BIN)/python -m pytest -s tests/distributed/test_rank_faults.py \
 		tests/distributed/test_node_faults.py tests/distributed/test_soak.py \
 		tests/end_to_end/test_resume_all.py tests/end_to_end/test_signals.py \
-		tests/end_to_end/test_vit_runs.py tests/tuning/test_tuning_kills.py \
+		tests/end_to_end/test_vit_runs.py tests/end_to_end/test_make_demos.py \
+		tests/tuning/test_tuning_kills.py \
 		tests/end_to_end/test_random_settings.py tests/end_to_end/test_random_text_settings.py
 
 # Whether a change leaves results, files and messages as they are at a revision of git: the

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from pages import ENTRIES, ROOT
+from soak import of_the_soak
 
 # Added to the commands of `make demo-tuning`, which would take minutes: the last value counts.
 SHORTER = {
@@ -34,7 +35,9 @@ def test_make_demo_tuning(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", ["demo", "demo-text", "demo-vit"])
+@pytest.mark.parametrize(
+    "target", ["demo", "demo-text", pytest.param("demo-vit", marks=of_the_soak)]
+)
 def test_make_demo(target):
     """The whole demo, in the environment of these tests."""
     environment = Path(sys.prefix)
