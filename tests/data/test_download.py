@@ -9,7 +9,7 @@ import pytest
 from patience import PATIENCE
 
 from utils.data import download as module
-from utils.data.download import download
+from utils.data.download import download, refuse_strange_folder
 from utils.errors import UserError
 
 CONTENT = bytes(range(256)) * 4000  # about 1 MB: several blocks
@@ -179,3 +179,13 @@ def test_several_at_once_download_it_once(server, tmp_path):
     assert not errors and path.read_bytes() == CONTENT
     assert len(server.requests) == 1
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def test_nothing_is_downloaded_beside_the_users_own_files(tmp_path):
+    for name in ("cifar-10-batches-py", "MNIST", "ag_news_csv", "cache", ".gitignore"):
+        (tmp_path / name).mkdir()
+    refuse_strange_folder(tmp_path, "cifar10")
+    refuse_strange_folder(tmp_path / "not there yet", "cifar10")
+    (tmp_path / "cats").mkdir()
+    with pytest.raises(UserError, match=r"where cats is: .*--data_dir.*--dataset imagefolder"):
+        refuse_strange_folder(tmp_path, "cifar10")

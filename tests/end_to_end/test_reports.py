@@ -218,8 +218,15 @@ def test_early_stop_and_the_best_weights_beside_the_last(works):
 
     best = f"run/{told['best_checkpoint']}"
     assert sorted(Path("run/checkpoints").glob("step-*"))[-1] != Path(best)
-    for place, figure in ((best, "best_test_accuracy"), ("run", "test_accuracy")):
-        said = works("--resume", place, "--eval_only")
+    assert told["model_weights"] == "best" and best.endswith(f"-{told['model_step']:08}")
+    assert told["model_test_accuracy"] == told["best_test_accuracy"]
+    assert f"test accuracy {told['model_test_accuracy']:.2f} % on 100 samples with the best" in said
+    for place, figure in (
+        ([best], "best_test_accuracy"),
+        (["run"], "model_test_accuracy"),
+        (["run", "--use", "last"], "test_accuracy"),
+    ):
+        said = works("--resume", *place, "--eval_only")
         assert f"test accuracy {told[figure]:.2f} % on 100 samples" in said
 
     said = works("--resume", "run")

@@ -1,6 +1,7 @@
 """Runs that fail early, branch off, or run out of memory leave a sound state."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from resnet50_test import main
 from utils.checkpoints.checkpoint import Checkpoints
 from utils.training.average import Average
 from utils.training.objective import Classification
+from utils.training.progress import Progress
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
@@ -19,8 +21,18 @@ TINY = [
     "--threads", "1", "--bs", "16",
 ]  # fmt: skip
 STEPS = 4  # in an epoch
-# From this start and with hardly any steps the first epochs happen to be the best.
-BEST_BEFORE_LAST = ["--lr", "1e-9", "--no_zero_init_residual"]
+
+
+@pytest.fixture
+def first_is_best(monkeypatch):
+    """No evaluation is better than the first one."""
+    take = Progress.take_validation
+
+    def worse(self, accuracy, loss, by):
+        first = self.best_val_accuracy is None
+        return take(self, accuracy if first else 0.0, loss if first else math.inf, by)
+
+    monkeypatch.setattr(Progress, "take_validation", worse)
 
 
 def cramp(monkeypatch, room: int, since: int = 0) -> None:
@@ -51,9 +63,10 @@ def test_a_failure_before_the_first_step_leaves_the_folder_free(run, monkeypatch
     assert run(*TINY, "--epochs", 1, "--output", "mine")[0] == 0  # not "already holds a run"
 
 
+@pytest.mark.usefixtures("first_is_best")
 def test_a_branch_has_its_starting_point_and_the_best_checkpoint(run, monkeypatch):
     flags = ["--val_fraction", "0.1", "--save_every", "2", "--checkpoint_hist", "1"]
-    assert run(*TINY, *flags, *BEST_BEFORE_LAST, "--epochs", 3, "--output", "run")[0] == 0
+    assert run(*TINY, *flags, "--epochs", 3, "--output", "run")[0] == 0
     summary = json.loads(Path("run/summary.json").read_text())
     best = Path("run") / summary["best_checkpoint"]
     assert best.name != f"step-{3 * STEPS:08}"
@@ -150,13 +163,16 @@ def test_a_finished_run_points_to_its_report(run):
     assert "to write the class report" not in run("--resume", "run", "--report")[1]
 
 
+@pytest.mark.usefixtures("first_is_best")
 def test_a_damaged_best_checkpoint_costs_only_its_figures(run):
-    flags = ["--val_fraction", "0.1", *BEST_BEFORE_LAST, "--eval_every", 1]
+    flags = ["--val_fraction", "0.1", "--eval_every", 1]
     assert run(*TINY, *flags, "--epochs", 2, "--output", "run")[0] == 0
     best = Path("run") / json.loads(Path("run/summary.json").read_text())["best_checkpoint"]
     (best / "model.safetensors").write_bytes(b"broken")
     code, out, _ = run("--resume", "run", "--epochs", 3)
     assert code == 0 and f"the best checkpoint, {best}, cannot be measured" in out
+    code, out, _ = run("--resume", "run", "--eval_only")
+    assert code == 0 and "is damaged" in out and "step 12, the last weights" in out
     code, out, _ = run(*TINY, "--pretrained", "run", "--epochs", 1, "--output", "next")
     assert code == 0 and "is damaged" in out and "weights from run, step 12" in out
     shutil.rmtree(best)

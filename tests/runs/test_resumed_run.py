@@ -7,12 +7,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from utils.checkpoints.checkpoint import RUN_INFO, Checkpoint, Checkpoints, DamagedCheckpoint
+from utils.checkpoints.checkpoint import (
+    RUN_INFO,
+    Checkpoint,
+    Checkpoints,
+    DamagedCheckpoint,
+    read_checkpoint,
+)
 from utils.errors import UserError
 from utils.exchange import Exchange
 from utils.reporting.run_folder import LOCK_OUTLIVES
 from utils.runs.records import open_metrics
-from utils.runs.run import Run, better_checkpoint_note
+from utils.runs.run import Run, which_weights
 from utils.runs.train_classifier import _measure_best
 from utils.training.evaluation import Evaluation
 
@@ -128,6 +134,9 @@ def test_only_a_resumed_run_of_several_processes_waits(
     assert given["wait"] == wait and given["resume"] is (output == "run")
 
 
+BEST = ("best_step", "best_epoch", "best_val_accuracy", "best_val_loss")
+
+
 # ---- the best checkpoint ----------------------------------------------------------------------
 
 
@@ -139,9 +148,30 @@ def old(tmp_path) -> Path:
     return path.rename(path.with_name(f"{path.name}.old"))
 
 
-def test_the_note_on_a_better_checkpoint_knows_its_other_name(tmp_path, old):
-    checkpoint = Checkpoints(tmp_path / "checkpoints").load()
-    assert better_checkpoint_note(checkpoint, tmp_path).endswith(f"--resume {old}")
+def test_the_weights_that_are_used_are_named(tmp_path, old):
+    """The best checkpoint is known under its other name, too."""
+    last = Checkpoints(tmp_path / "checkpoints").load()
+    text = "step 2, the last weights (best on the validation split: step 1)"
+    assert which_weights(last, tmp_path) == text
+    assert which_weights(read_checkpoint(old), tmp_path) == "step 1, best on the validation split"
+
+
+@pytest.mark.parametrize(("use", "step"), [(None, 1), ("best", 1), ("last", 2)])
+def test_the_best_weights_are_the_model_unless_use_says_otherwise(tmp_path, old, use, step):
+    run = run_of(tmp_path)
+    run.settings.use, run.settings.action = use, SimpleNamespace(trains=False, name="predict")
+    assert run.load_checkpoint().step == step
+
+
+def test_without_a_validation_split_the_last_weights_are_the_model(tmp_path):
+    for step in (1, 2):
+        saved(tmp_path, step, best=None)
+    run = run_of(tmp_path)
+    run.settings.use, run.settings.action = None, SimpleNamespace(trains=False, name="predict")
+    assert run.load_checkpoint().step == 2
+    run.settings.use = "best"
+    with pytest.raises(UserError, match=r"--use best: the run .* has no validation split"):
+        run.load_checkpoint()
 
 
 @pytest.mark.parametrize("kept", [1, 3])
@@ -168,7 +198,7 @@ def test_a_best_one_that_is_gone_is_told_and_counted_anew(tmp_path, processes):
     shutil.rmtree(gone)
     run = run_of(tmp_path, processes=processes)
     figures = run.load_checkpoint().state["progress"]
-    assert figures == {"best_step": None, "best_epoch": None, "best_val_accuracy": None}
+    assert figures == dict.fromkeys(BEST)
     assert run.said == [
         f"note: the best checkpoint, {gone}, is gone: the best one is counted anew from here on"
     ]
@@ -181,7 +211,7 @@ def test_the_best_one_before_takes_the_place_of_one_that_is_gone(tmp_path):
     shutil.rmtree(gone)
     run = run_of(tmp_path)
     figures = run.load_checkpoint().state["progress"]
-    assert figures == {"best_step": 1, "best_epoch": 0.5, "best_val_accuracy": 60.0}
+    assert figures == dict(zip(BEST, (1, 0.5, 60.0, None), strict=True))
     assert run.said == [f"note: the best checkpoint, {gone}, is gone: {before} is the best one now"]
 
 
@@ -209,14 +239,14 @@ def measured(run, folder: Path) -> tuple[dict, list]:
 
 def test_the_best_one_is_measured_under_its_other_name(tmp_path, old):
     figures, loaded = measured(run_of(tmp_path, processes=2), tmp_path)
-    assert figures == {"best_test_loss": 0.5, "best_test_accuracy": 60.0}
+    assert (figures.loss, figures.accuracy) == (0.5, 60.0)
     assert loaded[0]["weight"][0] == 1.0
 
 
 def test_no_rank_measures_the_best_one_if_another_cannot_read_it(tmp_path, old):
     """It would wait for that rank without end."""
     run = run_of(tmp_path, exchange=Ranks(None, "model.safetensors: Input/output error"))
-    assert measured(run, tmp_path) == ({}, [])
+    assert measured(run, tmp_path) == (None, [])
     assert run.said == [
         f"the best checkpoint, {old}, cannot be measured: model.safetensors: Input/output error"
     ]
@@ -230,4 +260,4 @@ def test_a_rank_that_cannot_read_the_best_one_tells_the_others(tmp_path, old, mo
     told = []
     run = run_of(tmp_path, exchange=SimpleNamespace(gather_json=lambda v: [told.append(v), v]))
     monkeypatch.setattr("utils.runs.train_classifier.read_checkpoint", read_checkpoint)
-    assert measured(run, tmp_path) == ({}, []) and told == ["not readable"]
+    assert measured(run, tmp_path) == (None, []) and told == ["not readable"]

@@ -5,7 +5,7 @@ from settings_of_pictures import FIELDS, NEEDS, another_value, flags_for, refuse
 
 from resnet50_test import Settings
 from utils.settings import TextSettings
-from utils.settings.aliases import ALIASES, VALUE_ALIASES
+from utils.settings.aliases import ALIASES, LOCAL, VALUE_ALIASES
 from utils.settings.config import DEFAULT, parse, to_yaml
 
 
@@ -92,3 +92,28 @@ def test_a_resumed_run_keeps_its_optimizer_under_its_short_flag(make_run):
     run = make_run("--ngd")
     assert settings_of("--resume", run, "--ngd").optimizer == "ngd"
     assert "--optimizer sgd" in refused("--resume", run, "--optimizer", "sgd")
+
+
+def test_a_step_schedule_with_milestones_is_multistep(make_run):
+    flags = ["--scheduler", "step", "--decay-points", "1", "5"]
+    settings = settings_of(*flags)
+    assert (settings.sched, settings.milestones) == ("multistep", "1,5")
+    assert settings_of("--resume", make_run(*flags), *flags).sched == "multistep"
+    assert settings_of("--sched", "step", "--step_epochs", "2").sched == "step"
+
+
+def test_optimizers_of_local_steps_bring_their_strategy_and_its_alpha():
+    for name, optimizer in LOCAL.items():
+        settings = settings_of("--distributed", "--opt", name, "--alpha", "0.0175")
+        assert (settings.optimizer, settings.strategy) == (optimizer, "local")
+        assert (settings.qsr_alpha, settings.alpha) == (0.0175, 0.2)
+    both = ["--distributed", "--opt", "localsgd", "--strategy", "ddp"]
+    assert "localsgd is short for --strategy local" in refused(*both)
+
+
+def test_an_alpha_with_two_meanings_is_refused():
+    for more in ([], ["--mixup", "fixed"]):
+        text = refused("--distributed", "--strategy", "local", "--alpha", "0.0175", *more)
+        assert "--mixup 0.0175" in text and "--qsr_alpha 0.0175" in text
+    both = settings_of("--distributed", "--strategy", "local", "--mixup", "0.3")
+    assert (both.mixup, both.alpha) == ("fixed", 0.3)

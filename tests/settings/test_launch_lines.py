@@ -97,3 +97,12 @@ def test_without_a_data_folder_the_current_one_does_not_count(pictures, monkeypa
     lines = []
     assert parsed("resnet50_test.py --epochs 3", pictures, lines.append).dataset == "cifar10"
     assert lines == []
+
+
+def test_class_folders_alone_are_an_imagefolder(tmp_path):
+    (tmp_path / "cats").mkdir()
+    (tmp_path / "cats" / "1.jpg").touch()
+    lines = []
+    settings = parsed(f"resnet50_test.py {tmp_path}", tmp_path, lines.append)
+    assert settings.dataset == "imagefolder"
+    assert lines == [f"note: --dataset imagefolder, since there are pictures in {tmp_path}/cats"]

@@ -38,7 +38,7 @@ from utils.settings.config import parse
         ),
         ("gamma", ["--sched", "cosine"]),
         ("step_epochs", ["--sched", "multistep"]),
-        ("milestones", ["--sched", "step"]),
+        ("milestones", ["--sched", "cosine"]),
         ("min_lr", ["--sched", "constant"]),
         ("plateau_patience", ["--sched", "linear"]),
         ("epochs_for_sched", ["--sched", "constant"]),

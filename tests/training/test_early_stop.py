@@ -1,10 +1,12 @@
 """Early stopping and the plateau schedule follow the validation split, and print what they do; an
 evaluation before the first step decides nothing."""
 
+import pytest
 from toy import history, make_trainer
 
 from utils.optim.schedules import Plateau
 from utils.training.evaluation import Evaluation
+from utils.training.progress import Progress
 
 
 def trainer_with(folder, accuracies, losses=None, **options):
@@ -57,7 +59,10 @@ def test_a_run_that_has_done_all_its_steps_has_not_stopped_early(tmp_path, capsy
 
 def test_the_note_counts_one_evaluation(tmp_path, capsys):
     trainer_with(tmp_path, [10, 5, 5], early_stop_patience=1).fit()
-    assert "no better accuracy for 1 evaluation: stopped early" in capsys.readouterr().out
+    assert (
+        "no better accuracy or lower loss for 1 evaluation: stopped early"
+        in capsys.readouterr().out
+    )
 
 
 def test_plateau_lowers_the_rate_and_says_so(tmp_path, capsys):
@@ -87,3 +92,29 @@ def test_an_evaluation_before_the_first_step_decides_nothing(tmp_path, capsys):
         for name in ("with", "without")
     ]
     assert losses[0] == losses[1]
+
+
+def test_equal_accuracies_are_judged_by_the_loss_and_patience_lasts_while_it_falls(tmp_path):
+    losses = [3.0, 2.0, 1.0, 1.5, 1.6]
+    trainer = trainer_with(tmp_path, [95] * 5, losses=losses, early_stop_patience=2)
+    progress = trainer.fit()
+    assert progress.best_epoch == 3 and progress.best_val_loss == 1.0
+    assert progress.stopped_early is False and progress.since_best == 2
+
+
+@pytest.mark.parametrize(
+    ("by", "epoch", "observed"), [(None, 2, "loss"), ("accuracy", 2, "error"), ("loss", 1, "loss")]
+)
+def test_what_the_best_is_best_by(tmp_path, monkeypatch, by, epoch, observed):
+    trainer = trainer_with(tmp_path, [10, 30, 20], losses=[1.0, 2.0, 3.0], best_by=by)
+    seen = []
+    monkeypatch.setattr(trainer.train_step.schedule, "observe", lambda loss: seen.append(loss))
+    assert trainer.fit().best_epoch == epoch
+    assert seen == ([90, 70, 80] if observed == "error" else [1.0, 2.0, 3.0])
+
+
+def test_the_figures_of_older_checkpoints_are_beaten_by_the_accuracy_alone():
+    progress = Progress(best_val_accuracy=50.0)
+    assert progress.take_validation(50.0, 0.1, None) == (False, False)
+    assert progress.take_validation(50.0, 0.05, None) == (False, True)
+    assert progress.take_validation(51.0, 9.0, None) == (True, False)

@@ -14,6 +14,7 @@ from utils.training.objective import (
     Precision,
     mixed_cross_entropy,
     resolve_precision,
+    why_slow,
 )
 
 CPU = torch.device("cpu")
@@ -78,6 +79,18 @@ def test_precision_on_a_cpu():
         "fp16",
     ]
     assert Precision("fp16", CPU).scaler().is_enabled()
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_precision_that_a_cpu_only_emulates_is_slow(monkeypatch, native):
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    for name in ("_is_avx512_bf16_supported", "_is_amx_fp16_supported"):
+        monkeypatch.setattr(torch.cpu, name, lambda: native)
+    slow = [bool(why_slow(name, CPU)) for name in ("fp32", "bf16", "fp16")]
+    assert slow == [False, not native, not native]
+    assert not why_slow("bf16", torch.device("cuda"))
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")  # nobody knows
+    assert not why_slow("bf16", CPU)
     assert not Precision("bf16", CPU).scaler().is_enabled()
 
 

@@ -10,6 +10,7 @@ import hashlib
 import http.client
 import io
 import os
+import re
 import sys
 import urllib.error
 import urllib.request
@@ -22,6 +23,10 @@ from tqdm import tqdm
 from utils.errors import UserError
 from utils.files import sync_folder
 
+# What lies in a folder that data sets are downloaded into.
+DATA_SETS = re.compile(
+    r"\..*|cifar-.*|(Fashion)?MNIST|.*-ubyte(\.gz)?|.*_csv(\.tgz|\.tar\.gz)?|aclImdb.*|cache"
+)
 TIMEOUT_S = 30  # without a single byte
 _BLOCK = 1 << 18
 # Number of hexadecimal digits of a checksum -> its name and what computes it.
@@ -75,6 +80,18 @@ def download(url: str, path: str | Path, checksum: str, *, hint: str) -> None:
     except OSError as error:
         reason = error.strerror or error
         raise UserError(f"cannot write {path}: {reason}; {hint}") from error
+
+
+def refuse_strange_folder(folder: Path, dataset: str) -> None:
+    """Raises UserError for a folder with anything but data sets that are downloaded: it may be the
+    user's own data, which --dataset does not name."""
+    names = sorted(os.listdir(folder)) if folder.is_dir() else []
+    if strange := [name for name in names if not DATA_SETS.fullmatch(name)]:
+        raise UserError(
+            f"--dataset {dataset} is not in {folder}, and is not downloaded into it, where "
+            f"{strange[0]} is: name another folder with --data_dir, or, if this one has data of "
+            "your own, --dataset imagefolder or csv"
+        )
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from pathlib import Path
 from utils.checkpoints.checkpoint import Checkpoint, Checkpoints
 from utils.reporting.run_folder import REPORT, default_path
 from utils.runs.prepare import ReadyModel
-from utils.runs.run import Run, better_checkpoint_note
+from utils.runs.run import Run, which_weights
 from utils.runs.summary import report_classes
 from utils.runs.train_classifier import flip_text, measure_split
 from utils.tasks.task import Task
@@ -20,8 +20,7 @@ def evaluate_only(run: Run, ready: ReadyModel, task: Task, checkpoint: Checkpoin
     what = "--pretrained"
     if checkpoint is not None:
         ready.strategy.load(checkpoint.weights)
-        averaged = "" if checkpoint.average is None else " (averaged weights)"
-        what = f"step {checkpoint.step}{averaged}"
+        what = which_weights(checkpoint, folder)
     if run.settings.infers_by_ort:
         # Training does without what these import.
         from utils.inference.export_samples import samples_for
@@ -33,20 +32,23 @@ def evaluate_only(run: Run, ready: ReadyModel, task: Task, checkpoint: Checkpoin
     result = measure_split(run, ready, task.test, len(classes) if report else None, flip)
     if report:
         folder = folder or default_path(run.model_name, run.data_name)
-        report_classes(run, result, classes, _report_folder(folder, checkpoint))
+        report_classes(run, result, classes, _report_folder(run, folder, checkpoint))
     split = "validation" if task.test is task.val else "test"
-    note = "" if checkpoint is None else better_checkpoint_note(checkpoint, folder)
     run.console.say(
         f"{what}: {split} loss {result.loss:.4f}, {split} accuracy {result.accuracy:.2f} % on "
-        f"{result.samples:,} samples{note}"
+        f"{result.samples:,} samples"
     )
     if flip:
         run.console.say(flip_text(result))
 
 
-def _report_folder(folder: Path, checkpoint: Checkpoint | None) -> Path:
-    """Of an earlier checkpoint than the run's last one, a subfolder: report/ describes the last."""
+def _report_folder(run: Run, folder: Path, checkpoint: Checkpoint | None) -> Path:
+    """Of a checkpoint that is not the run's model, a subfolder: report/ describes the model."""
+    if checkpoint is None:
+        return folder / REPORT
     steps = Checkpoints(folder / "checkpoints").steps()
-    if checkpoint is None or checkpoint.step == max(steps, default=checkpoint.step):
+    best = checkpoint.state["progress"]["best_step"]
+    uses_best = run.settings.use != "last" and best in steps
+    if checkpoint.step == (best if uses_best else max(steps, default=checkpoint.step)):
         return folder / REPORT
     return folder / REPORT / f"step-{checkpoint.step:08}"

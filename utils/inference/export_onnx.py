@@ -34,16 +34,20 @@ _OTHER_WAY = "export to safetensors, or try other versions of torch, onnx and on
 
 
 def export_onnx(
-    model: nn.Module, card: ModelCard | TextCard, path: str | Path, architecture: str = ""
+    model: nn.Module,
+    card: ModelCard | TextCard,
+    path: str | Path,
+    architecture: str = "",
+    weights: str = "",
 ) -> str:
     """Writes a graph of normalisation (of pictures), model and softmax, in float32.
 
     Input for pictures, "images": (batch, height, width, channels) uint8, as decoders return them.
     Input for texts, "ids": (batch, length) int64, up to `max_len` tokens: the class token first,
     the tokenizer's padding at the end. Output "probabilities": (batch, classes) float32. The batch
-    may have any size. The metadata holds `architecture` and, as JSON, `classes` with `mean` and
-    `std` (pictures) or with `max_len`, `clean`, `line_end`, `pad_id`, `pad_token` and `cls_id`
-    (texts).
+    may have any size. The metadata holds `architecture`, `weights` and, as JSON, `classes` with
+    `mean` and `std` (pictures) or with `max_len`, `clean`, `line_end`, `pad_id`, `pad_token` and
+    `cls_id` (texts).
 
     `onnx.checker` checks the graph. ONNX Runtime where it is installed, else onnx.reference for a
     small model, computes probabilities of random inputs, which are compared with PyTorch's.
@@ -69,7 +73,9 @@ def export_onnx(
     samples = samples_for(card)
     proto = trace(model, samples)
     metadata = {key: json.dumps(value) for key, value in metadata_of(card).items()}
-    onnx.helper.set_model_props(proto, metadata | {"architecture": architecture})
+    onnx.helper.set_model_props(
+        proto, metadata | {"architecture": architecture, "weights": weights}
+    )
     random = samples.random()
     with torch.inference_mode():
         expected = model(samples.prepared(random)).softmax(1).numpy()

@@ -17,9 +17,14 @@ from utils.weights.pretrained import fit_weights, load_pretrained
 
 
 def export_safetensors(
-    model: nn.Module, card: ModelCard | TextCard, path: str | Path, architecture: str = ""
+    model: nn.Module,
+    card: ModelCard | TextCard,
+    path: str | Path,
+    architecture: str = "",
+    weights: str = "",
 ) -> str:
-    """Writes the weights, with `card` and `architecture` as JSON in one metadata key, `CARD`.
+    """Writes the weights. One metadata key, `CARD`, has as JSON `card`, `architecture`, and
+    `weights`, which says which ones they are.
 
     `load_pretrained` and any other reader of safetensors can read the file. As a check it is
     loaded into a copy of the model whose weights were set to zero; for random inputs the copy must
@@ -36,7 +41,7 @@ def export_safetensors(
         raise UserError(f"{path}: the name of the file must end in .safetensors")
     model = plain_copy(model)
     tensors = _apart(model.state_dict())
-    text = json.dumps({"architecture": architecture} | card.to_dict())
+    text = json.dumps({"architecture": architecture, "weights": weights} | card.to_dict())
     with written_aside(path) as aside:
         aside.write_bytes(to_bytes(tensors, metadata={CARD: text}))
         restored = copy.deepcopy(model)

@@ -22,7 +22,7 @@ from utils.inference.predict_texts import predict_texts
 from utils.launch.signals import StoppedBySignal
 from utils.reporting.run_folder import TOKENIZER
 from utils.runs.prepare import kept_modules
-from utils.runs.run import Run, better_checkpoint_note
+from utils.runs.run import Run, which_weights
 from utils.training.keep_fp32 import keep_in_float32
 from utils.weights.card import ModelCard, TextCard
 
@@ -35,16 +35,13 @@ def use_model(run: Run, model, checkpoint: Checkpoint, card: ModelCard | TextCar
     if settings.predict:
         check_output(settings.predict, output, settings.task == "pictures")
     model.load_state_dict(checkpoint.weights)
-    averaged = "" if checkpoint.average is None else ", averaged weights"
-    say(
-        f"{run.model_name} of {folder}, step {checkpoint.step}{averaged}"
-        f"{better_checkpoint_note(checkpoint, folder)}"
-    )
+    weights = which_weights(checkpoint, folder)
+    say(f"{run.model_name} of {folder}, {weights}")
     if settings.export:
         path = folder / "export" / ("model.onnx" if settings.export == "onnx" else
                                     "model.safetensors")  # fmt: skip
         export = export_onnx if settings.export == "onnx" else export_safetensors
-        checked = export(model, card, path, architecture=run.model_name)
+        checked = export(model, card, path, architecture=run.model_name, weights=weights)
         say(f"{path}: {checked}")
         if isinstance(card, TextCard):
             replace_file(path.with_name(TOKENIZER), card.tokenizer.encode())

@@ -127,6 +127,7 @@ def build_trainer(
             eval_on_start=settings.eval_on_start,
             log_every=settings.log_every,
             early_stop_patience=settings.early_stop_patience,
+            best_by=settings.best_by,
             on_nonfinite=settings.on_nonfinite,
         ),
         evaluate=evaluate,
@@ -280,7 +281,8 @@ def _is_finished(run: Run, checkpoint: Checkpoint, total_steps: int, limit: str)
         return False
     if step < total_steps and not stopped_early:
         return False
-    settings, accuracy, more = run.settings, summary["test_accuracy"], ""
+    settings, more = run.settings, ""
+    accuracy = summary.get("model_test_accuracy") or summary["test_accuracy"]
     if settings.final_test and accuracy is None:  # --no_final_test was given before
         return False
     if step < total_steps:

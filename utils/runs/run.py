@@ -158,7 +158,7 @@ class Run:
         from utils.machine.eager_optimizers import keep_optimizers_eager
         from utils.machine.free_cores import follow_free_cores
         from utils.machine.host_memory import keep_freed_memory
-        from utils.training.objective import Precision, resolve_precision
+        from utils.training.objective import Precision, resolve_precision, why_slow
 
         settings = self.settings
         if settings.device == "cuda" and not torch.cuda.is_available():
@@ -194,6 +194,8 @@ class Run:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
         self.precision = Precision(resolve_precision(settings.precision, self.device), self.device)
+        if settings.action.trains and (slow := why_slow(self.precision.name, self.device)):
+            self.console.say(f"note: {slow}: --precision fp32 is faster here")
 
     def __enter__(self) -> "Run":
         return self
@@ -266,6 +268,8 @@ class Run:
                 raise UserError(f"--resume {path} is damaged ({error}): try {source}") from None
         else:
             loaded = store.load()
+            if loaded is not None and not settings.action.trains:
+                loaded = self._model_of(loaded, store)
         steps = self.exchange.gather_json(loaded and loaded.step)
         if len(set(steps)) > 1:
             raise UserError(
@@ -289,6 +293,28 @@ class Run:
             self._look_for_best(loaded, store)
         return loaded
 
+    def _model_of(self, newest, store):
+        """The checkpoint whose weights are the model of the run, as --use says."""
+        from utils.checkpoints.checkpoint import DamagedCheckpoint, read_checkpoint
+
+        use = self.settings.use
+        best = store.existing_best(newest.state["progress"]["best_step"], newest.step)
+        if best is None and use == "best":
+            raise UserError(
+                f"--use best: the run in {self.resumed_folder()} has no validation split, on which "
+                "weights could be the best: leave it out"
+            )
+        if use == "last" or best in (None, newest.step):
+            return newest
+        try:
+            return read_checkpoint(store.path(best))
+        except DamagedCheckpoint as error:
+            self.console.say(
+                f"note: the best checkpoint, {store.path(best)}, is damaged ({error}): the last "
+                "weights are used"
+            )
+            return newest
+
     def _look_for_best(self, checkpoint, store) -> None:
         """If the best checkpoint so far is gone, the best one before it that is still there takes
         its place; without one, the best one is counted anew. Collective."""
@@ -305,7 +331,7 @@ class Run:
         if found is not None:
             before = json.loads((store.path(found) / STATE).read_bytes())["progress"]
             place = f"{store.path(found)} is the best one now"
-        for name in ("best_step", "best_epoch", "best_val_accuracy"):
+        for name in ("best_step", "best_epoch", "best_val_accuracy", "best_val_loss"):
             progress[name] = before.get(name)
         self.console.say(f"note: the best checkpoint, {store.path(best)}, is gone: {place}")
 
@@ -374,12 +400,16 @@ def same_folder(one: Path | None, other: Path) -> bool:
     return one is not None and one.resolve() == other.resolve()
 
 
-def better_checkpoint_note(checkpoint, folder: Path) -> str:
-    """A note if another checkpoint of the run in `folder` was better on the validation split."""
+def which_weights(checkpoint, folder: Path) -> str:
+    """What weights a checkpoint of the run in `folder` holds: "step 40, averaged weights, ..."."""
     from utils.checkpoints.checkpoint import Checkpoints
 
+    averaged = "" if checkpoint.average is None else ", averaged weights"
+    text = f"step {checkpoint.step}{averaged}"
+    steps = Checkpoints(folder / "checkpoints").steps()
     best = checkpoint.state["progress"]["best_step"]
-    if best in (None, checkpoint.step):
-        return ""
-    path = Checkpoints(folder / "checkpoints").path(best)
-    return f"; best on the validation split: --resume {path}" if path.is_dir() else ""
+    if best == checkpoint.step:  # at least until then
+        return f"{text}, best on the validation split"
+    last = ", the last weights" if checkpoint.step == max(steps, default=0) else ""
+    better = f" (best on the validation split: step {best})" if best in steps else ""
+    return f"{text}{last}{better}"

@@ -117,16 +117,36 @@ def run_training(run: Run, trainer: Trainer, ready: ReadyModel, task: Task) -> N
         )
         if not tested:
             trainer.log.metrics.write(step=progress.step, epoch=epoch, split="test", **test.figures)
-        if settings.report:
-            report_classes(run, test, classes, folder.report)
-    best = _measure_best(run, trainer, test, measure_test_set)
-    report(status, test.figures, _prefixed("flip_test", test.flip_figures) | best)
+    best = _measure_best(
+        run,
+        trainer,
+        test,
+        lambda: measure_test_set(classes=len(classes) if settings.report else None),
+    )
+    uses_best = best is not None and settings.use != "last"
+    model = best if best is not None and uses_best else test
+    if settings.report:
+        report_classes(run, model, classes, folder.report)
+    further = _prefixed("flip_test", test.flip_figures) | {
+        "model_weights": "best" if uses_best else "average" if settings.ema_decay else "last",
+        "model_step": progress.best_step if uses_best else progress.step,
+        "model_test_accuracy": model.accuracy,
+    }
+    if best is not None:
+        further |= _prefixed("best_test", best.figures)
+        further |= _prefixed("best_flip_test", best.flip_figures)
+    report(status, test.figures, further)
     if settings.flip_test:
         console.say(flip_text(test))
-    finite = test.loss is not None and math.isfinite(test.loss)
+    finite = model.loss is not None and math.isfinite(model.loss)
+    note = "" if finite else " (the loss is not finite)"
+    if best is not None and progress.best_step != progress.step:
+        at, other = epoch_text(progress.best_epoch), test if uses_best else best
+        names = (f"the best weights, of epoch {at}", "the last weights")
+        mine, theirs = names if uses_best else names[::-1]
+        note += f" with {mine} ({theirs}: {other.accuracy:.2f} %)"
     console.say(
-        f"test accuracy {test.accuracy:.2f} % on {counted(test.samples, 'sample')}"
-        f"{'' if finite else ' (the loss is not finite)'}, after "
+        f"test accuracy {model.accuracy:.2f} % on {counted(model.samples, 'sample')}{note}, after "
         f"{_time_text(trainer)}: {folder.path}"
     )
 
@@ -165,8 +185,9 @@ def _prefixed(prefix: str, figures: dict) -> dict:
 
 def _measure_best(
     run: Run, trainer: Trainer, test_of_last: Evaluation, measure_test_set: Callable
-) -> dict:
-    """Measures the weights that were best on the validation split; entries of the summary.
+) -> Evaluation | None:
+    """Measures the weights that were best on the validation split, on the test set; None if there
+    are none, or they cannot be read.
 
     Args:
         test_of_last: of the last weights, on the test set; used again if these are the best.
@@ -174,7 +195,7 @@ def _measure_best(
     """
     progress = trainer.progress
     if progress.best_step is None:
-        return {}
+        return None
     path, result = trainer.saver.store.path(progress.best_step), test_of_last
     if progress.best_step != progress.step:
         weights, failure = None, None
@@ -186,7 +207,7 @@ def _measure_best(
         failure = next(filter(None, run.exchange.gather_json(failure)), None)
         if failure is not None:
             run.console.say(f"the best checkpoint, {path}, cannot be measured: {failure}")
-            return {}
+            return None
         # Everything is saved, so the weights may be overwritten.
         trainer.train_step.strategy.load(weights)
         result = measure_test_set()
@@ -200,7 +221,7 @@ def _measure_best(
     )
     if run.settings.flip_test:
         run.console.say(f"the same weights, {flip_text(result)}")
-    return _prefixed("best_test", result.figures) | _prefixed("best_flip_test", result.flip_figures)
+    return result
 
 
 @contextlib.contextmanager

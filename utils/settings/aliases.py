@@ -22,6 +22,7 @@ ALIASES = {
     "decay_rate": "gamma",
     "epoch": "epochs",
     "epochs_for_sche": "epochs_for_sched",
+    "eval_metric": "best_by",
     "grad_accum_steps": "accumulation_steps",
     "gradient_accumulation_steps": "accumulation_steps",
     "gradient_clipping": "clip",
@@ -42,6 +43,7 @@ ALIASES = {
     "max_grad_norm": "clip",
     "max_lr": "lr",
     "max_seq_length": "max_len",
+    "metric_for_best_model": "best_by",
     "min_h": "sync_base",
     "mixup_alpha": "mixup",
     "model_ema_decay": "ema_decay",
@@ -94,8 +96,6 @@ MEANINGS = {
     "kfac_factor_update_steps": "natural gradients are --ngd here, with --ngd_update_period",
     "kfac_inv_update_steps": "natural gradients are --ngd here, with --ngd_update_period",
     "kfac_name": "natural gradients are --ngd here",
-    "metric_for_best_model": "the best weights are those with the highest accuracy on the "
-    "validation split; leave it out",
     "model": "vit_test.py has any classifier of timm by --model; this script trains a model of its "
     "own, which --help describes",
     "num_classes": "it follows from the data; leave it out",
@@ -136,11 +136,17 @@ SHORT_FOR = {
 }
 # Of these, those that give way where the setting itself is given, too.
 GIVES_WAY = ("amp", "model_ema", "ra_sampler")
+# (setting, value) -> beside which other setting it means another value: PyTorch scripts call
+# torch.optim's MultiStepLR "step", too.
+MEANT = {("sched", "step"): ("milestones", "multistep")}
+# Optimizers of the QSR repository -> ours with --strategy local; their --alpha is --qsr_alpha.
+LOCAL = {"localadamw": "adamw", "localsgd": "sgd"}
 # Settings whose value may be a number in place of a word: --mixup 0.2 is short for --mixup fixed
 # --alpha 0.2, and --mixup 0 for --mixup none.
 NUMBER_FOR = {"mixup": ("fixed", "alpha", "none")}
 # Other spellings of a value.
 VALUE_ALIASES: dict[str, dict] = {
+    "best_by": {"eval_accuracy": "accuracy", "eval_loss": "loss", "top1": "accuracy"},
     "clip": {"none": 0.0},  # also where an optimizer limits the norm by default
     "compile": {"inductor": True},  # timm's --torchcompile takes the name of a backend
     "dataset": {  # torchtext's names
@@ -178,10 +184,6 @@ VALUE_ALIASES: dict[str, dict] = {
 }
 # Values that are known elsewhere and mean something else here: what to do instead.
 VALUE_MEANINGS = {
-    "optimizer": {
-        "localadamw": "local steps are --strategy local with --optimizer adamw",
-        "localsgd": "local steps are --strategy local with --optimizer sgd",
-    },
     "precision": {
         "o3": "weights in fp16 lose small updates, so there is no such level; --opt_level O1 keeps "
         "them in float32",

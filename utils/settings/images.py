@@ -3,7 +3,8 @@
 import os
 from dataclasses import dataclass
 
-from utils.data.images.sources import IMAGE_DATASETS
+from utils.data.images.sources import IMAGE_DATASETS, TEST_FRACTION
+from utils.data.images.split_names import class_folder
 from utils.errors import UserError
 from utils.setting import setting
 from utils.settings.config import Config
@@ -43,6 +44,7 @@ class PictureSettings(Config):
         None,
         "Fraction of your own pictures without test/ and val/ that becomes the test set; the "
         "same pictures for any --seed",
+        default_text=f"{TEST_FRACTION:g}",
         group=DATA,
         above=0,
         below=1,
@@ -207,6 +209,9 @@ class PictureSettings(Config):
             return implied | {"dataset": "csv"}
         if found and os.path.isdir(os.path.join(found, "train")):
             say(f"note: --dataset imagefolder, since {found} has a folder train/")
+            return implied | {"dataset": "imagefolder"}
+        if found and (name := class_folder(found)) is not None:
+            say(f"note: --dataset imagefolder, since there are pictures in {name}")
             return implied | {"dataset": "imagefolder"}
         return implied
 

@@ -216,10 +216,21 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):  # type: ignore[misc]  # b
     )
     early_stop_patience: int | None = setting(
         None,
-        "Stop after this many evaluations without a better accuracy on the validation split",
+        "Stop after this many evaluations on the validation split without better ones (--best_by) "
+        "and without a lower loss",
         group=GROUP,
         low=1,
         unit="evaluations",
+        resume="free",
+    )
+    best_by: str | None = setting(
+        None,
+        "What makes weights the best on the validation split, and what early stopping and --sched "
+        "plateau follow: the highest accuracy, of equal ones that with the lowest loss; or the "
+        "lowest loss",
+        group=GROUP,
+        choices=("accuracy", "loss"),
+        default_text="accuracy, but plateau follows the loss",
         resume="free",
     )
     on_nonfinite: str = setting(

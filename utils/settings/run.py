@@ -31,8 +31,8 @@ class RunSettings(Config):
     )
     resume: str | None = setting(
         None,
-        "Resume a run: its folder, for its newest checkpoint, or the folder of one checkpoint; "
-        "without a value, the newest run",
+        "Resume a run: its folder, or the folder of one checkpoint; without a value, the newest "
+        "run. Training goes on from the newest checkpoint; for other uses see --use",
         group=GROUP,
         bare="auto",
         resume="free",
@@ -134,6 +134,16 @@ class RunSettings(Config):
         "Evaluate the checkpoint named by --resume, or the weights named by --pretrained, on the "
         "test set, and stop",
         group=USE,
+        resume="free",
+    )
+    use: str | None = setting(
+        None,
+        "Weights that are the model of the run, for its report and whatever is done with it: the "
+        "best on the validation split, or the last. A checkpoint that --resume or --pretrained "
+        "names by its folder is itself",
+        group=USE,
+        choices=("best", "last"),
+        default_text="best if there is a validation split, else last",
         resume="free",
     )
     predict: str | None = setting(

@@ -14,6 +14,8 @@ from utils.errors import UserError
 from utils.settings.aliases import (
     ALIASES,
     GIVES_WAY,
+    LOCAL,
+    MEANT,
     NUMBER_FOR,
     PART_OF,
     SHORT_FOR,
@@ -75,6 +77,8 @@ def convert(field: dataclasses.Field, value, where: str):
         raise wrong from None
     if field.name in NUMBER_FOR and (number := _number(value)) is not None:
         return number  # `spelled_out` replaces it
+    if field.name == "optimizer" and str(value).lower() in LOCAL:
+        return value.lower()  # likewise
     choices = choices_of(meta)
     if choices and value not in choices:
         meaning = VALUE_MEANINGS.get(field.name, {}).get(str(value).lower())
@@ -148,6 +152,11 @@ def spelled_out(
     """`values` with the flags in `short` (SHORT_FOR) and the numbers in place of words (NUMBER_FOR)
     replaced by the settings that they stand for; those in GIVES_WAY also give way to `beside`.
     Raises UserError if one of these is given with another value, too."""
+    if "strategy" in known:
+        values = _of_local_steps(values, where, beside)
+    for (name, word), (other, meant) in MEANT.items():
+        if values.get(name) == word and values.get(other) is not None:
+            values[name] = meant
     for name, (word, other, zero) in NUMBER_FOR.items():
         number = values.get(name)
         if not isinstance(number, float):
@@ -169,6 +178,30 @@ def spelled_out(
                 f"{where}{flag} is short for --{name} {value}, and --{name} {values[name]} is "
                 "given too: leave one of the two out"
             )
+    return values
+
+
+def _of_local_steps(values: dict, where: str, beside: Mapping) -> dict:
+    """`values` with LOCAL's optimizers spelled out. Raises UserError for an --alpha that may be
+    either mixup's or that of local steps."""
+    optimizer, alpha = values.get("optimizer"), values.get("alpha")
+    if optimizer in LOCAL:
+        local = {"optimizer": LOCAL[optimizer], "strategy": "local"}
+        if alpha is not None:
+            del values["alpha"]
+            local["qsr_alpha"] = alpha
+        for name, value in local.items():
+            if name != "optimizer" and values.get(name, value) != value:
+                raise UserError(
+                    f"{where}optimizer {optimizer} is short for --{name} {value}, and --{name} "
+                    f"{values[name]} is given too: leave one of the two out"
+                )
+        return values | local
+    if where == "--" and alpha is not None and {**beside, **values}.get("strategy") == "local":
+        raise UserError(
+            f"--alpha {alpha:g} beside --strategy local has two meanings: --mixup {alpha:g} is "
+            f"mixup's alpha, --qsr_alpha {alpha:g} that of the rounds of local steps"
+        )
     return values
 
 

@@ -1,6 +1,7 @@
 """From inputs and targets to a loss, and to the sums from which metrics are computed."""
 
 import math
+import platform
 
 import torch
 import torch.nn.functional as F
@@ -47,6 +48,18 @@ def resolve_precision(name: str, device: torch.device) -> str:
     if device.type != "cuda":
         return "fp32"
     return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+
+
+def why_slow(name: str, device: torch.device) -> str:
+    """Why this precision is slower than float32 on this device; "": it is not, or nobody knows."""
+    if device.type != "cpu" or name == "fp32":
+        return ""
+    if name == "fp16" and not torch.cpu._is_amx_fp16_supported():
+        return "this CPU has no arithmetic in fp16, and takes many times as long as in float32"
+    of_intel = platform.machine() in ("x86_64", "AMD64")
+    if name == "bf16" and of_intel and not torch.cpu._is_avx512_bf16_supported():
+        return "this CPU only emulates bf16, and takes about twice as long as in float32"
+    return ""
 
 
 class Classification:

@@ -1,5 +1,6 @@
 """How far a run has come, as a checkpoint stores it."""
 
+import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -29,7 +30,9 @@ class Progress:
     best_step: int | None = None
     best_epoch: float | None = None
     best_val_accuracy: float | None = None
-    since_best: int = 0  # evaluations on the validation split since the best one
+    best_val_loss: float | None = None  # of the best step; None in older checkpoints
+    lowest_val_loss: float | None = None
+    since_best: int = 0  # evaluations on the validation split since the best or the lowest loss
     stopped_early: bool = False
     mixing: dict | None = None  # with --mixup auto, see mixing_control.py
     # Without evaluations and checkpoints, but with the measurements of --mixup auto.
@@ -40,6 +43,31 @@ class Progress:
 
     def __post_init__(self):
         self.left_out = LeftOut(*self.left_out)  # a checkpoint has a list
+
+    def take_validation(self, accuracy: float, loss: float, by: str | None) -> tuple[bool, bool]:
+        """Takes the figures of an evaluation on the validation split.
+
+        Args:
+            by: "loss"; or "accuracy", likewise None, where equal ones are judged by the loss.
+
+        Returns:
+            (whether they are the best so far, whether the loss is the lowest so far)
+        """
+        first, lowest = self.best_val_accuracy is None, self.lowest_val_loss
+        falls = first if lowest is None else loss < lowest
+        if first:
+            best = True
+        elif by == "loss":
+            best = falls
+        else:
+            before = -math.inf if self.best_val_loss is None else self.best_val_loss
+            best = (accuracy, -loss) > (self.best_val_accuracy, -before)
+        finite = loss if math.isfinite(loss) else None  # JSON has no infinity
+        if falls or lowest is None:
+            self.lowest_val_loss = finite
+        if best:
+            self.best_val_accuracy, self.best_val_loss = accuracy, finite
+        return best, falls
 
     def load(self, saved: dict) -> None:
         """Goes on from what a checkpoint stores."""

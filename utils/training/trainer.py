@@ -42,8 +42,10 @@ class TrainingPlan:
         eval_every: epochs between evaluations; 0: none.
         eval_on_start: evaluate before the first step, too.
         log_every: steps between log lines.
-        early_stop_patience: evaluations on "val" without a better accuracy after which training
-            stops; None: never.
+        early_stop_patience: evaluations on "val" without better weights or a lower loss after
+            which training stops; None: never.
+        best_by: what makes weights better: "accuracy" or "loss"; None: accuracy, while the
+            schedule is told the loss.
         on_nonfinite: "stop" or "skip", when a loss or gradient is not finite.
     """
 
@@ -53,6 +55,7 @@ class TrainingPlan:
     eval_on_start: bool = False
     log_every: int = 20
     early_stop_patience: int | None = None
+    best_by: str | None = None
     on_nonfinite: str = "stop"
 
 
@@ -332,22 +335,22 @@ class Trainer:
             self.save(final=finished or progress.stopped_early)
 
     def _update_best(self, evaluation: Evaluation, epochs_done: float) -> tuple[bool, str]:
-        """(whether the accuracy is the best so far, a note for the log line)."""
-        progress, note = self.progress, ""
-        best = (
-            progress.best_val_accuracy is None or evaluation.accuracy > progress.best_val_accuracy
-        )
-        progress.since_best = 0 if best else progress.since_best + 1
+        """(whether these weights are the best so far, a note for the log line)."""
+        progress, by, note = self.progress, self.plan.best_by, ""
+        best, falls = progress.take_validation(evaluation.accuracy, evaluation.loss, by)
+        progress.since_best = 0 if best or falls else progress.since_best + 1
         if best:
             progress.best_step, progress.best_epoch = progress.step, epochs_done
-            progress.best_val_accuracy = evaluation.accuracy
             note = " (best)"
-        if self.train_step.schedule.observe(evaluation.loss):
-            note += "; no lower loss: the learning rate falls"
+        observed = 100 - evaluation.accuracy if by == "accuracy" else evaluation.loss
+        if self.train_step.schedule.observe(observed):
+            what = "better accuracy" if by == "accuracy" else "lower loss"
+            note += f"; no {what}: the learning rate falls"
         progress.stopped_early = self._stops_early()
         if progress.stopped_early:
             evaluations = counted(progress.since_best, "evaluation")
-            note += f"; no better accuracy for {evaluations}: stopped early"
+            better = "" if by == "loss" else "better accuracy or "
+            note += f"; no {better}lower loss for {evaluations}: stopped early"
         return best, note
 
     def _stops_early(self) -> bool:

@@ -61,13 +61,13 @@ def shown(split):
     return pictures
 
 
-def test_a_tree_without_a_test_set(tmp_path):
-    root = make_tree(tmp_path / "pictures", ("train",))
-    refused(root, "has no test/ or val/ folder beside train/")
-    refused(
-        root / "train", "train holds class folders but no test set: add --test_fraction 0.2, or "
-        "give the folder that contains train/ and test/",
-    )  # fmt: skip
+def test_a_fifth_of_a_tree_without_a_test_set_is_held_out_and_said(tmp_path):
+    root = make_tree(tmp_path / "pictures", ("train",), per_class=10)
+    for place in (root, root / "train"):
+        data = load(place)
+        assert np.bincount(data.test.labels).tolist() == [2, 2]
+        assert "a fifth is held out as test set (--test_fraction" in data.source
+        assert load(place, test_fraction=0.2).fingerprint == data.fingerprint
 
 
 @pytest.mark.parametrize("below", ["", "train"])
@@ -166,8 +166,6 @@ def test_trees_that_cannot_be_used(tree, tmp_path):
     refused(tmp_path / "empty", "no class folders")
     refused(tree, "--test_fraction has no effect", test_fraction=0.1)
     refused(make_tree(tmp_path / "one", classes=("cat",)), "only one class folder, 'cat'")
-    refused(make_tree(tmp_path / "single", ("",)), "--test_fraction")
-    refused(make_tree(tmp_path / "train only", ("train",)), "--test_fraction")
     refused(make_tree(tmp_path / "no train", ("test",)), "no train/")
     (tree / "test" / "owl").mkdir()
     refused(tree, "owl", "training pictures do not have")

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from utils.data.images.shards import divided, find_shards
+from utils.data.images.split_names import class_folder
 from utils.errors import UserError
 
 TARS = re.compile(r".*\.tar")
@@ -55,3 +56,12 @@ def test_names_of_shards_that_are_refused(tmp_path, names, problem):
         (tmp_path / name).touch()
     with pytest.raises(UserError, match=problem):
         divided(tmp_path, find_shards("tar", tmp_path, TARS), None)
+
+
+def test_a_folder_with_pictures_is_found(tmp_path):
+    for name in (".hidden/1.png", "cache/1.npy", "notes/readme.txt", "owls/1.JPG", "rats/2.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert class_folder(tmp_path) == str(tmp_path / "owls")
+    assert class_folder(tmp_path / "owls") is None
+    assert class_folder(tmp_path / "not there") is None

@@ -21,7 +21,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from utils.data.download import download
+from utils.data.download import download, refuse_strange_folder
 from utils.data.images.decoded import DecodedSplit
 from utils.data.images.published import Contents, Published, md5
 from utils.data.images.sources import ImageData
@@ -67,6 +67,7 @@ class Archive(Published):
                 break
         else:
             if not os.path.exists(archive):
+                refuse_strange_folder(data_dir, self.name)
                 download(self.url, archive, self.sha256, hint=self.INSTEAD)
             source, files = archive, self._read_archive(archive)
 

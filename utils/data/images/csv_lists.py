@@ -1,7 +1,7 @@
 """Lists of picture files and their classes: `--dataset csv`.
 
     data_dir/train.csv   and test.csv or val.csv or both
-    data_dir/train.csv   with `test_fraction`, or any list that `data_dir` itself names
+    data_dir/train.csv   alone, or any list that `data_dir` itself names; a part is held out
 
 valid.csv and validation.csv are other names of val.csv.
 The lists beside a train.csv count, too, if `data_dir` names that file itself.
@@ -20,7 +20,7 @@ from pathlib import Path
 from utils.data.images.imagenet import NoClasses, class_names, text_lines, told_apart
 from utils.data.images.listing import Listing, load_listings
 from utils.data.images.shards import CLASSES
-from utils.data.images.sources import ImageData
+from utils.data.images.sources import ImageData, NoTestSet
 from utils.data.images.split_names import SPLITS, by_split
 from utils.data.texts.files import Table, read_table
 from utils.errors import UserError
@@ -94,10 +94,7 @@ def _find_lists(data_dir: Path, test_fraction: float | None) -> dict[str, Path]:
             "leave it out"
         )
     if not held_out and test_fraction is None:
-        raise UserError(
-            f"{found['train']} comes without a test set: hold out a part of the pictures, as with "
-            "--test_fraction 0.2, or put test.csv or val.csv beside train.csv"
-        )
+        raise NoTestSet(f"{found['train']} comes without a test set: add --test_fraction 0.2")
     if not held_out:
         return {"all": found["train"]}
     return {split: found[split] for split in ("train", *held_out)}

@@ -1,7 +1,7 @@
 """Pictures in one folder per class.
 
     data_dir/train/<class>/...   and test/<class>/... or val/<class>/... or both
-    data_dir/<class>/...         with `test_fraction` (also for train/ alone)
+    data_dir/<class>/...         a part is held out, `test_fraction` (also of train/ alone)
 
 valid/ and validation/ are other names of val/. val/ and test/ may hold their pictures without class
 folders (imagenet.py).
@@ -20,13 +20,11 @@ from pathlib import Path
 from utils.data.images.decode import open_image, picture_endings, strict_pillow
 from utils.data.images.imagenet import NoClasses, class_names, flat_labels
 from utils.data.images.listing import Listing, load_listings
-from utils.data.images.sources import ImageData
+from utils.data.images.sources import ImageData, NoTestSet
 from utils.data.images.split_names import SPLITS, by_split
 from utils.errors import UserError
 
-LAYOUT = (
-    "expected train/<class>/ with test/<class>/ or val/<class>/, or <class>/ with --test_fraction"
-)
+LAYOUT = "expected train/<class>/ and perhaps test/<class>/ or val/<class>/, or <class>/ alone"
 _IGNORED = {"thumbs.db", "desktop.ini", "__macosx"}
 # What often lies beside pictures. Opening each at every start would take 60 us.
 _TEXTS = {".txt", ".json", ".xml", ".csv", ".md", ".yaml", ".yml"}
@@ -81,16 +79,8 @@ def list_tree(data_dir: Path, test_fraction: float | None, cache_dir: Path) -> d
     if not held_out:
         if not _folders(root, cache_dir):
             raise UserError(f"{root} has no class folders: {LAYOUT}")
-        if test_fraction is None and root == data_dir:
-            raise UserError(
-                f"{data_dir} holds class folders but no test set: add --test_fraction 0.2, or give "
-                "the folder that contains train/ and test/"
-            )
         if test_fraction is None:
-            raise UserError(
-                f"{data_dir} has no test/ or val/ folder beside train/: hold out a part of the "
-                "pictures as test set, as with --test_fraction 0.2, or add such a folder"
-            )
+            raise NoTestSet(f"{data_dir} has no test/ or val/ folder: add --test_fraction 0.2")
         return {"all": _list_split(root, None, cache_dir)}
     listings = {"train": _list_split(root, None, cache_dir)}
     for split, word in held_out.items():  # val before test

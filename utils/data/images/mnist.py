@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from utils.data.download import download
+from utils.data.download import download, refuse_strange_folder
 from utils.data.images.decoded import DecodedSplit
 from utils.data.images.published import Contents, Published, md5
 from utils.data.images.sources import ImageData
@@ -74,6 +74,7 @@ class IdxFiles(Published):
             content = self.read_file(beside, MAX_FILE_BYTES)
             if md5(content) not in self._sums_of_others():
                 return beside
+        refuse_strange_folder(data_dir, self.name)
         download(self.url + name, home, self.md5[name], hint=self.INSTEAD)
         return home
 

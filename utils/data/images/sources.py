@@ -7,7 +7,8 @@ splits may be any kind of `PictureSplit`; those here are decoded arrays (decoded
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,6 +16,8 @@ from utils.errors import UserError
 from utils.machine.cores import usable_cores
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
 
     from utils.data.loader import Loader
@@ -33,6 +36,15 @@ IMAGE_DATASETS = {
     "tar": "utils.data.images.shards:load_tar",
     "tfrecord": "utils.data.images.shards:load_tfrecord",
 }
+
+
+# Of an imagefolder or csv without a test set, if --test_fraction does not say. Shards without one
+# may have names that are not understood, so that they need the flag.
+TEST_FRACTION = 0.2
+
+
+class NoTestSet(UserError):
+    """There is no test set, and no fraction of the pictures that becomes one."""
 
 
 class PictureSplit(Protocol):
@@ -141,7 +153,7 @@ def load_image_data(
     These have an effect on pictures of the user's own only:
         on_bad: "error" or "skip", for files that cannot be decoded.
         test_fraction: fraction, in (0, 1), of the pictures that becomes the test set if they have
-            none; always the same pictures.
+            none, always the same pictures; None: TEST_FRACTION of a folder or list.
         decode: "once", into the cache; "always", while training; "auto", by their size. Shards are
             always decoded while training.
         crop_ratio: of evaluation, see `decode` in decode.py; with "once" it is 1.
@@ -161,19 +173,25 @@ def load_image_data(
     if test_fraction is not None and not 0 < test_fraction < 1:
         raise UserError(f"--test_fraction must lie between 0 and 1, not {test_fraction}")
     module, function = IMAGE_DATASETS[name].split(":")
-    load: PictureSource = getattr(importlib.import_module(module), function)
+    load: Callable[..., ImageData] = getattr(importlib.import_module(module), function)
     workers = max(1, usable_cores() if workers is None else workers)
-    data = load(
+    load = partial(
+        load,
         data_dir=Path(data_dir),
         cache_dir=Path(cache_dir),
         image_size=image_size,
         on_bad=on_bad,
-        test_fraction=test_fraction,
         decode=decode,
         crop_ratio=crop_ratio,
         workers=workers,
         progress=progress,
     )
+    try:
+        data = load(test_fraction=test_fraction)
+    except NoTestSet:
+        data = load(test_fraction=TEST_FRACTION)
+        held_out = "a fifth is held out as test set (--test_fraction sets another part)"
+        data = replace(data, source=f"{data.source}; {held_out}")
     if image_size in (None, data.train.shape[0]):
         return data
     from utils.data.images.resized import resized  # it imports this file

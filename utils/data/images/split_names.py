@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,24 @@ from utils.errors import UserError
 # Roboflow exports valid/, Keras' examples have validation/.
 SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 VAL = tuple(word for word, split in SPLITS.items() if split == "val")
+# The usual endings of pictures, for a first look at a folder, which imports no decoder.
+PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".heic", ".tif", ".tiff", ".webp")
+FIRST_LOOK = 50  # files of a folder
+
+
+def class_folder(root: str | Path) -> str | None:
+    """The first folder in `root` that has a picture by its name; None: none has."""
+    try:
+        folders = sorted(
+            path for path in Path(root).iterdir() if path.is_dir() and path.name[0] != "."
+        )
+        for folder in folders:
+            some = itertools.islice(folder.iterdir(), FIRST_LOOK)
+            if any(path.suffix.lower() in PICTURES for path in some):
+                return str(folder)
+    except OSError:  # whoever reads the data says why
+        pass
+    return None
 
 
 def by_split(root: Path, named: Mapping[str, str]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from utils.data.download import download
+from utils.data.download import download, refuse_strange_folder
 from utils.data.texts.csv_texts import VERSION, file_sum, notes_of, read_files, to_texts
 from utils.data.texts.sources import FILE_FLAGS, TextData, TextRequest, TextSource, text_fingerprint
 
@@ -51,6 +51,7 @@ def _find(data_dir: Path, name: str, checksum: str) -> Path:
     for path in (home, data_dir / name):
         if os.path.isfile(path):
             return path
+    refuse_strange_folder(data_dir, "ag_news")
     download(URL + name, home, checksum, hint=INSTEAD)
     return home
 
