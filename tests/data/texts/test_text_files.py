@@ -151,12 +151,12 @@ def test_a_bad_row_is_named_or_skipped(write, row, problem):
 def test_too_many_bad_rows(write):
     path = write("".join(f"{i % 4},text {i}\n" for i in range(96)) + "3,\n9,\n,some\n0,a,b\n1,\n")
     found = read_samples(path, on_bad="skip")
-    assert len(found.problems) == 5 and found.lost(whole=True) == ", 1 of the 1 of class '9'"
+    assert len(found.problems) == 5 and found.lost(whole=True) == ", 1 (all) of class '9'"
     with open(path, "a") as file:
         file.write("2,<b>\n")
     refused(
         path, "6 of 102 rows cannot be used (4: has no text (after cleaning); 1: has no class; ",
-        "1 of the 25 of class '3'", "1 of the 1 of class '9'", "--max_bad", on_bad="skip",
+        "1 of the 25 of class '3'", "1 (all) of class '9'", "--max_bad", on_bad="skip",
     )  # fmt: skip
     assert len(read_samples(path, on_bad="skip", max_bad=0.06).texts) == 96
 

@@ -148,7 +148,7 @@ def test_a_class_that_the_training_file_lacks(tmp_path):
     data = load(tmp_path, on_bad="skip", max_bad=0.25, **files)
     assert data.skipped == 1 and len(data.test) == 3
     assert "test.csv: 1 bad row left out" in data.notes[-1] and "line 4" in data.notes[-1]
-    assert data.notes[-1].endswith("1 of the 1 of class 'z'")
+    assert data.notes[-1].endswith("1 (all) of class 'z'")
 
 
 def test_what_is_refused(tmp_path):

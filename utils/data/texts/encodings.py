@@ -93,7 +93,11 @@ def _question(path: Path, data: bytes, why: str = "") -> UserError:
     for name, common in ((name, encodings[names]) for names in encodings for name in names.split()):
         text = sample.decode(name, "replace")
         judged = [c for c in text if wide or not c.isascii()]
-        good = sum((c in common) - (unicodedata.category(c) in _ODD) for c in judged)
+        # That two bytes are a letter of East Asia at all speaks for it.
+        good = sum(
+            (c in common) + 0.3 * ("\u3000" < c < "\ud800") - (unicodedata.category(c) in _ODD)
+            for c in judged
+        )
         found.append((name == "utf-8", good / max(len(judged), 1), name, text.split("\n")))
     (_, score, first, read), *others = sorted(found, key=lambda each: each[:2], reverse=True)
     if head.startswith(_NO_TEXT) or (wide and score <= 0):

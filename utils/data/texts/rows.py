@@ -50,15 +50,13 @@ class Samples:
     def lost(self, whole: bool = False) -> str:
         """How many rows of each class are bad, for a message; `whole`: of those that have no others
         alone."""
-        kept = Counter(self.labels)
-        lost = Counter(
-            label for *_, label in self.problems if label and not (whole and kept[label])
-        )
-        parts = [
-            f", {count:,} of the {count + kept[label]:,} of class {label[:40]!r}"
-            for label, count in lost.most_common(_SHOWN)
-        ]
-        return "".join(parts) + f" and {len(lost) - _SHOWN} classes more" * (len(lost) > _SHOWN)
+        kept, labels = Counter(self.labels), (label for *_, label in self.problems if label)
+        lost = Counter(label for label in labels if not (whole and kept[label]))
+        told = f" and {len(lost) - _SHOWN} classes more" * (len(lost) > _SHOWN)
+        for label, count in reversed(lost.most_common(_SHOWN)):
+            of = f"of the {count + kept[label]:,} " if kept[label] else "(all) "
+            told = f", {count:,} {of}of class {label[:40]!r}{told}"
+        return told
 
 
 def read_samples(
