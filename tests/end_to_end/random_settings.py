@@ -40,6 +40,7 @@ SHARED_VALUES = {
     "milestones": ["1", "0.5,2", "x"],
     "predictions": ["out.csv", "/proc/out.csv"],
     "keep_fp32": ["head", "fc,*bn1", "*", "nothing"],
+    "encoding": ["cp1252", "utf-16-le", "nonsense"],
     "workers": [0, 1, 2],
     "seed": [0, 7],
     "lookahead_k": [1, 2, 5],

@@ -74,7 +74,7 @@ def write(path: str, content: list) -> str:
 @pytest.fixture
 def own_texts() -> list[str]:
     """Flags for a training file with a header and a test file without."""
-    train = write("train.csv", [("animal", "what it says"), *rows(90, 0)])
+    train = write("train.csv", [("animal", "text"), *rows(90, 0)])
     test = write("test.csv", [(text, name) for name, text in rows(30, 1)])
     return ["--dataset", "csv", "--train_file", train, "--test_file", test, *TINY]
 
@@ -174,6 +174,15 @@ def test_predictions_and_exports_answer_as_the_model_does(run, own_texts):
         answers = list(csv.DictReader(file))
     assert [row["line"] for row in answers] == ["1", "2", "4"]
     assert [row["text"] for row in answers] == [new[0], "'=milk(1)", new[3]]
+    # A row for each row; the middle one is how pandas writes a missing text.
+    Path("new.csv").write_bytes('text\n"honey – wing"\n""\npaw\n'.encode("cp1252"))
+    again = ("--resume", "run", "--predict", "new.csv", "--predictions", "new.out.csv")
+    assert "--encoding cp1252; the line reads '\"honey – wing\"'" in run(*again)[2]
+    assert "line 3 has no text" in run(*again, "--encoding", "cp1252")[2]
+    said = run(*again, "--encoding", "cp1252", "--on_bad", "skip")[1]
+    assert "1 bad row without a class, in line 3" in said and "2 predictions" in said
+    rows_out = [line.split(",") for line in Path("new.out.csv").read_text().splitlines()]
+    assert [len(row) for row in rows_out] == [6] * 4 and rows_out[2] == ["3", *[""] * 5]
     assert run("--resume", "run", "--export", "onnx")[0] == 0
     tokenizer = Tokenizer.from_file("run/export/tokenizer.json")
     session = onnxruntime.InferenceSession("run/export/model.onnx")
@@ -293,7 +302,7 @@ def test_unsuitable_texts_are_refused(run, own_texts, monkeypatch):
         assert run(*own_texts, *flags)[0] == 0
         assert summary(f"skipped {words}")["skipped_rows"] == 1
         Path(name).write_text(before)
-    write("train.csv", [("animal", "what it says"), *rows(93, 5)])
+    write("train.csv", [("animal", "text"), *rows(93, 5)])
     code, _, error = run("--resume", "run", "--max_steps", 4)
     assert code == 2 and "these are not the data that the run in run was trained on" in error
 

@@ -35,6 +35,7 @@ NEEDS = {
         "loader",
     )
 } | {
+    "encoding": ["--dataset", "csv"],
     "crop_ratio": ["--dataset", "imagefolder"],
     "eval_size": ["--dataset", "imagefolder", "--image_size", "8"],
     "val_resize": ["--dataset", "imagefolder", "--image_size", "8"],
@@ -89,7 +90,7 @@ def another_value(name: str):
     field = FIELDS[name]
     meta, kind = field.metadata, field.type
     texts = {"save_every": "7m", "milestones": "3,7.5", "betas": "0.8,0.99"}
-    texts |= {"auto_augment": "rand-m9-n3", "color_jitter": "0.4,0.3,0.2"}
+    texts |= {"auto_augment": "rand-m9-n3", "color_jitter": "0.4,0.3,0.2", "encoding": "cp1252"}
     if name in texts:
         return texts[name]
     if meta["choices"]:

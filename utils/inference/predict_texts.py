@@ -31,12 +31,14 @@ def predict_texts(
     precision: Precision,
     device: torch.device,
     on_bad: str = "error",
+    encoding: str | None = None,
+    header: bool | None = None,
     interrupted: Callable[[], bool] = lambda: False,
     say: Callable[[str], None] = lambda line: None,
 ) -> int | None:
-    """Writes `output_csv`, in UTF-8, with a row for each text of the file `path`, in its order: the
+    """Writes `output_csv`, in UTF-8, with a row for each row of the file `path`, in its order: the
     number of its line, the text as the model reads it, the most probable class, and the probability
-    of every class (0 to 1).
+    of every class (0 to 1). These are empty where the row is bad.
 
     A cell that a spreadsheet would take for a formula gets an apostrophe before it. The output
     appears only when it is complete.
@@ -46,9 +48,10 @@ def predict_texts(
         path: .csv, .tsv, .jsonl, or .txt with one text a line (utils/data/texts/rows.py).
         text_columns: names or numbers (from 1); None: guessed.
         label_column: name of a column with classes, which is ignored; None: guessed.
-        on_bad: "error" or "skip", for rows without a text.
+        on_bad: "error" or "skip", for bad rows, such as those without a text.
+        encoding, header: see `read_samples` in utils/data/texts/rows.py.
         interrupted: called before every batch.
-        say: is given a line on columns that were guessed, and on rows that are left out.
+        say: is given a line on the columns that are taken, and on bad rows.
 
     Returns:
         the number of texts; None if `interrupted()` became true, in which case no file is written.
@@ -57,8 +60,9 @@ def predict_texts(
         UserError: the file or a row of it cannot be used, or an answer is not a number.
     """
     rows = read_texts(
-        path, text_columns or (), label_column, on_bad, card.clean, card.classes, card.line_end, say
-    )
+        path, text_columns or (), label_column, on_bad, card.clean, card.classes, card.line_end,
+        say, encoding, header,
+    )  # fmt: skip
     tokenizer = tokenizer_from_json(card.tokenizer)
     training = model.training
     model.eval()
@@ -72,7 +76,7 @@ def predict_texts(
             for start in range(0, len(rows), CHUNK):
                 chunk = rows[start : start + CHUNK]
                 tokens, offsets = encode(
-                    tokenizer, [text for _, text in chunk], max_tokens=card.max_len
+                    tokenizer, [text or "" for _, text in chunk], max_tokens=card.max_len
                 )
                 loader = TextLoader(
                     tokens, offsets, np.zeros(len(chunk), np.int64), batch_size=batch_size,
@@ -80,6 +84,9 @@ def predict_texts(
                 )  # fmt: skip
                 probabilities = _probabilities(model, loader, precision, interrupted)
                 for (line, text), p in zip(chunk, probabilities, strict=True):
+                    if text is None:
+                        file.write(f"{line},,{',' * len(names)}\n")
+                        continue
                     if np.isnan(p).any():
                         raise UserError(
                             f"the model's answer to line {line} of {path} is not a number: try "
@@ -91,7 +98,7 @@ def predict_texts(
         return None
     finally:
         model.train(training)
-    return len(rows)
+    return sum(text is not None for _, text in rows)
 
 
 class _Interrupted(Exception):

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from utils.checkpoints.checkpoint import Checkpoint
+from utils.data.texts.encodings import BY_ROW
 from utils.data.texts.rows import column_names
 from utils.errors import UserError
 from utils.files import replace_file
@@ -23,6 +24,7 @@ from utils.launch.signals import StoppedBySignal
 from utils.reporting.run_folder import TOKENIZER
 from utils.runs.prepare import kept_modules
 from utils.runs.run import Run, which_weights
+from utils.settings.config import COMMAND_LINE
 from utils.training.keep_fp32 import keep_in_float32
 from utils.weights.card import ModelCard, TextCard
 
@@ -120,6 +122,9 @@ def predict_rows(run: Run, model, card: TextCard, output: Path) -> int | None:
         precision=run.precision,
         device=run.device,
         on_bad=settings.on_bad,
+        encoding=None if settings.encoding == BY_ROW else settings.encoding,
+        # That of the training file says nothing about another one.
+        header=settings.header if run.origin["header"] == COMMAND_LINE else None,
         interrupted=run.interrupted,
         say=run.console.say,
     )

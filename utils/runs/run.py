@@ -355,7 +355,7 @@ class Run:
         """Raises UserError if the data are not those of the other processes, or not those of the
         checkpoint."""
         files = hasattr(self.settings, "train_file")
-        flags = "--data_dir, or --train_file and --test_file" if files else "--data_dir"
+        flags = "--data_dir, --train_file, --test_file, --text_columns" if files else "--data_dir"
         if self.exchange.size > 1:
             from utils.distributed.meet import agree_on_data
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from utils.data.texts.encodings import BY_ROW
 from utils.errors import UserError
 from utils.setting import setting
 from utils.settings.config import Config
@@ -43,6 +44,12 @@ class DataSettings(Config):
     )
     # As `dataset`.
     test_fraction: float | None = setting(None, "Fraction for the test set", group=GROUP)
+    encoding: str | None = setting(
+        None,
+        "Encoding of your tables and lists that are not UTF-8, nor UTF-16 with a byte order mark",
+        group=GROUP, resume="free", before=BY_ROW,
+        default_text="asked for where one is needed, with the two likeliest",
+    )  # fmt: skip
     workers: int | None = setting(
         None,
         "Worker processes, which decode pictures while training or read a data set too large for "
@@ -62,6 +69,11 @@ class DataSettings(Config):
 
     def validate(self):
         super().validate()
+        try:
+            b"".decode("utf-8" if self.encoding in (None, BY_ROW) else self.encoding)
+        except LookupError:
+            known = "cp1252, cp1251, gb18030, shift_jis, utf-16-le"
+            raise UserError(f"--encoding {self.encoding}: unknown; there are {known} ...") from None
         if self.subset is not None and self.subset > 1 and not float(self.subset).is_integer():
             raise UserError(
                 f"--subset {self.subset}: a fraction up to 1, or a whole number of samples"

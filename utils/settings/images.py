@@ -228,6 +228,8 @@ class PictureSettings(Config):
                 yield from ((name, reason, "dataset") for name in names)
         elif self.predict:
             yield "loader", "--predict decodes files in threads, by Pillow", "predict"
+        if self.dataset != "csv":
+            yield "encoding", "it is that of the lists of --dataset csv", "dataset"
         if self.dataset == "shapes":
             reason = "--dataset shapes is built in and reads no files"
             yield "data_dir", reason, "dataset"

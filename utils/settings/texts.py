@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from utils.data.texts.sources import TEXT_DATASETS
+from utils.data.texts.sources import MAX_BAD, TEXT_DATASETS
 from utils.errors import UserError
 from utils.setting import setting
 from utils.settings.config import Config
@@ -41,12 +41,16 @@ class TextFlags(Config):
     text_columns: str | None = setting(
         None,
         "Columns with text, by name or number from 1, to be joined by a space: 'title,body'",
-        group=DATA, default_text="guessed for each file, and printed", resume="evaluation",
+        group=DATA, default_text="found in each file, or asked for", resume="free",
         essential=True,
     )  # fmt: skip
     label_column: str | None = setting(
         None, "Column with the class, by name or number from 1", group=DATA,
-        default_text="guessed for each file, and printed", essential=True,
+        default_text="found in each file, or asked for", resume="free", essential=True,
+    )  # fmt: skip
+    header: bool | None = setting(
+        None, "The first row of the tables names their columns", group=DATA,
+        default_text="known by the names, or asked for", resume="free",
     )  # fmt: skip
     test_fraction: float | None = setting(
         None,
@@ -62,6 +66,10 @@ class TextFlags(Config):
         "What to do with a row that cannot be used: stop with an error, or skip it and count it",
         group=DATA,
         choices=("error", "skip"), resume="evaluation",
+    )  # fmt: skip
+    max_bad: float = setting(
+        MAX_BAD, "Largest fraction of the rows of a file that --on_bad skip leaves out",
+        group=DATA, low=0, high=1, resume="free", before=1.0,
     )  # fmt: skip
     clean_text: bool = setting(
         True, "Remove markup, links, backslashes and broken entities (#39; quot;) from texts",
@@ -127,14 +135,16 @@ class TextFlags(Config):
             reason = f"--dataset {self.dataset} has its own texts; the flag is for csv"
             for name in ("train_file", "test_file", "val_file", "label_column", "test_fraction"):
                 yield name, reason, "dataset"
-            if not self.predict:
-                yield "text_columns", reason, "dataset"
+            for name in () if self.predict else ("text_columns", "header"):
+                yield name, reason, "dataset"
         else:
             yield "data_dir", "--dataset csv reads --train_file and --test_file", "dataset"
         if self.dataset == "headlines":
             yield "data_dir", "--dataset headlines is built in and reads no files", "dataset"
-            if not self.predict:
-                yield "on_bad", "--dataset headlines has no bad rows", "dataset"
+            for name in () if self.predict else ("on_bad", "max_bad", "encoding"):
+                yield name, "--dataset headlines has no bad rows", "dataset"
+        if self.on_bad == "error" or self.predict:
+            yield "max_bad", "it is for --on_bad skip, while training and testing", "on_bad"
         if self.test_file is not None:
             yield "test_fraction", "--test_file is the test set", "test_file"
         if self.val_file is not None:

@@ -91,6 +91,7 @@ def load_image_task(
             cache_dir=settings.cache_dir,
             image_size=settings.image_size,
             on_bad=settings.on_bad,
+            encoding=settings.encoding,
             test_fraction=settings.test_fraction,
             decode=settings.decode,
             crop_ratio=settings.evaluated_part,

@@ -145,6 +145,9 @@ def _text_request(settings: TextSettings) -> TextRequest:
         label_column=settings.label_column,
         on_bad=settings.on_bad,
         clean=settings.clean_text,
+        encoding=settings.encoding,
+        header=settings.header,
+        max_bad=settings.max_bad,
         # A recipe's gives way to a test file.
         test_fraction=None if settings.test_file else settings.test_fraction,
     )

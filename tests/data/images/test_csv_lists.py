@@ -53,6 +53,17 @@ def test_lists_of_each_split(folder, decode):
         assert np.array_equal(data.test.images, [noise(8, i) for i in range(7, 1, -1)])
 
 
+def test_columns_are_told_and_another_encoding_is_asked_for(folder):
+    (folder / "images" / "0.png").rename(folder / "images" / "ö.png")
+    rows = [ROWS[0].replace("0", "ö"), *ROWS[1:]]
+    (folder / "any.csv").write_bytes("\n".join(["file,label", *rows]).encode("cp1252"))
+    refused(folder / "any.csv", "line 2 is not UTF-8", "'images/ö.png,cat'", test_fraction=0.25)
+    data = load(folder / "any.csv", test_fraction=0.25, encoding="cp1252")
+    assert len(data.train) == 6 and data.skipped == 0
+    told = "any.csv with files in column 1 (file) and classes in 2 (label), read as cp1252"
+    assert told in data.source
+
+
 @pytest.mark.parametrize("word", ["valid", "validation"])
 def test_other_names_of_val(folder, word):
     write(folder / "train.csv", ROWS[:4])
@@ -140,7 +151,7 @@ def test_a_file_that_is_listed_twice(folder, decode):
     write(folder / "test.csv", [*ROWS[4:], ROWS[4]])
     data = load(folder, decode=decode)
     assert data.train.labels.tolist() == [0, 1, 0, 1, 1] and len(data.test) == 5
-    assert data.source.endswith("with 1 repeated line of train.csv")
+    assert "with 1 repeated line of train.csv" in data.source
 
 
 def test_another_class_of_the_same_file_is_noticed(folder):

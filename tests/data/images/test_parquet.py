@@ -124,6 +124,7 @@ def test_a_test_split_without_labels_is_left_out(tmp_path):
     data = load("parquet", tmp_path / "set")
     assert data.val_is_test and data.val is None and len(data.test) == 6
     assert "without the test split (test.parquet, ...), which has no labels" in data.source
+    assert "pictures in column image, classes in label" in data.source
 
 
 def test_rows_without_a_picture_or_a_label(tmp_path):

@@ -63,8 +63,11 @@ def test_guesses_by_content(table, form, expected, header):
         first = {"class": "Class Index", "name": "Label", "text": "Description", "word": "text"}
         data.insert(0, [first.get(kind, kind) for kind in form.split()])
     elif header == "unknown":
-        data.insert(0, [f"spalte_{kind}" for kind in form.split()])
-    found = choose_columns(table(data), [], None)
+        data.insert(0, [f"spalte {kind}s" for kind in form.split()])
+    if header == "unknown" and not {"class", "id"} & set(form.split()):
+        with pytest.raises(UserError, match=r"'spalte names'.* --header .* --no_header"):
+            choose_columns(table(data), [], None)
+    found = choose_columns(table(data), [], None, header=header == "unknown" or None)
     assert (found.label, found.texts, found.header) == (*expected, header is not None)
     assert str(expected[0] + 1) in found.note and "rows.csv" in found.note
 
@@ -89,15 +92,13 @@ def test_names_of_json_lines(table):
     found = table([{"id": 1, "text": "a b", "label": "x"}, {"label": "y", "text": "c"}], "x.jsonl")
     assert columns(found) == (2, [1], False)
     assert columns(found, ["id"], "text") == (1, [0], False)
-    assert choose_columns(found, ["id"], "text").note is None
+    note = choose_columns(found, ["id"], "text").note
+    assert note.endswith("class in column 2 (text), text in column 1 (id), without 3 (label)")
 
 
 def test_a_file_without_header_keeps_its_first_row(table):
     for form in ("class text", "name text", "text name"):
         assert not choose_columns(table(rows(form)), [], None).header
-    # The class of the first row occurs once, but it is not the only one that does.
-    data = [["rare", "only once here"], *rows("name text"), ["scarce", "once as well"]]
-    assert not choose_columns(table(data), [], None).header
 
 
 def test_columns_that_the_user_names(table):
@@ -129,7 +130,7 @@ def test_columns_that_are_not_there(table, texts, label, part):
 
 def test_columns_of_the_run_that_a_file_to_predict_has_not(table):
     with pytest.raises(UserError) as error:
-        columns(table([["a", "b"], ["x", "y z"]]), ["title"], needs_label=False)
+        columns(table([["a", "b"], ["x", "y z"]]), ["title"], needs_label=False, header=False)
     assert str(error.value).endswith(
         "no column 'title', which the run was trained with unless you named it: it has 2, and no "
         "header row; name this file's with --text_columns"
@@ -145,7 +146,57 @@ def test_texts_alone(table):
     assert columns(table([["text"], ["a b"], ["c d"]]), needs_label=False) == (None, [0], True)
     assert columns(table(rows("id text")), needs_label=False) == (None, [1], False)
     assert columns(table(rows("class text")), needs_label=False) == (0, [1], False)
-    assert columns(table([["alone"], ["again"]]), needs_label=False) == (None, [0], False)
+    one = table([["alone"], ["again"]])
+    for header in (False, True):
+        assert columns(one, needs_label=False, header=header) == (None, [0], header)
+    assert columns(table([["a text that is too long for a name " * 2], ["x"]]), needs_label=False)
+
+
+# What is no text unless the user says so.
+
+
+@pytest.mark.parametrize(
+    ("header", "kind"),
+    [
+        ("created_at", lambda i: f"Mon Apr {1 + i % 28} 09:{10 + i % 50}:00 2009"),
+        ("wann", lambda i: f"{1 + i % 28}. März 2009, {i % 24} Uhr"),
+        ("quando", lambda i: f"{1 + i % 28} de fev. {1990 + i}"),
+        ("когда", lambda i: f"{1 + i % 28} янв 20{10 + i % 10}"),
+        ("日期", lambda i: f"2009年{1 + i % 12}月{1 + i % 28}日"),
+        ("betrag", lambda i: f"{i} 000,50 EUR"),
+        ("reviewerName", lambda i: f"the crazy user {i}"),
+        (
+            "kunde",
+            lambda i: f"{['Ada', 'Émile', 'Anna'][i % 3]} {'van ' * (i % 2)}N{'abc'[i % 3] * i}",
+        ),
+    ],
+)
+def test_dates_numbers_and_names(table, header, kind):
+    data = [[c, t, kind(i)] for i, (c, t) in enumerate(rows("name text", 60))]
+    found = choose_columns(table([["class", "inhalt", header], *data]), [], None)
+    assert (found.texts, found.label) == ([1], 0) and found.note.endswith(f"without 3 ({header})")
+    assert choose_columns(table([["class", "inhalt", header], *data]), [header], None).texts == [2]
+
+
+def test_ambiguous_columns_are_asked_for(table):
+    data = [
+        [c, ["red", "green", "blue"][i % 3], t] for i, (c, t) in enumerate(rows("name text", 40))
+    ]
+    with pytest.raises(UserError, match=r"may be in column 1 \(art\) or 2 \(farbe\).*--label_col"):
+        columns(table([["art", "farbe", "text"], *data]))
+    assert columns(table([["art", "is_blue", "text"], *data]), label="art") == (0, [2], True)
+    data = [[c, w, f"x{w}"] for c, w in rows("name word", 40)]
+    with pytest.raises(UserError, match=r"text is in no column.*--text_columns"):
+        columns(table([["label", "id", "url"], *data]))
+    names = table([["name", "label"], *(row[::-1] for row in rows("name word", 40))])
+    assert columns(names, ["name"]) == (1, [0], True)
+
+
+def test_a_script_without_spaces(table):
+    data = [
+        [c, "今天天气很好我们去公园", f"Li Wei{'a' * i}"] for i, (c,) in enumerate(rows("name"))
+    ]
+    assert columns(table([["label", "评论", "作者"], *data])) == (0, [1], True)
 
 
 # First rows that are unusual for a header.
@@ -184,10 +235,11 @@ def test_data_with_a_known_name_by_chance(table, first):
     assert not columns(table(data), classes=classes)[2]
 
 
-@pytest.mark.parametrize("form", ["title", "class title"])
-def test_repeated_rows_are_no_header(table, form):
-    for data in (rows(form, 2) * 10, rows(form, 30) * 10):
-        assert not columns(table(data), needs_label=False)[2]
+def test_repeated_rows(table):
+    for count in (2, 30):
+        assert not columns(table(rows("class title", count) * 10), needs_label=False)[2]
+        with pytest.raises(UserError, match="does its first row"):
+            columns(table(rows("title", count) * 10), needs_label=False)
     joined = [["v1", "v2"], *rows("name text"), ["v1", "v2"], *rows("name text", seed=1)]
     assert columns(table(joined))[2]
 

@@ -136,19 +136,39 @@ def test_fields_of_megabytes(write):
         (",some text", "has no class"),
         ("1,", "has no text"),
         ("1,<b> </b>", "has no text (after cleaning)"),
-        (b"1,caf\xe9 au lait", "is not UTF-8"),
         ('1,"stray " quote"', 'has a stray "'),
         ('1,"never closed', "has a quote that is never closed"),
         ("3,unheard of", "has the class '3', which the training file does not have"),
     ],
 )
 def test_a_bad_row_is_named_or_skipped(write, row, problem):
-    row = row if isinstance(row, bytes) else row.encode()
-    content = b'1,one text\n\n2,"two\nlines"\n' + row + b"\n1,the last\n2,very last\n"
-    path = write(content)
+    path = write(f'1,one text\n\n2,"two\nlines"\n{row}\n1,the last\n2,very last\n')
     refused(path, f"line 5 {problem}", "or use --on_bad skip", classes=["1", "2"])
-    found = read_samples(path, on_bad="skip", classes=["1", "2"])
-    assert found.lines == [1, 3, 6, 7] and [line for line, _ in found.problems] == [5]
+    found = read_samples(path, on_bad="skip", max_bad=0.2, classes=["1", "2"])
+    assert found.lines == [1, 3, 6, 7] and [line for line, *_ in found.problems] == [5]
+
+
+def test_too_many_bad_rows(write):
+    path = write("".join(f"{i % 4},text {i}\n" for i in range(96)) + "3,\n9,\n,some\n0,a,b\n1,\n")
+    found = read_samples(path, on_bad="skip")
+    assert len(found.problems) == 5 and found.lost(whole=True) == ", 1 (all) of class '9'"
+    with open(path, "a") as file:
+        file.write("2,<b>\n")
+    refused(
+        path, "6 of 102 rows cannot be used (4: has no text (after cleaning); 1: has no class; ",
+        "1 of the 25 of class '3'", "1 (all) of class '9'", "--max_bad", on_bad="skip",
+    )  # fmt: skip
+    assert len(read_samples(path, on_bad="skip", max_bad=0.06).texts) == 96
+
+
+def test_bytes_that_are_no_characters_are_no_bad_rows(write):
+    path = write("".join(f"{i % 2},café {i}\n" for i in range(20)).encode("latin-1"))
+    for on_bad in ("error", "skip"):
+        refused(path, "line 1 is not UTF-8", "--encoding", on_bad=on_bad)
+    found = read_samples(path, encoding="cp1252")
+    assert found.texts[0] == "café 0" and found.note.endswith(", read as cp1252")
+    line = '{"label": 1, "text": "café"}\n'.encode("cp1252")
+    assert samples(write(line, "x.jsonl"), encoding="cp1252") == [(1, "1", "café")]
 
 
 @pytest.mark.parametrize(
@@ -168,14 +188,14 @@ def test_bad_json_lines(write, line, problem):
     good = '{"class": true, "text": "good news"}\n{"class": 1.0, "text": "bad news"}\n'
     path = write(f"{good}{line}\n", "x.jsonl")
     refused(path, "line 3", problem)
-    found = read_samples(path, on_bad="skip")
+    found = read_samples(path, on_bad="skip", max_bad=0.5)
     assert found.labels == ["true", "1"] and len(found.problems) == 1
 
 
 def test_many_quotes_that_are_never_closed(write):
     """Each could turn the rest of the file into one row."""
     content = "1,a b\n" + '1,"x ""y\n' * 3000 + "2,c d\n"
-    found = read_samples(write(content), on_bad="skip")
+    found = read_samples(write(content), on_bad="skip", max_bad=1)
     assert found.texts[0] == "a b" and found.problems
 
 
@@ -188,12 +208,12 @@ def test_many_quotes_that_are_never_closed(write):
         ("1,a b\n", "x.xlsx", "must end in .csv"),
         ("1,a b\n", "x", "must end in .csv"),
         ("1,a b\n", "x.txt", "must be .csv, .tsv or .jsonl"),
-        (bytes(range(256)) * 10, "x.csv", "is not UTF-8 text"),
-        (b"PK\x03\x04 and so on", "x.csv", "is not UTF-8 text"),
-        ("привет мир\n".encode("cp1251") * 9, "x.csv", "iconv"),
+        (bytes(range(256)) * 10, "x.csv", "is not text"),
+        (b"PK\x03\x04 and so on", "x.csv", "is not text"),
+        ("привет мир\n".encode("cp1251") * 9, "x.csv", "'привет мир' as cp1251"),
         (b"no gzip", "x.csv.gz", "not a whole gzip file"),
         (gzip.compress(b"1,a b\n" * 100, mtime=0)[:-9], "x.csv.gz", "not a whole gzip file"),
-        ("alone\nand again\n", "x.csv", "has 1 column,"),
+        ("text\nand again\n", "x.csv", "has 1 column,"),
         ("text,label\n", "x.csv", "no row that can be used"),
         ('"\n', "x.csv", "no row can be used"),
         ("{}\n{}\n", "x.jsonl", "has 0 columns,"),
@@ -232,15 +252,17 @@ def test_texts_to_classify(write):
     assert read_texts(write("7,x y,z\n"), text_columns=["3"]) == [(1, "z")]
     said = []
     read = read_texts(write("1,<b>\n2,a b\n"), on_bad="skip", say=said.append)
-    assert read == [(2, "a b")]
-    assert said[-1].endswith("1 bad row left out, in line 1, which has no text (after cleaning)")
+    assert read == [(1, None), (2, "a b")]
+    assert said[-1].endswith(
+        "1 bad row without a class, in line 1, which has no text (after cleaning)"
+    )
     reviews = write('"good food\\n\\nwould go"\n')
     assert read_texts(reviews, line_end=ESCAPED) == [(1, "good food would go")]
     refused(write("1,<b>\n2,a b\n"), "line 1 has no text", "--on_bad skip", read=read_texts)
     refused(write("\n\n", "x.txt"), "no text to classify", read=read_texts)
-    refused(
-        write(b"good\nbad \xff\n" + b"good\n" * 9, "x.txt"), "line 2 is not UTF-8", read=read_texts
-    )
+    bad = write(b"good\nbad \xff\n" + b"good\n" * 9, "x.txt")
+    refused(bad, "line 2 is not UTF-8", "--encoding", read=read_texts, on_bad="skip")
+    assert read_texts(bad, encoding="latin-1")[1] == (2, "bad ÿ")
 
 
 PIECES = [
@@ -277,7 +299,7 @@ def test_any_bytes(tmp_path_factory, content, name, on_bad, columns, packed):
         assert "\n" not in str(error) and "\r" not in str(error)
     try:
         for line, text in read_texts(path, columns, on_bad):
-            assert line >= 1 and text.encode()
+            assert line >= 1 and (text is None or text.encode())
     except UserError as error:
         assert "\n" not in str(error)
 

@@ -80,7 +80,7 @@ def test_numbers_are_sorted_as_numbers_and_take_the_names_beside_them(tmp_path):
         ("13", "Money Sport", "1 3", "it has 2 names, and class 3 needs 3"),
         ("03", "Money Sport Tech", "0 3", "it has 3 names, and class 3 needs 4"),
         ("12", "Money Money", "1 2", "it has 'Money' twice"),
-        ("12", "\udce9 b", "1 2", "it is not UTF-8 text"),
+        ("12", "\udce9 b", "1 2", "line 1 is not UTF-8: name the file's encoding"),
         (["1.0", "2.0"], "Money Sport", "1.0 2.0", "write the classes as whole numbers, not 1.0"),
         ("ab", "Money Sport", "a b", None),
     ],
@@ -107,14 +107,13 @@ def test_whole_numbers_as_pandas_writes_them(tmp_path, one, other):
     refused(tmp_path, "has the class '0.0'", train_file=train, test_file=test)
 
 
-def test_a_header_that_is_taken_for_a_sample(tmp_path):
+def test_a_header_of_unknown_names_is_asked_for(tmp_path):
     train = write(tmp_path / "train.csv", ["a", "b"] * 3, ["thema", "inhalt"])
-    refused(
-        tmp_path, "'thema' has only one sample", "if this is the header, name the columns with "
-        "--label_column and --text_columns", train_file=train, test_fraction=0.5,
-    )  # fmt: skip
-    data = load(tmp_path, train_file=train, test_fraction=0.5, label_column="thema")
-    assert data.classes == ["a", "b"]
+    given = {"train_file": train, "test_fraction": 0.5}
+    refused(tmp_path, "('thema' and 'inhalt')", "--header", "--no_header", **given)
+    for answer in ({"label_column": "thema"}, {"header": True}):
+        assert load(tmp_path, **given, **answer).classes == ["a", "b"]
+    refused(tmp_path, "class 'thema' has only one sample", **given, header=False)
     one = write(tmp_path / "one.csv", ["c", *["a", "b"] * 3], ["label", "text"])
     with pytest.raises(UserError, match=r"class 'c' has only one sample.*add samples") as error:
         load(tmp_path, train_file=one, test_fraction=0.5)
@@ -146,9 +145,10 @@ def test_a_class_that_the_training_file_lacks(tmp_path):
     test = write(tmp_path / "test.csv", ["a", "b", "a", "z"])
     files = {"train_file": train, "test_file": test}
     refused(tmp_path, "test.csv: line 4 has the class 'z'", "--on_bad skip", **files)
-    data = load(tmp_path, on_bad="skip", **files)
+    data = load(tmp_path, on_bad="skip", max_bad=0.25, **files)
     assert data.skipped == 1 and len(data.test) == 3
     assert "test.csv: 1 bad row left out" in data.notes[-1] and "line 4" in data.notes[-1]
+    assert data.notes[-1].endswith("1 (all) of class 'z'")
 
 
 def test_what_is_refused(tmp_path):
@@ -161,7 +161,7 @@ def test_what_is_refused(tmp_path):
     refused(tmp_path, "gone.csv is not there", train_file=train, test_file=tmp_path / "gone.csv")
     refused(tmp_path, "only one class, 'a'", train_file=one, test_fraction=0.5)
     many = write(tmp_path / "many.csv", [f"class{i}" for i in range(30)])
-    refused(tmp_path, "30 classes for 30", train_file=many, test_fraction=0.5, label_column="1")
+    refused(tmp_path, "30 classes for 30", train_file=many, test_fraction=0.5, header=False)
     refused(tmp_path, "between 0 and 1", train_file=train, test_fraction=1.0)
     refused(tmp_path, "--on_bad takes error or skip", train_file=train, on_bad="ignore")
     refused(tmp_path, f"takes one of {', '.join(TEXT_DATASETS)}", name="nothing")
@@ -174,7 +174,7 @@ def test_joined_files_and_texts_in_both(tmp_path):
     (tmp_path / "test.csv").write_text(f"{lines[1]}\na,something else\n")
     files = {"train_file": train, "test_file": tmp_path / "test.csv"}
     refused(tmp_path, "train.csv: line 12 is the header row once more", **files)
-    data = load(tmp_path, on_bad="skip", **files)
+    data = load(tmp_path, on_bad="skip", max_bad=0.1, **files)
     assert data.classes == ["a", "b"] and data.skipped == 1 and len(data.train) == 12
     assert "test.csv: 1 of 2 texts are in the training data, too" in data.notes[-1]
 

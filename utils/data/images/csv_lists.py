@@ -40,9 +40,12 @@ LABEL_NAMES = (
 )
 
 
-def load_csv(*, data_dir: Path, test_fraction: float | None = None, **settings) -> ImageData:
-    """The pictures of the lists, loaded by `load_listings`. A test list without a column of labels,
-    as of a competition, is left out if there is a val list.
+def load_csv(
+    *, data_dir: Path, test_fraction: float | None = None, encoding: str | None = None, **settings
+) -> ImageData:
+    """The pictures of the lists, which are in `encoding` (see `decode` in utils/data/texts), loaded
+    by `load_listings`. A test list without a column of labels, as of a competition, is left out if
+    there is a val list.
 
     Raises:
         UserError: there is no list, a row of it is wrong, or see `load_listings`.
@@ -51,12 +54,14 @@ def load_csv(*, data_dir: Path, test_fraction: float | None = None, **settings) 
     listings, classes, remark = {}, None, ""
     for split, path in lists.items():
         try:
-            listings[split], repeats = _read_list(path, classes, once=split == "all")
+            table = read_table(path, "picture", encoding)
+            listings[split], repeats = _read_list(table, classes, once=split == "all")
         except NoClasses:
             if split != "test" or "val" not in listings:
                 raise
             remark += f", without {path.name}, which has no labels"
             continue
+        remark += f", {path.name} with {_told(table)}"
         if repeats and split in ("all", "train"):
             what = "without" if split == "all" else "with"
             remark += f", {what} {counted(repeats, 'repeated line')} of {path.name}"
@@ -100,7 +105,7 @@ def _find_lists(data_dir: Path, test_fraction: float | None) -> dict[str, Path]:
     return {split: found[split] for split in ("train", *held_out)}
 
 
-def _read_list(path: Path, classes: list[str] | None, once: bool) -> tuple[Listing, int]:
+def _read_list(table: Table, classes: list[str] | None, once: bool) -> tuple[Listing, int]:
     """The files of a list, and how many of its lines repeat an earlier one.
 
     Args:
@@ -108,7 +113,8 @@ def _read_list(path: Path, classes: list[str] | None, once: bool) -> tuple[Listi
         once: leave out repeats, as one could get into the training split and one into the test
             split.
     """
-    names, labels, lines = _rows(path, set(classes or ()))
+    path = table.path
+    names, labels, lines = _rows(table, set(classes or ()))
     if classes is None:
         numbers = all(label.isascii() and label.isdecimal() for label in labels)
         classes = sorted(set(labels), key=int if numbers else None)
@@ -132,11 +138,10 @@ def _read_list(path: Path, classes: list[str] | None, once: bool) -> tuple[Listi
     return listing, len(repeats)
 
 
-def _rows(path: Path, known: set[str]) -> tuple[list[str], list[str], list[int]]:
+def _rows(table: Table, known: set[str]) -> tuple[list[str], list[str], list[int]]:
     """(files, labels, numbers of the lines) of a list. Labels must be `known`, unless that is
     empty."""
-    table = read_table(path, "picture")
-    file_column, label_column, header = _columns(table)
+    path, (file_column, label_column, header) = table.path, _columns(table)
     names, labels, lines = [], [], []
     for row in table.rows[header:]:
         if row.problem is not None:
@@ -198,6 +203,14 @@ def _columns(table: Table) -> tuple[int, int, bool]:
         f"{table.path} has the columns {', '.join(names)[:200]}: name that of the pictures' files "
         "'file' and that of their classes 'label', in the first line"
     )
+
+
+def _told(table: Table) -> str:
+    """Which columns are taken, for messages."""
+    file, label, header = _columns(table)
+    names = table.names or (table.rows[0].cells if header else None)
+    where = [str(j + 1) if names is None else f"{j + 1} ({names[j]})" for j in (file, label)]
+    return f"files in column {where[0]} and classes in {where[1]}{table.remark}"
 
 
 def _state(path: str) -> tuple[int, int]:

@@ -97,9 +97,10 @@ def load_parquet(
     found = find_shards("parquet", data_dir, re.compile(r".*\.parquet"))
     first = next(iter(found.get("train", next(iter(found.values())))))
     columns = _columns(data_dir / first)
-    tests, remark = found.get("test", []), ""
+    remark = f", pictures in column {columns.image}, classes in {columns.label}"
+    tests = found.get("test", [])
     if tests and all(_has_no_labels(data_dir / name, columns.label) for name in tests):
-        remark = f", without the test split ({tests[0]}, ...), which has no labels"
+        remark += f", without the test split ({tests[0]}, ...), which has no labels"
         del found["test"]
     names = divided(data_dir, found, test_fraction)
     if partial := [name for split in names.values() for name in split if is_partial(name)]:

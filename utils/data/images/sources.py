@@ -141,6 +141,7 @@ def load_image_data(
     crop_ratio: float = 1.0,
     workers: int | None = None,
     progress: bool = True,
+    encoding: str | None = None,
 ) -> ImageData:
     """Load the data set `name` of `IMAGE_DATASETS`.
 
@@ -159,6 +160,7 @@ def load_image_data(
         crop_ratio: of evaluation, see `decode` in decode.py; with "once" it is 1.
         workers: threads that decode or resize; None: one per core.
         progress: show a bar on a terminal, or a plain line otherwise.
+        encoding: of lists that are not UTF-8.
 
     Raises:
         UserError: the data is missing, damaged or unsuitable, or a setting does not apply to it.
@@ -185,6 +187,7 @@ def load_image_data(
         crop_ratio=crop_ratio,
         workers=workers,
         progress=progress,
+        **({"encoding": encoding} if name == "csv" else {}),
     )
     try:
         data = load(test_fraction=test_fraction)

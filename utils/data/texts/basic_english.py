@@ -22,6 +22,7 @@ from tokenizers import (
     trainers,
 )
 
+from utils.data.texts.encodings import BY_ROW
 from utils.data.texts.files import broken_text, read_text_file
 from utils.data.texts.tokenizer import CLS, CLS_NAMES, PAD_NAMES, SPECIAL, UNK
 from utils.errors import UserError
@@ -65,7 +66,7 @@ def load_vocabulary(path: Path) -> Tokenizer:
     Raises:
         UserError: the file cannot be read, has no token, or a line of it is not a token.
     """
-    lines = read_text_file(path).split("\n")
+    lines = read_text_file(path, BY_ROW)[0].split("\n")
     while lines and not lines[-1].strip():
         lines.pop()
     ids: dict[str, int] = {}

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 
 from utils.data.splits import stratified_split, stratified_subset
 from utils.data.texts.csv_texts import file_sum, repeated_texts
+from utils.data.texts.encodings import BY_ROW
 from utils.data.texts.sources import TextData, TextRequest, Texts, TextSource, open_text_data
 from utils.data.texts.token_store import VERSION as STORE_VERSION
 from utils.data.texts.token_store import (
@@ -82,6 +83,8 @@ def load_tokenized(
         "tokenizer": identity,
         "max_tokens": max_tokens,
     }
+    if name == "csv" or request.encoding not in (None, BY_ROW):
+        settings["reading"] = [request.encoding, request.header, request.max_bad]
     folder = Path(cache_dir) / f"text-{_key(source, settings)}"
     cached = open_cache(folder)
     if cached is not None:

@@ -1,15 +1,15 @@
 """Finds which columns of a table hold the text and the class, and whether it begins with a header.
 
-What the user does not specify is guessed, for each file by itself, first from the columns' names
-and then from their content; `Columns.note` states the guess in one line.
+What the user does not specify is taken from the columns' names, and else from their content where
+that leaves no doubt, for each file by itself; in doubt the user is asked. `Columns.note` says in
+one line which columns are taken.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import compress
 
 from utils.data.texts.files import Row, Table
 from utils.errors import UserError
@@ -19,6 +19,7 @@ from utils.plural import counted
 LABEL_NAMES = (
     "label", "labels", "class", "class index", "category", "target", "sentiment", "topic",
     "polarity", "intent", "stars", "rating", "class name", "label text", "gold label", "y",
+    "class id", "label id", "category id",
 )  # fmt: skip
 TEXT_NAMES = (
     "text", "texts", "title", "description", "sentence", "content", "contents", "body", "headline",
@@ -26,8 +27,33 @@ TEXT_NAMES = (
     "document", "article", "abstract", "news", "subject", "short description", "utterance",
     "sentence1", "sentence2", "premise", "hypothesis",
 )  # fmt: skip
-_SAMPLE_ROWS = 2000  # that guesses look at
+# Neither of these, unless the user says so.
+OTHER_NAMES = (
+    "id", "uuid", "index", "idx", "number", "unnamed: 0", "date", "time", "datetime", "timestamp",
+    "at", "on", "by", "author", "user", "username", "name", "email", "url", "link", "language",
+    "country", "city", "phone", "ip", "split",
+)  # fmt: skip
+_SURE_NAMES = ("label", "labels", "class", "text", "texts")  # of columns, even where others are odd
+_SAMPLE_ROWS = 2000  # that are looked at
 _LONGEST_NAME = 40  # characters of a column's name
+_SHOWN = 5  # columns in a message
+# Two words, or a few letters of a script without spaces.
+_WORDY = re.compile(
+    r".*?(\S\s+\S|[\u0e00-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]{5}).*", re.DOTALL
+)
+_NUMBER = re.compile(r"[+-]?[0-9]+([.,][0-9]+)?")
+_NO_NUMBER = re.compile(r"(?!(na|n/a|nan|null|none|unknown)$)[^\W\d_]", re.IGNORECASE)
+# Digits, signs, and the words of dates and amounts in a few languages, by their beginnings.
+_NUMBER_OR_DATE = re.compile(
+    r"(?=.{0,39}\d)([\W\d_]|(jan|feb|fev|fév|mar|mär|mrt|abr|apr|avr|may|mai|mag|jun|jui|jul|giu|lug|"
+    r"aug|ago|aoû|set|sep|oct|okt|ott|nov|dec|dez|dic|déc|mon|tue|wed|thu|fri|sat|sun|am|pm|utc|gmt|"
+    r"янв|фев|мар|апр|мая|июн|июл|авг|сен|окт|ноя|дек|[年月日时分秒時년월일]|eur|usd|"
+    r"([tz]|de|of|at|um|uhr|st|nd|rd|th)(?![^\W\d_]))[^\W\d_]{0,6}+){1,40}",
+    re.IGNORECASE,
+)
+_PERSON = re.compile(r"[^\W\d_a-z][\w.'’-]*( [a-z]{2,3})?( [^\W\d_a-z][\w.'’-]*){1,2}")
+# An identifier, an address: no spaces, but a digit or a sign.
+_CODE = re.compile(r"(?=.*[\d@/_])\S+")
 
 
 @dataclass(frozen=True)
@@ -37,7 +63,7 @@ class Columns:
     texts: list[int]
     label: int | None
     header: bool
-    note: str | None
+    note: str
 
 
 def choose_columns(
@@ -47,25 +73,32 @@ def choose_columns(
     *,
     classes: Collection[str] = (),
     needs_label: bool = True,
+    header: bool | None = None,
 ) -> Columns:
-    """The columns named by the user, and guesses for those that are not.
+    """The columns named by the user, and found for those that are not.
 
     Args:
-        text_columns: names of columns, or their numbers from 1; empty: guessed.
-        label_column: likewise; None: guessed. If no class is needed, it is that of the training
+        text_columns: names of columns, or their numbers from 1; empty: to be found.
+        label_column: likewise; None: to be found. If no class is needed, it is that of the training
             file, by name.
         classes: names of the classes in the training data, if they are known.
         needs_label: whether a table without a class is an error.
+        header: whether the first row names the columns, unless a class in it says that it does not;
+            None: to be found.
 
     Raises:
-        UserError: a column is missing or both text and class, or the table has too few.
+        UserError: a column is missing or both text and class, the table has too few, or the user
+            has to say which they are.
     """
-    header = _has_header(table, text_columns, label_column, classes)
+    asked = [*text_columns, *([label_column] if label_column is not None else [])]
+    if table.names is not None or not table.rows or table.rows[0].problem is not None:
+        header = False
+    else:
+        header = _has_header(table, asked, set(classes), needs_label, header)
     names = table.names
     if header:
         names = [cell.strip() for cell in table.rows[0].cells]
     sample = [row for row in table.rows[header : _SAMPLE_ROWS + header] if row.problem is None]
-    plain = [_plain(name) for name in names] if names is not None else None
 
     flag = "--text_columns" if needs_label else None
     texts = [_find(table, names, column, flag) for column in text_columns]
@@ -83,26 +116,21 @@ def choose_columns(
         )
     rest = [column for column in range(table.columns) if column not in texts]
     if label is None and table.columns > 1 and (needs_label or not texts):
-        label = _guess_label(sample, rest, plain, classes, needs_label)
+        label = _guess_label(table, sample, rest, names, classes, needs_label)
     if label is None and needs_label:
         raise UserError(
             f"{table.path} has {counted(table.columns, 'column')}, but a text and its class are "
             "needed: add the missing one, or name both with --text_columns and --label_column"
         )
     if not texts:
-        texts = _guess_texts(sample, [column for column in rest if column != label], plain)
-    if not texts:
-        raise UserError(f"{table.path} has no column with text: name it with --text_columns")
-
-    guessed = table.names is None or not text_columns or label_column is None
-    note = _note(table, names, texts, label, header) if guessed else None
-    return Columns(texts, label, header, note)
+        texts = _guess_texts(table, sample, [column for column in rest if column != label], names)
+    return Columns(texts, label, header, _note(table, names, texts, label, header))
 
 
 def _note(
     table: Table, names: list[str] | None, texts: list[int], label: int | None, header: bool
 ) -> str:
-    """What the columns are taken for, in one line."""
+    """What the columns are taken for, and which are not, in one line."""
     plural = "s" if len(texts) > 1 else ""
     where = f"text in column{plural} {_say(texts, names)}"
     if label is not None:
@@ -113,13 +141,18 @@ def _note(
     note = f"{table.path.name}: {where}{first}"
     if table.delimiter not in ",\t":
         note += f", columns divided by {table.delimiter!r}"
-    return note
+    unread = [column for column in range(table.columns) if column not in (label, *texts)]
+    if names and unread:
+        note += f", without {_say(unread[:_SHOWN], names)}"
+        note += f" and {len(unread) - _SHOWN} more" * (len(unread) > _SHOWN)
+    return note + table.remark
 
 
-def _say(columns: list[int], names: list[str] | None) -> str:
+def _say(columns: list[int], names: list[str] | None, last: str = "and") -> str:
     """ "2 (title) and 3 (description)" """
-    parts = [f"{i + 1} ({names[i][:_LONGEST_NAME]})" if names else str(i + 1) for i in columns]
-    return " and ".join(" ".join(part.split()) for part in parts)
+    named = {i: names[i][:_LONGEST_NAME] for i in columns} if names else {}
+    parts = [f"{i + 1} ({named[i]})" if named.get(i) else str(i + 1) for i in columns]
+    return f" {last} ".join(" ".join(part.split()) for part in parts)
 
 
 def _find(table: Table, names: list[str] | None, column: str, flag: str | None) -> int:
@@ -171,92 +204,97 @@ def _known_part(sample: list[Row], column: int, classes: set[str]) -> float:
 
 
 def _plain(name: str) -> str:
-    return " ".join(name.lower().replace("_", " ").replace("-", " ").split())
+    """ "review text" for review_text, Review-Text and reviewText"""
+    return " ".join(re.sub(r"(?<=[a-z])(?=[A-Z])|[_-]", " ", name).lower().split())
+
+
+def _kind(name: str) -> str:
+    """ "label", "text" or "other", also of names such as post_body; "" if it is not known."""
+    plain = _plain(name)
+    last = "" if re.search(r"\s", name) else plain.split(" ")[-1]
+    kinds = (("label", LABEL_NAMES), ("text", TEXT_NAMES), ("other", OTHER_NAMES))
+    found = [kind for part in (plain, last) for kind, names in kinds if part in names]
+    return next(iter(found), "label" if re.match(r"(is|has)[_A-Z]|v\d$", name) else "")
 
 
 def _has_header(
-    table: Table,
-    text_columns: Sequence[str],
-    label_column: str | None,
-    classes: Collection[str],
+    table: Table, asked: list[str], classes: set[str], needs_label: bool, answer: bool | None
 ) -> bool:
-    """Whether the first row names the columns."""
+    """Whether the first row names the columns: by names that are `asked` for or known, by the
+    user's `answer`, or by what leaves no doubt."""
     rows = table.rows
-    if table.names is not None or not rows or rows[0].problem is not None:
-        return False
     first = [cell.strip() for cell in rows[0].cells]
-    asked = [*text_columns, *([] if label_column is None else [label_column])]
     lower = [cell.lower() for cell in first]
     if any(column.strip().lower() in lower and not column.isdecimal() for column in asked):
         return True
     below = [row.cells for row in rows[1 : _SAMPLE_ROWS + 1] if row.problem is None]
-    others = [cells for cells in below if cells != rows[0].cells]  # joined files repeat the header
-    values = [Counter(cells[j].strip() for cells in others) for j in range(len(first))]
-    is_new = [name not in found for name, found in zip(first, values, strict=True)]
-    known = {name for name in compress(first, is_new) if _plain(name) in LABEL_NAMES + TEXT_NAMES}
-    if known and _is_usual(first):
-        return True
-    # Data may begin with a known name by chance: what no header has then tells them apart.
-    if known and not known & set(classes) and not any(map(_is_number, first)):
-        repeated = (min(found.values(), default=0) > 1 for found in compress(values, is_new))
-        enough = min(2, len(set(filter(None, first))))
-        if len(known) >= enough or (len(others) >= 10 and any(repeated)):
+    below = [cells for cells in below if cells != rows[0].cells]  # joined files repeat the header
+    columns = [[cells[j].strip() for cells in below] for j in range(len(first))]
+    is_new = {name: name not in found for name, found in zip(first, columns, strict=True) if name}
+    known = {name for name, new in is_new.items() if new and _kind(name)} - classes
+    if answer is None and known:
+        alike = len(known) >= min(2, len(is_new)) or not re.search(r"\s", "".join(is_new))
+        if alike or any(_plain(name) in _SURE_NAMES for name in known):
             return True
-    named = [j for j, name in enumerate(first) if name or not _is_spare(values[j], len(others))]
-    if not _is_usual([first[j] for j in named]):
+    if classes.intersection(first):
         return False
-    all_new = all(is_new[j] for j in named)
-    for j in named:
-        if is_new[j] and others and not _is_number(first[j]) and all(map(_is_number, values[j])):
-            return True
-        # A column of few values, all of which repeat but that of the first row.
-        if all_new and len(others) >= 10 and len(values[j]) <= len(others) / 5:
-            return min(values[j].values()) > 1 and not _repeats(others, len(below))
-    return False
+    if answer is not None:
+        return answer
+    is_counted = first == [str(j) for j in range(len(first))]  # as pandas names columns
+    if any(map(_NUMBER.fullmatch, first)) and not is_counted:
+        return False
+    if not (below and all(is_new.values())):
+        return False
+    numbers = [name for name, c in zip(first, columns, strict=True) if _part(_NUMBER, c) == 1]
+    longest = max(map(len, first))
+    if longest <= _LONGEST_NAME and any(map(_NO_NUMBER.match, numbers)):
+        return True
+    if longest > _LONGEST_NAME and not needs_label:
+        return False
+    shown = " and ".join(repr(" ".join(name.split())[:_LONGEST_NAME]) for name in [*is_new][:2])
+    raise UserError(
+        f"{table.path}: does its first row ({shown}) name the columns? Give --header if it does, "
+        "--no_header if it is a row like the others"
+    )
 
 
-def _is_usual(names: list[str]) -> bool:
-    """Whether a header looks like this; the first column may lack a name, as pandas writes it."""
-    short = all(len(name) <= _LONGEST_NAME for name in names)
-    return short and all(names[1:]) and len(set(names)) == len(names)
+def _part(pattern: re.Pattern, cells: Sequence[str]) -> float:
+    """The fraction of the cells that are not empty which have this pattern."""
+    cells = [cell for cell in cells if cell]
+    return sum(pattern.fullmatch(cell) is not None for cell in cells) / max(len(cells), 1)
 
 
-def _is_spare(values: Counter[str], count: int) -> bool:
+def _is_spare(cells: Sequence[str]) -> bool:
     """Whether most cells of a column are empty, as in those that spreadsheets add at the end."""
-    return values[""] * 2 > count
+    return cells.count("") * 2 > len(cells)
 
 
-def _repeats(others: list[list[str | None]], count: int) -> bool:
-    """Whether the first row, which `others` lack of the `count` rows below it, is one of several
-    that are repeated, and no header of joined files, which is rarer than they are."""
-    again, distinct = count - len(others), len(set(map(tuple, others)))
-    return again > 0 and 2 * distinct < len(others) <= 2 * distinct * again
-
-
-def _is_number(cell: str) -> bool:
-    return cell.lstrip("+-").isdecimal()
+def _cells(sample: list[Row], columns: list[int]) -> dict[int, list[str]]:
+    return {j: [(row.cells[j] or "").strip() for row in sample] for j in columns}
 
 
 def _guess_label(
+    table: Table,
     sample: list[Row],
     columns: list[int],
     names: list[str] | None,
     classes: Collection[str],
     needs_label: bool,
 ) -> int | None:
-    """The class, by name; else the column that holds known classes; else that of fewest values."""
-    for name in LABEL_NAMES:
+    """The class, by name; else the column that holds known classes; else the only one of few
+    values, which are no texts."""
+    for known in LABEL_NAMES:
         for column in columns:
-            if names and names[column] == name:
+            if names and _plain(names[column]) == known:
                 return column
     if not sample or not columns:
         return None
-    cells = {column: [(row.cells[column] or "").strip() for row in sample] for column in columns}
     if classes:
         known_part = {j: _known_part(sample, j, set(classes)) for j in columns}
-        best = max(columns, key=lambda j: known_part[j], default=None)
-        if best is not None and known_part[best] >= 0.5:
+        best = max(columns, key=lambda j: known_part[j])
+        if known_part[best] >= 0.5:
             return best
+    cells = _cells(sample, columns)
     values = {j: len(set(cells[j])) for j in columns}
     length = {j: sum(map(len, cells[j])) / len(sample) for j in columns}
     repeated = [j for j in columns if 2 <= values[j] <= max(2, len(sample) / 2)]
@@ -264,17 +302,41 @@ def _guess_label(
         # Texts to be classified may have no class: only few, short values are taken for one.
         repeated = [j for j in repeated if length[j] <= _LONGEST_NAME and len(sample) >= 10]
         return min(repeated, key=lambda j: (values[j], length[j]), default=None)
-    if repeated:
-        spare = {j: _is_spare(Counter(cells[j]), len(sample)) for j in columns}
-        return min(repeated, key=lambda j: (spare[j], values[j], length[j], j))
-    return min(columns, key=lambda j: (length[j], j))
+    plain = [j for j in repeated if not _is_spare(cells[j])]
+    plain = [j for j in plain if not names or _kind(names[j]) != "other"]
+    short = [j for j in plain if values[j] <= len(sample) / 20 or _part(_WORDY, cells[j]) < 0.5]
+    found = short or plain or repeated or columns
+    if table.columns == 2:
+        found = [min(found, key=lambda j: (values[j], length[j], j))]
+    if len(found) > 1:
+        raise UserError(
+            f"{table.path}: the class may be in column {_say(found[:_SHOWN], names, 'or')}: name "
+            "it with --label_column"
+        )
+    return found[0]
 
 
-def _guess_texts(sample: list[Row], columns: list[int], names: list[str] | None) -> list[int]:
-    """The text, by name; else all columns with several words; else that of the longest cells."""
-    named = [column for column in columns if names and names[column] in TEXT_NAMES]
-    if named or not columns:
-        return named
-    cells = {column: [(row.cells[column] or "").strip() for row in sample] for column in columns}
-    wordy = [j for j in columns if sum(" " in cell for cell in cells[j]) * 2 >= len(sample)]
-    return wordy or [max(columns, key=lambda j: (sum(map(len, cells[j])), -j))]
+def _guess_texts(
+    table: Table, sample: list[Row], columns: list[int], names: list[str] | None
+) -> list[int]:
+    """The text, by name; else all columns with several words; else the only one that is left.
+    Numbers and dates are none, names of people and identifiers only if nothing else is there."""
+    cells = _cells(sample, columns)
+    found = [j for j in columns if _part(_NUMBER_OR_DATE, cells[j]) < 0.9]
+    if names:
+        exact = [j for j in found if _plain(names[j]) in TEXT_NAMES]
+        if named := exact or [j for j in found if _kind(names[j]) == "text"]:
+            return named
+        found = [j for j in found if _kind(names[j]) != "other"]
+    wordy = [j for j in found if _part(_WORDY, cells[j]) >= 0.5 and not _is_spare(cells[j])]
+    if wordy := [j for j in wordy if _part(_PERSON, cells[j]) < 0.9]:
+        return wordy
+    found = [j for j in found if not _is_spare(cells[j])] or found
+    found = [j for j in found if _part(_CODE, cells[j]) < 0.9] or found
+    if len(found) == 1:
+        return found
+    where = f"may be in column {_say(found[:_SHOWN], names, 'or')}" if found else "is in no column"
+    raise UserError(
+        f"{table.path}: the text {where} (dates, numbers, names and identifiers are left out): "
+        "name it with --text_columns"
+    )

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from utils.data.splits import TEST_SEED, stratified_split
-from utils.data.texts.files import file_kind
+from utils.data.texts.files import file_kind, read_text_file
 from utils.data.texts.rows import Samples, left_out, read_samples, whole_number
 from utils.data.texts.sources import TextData, TextRequest, Texts, TextSource, text_fingerprint
 from utils.errors import UserError
@@ -18,7 +18,7 @@ from utils.plural import counted
 CLASS_NAMES = "classes.txt"
 _PLAUSIBLE_CLASSES = 20  # more than these must be at most half as many as the texts
 VERSION = 2  # of reading and cleaning; part of the cache's key
-OWN_VERSION = 3  # the same of the user's own files, whose columns and classes are guessed
+OWN_VERSION = 4  # the same of the user's own files, whose columns and classes are guessed
 
 
 def open_csv(request: TextRequest) -> TextSource:
@@ -85,14 +85,12 @@ def _load(request: TextRequest, files: dict[str, Path]) -> TextData:
     texts = {role: to_texts(part, classes) for role, part in samples.items()}
     notes = notes_of(samples)
     if request.test_fraction is not None:
-        if not samples["train"].header:
-            _refuse_single(files["train"], samples["train"].labels)
         whole = texts["train"]
         kept, held_out = stratified_split(whole.labels, request.test_fraction, TEST_SEED, classes)
         texts["train"], texts["test"] = whole.part(kept), whole.part(held_out)
         both = (texts[role].texts for role in ("train", "test"))
         notes += repeated_texts("the test texts held out", *both)
-    classes, note = class_names(files["train"], classes)
+    classes, note = class_names(files["train"], classes, request.encoding)
     notes += [] if note is None else [note]
     return TextData(
         name="csv",
@@ -107,17 +105,9 @@ def _load(request: TextRequest, files: dict[str, Path]) -> TextData:
     )
 
 
-def _refuse_single(path: Path, labels: list[str]) -> None:
-    """UserError if the first row is the only one of its class, as a header would be."""
-    if labels.count(labels[0]) == 1:
-        raise UserError(
-            f"{path}: class {labels[0][:40]!r} has only one sample, and a split needs one for each "
-            "part: if this is the header, name the columns with --label_column and --text_columns, "
-            "else add samples of this class, or remove it"
-        )
-
-
-def class_names(train_file: Path, classes: list[str]) -> tuple[list[str], str | None]:
+def class_names(
+    train_file: Path, classes: list[str], encoding: str | None = None
+) -> tuple[list[str], str | None]:
     """(the names of the classes, a note): of classes that are numbers, from the lines of a file
     beside the training file, if there is one and it fits.
 
@@ -129,9 +119,9 @@ def class_names(train_file: Path, classes: list[str]) -> tuple[list[str], str | 
         return classes, None
     unused = f"{CLASS_NAMES} beside {train_file.name} is not used: "
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, ValueError):
-        return classes, unused + "it is not UTF-8 text, convert it (for example with iconv)"
+        lines = read_text_file(path, encoding)[0].splitlines()
+    except UserError as error:
+        return classes, f"{unused}{error}"
     names = [name for line in lines if (name := line.strip())]
     other = next((name for name in classes if not name.isdecimal()), None)
     if other is not None:
@@ -175,19 +165,21 @@ def read_files(
             clean=request.clean,
             classes=classes,
             line_end=line_end,
+            encoding=request.encoding,
+            header=request.header,
+            max_bad=request.max_bad,
         )
         classes = classes or tuple(set(samples[role].labels))
     return samples
 
 
 def notes_of(samples: dict[str, Samples]) -> list[str]:
-    """Lines on what was guessed, on bad rows, and on texts that are also in the training file."""
+    """Lines on the columns taken, on bad rows, and on texts that are in the training file, too."""
     notes = []
     for part in samples.values():
-        if part.note:
-            notes.append(part.note)
+        notes.append(part.note)
         if part.problems:
-            notes.append(left_out(part.path, part.problems))
+            notes.append(left_out(part.path, part.problems) + part.lost(whole=True))
     for role, part in samples.items():
         if role != "train":
             notes += repeated_texts(part.path.name, samples["train"].texts, part.texts)

@@ -15,8 +15,10 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+from utils.data.texts.encodings import decode
 from utils.data.texts.json_rows import read_json
 from utils.data.texts.table import Row, Table, broken_text
 from utils.errors import UserError
@@ -31,7 +33,6 @@ KINDS = {
     ".txt": "txt",
 }
 MAX_UNPACKED_BYTES = 8 << 30  # of a .gz, which may unpack to a thousand times its size
-_HEAD_BYTES = 1 << 16  # enough to tell text from binary
 _SAMPLE_ROWS = 100
 _SAMPLE_CHARACTERS = 1 << 20
 _DELIMITERS = ",;\t|"
@@ -39,7 +40,6 @@ _SEPARATOR = re.compile(r"\"?sep=([^\w\s\"]|\t)\"?\s*", re.IGNORECASE)
 # A quote that is never closed turns the rest of the file into one row. All of it but the first line
 # is then read again: this often at most.
 _MAX_UNCLOSED = 20
-_STRANGE = re.compile("[\x00-\x08\x0e-\x1f\udc80-\udcff]")
 
 
 def file_kind(path: Path) -> str:
@@ -55,11 +55,12 @@ def file_kind(path: Path) -> str:
     return KINDS[suffixes[-1]]
 
 
-def read_table(path: Path, of: str = "text") -> Table:
+def read_table(path: Path, of: str = "text", encoding: str | None = None) -> Table:
     """All rows of a CSV, TSV or JSON file but the blank ones.
 
     Args:
         of: what has a row, for messages.
+        encoding: see `decode`.
 
     Raises:
         UserError: it cannot be read, is empty, or is not text.
@@ -67,7 +68,7 @@ def read_table(path: Path, of: str = "text") -> Table:
     kind = file_kind(path)
     if kind == "txt":
         raise UserError(f"{path}: a file with {of}s and classes must be .csv, .tsv or .jsonl")
-    text = read_text_file(path)
+    text, remark = read_text_file(path, encoding)
     lines = list(io.StringIO(text, newline=""))
     if kind == "jsonl":
         table = read_json(path, text, lines)
@@ -75,14 +76,14 @@ def read_table(path: Path, of: str = "text") -> Table:
         table = _read_delimited(path, lines, "\t" if kind == "tsv" else None)
     if not table.rows:
         raise UserError(f"{path} is empty: give a file with a row for each {of}")
-    return table
+    return replace(table, remark=remark)
 
 
-def read_text_file(path: Path) -> str:
-    """The text of a file, without byte order mark. Bytes that are not UTF-8 become surrogates.
+def read_text_file(path: Path, encoding: str | None = None) -> tuple[str, str]:
+    """The text of a file, and how it was read (see `decode`).
 
     Raises:
-        UserError: it cannot be read, or is not text.
+        UserError: it cannot be read, or see `decode`.
     """
     try:
         if path.is_dir():
@@ -93,11 +94,8 @@ def read_text_file(path: Path) -> str:
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = getattr(error, "strerror", None) or str(error)
         raise UserError(f"cannot read {str(path)!r}: {reason}") from error
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")):  # what spreadsheets call "Unicode text"
-        return data.decode("utf-16", "replace").replace("\0", " ")
-    data = data.removeprefix(b"\xef\xbb\xbf")
-    _refuse_binary(path, data[:_HEAD_BYTES])
-    return data.decode("utf-8", "surrogateescape").replace("\0", " ")
+    text, remark = decode(path, data, encoding)
+    return text.replace("\0", " "), remark
 
 
 def _unpack(path: Path) -> bytes:
@@ -109,18 +107,6 @@ def _unpack(path: Path) -> bytes:
     if len(data) > MAX_UNPACKED_BYTES:
         raise UserError(f"{path} unpacks to more than {MAX_UNPACKED_BYTES >> 30} GiB: split it")
     return data
-
-
-def _refuse_binary(path: Path, head: bytes) -> None:
-    """UserError if more than a fifth of the characters are neither UTF-8 nor printable, or the file
-    begins as a binary format does."""
-    text = head.decode("utf-8", "surrogateescape")
-    strange = len(_STRANGE.findall(text))
-    if strange > 0.2 * len(text) or head.startswith((b"PK\x03\x04", b"\x1f\x8b", b"PAR1", b"%PDF")):
-        raise UserError(
-            f"{path} is not UTF-8 text (a binary file, or another encoding): give a text file, "
-            "converted for example with iconv -t UTF-8"
-        )
 
 
 # CSV and TSV
@@ -202,7 +188,7 @@ def _parse(lines: list[str], delimiter: str, **options) -> Iterator[Row]:
             )
             try:
                 for cells in reader:
-                    if len(cells) > 1 or (cells and cells[0].strip()):
+                    if len(cells) > 1 or (cells and not cells[0].isspace()):  # "" is an empty cell
                         yield Row(start + 1, cells)
                     start = offset + reader.line_num
                 return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,30 +12,51 @@ from pathlib import Path
 from utils.data.texts.clean import clean_text
 from utils.data.texts.columns import choose_columns
 from utils.data.texts.files import broken_text, file_kind, read_table, read_text_file
+from utils.data.texts.sources import MAX_BAD
 from utils.errors import UserError
+
+_SHOWN = 5  # reasons and classes in a message
 
 
 @dataclass
 class Samples:
     """The texts of a file, each with its class (as it is written there) and its line.
 
-    `problems` are the bad rows, which are left out: (line, what is wrong with it). `note` says
-    which columns were guessed, `header` whether the first row names them.
+    `problems` are the bad rows, which are left out: (line, what is wrong with it, its class, "" if
+    it cannot be read). `note` says which columns are taken.
     """
 
     path: Path
-    note: str | None = None
-    header: bool = False
+    note: str
     lines: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
-    problems: list[tuple[int, str]] = field(default_factory=list)
+    problems: list[tuple[int, str, str]] = field(default_factory=list)
 
-    def refuse(self) -> None:
-        """UserError for the first bad row."""
-        if self.problems:
-            line, problem = min(self.problems)
+    def refuse(self, most: float) -> None:
+        """UserError if more than this fraction of the rows are bad."""
+        bad, total = len(self.problems), len(self.problems) + len(self.texts)
+        if not most and bad:
+            line, problem, _ = min(self.problems)
             raise UserError(f"{self.path}: line {line} {problem}: correct it, or use --on_bad skip")
+        if bad > most * total:
+            reasons = Counter(problem for _, problem, _ in self.problems).most_common(_SHOWN)
+            told = "; ".join(f"{count:,}: {problem}" for problem, count in reasons)
+            raise UserError(
+                f"{self.path}: {bad:,} of {total:,} rows cannot be used ({told}){self.lost()}: "
+                f"correct them, or allow more than {most:.0%} with --max_bad"
+            )
+
+    def lost(self, whole: bool = False) -> str:
+        """How many rows of each class are bad, for a message; `whole`: of those that have no others
+        alone."""
+        kept, labels = Counter(self.labels), (label for *_, label in self.problems if label)
+        lost = Counter(label for label in labels if not (whole and kept[label]))
+        told = f" and {len(lost) - _SHOWN} classes more" * (len(lost) > _SHOWN)
+        for label, count in reversed(lost.most_common(_SHOWN)):
+            of = f"of the {count + kept[label]:,} " if kept[label] else "(all) "
+            told = f", {count:,} {of}of class {label[:40]!r}{told}"
+        return told
 
 
 def read_samples(
@@ -46,31 +68,34 @@ def read_samples(
     clean: bool = True,
     classes: Collection[str] = (),
     line_end: str | None = None,
+    encoding: str | None = None,
+    header: bool | None = None,
+    max_bad: float = MAX_BAD,
 ) -> Samples:
     """Texts and classes of a CSV, TSV or JSON Lines file.
 
     `classes` are those of the training data; a row of another class is bad. Empty: any will do.
     `line_end` is how the file writes the end of a line within a text, which cleaning then takes for
-    a space.
+    a space. `encoding`: see `decode`; `header`: see `choose_columns`.
 
     Raises:
-        UserError: the file cannot be used, no row of it can, or, unless `on_bad` is "skip", one
-            of its rows cannot.
+        UserError: the file cannot be used, no row of it can, or one of its rows cannot; where
+            `on_bad` is "skip", more than the fraction `max_bad` of them.
     """
-    table = read_table(path)
+    table = read_table(path, encoding=encoding)
     if not any(row.problem is None for row in table.rows):
         line, problem = table.rows[0].line, table.rows[0].problem
         raise UserError(f"{path}: no row can be used; line {line} {problem}: correct the file")
-    columns = choose_columns(table, text_columns, label_column, classes=classes)
-    samples = Samples(path, columns.note, columns.header or table.names is not None)
+    columns = choose_columns(table, text_columns, label_column, classes=classes, header=header)
+    samples = Samples(path, columns.note)
     known = set(classes)
     by_number = {whole_number(name): name for name in classes}
     if None in by_number:
         by_number = {}
-    header = table.rows[0].cells if columns.header else None
+    first = table.rows[0].cells if columns.header else None
     for row in table.rows[columns.header :]:
         problem, text, label = row.problem, "", ""
-        if row.cells == header:  # as in files that were joined
+        if row.cells == first:  # as in files that were joined
             problem = "is the header row once more"
         if problem is None:
             cells = row.cells
@@ -89,12 +114,11 @@ def read_samples(
             samples.texts.append(text)
             samples.labels.append(label)
         else:
-            samples.problems.append((row.line, problem))
-    if on_bad == "error":
-        samples.refuse()
+            samples.problems.append((row.line, problem, label))
+    samples.refuse(0 if on_bad == "error" else max_bad)
     if not samples.texts:
-        first = " and ".join(f"line {line} {problem}" for line, problem in samples.problems[:1])
-        raise UserError(f"{path} has no row that can be used{first and ': '}{first}")
+        why = "".join(f": line {line} {problem}" for line, problem, _ in samples.problems[:1])
+        raise UserError(f"{path} has no row that can be used{why}")
     return samples
 
 
@@ -113,14 +137,17 @@ def read_texts(
     classes: Collection[str] = (),
     line_end: str | None = None,
     say: Callable[[str], None] = lambda line: None,
-) -> list[tuple[int, str]]:
-    """Texts to be classified, each with the number of its line, from 1.
+    encoding: str | None = None,
+    header: bool | None = None,
+) -> list[tuple[int, str | None]]:
+    """The rows of texts to be classified: the number of the line, from 1, and the text; None if the
+    row is bad.
 
     Read from a CSV, TSV or JSON Lines file, in which a column with classes is ignored, or from a
     .txt file with one text a line. Blank lines are ignored. `label_column` is the name that the
     column with classes had in the training file, None if it was guessed there. `classes` helps to
-    tell a column with classes from one with text. `line_end`: see `read_samples`. `say` is given a
-    line on columns that were guessed, and on rows that are left out.
+    tell a column with classes from one with text. `line_end`, `encoding` and `header`: see
+    `read_samples`. `say` is given a line on the columns that are taken, and on bad rows.
 
     Raises:
         UserError: the file cannot be used, it has no text, or, unless `on_bad` is "skip", one of
@@ -129,39 +156,42 @@ def read_texts(
     path = Path(path)
     rows: list[tuple[int, str, str | None]] = []  # line, text, problem
     if file_kind(path) == "txt":
-        for line, text in enumerate(io.StringIO(read_text_file(path), newline=""), 1):
+        content, remark = read_text_file(path, encoding)
+        if remark:
+            say(f"{path.name}{remark.removeprefix(',')}")
+        for line, text in enumerate(io.StringIO(content, newline=""), 1):
             if not text.isspace():
                 rows.append((line, _join([text], clean, line_end), broken_text(text)))
     else:
-        table = read_table(path)
+        table = read_table(path, encoding=encoding)
         columns = choose_columns(
-            table, text_columns, label_column, classes=classes, needs_label=False
+            table, text_columns, label_column, classes=classes, needs_label=False, header=header
         )
-        if columns.note:
-            say(columns.note)
+        say(columns.note)
         for row in table.rows[columns.header :]:
             cells = [] if row.problem else [row.cells[column] for column in columns.texts]
             rows.append((row.line, _join(cells, clean, line_end), row.problem))
-    texts, problems = [], []
+    texts: list[tuple[int, str | None]] = []
+    problems = []
     for line, text, problem in rows:
         problem = problem or (None if text else "has no text" + " (after cleaning)" * clean)
-        if problem is None:
-            texts.append((line, text))
-        elif on_bad == "error":
-            raise UserError(f"{path}: line {line} {problem}: correct it, or use --on_bad skip")
-        else:
+        texts.append((line, text if problem is None else None))
+        if problem is not None:
             problems.append((line, problem))
-    if not texts:
+    if problems and on_bad == "error":
+        line, problem = problems[0]
+        raise UserError(f"{path}: line {line} {problem}: correct it, or use --on_bad skip")
+    if len(problems) == len(texts):
         raise UserError(f"{path} has no text to classify")
     if problems:
-        say(left_out(path, problems))
+        say(left_out(path, problems, "without a class"))
     return texts
 
 
-def left_out(path: Path, problems: Sequence[tuple[int, str]]) -> str:
-    """A line on the bad rows of a file, (line, what is wrong with it) each."""
-    (line, problem), count = problems[0], len(problems)
-    rows = "1 bad row left out," if count == 1 else f"{count:,} bad rows left out, the first"
+def left_out(path: Path, problems: Sequence[tuple], how: str = "left out") -> str:
+    """A line on the bad rows of a file, as in `Samples.problems`."""
+    (line, problem, *_), count = problems[0], len(problems)
+    rows = f"1 bad row {how}," if count == 1 else f"{count:,} bad rows {how}, the first"
     return f"{path.name}: {rows} in line {line}, which {problem}"
 
 

@@ -20,6 +20,7 @@ from utils.errors import UserError
 if TYPE_CHECKING:  # --help reads the table below, and needs no NumPy
     import numpy as np
 
+MAX_BAD = 0.05  # fraction of the rows that --on_bad skip leaves out
 # Settings that apply to `--dataset csv` alone.
 FILE_FLAGS = ("train_file", "test_file", "val_file", "test_fraction")
 
@@ -90,6 +91,7 @@ class TextRequest:
         label_column: name or number of the column with the class; None: guessed likewise.
         on_bad: "error" or "skip", for rows that cannot be used.
         clean: remove markup, links and broken entities (`clean_text`).
+        encoding, header, max_bad: see `read_samples` in rows.py.
         test_fraction: fraction, in (0, 1), of the training file that becomes the test set, always
             the same rows (csv without a test file only).
 
@@ -106,6 +108,9 @@ class TextRequest:
     on_bad: str = "error"
     clean: bool = True
     test_fraction: float | None = None
+    encoding: str | None = None
+    header: bool | None = None
+    max_bad: float = MAX_BAD
 
     def __post_init__(self) -> None:
         if self.on_bad not in ("error", "skip"):

@@ -22,13 +22,15 @@ class Row:
 @dataclass(frozen=True)
 class Table:
     """The rows of a file. `names` are the keys of JSON objects, None for other files (whose
-    first row may be a header); `columns` is the number of columns."""
+    first row may be a header); `columns` is the number of columns, `remark` how the text was read
+    (encodings.py)."""
 
     path: Path
     rows: list[Row]
     columns: int
     names: list[str] | None = None
     delimiter: str = ","
+    remark: str = ""
 
 
 def broken_text(text: str) -> str | None:
@@ -39,5 +41,5 @@ def broken_text(text: str) -> str | None:
     if found is None:
         return None
     if "\udc80" <= found[0] <= "\udcff":
-        return "is not UTF-8 (convert the file, for example with iconv -t UTF-8)"
+        return "is not UTF-8: save it as UTF-8"
     return "has half a surrogate pair, which is not a character"
