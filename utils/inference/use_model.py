@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from utils.checkpoints.checkpoint import Checkpoint
@@ -40,6 +41,8 @@ def use_model(run: Run, model, checkpoint: Checkpoint, card: ModelCard | TextCar
         f"{run.model_name} of {folder}, step {checkpoint.step}{averaged}"
         f"{better_checkpoint_note(checkpoint, folder)}"
     )
+    if isinstance(card, ModelCard):
+        card = replace(card, form=asdict(settings.form))
     if settings.export:
         path = folder / "export" / ("model.onnx" if settings.export == "onnx" else
                                     "model.safetensors")  # fmt: skip
@@ -97,7 +100,7 @@ def predict_pictures(run: Run, model, card: ModelCard, output: Path) -> int | No
         paths = [path for path in paths if not is_same(path, output)]
     predictions = predict_images(
         model,
-        PictureFiles(paths, card, settings.workers, settings.on_bad, settings.evaluated_part),
+        PictureFiles(paths, card, settings.workers, settings.on_bad, settings.form),
         output_csv=output,
         batch_size=settings.batch_size,
         precision=run.precision,
