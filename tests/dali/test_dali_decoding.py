@@ -12,6 +12,7 @@ from PIL import Image
 from utils.augment.resized_crop import ResizedCrop
 from utils.data.images import dali, decode
 from utils.data.images.dali import CpuDecoder, GpuDecoder
+from utils.data.images.form import Form
 from utils.errors import UserError
 
 SIZE = 32
@@ -60,7 +61,7 @@ def both(pictures, windowed: bool, index=None):
 @pytest.mark.parametrize("size, crop_ratio", [(32, 1.0), (32, 0.875), (10, 1.0), (4, 0.5)])
 def test_pictures_are_those_of_pillow_to_the_bit(photos, size, crop_ratio, windowed):
     """At 10 and 4 pixels Pillow decodes some or all at a fraction of their size."""
-    pictures = dataclasses.replace(photos, size=size, crop_ratio=crop_ratio)
+    pictures = dataclasses.replace(photos, size=size, form=Form(crop_ratio=crop_ratio))
     plain, found, counts = both(pictures, windowed)
     assert np.array_equal(found, plain)
     assert sum(counts) == 24 if size == 32 else sum(counts) < 24
@@ -219,7 +220,7 @@ def test_a_dali_that_does_not_work_here_is_no_damaged_picture(photos, monkeypatc
 @pytest.mark.parametrize("windowed", [True, False])
 def test_the_pipeline_for_a_gpu_differs_by_few_levels(photos, windowed, crop_ratio):
     """DALI also resizes and mirrors there. (nvJPEG may differ by more than libjpeg-turbo.)"""
-    pictures = dataclasses.replace(photos, crop_ratio=crop_ratio)
+    pictures = dataclasses.replace(photos, form=Form(crop_ratio=crop_ratio))
     index = np.random.default_rng(2).permutation(24)
     asked = windows_and_flips(pictures, index) if windowed else ()
     found = GpuDecoder(pictures, None, threads=2).decode(index, *asked).numpy()

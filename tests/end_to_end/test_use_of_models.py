@@ -2,6 +2,7 @@
 torchvision's ResNet where the architecture is the same."""
 
 import csv
+import dataclasses
 import json
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from safetensors.torch import load_file
 from torchvision.models import resnet18
 
 from resnet50_test import main
+from utils.data.images.form import Form
 from utils.models.resnet import ResNet
 
 pytestmark = pytest.mark.usefixtures("own_folder")
@@ -199,6 +201,8 @@ def test_onnx_takes_pictures_as_they_are(works):
     paths = sorted(Path("pictures/test").rglob("*.png"))
     images = np.stack([np.asarray(Image.open(path)) for path in paths])
     session = onnxruntime.InferenceSession("run/export/model.onnx")
+    form = json.loads(session.get_modelmeta().custom_metadata_map["form"])
+    assert form == dataclasses.asdict(Form())  # for the code of docs/pictures.md
     (found,) = session.run(["probabilities"], {"images": images})
     model = ResNet(18, 3, 4)
     model.load_state_dict(weights("run"))

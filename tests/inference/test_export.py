@@ -224,7 +224,7 @@ def test_resnets_as_onnx(tmp_path, capfd, depth, width, stem, side, channels_las
 def test_onnx_of_gray_pictures_with_metadata_and_no_paths(tmp_path):
     import onnx
 
-    card = ModelCard(CLASSES, (0.5,), (0.25,), 8, 8, 1)
+    card = ModelCard(CLASSES, (0.5,), (0.25,), 8, 8, 1, form={"resize_mode": "squash"})
     model, path = Tiny(channels=1), tmp_path / "model.onnx"
     export_onnx(model, card, path, "tiny")
     images = pictures(3, channels=1)
@@ -233,7 +233,8 @@ def test_onnx_of_gray_pictures_with_metadata_and_no_paths(tmp_path):
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
     assert metadata.pop("architecture") == "tiny" and metadata.pop("weights") == ""
     assert {key: json.loads(value) for key, value in metadata.items()} == {
-        "classes": list(CLASSES), "mean": [0.5], "std": [0.25]
+        "classes": list(CLASSES), "mean": [0.5], "std": [0.25],
+        "form": {"resize_mode": "squash"},
     }  # fmt: skip
     content = path.read_bytes()
     assert b".py" not in content and os.path.dirname(__file__).encode() not in content

@@ -1,16 +1,20 @@
 """--predict for pictures: probabilities as in evaluation, a CSV file that is complete or absent."""
 
 import csv
+import dataclasses
 import io
 import os
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from toy import CPU, network
 
 from utils.data.images.decode import decode
+from utils.data.images.form import Form
 from utils.data.images.loader import ImageLoader
 from utils.errors import UserError
 from utils.inference.predict_pictures import (
@@ -23,6 +27,11 @@ from utils.training.objective import Precision
 from utils.weights.card import ModelCard
 
 CLASSES = ("cat", "dog", "emu")
+ROOT = Path(__file__).resolve().parents[2]
+FORMS = [
+    Form(), Form(crop_ratio=0.75, transparency="black"), Form("squash", transparency="dropped"),
+    Form("letterbox", white_level=4095),
+]  # fmt: skip
 CARD = ModelCard(CLASSES, (0.4, 0.5, 0.6), (0.2, 0.3, 0.0), 8, 8, 3)
 
 
@@ -98,6 +107,15 @@ def test_nothing_to_list(tmp_path):
         list_pictures(tmp_path)
 
 
+def test_formats_that_are_not_read_are_named(tmp_path):
+    make_pictures(tmp_path, ["a.png"])
+    (tmp_path / "b.HEIC").write_bytes(b"\0\0\0\x18ftypheic" + bytes(99))
+    said = []
+    list_pictures(tmp_path, said.append)
+    heic = "1 .heic (pip install pi-heif, or convert to JPEG)"
+    assert said == [f"1 other file left out, such as {tmp_path}/b.HEIC, {heic}"]
+
+
 # ---- the numbers ------------------------------------------------------------------------------
 
 
@@ -121,6 +139,27 @@ def test_probabilities_are_those_of_evaluation(tmp_path, batch_size):
     for line, probability in zip(lines, expected.max(1).values.tolist(), strict=True):
         assert float(line[2]) == pytest.approx(probability, abs=1e-6)
         assert len(line[2]) == 8  # 0.123456
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_the_code_of_the_page_reads_pictures_as_they_are_predicted(tmp_path, form):
+    page = (ROOT / "docs" / "pictures.md").read_text(encoding="utf-8")
+    names = {"np": np, "Image": Image, "ImageOps": ImageOps}
+    exec(re.search(r"^def read\(.*?\n(?=\n\n\S)", page, re.M | re.S)[0], names)
+    colour = Image.fromarray(noise(0, 12, 20))
+    veiled = colour.copy()
+    veiled.putalpha(Image.fromarray(noise(1, 12, 20)[..., 0]))
+    hidden = colour.copy()
+    hidden.putalpha(0)
+    wide = Image.fromarray(noise(2, 20, 12)[..., 0].astype(np.uint16) * 20)
+    few = colour.quantize(8)
+    few.info["transparency"] = 3
+    pictures = [colour, veiled, hidden, wide, few, colour.convert("1"), veiled.convert("LA")]
+    for number, picture in enumerate(pictures):
+        picture.save(tmp_path / f"{number}.png")
+        found = names["read"](tmp_path / f"{number}.png", 8, dataclasses.asdict(form))
+        expected = decode(str(tmp_path / f"{number}.png"), 8, form)
+        assert np.abs(found.astype(int) - expected).max() <= 1
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -33,6 +33,9 @@ NEEDS = {
         "workers",
         "decode",
         "loader",
+        "resize_mode",
+        "transparency",
+        "white_level",
     )
 } | {
     "encoding": ["--dataset", "csv"],
@@ -104,7 +107,7 @@ def another_value(name: str):
         return "some where"
     if kind in (float, float | None):
         return 0.25
-    return (field.default or meta["low"] or 0) + 2
+    return (field.default or meta["low"] or 0) + (2 if name != "white_level" else -2)
 
 
 def flags_for(name: str, value) -> list[str]:

@@ -3,6 +3,8 @@
 import pytest
 from settings_of_pictures import noted, refused, settings_of
 
+from utils.data.images.form import Form
+
 OWN = ["--dataset", "imagefolder"]
 
 
@@ -21,6 +23,18 @@ def test_the_crop_at_evaluation_in_torchvisions_words():
     assert (settings.val_resize, settings.crop_ratio) == (256, 1)
     assert settings_of(*OWN, "--image_size", 112, "--val_resize", 128).evaluated_part == 0.875
     assert settings_of(*OWN, "--image_size", 32, "--eval_size", 32).decode == "auto"
+
+
+def test_whole_pictures_are_not_cropped():
+    flags = ["--resize_mode", "letterbox", "--image_size", 8]
+    for part in (["--crop_ratio", 0.5], ["--val_resize", 16]):
+        settings, lines = noted(*OWN, *flags, *part)
+        assert settings.form == Form("letterbox") and settings.decode == "auto"
+        why = "--resize_mode letterbox keeps the whole picture"
+        assert lines == [f"note: {part[0]} has no effect: {why}"]
+    settings = settings_of(*OWN, "--transparency", "black", "--white_level", 4095)
+    assert settings.form == Form(transparency="black", white_level=4095)
+    assert "use --loader workers" in refused(*OWN, *flags, "--loader", "dali")
 
 
 @pytest.mark.parametrize(

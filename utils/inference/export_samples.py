@@ -97,7 +97,7 @@ def metadata_of(card: ModelCard | TextCard) -> dict:
     """What is kept with the graph: what its inputs are made by, and the classes."""
     values = card.to_dict()
     if not isinstance(card, TextCard):
-        return {name: values[name] for name in ("classes", "mean", "std")}
+        return {name: values[name] for name in ("classes", "mean", "std", "form")}
     tokenizer = tokenizer_from_json(card.tokenizer)
     pad = pad_id(tokenizer)
     tokens = {"pad_id": pad, "pad_token": tokenizer.id_to_token(pad), "cls_id": cls_id(tokenizer)}

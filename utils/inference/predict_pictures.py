@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from utils.data.images.decode import decode_all, strict_pillow
+from utils.data.images.decode import decode_all, strict_pillow, unread_formats
+from utils.data.images.form import USUAL, Form
 from utils.data.images.imagefolder import is_stray
 from utils.data.images.loader import Normalize
 from utils.errors import UserError
@@ -73,9 +74,10 @@ def list_pictures(path: str | Path, say: Callable[[str], None] = lambda line: No
     if not pictures:
         raise UserError(f"--predict {path}: there are no pictures in this folder")
     if len(pictures) < len(found):
-        other = min(set(found).difference(pictures))
+        others = set(found).difference(pictures)
         count = counted(len(found) - len(pictures), "other file")
-        say(f"{count} left out, such as {other}")
+        remarks = [f"such as {min(others)}", *unread_formats(others)]
+        say(f"{count} left out, {', '.join(remarks)}")
     return pictures
 
 
@@ -173,7 +175,7 @@ class PictureFiles:
         card: of the model; gives the size and the channels of the decoded pictures.
         workers: threads; None: one per core.
         on_bad: "error" or "skip", for files that cannot be decoded.
-        crop_ratio: of evaluation, see `decode` in utils/data/images/decode.py.
+        form: how a file becomes a picture.
 
     Attributes:
         pictures: number of pictures that `batches` has yielded and its caller is done with.
@@ -186,10 +188,10 @@ class PictureFiles:
         card: ModelCard,
         workers: int | None = None,
         on_bad: str = "error",
-        crop_ratio: float = 1.0,
+        form: Form = USUAL,
     ):
         self.paths, self.card, self.on_bad = list(paths), card, on_bad
-        self.crop_ratio = crop_ratio
+        self.form = form
         self.workers = max(1, usable_cores() if workers is None else workers)
         self.pictures = 0
         self.skipped: list[str] = []
@@ -210,7 +212,7 @@ class PictureFiles:
         with (
             strict_pillow(),
             contextlib.closing(
-                decode_all(self.paths, self.card.height, self.workers, self.crop_ratio, kept=False)
+                decode_all(self.paths, self.card.height, self.workers, self.form, kept=False)
             ) as chunks,
         ):
             for pictures, errors in chunks:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from utils.checkpoints.checkpoint import Checkpoint
@@ -39,6 +40,8 @@ def use_model(run: Run, model, checkpoint: Checkpoint, card: ModelCard | TextCar
     model.load_state_dict(checkpoint.weights)
     weights = which_weights(checkpoint, folder)
     say(f"{run.model_name} of {folder}, {weights}")
+    if isinstance(card, ModelCard):
+        card = replace(card, form=asdict(settings.form))
     if settings.export:
         path = folder / "export" / ("model.onnx" if settings.export == "onnx" else
                                     "model.safetensors")  # fmt: skip
@@ -96,7 +99,7 @@ def predict_pictures(run: Run, model, card: ModelCard, output: Path) -> int | No
         paths = [path for path in paths if not is_same(path, output)]
     predictions = predict_images(
         model,
-        PictureFiles(paths, card, settings.workers, settings.on_bad, settings.evaluated_part),
+        PictureFiles(paths, card, settings.workers, settings.on_bad, settings.form),
         output_csv=output,
         batch_size=settings.batch_size,
         precision=run.precision,

@@ -88,6 +88,7 @@ MEANINGS = {
     "checkpoint": "--resume RUN goes on with a run, --pretrained FILE starts from its weights, "
     "and --output names the folder of a new run",
     "config_pth": "--host_config FILE gives folders by host name, --config FILE all other settings",
+    "crop_mode": "--resize_mode crop (timm's center), squash or letterbox (its border)",
     "experiment": "--output FOLDER names the folder of the run",
     "interpolation": "pictures are resized bicubically, and --auto_augment moves pixels "
     "bilinearly; leave it out",

@@ -92,9 +92,11 @@ def refuse_beside(flag: str, others: Iterable[tuple[str, bool, str]]) -> None:
             raise UserError(f"{other} cannot be combined with {flag}: {reason}")
 
 
-@functools.cache
-def fields(config_class) -> dict[str, dataclasses.Field]:
+def _fields_of(config_class) -> dict[str, dataclasses.Field]:
     return {field.name: field for field in dataclasses.fields(config_class)}
+
+
+fields: Callable[[type], dict[str, dataclasses.Field]] = functools.cache(_fields_of)
 
 
 def parse(config_class, argv: list[str], description: str, say: Callable = lambda line: None):

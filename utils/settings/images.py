@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass
 
+from utils.data.images.form import Form
 from utils.data.images.sources import IMAGE_DATASETS, TEST_FRACTION
 from utils.data.images.split_names import class_folder
 from utils.errors import UserError
@@ -32,13 +33,34 @@ class PictureSettings(Config):
     )
     image_size: int | None = setting(
         None,
-        "Side of the pictures, which are resized; your own are centre-cropped, too, unless --crop "
-        "resized crops them at random",
+        "Side of the pictures, which are resized, your own as --resize_mode says",
         group=DATA,
         low=8,
         unit="pixels",
         default_text="that of the data set; of your own files if they are alike and small, else "
         "224",
+    )
+    resize_mode: str = setting(
+        "crop",
+        "How your own pictures become squares. crop: the centre; squash: all of the picture, its "
+        "sides resized independently; letterbox: all of it, between gray bars",
+        group=DATA,
+        choices=("crop", "squash", "letterbox"),
+    )
+    transparency: str = setting(
+        "white",
+        "What transparent pictures of your own are laid on; dropped: their colours are taken as "
+        "they are stored, whether they are to be seen or not",
+        group=DATA,
+        choices=("white", "black", "dropped"),
+        before="dropped",
+    )
+    white_level: int = setting(
+        65535,
+        "The value of 16-bit pictures that becomes white: 4095 for cameras of 12 bits",
+        group=DATA,
+        low=255,
+        high=65535,
     )
     test_fraction: float | None = setting(
         None,
@@ -220,7 +242,8 @@ class PictureSettings(Config):
         if self.dataset not in OWN_PICTURES:
             reason = f"it is for your own pictures, and those of --dataset {self.dataset} are not"
             names: tuple[str, ...] = ("test_fraction", "val_is_validation", "decode", "loader")
-            names += () if self.predict else ("on_bad",)
+            of_files = ("on_bad", "resize_mode", "transparency", "white_level")
+            names += () if self.predict else of_files
             yield from ((name, reason, "dataset") for name in names)
             if self.image_size is None:
                 reason = f"--dataset {self.dataset} is in memory, unless --image_size resizes it"
@@ -230,6 +253,9 @@ class PictureSettings(Config):
             yield "loader", "--predict decodes files in threads, by Pillow", "predict"
         if self.dataset != "csv":
             yield "encoding", "it is that of the lists of --dataset csv", "dataset"
+        if self.resize_mode != "crop":
+            reason = f"--resize_mode {self.resize_mode} keeps the whole picture"
+            yield from ((name, reason, "resize_mode") for name in ("crop_ratio", "val_resize"))
         if self.dataset == "shapes":
             reason = "--dataset shapes is built in and reads no files"
             yield "data_dir", reason, "dataset"
@@ -286,7 +312,7 @@ class PictureSettings(Config):
     def _check_sizes(self):
         if self.eval_size is not None and self.image_size is None:
             raise UserError("--eval_size needs --image_size, the size in training")
-        if self.val_resize is None:
+        if self.val_resize is None or self.resize_mode != "crop":
             return
         size = self.eval_size or self.image_size
         if size is None:
@@ -307,16 +333,29 @@ class PictureSettings(Config):
     @property
     def evaluated_part(self) -> float:
         """Side of the central square that is evaluated, as a fraction of the shorter side."""
+        if self.resize_mode != "crop":
+            return 1.0
         if self.val_resize is None:
             return self.crop_ratio
         size = self.eval_size or self.image_size
         assert size is not None, "`validate` asks for one of them"
         return size / self.val_resize
 
+    @property
+    def form(self) -> Form:
+        """How a file becomes a picture."""
+        part, white = self.evaluated_part, self.white_level
+        return Form(self.resize_mode, part, self.transparency, white)
+
     def _check_decoding(self):
         """What needs the pictures as they are in their files: these are decoded while training."""
         if self.dataset not in OWN_PICTURES:
             self.loader = "workers"  # a recipe may have dali, for other data
+        if self.loader == "dali" and self.resize_mode != "crop":
+            raise UserError(
+                f"--loader dali crops to the centre: for --resize_mode {self.resize_mode} use "
+                "--loader workers"
+            )
         flags = []
         if self.evaluated_part != 1:
             given = "crop_ratio" if self.val_resize is None else "val_resize"

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from utils.data.class_names import names_notes
 from utils.data.images.dali import DaliGpuReader, DaliReader, require_dali
 from utils.data.images.sources import ImageData, PictureSplit, load_image_data
 from utils.data.loader import Loader
@@ -94,7 +95,7 @@ def load_image_task(
             encoding=settings.encoding,
             test_fraction=settings.test_fraction,
             decode=settings.decode,
-            crop_ratio=settings.evaluated_part,
+            form=settings.form,
             workers=settings.workers,
         )
     data = _take_val(data, settings, console)
@@ -103,10 +104,8 @@ def load_image_task(
     if settings.eval_size not in (None, height):
         data, val = _resized(data, val, settings.eval_size)
     console.say(_description(data, train, val))
-    if data.strays:
-        several = f"{data.strays:,} files that are no pictures are"
-        files = "1 file that is no picture is" if data.strays == 1 else several
-        console.say(f"note: {files} passed over")
+    for note in [*data.notes, *names_notes(data.classes)]:
+        console.say(f"note: {note}")
     normalisation = source and source.normalisation(channels)
     mean, std = normalisation or (data.mean, data.std)
     shape = data.test.shape  # as the model is used

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import torch
 
+from utils.data.class_names import names_notes
 from utils.data.texts.cache import load_tokenized
 from utils.data.texts.loader import TextLoader
 from utils.data.texts.published_csv import line_end_of
@@ -65,6 +66,8 @@ def load_text_task(
         data = _load_data(settings, tokenizer)
     for note in data.notes:
         console.say(note)
+    for note in names_notes(data.classes):
+        console.say(f"note: {note}")
     card = TextCard(
         tuple(data.classes),
         data.tokenizer_json,

@@ -10,7 +10,8 @@ class ModelCard:
     """The card of a classifier of pictures: the names of its outputs, and the form of its inputs.
 
     `mean` and `std` are per channel, of pixels scaled to 0..1; `height` and `width` are in pixels.
-    `heads` are those of our ViT, as the shapes of its weights do not show them; None: unknown.
+    `heads` are those of our ViT, as the shapes of its weights do not show them; `form` is how files
+    become pictures (utils/data/images/form.py), which exports are told. None: unknown.
     Raises ValueError for values that no model can have.
     """
 
@@ -22,6 +23,7 @@ class ModelCard:
     width: int
     channels: int  # 3: RGB, 1: gray
     heads: int | None = None
+    form: dict | None = None
 
     def __post_init__(self) -> None:
         if not self.classes or not all(isinstance(name, str) for name in self.classes):
@@ -55,7 +57,7 @@ class ModelCard:
             if not isinstance(entries, (list, tuple)):
                 raise ValueError(f"{name} must be a list, not {entries!r}")
         tuples: dict = {name: tuple(entries) for name, entries in lists.items()}
-        return cls(**tuples, **numbers, heads=values.get("heads"))
+        return cls(**tuples, **numbers, heads=values.get("heads"), form=values.get("form"))
 
     def normalisation(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
         """(mean, std), or None if the model takes pictures of another number of channels."""

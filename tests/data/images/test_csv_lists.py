@@ -1,5 +1,7 @@
 """Lists of picture files and their classes: --dataset csv."""
 
+from unicodedata import normalize
+
 import numpy as np
 import pytest
 from data.images.picture_trees import noise
@@ -200,3 +202,15 @@ def test_a_file_that_is_not_there_is_a_bad_picture(folder):
         refused(folder, "9.png", "No such file", "--on_bad skip", decode=decode)
         data = load(folder, decode=decode, on_bad="skip")
         assert data.skipped == 2 and len(data.train) == 8
+
+
+def test_two_unicode_forms_of_a_label_are_one_class(folder):
+    forms = [normalize(form, "café") for form in ("NFC", "NFD")]
+    rows = [f"images/{i}.png,{[*forms, 'bar'][i % 3]}" for i in range(6)]
+    write(folder / "train.csv", rows)
+    write(folder / "test.csv", [f"images/6.png,{forms[1]}"])
+    data = load(folder)
+    assert data.classes == ["bar", forms[0]] and data.train.labels.tolist() == [1, 1, 0] * 2
+    assert data.test.labels.tolist() == [1] and "two Unicode forms" in data.notes[0]
+    write(folder / "train.csv", [row for row in rows if forms[0] not in row])
+    assert load(folder).classes == ["bar", forms[1]]  # as before

@@ -7,7 +7,8 @@ import pytest
 from picture_trees import noise
 from PIL import Image
 
-from utils.data.images.decode import decode, measure, strict_pillow, why
+from utils.data.images.decode import LETTERBOX, decode, measure, strict_pillow, why
+from utils.data.images.form import Form
 
 
 def test_resize_and_centre_crop(tmp_path):
@@ -71,7 +72,49 @@ def test_modes(tmp_path, mode):
     image, suffix, expected = in_mode(mode)
     path = tmp_path / f"picture.{suffix}"
     image.save(path)
-    assert np.array_equal(decode(str(path), 8), np.asarray(expected))
+    form = Form(transparency="dropped")
+    assert np.array_equal(decode(str(path), 8, form), np.asarray(expected))
+
+
+@pytest.mark.parametrize("mode", ["LA", "P with transparency", "RGBA"])
+@pytest.mark.parametrize("ground, value", [("white", 255), ("black", 0)])
+def test_transparent_pictures_are_laid_on_a_ground(tmp_path, mode, ground, value):
+    image, suffix, colours = in_mode(mode)
+    image.save(tmp_path / f"picture.{suffix}")
+    image = Image.open(tmp_path / f"picture.{suffix}")
+    alpha = np.asarray(image.convert("RGBA"))[..., 3:] / 255
+    expected = alpha * np.asarray(colours) + (1 - alpha) * value
+    found = decode(str(tmp_path / f"picture.{suffix}"), 8, Form(transparency=ground))
+    assert np.abs(found - expected).max() <= 1
+
+
+def test_a_channel_of_transparency_that_hides_all_is_not_used(tmp_path):
+    image = Image.fromarray(noise())
+    image.putalpha(0)
+    image.save(tmp_path / "picture.tga")
+    assert np.array_equal(decode(str(tmp_path / "picture.tga"), 8), noise())
+
+
+def test_the_value_that_is_white_in_16_bits(tmp_path):
+    wide = (np.arange(64, dtype=np.uint16) * 65).reshape(8, 8)  # 0..4095
+    Image.fromarray(wide).save(tmp_path / "picture.png")
+    found = decode(str(tmp_path / "picture.png"), 8, Form(white_level=4095))
+    assert np.array_equal(found[..., 0], np.round(wide / 4095 * 255))
+    assert decode(str(tmp_path / "picture.png"), 8, Form(white_level=255)).max() == 255
+
+
+@pytest.mark.parametrize("height, width", [(24, 48), (48, 24), (32, 32)])
+def test_the_whole_picture_is_kept(tmp_path, height, width):
+    image = Image.fromarray(noise(48)[:height, :width])
+    image.save(tmp_path / "picture.png")
+    squashed = image.resize((32, 32), Image.Resampling.BICUBIC)
+    found = decode(str(tmp_path / "picture.png"), 32, Form("squash"))
+    assert np.array_equal(found, np.asarray(squashed))
+    inner = image.resize((32 * width // max(height, width), 32 * height // max(height, width)), 3)
+    expected = Image.new("RGB", (32, 32), LETTERBOX)
+    expected.paste(inner, ((32 - inner.width) // 2, (32 - inner.height) // 2))
+    found = decode(str(tmp_path / "picture.png"), 32, Form("letterbox"))
+    assert np.array_equal(found, np.asarray(expected))
 
 
 @pytest.mark.parametrize("suffix", ["bmp", "gif", "jpg", "png", "ppm", "tif", "webp", "tga"])

@@ -13,6 +13,7 @@ from utils.augment.crop_flip import CropFlip
 from utils.augment.resized_crop import ResizedCrop
 from utils.data.images import scanning
 from utils.data.images.decode import decode, decode_window, measure
+from utils.data.images.form import Form
 from utils.data.workers import WorkerPool
 from utils.errors import UserError
 
@@ -172,8 +173,29 @@ def test_crop_ratio_is_a_larger_resize_and_a_centre_crop():
     image = smooth(64, 80)
     resized = image.resize((40, 32), Image.Resampling.BICUBIC)
     expected = np.asarray(resized.crop((6, 2, 34, 30)))  # 28 / 32 of the shorter side
-    found = decode(io.BytesIO(encoded(image, "PNG")), 28, crop_ratio=0.875)
+    found = decode(io.BytesIO(encoded(image, "PNG")), 28, form=Form(crop_ratio=0.875))
     assert np.abs(found.astype(int) - expected).max() <= 1
+
+
+@pytest.mark.parametrize("mode", ["squash", "letterbox"])
+@pytest.mark.parametrize("height, width", [(64, 160), (160, 64)])
+def test_windows_of_whole_pictures_in_squares(photos, mode, height, width):
+    image, form = smooth(height, width), Form(mode)
+    square = decode(io.BytesIO(encoded(image, "PNG")), 160, form)
+    for top, left, side in ((0, 0, 160), (40, 30, 100), (100, 80, 60)):
+        cut = Image.fromarray(square).crop((left, top, left + side, top + side))
+        expected = np.asarray(cut.resize((SIZE, SIZE), Image.Resampling.BICUBIC)).astype(int)
+        window = np.array([top, left, side, side])
+        found = decode_window(io.BytesIO(encoded(image, "PNG")), window, False, SIZE, form)
+        assert np.abs(found - expected).max() <= 2
+        jpeg = io.BytesIO(encoded(image, quality=95))  # is decoded at half its size
+        difference = np.abs(decode_window(jpeg, window, False, SIZE, form) - expected)
+        assert difference.mean() < 4 and difference.max() < 20
+    data = always(photos, form=form)
+    sizes = data.train.pictures.sizes(np.arange(3))
+    assert (sizes[:, 0] == sizes[:, 1]).all() and sizes[0, 0] == 40
+    batch = inputs(loader(data, data.train, augment=ResizedCrop(0.5)))
+    assert batch.shape == (20, 3, SIZE, SIZE)
 
 
 # ---- the index -----------------------------------------------------------------------------------

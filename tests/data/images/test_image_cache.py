@@ -15,6 +15,7 @@ from small_disks import full_disk, small_disk
 
 from utils.data import cache_folder
 from utils.data.images import cache as image_cache
+from utils.data.images.form import Form
 from utils.data.images.sources import load_image_data
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -30,6 +31,23 @@ def test_second_load_decodes_nothing(tree, no_decoding):
     assert np.array_equal(first.train.images, second.train.images)
     assert np.array_equal(first.test.labels, second.test.labels)
     assert "memory-mapped" in second.source and "decoded" in first.source
+
+
+def test_the_form_has_caches_of_its_own_and_jpegs_keep_theirs(tree):
+    def folder(form):
+        return Path(load(tree, form=form, image_size=8).source.split()[-1])
+
+    before, now = Form(transparency="dropped"), Form()
+    names = {folder(form).name for form in (before, now, Form("squash"), Form(white_level=4095))}
+    assert len(names) == 4
+    for path in list(tree.rglob("*.png")):
+        Image.open(path).save(path.with_suffix(".jpg"))
+        path.unlink()
+    assert folder(before) == folder(now) != folder(Form("squash"))
+    (folder(now) / "train_origins.npy").unlink()  # as of earlier versions
+    for path in folder(now).glob("notes*"):
+        path.unlink()
+    assert load(tree, image_size=8).notes == []
 
 
 @pytest.mark.parametrize("change", ["content", "time", "removed", "added", "renamed"])

@@ -1,16 +1,21 @@
 """Image folders: layouts, names, and files that cannot be decoded."""
 
 import errno
+import io
 import json
 import os
+import shutil
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
+from unicodedata import normalize
 
 import numpy as np
 import pytest
 from picture_trees import load, make_tree, noise, refused
-from PIL import Image
+from PIL import BmpImagePlugin, Image
 
 from utils.data.images import cache as image_cache
 from utils.data.images import decode as decode_module
@@ -136,14 +141,16 @@ def test_nested_folders_links_and_files_to_ignore(tree):
     assert data.classes == ["cat", "dog"] and data.train.labels.tolist() == [0] * 6 + [1] * 4
     assert np.array_equal(data.train.images[4], noise(8, 99))  # more/... < zz/...
     assert np.array_equal(data.train.images[5], noise(8, 98))
-    assert (data.strays, data.skipped) == (6, 0)
+    assert data.skipped == 0 and data.notes == [
+        "no pictures that can be read: 6 files, as cat/.DS_Store"
+    ]
 
 
 def test_a_picture_may_have_any_name(tree):
     for number, name in enumerate(("zz", "zz.photo")):
         Image.fromarray(noise(8, number)).save(tree / "train" / "cat" / name, format="png")
     data = load(tree)
-    assert len(data.train.labels) == 10 and data.strays == 0
+    assert len(data.train.labels) == 10 and data.notes == []
     (tree / "train" / "dog" / "zz").write_text("no ending that says that it is no picture")
     refused(tree, "zz", "not a readable picture")
 
@@ -157,7 +164,68 @@ def test_texts_beside_pictures_are_not_opened(tree, monkeypatch):
         imagefolder, "open_image", lambda path: names.append(Path(path).name) or opened(path)
     )
     (tree / "train" / "cat" / "7.other").write_text("perhaps a picture")
-    assert load(tree).strays == 7 and names == ["7.other"]
+    notes = load(tree).notes
+    assert notes == ["no pictures that can be read: 7 files, as cat/1.txt"] and names == ["7.other"]
+
+
+HEIC = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(500)
+
+
+def test_pictures_in_formats_that_are_not_read_are_named(tree):
+    cat = tree / "train" / "cat"
+    for name, content in {"a.HEIC": HEIC, "b.heic": HEIC, "c.NEF": b"raw", "d.txt": b""}.items():
+        (cat / name).write_bytes(content)
+    assert load(tree).notes == [
+        "no pictures that can be read: 4 files, as cat/a.HEIC; 2 .heic (pip install pi-heif, or "
+        "convert to JPEG); 1 .nef (convert to JPEG or PNG)"
+    ]
+    for path in cat.glob("*.png"):
+        path.unlink()
+    refused(tree, cat, "no picture that can be read: 2 .heic (pip install pi-heif")
+    (cat / "named as a.jpg").write_bytes(HEIC)
+    refused(tree, "named as a.jpg is not a readable picture (HEIC: pip install pi-heif")
+
+
+@pytest.mark.parametrize("decode", ["once", "always"])
+def test_heic_is_read_where_its_package_is_installed(tree, monkeypatch, decode):
+    class Package(ModuleType):
+        @staticmethod
+        def register_heif_opener():
+            Image.register_open("HEIF", lambda *_: BmpImagePlugin.BmpImageFile(io.BytesIO(bmp)))
+
+    package = Package("pi_heif")
+    package.__spec__ = ModuleSpec("pi_heif", None)
+    monkeypatch.setitem(sys.modules, "pi_heif", package)
+    decode_module.picture_endings.cache_clear()
+    file = io.BytesIO()
+    Image.fromarray(noise(8, 5)).save(file, "BMP")
+    bmp = file.getvalue()
+    (tree / "train" / "cat" / "zz.HEIC").write_bytes(HEIC)
+    try:
+        data = load(tree, decode=decode, image_size=8)
+        split = data.train.part(np.array([4]))
+        assert np.array_equal(split.picture(split.rows[0]), noise(8, 5)) and data.notes == []
+    finally:
+        del Image.OPEN["HEIF"]
+        Image.ID.remove("HEIF")
+        (
+            decode_module.picture_endings.cache_clear(),
+            decode_module._known_formats.cache_clear(),
+        )
+
+
+def test_two_unicode_forms_of_a_name_are_one_class(tree):
+    for split, form in (("train", "NFC"), ("train", "NFD"), ("test", "NFD")):
+        folder = tree / split / normalize(form, "café")
+        folder.mkdir()
+        Image.fromarray(noise(8, 50 + len(str(folder)))).save(folder / "1.png")
+    data = load(tree)
+    assert data.classes == [normalize("NFC", "café"), "cat", "dog"]
+    assert data.train.labels.tolist() == [0] * 2 + [1] * 4 + [2] * 4
+    assert data.test.labels.tolist() == [0] + [1] * 4 + [2] * 4
+    assert "the class 'café' is written in two Unicode forms" in data.notes[0]
+    shutil.rmtree(tree / "train" / normalize("NFC", "café"))
+    assert load(tree).classes == [normalize("NFD", "café"), "cat", "dog"]  # as before
 
 
 def test_trees_that_cannot_be_used(tree, tmp_path):
@@ -286,7 +354,7 @@ def test_many_files_in_several_chunks(tmp_path, monkeypatch):
         path.write_text("no picture")
     chunks = image_cache.decode_all
     monkeypatch.setattr(
-        image_cache, "decode_all", lambda paths, size, workers: in_threes(chunks, paths, size)
+        image_cache, "decode_all", lambda paths, size, *_: in_threes(chunks, paths, size)
     )
     data = load(root, on_bad="skip", image_size=4)
     assert data.skipped == 5 and len(data.train) == 35

@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import sys
+import zlib
 from collections.abc import Generator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from utils.data.array_file import write_array
 from utils.data.cache_folder import LOCK, put_in_place, remove_abandoned, temporary_folder
 from utils.data.images.decode import decode_all, strict_pillow
 from utils.data.images.decoded import DecodedSplit, channel_statistics, content_fingerprint
+from utils.data.images.form import Form
 from utils.errors import UserError
 from utils.files import sync_folder
 from utils.plural import counted
@@ -53,13 +55,14 @@ class FileSource:
 
     paths: list[str]
     labels: list[int]
+    form: Form
     verb, channels = "decoding", 3
 
     def describe(self, picture: int) -> str:
         return self.paths[picture]
 
     def decoded(self, size: int, workers: int) -> Generator[tuple[np.ndarray, dict[int, str]]]:
-        return decode_all(self.paths, size, workers)
+        return decode_all(self.paths, size, workers, self.form)
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,10 @@ def open_cache(folder: Path) -> tuple[Index, dict[str, DecodedSplit]] | None:
                 return None
             if not 0 <= labels.min() <= labels.max() < len(index.classes):
                 return None
-            splits[name] = DecodedSplit(images, labels)
+            origins = None  # of an earlier version
+            with contextlib.suppress(FileNotFoundError):
+                origins = np.load(folder / f"{name}_origins.npy", allow_pickle=False)
+            splits[name] = DecodedSplit(images, labels, origins=origins)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, AssertionError):
         return None
     return (index, splits) if index.version == VERSION else None
@@ -159,7 +165,7 @@ def _write(
     ):
         for name, source in sources.items():
             labels = np.asarray(source.labels, np.int64)
-            good = np.ones(len(labels), bool)
+            good, sums = np.ones(len(labels), bool), []
             with (
                 open(folder / f"{name}.npy", "w+b") as file,
                 contextlib.closing(source.decoded(image_size, workers)) as chunks,
@@ -180,6 +186,8 @@ def _write(
                         skipped.append(f"{path}: {reason}")
                         good[done + offset] = False
                     file.write(pictures)
+                    some = np.ascontiguousarray(pictures[:, :: max(1, image_size // 32)])
+                    sums += [zlib.crc32(rows) for rows in some]
                     done += len(pictures) + len(errors)
                     bar.update(len(pictures) + len(errors))
                 _check_something_left(name, source, good, classes)
@@ -188,6 +196,8 @@ def _write(
                 file.flush()
                 os.fsync(file.fileno())
             write_array(folder / f"{name}_labels.npy", labels[good])
+            origins = np.stack([np.flatnonzero(good), np.array(sums, np.int64)], 1)
+            write_array(folder / f"{name}_origins.npy", origins)
             images = np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
             splits[name] = DecodedSplit(images, labels[good])
     mean, std = channel_statistics(next(iter(splits.values())).images)

@@ -16,7 +16,9 @@ import itertools
 import os
 from dataclasses import replace
 from pathlib import Path
+from unicodedata import normalize
 
+from utils.data.class_names import by_form, merged_note
 from utils.data.images.imagenet import NoClasses, class_names, text_lines, told_apart
 from utils.data.images.listing import Listing, load_listings
 from utils.data.images.shards import CLASSES
@@ -68,7 +70,9 @@ def load_csv(
         classes = listings[split].classes
     folder = next(iter(lists.values())).parent
     data = load_listings("csv", folder, listings, test_fraction=test_fraction, **settings)
-    return replace(data, classes=_names(folder, data.classes), source=data.source + remark)
+    notes = [note for listing in listings.values() for note in listing.notes]
+    names, source = _names(folder, data.classes), data.source + remark
+    return replace(data, classes=names, source=source, notes=[*notes, *data.notes])
 
 
 def _find_lists(data_dir: Path, test_fraction: float | None) -> dict[str, Path]:
@@ -115,6 +119,9 @@ def _read_list(table: Table, classes: list[str] | None, once: bool) -> tuple[Lis
     """
     path = table.path
     names, labels, lines = _rows(table, set(classes or ()))
+    forms = by_form(classes or set(labels))
+    notes = merged_note(set(labels), forms.values())
+    labels = [forms[normalize("NFC", label)] for label in labels]
     if classes is None:
         numbers = all(label.isascii() and label.isdecimal() for label in labels)
         classes = sorted(set(labels), key=int if numbers else None)
@@ -134,14 +141,17 @@ def _read_list(table: Table, classes: list[str] | None, once: bool) -> tuple[Lis
             remedy = "write / instead of \\ between folders and files"
         raise UserError(f"{path} lists {names[0]} and others, none of which is there: {remedy}")
     number = {label: i for i, label in enumerate(classes)}
-    listing = Listing(path.parent, classes, names, [number[label] for label in labels], stats, 0)
+    listing = Listing(
+        path.parent, classes, names, [number[label] for label in labels], stats, [], notes
+    )
     return listing, len(repeats)
 
 
 def _rows(table: Table, known: set[str]) -> tuple[list[str], list[str], list[int]]:
     """(files, labels, numbers of the lines) of a list. Labels must be `known`, unless that is
     empty."""
-    path, (file_column, label_column, header) = table.path, _columns(table)
+    path, known = table.path, {normalize("NFC", name) for name in known}
+    file_column, label_column, header = _columns(table)
     names, labels, lines = [], [], []
     for row in table.rows[header:]:
         if row.problem is not None:
@@ -150,7 +160,7 @@ def _rows(table: Table, known: set[str]) -> tuple[list[str], list[str], list[int
         if not name or not label:
             what = "label" if name else "file"
             raise UserError(f"{path}, line {row.line} has no {what}: fill it in, or remove it")
-        if known and label not in known:
+        if known and normalize("NFC", label) not in known:
             raise UserError(
                 f"{path}, line {row.line} has the label {label!r}, which the training pictures do "
                 "not have"

@@ -148,7 +148,7 @@ class DaliDecoder(ABC):
             return Part(window.astype(np.int32), (0, 0, int(window[3]), int(window[2])), True)
         # The whole picture: the square is most of it, and pixels beside it count at its edges.
         area = np.array([0, 0, height, width], np.int32)
-        return Part(area, central_square(width, height, self.pictures.crop_ratio), False)
+        return Part(area, central_square(width, height, self.pictures.form.crop_ratio), False)
 
     def _run(self, contents: list[bytes], parts: list[Part], flips: list[bool]):
         """(n, size, size, 3) uint8; None if DALI fails."""
@@ -207,7 +207,7 @@ class CpuDecoder(DaliDecoder):
     def _takes(self, height: int, width: int, window: np.ndarray | None) -> bool:
         size = self.pictures.size
         if window is None:
-            return not shrinks_square(width, height, self.pictures.crop_ratio, size)
+            return not shrinks_square(width, height, self.pictures.form.crop_ratio, size)
         return not shrinks_window(width, height, int(window[2:].min()), size)
 
     def _build(self) -> Any:

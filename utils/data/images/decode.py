@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import importlib.util
 import io
 import math
 import multiprocessing
@@ -12,12 +13,14 @@ import os
 import re
 import stat
 import warnings
-from collections.abc import Generator, Iterator
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator
 from typing import BinaryIO
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
+from utils.data.images.form import USUAL, Form
 from utils.data.images.threads import in_threads
 from utils.errors import UserError
 
@@ -28,9 +31,17 @@ _PERMANENT = (None, errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL)
 # Pillow knows more formats; some start other programs (EPS) or are not pictures.
 FORMATS = (
     *("AVIF", "BMP", "GIF", "ICO", "JPEG", "JPEG2000", "MPO", "PCX", "PNG", "PPM", "QOI", "SGI"),
-    *("TGA", "TIFF", "WEBP"),
+    *("HEIF", "TGA", "TIFF", "WEBP"),
 )
+LETTERBOX = (114, 114, 114)  # RGB of the bars: near the mean of photographs
 _TOO_LARGE = (Image.DecompressionBombWarning, Image.DecompressionBombError)
+# Endings of pictures that need another package, or that nothing here reads.
+_HEIF, _HEIF_REMEDY = (".heic", ".heif", ".hif"), "pip install pi-heif, or convert to JPEG"
+_HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+_UNREAD = (
+    *(*_HEIF, ".3fr", ".arw", ".avif", ".cr2", ".cr3", ".crw", ".dcm", ".dng", ".exr", ".hdr"),
+    *(".jxl", ".jxr", ".nef", ".orf", ".pef", ".psd", ".raf", ".raw", ".rw2", ".srw", ".svg"),
+)
 _EXIF_ORIENTATION = 0x0112
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -44,52 +55,98 @@ _UPRIGHT = {
 
 
 def open_image(source: str | BinaryIO) -> Image.Image:
-    """Read the header of an image file. Raises OSError or ValueError for any other file."""
+    """Read the header of an image file. Raises OSError or ValueError for any other file. HEIC is
+    read where pi-heif, an optional package, is installed."""
     # Opening a pipe would block.
     if isinstance(source, str) and not stat.S_ISREG(os.stat(source).st_mode):
         raise ValueError("not a regular file")
+    try:
+        return Image.open(source, formats=_known_formats())
+    except Image.UnidentifiedImageError:
+        head = _head(source)
+        if head[4:8] != b"ftyp" or head[8:] not in _HEIF_BRANDS:
+            raise
+    try:
+        import pi_heif
+    except ImportError:
+        raise ValueError(f"HEIC: {_HEIF_REMEDY}") from None
+    pi_heif.register_heif_opener()
+    _known_formats.cache_clear()
     return Image.open(source, formats=_known_formats())
 
 
-def decode(source: str | BinaryIO, size: int, crop_ratio: float = 1.0) -> np.ndarray:
-    """The picture as (size, size, 3) uint8 RGB: turned as its EXIF orientation says, its central
-    square resized bicubically.
+def _head(source: str | BinaryIO) -> bytes:
+    if isinstance(source, str):
+        with open(source, "rb") as file:
+            return file.read(12)
+    source.seek(0)
+    return source.read(12)
 
-    Of an animation the first frame is decoded. Transparency is dropped (as in torchvision), 16-bit
-    gray is scaled to 8 bits. Raises any of Pillow's exceptions for a damaged file, ValueError for
-    pixels without a known range.
+
+def unread_formats(names: Iterable[str]) -> list[str]:
+    """Of files that are passed over, those that are pictures in formats which are not read here,
+    with what helps: "7 .heic (pip install ...)"."""
+    counts = Counter(os.path.splitext(name)[1].lower() for name in names)
+    return [
+        f"{counts[e]:,} {e} ({_HEIF_REMEDY if e in _HEIF else 'convert to JPEG or PNG'})"
+        for e in _UNREAD
+        if counts[e]
+    ]
+
+
+def decode(source: str | BinaryIO, size: int, form: Form = USUAL) -> np.ndarray:
+    """The picture as (size, size, 3) uint8 RGB: turned as its EXIF orientation says, then resized
+    bicubically, as `form` says.
+
+    Of an animation the first frame is decoded. 16-bit gray is scaled to 8 bits. Raises any of
+    Pillow's exceptions for a damaged file, ValueError for pixels without a known range.
 
     Args:
         source: a path, or an open file.
-        crop_ratio: side of the central square, as a fraction of the picture's shorter side.
     """
     # Decoding at 1/2, 1/4 or 1/8 is faster; no side of the square shrinks below twice `size`.
-    least = _least_for_square(crop_ratio, size)
-    image, _ = _upright(source, lambda width, height: (least, least))
-    return resize_box(image, central_square(*image.size, crop_ratio), size)
+    least = _least_for_square(form.crop_ratio, size)
+    image, _ = _upright(source, lambda width, height: (least, least), form)
+    if form.resize_mode != "crop":
+        return np.asarray(_square(image, size, form))
+    return resize_box(image, central_square(*image.size, form.crop_ratio), size)
 
 
-def decode_window(source: io.BytesIO, window: np.ndarray, mirrored: bool, size: int) -> np.ndarray:
+def decode_window(
+    source: io.BytesIO, window: np.ndarray, mirrored: bool, size: int, form: Form = USUAL
+) -> np.ndarray:
     """A window of the picture as (size, size, 3) uint8 RGB, resized bicubically (antialiased).
 
     PyTorch resizes, in less than half of Pillow's time. Raises what `decode` does.
 
     Args:
-        window: top, left, height, width, in pixels of the whole upright picture.
+        window: top, left, height, width, in pixels of the whole upright picture, or of the square
+            of its longer side that `form` makes of it.
         mirrored: left to right, after the crop.
     """
     top, left, height, width = window.tolist()
-    whole = _by_simplejpeg(source, min(height, width), size)
+    crops = form.resize_mode == "crop"
+    whole = _by_simplejpeg(source, min(height, width), size) if crops else None
     if whole is not None:
         pixels = np.ascontiguousarray(whole[top : top + height, left : left + width])
         return resize_window(pixels, mirrored, size)
     image, (full_width, full_height) = _upright(
-        source, lambda w, h: _least_for_window(w, h, min(height, width), size)
+        source, lambda w, h: _least_for_window(w, h, min(height, width), size), form
     )
+    if not crops:
+        image = _square(image, max(image.size), form)
+        full_width = full_height = max(full_width, full_height)
     x, y = image.width / full_width, image.height / full_height
     # Rounding shifts a window by a quarter of a pixel of the result at most.
     box = (round(left * x), round(top * y), round((left + width) * x), round((top + height) * y))
     return resize_window(np.array(image.crop(box)), mirrored, size)
+
+
+def _square(image: Image.Image, side: int, form: Form) -> Image.Image:
+    """The whole picture, squashed or letterboxed."""
+    if form.resize_mode == "squash":
+        return image.resize((side, side), Image.Resampling.BICUBIC)
+    return ImageOps.pad(image, (side, side), Image.Resampling.BICUBIC, LETTERBOX)
 
 
 def _by_simplejpeg(source: io.BytesIO, window_side: int, size: int) -> np.ndarray | None:
@@ -196,12 +253,12 @@ def measure(source: BinaryIO, length: int, thorough: bool = False) -> tuple[int,
         turned = exif and _orientation(image) >= 5
     if thorough or mode.startswith(("I", "F")) or not _ends_well(source, kind, length):
         source.seek(0)
-        image, (width, height) = _upright(source, lambda *_: (8, 8))
+        image, (width, height) = _upright(source, lambda *_: (8, 8), USUAL)
         return height, width
     return (width, height) if turned else (height, width)
 
 
-def _upright(source: str | BinaryIO, least) -> tuple[Image.Image, tuple[int, int]]:
+def _upright(source: str | BinaryIO, least, form: Form) -> tuple[Image.Image, tuple[int, int]]:
     """The decoded picture as 8-bit RGB, turned as its EXIF orientation says, and the (width,
     height) that it has undiminished.
 
@@ -215,7 +272,7 @@ def _upright(source: str | BinaryIO, least) -> tuple[Image.Image, tuple[int, int
         image.load()
         orientation = _orientation(image)
         turn = _UPRIGHT.get(orientation)
-        image = to_rgb(image)
+        image = to_rgb(image, form)
         if turn is not None:
             image = image.transpose(turn)
     return image, (full[::-1] if orientation >= 5 else full)
@@ -238,17 +295,24 @@ def _ends_well(source: BinaryIO, kind: str | None, length: int) -> bool:
     return mark in source.read(32)
 
 
-def to_rgb(image: Image.Image) -> Image.Image:
+def to_rgb(image: Image.Image, form: Form) -> Image.Image:
     """A loaded picture of any mode as 8-bit RGB."""
     if image.mode.startswith("I"):  # 16 bits, which Pillow may keep in 32 ("I")
         pixels = np.asarray(image).astype(np.int64)
         if pixels.min() < 0 or pixels.max() > 65535:
             raise ValueError("32-bit pixels, which have no known range")
-        image = Image.fromarray(((pixels + 128) // 257).astype(np.uint8))  # 65535 -> 255
+        pixels = (255 * pixels + form.white_level // 2) // form.white_level
+        image = Image.fromarray(pixels.clip(max=255).astype(np.uint8))
     elif image.mode == "F":
         raise ValueError("floating-point pixels, which have no known range")
-    elif image.mode in ("P", "PA"):
+    elif image.has_transparency_data:
         image = image.convert("RGBA")  # applies the palette
+        # Where nothing is to be seen, as in many files of TGA, the channel is not used.
+        if form.transparency != "dropped" and image.getchannel("A").getbbox():
+            ground = Image.new("RGBA", image.size, form.transparency)
+            image = Image.alpha_composite(ground, image)
+    elif image.mode == "P":
+        image = image.convert("RGBA")
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
@@ -271,7 +335,8 @@ def _known_formats() -> tuple[str, ...]:
 def picture_endings() -> frozenset[str]:
     """ ".jpg", ".png" and so on: the endings of names of pictures that can be decoded."""
     Image.init()
-    return frozenset(ending for ending, name in Image.EXTENSION.items() if name in FORMATS)
+    known = frozenset(ending for ending, name in Image.EXTENSION.items() if name in FORMATS)
+    return known.union(_HEIF) if importlib.util.find_spec("pi_heif") else known
 
 
 def why(error: Exception) -> str:
@@ -302,7 +367,7 @@ def raise_transient(record: str, error: Exception) -> None:
 
 
 def decode_all(
-    paths: list[str], size: int, workers: int, crop_ratio: float = 1.0, *, kept: bool = True
+    paths: list[str], size: int, workers: int, form: Form = USUAL, *, kept: bool = True
 ) -> Generator[tuple[np.ndarray, dict[int, str]]]:
     """Decode files in `workers` threads, a chunk in each.
 
@@ -323,7 +388,7 @@ def decode_all(
         good = 0
         for offset, path in enumerate(chunk):
             try:
-                pictures[good] = decode(path, size, crop_ratio)
+                pictures[good] = decode(path, size, form)
                 good += 1
             except Exception as error:  # a damaged file can make Pillow raise any exception
                 if kept:

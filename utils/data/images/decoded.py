@@ -6,9 +6,9 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -37,6 +37,9 @@ class DecodedSplit:
     images: np.ndarray  # (pictures, height, width, channels) uint8
     labels: np.ndarray  # (samples,) int64
     rows: np.ndarray | None = None  # (samples,) int64: indices into `images`; None: all, in order
+    # (pictures, 2) int64: number of a picture's file, for `path_of`, and a sum of its pixels.
+    origins: np.ndarray | None = None
+    path_of: Callable[[int], str] | None = None
 
     def __post_init__(self) -> None:
         assert self.images.ndim == 4 and self.images.dtype == np.uint8
@@ -62,7 +65,13 @@ class DecodedSplit:
     def part(self, index: np.ndarray) -> DecodedSplit:
         """The samples `index` (n,) int64 of this split, in that order; no picture is copied."""
         rows = index if self.rows is None else self.rows[index]
-        return DecodedSplit(self.images, self.labels[index], rows)
+        return replace(self, labels=self.labels[index], rows=rows)
+
+    def picture(self, row: int) -> np.ndarray:
+        return self.images[row]
+
+    def file(self, row: int) -> str:
+        return self.path_of(self.origins[row, 0])
 
     def chunks(self, samples: int) -> Iterator[np.ndarray]:
         """The pictures in order, (up to `samples`, height, width, channels) uint8 at a time."""
@@ -122,16 +131,22 @@ def kept_statistics(folder: Path, key: str, compute: Callable[[], Statistics]) -
     Args:
         key: SHA-256 (hexadecimal) of what they depend on.
     """
-    path = folder / f"statistics-{key[:16]}.json"
-    try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        return tuple(kept["mean"]), tuple(kept["std"])
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    mean, std = compute()
-    with suppress(OSError):  # then they are computed again
-        replace_file(path, json.dumps({"mean": mean, "std": std}).encode())
-    return mean, std
+    return kept(
+        folder / f"statistics-{key[:16]}.json",
+        lambda: dict(zip(("mean", "std"), compute(), strict=True)),
+        lambda found: (tuple(found["mean"]), tuple(found["std"])),
+    )
+
+
+def kept(path: Path, compute: Callable[[], Any], read: Callable[[Any], Any] = list) -> Any:
+    """`read` of the JSON that an earlier run has left in the file, else of what is computed, which
+    is left there if it can be written."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return read(json.loads(path.read_text(encoding="utf-8")))
+    found = compute()
+    with suppress(OSError):  # then it is computed again
+        replace_file(path, json.dumps(found).encode())
+    return read(found)
 
 
 def content_fingerprint(classes: Sequence[str], splits: dict[str, DecodedSplit | None]) -> str:

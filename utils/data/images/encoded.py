@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,22 @@ class EncodedSplit:
         """The samples `index` (n,) int64 of this split, in that order."""
         rows = index if self.rows is None else self.rows[index]
         return EncodedSplit(self.pictures, self.labels[index], rows)
+
+    @property
+    def origins(self) -> np.ndarray:
+        """(records, 2) int64: as of DecodedSplit."""
+        table = self.pictures.records.table
+        sums = table["length"].astype(np.int64) << 32 | table["check"]
+        return np.stack([table["file"], sums], 1)
+
+    def picture(self, row: int) -> np.ndarray:
+        return self.pictures.decode(np.array([row]))[0]
+
+    def file(self, row: int) -> io.BytesIO:
+        """With its name for messages."""
+        file = io.BytesIO(self.pictures.records.read(row))
+        file.name = self.pictures.records.describe(row)  # type: ignore[attr-defined]  # as of files
+        return file
 
     def resized(self, size: int) -> EncodedSplit:
         """The same samples, decoded to another size."""

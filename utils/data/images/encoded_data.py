@@ -12,6 +12,8 @@ import numpy as np
 from utils.data.images.decode import strict_pillow
 from utils.data.images.decoded import Statistics, kept_statistics, statistics_of
 from utils.data.images.encoded import EncodedSplit
+from utils.data.images.form import Form
+from utils.data.images.notes import with_notes
 from utils.data.images.record_index import Indexing, find_index
 from utils.data.images.records import EncodedPictures
 from utils.data.images.scanning import SplitFiles
@@ -34,7 +36,7 @@ def load_encoded(
     *,
     classes: list[str] | None,
     image_size: int | None,
-    crop_ratio: float,
+    form: Form,
     test_fraction: float | None,
 ) -> ImageData:
     """The data set of the pictures in `files`, below `root`, which are indexed if need be.
@@ -64,7 +66,7 @@ def load_encoded(
     if image_size is None:
         image_size = _choose_size(train.table)
     splits = {
-        split: EncodedSplit(EncodedPictures(records, image_size, crop_ratio), labels[split])
+        split: EncodedSplit(EncodedPictures(records, image_size, form), labels[split])
         for split, records in found.splits.items()
     }
     if test_fraction is not None:
@@ -74,13 +76,13 @@ def load_encoded(
     val_is_test = test is None
     if val_is_test:
         test, val = val, None
-    what = json.dumps([found.index.fingerprint, classes, image_size, crop_ratio, test_fraction])
-    key = hashlib.sha256(what.encode()).hexdigest()
+    what = [found.index.fingerprint, classes, image_size, form.crop_ratio, test_fraction]
+    key = hashlib.sha256(json.dumps(what + form.key()).encode()).hexdigest()
     size = sum(map(len, labels.values())) * 3 * image_size**2 / 1e9
     mean, std = kept_statistics(
         found.folder, key, lambda: _statistics(splits["train"], how.workers)
     )
-    return ImageData(
+    data = ImageData(
         name=name,
         classes=classes,
         mean=mean,
@@ -94,6 +96,7 @@ def load_encoded(
         source=f"{root}, decoded while training (all decoded would take {size:,.2f} GB), with the "
         f"index {found.folder}",
     )
+    return with_notes(data, found.folder, form)
 
 
 def _check_labels(root: Path, labels: dict[str, np.ndarray], classes: list[str]) -> None:

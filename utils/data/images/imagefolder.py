@@ -16,13 +16,16 @@ import os
 import stat
 from dataclasses import replace
 from pathlib import Path
+from unicodedata import normalize
 
-from utils.data.images.decode import open_image, picture_endings, strict_pillow
+from utils.data.class_names import by_form, merged_note
+from utils.data.images.decode import open_image, picture_endings, strict_pillow, unread_formats
 from utils.data.images.imagenet import NoClasses, class_names, flat_labels
 from utils.data.images.listing import Listing, load_listings
 from utils.data.images.sources import ImageData, NoTestSet
 from utils.data.images.split_names import SPLITS, by_split
 from utils.errors import UserError
+from utils.plural import counted
 
 LAYOUT = "expected train/<class>/ and perhaps test/<class>/ or val/<class>/, or <class>/ alone"
 _IGNORED = {"thumbs.db", "desktop.ini", "__macosx"}
@@ -50,7 +53,12 @@ def load_imagefolder(
     source = data.source
     if leaves_out_test(data_dir, listings):
         source += ", without test/, whose pictures have no classes"
-    return replace(data, classes=class_names(data_dir, data.classes), source=source)
+    notes = [note for listing in listings.values() for note in listing.notes]
+    if strays := [stray for listing in listings.values() for stray in listing.strays]:
+        count = f"no pictures that can be read: {counted(len(strays), 'file')}, as {strays[0]}"
+        notes.append("; ".join([count, *unread_formats(strays)]))
+    classes = class_names(data_dir, data.classes)
+    return replace(data, classes=classes, source=source, notes=[*notes, *data.notes])
 
 
 def list_tree(data_dir: Path, test_fraction: float | None, cache_dir: Path) -> dict[str, Listing]:
@@ -104,29 +112,33 @@ def _list_split(root: Path, known: list[str] | None, cache_dir: Path) -> Listing
         return _list_flat(root, names, known)
     if not names:
         raise UserError(f"{root} has no class folders: {LAYOUT}")
-    if known is None and len(names) == 1:
+    forms = by_form(names if known is None else known)
+    class_of = {name: forms.get(normalize("NFC", name), name) for name in names}
+    classes = sorted(forms.values()) if known is None else known
+    if len(classes) == 1:
         raise UserError(
             f"{root} has only one class folder, {names[0]!r}: a classifier needs two or more"
         )
-    unknown = [name for name in names if known is not None and name not in known]
+    unknown = [name for name in names if class_of[name] not in classes]
     if unknown:
         raise UserError(
             f"{root / unknown[0]} is a class that the training pictures do not have: rename it to "
             "one of theirs, or remove it"
         )
-    classes = names if known is None else known
     paths, labels, stats = [], [], []
     strays: list[str] = []
     for name in names:
         files = sorted(_walk(root / name, name, set(), strays))
+        if not files and (unread := unread_formats(p for p in strays if p.startswith(f"{name}/"))):
+            raise UserError(f"{root / name} has no picture that can be read: {unread[0]}")
         if not files:
             raise UserError(f"the class folder {root / name} is empty: add pictures, or remove it")
-        label = classes.index(name)
+        label = classes.index(class_of[name])
         for path, size, modified in files:
             paths.append(path)
             labels.append(label)
             stats.append((size, modified))
-    return Listing(root, classes, paths, labels, stats, len(strays))
+    return Listing(root, classes, paths, labels, stats, strays, merged_note({*names}, classes))
 
 
 def _list_flat(root: Path, inner: list[str], classes: list[str]) -> Listing:
@@ -140,7 +152,7 @@ def _list_flat(root: Path, inner: list[str], classes: list[str]) -> Listing:
     names = [os.path.basename(path) for path in paths]
     labels = flat_labels(root.parent, root.name, names, classes)
     stats = [(size, modified) for _, size, modified in files]
-    return Listing(root, classes, paths, labels, stats, 0)
+    return Listing(root, classes, paths, labels, stats, [], [])
 
 
 def _walk(

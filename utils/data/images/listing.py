@@ -7,6 +7,7 @@ are decoded while training instead, and only indexed (record_index.py).
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 from dataclasses import dataclass, replace
@@ -16,6 +17,8 @@ from utils.data.images.cache import VERSION, FileSource, Index, build_cache, ope
 from utils.data.images.decode import open_image, strict_pillow
 from utils.data.images.decoded import DecodedSplit, channel_statistics, kept_statistics
 from utils.data.images.encoded_data import DEFAULT_SIZE, LARGEST_KEPT_SIZE, load_encoded
+from utils.data.images.form import USUAL, Form
+from utils.data.images.notes import with_notes
 from utils.data.images.record_index import Indexing
 from utils.data.images.records import FileState
 from utils.data.images.scanning import FolderPart, SplitFiles
@@ -38,7 +41,11 @@ class Listing:
     paths: list[str]  # relative to root, or absolute
     labels: list[int]
     stats: list[tuple[int, int]]  # (bytes, time of modification in ns)
-    strays: int  # files beside the pictures that are none, such as notes.txt
+    strays: list[str]  # files beside the pictures that are none, such as notes.txt
+    notes: list[str]  # for the user
+
+    def path(self, number: int) -> str:
+        return os.path.join(self.root, self.paths[number])
 
 
 def load_listings(
@@ -51,7 +58,7 @@ def load_listings(
     on_bad: str = "error",
     test_fraction: float | None = None,
     decode: str = "once",
-    crop_ratio: float = 1.0,
+    form: Form = USUAL,
     workers: int = 1,
     progress: bool = True,
 ) -> ImageData:
@@ -69,30 +76,28 @@ def load_listings(
             written.
     """
     classes = next(iter(listings.values())).classes
-    strays = sum(listing.strays for listing in listings.values())
     if image_size is None:
         image_size = _choose_size(next(iter(listings.values())))
     size = sum(len(listing.paths) for listing in listings.values()) * 3 * image_size**2
     if decode == "always" or (decode == "auto" and size > LARGEST_DECODED):
-        data = load_encoded(
+        return load_encoded(
             name,
             data_dir,
             {name: _to_index(data_dir, listing) for name, listing in listings.items()},
             Indexing(cache_dir, on_bad, workers, progress),
             classes=classes,
             image_size=image_size,
-            crop_ratio=crop_ratio,
+            form=form,
             test_fraction=test_fraction,
         )
-        return replace(data, strays=strays)
-    folder = cache_dir / _key(listings, image_size)
+    folder = cache_dir / _key(listings, image_size, form)
     cache = open_cache(folder)
     source = f"{data_dir}, memory-mapped from {folder}"
     if cache is None:
         source = f"{data_dir}, decoded into {folder}"
         cache = build_cache(
             folder,
-            {name: _to_source(listing) for name, listing in listings.items()},  # type: ignore[misc]  # it is frozen
+            {name: _to_source(listing, form) for name, listing in listings.items()},  # type: ignore[misc]  # it is frozen
             classes,
             image_size=image_size,
             on_bad=on_bad,
@@ -106,13 +111,15 @@ def load_listings(
             f"{index.skipped_first[0]}: remove what is no picture, or leave it out with --on_bad "
             "skip"
         )
+    splits = {split: replace(splits[split], path_of=listings[split].path) for split in splits}
     if test_fraction is not None:
-        return _divide(name, folder, index, splits["all"], test_fraction, source, strays)
+        data = _divide(name, folder, index, splits["all"], test_fraction, source)
+        return with_notes(data, folder, form)
     train, test, val = (splits.get(name) for name in ("train", "test", "val"))
     val_is_test = test is None
     if val_is_test:
         test, val = val, None
-    return ImageData(
+    data = ImageData(
         name=name,
         classes=index.classes,
         mean=index.mean,
@@ -122,15 +129,14 @@ def load_listings(
         val=val,
         fingerprint=index.fingerprint,
         skipped=index.skipped,
-        strays=strays,
         val_is_test=val_is_test,
         source=source,
     )
+    return with_notes(data, folder, form)
 
 
 def _divide(
-    name: str, folder: Path, index: Index, everything: DecodedSplit, fraction: float, source: str,
-    strays: int,
+    name: str, folder: Path, index: Index, everything: DecodedSplit, fraction: float, source: str
 ) -> ImageData:  # fmt: skip
     """Divides a single split. The parts are rows of one cache, in `folder`, which serves any
     fraction."""
@@ -148,7 +154,6 @@ def _divide(
         test=test,
         fingerprint=fingerprint,
         skipped=index.skipped,
-        strays=strays,
         source=source,
     )
 
@@ -178,13 +183,16 @@ def _choose_size(listing: Listing) -> int:
     return DEFAULT_SIZE
 
 
-def _key(listings: dict[str, Listing], image_size: int) -> str:
-    """SHA-256 of what the cache depends on: version, size, classes, each file's name, stat and
-    class.
+def _key(listings: dict[str, Listing], image_size: int, form: Form) -> str:
+    """SHA-256 of what the cache depends on: version, size, form, classes, each file's name, stat
+    and class.
 
     Neither `on_bad` nor the division of a single split changes the key.
     """
-    digest = hashlib.sha256(json.dumps([VERSION, image_size]).encode())
+    names = itertools.chain.from_iterable(listing.paths for listing in listings.values())
+    jpegs = all(name.lower().endswith((".jpg", ".jpeg")) for name in names)
+    what = [VERSION, image_size, *form.key(jpegs)]
+    digest = hashlib.sha256(json.dumps(what).encode())
     for name, listing in listings.items():
         digest.update(json.dumps([name, listing.classes]).encode())
         lines = [
@@ -204,5 +212,6 @@ def _to_index(data_dir: Path, listing: Listing) -> SplitFiles:
     return SplitFiles(parts, [FileState(*state) for state in listing.stats])
 
 
-def _to_source(listing: Listing) -> FileSource:
-    return FileSource([os.path.join(listing.root, path) for path in listing.paths], listing.labels)
+def _to_source(listing: Listing, form: Form) -> FileSource:
+    paths = [listing.path(number) for number in range(len(listing.paths))]
+    return FileSource(paths, listing.labels, form)

@@ -34,6 +34,7 @@ from tqdm import tqdm
 
 from utils.data.images.csv_lists import LABEL_NAMES
 from utils.data.images.encoded_data import load_encoded
+from utils.data.images.form import USUAL, Form
 from utils.data.images.hub import configuration_folder, is_partial
 from utils.data.images.record_index import Indexing
 from utils.data.images.records import FileState
@@ -80,7 +81,7 @@ def load_parquet(
     image_size: int | None = None,
     on_bad: str = "error",
     test_fraction: float | None = None,
-    crop_ratio: float = 1.0,
+    form: Form = USUAL,
     workers: int = 1,
     progress: bool = True,
     **_unused,
@@ -113,7 +114,7 @@ def load_parquet(
         Indexing(cache_dir, on_bad, workers, progress),
         classes=columns.classes or listed_classes(data_dir),
         image_size=image_size,
-        crop_ratio=crop_ratio,
+        form=form,
         test_fraction=test_fraction,
     )
     return replace(with_names_apart(data), source=data.source + remark)

@@ -21,6 +21,7 @@ from utils.data.images.decode import (
     strict_pillow,
     why,
 )
+from utils.data.images.form import USUAL, Form
 from utils.errors import UserError
 from utils.files import reason
 
@@ -127,17 +128,21 @@ class EncodedPictures:
 
     Args:
         size: side of the decoded pictures.
-        crop_ratio: of `decode`, where no window is given.
+        form: how a file becomes a picture.
     """
 
     records: Records
     size: int
-    crop_ratio: float = 1.0
+    form: Form = USUAL
 
     def sizes(self, index: np.ndarray) -> np.ndarray:
-        """(n, 2) int64: height and width of the pictures `index` (n,), undiminished."""
+        """(n, 2) int64: height and width of the pictures `index` (n,), undiminished, in which
+        windows are drawn."""
         found = self.records.table[index]
-        return np.stack([found["height"], found["width"]], 1).astype(np.int64)
+        sizes = np.stack([found["height"], found["width"]], 1).astype(np.int64)
+        return (
+            sizes if self.form.resize_mode == "crop" else np.repeat(sizes.max(1), 2).reshape(-1, 2)
+        )
 
     def decode(
         self,
@@ -174,8 +179,8 @@ class EncodedPictures:
         """The picture whose bytes are `content`, (size, size, 3) uint8; else as `decode`."""
         try:
             if window is None:
-                return decode(io.BytesIO(content), self.size, self.crop_ratio)
-            return decode_window(io.BytesIO(content), window, mirrored, self.size)
+                return decode(io.BytesIO(content), self.size, self.form)
+            return decode_window(io.BytesIO(content), window, mirrored, self.size, self.form)
         except Exception as error:  # a damaged file can make Pillow raise any exception
             raise_transient(self.records.describe(record), error)
             raise not_readable(self.records.describe(record), why(error)) from error

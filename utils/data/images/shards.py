@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from utils.data.images.encoded_data import load_encoded
+from utils.data.images.form import USUAL, Form
 from utils.data.images.imagenet import all_class_names, text_lines, told_apart
 from utils.data.images.record_index import Indexing
 from utils.data.images.records import FileState
@@ -45,7 +46,7 @@ def _load(
     image_size: int | None = None,
     on_bad: str = "error",
     test_fraction: float | None = None,
-    crop_ratio: float = 1.0,
+    form: Form = USUAL,
     workers: int = 1,
     progress: bool = True,
     **_unused,
@@ -59,7 +60,7 @@ def _load(
         Indexing(cache_dir, on_bad, workers, progress),
         classes=listed_classes(data_dir),
         image_size=image_size,
-        crop_ratio=crop_ratio,
+        form=form,
         test_fraction=test_fraction,
     )
     return with_names_apart(data)

@@ -7,11 +7,13 @@ splits may be any kind of `PictureSplit`; those here are decoded arrays (decoded
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from utils.data.images.form import USUAL, Form
 from utils.errors import UserError
 from utils.machine.cores import usable_cores
 
@@ -88,8 +90,8 @@ class ImageData:
     `mean` and `std` are per channel, of pixels scaled to 0..1, from the training pictures only.
     `fingerprint` is a SHA-256 (hexadecimal) that changes with pixels, labels and class names. `val`
     is None unless the data set has its own validation split. `skipped` counts the files left out by
-    `on_bad="skip"`, `strays` those beside the pictures that are none; `source` says, for messages,
-    where the pictures came from. `val_is_test`: `test` is the split named val.
+    `on_bad="skip"`; `source` says, for messages, where the pictures came from. `val_is_test`:
+    `test` is the split named val. `notes`: lines for the user, on what is lost of the pictures.
     """
 
     name: str
@@ -103,7 +105,7 @@ class ImageData:
     val: PictureSplit | None = None
     synthetic: bool = False
     skipped: int = 0
-    strays: int = 0
+    notes: Sequence[str] = ()
     val_is_test: bool = False
 
 
@@ -123,7 +125,7 @@ class PictureSource(Protocol):
         on_bad: str,
         test_fraction: float | None,
         decode: str,
-        crop_ratio: float,
+        form: Form,
         workers: int,
         progress: bool,
     ) -> ImageData: ...
@@ -138,7 +140,7 @@ def load_image_data(
     on_bad: str = "error",
     test_fraction: float | None = None,
     decode: str = "once",
-    crop_ratio: float = 1.0,
+    form: Form = USUAL,
     workers: int | None = None,
     progress: bool = True,
     encoding: str | None = None,
@@ -157,7 +159,7 @@ def load_image_data(
             none, always the same pictures; None: TEST_FRACTION of a folder or list.
         decode: "once", into the cache; "always", while training; "auto", by their size. Shards are
             always decoded while training.
-        crop_ratio: of evaluation, see `decode` in decode.py; with "once" it is 1.
+        form: how a file becomes a picture; with "once" its `crop_ratio` is 1.
         workers: threads that decode or resize; None: one per core.
         progress: show a bar on a terminal, or a plain line otherwise.
         encoding: of lists that are not UTF-8.
@@ -184,7 +186,7 @@ def load_image_data(
         image_size=image_size,
         on_bad=on_bad,
         decode=decode,
-        crop_ratio=crop_ratio,
+        form=form,
         workers=workers,
         progress=progress,
         **({"encoding": encoding} if name == "csv" else {}),

@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from utils.data.images.decode import picture_endings, raise_transient, why
+from utils.data.images.decode import picture_endings, raise_transient, unread_formats, why
 from utils.data.images.records import RECORD
 from utils.data.images.scanning import Bad, Scanned, entry
 from utils.errors import UserError
@@ -129,7 +129,8 @@ def _problems(file: BinaryIO, members: dict[str, tuple[int, int]]) -> list[str]:
         ]
     with contextlib.suppress(ValueError, RecursionError):
         _label(file, members)
-        return ["it has no picture of a known format"]
+        unread = unread_formats(f"x.{kind}" for kind in members)
+        return [": ".join(["it has no picture of a known format", *unread])]
     return []
 
 

@@ -1,0 +1,116 @@
+"""Lines on what is lost of pictures, and on pictures that are in two splits."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from utils.data.images.decode import open_image, strict_pillow
+from utils.data.images.decoded import kept
+from utils.data.images.form import Form
+from utils.data.images.sources import ImageData
+
+VERSION = 1  # of the lines; part of the name of the file that keeps them
+SAMPLE = 200  # pictures that are looked at
+FLAT = 16  # of 255: the most that the pixels of a nearly constant picture differ by
+FEW = 0.02  # share of constant pictures of which nothing is said
+WIDE = 1.5  # ratio of the sides beyond which a crop loses much
+
+
+def with_notes(data: ImageData, folder: Path, form: Form) -> ImageData:
+    """The data set, of DecodedSplit or EncodedSplit, with lines that are kept in the folder of its
+    cache."""
+
+    def found() -> list[str]:
+        train: Any = data.train
+        if train.origins is None:  # of a cache from before there were any
+            return []
+        others: dict[str, Any] = {"validation": data.val, "test": data.test}
+        with strict_pillow():
+            notes = _on_looks(train, form)
+            for name, split in others.items():
+                notes += _on_repeats(name, split, train) if split else []
+        return notes
+
+    path = folder / f"notes{VERSION}-{data.fingerprint[:16]}.json"
+    return replace(data, notes=kept(path, found))
+
+
+def _on_looks(train, form: Form) -> list[str]:
+    rows = _rows(train)[np.unique(np.linspace(0, len(train) - 1, SAMPLE).astype(int))].tolist()
+    flat, different, ratios, notes = [], set(), [1.0], []
+    for row in rows:
+        pixels = train.picture(row)
+        different.add(pixels.tobytes())
+        if int(pixels.max()) - int(pixels.min()) <= FLAT:
+            flat.append(train.file(row))
+        with contextlib.suppress(Exception), open_image(train.file(row)) as image:
+            ratios.append(max(image.size) / min(image.size))
+    of_all = f"of {len(rows):,} training pictures that were looked at"
+    if len(flat) > FEW * len(rows):
+        notes.append(
+            f"{len(flat):,} {of_all} come out of one colour or nearly so, such as "
+            f"{_name(flat[0])}: {_cause(flat, form)}"
+        )
+    elif len(different) <= len(rows) / 2:
+        repeats = len(rows) - len(different)
+        notes.append(f"{repeats:,} {of_all} come out the same as others: look at them")
+    if form.resize_mode == "crop" and (ratio := np.median(ratios)) > WIDE:
+        notes.append(
+            f"half {of_all} have sides of {ratio:.1f} to 1 or more, and lose {1 - 1 / ratio:.0%} "
+            "or more as they are cropped to the centre: --resize_mode squash or letterbox keeps all"
+        )
+    return notes
+
+
+def _cause(flat: list, form: Form) -> str:
+    """Likely cause and remedy of pictures that come out of one colour."""
+    transparent, values = 0, []
+    for file in flat:
+        with contextlib.suppress(Exception), open_image(file) as image:
+            transparent += image.has_transparency_data
+            values += image.getextrema() if image.mode.startswith("I") else ()
+    if values:
+        low, high = min(values), max(values)
+        remedy = f"try --white_level {(1 << high.bit_length()) - 1}"
+        if low > high / 4:
+            remedy = "subtract the least, and save what is left so that it uses 0 to 65,535"
+        return f"they have 16-bit values of {low:,} to {high:,} alone: {remedy}"
+    if transparent:
+        others = {"white", "black", "dropped"} - {form.transparency}
+        return (
+            f"they are transparent, with --transparency {form.transparency}: try --transparency "
+            f"{' or '.join(sorted(others, reverse=True))}"
+        )
+    return "look at them, and remove them if there is nothing to be seen"
+
+
+def _on_repeats(name: str, tested, trained) -> list[str]:
+    rows, sums = _rows(tested), tested.origins[_rows(tested), 1]
+    values, first = np.unique(trained.origins[_rows(trained), 1], return_index=True)
+    place = np.searchsorted(values, sums).clip(max=len(values) - 1)
+    alike = np.flatnonzero(values[place] == sums)
+    step = max(1, len(alike) // SAMPLE)
+    pairs = zip(rows[alike], _rows(trained)[first[place[alike]]], strict=True)
+    same = [
+        " = ".join(dict.fromkeys([_name(tested.file(i)), _name(trained.file(j))]))
+        for i, j in itertools.islice(pairs, None, None, step)
+        if np.array_equal(tested.picture(i), trained.picture(j))
+    ]
+    count = f"{'about ' if step > 1 else ''}{len(same) * step:,} of {len(tested):,} {name} pictures"
+    files = ", ".join(same[:3] + ["..."] * (len(same) > 3))
+    what = f"{count} are training pictures, too, which flatters the figures: {files}"
+    return [what] if same else []
+
+
+def _rows(split) -> np.ndarray:
+    return np.arange(len(split)) if split.rows is None else split.rows
+
+
+def _name(file) -> str:
+    return getattr(file, "name", file)
