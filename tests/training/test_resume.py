@@ -80,6 +80,7 @@ CASES = {
         "val": True,
         "early_stop_patience": 2,
         "epochs": 6,
+        "losses": [3, 2, 2, 2, 1, 1],
         "accuracies": [10, 30, 20, 25, 40, 40],  # the end comes after epoch 4
     },
 }
