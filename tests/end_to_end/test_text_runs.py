@@ -226,13 +226,17 @@ def test_a_vocabulary_file_is_kept_with_the_run(run, own_texts):
     words = sorted(" ".join(WORDS.values()).split())
     vocabulary = Path(write("vocab.txt", [[word] for word in ["<unk>", *words]]))
     flags = [*untrained(own_texts), "--tokenizer", "basic_english", "--vocab", str(vocabulary)]
-    assert run(*flags, "--max_steps", 3, "--output", "run")[0] == 0
+    code, out, _ = run(*flags, "--max_steps", 3, "--output", "run")
+    assert code == 0 and "note: unknown tokens (train " in out and "texts cut" not in out
+    assert "note: unknown tokens (train " in run(*flags, "--dry_run")[1]  # from the cache
     tokenizer = Tokenizer.from_file("run/tokenizer.json")
     assert tokenizer.encode("A Wing, honey").tokens == ["[CLS]", "<unk>", "wing", "<unk>", "honey"]
     vocabulary.unlink()
     assert run("--resume", "run", "--max_steps", 5, "--cache_dir", "another")[0] == 0
-    Path("new.txt").write_text("honey and a flower\n")
-    assert run("--resume", "run", "--predict", "new.txt")[0] == 0
+    Path("new.txt").write_text("honey and a flower\n" + "honey " * 30)
+    code, out, _ = run("--resume", "run", "--predict", "new.txt")
+    assert code == 0 and "unknown tokens (predicted 5.9 %)" in out
+    assert "texts cut by --max_len 24 (predicted 50.0 %): --max_len 31 would hold 99 %" in out
     assert Tokenizer.from_file("run/tokenizer.json").to_str() == tokenizer.to_str()
 
 

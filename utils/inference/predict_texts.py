@@ -9,6 +9,7 @@ from torch import nn
 
 from utils.data.texts.loader import TextLoader
 from utils.data.texts.rows import read_texts
+from utils.data.texts.token_store import TokenSplit, lines_on_losses
 from utils.data.texts.tokenizer import encode, tokenizer_from_json
 from utils.errors import UserError
 from utils.files import written_aside
@@ -63,7 +64,7 @@ def predict_texts(
         path, text_columns or (), label_column, on_bad, card.clean, card.classes, card.line_end,
         say, encoding, header,
     )  # fmt: skip
-    tokenizer = tokenizer_from_json(card.tokenizer)
+    tokenizer, encoded = tokenizer_from_json(card.tokenizer), []
     training = model.training
     model.eval()
     try:
@@ -75,12 +76,11 @@ def predict_texts(
             file.write(",".join(["line", "text", "class", *names]) + "\n")
             for start in range(0, len(rows), CHUNK):
                 chunk = rows[start : start + CHUNK]
-                tokens, offsets = encode(
-                    tokenizer, [text or "" for _, text in chunk], max_tokens=card.max_len
-                )
+                tokens, offsets = encode(tokenizer, [text or "" for _, text in chunk])
+                encoded.append(TokenSplit(tokens, offsets, np.zeros(len(chunk), np.int64)))
                 loader = TextLoader(
-                    tokens, offsets, np.zeros(len(chunk), np.int64), batch_size=batch_size,
-                    device=device, max_len=card.max_len,
+                    tokens, offsets, encoded[-1].labels, batch_size=batch_size, device=device,
+                    max_len=card.max_len,
                 )  # fmt: skip
                 probabilities = _probabilities(model, loader, precision, interrupted)
                 for (line, text), p in zip(chunk, probabilities, strict=True):
@@ -98,6 +98,8 @@ def predict_texts(
         return None
     finally:
         model.train(training)
+    for note in lines_on_losses({"predicted": encoded}, card.tokenizer, card.max_len):
+        say(note)
     return sum(text is not None for _, text in rows)
 
 

@@ -13,6 +13,7 @@ from utils.settings.optimization import GROUP as OPTIMIZATION
 GROUP = "texts"
 # The largest --max_len; the cache holds up to this many tokens of a text.
 MOST_TOKENS = 2048
+TRAINED = ("auto", "wordpiece", "bpe", "bpe_unicode", "unigram")  # tokenizers
 
 
 @dataclass
@@ -76,9 +77,10 @@ class TextFlags(Config):
         group=GROUP,
     )  # fmt: skip
     tokenizer: str = setting(
-        "wordpiece",
-        "wordpiece, bpe or unigram, to be trained on the training texts; basic_english, that of "
-        "torchtext; or the path of a tokenizer.json",
+        "auto",
+        "wordpiece, bpe, bpe_unicode or unigram, to be trained on the training texts; auto, "
+        "wordpiece where it suits these, else bpe_unicode; basic_english, that of torchtext; or "
+        "the path of a tokenizer.json",
         group=GROUP,
     )
     vocab_size: int | None = setting(
@@ -127,7 +129,7 @@ class TextFlags(Config):
     def tokenizer_is_trained(self) -> bool:
         if self.tokenizer == "basic_english":
             return self.vocab is None
-        return self.tokenizer in ("wordpiece", "bpe", "unigram")
+        return self.tokenizer in TRAINED
 
     def ineffective(self):
         yield from super().ineffective()
@@ -172,5 +174,5 @@ class TextFlags(Config):
             raise UserError("--dataset csv needs --train_file, and --test_file or --test_fraction")
         if self.cutmix_alpha:
             raise UserError("--cutmix_alpha pastes boxes of pictures; texts are mixed by --mixup")
-        if self.vocab_size is None and self.tokenizer in ("wordpiece", "bpe", "unigram"):
+        if self.vocab_size is None and self.tokenizer in TRAINED:
             self.vocab_size = 30_000

@@ -12,7 +12,7 @@ from utils.data.texts.loader import TextLoader
 from utils.data.texts.published_csv import line_end_of
 from utils.data.texts.rows import column_names
 from utils.data.texts.sources import TextRequest
-from utils.data.texts.token_store import TokenizedData, TokenSplit
+from utils.data.texts.token_store import TokenizedData, TokenSplit, lines_on_losses
 from utils.data.texts.tokenizer_request import TokenizerRequest
 from utils.errors import UserError
 from utils.exchange import Exchange
@@ -64,7 +64,9 @@ def load_text_task(
     workers = workers or Workers.divide(exchange.size, exchange.rank, exchange.size)
     with exchange.in_turn():  # one rank downloads and encodes, the others memory-map its files
         data = _load_data(settings, tokenizer)
-    for note in data.notes:
+    encoded = {name: [split] for name, split in data.splits.items()}
+    losses = lines_on_losses(encoded, data.tokenizer_json, settings.max_len)
+    for note in data.notes + losses:
         console.say(note)
     for note in names_notes(data.classes):
         console.say(f"note: {note}")

@@ -19,6 +19,7 @@ from utils.data.texts import csv_texts, tokenizer_request
 from utils.data.texts.cache import load_tokenized
 from utils.data.texts.headlines import CLASSES, write_split
 from utils.data.texts.sources import TextRequest, open_text_data
+from utils.data.texts.token_store import TokenSplit, lines_on_losses
 from utils.data.texts.tokenizer import encode, tokenizer_from_json, train_tokenizer
 from utils.data.texts.tokenizer_request import TokenizerRequest
 from utils.errors import UserError
@@ -110,6 +111,50 @@ def test_the_ids_are_those_of_the_texts(files):
         assert split.lengths.tolist() == np.diff(offsets).tolist()
         assert split.lengths.dtype == np.int64
     assert data.classes == CLASSES and data.val is None and (data.pad_id, data.cls_id) == (0, 2)
+
+
+def test_the_default_tokenizer_suits_the_texts(files):
+    plain = load(files, tokenizer=replace(SMALL, name="auto"))
+    assert plain.fingerprint == load(files).fingerprint and plain.notes == load(files).notes
+    for path in files.glob("*.csv"):
+        path.write_text(path.read_text().replace("a", "\u0101"))
+    names = ("auto", "bpe_unicode", "auto")
+    data, named, again = (load(files, tokenizer=replace(SMALL, name=name)) for name in names)
+    assert data.tokenizer_json == named.tokenizer_json
+    [note] = [note for note in data.notes if "bpe_unicode is taken" in note]
+    assert "wordpiece would lose" in note and note in again.notes  # from the cache
+    assert any("bpe_unicode suits these texts better" in note for note in load(files).notes)
+
+
+def test_texts_that_are_equal_after_cleaning_are_counted(files):
+    with open(files / "train.csv", "a") as file:
+        file.writelines(f"sports,see http://a.b/{i} now\n" for i in range(10))
+    [note] = [note for note in load(files).notes if "after cleaning" in note]
+    assert note.startswith("note: train.csv: ") and "--no_clean_text" in note
+    assert not any("after cleaning" in note for note in load(files, clean=False).notes)
+
+
+def test_what_is_lost_is_said():
+    def split(*lengths, unknown=0):
+        tokens = np.full(sum(lengths), 5, np.uint16)
+        tokens[:unknown] = 1
+        labels = np.zeros(len(lengths), np.int64)
+        return [TokenSplit(tokens, np.append(0, np.cumsum(lengths)), labels)]
+
+    def lines(max_len=24, **splits):
+        return lines_on_losses(splits, text, max_len)
+
+    text = train_tokenizer(["a b"], vocab_size=300).to_str()
+    small = split(*[20] * 199, 30, unknown=30)  # half a percent of the texts, less of the tokens
+    assert lines(train=small) == []
+    test = split(*[21] * 96, 40, 50, 60, 70, unknown=107)
+    assert lines(train=small, test=test) == [
+        "note: unknown tokens (test 5.0 %): --tokenizer bpe_unicode knows every character",
+        "note: texts cut by --max_len 24 (test 4.0 %): --max_len 70 would hold 99 % of them",
+    ]
+    assert lines(70, test=test)[1:] == []
+    [line] = lines(predicted=[*split(9), *split(2048)])
+    assert line.endswith("--max_len 2048, the most, holds 50 % of them")
 
 
 def test_second_load_parses_nothing(files, no_parsing):

@@ -3,6 +3,7 @@
 import hashlib
 import subprocess
 import sys
+import unicodedata
 from itertools import pairwise
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from utils.data.texts.tokenizer import (
     pad_id,
     tokenizer_from_json,
     train_tokenizer,
+    unknown_id,
+    unsuited_to_wordpiece,
     vocabulary_size,
 )
 from utils.errors import UserError
@@ -149,6 +152,56 @@ def test_a_large_vocabulary_takes_more_bits():
     assert tokens.dtype == np.int32 and tokens.tolist() == [2, 70_000, 0]
 
 
+# Texts that wordpiece does not suit
+
+HINDI, FRENCH = "सेना सूना मेल मूल ", "côte côté salé sale "
+UNSUITED = f"""\
+{HINDI}
+بَيْت بُيُوت ولد نهر
+má mà lá là tôi đi
+мой мои твой дом
+かき かぎ はし ばし
+{FRENCH}
+{unicodedata.normalize("NFD", FRENCH)}
+the \ue001 icon
+hi 👩\u200d🚀 you there
+the ปลาน้ำ of
+it is #averyveryveryverylonghashtag now
+a dog {"ACGT" * 30}
+Abbatelli
+https://a.b/c?d=e
+今天天气很好，我们去公园散步吧今天天气很好 好的"""
+
+
+@pytest.mark.parametrize("text", UNSUITED.splitlines())
+def test_texts_that_wordpiece_does_not_suit(text):
+    assert unsuited_to_wordpiece([text, text], 30_000, True).startswith("wordpiece ")
+
+
+@pytest.mark.parametrize(
+    "text", ["Don't panic: it's 5 < 6, R&D!", "나는 집에 간다 각각", "x < — “y” … 5€"]
+)
+def test_texts_that_wordpiece_suits(text):
+    assert unsuited_to_wordpiece([text, "one word more"], 30_000, True) == ""
+    # One accent in a long English text changes nothing, and with case wordpiece keeps accents.
+    assert unsuited_to_wordpiece(["the old word "] * 200 + ["a café"], 30_000, True) == ""
+    assert unsuited_to_wordpiece([HINDI], 30_000, False) == ""
+    assert "100.0 %" not in unsuited_to_wordpiece(MANY, 600, True) != ""
+
+
+def test_words_of_bpe_unicode_keep_their_marks():
+    tokenizer = train_tokenizer([HINDI * 10], kind="bpe_unicode")
+    assert len(tokenizer.encode("सेना मूल").ids) == 3
+    assert len(train_tokenizer([HINDI * 10], kind="bpe").encode("सेना मूल").ids) > 5
+    # Rare pieces are no tokens, so a word that occurs once is spelled.
+    assert len(tokenizer.encode("abcde").ids) == 7
+
+
+def test_the_token_for_what_is_unknown(trained):
+    found = {kind: unknown_id(tokenizer.to_str()) for kind, tokenizer in trained.items()}
+    assert found == {"wordpiece": 1, "bpe": None, "bpe_unicode": None, "unigram": 1}
+
+
 # Published files
 
 
@@ -207,7 +260,7 @@ def test_damaged_tokenizers(trained, data):
 
 
 def test_settings_that_are_refused():
-    with pytest.raises(UserError, match="wordpiece, bpe, unigram"):
+    with pytest.raises(UserError, match="wordpiece, bpe, bpe_unicode, unigram"):
         train_tokenizer(["a"], kind="words")
     with pytest.raises(UserError, match="--vocab_size must be at least 300"):
         train_tokenizer(["a"], vocab_size=10)

@@ -94,7 +94,7 @@ def load_tokenized(
     if val_fraction and not texts.synthetic:
         both = (splits[name].texts for name in ("train", "val"))
         texts.notes.extend(repeated_texts("the validation texts held out", *both))
-    made = tokenizer.make(splits["train"].texts, progress)
+    made = tokenizer.make(splits["train"].texts, progress, texts.notes.append)
     return _write_to_cache(folder, _encode_all(texts, splits, made, max_tokens, progress))
 
 

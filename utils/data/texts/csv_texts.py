@@ -180,6 +180,12 @@ def notes_of(samples: dict[str, Samples]) -> list[str]:
         notes.append(part.note)
         if part.problems:
             notes.append(left_out(part.path, part.problems) + part.lost(whole=True))
+        before, after = part.different, len(set(part.texts))
+        if after <= 0.99 * before:
+            notes.append(
+                f"note: {part.path.name}: {before:,} different texts are {after:,} after cleaning "
+                "(--no_clean_text keeps links and markup)"
+            )
     for role, part in samples.items():
         if role != "train":
             notes += repeated_texts(part.path.name, samples["train"].texts, part.texts)

@@ -23,11 +23,13 @@ class Samples:
     """The texts of a file, each with its class (as it is written there) and its line.
 
     `problems` are the bad rows, which are left out: (line, what is wrong with it, its class, "" if
-    it cannot be read). `note` says which columns are taken.
+    it cannot be read). `note` says which columns are taken. `different` counts the different texts
+    before cleaning.
     """
 
     path: Path
     note: str
+    different: int = 0
     lines: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
@@ -88,7 +90,7 @@ def read_samples(
         raise UserError(f"{path}: no row can be used; line {line} {problem}: correct the file")
     columns = choose_columns(table, text_columns, label_column, classes=classes, header=header)
     samples = Samples(path, columns.note)
-    known = set(classes)
+    known, originals = set(classes), set()
     by_number = {whole_number(name): name for name in classes}
     if None in by_number:
         by_number = {}
@@ -98,23 +100,27 @@ def read_samples(
         if row.cells == first:  # as in files that were joined
             problem = "is the header row once more"
         if problem is None:
-            cells = row.cells
-            text = _join([cells[column] for column in columns.texts], clean, line_end)
-            label = " ".join((cells[columns.label] or "").split())
+            chosen = [row.cells[column] for column in columns.texts]
+            text, original = _join(chosen, clean, line_end), _join(chosen, False)
+            label = " ".join((row.cells[columns.label] or "").split())
             if label not in known:
                 label = by_number.get(whole_number(label), label)
             if not label:
                 problem = "has no class"
             elif not text:
-                problem = "has no text" + (" (after cleaning)" if clean else "")
+                problem = "has no text"
+                if original:
+                    problem += " (after cleaning; --no_clean_text keeps links and markup)"
             elif known and label not in known:
                 problem = f"has the class {label[:40]!r}, which the training file does not have"
         if problem is None:
+            originals.add(hash(original))
             samples.lines.append(row.line)
             samples.texts.append(text)
             samples.labels.append(label)
         else:
             samples.problems.append((row.line, problem, label))
+    samples.different = len(originals)
     samples.refuse(0 if on_bad == "error" else max_bad)
     if not samples.texts:
         why = "".join(f": line {line} {problem}" for line, problem, _ in samples.problems[:1])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import numpy as np
 
 from utils.data.array_file import write_array
 from utils.data.cache_folder import LOCK, put_in_place, remove_abandoned, temporary_folder
+from utils.data.texts.tokenizer import MAX_TOKENS, unknown_id
 from utils.files import sync_folder, write_synced
 
 VERSION = 1  # of a folder's layout
@@ -91,6 +93,37 @@ class Index:
     synthetic: bool
     skipped: int
     notes: list[str]
+
+
+def lines_on_losses(
+    encoded: Mapping[str, Sequence[TokenSplit]], tokenizer_json: str, max_len: int
+) -> list[str]:
+    """Lines for the console on what a model that reads `max_len` tokens of a text does not see, if
+    that is 1 % of the tokens or texts of a split, or more.
+
+    Args:
+        encoded: name of a split -> its samples, in parts.
+    """
+    unknown, not_known, cut = unknown_id(tokenizer_json), {}, {}
+    enough, held = 0, 100.0
+    for name, parts in encoded.items():
+        lengths = np.concatenate([part.lengths for part in parts])
+        found = sum(np.count_nonzero(part.tokens == unknown) for part in parts)
+        not_known[name] = 100 * found / max(1, int(lengths.sum()) - len(lengths))  # no class tokens
+        cut[name] = 100 * float((lengths > max_len).mean())
+        enough = max(enough, int(np.percentile(lengths, 99, method="higher")))
+        held = min(held, 100 * float((lengths < MAX_TOKENS).mean()))
+    remedy = f"--max_len {enough} would hold 99 % of them"
+    if enough >= MAX_TOKENS:  # longer texts are stored like those of this length
+        remedy = f"--max_len {MAX_TOKENS}, the most, holds {held:.0f} % of them"
+    lines = []
+    for what, shares, instead in (
+        ("unknown tokens", not_known, "--tokenizer bpe_unicode knows every character"),
+        (f"texts cut by --max_len {max_len}", cut, remedy),
+    ):
+        large = ", ".join(f"{name} {share:.1f} %" for name, share in shares.items() if share >= 1)
+        lines += [f"note: {what} ({large}): {instead}"] if large else []
+    return lines
 
 
 def _sums(tokenizer_json: str, splits: dict[str, TokenSplit]) -> dict[str, str]:

@@ -12,13 +12,16 @@ import json
 import os
 import re
 import sys
+import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
 from tokenizers import (
+    Regex,
     Tokenizer,
     decoders,
     models,
@@ -32,7 +35,7 @@ from tqdm import tqdm
 from utils.errors import UserError
 from utils.files import reason
 
-KINDS = ("wordpiece", "bpe", "unigram")
+KINDS = ("wordpiece", "bpe", "bpe_unicode", "unigram")
 PAD, UNK, CLS, MASK = "[PAD]", "[UNK]", "[CLS]", "[MASK]"
 SPECIAL = [PAD, UNK, CLS, MASK]  # their ids are 0 to 3
 SMALLEST_VOCABULARY = 300  # 256 bytes, the special tokens and a few more
@@ -40,6 +43,11 @@ MAX_TOKENS = 2048
 MAX_FILE_BYTES = 256 << 20
 # Training time grows with the square of a word's length: longer ones (binary data, say) are cut.
 _LONG_WORD = re.compile(r"\S{256}(?=\S)")
+# For `unsuited_to_wordpiece`. AG News has 0.00007 % of such characters and no longer word.
+_LOOKED_AT, _LITTLE, _LONG = 10_000, 0.001, 25  # texts, fraction of the characters, characters
+_LEARNABLE = 10  # how often a piece must occur, for bpe_unicode
+# GPT-2's words, with \p{L}\p{M} in place of its \p{L}.
+_WORDS = r"'(?:s|t|re|ve|m|ll|d)| ?[\p{L}\p{M}]+| ?\p{N}+| ?[^\s\p{L}\p{M}\p{N}]+|\s+(?!\S)|\s+"
 CHUNK = 2048  # texts encoded between two updates of the bar
 PAD_NAMES = (PAD, "<pad>", "<|pad|>", "<PAD>")
 CLS_NAMES = (CLS, "<s>", "<cls>", "<CLS>", "<bos>", "<|startoftext|>")
@@ -55,8 +63,8 @@ def train_tokenizer(
     """A tokenizer for texts like these. The same texts give the same tokenizer, to the byte.
 
     Args:
-        kind: "wordpiece" (BERT's), "bpe" (GPT-2's, of bytes: nothing is unknown) or "unigram"
-            (SentencePiece's).
+        kind: "wordpiece" (BERT's), "bpe" (GPT-2's, of bytes: nothing is unknown), "bpe_unicode"
+            (the same with words of all scripts) or "unigram" (SentencePiece's).
         vocab_size: the most tokens that it may have, special ones included; at least 300.
         lowercase: ignore case and, in wordpiece, accents.
 
@@ -67,7 +75,8 @@ def train_tokenizer(
         raise UserError(f"--tokenizer takes one of {', '.join(KINDS)}, or a file, not {kind!r}")
     if vocab_size < SMALLEST_VOCABULARY:
         raise UserError(f"--vocab_size must be at least {SMALLEST_VOCABULARY}, not {vocab_size}")
-    train = {"wordpiece": _train_wordpiece, "bpe": _train_bpe, "unigram": _train_unigram}[kind]
+    bpe = partial(_train_bpe, unicode=kind == "bpe_unicode")
+    train = {"wordpiece": _train_wordpiece, "unigram": _train_unigram}.get(kind, bpe)
     tokenizer = train([_LONG_WORD.sub(r"\g<0> ", text) for text in texts], vocab_size, lowercase)
     tokenizer.add_special_tokens(SPECIAL)
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -131,6 +140,14 @@ def pad_id(tokenizer: Tokenizer) -> int:
 def cls_id(tokenizer: Tokenizer) -> int:
     """The id of the token that every sample begins with."""
     return _find(tokenizer, CLS_NAMES)
+
+
+def unknown_id(tokenizer_json: str) -> int | None:
+    """The id of the token for what the tokenizer of this JSON does not know; None: it knows all."""
+    model = json.loads(tokenizer_json)["model"]
+    if "unk_id" in model:  # of unigram, whose vocabulary is a list
+        return model["unk_id"]
+    return model["vocab"].get(model.get("unk_token"))
 
 
 def vocabulary_size(tokenizer: Tokenizer) -> int:
@@ -214,14 +231,65 @@ def _train_wordpiece(texts: Sequence[str], vocab_size: int, lowercase: bool) -> 
     return trained
 
 
-def _train_bpe(texts: Sequence[str], vocab_size: int, lowercase: bool) -> Tokenizer:
-    """Byte-level BPE: all bytes are in the vocabulary from the start, which fixes every id."""
+def unsuited_to_wordpiece(texts: Sequence[str], vocab_size: int, lowercase: bool) -> str:
+    """Why wordpiece would lose what some of these texts say; "" if it would not.
+
+    It removes marks (accents, vowel signs), has no room for more characters than a third of the
+    vocabulary, makes one unknown token of a word of over 100 characters, and learns long and rare
+    words whole, which says nothing about new ones.
+    """
+    normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    splitter = pre_tokenizers.BertPreTokenizer()
+    counts: Counter[str] = Counter()
+    words = total = lost = 0
+    texts = texts[:: 1 + len(texts) // _LOOKED_AT]
+    for text in texts:
+        sizes = [len(word) for word in text.split()]
+        words, total = words + len(sizes), total + sum(sizes)
+        if not text.isascii():
+            counts.update(text)
+        if max(sizes, default=0) > _LONG:
+            # NFC: else a syllable of Korean would count as three.
+            normal = unicodedata.normalize("NFC", normalizer.normalize_str(text))
+            found = (len(word) for word, _ in splitter.pre_tokenize_str(normal))
+            lost += sum(size for size in found if size > _LONG)
+    if words < 2 * len(texts) or total > 10 * words:
+        return "wordpiece learns words whole, and these texts have few or long ones"
+    for character, count in counts.items():
+        seen = normalizer.normalize_str(character).strip()
+        whole = character.lower() if lowercase else character
+        if unicodedata.normalize("NFD", seen) != unicodedata.normalize("NFD", whole).strip():
+            lost += count
+    lost += sum(sorted(counts.values(), reverse=True)[vocab_size // 3 :])
+    if lost <= _LITTLE * total:
+        return ""
+    return (
+        f"wordpiece would lose {100 * min(1, lost / total):.1f} % of the characters (accents, "
+        f"vowel signs, words of over {_LONG} characters)"
+    )
+
+
+def _train_bpe(
+    texts: Sequence[str], vocab_size: int, lowercase: bool, unicode: bool = False
+) -> Tokenizer:
+    """Byte-level BPE: all bytes are in the vocabulary from the start, which fixes every id.
+
+    With `unicode` a word keeps its marks (accents, vowel signs), before and after which GPT-2's
+    words end, and rare pieces are left out: without spaces, whole texts would become tokens.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = _normalizer(normalizers.NFC(), lowercase)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    if unicode:
+        prefix = normalizers.Prepend(" ")
+        tokenizer.normalizer = normalizers.Sequence([tokenizer.normalizer, prefix])
+        words = pre_tokenizers.Split(Regex(_WORDS), behavior="isolated")
+        to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, to_bytes])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
+        min_frequency=_LEARNABLE if unicode else 0,
         special_tokens=SPECIAL,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,

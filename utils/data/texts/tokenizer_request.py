@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +17,11 @@ from utils.data.texts.tokenizer import (
     load_tokenizer,
     tokenizer_from_json,
     train_tokenizer,
+    unsuited_to_wordpiece,
 )
 from utils.errors import UserError
+
+AUTO = "auto"
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,8 @@ class TokenizerRequest:
     """How the tokenizer of a data set is made or found.
 
     Args:
-        name: "wordpiece", "bpe" or "unigram", to be trained; "basic_english", whose vocabulary is
+        name: one of KINDS, to be trained, or "auto": wordpiece, or bpe_unicode for training texts
+            that wordpiece does not suit; "basic_english", whose vocabulary is
             counted, or read from `vocab`; or the path of a tokenizer.json, or of a folder that
             holds one.
         vocab_size: of a tokenizer that is trained or counted; None: no limit (basic_english only).
@@ -58,8 +62,9 @@ class TokenizerRequest:
         file = self._file()
         return [self.name, self.vocab_size, self.lowercase] if file is None else file_sum(file)
 
-    def make(self, texts: Sequence[str], progress: bool) -> Tokenizer:
-        """The tokenizer, trained on `texts` if it is to be trained.
+    def make(self, texts: Sequence[str], progress: bool, say: Callable = print) -> Tokenizer:
+        """The tokenizer, trained on `texts` if it is to be trained. `say` is given a line if
+        wordpiece does not suit them.
 
         Raises:
             UserError: the vocabulary is too small, or the file is not a tokenizer or vocabulary.
@@ -73,24 +78,29 @@ class TokenizerRequest:
         file = self._file()
         if file is not None:
             return load_tokenizer(file)
+        kind = "wordpiece" if self.name == AUTO else self.name
+        if kind == "wordpiece" and (
+            why := unsuited_to_wordpiece(texts, self.vocab_size, self.lowercase)
+        ):
+            kind = "bpe_unicode" if self.name == AUTO else kind
+            what = "is taken" if self.name == AUTO else "suits these texts better"
+            say(f"note: --tokenizer bpe_unicode {what}: {why}")
         if progress:
-            print(
-                f"training a {self.name} tokenizer on {len(texts):,} texts, once", file=sys.stderr
-            )
+            print(f"training a {kind} tokenizer on {len(texts):,} texts, once", file=sys.stderr)
         return train_tokenizer(
-            texts, kind=self.name, vocab_size=self.vocab_size, lowercase=self.lowercase
+            texts, kind=kind, vocab_size=self.vocab_size, lowercase=self.lowercase
         )
 
     def _file(self) -> Path | None:
         """The file that `name` is the path of; None if it is a kind. UserError if it is neither."""
-        if self.name in KINDS:
+        if self.name in (AUTO, *KINDS):
             return None
         path = Path(self.name)
         if path.is_dir():
             path = path / "tokenizer.json"
         if not path.is_file():
             raise UserError(
-                f"{path} is not there: --tokenizer takes one of {', '.join(KINDS)}, basic_english, "
-                "or the path of a tokenizer.json"
+                f"{path} is not there: --tokenizer takes {AUTO}, {', '.join(KINDS)}, "
+                "basic_english, or the path of a tokenizer.json"
             )
         return path
