@@ -156,7 +156,7 @@ def test_too_many_bad_rows(write):
     with open(path, "a") as file:
         file.write("2,<b>\n")
     refused(
-        path, "6 of 102 rows cannot be used (4: has no text (after cleaning); 1: has no class; ",
+        path, "6 of 102 rows cannot be used (3: has no text; 1: has no class; ",
         "1 of the 25 of class '3'", "1 (all) of class '9'", "--max_bad", on_bad="skip",
     )  # fmt: skip
     assert len(read_samples(path, on_bad="skip", max_bad=0.06).texts) == 96
