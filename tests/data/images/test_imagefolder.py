@@ -165,7 +165,8 @@ def test_texts_beside_pictures_are_not_opened(tree, monkeypatch):
     )
     (tree / "train" / "cat" / "7.other").write_text("perhaps a picture")
     notes = load(tree).notes
-    assert notes == ["no pictures that can be read: 7 files, such as cat/1.txt"] and names == ["7.other"]
+    assert notes == ["no pictures that can be read: 7 files, such as cat/1.txt"]
+    assert names == ["7.other"]
 
 
 HEIC = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(500)
@@ -176,8 +177,8 @@ def test_pictures_in_formats_that_are_not_read_are_named(tree):
     for name, content in {"a.HEIC": HEIC, "b.heic": HEIC, "c.NEF": b"raw", "d.txt": b""}.items():
         (cat / name).write_bytes(content)
     assert load(tree).notes == [
-        "no pictures that can be read: 4 files, such as cat/a.HEIC; 2 .heic (pip install pi-heif, or "
-        "convert to JPEG); 1 .nef (convert to JPEG or PNG)"
+        "no pictures that can be read: 4 files, such as cat/a.HEIC; 2 .heic (pip install pi-heif, "
+        "or convert to JPEG); 1 .nef (convert to JPEG or PNG)"
     ]
     for path in cat.glob("*.png"):
         path.unlink()
