@@ -154,6 +154,9 @@ def test_the_weights_that_are_used_are_named(tmp_path, old):
     text = "step 2, the last weights (best on the validation split: step 1)"
     assert which_weights(last, tmp_path) == text
     assert which_weights(read_checkpoint(old), tmp_path) == "step 1, best on the validation split"
+    saved(tmp_path, 3, best=3)  # step 1 was the best only until then
+    text = "step 1 (best on the validation split: step 3)"
+    assert which_weights(read_checkpoint(old), tmp_path) == text
 
 
 @pytest.mark.parametrize(("use", "step"), [(None, 1), ("best", 1), ("last", 2)])
@@ -170,7 +173,7 @@ def test_without_a_validation_split_the_last_weights_are_the_model(tmp_path):
     run.settings.use, run.settings.action = None, SimpleNamespace(trains=False, name="predict")
     assert run.load_checkpoint().step == 2
     run.settings.use = "best"
-    with pytest.raises(UserError, match=r"--use best: the run .* has no validation split"):
+    with pytest.raises(UserError, match=r"--use best: no checkpoint of .* is the best"):
         run.load_checkpoint()
 
 

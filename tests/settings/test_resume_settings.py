@@ -12,7 +12,8 @@ from settings_of_pictures import (
 )
 
 from resnet50_test import Settings
-from utils.settings.config import COMMAND_LINE, parse
+from utils.settings import TextSettings
+from utils.settings.config import COMMAND_LINE, parse, to_yaml
 
 
 def test_resume_without_a_name_takes_the_newest_run_and_its_settings(make_run):
@@ -119,3 +120,17 @@ def test_resume_of_something_else_than_a_run_is_refused(tmp_path, monkeypatch):
     assert "no config.yaml" in refused("--resume", tmp_path)
     assert "no run of resnet50_test.py" in refused("--resume")
     assert "holds no run" in refused("--resume", "--output", tmp_path)
+
+
+def test_the_answer_about_a_header_is_that_of_the_training_file_alone(tmp_path):
+    """Other tables, which --predict reads, may have none."""
+    flags = ["--dataset", "csv", "--train_file", "a.csv", "--test_fraction", "0.2", "--header"]
+    (tmp_path / "config.yaml").write_text(to_yaml(*parse(TextSettings, flags, "")))
+    resumed = ["--resume", str(tmp_path)]
+    for more, header in (
+        ([], True),
+        (["--eval_only"], True),
+        (["--predict", "b.csv"], None),
+        (["--predict", "b.csv", "--no_header"], False),
+    ):
+        assert parse(TextSettings, [*resumed, *more], "")[0].header is header

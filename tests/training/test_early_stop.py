@@ -118,3 +118,10 @@ def test_the_figures_of_older_checkpoints_are_beaten_by_the_accuracy_alone():
     assert progress.take_validation(50.0, 0.1, None) == (False, False)
     assert progress.take_validation(50.0, 0.05, None) == (False, True)
     assert progress.take_validation(51.0, 9.0, None) == (True, False)
+
+
+def test_by_the_loss_a_finite_one_is_better_than_none():
+    progress = Progress()
+    assert progress.take_validation(50.0, float("nan"), "loss")[0]
+    better = [progress.take_validation(50.0, loss, "loss")[0] for loss in (1.0, 1.2, 0.9)]
+    assert better == [True, False, True]

@@ -234,6 +234,15 @@ class Checkpoints:
         older = [step for step in self.steps() if step <= newest and self._was_best(step)]
         return max(older, default=None)
 
+    def best_of_run(self) -> int | None:
+        """The best step on the validation split, as the newest checkpoint says; None: not known."""
+        newest = max(self.steps(), default=0)
+        try:
+            state = json.loads((self.path(newest) / STATE).read_bytes())
+            return self.existing_best(state["progress"]["best_step"], newest)
+        except (OSError, *MALFORMED):
+            return None
+
     def _was_best(self, step: int) -> bool:
         try:
             state = json.loads((self.path(step) / STATE).read_bytes())

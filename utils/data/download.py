@@ -88,9 +88,8 @@ def refuse_strange_folder(folder: Path, dataset: str) -> None:
     names = sorted(os.listdir(folder)) if folder.is_dir() else []
     if strange := [name for name in names if not DATA_SETS.fullmatch(name)]:
         raise UserError(
-            f"--dataset {dataset} is not in {folder}, and is not downloaded into it, where "
-            f"{strange[0]} is: name another folder with --data_dir, or, if this one has data of "
-            "your own, --dataset imagefolder or csv"
+            f"{dataset} is not downloaded into {folder}, which holds other files ({strange[0]}): "
+            "name another folder with --data_dir, or, if these are data of your own, see --dataset"
         )
 
 

@@ -46,9 +46,8 @@ def _report_folder(run: Run, folder: Path, checkpoint: Checkpoint | None) -> Pat
     """Of a checkpoint that is not the run's model, a subfolder: report/ describes the model."""
     if checkpoint is None:
         return folder / REPORT
-    steps = Checkpoints(folder / "checkpoints").steps()
-    best = checkpoint.state["progress"]["best_step"]
-    uses_best = run.settings.use != "last" and best in steps
-    if checkpoint.step == (best if uses_best else max(steps, default=checkpoint.step)):
+    store = Checkpoints(folder / "checkpoints")
+    best = None if run.settings.use == "last" else store.best_of_run()
+    if checkpoint.step == (best or max(store.steps(), default=checkpoint.step)):
         return folder / REPORT
     return folder / REPORT / f"step-{checkpoint.step:08}"

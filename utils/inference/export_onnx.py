@@ -46,8 +46,8 @@ def export_onnx(
     Input for texts, "ids": (batch, length) int64, up to `max_len` tokens: the class token first,
     the tokenizer's padding at the end. Output "probabilities": (batch, classes) float32. The batch
     may have any size. The metadata holds `architecture`, `weights` and, as JSON, `classes` with
-    `mean` and `std` (pictures) or with `max_len`, `clean`, `line_end`, `pad_id`, `pad_token` and
-    `cls_id` (texts).
+    `mean`, `std` and `form` (pictures) or with `max_len`, `clean`, `line_end`, `pad_id`,
+    `pad_token` and `cls_id` (texts).
 
     `onnx.checker` checks the graph. ONNX Runtime where it is installed, else onnx.reference for a
     small model, computes probabilities of random inputs, which are compared with PyTorch's.

@@ -25,7 +25,6 @@ from utils.launch.signals import StoppedBySignal
 from utils.reporting.run_folder import TOKENIZER
 from utils.runs.prepare import kept_modules
 from utils.runs.run import Run, which_weights
-from utils.settings.config import COMMAND_LINE
 from utils.training.keep_fp32 import keep_in_float32
 from utils.weights.card import ModelCard, TextCard
 
@@ -126,8 +125,7 @@ def predict_rows(run: Run, model, card: TextCard, output: Path) -> int | None:
         device=run.device,
         on_bad=settings.on_bad,
         encoding=None if settings.encoding == BY_ROW else settings.encoding,
-        # That of the training file says nothing about another one.
-        header=settings.header if run.origin["header"] == COMMAND_LINE else None,
+        header=settings.header,
         interrupted=run.interrupted,
         say=run.console.say,
     )

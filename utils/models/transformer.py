@@ -31,7 +31,7 @@ from utils.packed import PackedTokens
 # PyTorch use FlashAttention. Without one, PyTorch 2.11 to 2.14 use cuDNN's attention on Hopper and
 # Blackwell for texts of over 128 tokens, which makes a plan for every new length. 2.10 has no
 # window and always uses FlashAttention; 2.15 does after `prefer_flash_attention`.
-WINDOWS = torch.__version__ >= (2, 11)
+WINDOWS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 11)
 
 POOLINGS = ("cls", "mean")
 MIXUP_PLACES = ("sentence", "embeddings")

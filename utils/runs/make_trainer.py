@@ -253,6 +253,8 @@ def run_facts(run: Run, ready: ReadyModel, task: Task) -> RunFacts:
 def _needs_validation(settings) -> list[str]:
     flags = ["--early_stop_patience"] if settings.early_stop_patience is not None else []
     flags += [] if settings.final_test else ["--no_final_test"]
+    flags += ["--use best"] if settings.use == "best" else []
+    flags += [f"--best_by {settings.best_by}"] if settings.best_by is not None else []
     return flags + (["--sched plateau"] if settings.sched == "plateau" else [])
 
 

@@ -301,8 +301,8 @@ class Run:
         best = store.existing_best(newest.state["progress"]["best_step"], newest.step)
         if best is None and use == "best":
             raise UserError(
-                f"--use best: the run in {self.resumed_folder()} has no validation split, on which "
-                "weights could be the best: leave it out"
+                f"--use best: no checkpoint of {self.resumed_folder()} is the best on a validation "
+                "split: leave it out"
             )
         if use == "last" or best in (None, newest.step):
             return newest
@@ -406,10 +406,10 @@ def which_weights(checkpoint, folder: Path) -> str:
 
     averaged = "" if checkpoint.average is None else ", averaged weights"
     text = f"step {checkpoint.step}{averaged}"
-    steps = Checkpoints(folder / "checkpoints").steps()
-    best = checkpoint.state["progress"]["best_step"]
-    if best == checkpoint.step:  # at least until then
+    store = Checkpoints(folder / "checkpoints")
+    best = store.best_of_run()
+    if best == checkpoint.step:
         return f"{text}, best on the validation split"
-    last = ", the last weights" if checkpoint.step == max(steps, default=0) else ""
-    better = f" (best on the validation split: step {best})" if best in steps else ""
+    last = ", the last weights" if checkpoint.step == max(store.steps(), default=0) else ""
+    better = "" if best is None else f" (best on the validation split: step {best})"
     return f"{text}{last}{better}"

@@ -16,6 +16,8 @@ NO_REPORT = {"report": "it belongs to training and --eval_only"}
 # Settings of the run that --resume names which only training keeps: with other actions they have
 # their defaults unless they are given again.
 KEPT_BY_TRAINING = ("engine",)
+# Likewise, which only actions that read its data keep: they say nothing about another file.
+KEPT_WITH_DATA = ("header",)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from utils.errors import UserError
-from utils.settings.actions import ACTIONS, KEPT_BY_TRAINING, TRAIN, asked_for
+from utils.settings.actions import ACTIONS, KEPT_BY_TRAINING, KEPT_WITH_DATA, TRAIN, asked_for
 from utils.settings.aliases import MEANINGS
 from utils.settings.command_line import read_command_line
 from utils.settings.hosts import places_of
@@ -131,7 +131,10 @@ def parse(config_class, argv: list[str], description: str, say: Callable = lambd
             new, from_file, typed = (_without(found, given) for given in (new, from_file, typed))
         idle = _reasons(config_class(**(values | saved | new)))
         _check_unchanged(config_class, run, saved, _without(idle, new))
-        kept = saved.keys() - (() if asked_for(new)[0].trains else KEPT_BY_TRAINING)
+        action = asked_for(new)[0]
+        of_training = () if action.trains else KEPT_BY_TRAINING
+        of_data = () if action.needs_data else KEPT_WITH_DATA
+        kept = saved.keys() - {*of_training, *of_data}
         values |= {name: saved[name] for name in kept} | {"output": str(run)}
         origin |= {name: came for name, came in origins.items() if name in kept}
         if new["resume"] == "auto":

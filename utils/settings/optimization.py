@@ -231,7 +231,6 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):  # type: ignore[misc]  # b
         group=GROUP,
         choices=("accuracy", "loss"),
         default_text="accuracy, but plateau follows the loss",
-        resume="free",
     )
     on_nonfinite: str = setting(
         "stop",

@@ -1,6 +1,7 @@
 """Flags of the run: what it does, where it is kept, what is logged and reported."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from utils.errors import UserError
 from utils.setting import setting
@@ -139,8 +140,8 @@ class RunSettings(Config):
     use: str | None = setting(
         None,
         "Weights that are the model of the run, for its report and whatever is done with it: the "
-        "best on the validation split, or the last. A checkpoint that --resume or --pretrained "
-        "names by its folder is itself",
+        "best on the validation split, or the last. A checkpoint that is named by its folder is "
+        "itself",
         group=USE,
         choices=("best", "last"),
         default_text="best if there is a validation split, else last",
@@ -180,6 +181,8 @@ class RunSettings(Config):
         for action in (action for action in asked if not action.trains):
             for name, reason in action.ineffective():
                 yield name, reason, action.name
+        if self.use and Path(self.resume or "").parent.name == "checkpoints":
+            yield "use", "--resume names a checkpoint", "resume"
         if self.eval_every == 0:
             yield "eval_on_start", "--eval_every 0 makes no evaluations", "eval_every"
         if not self.final_test:

@@ -54,11 +54,12 @@ def why_slow(name: str, device: torch.device) -> str:
     """Why this precision is slower than float32 on this device; "": it is not, or nobody knows."""
     if device.type != "cpu" or name == "fp32":
         return ""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return ""
     if name == "fp16" and not torch.cpu._is_amx_fp16_supported():
-        return "this CPU has no arithmetic in fp16, and takes many times as long as in float32"
-    of_intel = platform.machine() in ("x86_64", "AMD64")
-    if name == "bf16" and of_intel and not torch.cpu._is_avx512_bf16_supported():
-        return "this CPU only emulates bf16, and takes about twice as long as in float32"
+        return "fp16 takes many times as long as float32 on this CPU"
+    if name == "bf16" and not torch.cpu._is_avx512_bf16_supported():
+        return "bf16 takes about twice as long as float32 on this CPU, which only emulates it"
     return ""
 
 

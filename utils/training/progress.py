@@ -53,15 +53,16 @@ class Progress:
         Returns:
             (whether they are the best so far, whether the loss is the lowest so far)
         """
-        first, lowest = self.best_val_accuracy is None, self.lowest_val_loss
-        falls = first if lowest is None else loss < lowest
-        if first:
+        lowest = self.lowest_val_loss
+        falls = self.best_val_accuracy is None if lowest is None else loss < lowest
+        most, before = self.best_val_accuracy, self.best_val_loss  # None: not finite, or not known
+        if most is None:
             best = True
         elif by == "loss":
-            best = falls
+            best = before is None or loss < before
         else:
-            before = -math.inf if self.best_val_loss is None else self.best_val_loss
-            best = (accuracy, -loss) > (self.best_val_accuracy, -before)
+            tie = accuracy == most and before is not None and loss < before
+            best = accuracy > most or tie
         finite = loss if math.isfinite(loss) else None  # JSON has no infinity
         if falls or lowest is None:
             self.lowest_val_loss = finite

@@ -7,7 +7,14 @@ import pytest
 from picture_trees import noise
 from PIL import Image
 
-from utils.data.images.decode import LETTERBOX, decode, measure, strict_pillow, why
+from utils.data.images.decode import (
+    LETTERBOX,
+    decode,
+    decode_window,
+    measure,
+    strict_pillow,
+    why,
+)
 from utils.data.images.form import Form
 
 
@@ -115,6 +122,21 @@ def test_the_whole_picture_is_kept(tmp_path, height, width):
     expected.paste(inner, ((32 - inner.width) // 2, (32 - inner.height) // 2))
     found = decode(str(tmp_path / "picture.png"), 32, Form("letterbox"))
     assert np.array_equal(found, np.asarray(expected))
+
+
+@pytest.mark.parametrize("mode", ["squash", "letterbox"])
+@pytest.mark.parametrize("suffix", ["png", "jpg"])
+def test_windows_of_the_whole_picture(tmp_path, mode, suffix):
+    """A random crop of everything looks as evaluation does, however wide the picture."""
+    rows = np.repeat(np.arange(200, dtype=np.uint8)[:, None] // 10 % 2 * 200, 1600, axis=1)
+    file = io.BytesIO()
+    kinds = {"png": "PNG", "jpg": "JPEG"}
+    Image.fromarray(np.stack([rows] * 3, 2)).save(file, kinds[suffix], quality=95)
+    whole = decode(file, 32, Form(mode)).astype(int)
+    found = decode_window(file, np.array([0, 0, 1600, 1600]), False, 32, Form(mode)).astype(int)
+    assert abs(found - whole).mean() < 3 < whole.std()
+    part = decode_window(file, np.array([0, 800, 1600, 800]), False, 32, Form(mode))
+    assert abs(part.mean() - whole.mean()) < 5  # each half is like the whole
 
 
 @pytest.mark.parametrize("suffix", ["bmp", "gif", "jpg", "png", "ppm", "tif", "webp", "tga"])

@@ -142,7 +142,7 @@ def test_nested_folders_links_and_files_to_ignore(tree):
     assert np.array_equal(data.train.images[4], noise(8, 99))  # more/... < zz/...
     assert np.array_equal(data.train.images[5], noise(8, 98))
     assert data.skipped == 0 and data.notes == [
-        "no pictures that can be read: 6 files, such as cat/.DS_Store"
+        "6 files passed over, which cannot be read as pictures: cat/.DS_Store, ..."
     ]
 
 
@@ -165,7 +165,7 @@ def test_texts_beside_pictures_are_not_opened(tree, monkeypatch):
     )
     (tree / "train" / "cat" / "7.other").write_text("perhaps a picture")
     notes = load(tree).notes
-    assert notes == ["no pictures that can be read: 7 files, such as cat/1.txt"]
+    assert notes == ["7 files passed over, which cannot be read as pictures: cat/1.txt, ..."]
     assert names == ["7.other"]
 
 
@@ -177,8 +177,8 @@ def test_pictures_in_formats_that_are_not_read_are_named(tree):
     for name, content in {"a.HEIC": HEIC, "b.heic": HEIC, "c.NEF": b"raw", "d.txt": b""}.items():
         (cat / name).write_bytes(content)
     assert load(tree).notes == [
-        "no pictures that can be read: 4 files, such as cat/a.HEIC; 2 .heic (pip install pi-heif, "
-        "or convert to JPEG); 1 .nef (convert to JPEG or PNG)"
+        "4 files passed over, which cannot be read as pictures: cat/a.HEIC, ...; 2 .heic (pip "
+        "install pi-heif, or convert to JPEG); 1 .nef (convert to JPEG or PNG)"
     ]
     for path in cat.glob("*.png"):
         path.unlink()

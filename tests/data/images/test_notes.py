@@ -89,7 +89,7 @@ def test_sides_that_the_crop_loses(tmp_path, decode):
 
     tree = fill(tmp_path / "set", wide)
     (note,) = notes_of(tree, decode)
-    assert "sides of 2.0 to 1 or more, and lose 50% or more" in note
+    assert "sides of 2.0 to 1 or more, and lose 50 % or more" in note
     assert notes_of(tree, decode, resize_mode="squash") == []
 
 

@@ -150,11 +150,12 @@ def test_what_is_lost_is_said():
     test = split(*[21] * 96, 40, 50, 60, 70, unknown=107)
     assert lines(train=small, test=test) == [
         "note: unknown tokens (test 5.0 %): --tokenizer bpe_unicode knows every character",
-        "note: texts cut by --max_len 24 (test 4.0 %): --max_len 70 would hold 99 % of them",
+        "note: texts cut by --max_len 24 (test 4.0 %): --max_len 70 would hold 99 % of all texts "
+        "whole",
     ]
     assert lines(70, test=test)[1:] == []
     [line] = lines(predicted=[*split(9), *split(2048)])
-    assert line.endswith("--max_len 2048, the most, holds 50 % of them")
+    assert line.endswith("--max_len 2048, the most, holds 50 % of all texts whole")
 
 
 def test_second_load_parses_nothing(files, no_parsing):

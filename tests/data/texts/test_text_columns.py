@@ -159,6 +159,7 @@ def test_texts_alone(table):
     ("header", "kind"),
     [
         ("created_at", lambda i: f"Mon Apr {1 + i % 28} 09:{10 + i % 50}:00 2009"),
+        ("posted", lambda i: f"Mon Apr {1 + i % 28} 22:19:{10 + i % 50} PDT 2009"),
         ("wann", lambda i: f"{1 + i % 28}. März 2009, {i % 24} Uhr"),
         ("quando", lambda i: f"{1 + i % 28} de fev. {1990 + i}"),
         ("когда", lambda i: f"{1 + i % 28} янв 20{10 + i % 10}"),

@@ -152,7 +152,7 @@ def test_a_bad_row_is_named_or_skipped(write, row, problem):
 def test_too_many_bad_rows(write):
     path = write("".join(f"{i % 4},text {i}\n" for i in range(96)) + "3,\n9,\n,some\n0,a,b\n1,\n")
     found = read_samples(path, on_bad="skip")
-    assert len(found.problems) == 5 and found.lost(whole=True) == ", 1 (all) of class '9'"
+    assert len(found.problems) == 5 and found.lost(whole=True) == "; bad are 1 (all) of class '9'"
     with open(path, "a") as file:
         file.write("2,<b>\n")
     refused(

@@ -179,7 +179,13 @@ def test_texts_that_wordpiece_does_not_suit(text):
 
 
 @pytest.mark.parametrize(
-    "text", ["Don't panic: it's 5 < 6, R&D!", "나는 집에 간다 각각", "x < — “y” … 5€"]
+    "text",
+    [
+        "Don't panic: it's 5 < 6, R&D!",
+        "나는 집에 간다 각각",
+        "x < — “y” … 5€",
+        "I \u2764\ufe0f it all",
+    ],
 )
 def test_texts_that_wordpiece_suits(text):
     assert unsuited_to_wordpiece([text, "one word more"], 30_000, True) == ""

@@ -107,8 +107,10 @@ def decode(source: str | BinaryIO, size: int, form: Form = USUAL) -> np.ndarray:
     # Decoding at 1/2, 1/4 or 1/8 is faster; no side of the square shrinks below twice `size`.
     least = _least_for_square(form.crop_ratio, size)
     image, _ = _upright(source, lambda width, height: (least, least), form)
-    if form.resize_mode != "crop":
-        return np.asarray(_square(image, size, form))
+    if form.resize_mode == "squash":
+        return resize_box(image, (0, 0, *image.size), size)
+    if form.resize_mode == "letterbox":
+        return np.asarray(ImageOps.pad(image, (size, size), Image.Resampling.BICUBIC, LETTERBOX))
     return resize_box(image, central_square(*image.size, form.crop_ratio), size)
 
 
@@ -130,23 +132,27 @@ def decode_window(
     if whole is not None:
         pixels = np.ascontiguousarray(whole[top : top + height, left : left + width])
         return resize_window(pixels, mirrored, size)
-    image, (full_width, full_height) = _upright(
-        source, lambda w, h: _least_for_window(w, h, min(height, width), size), form
-    )
-    if not crops:
-        image = _square(image, max(image.size), form)
-        full_width = full_height = max(full_width, full_height)
+    squash, letterbox = form.resize_mode == "squash", form.resize_mode == "letterbox"
+
+    def least(w: int, h: int) -> tuple[int, int]:
+        return _least_for_window(
+            *((max(w, h),) * 2 if squash else (w, h)), min(height, width), size
+        )
+
+    image, (full_width, full_height) = _upright(source, least, form)
+    side = max(full_width, full_height)
+    if squash:
+        full_width = full_height = side
+    if letterbox:
+        left, top = left - (side - full_width) // 2, top - (side - full_height) // 2
     x, y = image.width / full_width, image.height / full_height
     # Rounding shifts a window by a quarter of a pixel of the result at most.
     box = (round(left * x), round(top * y), round((left + width) * x), round((top + height) * y))
-    return resize_window(np.array(image.crop(box)), mirrored, size)
-
-
-def _square(image: Image.Image, side: int, form: Form) -> Image.Image:
-    """The whole picture, squashed or letterboxed."""
-    if form.resize_mode == "squash":
-        return image.resize((side, side), Image.Resampling.BICUBIC)
-    return ImageOps.pad(image, (side, side), Image.Resampling.BICUBIC, LETTERBOX)
+    if not letterbox:
+        return resize_window(np.array(image.crop(box)), mirrored, size)
+    part = Image.new("RGB", (max(1, box[2] - box[0]), max(1, box[3] - box[1])), LETTERBOX)
+    part.paste(image, (-box[0], -box[1]))
+    return resize_window(np.array(part), mirrored, size)
 
 
 def _by_simplejpeg(source: io.BytesIO, window_side: int, size: int) -> np.ndarray | None:

@@ -55,7 +55,8 @@ def load_imagefolder(
         source += ", without test/, whose pictures have no classes"
     notes = [note for listing in listings.values() for note in listing.notes]
     if strays := [stray for listing in listings.values() for stray in listing.strays]:
-        count = f"no pictures that can be read: {counted(len(strays), 'file')}, such as {strays[0]}"
+        count = f"{counted(len(strays), 'file')} passed over, which cannot be read as pictures: "
+        count += f"{strays[0]}{', ...' * (len(strays) > 1)}"
         notes.append("; ".join([count, *unread_formats(strays)]))
     classes = class_names(data_dir, data.classes)
     return replace(data, classes=classes, source=source, notes=[*notes, *data.notes])

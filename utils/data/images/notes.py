@@ -38,7 +38,10 @@ def with_notes(data: ImageData, folder: Path, form: Form) -> ImageData:
         return notes
 
     path = folder / f"notes{VERSION}-{data.fingerprint[:16]}.json"
-    return replace(data, notes=kept(path, found))
+    splits = {split: getattr(data, split) for split in ("train", "val", "test")}
+    # The names of the files are not needed any longer.
+    bare = {s: replace(v, path_of=None) for s, v in splits.items() if getattr(v, "path_of", None)}
+    return replace(data, notes=kept(path, found), **bare)
 
 
 def _on_looks(train, form: Form) -> list[str]:
@@ -46,7 +49,7 @@ def _on_looks(train, form: Form) -> list[str]:
     flat, different, ratios, notes = [], set(), [1.0], []
     for row in rows:
         pixels = train.picture(row)
-        different.add(pixels.tobytes())
+        different.add(hash(pixels.tobytes()))
         if int(pixels.max()) - int(pixels.min()) <= FLAT:
             flat.append(train.file(row))
         with contextlib.suppress(Exception), open_image(train.file(row)) as image:
@@ -62,8 +65,9 @@ def _on_looks(train, form: Form) -> list[str]:
         notes.append(f"{repeats:,} {of_all} come out the same as others: look at them")
     if form.resize_mode == "crop" and (ratio := np.median(ratios)) > WIDE:
         notes.append(
-            f"half {of_all} have sides of {ratio:.1f} to 1 or more, and lose {1 - 1 / ratio:.0%} "
-            "or more as they are cropped to the centre: --resize_mode squash or letterbox keeps all"
+            f"half {of_all} have sides of {ratio:.1f} to 1 or more, and lose "
+            f"{100 * (1 - 1 / ratio):.0f} % or more as they are cropped to the centre: "
+            "--resize_mode squash or letterbox keeps all"
         )
     return notes
 
@@ -75,9 +79,9 @@ def _cause(flat: list, form: Form) -> str:
         with contextlib.suppress(Exception), open_image(file) as image:
             transparent += image.has_transparency_data
             values += image.getextrema() if image.mode.startswith("I") else ()
-    if values:
+    if any(values):
         low, high = min(values), max(values)
-        remedy = f"try --white_level {(1 << high.bit_length()) - 1}"
+        remedy = f"try --white_level {max(255, (1 << high.bit_length()) - 1)}"
         if low > high / 4:
             remedy = "subtract the least, and save what is left so that it uses 0 to 65,535"
         return f"they have 16-bit values of {low:,} to {high:,} alone: {remedy}"

@@ -47,6 +47,7 @@ _NO_NUMBER = re.compile(r"(?!(na|n/a|nan|null|none|unknown)$)[^\W\d_]", re.IGNOR
 _NUMBER_OR_DATE = re.compile(
     r"(?=.{0,39}\d)([\W\d_]|(jan|feb|fev|fév|mar|mär|mrt|abr|apr|avr|may|mai|mag|jun|jui|jul|giu|lug|"
     r"aug|ago|aoû|set|sep|oct|okt|ott|nov|dec|dez|dic|déc|mon|tue|wed|thu|fri|sat|sun|am|pm|utc|gmt|"
+    r"[pmce][ds]t(?![^\W\d_])|ces?t(?![^\W\d_])|"
     r"янв|фев|мар|апр|мая|июн|июл|авг|сен|окт|ноя|дек|[年月日时分秒時년월일]|eur|usd|"
     r"([tz]|de|of|at|um|uhr|st|nd|rd|th)(?![^\W\d_]))[^\W\d_]{0,6}+){1,40}",
     re.IGNORECASE,

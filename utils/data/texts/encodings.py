@@ -56,7 +56,7 @@ def decode(path: Path, data: bytes, encoding: str | None = None) -> tuple[str, s
     head = data[:_HEAD_BYTES]
     try:
         text = data.decode(marked or "utf-8")
-        if marked or not (_is_binary(head, 0.2) or (encoding and b"\x1b" in head)):
+        if marked or not (_is_binary(head, 0.2) or ("2022" in str(encoding) and b"\x1b" in head)):
             return text, ", read as UTF-8" if encoding and not (marked or text.isascii()) else ""
     except UnicodeDecodeError:
         pass
@@ -83,7 +83,7 @@ def _question(path: Path, data: bytes, why: str = "") -> UserError:
     head, every = data[:_HEAD_BYTES], data.split(b"\n")
     bad = [i for i, line in enumerate(every) if "\ufffd" in line.decode("utf-8", "replace")]
     asked = bad[:_ASKED_LINES] or range(len(every))[:_ASKED_LINES]
-    sample, encodings = b"\n".join(every[i] for i in asked), _ENCODINGS
+    sample, encodings = b"\n".join(every[i] for i in asked)[:_HEAD_BYTES], _ENCODINGS
     if wide := _is_binary(head, 0.05):
         sample, asked = head, range(len(head))
         encodings = {"utf-16-le utf-16-be": string.printable}

@@ -46,7 +46,7 @@ class Samples:
             told = "; ".join(f"{count:,}: {problem}" for problem, count in reasons)
             raise UserError(
                 f"{self.path}: {bad:,} of {total:,} rows cannot be used ({told}){self.lost()}: "
-                f"correct them, or allow more than {most:.0%} with --max_bad"
+                f"correct them, or allow more than {100 * most:g} % with --max_bad"
             )
 
     def lost(self, whole: bool = False) -> str:
@@ -56,8 +56,8 @@ class Samples:
         lost = Counter(label for label in labels if not (whole and kept[label]))
         told = f" and {len(lost) - _SHOWN} classes more" * (len(lost) > _SHOWN)
         for label, count in reversed(lost.most_common(_SHOWN)):
-            of = f"of the {count + kept[label]:,} " if kept[label] else "(all) "
-            told = f", {count:,} {of}of class {label[:40]!r}{told}"
+            of = f"of the {count + kept[label]:,}" if kept[label] else "(all)"
+            told = f"; bad are {count:,} {of} of class {label[:40]!r}{told}"
         return told
 
 

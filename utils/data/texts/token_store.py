@@ -108,14 +108,15 @@ def lines_on_losses(
     enough, held = 0, 100.0
     for name, parts in encoded.items():
         lengths = np.concatenate([part.lengths for part in parts])
-        found = sum(np.count_nonzero(part.tokens == unknown) for part in parts)
+        ids = [] if unknown is None else [part.tokens for part in parts]
+        found = sum(int(np.count_nonzero(tokens == unknown)) for tokens in ids)
         not_known[name] = 100 * found / max(1, int(lengths.sum()) - len(lengths))  # no class tokens
         cut[name] = 100 * float((lengths > max_len).mean())
         enough = max(enough, int(np.percentile(lengths, 99, method="higher")))
         held = min(held, 100 * float((lengths < MAX_TOKENS).mean()))
-    remedy = f"--max_len {enough} would hold 99 % of them"
+    remedy = f"--max_len {enough} would hold 99 % of all texts whole"
     if enough >= MAX_TOKENS:  # longer texts are stored like those of this length
-        remedy = f"--max_len {MAX_TOKENS}, the most, holds {held:.0f} % of them"
+        remedy = f"--max_len {MAX_TOKENS}, the most, holds {held:.0f} % of all texts whole"
     lines = []
     for what, shares, instead in (
         ("unknown tokens", not_known, "--tokenizer bpe_unicode knows every character"),

@@ -255,6 +255,8 @@ def unsuited_to_wordpiece(texts: Sequence[str], vocab_size: int, lowercase: bool
             lost += sum(size for size in found if size > _LONG)
     if words < 2 * len(texts) or total > 10 * words:
         return "wordpiece learns words whole, and these texts have few or long ones"
+    for character in "\ufe0e\ufe0f":  # they say how an emoji is drawn
+        del counts[character]
     for character, count in counts.items():
         seen = normalizer.normalize_str(character).strip()
         whole = character.lower() if lowercase else character
