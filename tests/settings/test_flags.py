@@ -95,6 +95,17 @@ def test_abbreviations_are_refused(flag):
         (["--weight-decy", "0"], ["--weight-decy", "did you mean --weight_decay?"]),
         (["--smoothin", "0"], ["did you mean --label_smoothing?"]),  # by way of an alias
         (["--qqqq"], ["unknown flag --qqqq"]),
+        (
+            ["--lrr", "1", "--patience", "3", "--qqqq"],
+            [
+                "unknown flags --lrr, did you mean --lr?; --patience: --early_stop_patience 10",
+                "; --qqqq; see --help",
+            ],
+        ),
+        (["--class_weights", "x"], ["there are no weights of classes yet"]),
+        (["--val-split", "x"], ["--val_fraction 0.1 holds out"]),
+        (["--crops", "x"], ["unknown flag --crops, did you mean --crop?"]),
+        (["--drop", "0.1"], ["unknown flag --drop; see --help"]),  # vit_test.py has it
         (["--train_files", "x"], ["unknown flag --train_files; see --help"]),  # nothing is near it
         (["resnet18"], ["'resnet18': there is no such folder", "may be the data folder"]),
         (["--epochs", "1", "resnet18"], ["'resnet18' has no flag before it"]),

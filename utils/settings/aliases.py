@@ -20,6 +20,7 @@ ALIASES = {
     "decay_milestones": "milestones",
     "decay_points": "milestones",
     "decay_rate": "gamma",
+    "drop": "drop_rate",
     "epoch": "epochs",
     "epochs_for_sche": "epochs_for_sched",
     "eval_metric": "best_by",
@@ -87,6 +88,7 @@ MEANINGS = {
     "avg_v": "--optimizer_average averages both of Adam's moments",
     "checkpoint": "--resume RUN goes on with a run, --pretrained FILE starts from its weights, "
     "and --output names the folder of a new run",
+    "class_weights": "classes count by their samples here; there are no weights of classes yet",
     "config_pth": "--host_config FILE gives folders by host name, --config FILE all other settings",
     "crop_mode": "--resize_mode crop (timm's center), squash or letterbox (its border)",
     "experiment": "--output FOLDER names the folder of the run",
@@ -101,6 +103,8 @@ MEANINGS = {
     "own, which --help describes",
     "num_classes": "it follows from the data; leave it out",
     "opt_kwargs": "each optimizer has flags of its own, which --help lists",
+    "patience": "--early_stop_patience 10 stops the run, --plateau_patience 5 lowers the learning "
+    "rate with --sched plateau",
     "ra_magnitude": "--auto_augment ra-m9 sets the magnitude, of 30",
     "ratio": "--crop resized crops with ratios of 3:4 to 4:3; leave it out",
     "remode": "rectangles are filled with the mean colour; leave it out",
@@ -114,6 +118,7 @@ MEANINGS = {
     "steps_per_epoch": "it follows from the data and the batch size; leave it out",
     "train_crop_mode": "--crop resized is timm's rrc; other modes are not supported",
     "train_interpolation": "pictures are resized bicubically; leave it out",
+    "val_split": "--val_fraction 0.1 holds out a validation split; a folder val/ is found, too",
     "vflip": "pictures are mirrored left to right alone, by --hflip",
 }
 # Flags for one of the numbers of a setting -> the setting, and which of its numbers. The others are

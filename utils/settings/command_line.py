@@ -40,6 +40,10 @@ def read_command_line(
     typed, unknown = parser.parse_known_args(_with_folder(argv, known))
     if unknown:
         flag = unknown[0].split("=")[0]
+        flags = [word.split("=")[0] for word in unknown if word.startswith("--")]
+        if len(flags) > 1:
+            told = "; ".join(flag + _hint(flag, known) for flag in flags)
+            raise UserError(f"unknown flags {told}; see --help")
         if (meaning := MEANINGS.get(canonical_name(flag))) is not None:
             raise UserError(f"{flag} is unknown here: {meaning}")
         if not flag.startswith("-") and "data_dir" in known and unknown[0] == argv[0]:
@@ -49,7 +53,7 @@ def read_command_line(
             )
         if not flag.startswith("-"):
             raise UserError(f"{flag!r} has no flag before it: write --name value; see --help")
-        raise UnknownFlag(flag, suggestion(flag, known, "--"))
+        raise UnknownFlag(flag, _hint(flag, known))
     given = vars(typed)
     short = {name for name in short_for(known) if given.pop(name, False)}
     parts = {name: given.pop(name) for name in parts_of(known) if name in given}
@@ -132,6 +136,12 @@ def _add_flag(group, field: dataclasses.Field) -> None:
     flags = {_flag(n) for n in names} | {_hyphens(_flag(n)) for n in names}
     if others := sorted(flags - {f"--{name}"}):  # the end of --help lists the aliases
         group.add_argument(*others, **common | {"help": argparse.SUPPRESS})
+
+
+def _hint(flag: str, known) -> str:
+    """What an unknown flag may be: "", ", did you mean --...?", or ": " and what to do instead."""
+    meaning = MEANINGS.get(canonical_name(flag))
+    return suggestion(flag, known, "--", 0.78) if meaning is None else f": {meaning}"
 
 
 def _flag(name: str) -> str:

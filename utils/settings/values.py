@@ -237,11 +237,12 @@ def _number(text: str) -> float | None:
         return None
 
 
-def suggestion(word: object, known, prefix: str = "") -> str:
-    """', did you mean ...?' with the nearest of the known names, their aliases included."""
+def suggestion(word: object, known, prefix: str = "", likeness: float = 0.65) -> str:
+    """', did you mean ...?' with the nearest of the known names, their aliases included, if its
+    likeness (0 to 1) is at least this."""
     names = {str(name): str(name) for name in known}
     names |= {alias: target for alias, target in ALIASES.items() if target in names}
     names |= {flag: flag for flag in short_for(known)}
     wanted = str(word).lstrip("-").replace("-", "_")
-    near = difflib.get_close_matches(wanted, names, n=1, cutoff=0.65)
+    near = difflib.get_close_matches(wanted, names, n=1, cutoff=likeness)
     return f", did you mean {prefix}{names[near[0]]}?" if near else ""
