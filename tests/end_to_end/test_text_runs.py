@@ -235,8 +235,8 @@ def test_a_vocabulary_file_is_kept_with_the_run(run, own_texts):
     assert run("--resume", "run", "--max_steps", 5, "--cache_dir", "another")[0] == 0
     Path("new.txt").write_text("honey and a flower\n" + "honey " * 30)
     code, out, _ = run("--resume", "run", "--predict", "new.txt")
-    assert code == 0 and "unknown tokens (predicted 5.9 %)" in out
-    assert "texts cut by --max_len 24 (predicted 50.0 %): --max_len 31 would hold 99 %" in out
+    assert code == 0 and "note: unknown tokens (predicted 5.9 %)\n" in out
+    assert "note: texts cut by --max_len 24 (predicted 50.0 %)\n" in out  # no flag changes that
     assert Tokenizer.from_file("run/tokenizer.json").to_str() == tokenizer.to_str()
 
 

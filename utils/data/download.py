@@ -89,7 +89,8 @@ def refuse_strange_folder(folder: Path, dataset: str) -> None:
     if strange := [name for name in names if not DATA_SETS.fullmatch(name)]:
         raise UserError(
             f"{dataset} is not downloaded into {folder}, which holds other files ({strange[0]}): "
-            "name another folder with --data_dir, or, if these are data of your own, see --dataset"
+            "name another folder with --data_dir, or, if these are data of your own, what they are "
+            "with --dataset (--help lists the kinds)"
         )
 
 

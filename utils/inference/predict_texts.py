@@ -98,7 +98,8 @@ def predict_texts(
         return None
     finally:
         model.train(training)
-    for note in lines_on_losses({"predicted": encoded}, card.tokenizer, card.max_len):
+    splits = {"predicted": encoded}
+    for note in lines_on_losses(splits, card.tokenizer, card.max_len, trained=True):
         say(note)
     return sum(text is not None for _, text in rows)
 

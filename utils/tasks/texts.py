@@ -65,7 +65,8 @@ def load_text_task(
     with exchange.in_turn():  # one rank downloads and encodes, the others memory-map its files
         data = _load_data(settings, tokenizer)
     encoded = {name: [split] for name, split in data.splits.items()}
-    losses = lines_on_losses(encoded, data.tokenizer_json, settings.max_len)
+    resumed = settings.resume is not None
+    losses = lines_on_losses(encoded, data.tokenizer_json, settings.max_len, trained=resumed)
     for note in data.notes + losses:
         console.say(note)
     for note in names_notes(data.classes):

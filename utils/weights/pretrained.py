@@ -303,6 +303,7 @@ def _from_folder(path: Path, say: Callable) -> Pretrained:
                 )
             checkpoint = newest
             best = (checkpoint.state.get("progress") or {}).get("best_step")
+            best = store.existing_best(best, checkpoint.step)
             if best is not None and best != checkpoint.step:
                 better = store.path(best)
                 try:

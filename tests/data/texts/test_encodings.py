@@ -76,6 +76,7 @@ def test_a_few_damaged_bytes():
     assert text.splitlines()[-1] == "b,caf\ufffd" and "(1 line, first line 41)" in remark
     wide = (f"a,{GERMAN}\n" * 40).encode("utf-16") + b"\x00\xd8\n\0"
     assert "(1 line, first line 41)" in decode(FILE, wide)[1]
+    assert "begins as utf-16 and is not" in question(wide[:200] + b"\x00\xd8\n\0" * 9)
     assert "\udcc3" in decode(FILE, data, BY_ROW)[0]
 
 

@@ -160,6 +160,7 @@ def test_too_many_bad_rows(write):
         "1 of the 25 of class '3'", "1 (all) of class '9'", "--max_bad", on_bad="skip",
     )  # fmt: skip
     assert len(read_samples(path, on_bad="skip", max_bad=0.06).texts) == 96
+    refused(path, "6 of 102 rows", "more than 0 % with --max_bad", on_bad="skip", max_bad=0.0)
 
 
 def test_bytes_that_are_no_characters_are_no_bad_rows(write):

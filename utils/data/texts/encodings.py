@@ -70,6 +70,10 @@ def decode(path: Path, data: bytes, encoding: str | None = None) -> tuple[str, s
     damaged = [number for number, line in enumerate(lines, 1) if _DAMAGE.search(line)]
     where = f"({counted(len(damaged), 'line')}, first line {min(damaged, default=0)})"
     if len(damaged) > _MOST_DAMAGED * len(lines):
+        if marked:
+            raise UserError(
+                f"{path} begins as {name} and is not {name} {where}: save it anew, as UTF-8"
+            )
         raise _question(path, data, f"it is not {name} {where}; ")
     return text, f", read as {name}" + f", \ufffd for what is not {name} {where}" * bool(damaged)
 

@@ -35,13 +35,13 @@ class Samples:
     labels: list[str] = field(default_factory=list)
     problems: list[tuple[int, str, str]] = field(default_factory=list)
 
-    def refuse(self, most: float) -> None:
-        """UserError if more than this fraction of the rows are bad."""
+    def refuse(self, most: float | None) -> None:
+        """UserError if more than this fraction of the rows are bad; None: if any is."""
         bad, total = len(self.problems), len(self.problems) + len(self.texts)
-        if not most and bad:
+        if most is None and bad:
             line, problem, _ = min(self.problems)
             raise UserError(f"{self.path}: line {line} {problem}: correct it, or use --on_bad skip")
-        if bad > most * total:
+        if most is not None and bad > most * total:
             reasons = Counter(problem for _, problem, _ in self.problems).most_common(_SHOWN)
             told = "; ".join(f"{count:,}: {problem}" for problem, count in reasons)
             raise UserError(
@@ -121,7 +121,7 @@ def read_samples(
         else:
             samples.problems.append((row.line, problem, label))
     samples.different = len(originals)
-    samples.refuse(0 if on_bad == "error" else max_bad)
+    samples.refuse(None if on_bad == "error" else max_bad)
     if not samples.texts:
         why = "".join(f": line {line} {problem}" for line, problem, _ in samples.problems[:1])
         raise UserError(f"{path} has no row that can be used{why}")

@@ -96,13 +96,17 @@ class Index:
 
 
 def lines_on_losses(
-    encoded: Mapping[str, Sequence[TokenSplit]], tokenizer_json: str, max_len: int
+    encoded: Mapping[str, Sequence[TokenSplit]],
+    tokenizer_json: str,
+    max_len: int,
+    trained: bool = False,
 ) -> list[str]:
     """Lines for the console on what a model that reads `max_len` tokens of a text does not see, if
     that is 1 % of the tokens or texts of a split, or more.
 
     Args:
         encoded: name of a split -> its samples, in parts.
+        trained: the model is trained already, so that no flag helps.
     """
     unknown, not_known, cut = unknown_id(tokenizer_json), {}, {}
     enough, held = 0, 100.0
@@ -123,7 +127,8 @@ def lines_on_losses(
         (f"texts cut by --max_len {max_len}", cut, remedy),
     ):
         large = ", ".join(f"{name} {share:.1f} %" for name, share in shares.items() if share >= 1)
-        lines += [f"note: {what} ({large}): {instead}"] if large else []
+        remedy = "" if trained else f": {instead}"
+        lines += [f"note: {what} ({large}){remedy}"] if large else []
     return lines
 
 
