@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from utils.data.images.decode import decode_all, strict_pillow, unread_formats
+from utils.data.images.decode import decode_all, strict_pillow
+from utils.data.images.file_formats import unread_formats
 from utils.data.images.form import USUAL, Form
 from utils.data.images.imagefolder import is_stray
 from utils.data.images.loader import Normalize

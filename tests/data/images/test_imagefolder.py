@@ -18,8 +18,7 @@ from picture_trees import load, make_tree, noise, refused
 from PIL import BmpImagePlugin, Image
 
 from utils.data.images import cache as image_cache
-from utils.data.images import decode as decode_module
-from utils.data.images import decoded, imagefolder, listing, scanning
+from utils.data.images import decoded, file_formats, imagefolder, listing, scanning
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -197,7 +196,7 @@ def test_heic_is_read_where_its_package_is_installed(tree, monkeypatch, decode):
     package = Package("pi_heif")
     package.__spec__ = ModuleSpec("pi_heif", None)
     monkeypatch.setitem(sys.modules, "pi_heif", package)
-    decode_module.picture_endings.cache_clear()
+    file_formats.picture_endings.cache_clear()
     file = io.BytesIO()
     Image.fromarray(noise(8, 5)).save(file, "BMP")
     bmp = file.getvalue()
@@ -210,8 +209,8 @@ def test_heic_is_read_where_its_package_is_installed(tree, monkeypatch, decode):
         del Image.OPEN["HEIF"]
         Image.ID.remove("HEIF")
         (
-            decode_module.picture_endings.cache_clear(),
-            decode_module._known_formats.cache_clear(),
+            file_formats.picture_endings.cache_clear(),
+            file_formats._known_formats.cache_clear(),
         )
 
 
@@ -311,7 +310,7 @@ PASSING = [
 @pytest.mark.parametrize("decode", ["once", "always"])
 def test_an_error_that_may_pass_leaves_no_picture_out(tree, monkeypatch, decode, error):
     path = tree / "train" / "cat" / "001.png"
-    module, name = (decode_module, "decode") if decode == "once" else (scanning, "measure")
+    module, name = (file_formats, "decode") if decode == "once" else (scanning, "measure")
     working = getattr(module, name)
 
     def failing(source, *rest):
@@ -330,14 +329,14 @@ def test_an_error_that_may_pass_leaves_no_picture_out(tree, monkeypatch, decode,
 
 def test_a_place_that_no_file_has_is_the_fault_of_the_picture(tree, monkeypatch):
     """A damaged TIFF may name one."""
-    working = decode_module.decode
+    working = file_formats.decode
 
     def failing(path, *rest):
         if path.endswith("train/cat/001.png"):
             raise OSError(errno.EINVAL, "Invalid argument")
         return working(path, *rest)
 
-    monkeypatch.setattr(decode_module, "decode", failing)
+    monkeypatch.setattr(file_formats, "decode", failing)
     assert load(tree, on_bad="skip").skipped == 1
 
 

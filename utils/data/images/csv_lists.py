@@ -57,13 +57,14 @@ def load_csv(
     for split, path in lists.items():
         try:
             table = read_table(path, "picture", encoding)
-            listings[split], repeats = _read_list(table, classes, once=split == "all")
+            columns = _columns(table)
+            listings[split], repeats = _read_list(table, columns, classes, once=split == "all")
         except NoClasses:
             if split != "test" or "val" not in listings:
                 raise
             remark += f", without {path.name}, which has no labels"
             continue
-        remark += f", {path.name} with {_told(table)}"
+        remark += f", {path.name} with {_told(table, columns)}"
         if repeats and split in ("all", "train"):
             what = "without" if split == "all" else "with"
             remark += f", {what} {counted(repeats, 'repeated line')} of {path.name}"
@@ -109,16 +110,19 @@ def _find_lists(data_dir: Path, test_fraction: float | None) -> dict[str, Path]:
     return {split: found[split] for split in ("train", *held_out)}
 
 
-def _read_list(table: Table, classes: list[str] | None, once: bool) -> tuple[Listing, int]:
+def _read_list(
+    table: Table, columns: tuple[int, int, bool], classes: list[str] | None, once: bool
+) -> tuple[Listing, int]:
     """The files of a list, and how many of its lines repeat an earlier one.
 
     Args:
+        columns: as returned by `_columns`.
         classes: those of the training pictures; None: the list has them.
         once: leave out repeats, as one could get into the training split and one into the test
             split.
     """
     path = table.path
-    names, labels, lines = _rows(table, set(classes or ()))
+    names, labels, lines = _rows(table, columns, set(classes or ()))
     forms = by_form(classes or set(labels))
     notes = merged_note(set(labels), forms.values())
     labels = [forms[normalize("NFC", label)] for label in labels]
@@ -147,11 +151,13 @@ def _read_list(table: Table, classes: list[str] | None, once: bool) -> tuple[Lis
     return listing, len(repeats)
 
 
-def _rows(table: Table, known: set[str]) -> tuple[list[str], list[str], list[int]]:
+def _rows(
+    table: Table, columns: tuple[int, int, bool], known: set[str]
+) -> tuple[list[str], list[str], list[int]]:
     """(files, labels, numbers of the lines) of a list. Labels must be `known`, unless that is
     empty."""
     path, known = table.path, {normalize("NFC", name) for name in known}
-    file_column, label_column, header = _columns(table)
+    file_column, label_column, header = columns
     names, labels, lines = [], [], []
     for row in table.rows[header:]:
         if row.problem is not None:
@@ -215,9 +221,9 @@ def _columns(table: Table) -> tuple[int, int, bool]:
     )
 
 
-def _told(table: Table) -> str:
+def _told(table: Table, columns: tuple[int, int, bool]) -> str:
     """Which columns are taken, for messages."""
-    file, label, header = _columns(table)
+    file, label, header = columns
     names = table.names or (table.rows[0].cells if header else None)
     where = [str(j + 1) if names is None else f"{j + 1} ({names[j]})" for j in (file, label)]
     return f"files in column {where[0]} and classes in {where[1]}{table.remark}"

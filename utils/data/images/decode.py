@@ -5,21 +5,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import importlib.util
 import io
 import math
 import multiprocessing
-import os
 import re
-import stat
 import warnings
-from collections import Counter
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
 from typing import BinaryIO
 
 import numpy as np
 from PIL import Image, ImageOps
 
+from utils.data.images.file_formats import open_image
 from utils.data.images.form import USUAL, Form
 from utils.data.images.threads import in_threads
 from utils.errors import UserError
@@ -28,20 +25,8 @@ from utils.errors import UserError
 # damaged TIFF makes it seek to a position that no file has, which is EINVAL.
 _PERMANENT = (None, errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL)
 
-# Pillow knows more formats; some start other programs (EPS) or are not pictures.
-FORMATS = (
-    *("AVIF", "BMP", "GIF", "ICO", "JPEG", "JPEG2000", "MPO", "PCX", "PNG", "PPM", "QOI", "SGI"),
-    *("HEIF", "TGA", "TIFF", "WEBP"),
-)
 LETTERBOX = (114, 114, 114)  # RGB of the bars: near the mean of photographs
 _TOO_LARGE = (Image.DecompressionBombWarning, Image.DecompressionBombError)
-# Endings of pictures that need another package, or that nothing here reads.
-_HEIF, _HEIF_REMEDY = (".heic", ".heif", ".hif"), "pip install pi-heif, or convert to JPEG"
-_HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
-_UNREAD = (
-    *(*_HEIF, ".3fr", ".arw", ".avif", ".cr2", ".cr3", ".crw", ".dcm", ".dng", ".exr", ".hdr"),
-    *(".jxl", ".jxr", ".nef", ".orf", ".pef", ".psd", ".raf", ".raw", ".rw2", ".srw", ".svg"),
-)
 _EXIF_ORIENTATION = 0x0112
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -52,46 +37,6 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-
-
-def open_image(source: str | BinaryIO) -> Image.Image:
-    """Read the header of an image file. Raises OSError or ValueError for any other file. HEIC is
-    read where pi-heif, an optional package, is installed."""
-    # Opening a pipe would block.
-    if isinstance(source, str) and not stat.S_ISREG(os.stat(source).st_mode):
-        raise ValueError("not a regular file")
-    try:
-        return Image.open(source, formats=_known_formats())
-    except Image.UnidentifiedImageError:
-        head = _head(source)
-        if head[4:8] != b"ftyp" or head[8:] not in _HEIF_BRANDS:
-            raise
-    try:
-        import pi_heif
-    except ImportError:
-        raise ValueError(f"HEIC: {_HEIF_REMEDY}") from None
-    pi_heif.register_heif_opener()
-    _known_formats.cache_clear()
-    return Image.open(source, formats=_known_formats())
-
-
-def _head(source: str | BinaryIO) -> bytes:
-    if isinstance(source, str):
-        with open(source, "rb") as file:
-            return file.read(12)
-    source.seek(0)
-    return source.read(12)
-
-
-def unread_formats(names: Iterable[str]) -> list[str]:
-    """Of files that are passed over, those that are pictures in formats which are not read here,
-    with what helps: "7 .heic (pip install ...)"."""
-    counts = Counter(os.path.splitext(name)[1].lower() for name in names)
-    return [
-        f"{counts[e]:,} {e} ({_HEIF_REMEDY if e in _HEIF else 'convert to JPEG or PNG'})"
-        for e in _UNREAD
-        if counts[e]
-    ]
 
 
 def decode(source: str | BinaryIO, size: int, form: Form = USUAL) -> np.ndarray:
@@ -329,20 +274,6 @@ def _orientation(image: Image.Image) -> int:
         return orientation if orientation in _UPRIGHT else 1
     except Exception:  # damaged EXIF does not mean that the picture is damaged
         return 1
-
-
-@functools.cache
-def _known_formats() -> tuple[str, ...]:
-    Image.init()
-    return tuple(name for name in FORMATS if name in Image.OPEN)
-
-
-@functools.cache
-def picture_endings() -> frozenset[str]:
-    """ ".jpg", ".png" and so on: the endings of names of pictures that can be decoded."""
-    Image.init()
-    known = frozenset(ending for ending, name in Image.EXTENSION.items() if name in FORMATS)
-    return known.union(_HEIF) if importlib.util.find_spec("pi_heif") else known
 
 
 def why(error: Exception) -> str:

@@ -19,7 +19,8 @@ from pathlib import Path
 from unicodedata import normalize
 
 from utils.data.class_names import by_form, merged_note
-from utils.data.images.decode import open_image, picture_endings, strict_pillow, unread_formats
+from utils.data.images.decode import strict_pillow
+from utils.data.images.file_formats import open_image, picture_endings, unread_formats
 from utils.data.images.imagenet import NoClasses, class_names, flat_labels
 from utils.data.images.listing import Listing, load_listings
 from utils.data.images.sources import ImageData, NoTestSet

@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from utils.data.images.cache import VERSION, FileSource, Index, build_cache, open_cache
-from utils.data.images.decode import open_image, strict_pillow
+from utils.data.images.decode import strict_pillow
 from utils.data.images.decoded import DecodedSplit, channel_statistics, kept_statistics
 from utils.data.images.encoded_data import DEFAULT_SIZE, LARGEST_KEPT_SIZE, load_encoded
+from utils.data.images.file_formats import open_image
 from utils.data.images.form import USUAL, Form
 from utils.data.images.notes import with_notes
 from utils.data.images.record_index import Indexing

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from utils.data.images.decode import open_image, strict_pillow
+from utils.data.images.decode import strict_pillow
 from utils.data.images.decoded import kept
+from utils.data.images.file_formats import open_image
 from utils.data.images.form import Form
 from utils.data.images.sources import ImageData
 

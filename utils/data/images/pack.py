@@ -23,7 +23,8 @@ from typing import BinaryIO
 import numpy as np
 from tqdm import tqdm
 
-from utils.data.images.decode import measure, open_image, raise_transient, strict_pillow, why
+from utils.data.images.decode import measure, raise_transient, strict_pillow, why
+from utils.data.images.file_formats import open_image
 from utils.data.images.imagefolder import leaves_out_test, list_tree
 from utils.data.images.imagenet import class_names
 from utils.data.images.listing import Listing

@@ -18,7 +18,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from utils.data.images.decode import picture_endings, raise_transient, unread_formats, why
+from utils.data.images.decode import raise_transient, why
+from utils.data.images.file_formats import picture_endings, unread_formats
 from utils.data.images.records import RECORD
 from utils.data.images.scanning import Bad, Scanned, entry
 from utils.errors import UserError
