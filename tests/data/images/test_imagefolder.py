@@ -18,6 +18,7 @@ from picture_trees import load, make_tree, noise, refused
 from PIL import BmpImagePlugin, Image
 
 from utils.data.images import cache as image_cache
+from utils.data.images import decode as decode_module
 from utils.data.images import decoded, file_formats, imagefolder, listing, scanning
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -310,7 +311,7 @@ PASSING = [
 @pytest.mark.parametrize("decode", ["once", "always"])
 def test_an_error_that_may_pass_leaves_no_picture_out(tree, monkeypatch, decode, error):
     path = tree / "train" / "cat" / "001.png"
-    module, name = (file_formats, "decode") if decode == "once" else (scanning, "measure")
+    module, name = (decode_module, "decode") if decode == "once" else (scanning, "measure")
     working = getattr(module, name)
 
     def failing(source, *rest):
@@ -329,14 +330,14 @@ def test_an_error_that_may_pass_leaves_no_picture_out(tree, monkeypatch, decode,
 
 def test_a_place_that_no_file_has_is_the_fault_of_the_picture(tree, monkeypatch):
     """A damaged TIFF may name one."""
-    working = file_formats.decode
+    working = decode_module.decode
 
     def failing(path, *rest):
         if path.endswith("train/cat/001.png"):
             raise OSError(errno.EINVAL, "Invalid argument")
         return working(path, *rest)
 
-    monkeypatch.setattr(file_formats, "decode", failing)
+    monkeypatch.setattr(decode_module, "decode", failing)
     assert load(tree, on_bad="skip").skipped == 1
 
 
