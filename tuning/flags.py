@@ -4,6 +4,7 @@ import copy
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from utils.errors import UserError
 from utils.setting import setting
@@ -12,6 +13,7 @@ from utils.settings.actions import ACTIONS
 from utils.settings.config import Config, changed
 
 GROUP = "tuning"
+tuning_flag = partial(setting, group=GROUP)
 # Flags that mean something else than in the entry script, which a search reads as these others:
 # --epochs is of a trial, and --recipe_epochs is the script's --epochs.
 READ_AS = {
@@ -37,99 +39,89 @@ UNITS = {"s": 1, "m": 60, "h": 3600}
 
 @dataclass
 class TuningFlags(Config):
-    trial_epochs: int | None = setting(
+    trial_epochs: int | None = tuning_flag(
         None,
         "Epochs of a trial's last stage; in files and messages trial_epochs",
-        group=GROUP,
         low=1,
         unit="epochs",
         default_text="a fifth of the recipe's, from 3 to 9",
     )
-    trial_subset: float | None = setting(
+    trial_subset: float | None = tuning_flag(
         None,
         "Training data of a trial's last stage: a fraction up to 1, or a number of samples; in "
         "files and messages trial_subset",
-        group=GROUP,
         above=0,
         default_text="0.2 of the training data, or of the part that --config trains on",
     )
-    trial_val_fraction: float | None = setting(
+    trial_val_fraction: float | None = tuning_flag(
         None,
         "Fraction of the training data on which trials are scored, the same for all; in files and "
         "messages trial_val_fraction",
-        group=GROUP,
         above=0,
         below=1,
         default_text="that of --config, else 0.2; unless the data set has a validation split",
     )
-    trials: int | None = setting(
+    trials: int | None = tuning_flag(
         None,
-        "Trials of the whole study, including the default recipe", group=GROUP, low=1,
+        "Trials of the whole study, including the default recipe", low=1,
         unit="trials", default_text="30; with --sampler grid all of its points",
     )  # fmt: skip
-    timeout: str | None = setting(
+    timeout: str | None = tuning_flag(
         None,
         "Time limit of this command, with the confirmation at its end: 90s, 30m, 2h, or a number "
         "of seconds; the same command later continues the study with a new limit",
-        group=GROUP,
         default_text="until all trials are done",
     )
-    jobs: int | None = setting(
+    jobs: int | None = tuning_flag(
         None,
         "Trials at once, each with an equal part of the CPU cores or a GPU of its own",
-        group=GROUP,
         low=1,
         unit="trials",
         default_text="one for each GPU; without a GPU one for each core, at most 4",
     )
-    sampler: str = setting(
+    sampler: str = tuning_flag(
         "tpe",
         "How settings are proposed; grid takes every combination of the grid points of the space",
-        group=GROUP,
         choices=("tpe", "random", "grid"),
     )
-    space: str | None = setting(
+    space: str | None = tuning_flag(
         None,
-        "YAML file of what is tuned, and in which ranges", group=GROUP,
+        "YAML file of what is tuned, and in which ranges",
         default_text="the one next to this script, in tuning/",
     )  # fmt: skip
-    params: str | None = setting(
+    params: str | None = tuning_flag(
         None,
-        "Tune only these parameters of the space, separated by commas", group=GROUP,
+        "Tune only these parameters of the space, separated by commas",
         default_text="all that have an effect and no flag of their own here",
     )  # fmt: skip
-    prune: bool | None = setting(
+    prune: bool | None = tuning_flag(
         None,
         "Train each trial in stages, from few epochs on little data to the full size, and stop "
         "those that are not among the best of a stage",
-        group=GROUP,
         default_text="on; off with --sampler grid",
     )
-    rungs: int = setting(
-        3, "Stages of a trial, with --prune", group=GROUP, low=2,
+    rungs: int = tuning_flag(
+        3, "Stages of a trial, with --prune", low=2,
         high=10, unit="stages",
     )  # fmt: skip
-    reduction: int = setting(
+    reduction: int = tuning_flag(
         3,
         "Each stage takes this many times the samples of the one before, and the best 1 in "
         "this many trials reach it",
-        group=GROUP,
         low=2,
         high=100,
     )
-    confirm: int = setting(
+    confirm: int = tuning_flag(
         2,
         "Further seeds, with which the two best trials and the default recipe are trained and "
         "compared at the end",
-        group=GROUP,
         low=0,
         high=100,
         unit="seeds",
     )
-    recipe_batch_size: int | None = setting(
+    recipe_batch_size: int | None = tuning_flag(
         None,
         "Batch size of the resulting recipe, with the learning rate scaled by a stated rule",
-        group=GROUP,
         low=1,
         unit="samples",
         default_text="--batch_size, that of the trials",

@@ -9,8 +9,7 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from utils.optim.entry import GROUP, OptimizerEntry, Range
-from utils.setting import setting
+from utils.optim.entry import OptimizerEntry, Range, optimizer_flag
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -18,8 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class LionFlags:
-    lion_beta2: float = setting(
-        0.99, "How much of lion's momentum a step keeps", group=GROUP, low=0, below=1
+    lion_beta2: float = optimizer_flag(
+        0.99, "How much of lion's momentum a step keeps", low=0, below=1
     )
 
 

@@ -3,24 +3,21 @@
 from dataclasses import dataclass
 
 from utils.errors import UserError
-from utils.optim.entry import GROUP
-from utils.setting import setting
+from utils.optim.entry import optimizer_flag
 
 
 @dataclass
 class AdamFlags:
-    betas: str = setting(
+    betas: str = optimizer_flag(
         "0.9,0.999",
         "Decay in each step of the averages of the gradient and of its square or norm, with adamw, "
         "lamb, fusedadam, fusedlamb and fusednovograd",
-        group=GROUP,
         many=True,
     )
-    eps: float | None = setting(
+    eps: float | None = optimizer_flag(
         None,
         "Added to the root of the averaged square, with adamw, lamb, fusedadam and fusedlamb, or "
         "to the averaged norm, with fusednovograd",
-        group=GROUP,
         above=0,
         default_text="1e-8; 1e-6 with lamb and fusedlamb",
     )

@@ -9,14 +9,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
+
+from utils.setting import setting
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from utils.exchange import Exchange
 
-GROUP = "optimizer and learning rate"  # heading in --help of an optimizer's own flags
+# Declares a flag of an optimizer; `group` is the heading in --help.
+optimizer_flag = partial(setting, group="optimizer and learning rate")
 
 # What a step needs of a parameter in order to change one element: that element's gradient, norms of
 # the whole parameter, or the whole parameter as a matrix. Matters to FSDP, which shards parameters.

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from utils.optim.adam_flags import AdamFlags, betas_of
-from utils.optim.entry import GROUP, NORMS, OptimizerEntry, Range
-from utils.setting import setting
+from utils.optim.entry import NORMS, OptimizerEntry, Range, optimizer_flag
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -25,11 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class LambFlags(AdamFlags):
-    lamb_bias_correction: bool = setting(
+    lamb_bias_correction: bool = optimizer_flag(
         True,
         "Correct lamb's moments for their start at 0, as its paper does; some programs for large "
         "batches do not",
-        group=GROUP,
     )
 
 

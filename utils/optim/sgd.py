@@ -6,8 +6,7 @@ The learning rate is per unit of gradient, to which the weight times the weight 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from utils.optim.entry import GROUP, LINEAR, OptimizerEntry, Range
-from utils.setting import setting
+from utils.optim.entry import LINEAR, OptimizerEntry, Range, optimizer_flag
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -15,9 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class SgdFlags:
-    nesterov: bool = setting(
-        True, "Nesterov's momentum with sgd; without it, the plain one", group=GROUP
-    )
+    nesterov: bool = optimizer_flag(True, "Nesterov's momentum with sgd; without it, the plain one")
 
 
 def make(groups: list[dict], *, lr: float, momentum: float, nesterov: bool = True) -> "Optimizer":

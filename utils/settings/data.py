@@ -1,60 +1,56 @@
 """Flags of the data that pictures and texts share."""
 
 from dataclasses import dataclass
+from functools import partial
 
 from utils.data.texts.encodings import BY_ROW
 from utils.errors import UserError
 from utils.setting import setting
 from utils.settings.config import Config
 
-GROUP = "data"
+data_flag = partial(setting, group="data")
 
 
 @dataclass
 class DataSettings(Config):
     # Every kind of task has its own; it stands here for --help, where it comes first.
-    dataset: str = setting("", "Data set", group=GROUP)
-    data_dir: str = setting(
+    dataset: str = data_flag("", "Data set")
+    data_dir: str = data_flag(
         "data",
         "Folder of the data",
-        group=GROUP,
         resume="free",
         essential=True,
     )
-    cache_dir: str = setting(
+    cache_dir: str = data_flag(
         "data/cache",
         "Folder for decoded or unpacked pictures, indices and encoded texts, which later runs "
         "reuse",
-        group=GROUP,
         resume="free",
     )
-    subset: float | None = setting(
+    subset: float | None = data_flag(
         None,
         "Train on a part of the training data, stratified by class: a fraction up to 1, or a "
         "number of samples",
-        group=GROUP,
         above=0,
     )
-    val_fraction: float = setting(
+    val_fraction: float = data_flag(
         0.0,
         "Fraction of the training data that is held out for validation, stratified by class",
-        group=GROUP,
         low=0,
         below=1,
     )
     # As `dataset`.
-    test_fraction: float | None = setting(None, "Fraction for the test set", group=GROUP)
-    encoding: str | None = setting(
+    test_fraction: float | None = data_flag(None, "Fraction for the test set")
+    encoding: str | None = data_flag(
         None,
         "Encoding of your tables and lists that are not UTF-8, nor UTF-16 with a byte order mark",
-        group=GROUP, resume="free", before=BY_ROW,
+        resume="free", before=BY_ROW,
         default_text="asked for where one is needed, with the two likeliest",
     )  # fmt: skip
-    workers: int | None = setting(
+    workers: int | None = data_flag(
         None,
         "Worker processes, which decode pictures while training or read a data set too large for "
         "memory, and threads that decode pictures before training; 0: no worker processes",
-        group=GROUP,
         low=0,
         unit="processes",
         default_text="as many as cores: up to 16 to decode while training; up to 4 to read decoded "

@@ -1,6 +1,7 @@
 """Flags of runs with several processes."""
 
 from dataclasses import dataclass
+from functools import partial
 
 from utils.errors import UserError
 from utils.optim.table import OPTIMIZERS
@@ -9,52 +10,47 @@ from utils.settings.actions import asked_for
 from utils.settings.config import Config
 from utils.settings.strategies import STRATEGIES
 
-GROUP = "many processes"
+process_flag = partial(setting, group="many processes")
 
 
 @dataclass
 class DistributedSettings(Config):
-    distributed: bool = setting(
+    distributed: bool = process_flag(
         False,
         "This process is one of several that train together; run_distributed.sh and torchrun "
         "set this",
-        group=GROUP,
         resume="free",
     )
-    strategy: str = setting(
+    strategy: str = process_flag(
         "ddp",
         "; ".join(f"{name}: {facts.summary}" for name, facts in STRATEGIES.items()),
-        group=GROUP,
         choices=tuple(STRATEGIES),
         resume="free",
     )
-    sync_bn: bool = setting(
+    sync_bn: bool = process_flag(
         False,
         "Compute BatchNorm's statistics over the batches of all processes, instead of over each "
         "process's own",
-        group=GROUP,
-    )  # fmt: skip
-    global_batch: int | None = setting(
+    )
+    global_batch: int | None = process_flag(
         None,
         "Samples in an optimizer step of all processes together, reached by accumulation",
-        group=GROUP,
         low=1,
         unit="samples",
         default_text="--batch_size times --accumulation_steps times the processes",
     )
-    lr_base_size: int | None = setting(
+    lr_base_size: int | None = process_flag(
         None,
         "Samples in the optimizer step that --lr is meant for; the learning rate is --lr times the "
         "actual number of samples in a step, divided by this",
-        group=GROUP,
         low=1,
         unit="samples",
         default_text="--lr as it is",
     )
-    dist_timeout: float = setting(
+    dist_timeout: float = process_flag(
         10.0,
         "End a process that has finished no step, and no batch of an evaluation, for this long; "
-        "run_distributed.sh then restarts all processes", group=GROUP,
+        "run_distributed.sh then restarts all processes",
         above=0, unit="minutes", resume="free",
     )  # fmt: skip
 

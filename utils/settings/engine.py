@@ -1,6 +1,7 @@
 """Flags of the machine and its arithmetic."""
 
 from dataclasses import dataclass
+from functools import partial
 
 from utils.errors import UserError
 from utils.machine.packages import OF_ONNX, missing_text
@@ -8,97 +9,86 @@ from utils.setting import setting
 from utils.settings.config import Config, refuse_beside
 from utils.settings.strategies import STRATEGIES
 
-GROUP = "machine"
+machine_flag = partial(setting, group="machine")
 ENGINES = ("torch", "ort")
 
 
 @dataclass
 class EngineSettings(Config):
-    device: str = setting(
+    device: str = machine_flag(
         "auto",
         "Where to compute; auto: on a GPU if there is one",
-        group=GROUP,
         choices=("auto", "cpu", "cuda"),
         resume="free",
     )
-    precision: str = setting(
+    precision: str = machine_flag(
         "auto",
         "Arithmetic of the forward pass; auto: bf16 if the GPU has it, fp16 with a loss "
         "scaler on older GPUs, fp32 on a CPU",
-        group=GROUP,
         choices=("auto", "fp32", "bf16", "fp16"),
         resume="evaluation",
     )
-    keep_fp32: str | None = setting(
+    keep_fp32: str | None = machine_flag(
         None,
         "Names of modules that compute in float32 whatever --precision is; * stands for any "
         "characters, as in head,layers.*.norm1",
-        group=GROUP,
         many=True,
         resume="evaluation",
     )
-    engine: str = setting(
+    engine: str = machine_flag(
         "torch",
         "Library that computes the network. torch: PyTorch; ort: ONNX Runtime, on a CPU in "
         "float32; experimental in training, where it needs the packages of requirements-ort.txt. "
         "--eval_only and --predict use torch, whatever the run used, unless ort is given again",
-        group=GROUP,
         choices=ENGINES,
         resume="free",
     )
-    compile: bool = setting(
+    compile: bool = machine_flag(
         False,
         "Compile the model with torch.compile; the first step then takes seconds to minutes longer",
-        group=GROUP,
         resume="free",
     )
-    fused: str = setting(
+    fused: str = machine_flag(
         "none",
         "memory: recompute cheap activations in the backward pass, which saves a third to a half "
         "of their memory, for GPUs; speed: read and write activations less often. Both give the "
         "same results",
-        group=GROUP,
         choices=("none", "memory", "speed"),
         resume="free",
     )
-    cuda_graphs: str = setting(
+    cuda_graphs: str = machine_flag(
         "auto",
         "Capture the whole optimizer step on a GPU and replay it with a single launch. auto: "
         "if launching takes nearly all of a step's time, as with small models and batches, "
         "but never with --deterministic; on (also the flag alone): whenever possible, with a "
         "note if it is not; off (also --no_cuda_graphs): never",
-        group=GROUP,
         choices=("auto", "on", "off"),
         bare="on",
         resume="free",
     )
-    deterministic: bool = setting(
+    deterministic: bool = machine_flag(
         False,
         "Make runs repeatable bit for bit: on a GPU at the price of speed; on a CPU by keeping "
         "the number of threads fixed, as --threads does",
-        group=GROUP,
     )
-    threads: int | None = setting(
+    threads: int | None = machine_flag(
         None,
         "CPU threads for arithmetic. Without this flag fewer are used while other programs "
         "keep cores busy, and results then differ in the last bits",
-        group=GROUP,
         low=1,
         unit="threads",
         default_text="PyTorch's choice",
         resume="free",
     )
-    keep_freed_memory: bool = setting(
+    keep_freed_memory: bool = machine_flag(
         True,
         "On a CPU with glibc, keep freed memory for the next step instead of returning it to "
         "the system: faster, for up to a fifth more memory",
-        group=GROUP,
         resume="free",
     )
-    seed: int = setting(
+    seed: int = machine_flag(
         0,
         "Seed of the weights, order, augmentation, mixing, dropout, --val_fraction and --subset",
-        group=GROUP,
         low=0,
         high=2**32 - 1,
     )

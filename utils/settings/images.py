@@ -7,13 +7,12 @@ from utils.data.images.form import Form
 from utils.data.images.sources import IMAGE_DATASETS, TEST_FRACTION
 from utils.data.images.split_names import class_folder
 from utils.errors import UserError
-from utils.setting import setting
 from utils.settings.config import Config
-from utils.settings.data import GROUP as DATA
-from utils.settings.distributed import GROUP as PROCESSES
-from utils.settings.engine import GROUP as MACHINE
-from utils.settings.mixing import GROUP as OVERFITTING
-from utils.settings.run import USE
+from utils.settings.data import data_flag
+from utils.settings.distributed import process_flag
+from utils.settings.engine import machine_flag
+from utils.settings.mixing import overfitting_flag
+from utils.settings.run import use_flag
 
 # Data sets of the user's own pictures: those that can be decoded once, and all.
 FILES = ("imagefolder", "csv")
@@ -22,203 +21,178 @@ OWN_PICTURES = (*FILES, "tar", "tfrecord", "parquet")
 
 @dataclass
 class PictureSettings(Config):
-    dataset: str = setting(
+    dataset: str = data_flag(
         "cifar10",
         "Data set; imagefolder is a tree of your own with a folder for each class, csv are lists "
         "of your own files and their classes, tar, tfrecord and parquet are shards of your own "
         "(large files of many pictures), shapes is synthetic and needs no files, the others are "
         "downloaded once",
-        group=DATA,
         choices=IMAGE_DATASETS,
     )
-    image_size: int | None = setting(
+    image_size: int | None = data_flag(
         None,
         "Side of the pictures, which are resized, your own as --resize_mode says",
-        group=DATA,
         low=8,
         unit="pixels",
         default_text="that of the data set; of your own files if they are alike and small, else "
         "224",
     )
-    resize_mode: str = setting(
+    resize_mode: str = data_flag(
         "crop",
         "How your own pictures become squares. crop: the centre; squash: all of the picture, its "
         "sides resized independently; letterbox: all of it, between gray bars",
-        group=DATA,
         choices=("crop", "squash", "letterbox"),
     )
-    transparency: str = setting(
+    transparency: str = data_flag(
         "white",
         "What transparent pictures of your own are laid on; dropped: their colours are taken as "
         "they are stored, whether they are to be seen or not",
-        group=DATA,
         choices=("white", "black", "dropped"),
         before="dropped",
     )
-    white_level: int = setting(
+    white_level: int = data_flag(
         65535,
         "The value of 16-bit pictures that becomes white: 4095 for cameras of 12 bits",
-        group=DATA,
         low=255,
         high=65535,
     )
-    test_fraction: float | None = setting(
+    test_fraction: float | None = data_flag(
         None,
         "Fraction of your own pictures without test/ and val/ that becomes the test set; the "
         "same pictures for any --seed",
         default_text=f"{TEST_FRACTION:g}",
-        group=DATA,
         above=0,
         below=1,
         essential=True,
     )
-    val_is_validation: bool = setting(
+    val_is_validation: bool = data_flag(
         False,
         "val/ of your own pictures without test/ is the validation split, instead of the test set; "
         "nothing is measured on a test set",
-        group=DATA,
         essential=True,
     )
-    on_bad: str = setting(
+    on_bad: str = data_flag(
         "error",
         "What to do with a picture that cannot be decoded: stop with an error, or skip it and "
         "count it",
-        group=DATA,
         choices=("error", "skip"),
         resume="evaluation",
     )
-    decode: str = setting(
+    decode: str = data_flag(
         "auto",
         "Decode an imagefolder or csv once, into --cache_dir, or always, while training; auto: "
         "once if the decoded pictures take up to 32 GB, but always with --crop resized, --loader "
         "dali, --crop_ratio below 1, --val_resize, or another --eval_size than --image_size",
-        group=DATA,
         choices=("auto", "once", "always"),
         before="once",
     )
-    eval_size: int | None = setting(
+    eval_size: int | None = data_flag(
         None,
         "Side of the pictures at evaluation, prediction and export, for a network that takes any "
         "size; for your own pictures, which are then decoded while training (--decode always)",
-        group=DATA,
         low=8,
         unit="pixels",
         default_text="that of training, --image_size",
     )
-    loader: str = setting(
+    loader: str = data_flag(
         "workers",
         "What decodes JPEGs while training: workers, processes with Pillow or simplejpeg; or dali, "
         "NVIDIA DALI, an extra package (requirements-dali.txt), on the GPU if the run uses one",
-        group=DATA,
         choices=("workers", "dali"),
         resume="evaluation",
     )
-    crop: str = setting(
+    crop: str = overfitting_flag(
         "padded",
         "Random crops of training pictures. padded: the picture is padded, then cropped to its "
         "size; resized: a crop of random area and aspect ratio is resized, as is usual for large "
         "pictures",
-        group=OVERFITTING,
         choices=("padded", "resized"),
     )
-    crop_area: float = setting(
+    crop_area: float = overfitting_flag(
         0.08,
         "Smallest area of a resized crop, as a fraction of the picture",
-        group=OVERFITTING,
         above=0,
         high=1,
     )
-    crop_ratio: float = setting(
+    crop_ratio: float = data_flag(
         1.0,
         "Side of the central square that is evaluated, as a fraction of the shorter side; below 1 "
         "for your own pictures alone, which are then decoded while training (--decode always)",
-        group=DATA,
         low=0.1,
         high=1,
     )
-    val_resize: int | None = setting(
+    val_resize: int | None = data_flag(
         None,
         "Another way to give --crop_ratio: at evaluation the shorter side is resized to this, then "
         "a square of --eval_size pixels (without that flag, of --image_size) is cropped from the "
         "centre; for torchvision's recipes, which crop 224 by default, add --eval_size 224",
-        group=DATA,
         low=8,
         unit="pixels",
     )
-    crop_padding: int = setting(
+    crop_padding: int = overfitting_flag(
         4,
         "Pixels added on every side before a padded crop; 0: no crop",
-        group=OVERFITTING,
         low=0,
         unit="pixels",
     )
-    padding_mode: str = setting(
+    padding_mode: str = overfitting_flag(
         "reflect",
         "Content of the padding: the mirrored picture, or black (zeros)",
-        group=OVERFITTING,
         choices=("zeros", "reflect"),
     )
-    hflip: float | None = setting(
+    hflip: float | None = overfitting_flag(
         None,
         "Probability of mirroring a picture horizontally",
-        group=OVERFITTING,
         low=0,
         high=1,
         default_text="0 for mnist, whose digits have no mirror image, else 0.5",
     )
-    cutout: int = setting(
+    cutout: int = overfitting_flag(
         0,
         "Side of a black square in every training picture; 0: none (in the paper it has the mean "
         "colour, as with --random_erasing here)",
-        group=OVERFITTING,
         low=0,
         unit="pixels",
     )
-    auto_augment: str = setting(
+    auto_augment: str = overfitting_flag(
         "none",
         "Random operations on colours and shape, by the names of timm and torchvision: "
         "imagenet and original (AutoAugment), rand-m9-mstd0.5-inc1 (RandAugment), ra, ta_wide "
         "(TrivialAugment), 3a (3-Augment) or none",
-        group=OVERFITTING,
     )
-    color_jitter: str | None = setting(
+    color_jitter: str | None = overfitting_flag(
         None,
         "Random changes of brightness, contrast and saturation by up to this factor; or a number "
         "for each, and a fourth for hue",
-        group=OVERFITTING,
         many=True,
         default_text="0.3 with --auto_augment 3a, else 0",
     )
-    ra_reps: int = setting(
+    ra_reps: int = overfitting_flag(
         1,
         "Repeated augmentation: times that a picture appears in an epoch, each time augmented "
         "differently; an epoch keeps its number of samples, so it has fewer pictures",
-        group=OVERFITTING,
         low=1,
     )
-    random_erasing: float = setting(
+    random_erasing: float = overfitting_flag(
         0.0,
         "Probability of filling a rectangle of 2 to 33 % of the picture with the mean colour",
-        group=OVERFITTING,
         low=0,
         high=1,
     )
-    drop_last: bool = setting(
+    drop_last: bool = process_flag(
         False,
         "Skip the last optimizer step of an epoch if it is smaller than the others; other pictures "
         "are skipped in every epoch",
-        group=PROCESSES,
     )
-    flip_test: bool = setting(
+    flip_test: bool = use_flag(
         False,
         "Also measure the test set with probabilities averaged over each picture and its mirror "
         "image; with --predict, predict by these averages",
-        group=USE,
         resume="free",
         essential=True,
     )
-    channels_last: bool = setting(
-        True, "Keep the channels of a pixel together in memory: faster convolutions", group=MACHINE
+    channels_last: bool = machine_flag(
+        True, "Keep the channels of a pixel together in memory: faster convolutions"
     )
 
     @classmethod

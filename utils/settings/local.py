@@ -1,13 +1,14 @@
 """Flags of local steps (`--strategy local`)."""
 
 from dataclasses import dataclass
+from functools import partial
 
 from utils.errors import UserError
 from utils.local.rules import ADAPTIVE, POWERS, SGD
 from utils.setting import setting
 from utils.settings.config import Config, refuse_beside
 
-GROUP = "local steps"
+local_flag = partial(setting, group="local steps", resume="free")
 BASE, OUTER_BASE = 4, 500  # default of --sync_base; that of diloco is its paper's
 # --sync_rule -> the flags that have an effect with it.
 RULE_FLAGS = {
@@ -23,94 +24,72 @@ OF_LOCAL = ("sync_rule", *OF_RULES, "optimizer_average", "local_workers", "bn_ba
 
 @dataclass
 class LocalSettings(Config):
-    sync_rule: str = setting(
+    sync_rule: str = local_flag(
         "qsr",
         "How many steps H the workers take between two averagings. qsr: H grows as the learning "
         "rate falls, max(--sync_base, (--qsr_alpha / learning rate) ** --qsr_power); constant: "
         "--sync_base; post_local: 1 until --sync_from, then --sync_base; swap: 1 until "
         "--sync_from, then all steps that are left; diloco: --sync_base, and an outer optimizer, "
         "SGD with Nesterov momentum, steps along the difference between two averagings",
-        group=GROUP,
         choices=tuple(RULE_FLAGS),
-        resume="free",
     )
-    sync_base: int | None = setting(
+    sync_base: int | None = local_flag(
         None,
         "H of constant, post_local and diloco, and the smallest H of qsr",
-        group=GROUP,
         low=1,
         unit="steps",
         default_text=f"{BASE}, with diloco {OUTER_BASE}",
-        resume="free",
     )
-    qsr_alpha: float | None = setting(
+    qsr_alpha: float | None = local_flag(
         None,
         "alpha of qsr: H exceeds --sync_base when the learning rate is below alpha / "
         "--sync_base ** (1 / --qsr_power)",
-        group=GROUP,
         above=0,
         default_text=f"{SGD:g} * peak learning rate * --sync_base ** (1 / --qsr_power) with sgd, "
         f"{ADAPTIVE:g} * the same with optimizers whose steps do not grow with the gradient",
-        resume="free",
     )
-    qsr_power: int = setting(
-        2, "Power of qsr; 2 in the paper", group=GROUP, choices=POWERS, resume="free"
-    )
-    sync_init: int | None = setting(
+    qsr_power: int = local_flag(2, "Power of qsr; 2 in the paper", choices=POWERS)
+    sync_init: int | None = local_flag(
         None,
         "H of the rounds of qsr that begin in the warm-up",
-        group=GROUP,
         low=1,
         unit="steps",
         default_text="as at the peak learning rate",
-        resume="free",
     )
-    sync_from: float | None = setting(
+    sync_from: float | None = local_flag(
         None,
         "Epoch from which post_local and swap have longer rounds; fractions are allowed",
-        group=GROUP,
         low=0,
         unit="epochs",
         default_text="half of the run",
-        resume="free",
     )
-    outer_lr: float = setting(
-        0.7, "Learning rate of diloco's outer optimizer", group=GROUP, above=0, resume="free"
-    )
-    outer_momentum: float = setting(
+    outer_lr: float = local_flag(0.7, "Learning rate of diloco's outer optimizer", above=0)
+    outer_momentum: float = local_flag(
         0.9,
         "Nesterov momentum of diloco's outer optimizer",
-        group=GROUP,
         low=0,
         below=1,
-        resume="free",
     )
-    optimizer_average: bool = setting(
+    optimizer_average: bool = local_flag(
         False,
         "Average the optimizer's state, too, where it has a number for each element of a weight: "
         "momentum and Adam's moments; not NGD's Fisher matrices. Each averaged state adds as much "
         "traffic as the weights",
-        group=GROUP,
-        resume="free",
     )
-    local_workers: int | None = setting(
+    local_workers: int | None = local_flag(
         None,
         "Workers, each with --batch_size samples in a step; a process trains several in turn. "
         "A resumed run keeps their number, however many processes it has",
-        group=GROUP,
         low=1,
         unit="workers",
         default_text="as many as processes at the start",
-        resume="free",
     )
-    bn_batches: int = setting(
+    bn_batches: int = local_flag(
         100,
         "Training micro-batches from which BatchNorm's statistics of the workers' mean are "
         "estimated before each evaluation and checkpoint; 0: the mean of the workers' statistics",
-        group=GROUP,
         low=0,
         unit="micro-batches",
-        resume="free",
     )
 
     @property

@@ -1,12 +1,13 @@
 """Flags of mixup, CutMix and meta-mixup."""
 
 from dataclasses import dataclass
+from functools import partial
 
 from utils.errors import UserError
 from utils.setting import setting
 from utils.settings.config import Config
 
-GROUP = "against overfitting"
+overfitting_flag = partial(setting, group="against overfitting")
 # Flags that every kind of mixing reads, and those that both forms of meta-mixup read.
 ALWAYS = ("mixup_prob", "mixup_off_epoch", "mixup_inter", "mixup_block", "log_clean_accuracy")
 META = ("meta_form", "meta_batch", "meta_lr", "meta_exact")
@@ -16,115 +17,103 @@ META_LR = {"policy": 0.05, "sample": 0.1}
 
 @dataclass
 class MixingSettings(Config):
-    mixup: str = setting(
+    mixup: str = overfitting_flag(
         "none",
         "Train on weighted averages of two samples, with weights lambda and 1 - lambda. fixed: "
         "lambda from Beta(alpha, alpha), and a number is short for fixed with that --alpha; auto: "
         "mixes more as overfitting grows, without an alpha; meta: a learned distribution (try auto "
         "first)",
-        group=GROUP,
         choices=("none", "fixed", "auto", "meta"),
     )
-    alpha: float = setting(
+    alpha: float = overfitting_flag(
         0.2,
         "lambda is drawn from Beta(alpha, alpha): near 0 hardly anything is mixed, 1 is "
         "uniform; with meta the learning starts there (--meta_form policy: at the nearest value "
         "from 1/55 to 55)",
-        group=GROUP,
         above=0,
         high=100,
     )
-    cutmix_alpha: float = setting(
+    cutmix_alpha: float = overfitting_flag(
         0.0,
         "CutMix: paste a box from another picture, its area drawn from Beta(a, a), where a is this "
         "value (times the strength with --mixup auto); 1 is usual, 0 turns it off. Together with "
         "--mixup, each step uses one of the two",
-        group=GROUP,
         low=0,
         high=100,
     )
-    mixup_mode: str | None = setting(
+    mixup_mode: str | None = overfitting_flag(
         None,
         "Draw one lambda for all samples of an optimizer step, one for each block of "
         "--mixup_block, which by default is a micro-batch, or one for each sample",
-        group=GROUP,
         choices=("batch", "block", "sample"),
         default_text="batch; sample with --meta_form sample",
     )
-    mixup_prob: float = setting(
+    mixup_prob: float = overfitting_flag(
         1.0,
         "Probability that a step is mixed (with --mixup_mode block or sample: that a block or a "
         "sample is)",
-        group=GROUP, above=0, high=1,
+        above=0, high=1,
     )  # fmt: skip
-    mixup_off_epoch: int = setting(
+    mixup_off_epoch: int = overfitting_flag(
         0,
-        "Stop mixing at this epoch, counted from 0; 0: never", group=GROUP, low=0,
+        "Stop mixing at this epoch, counted from 0; 0: never", low=0,
         unit="epoch",
     )  # fmt: skip
-    mixup_inter: bool = setting(
+    mixup_inter: bool = overfitting_flag(
         False,
         "Mix only pairs of different classes",
-        group=GROUP,
     )  # fmt: skip
-    mixup_block: int | None = setting(
+    mixup_block: int | None = overfitting_flag(
         None,
         "Samples are mixed within blocks of this size, which divides --batch_size. With the "
         "same block the pairs are the same for any --accumulation_steps",
-        group=GROUP,
         low=2,
         unit="samples",
         default_text="--batch_size",
     )
-    log_clean_accuracy: bool = setting(
+    log_clean_accuracy: bool = overfitting_flag(
         False,
         "Also measure the training accuracy on an eighth of each batch without mixing; takes "
         "about 4 % of a step",
-        group=GROUP,
         resume="free",
     )
-    meta_form: str = setting(
+    meta_form: str = overfitting_flag(
         "policy",
         "What meta learns: a distribution of lambda for each pair of classes, or the lambda "
         "of every single pair of samples, at several times the cost",
-        group=GROUP,
         choices=("policy", "sample"),
     )
-    meta_every: int = setting(
+    meta_every: int = overfitting_flag(
         20,
         "Steps between two updates of meta's policy; where such a step is not mixed "
         "(--mixup_prob), or mixed by CutMix, that update is left out",
-        group=GROUP, low=1, unit="steps",
+        low=1, unit="steps",
     )  # fmt: skip
-    meta_batch: int = setting(
+    meta_batch: int = overfitting_flag(
         64,
         "Samples of the clean batch that meta learns from, and pairs of the mixed batch that "
         "it uses",
-        group=GROUP,
         low=2,
         unit="samples",
     )
-    meta_lr: float | None = setting(
+    meta_lr: float | None = overfitting_flag(
         None,
         "Learning rate of meta: of the policy's Adam, or the step size of a single lambda",
-        group=GROUP,
         above=0,
         high=10,
         default_text=", ".join(f"{rate:g} with {form}" for form, rate in META_LR.items()),
     )
-    meta_decay: float = setting(
+    meta_decay: float = overfitting_flag(
         2.0,
         "Pull of the policy of meta-mixup towards its initial values: each update removes this "
         "times --meta_lr of the distance to them",
-        group=GROUP,
         low=0,
         high=10,
     )
-    meta_exact: bool = setting(
+    meta_exact: bool = overfitting_flag(
         False,
         "Differentiate meta's virtual step exactly, by a second backward pass, instead of by a "
         "finite difference",
-        group=GROUP,
     )
 
     def ineffective(self):

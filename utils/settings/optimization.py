@@ -5,12 +5,11 @@ from dataclasses import dataclass
 
 from utils.errors import UserError
 from utils.optim.adam_flags import betas_of
-from utils.optim.entry import GROUP
+from utils.optim.entry import optimizer_flag
 from utils.optim.schedules import LENGTH_INDEPENDENT, SCHEDULES
 from utils.optim.table import OPTIMIZERS
-from utils.setting import setting
 from utils.settings.config import Config
-from utils.settings.mixing import GROUP as OVERFITTING
+from utils.settings.mixing import overfitting_flag
 
 # The optimizers' own flags, as base classes: a dataclass takes the fields of its last base first.
 OWN_FLAGS = [*dict.fromkeys(entry.flags for entry in OPTIMIZERS.values() if entry.own)][::-1]
@@ -40,203 +39,178 @@ def _clips() -> str:
 class RateSettings(Config):
     """The flags that `--help` lists before the optimizers' own."""
 
-    epochs: int = setting(
-        50, "Passes over the training data", group=GROUP, low=1, unit="epochs", resume="free"
+    epochs: int = optimizer_flag(
+        50, "Passes over the training data", low=1, unit="epochs", resume="free"
     )
-    batch_size: int = setting(
+    batch_size: int = optimizer_flag(
         128,
         "Samples in a batch of one process",
-        group=GROUP,
         low=1,
         unit="samples",
         resume="evaluation",
     )
-    optimizer: str = setting("sgd", "Optimizer", group=GROUP, choices=OPTIMIZERS)
-    lr: float | None = setting(
+    optimizer: str = optimizer_flag("sgd", "Optimizer", choices=OPTIMIZERS)
+    lr: float | None = optimizer_flag(
         None,
         "Peak learning rate",
-        group=GROUP,
         above=0,
         resume="free",
         default_text=_by_optimizer("lr"),
     )
-    momentum: float | None = setting(
+    momentum: float | None = optimizer_flag(
         None,
         f"Nesterov momentum; plain with {_without_nesterov()}",
-        group=GROUP,
         low=0,
         below=1,
         default_text=_by_optimizer("momentum"),
     )
-    weight_decay: float | None = setting(
-        None, "Weight decay", group=GROUP, low=0, default_text=_by_optimizer("weight_decay")
+    weight_decay: float | None = optimizer_flag(
+        None, "Weight decay", low=0, default_text=_by_optimizer("weight_decay")
     )
-    decay_all: bool = setting(
-        False, "Weight decay also on biases, normalisation layers and embeddings", group=GROUP
+    decay_all: bool = optimizer_flag(
+        False, "Weight decay also on biases, normalisation layers and embeddings"
     )
 
 
 @dataclass
 class OptimizationSettings(*OWN_FLAGS, RateSettings):  # type: ignore[misc]  # bases from a table
-    lookahead_k: int | None = setting(
+    lookahead_k: int | None = optimizer_flag(
         None,
         "Lookahead around the optimizer: steps between two updates of its slow weights; 5 is usual",
-        group=GROUP,
         low=1,
         unit="steps",
     )
-    lookahead_alpha: float = setting(
+    lookahead_alpha: float = optimizer_flag(
         0.5,
         "Fraction of the way to the fast weights that Lookahead's slow weights take",
-        group=GROUP,
         above=0,
         high=1,
     )
-    label_smoothing: float = setting(
+    label_smoothing: float = overfitting_flag(
         0.0,
         "Fraction of the target that is spread evenly over all classes",
-        group=OVERFITTING,
         low=0,
         below=1,
     )
-    clip: float | None = setting(
+    clip: float | None = optimizer_flag(
         None,
         "Scale the gradient down to this global L2 norm if it is larger; 0 or none: never",
-        group=GROUP,
         low=0,
         default_text=_clips(),
         resume="free",
     )
-    accumulation_steps: int = setting(
+    accumulation_steps: int = optimizer_flag(
         1,
         "Micro-batches per process whose gradients are accumulated for one optimizer step",
-        group=GROUP,
         low=1,
         unit="micro-batches",
     )
-    auto_batch: bool = setting(
+    auto_batch: bool = optimizer_flag(
         False,
         "Find the largest micro-batches that fit into memory, and accumulate as many as an "
         "optimizer step of the same number of samples needs",
-        group=GROUP,
     )
-    sched: str = setting(
+    sched: str = optimizer_flag(
         "cosine",
         "Learning-rate schedule after the warm-up, in optimizer steps; onecycle has its own "
         "warm-up, plateau follows the loss on the validation split",
-        group=GROUP,
         choices=SCHEDULES,
     )
-    warmup_epochs: float = setting(
-        0.0, "Linear warm-up of the learning rate", group=GROUP, low=0, unit="epochs"
+    warmup_epochs: float = optimizer_flag(
+        0.0, "Linear warm-up of the learning rate", low=0, unit="epochs"
     )
-    warmup_steps: int | None = setting(
+    warmup_steps: int | None = optimizer_flag(
         None,
         "The warm-up in optimizer steps, instead of --warmup_epochs",
-        group=GROUP,
         low=0,
         unit="steps",
     )
-    warmup_ratio: float | None = setting(
+    warmup_ratio: float | None = optimizer_flag(
         None,
         "The warm-up as a fraction of the schedule, instead of --warmup_epochs",
-        group=GROUP,
         low=0,
         high=1,
     )
-    warmup_lr: float | None = setting(
+    warmup_lr: float | None = optimizer_flag(
         None,
         "Learning rate of the first step of the warm-up",
-        group=GROUP,
         low=0,
         default_text="--lr divided by the steps of the warm-up",
     )
-    sched_per_epoch: bool = setting(
-        False, "Update the learning rate once per epoch instead of at every step", group=GROUP
+    sched_per_epoch: bool = optimizer_flag(
+        False, "Update the learning rate once per epoch instead of at every step"
     )
-    min_lr: float = setting(
-        0.0, "Final learning rate of cosine, linear and plateau", group=GROUP, low=0
-    )
-    gamma: float = setting(
+    min_lr: float = optimizer_flag(0.0, "Final learning rate of cosine, linear and plateau", low=0)
+    gamma: float = optimizer_flag(
         0.1,
         "Factor by which step, multistep and plateau reduce the learning rate",
-        group=GROUP,
         above=0,
         high=1,
     )
-    step_epochs: float | None = setting(
+    step_epochs: float | None = optimizer_flag(
         None,
         "Epochs between two reductions by step",
-        group=GROUP,
         above=0,
         unit="epochs",
         default_text="a third of the schedule",
     )
-    milestones: str | None = setting(
+    milestones: str | None = optimizer_flag(
         None,
         "Epochs at which multistep reduces the learning rate, as in 30,60,80",
-        group=GROUP,
         many=True,
         unit="epochs",
         default_text="a half and three quarters of the schedule",
     )
-    plateau_patience: int = setting(
+    plateau_patience: int = optimizer_flag(
         5,
         "Evaluations without a lower loss after which plateau reduces the learning rate",
-        group=GROUP,
         low=0,
         unit="evaluations",
     )
-    epochs_for_sched: int | None = setting(
+    epochs_for_sched: int | None = optimizer_flag(
         None,
         "Epochs that the schedule spans: more than --epochs to train only the first part of a "
         "longer schedule, fewer to train the last epochs at the lowest learning rate",
-        group=GROUP,
         low=1,
         unit="epochs",
         default_text="--epochs",
         resume="free",
     )
-    max_steps: int | None = setting(
+    max_steps: int | None = optimizer_flag(
         None,
         "Stop after this many optimizer steps, if --epochs does not end the run before; the "
         "schedule also ends there, unless --epochs_for_sched says where",
-        group=GROUP,
         low=1,
         unit="steps",
         resume="free",
     )
-    ema_decay: float | None = setting(
+    ema_decay: float | None = optimizer_flag(
         None,
         "Keep an exponential moving average of the weights, with this decay per step, and "
         "evaluate it; checkpoints also contain the weights themselves",
-        group=GROUP,
         above=0,
         below=1,
     )
-    early_stop_patience: int | None = setting(
+    early_stop_patience: int | None = optimizer_flag(
         None,
         "Stop after this many evaluations on the validation split without better ones (--best_by) "
         "and without a lower loss",
-        group=GROUP,
         low=1,
         unit="evaluations",
         resume="free",
     )
-    best_by: str | None = setting(
+    best_by: str | None = optimizer_flag(
         None,
         "What makes weights the best on the validation split, and what early stopping and --sched "
         "plateau follow: the highest accuracy, of equal ones that with the lowest loss; or the "
         "lowest loss",
-        group=GROUP,
         choices=("accuracy", "loss"),
         default_text="accuracy, but plateau follows the loss",
     )
-    on_nonfinite: str = setting(
+    on_nonfinite: str = optimizer_flag(
         "stop",
         "What to do at a step whose loss or gradient is not finite, which is never applied: "
         "stop the run, or skip the step and count it",
-        group=GROUP,
         choices=("stop", "skip"),
         resume="free",
     )

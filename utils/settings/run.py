@@ -1,6 +1,7 @@
 """Flags of the run: what it does, where it is kept, what is logged and reported."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from utils.errors import UserError
@@ -8,165 +9,122 @@ from utils.setting import setting
 from utils.settings.actions import ACTIONS, Action, asked_for
 from utils.settings.config import Config
 
-GROUP, USE = "the run and its report", "using a trained model"
+run_flag = partial(setting, group="the run and its report", resume="free")
+use_flag = partial(setting, group="using a trained model", resume="free")
 
 
 @dataclass
 class RunSettings(Config):
-    config: str | None = setting(
-        None, "YAML file of settings; the command line takes precedence", group=GROUP, resume="free"
-    )
-    host_config: str | None = setting(
+    config: str | None = run_flag(None, "YAML file of settings; the command line takes precedence")
+    host_config: str | None = run_flag(
         None,
         "YAML file of folders by host name, as data_dir, cache_dir and output; each process reads "
         "those of its own host",
-        group=GROUP,
-        resume="free",
     )
-    output: str | None = setting(
+    output: str | None = run_flag(
         None,
         "Folder of the run",
-        group=GROUP,
         default_text="runs/<model>-<data>-<time>",
-        resume="free",
     )
-    resume: str | None = setting(
+    resume: str | None = run_flag(
         None,
         "Resume a run: its folder, or the folder of one checkpoint; without a value, the newest "
         "run. Training goes on from the newest checkpoint; for other uses see --use",
-        group=GROUP,
         bare="auto",
-        resume="free",
     )
-    check: bool = setting(
+    check: bool = run_flag(
         False,
         "Check the devices, the network between the processes, and the installed packages, in two "
         "minutes, and stop; --output names a folder that all nodes should share",
-        group=GROUP,
-        resume="free",
     )
-    dry_run: bool = setting(
+    dry_run: bool = run_flag(
         False,
         "Train a few steps, print how much time, memory and disk space the run will take, draw a "
         "training batch of pictures, and stop without keeping a run",
-        group=GROUP,
-        resume="free",
     )
-    save_every: str = setting(
+    save_every: str = run_flag(
         "10m",
         "Interval between checkpoints: a number of steps, of minutes as in 10m, or of epochs as in "
         "1e",
-        group=GROUP,
         unit="steps, minutes or epochs",
-        resume="free",
     )
-    checkpoint_hist: int = setting(
+    checkpoint_hist: int = run_flag(
         3,
         "Newest checkpoints to keep, in addition to the best one",
-        group=GROUP,
         low=1,
         unit="checkpoints",
-        resume="free",
     )
-    eval_every: int = setting(
+    eval_every: int = run_flag(
         1,
         "Epochs between evaluations, on the validation split if there is one, else on the "
         "test set; 0: only at the end, on the test set",
-        group=GROUP,
         low=0,
         unit="epochs",
-        resume="free",
     )
-    eval_on_start: bool = setting(
+    eval_on_start: bool = run_flag(
         False,
         "Also evaluate before the first step, for example to see how good pretrained weights are",
-        group=GROUP,
+        resume="fixed",
     )
-    log_every: int = setting(
+    log_every: int = run_flag(
         20,
         "Steps between log lines; each one makes the host wait for the device",
-        group=GROUP,
         low=1,
         unit="steps",
-        resume="free",
     )
-    report: bool = setting(
+    report: bool = run_flag(
         False,
         "At the end, write the accuracy of each class and the confusion matrix on the test set",
-        group=GROUP,
-        resume="free",
         essential=True,
     )
-    final_test: bool = setting(
+    final_test: bool = run_flag(
         True,
         "Measure on the test set at the end; without it only on the validation split",
-        group=GROUP,
-        resume="free",
     )
-    profile: bool = setting(
+    profile: bool = run_flag(
         False,
         "Write a trace of a few steps, to be opened in a browser",
-        group=GROUP,
-        resume="free",
     )
-    wandb: str = setting(
+    wandb: str = run_flag(
         "disabled",
         "Log to Weights & Biases: metrics and settings, never code or environment",
-        group=GROUP,
         choices=("online", "offline", "disabled"),
-        resume="free",
     )
-    wandb_project: str = setting(
-        "training-toolkit", "Project at Weights & Biases", group=GROUP, resume="free"
-    )
-    wandb_entity: str | None = setting(
+    wandb_project: str = run_flag("training-toolkit", "Project at Weights & Biases")
+    wandb_entity: str | None = run_flag(
         None,
         "User or team at Weights & Biases",
-        group=GROUP,
         default_text="yours",
-        resume="free",
     )
-    wandb_tags: str | None = setting(
-        None, "Tags at Weights & Biases", group=GROUP, many=True, resume="free"
-    )
+    wandb_tags: str | None = run_flag(None, "Tags at Weights & Biases", many=True)
 
-    eval_only: bool = setting(
+    eval_only: bool = use_flag(
         False,
         "Evaluate the checkpoint named by --resume, or the weights named by --pretrained, on the "
         "test set, and stop",
-        group=USE,
-        resume="free",
     )
-    use: str | None = setting(
+    use: str | None = use_flag(
         None,
         "Weights that are the model of the run, for its report and whatever is done with it: the "
         "best on the validation split, or the last. A checkpoint that is named by its folder is "
         "itself",
-        group=USE,
         choices=("best", "last"),
         default_text="best if there is a validation split, else last",
-        resume="free",
     )
-    predict: str | None = setting(
+    predict: str | None = use_flag(
         None,
         "Classify new files, given a file or a folder, with the model named by --resume",
-        group=USE,
-        resume="free",
     )
-    predictions: str | None = setting(
+    predictions: str | None = use_flag(
         None,
         "CSV file for the predictions: file, class, probability",
-        group=USE,
         default_text="predictions.csv in the run's folder",
-        resume="free",
         essential=True,
     )
-    export: str | None = setting(
+    export: str | None = use_flag(
         None,
         "Write the model named by --resume for use elsewhere, with classes and normalisation",
-        group=USE,
         choices=("onnx", "safetensors"),
-        resume="free",
     )
 
     def ineffective(self):

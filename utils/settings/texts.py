@@ -1,16 +1,17 @@
 """Flags of texts."""
 
 from dataclasses import dataclass
+from functools import partial
 
 from utils.data.texts.sources import MAX_BAD, TEXT_DATASETS
 from utils.errors import UserError
 from utils.setting import setting
 from utils.settings.config import Config
-from utils.settings.data import GROUP as DATA
-from utils.settings.mixing import GROUP as OVERFITTING
-from utils.settings.optimization import GROUP as OPTIMIZATION
+from utils.settings.data import data_flag
+from utils.settings.mixing import overfitting_flag
+from utils.settings.optimization import optimizer_flag
 
-GROUP = "texts"
+text_flag = partial(setting, group="texts")
 # The largest --max_len; the cache holds up to this many tokens of a text.
 MOST_TOKENS = 2048
 TRAINED = ("auto", "wordpiece", "bpe", "bpe_unicode", "unigram")  # tokenizers
@@ -18,110 +19,101 @@ TRAINED = ("auto", "wordpiece", "bpe", "bpe_unicode", "unigram")  # tokenizers
 
 @dataclass
 class TextFlags(Config):
-    dataset: str = setting(
+    dataset: str = data_flag(
         "ag_news",
         "Data set; csv is your own CSV, TSV or JSON Lines files, headlines is synthetic and needs "
         "no files, ag_news is downloaded once, the others are read from --data_dir",
-        group=DATA,
         choices=TEXT_DATASETS,
     )
-    train_file: str | None = setting(
+    train_file: str | None = data_flag(
         None, "File to train on, with --dataset csv: .csv, .tsv, .jsonl, or these with .gz",
-        group=DATA, resume="free", essential=True,
-    )  # fmt: skip
-    test_file: str | None = setting(
-        None,
-        "File of test texts, like --train_file", group=DATA, resume="free",
-        default_text="a part of the training file, see --test_fraction", essential=True,
-    )  # fmt: skip
-    val_file: str | None = setting(
-        None,
-        "File of a validation split, instead of --val_fraction", group=DATA,
         resume="free", essential=True,
     )  # fmt: skip
-    text_columns: str | None = setting(
+    test_file: str | None = data_flag(
+        None,
+        "File of test texts, like --train_file", resume="free",
+        default_text="a part of the training file, see --test_fraction", essential=True,
+    )  # fmt: skip
+    val_file: str | None = data_flag(
+        None,
+        "File of a validation split, instead of --val_fraction",
+        resume="free", essential=True,
+    )  # fmt: skip
+    text_columns: str | None = data_flag(
         None,
         "Columns with text, by name or number from 1, to be joined by a space: 'title,body'",
-        group=DATA, default_text="found in each file, or asked for", resume="free",
+        default_text="found in each file, or asked for", resume="free",
         essential=True,
     )  # fmt: skip
-    label_column: str | None = setting(
-        None, "Column with the class, by name or number from 1", group=DATA,
+    label_column: str | None = data_flag(
+        None, "Column with the class, by name or number from 1",
         default_text="found in each file, or asked for", resume="free", essential=True,
     )  # fmt: skip
-    header: bool | None = setting(
-        None, "The first row of the tables names their columns", group=DATA,
+    header: bool | None = data_flag(
+        None, "The first row of the tables names their columns",
         default_text="known by the names, or asked for", resume="free",
     )  # fmt: skip
-    test_fraction: float | None = setting(
+    test_fraction: float | None = data_flag(
         None,
         "Fraction of --train_file that becomes the test set if there is no --test_file; the "
         "same texts for any --seed",
-        group=DATA,
         above=0,
         below=1,
         essential=True,
     )
-    on_bad: str = setting(
+    on_bad: str = data_flag(
         "error",
         "What to do with a row that cannot be used: stop with an error, or skip it and count it",
-        group=DATA,
         choices=("error", "skip"), resume="evaluation",
     )  # fmt: skip
-    max_bad: float = setting(
+    max_bad: float = data_flag(
         MAX_BAD, "Largest fraction of the rows of a file that --on_bad skip leaves out",
-        group=DATA, low=0, high=1, resume="free", before=1.0,
+        low=0, high=1, resume="free", before=1.0,
     )  # fmt: skip
-    clean_text: bool = setting(
+    clean_text: bool = text_flag(
         True, "Remove markup, links, backslashes and broken entities (#39; quot;) from texts",
-        group=GROUP,
     )  # fmt: skip
-    tokenizer: str = setting(
+    tokenizer: str = text_flag(
         "auto",
         "wordpiece, bpe, bpe_unicode or unigram, to be trained on the training texts; auto, "
         "wordpiece where it suits these, else bpe_unicode; basic_english, that of torchtext; or "
         "the path of a tokenizer.json",
-        group=GROUP,
     )
-    vocab_size: int | None = setting(
+    vocab_size: int | None = text_flag(
         None,
-        "Vocabulary size of a trained tokenizer", group=GROUP, low=300, high=1_000_000,
+        "Vocabulary size of a trained tokenizer", low=300, high=1_000_000,
         unit="tokens", default_text="30000, and with basic_english all tokens", essential=True,
     )  # fmt: skip
-    min_freq: int = setting(
+    min_freq: int = text_flag(
         1,
         "How often a token must occur in the training texts to be in the vocabulary of "
         "basic_english",
-        group=GROUP,
         low=1,
         essential=True,
     )
-    vocab: str | None = setting(
+    vocab: str | None = text_flag(
         None,
         "Vocabulary of basic_english: a text file with a token on each line",
-        group=GROUP,
         default_text="counted in the training texts",
         essential=True,
     )
-    lowercase: bool = setting(True, "Treat upper and lower case alike", group=GROUP, essential=True)
-    max_len: int = setting(
+    lowercase: bool = text_flag(True, "Treat upper and lower case alike", essential=True)
+    max_len: int = text_flag(
         256,
-        "Tokens of a text that are read, from its beginning", group=GROUP, low=2,
+        "Tokens of a text that are read, from its beginning", low=2,
         high=MOST_TOKENS, unit="tokens",
     )  # fmt: skip
-    batch_tokens: int | None = setting(
+    batch_tokens: int | None = optimizer_flag(
         None,
         "Batches of about this many tokens, with fewer long or more short texts, instead of "
         "--batch_size texts",
-        group=OPTIMIZATION,
         low=1,
         unit="tokens",
     )
-    mixup_at: str = setting(
+    mixup_at: str = overfitting_flag(
         "sentence",
         "What is mixed: the representation of a text that the classifier reads, or the "
         "embeddings of its tokens",
-        group=OVERFITTING,
         choices=("sentence", "embeddings"),
     )
 

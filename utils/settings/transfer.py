@@ -2,12 +2,13 @@
 
 import re
 from dataclasses import dataclass
+from functools import partial
 
 from utils.errors import UserError
 from utils.setting import setting
 from utils.settings.config import Config
 
-GROUP = "transfer"
+transfer_flag = partial(setting, group="transfer")
 # Values of --pretrained that stand for the weights published for the model.
 PUBLISHED = ("imagenet", "published")
 # Names that torchvision gives to its weights, as in ResNet50_Weights.IMAGENET1K_V2.
@@ -23,31 +24,29 @@ def is_published(source: str | None) -> bool:
 
 @dataclass
 class TransferSettings(Config):
-    pretrained: str | None = setting(
+    pretrained: str | None = transfer_flag(
         None,
         "Start from these weights: a .safetensors or .pth file, the folder of a run, or imagenet "
         "for torchvision's, also by their names there, as IMAGENET1K_V1; a head for other classes "
         "is replaced",
-        group=GROUP,
         bare="imagenet",
     )
-    freeze_backbone: bool = setting(
+    freeze_backbone: bool = transfer_flag(
         False,
         "Train the head alone; everything else stays unchanged, BatchNorm's statistics too",
-        group=GROUP,
     )
-    unfreeze_epoch: int | None = setting(
-        None, "Train everything from this epoch on, counted from 0", group=GROUP, low=1,
+    unfreeze_epoch: int | None = transfer_flag(
+        None, "Train everything from this epoch on, counted from 0", low=1,
         unit="epoch", essential=True,
     )  # fmt: skip
-    layer_decay: float | None = setting(
+    layer_decay: float | None = transfer_flag(
         None,
         "Learning rate of each block relative to the next one's: the head has the full rate, the "
         "stem the lowest",
-        group=GROUP, above=0, below=1,
+        above=0, below=1,
     )  # fmt: skip
-    head_lr: float | None = setting(
-        None, "Peak learning rate of the head, instead of --lr", group=GROUP, above=0,
+    head_lr: float | None = transfer_flag(
+        None, "Peak learning rate of the head, instead of --lr", above=0,
         default_text="--lr",
     )  # fmt: skip
 

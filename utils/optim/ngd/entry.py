@@ -8,9 +8,8 @@ import dataclasses
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from utils.optim.entry import GROUP, MATRICES, OptimizerEntry, Range
+from utils.optim.entry import MATRICES, OptimizerEntry, Range, optimizer_flag
 from utils.optim.sgd import SGD
-from utils.setting import setting
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -20,72 +19,63 @@ if TYPE_CHECKING:
 
 @dataclass
 class NgdFlags:
-    ngd_alpha: float | None = setting(
+    ngd_alpha: float | None = optimizer_flag(
         None,
         "Damping of ngd's Fisher matrices, in multiples of their mean diagonal; larger is "
         "closer to the plain gradient",
-        group=GROUP,
         above=0,
         default_text="0.01 with --ngd_power 0.5, 4 with 1",
     )
-    ngd_rank: int | None = setting(
+    ngd_rank: int | None = optimizer_flag(
         None,
         "Rank of the low-rank part of ngd's Fisher matrices",
-        group=GROUP,
         low=1,
         default_text="half the axis's length, at most 80",
     )
-    ngd_update_period: int = setting(
+    ngd_update_period: int = optimizer_flag(
         4,
         "Steps between two updates of ngd's Fisher matrices",
-        group=GROUP,
         low=1,
         unit="steps",
         resume="free",
     )
-    ngd_eta: float = setting(
+    ngd_eta: float = optimizer_flag(
         0.1,
         "Weight of the newest gradient in the running mean of ngd's Fisher matrices",
-        group=GROUP,
         above=0,
         high=1,
     )
-    ngd_axes: str = setting(
+    ngd_axes: str = optimizer_flag(
         "all",
         "Axes of a weight with a Fisher matrix: channels leaves out the short axes of "
         "kernels, such as 3x3",
-        group=GROUP,
         choices=("all", "channels"),
     )
-    ngd_norm: str = setting(
+    ngd_norm: str = optimizer_flag(
         "fixed",
         "Step length of ngd. fixed: that of adamw and muon, so --lr and --weight_decay mean the "
         "same as with these; gradient: as long as the gradient, as in the paper, so they mean the "
         "same as with sgd, whose defaults apply",
-        group=GROUP,
         choices=("fixed", "gradient"),
     )
-    ngd_power: float | None = setting(
+    ngd_power: float | None = optimizer_flag(
         None,
         "Power of the inverse Fisher matrix of each axis: 0.5, its inverse square root; or 1, its "
         "inverse, as in the paper, which slows strong directions down further",
-        group=GROUP,
         choices=(0.5, 1.0),
         default_text="0.5 with --ngd_norm fixed, 1 with gradient",
         before=1.0,
     )
-    ngd_momentum_first: bool | None = setting(
+    ngd_momentum_first: bool | None = optimizer_flag(
         None,
         "on: ngd preconditions the momentum, so each step has the length that --ngd_norm says; "
         "off: takes momentum of the preconditioned gradients, as in the paper",
-        group=GROUP,
         default_text="on with --ngd_norm fixed, off with gradient",
         before=False,
     )
-    ngd_adam: bool | None = setting(
+    ngd_adam: bool | None = optimizer_flag(
         None,
         "With ngd, steps of AdamW for embeddings, norms and biases, with the same --lr",
-        group=GROUP,
         default_text="on with --ngd_norm fixed, off with gradient",
         before=False,
     )
