@@ -88,22 +88,19 @@ class TuningFlags(Config):
         None,
         "YAML file of what is tuned, and in which ranges",
         default_text="the one next to this script, in tuning/",
-    )  # fmt: skip
+    )
     params: str | None = tuning_flag(
         None,
         "Tune only these parameters of the space, separated by commas",
         default_text="all that have an effect and no flag of their own here",
-    )  # fmt: skip
+    )
     prune: bool | None = tuning_flag(
         None,
         "Train each trial in stages, from few epochs on little data to the full size, and stop "
         "those that are not among the best of a stage",
         default_text="on; off with --sampler grid",
     )
-    rungs: int = tuning_flag(
-        3, "Stages of a trial, with --prune", low=2,
-        high=10, unit="stages",
-    )  # fmt: skip
+    rungs: int = tuning_flag(3, "Stages of a trial, with --prune", low=2, high=10, unit="stages")
     reduction: int = tuning_flag(
         3,
         "Each stage takes this many times the samples of the one before, and the best 1 in "

@@ -15,12 +15,7 @@ data_flag = partial(setting, group="data")
 class DataSettings(Config):
     # Every kind of task has its own; it stands here for --help, where it comes first.
     dataset: str = data_flag("", "Data set")
-    data_dir: str = data_flag(
-        "data",
-        "Folder of the data",
-        resume="free",
-        essential=True,
-    )
+    data_dir: str = data_flag("data", "Folder of the data", resume="free", essential=True)
     cache_dir: str = data_flag(
         "data/cache",
         "Folder for decoded or unpacked pictures, indices and encoded texts, which later runs "

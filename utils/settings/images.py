@@ -109,10 +109,7 @@ class PictureSettings(Config):
         choices=("padded", "resized"),
     )
     crop_area: float = overfitting_flag(
-        0.08,
-        "Smallest area of a resized crop, as a fraction of the picture",
-        above=0,
-        high=1,
+        0.08, "Smallest area of a resized crop, as a fraction of the picture", above=0, high=1
     )
     crop_ratio: float = data_flag(
         1.0,
@@ -130,10 +127,7 @@ class PictureSettings(Config):
         unit="pixels",
     )
     crop_padding: int = overfitting_flag(
-        4,
-        "Pixels added on every side before a padded crop; 0: no crop",
-        low=0,
-        unit="pixels",
+        4, "Pixels added on every side before a padded crop; 0: no crop", low=0, unit="pixels"
     )
     padding_mode: str = overfitting_flag(
         "reflect",

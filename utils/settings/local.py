@@ -65,10 +65,7 @@ class LocalSettings(Config):
     )
     outer_lr: float = local_flag(0.7, "Learning rate of diloco's outer optimizer", above=0)
     outer_momentum: float = local_flag(
-        0.9,
-        "Nesterov momentum of diloco's outer optimizer",
-        low=0,
-        below=1,
+        0.9, "Nesterov momentum of diloco's outer optimizer", low=0, below=1
     )
     optimizer_average: bool = local_flag(
         False,

@@ -55,14 +55,9 @@ class MixingSettings(Config):
         above=0, high=1,
     )  # fmt: skip
     mixup_off_epoch: int = overfitting_flag(
-        0,
-        "Stop mixing at this epoch, counted from 0; 0: never", low=0,
-        unit="epoch",
-    )  # fmt: skip
-    mixup_inter: bool = overfitting_flag(
-        False,
-        "Mix only pairs of different classes",
-    )  # fmt: skip
+        0, "Stop mixing at this epoch, counted from 0; 0: never", low=0, unit="epoch"
+    )
+    mixup_inter: bool = overfitting_flag(False, "Mix only pairs of different classes")
     mixup_block: int | None = overfitting_flag(
         None,
         "Samples are mixed within blocks of this size, which divides --batch_size. With the "

@@ -43,19 +43,11 @@ class RateSettings(Config):
         50, "Passes over the training data", low=1, unit="epochs", resume="free"
     )
     batch_size: int = optimizer_flag(
-        128,
-        "Samples in a batch of one process",
-        low=1,
-        unit="samples",
-        resume="evaluation",
+        128, "Samples in a batch of one process", low=1, unit="samples", resume="evaluation"
     )
     optimizer: str = optimizer_flag("sgd", "Optimizer", choices=OPTIMIZERS)
     lr: float | None = optimizer_flag(
-        None,
-        "Peak learning rate",
-        above=0,
-        resume="free",
-        default_text=_by_optimizer("lr"),
+        None, "Peak learning rate", above=0, resume="free", default_text=_by_optimizer("lr")
     )
     momentum: float | None = optimizer_flag(
         None,
@@ -87,10 +79,7 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):  # type: ignore[misc]  # b
         high=1,
     )
     label_smoothing: float = overfitting_flag(
-        0.0,
-        "Fraction of the target that is spread evenly over all classes",
-        low=0,
-        below=1,
+        0.0, "Fraction of the target that is spread evenly over all classes", low=0, below=1
     )
     clip: float | None = optimizer_flag(
         None,
@@ -120,16 +109,10 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):  # type: ignore[misc]  # b
         0.0, "Linear warm-up of the learning rate", low=0, unit="epochs"
     )
     warmup_steps: int | None = optimizer_flag(
-        None,
-        "The warm-up in optimizer steps, instead of --warmup_epochs",
-        low=0,
-        unit="steps",
+        None, "The warm-up in optimizer steps, instead of --warmup_epochs", low=0, unit="steps"
     )
     warmup_ratio: float | None = optimizer_flag(
-        None,
-        "The warm-up as a fraction of the schedule, instead of --warmup_epochs",
-        low=0,
-        high=1,
+        None, "The warm-up as a fraction of the schedule, instead of --warmup_epochs", low=0, high=1
     )
     warmup_lr: float | None = optimizer_flag(
         None,
@@ -142,10 +125,7 @@ class OptimizationSettings(*OWN_FLAGS, RateSettings):  # type: ignore[misc]  # b
     )
     min_lr: float = optimizer_flag(0.0, "Final learning rate of cosine, linear and plateau", low=0)
     gamma: float = optimizer_flag(
-        0.1,
-        "Factor by which step, multistep and plateau reduce the learning rate",
-        above=0,
-        high=1,
+        0.1, "Factor by which step, multistep and plateau reduce the learning rate", above=0, high=1
     )
     step_epochs: float | None = optimizer_flag(
         None,

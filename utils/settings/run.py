@@ -22,9 +22,7 @@ class RunSettings(Config):
         "those of its own host",
     )
     output: str | None = run_flag(
-        None,
-        "Folder of the run",
-        default_text="runs/<model>-<data>-<time>",
+        None, "Folder of the run", default_text="runs/<model>-<data>-<time>"
     )
     resume: str | None = run_flag(
         None,
@@ -49,10 +47,7 @@ class RunSettings(Config):
         unit="steps, minutes or epochs",
     )
     checkpoint_hist: int = run_flag(
-        3,
-        "Newest checkpoints to keep, in addition to the best one",
-        low=1,
-        unit="checkpoints",
+        3, "Newest checkpoints to keep, in addition to the best one", low=1, unit="checkpoints"
     )
     eval_every: int = run_flag(
         1,
@@ -78,13 +73,9 @@ class RunSettings(Config):
         essential=True,
     )
     final_test: bool = run_flag(
-        True,
-        "Measure on the test set at the end; without it only on the validation split",
+        True, "Measure on the test set at the end; without it only on the validation split"
     )
-    profile: bool = run_flag(
-        False,
-        "Write a trace of a few steps, to be opened in a browser",
-    )
+    profile: bool = run_flag(False, "Write a trace of a few steps, to be opened in a browser")
     wandb: str = run_flag(
         "disabled",
         "Log to Weights & Biases: metrics and settings, never code or environment",
@@ -92,9 +83,7 @@ class RunSettings(Config):
     )
     wandb_project: str = run_flag("training-toolkit", "Project at Weights & Biases")
     wandb_entity: str | None = run_flag(
-        None,
-        "User or team at Weights & Biases",
-        default_text="yours",
+        None, "User or team at Weights & Biases", default_text="yours"
     )
     wandb_tags: str | None = run_flag(None, "Tags at Weights & Biases", many=True)
 
@@ -112,8 +101,7 @@ class RunSettings(Config):
         default_text="best if there is a validation split, else last",
     )
     predict: str | None = use_flag(
-        None,
-        "Classify new files, given a file or a folder, with the model named by --resume",
+        None, "Classify new files, given a file or a folder, with the model named by --resume"
     )
     predictions: str | None = use_flag(
         None,

@@ -35,10 +35,8 @@ class TextFlags(Config):
         default_text="a part of the training file, see --test_fraction", essential=True,
     )  # fmt: skip
     val_file: str | None = data_flag(
-        None,
-        "File of a validation split, instead of --val_fraction",
-        resume="free", essential=True,
-    )  # fmt: skip
+        None, "File of a validation split, instead of --val_fraction", resume="free", essential=True
+    )
     text_columns: str | None = data_flag(
         None,
         "Columns with text, by name or number from 1, to be joined by a space: 'title,body'",
@@ -71,8 +69,8 @@ class TextFlags(Config):
         low=0, high=1, resume="free", before=1.0,
     )  # fmt: skip
     clean_text: bool = text_flag(
-        True, "Remove markup, links, backslashes and broken entities (#39; quot;) from texts",
-    )  # fmt: skip
+        True, "Remove markup, links, backslashes and broken entities (#39; quot;) from texts"
+    )
     tokenizer: str = text_flag(
         "auto",
         "wordpiece, bpe, bpe_unicode or unigram, to be trained on the training texts; auto, "

@@ -32,8 +32,7 @@ class TransferSettings(Config):
         bare="imagenet",
     )
     freeze_backbone: bool = transfer_flag(
-        False,
-        "Train the head alone; everything else stays unchanged, BatchNorm's statistics too",
+        False, "Train the head alone; everything else stays unchanged, BatchNorm's statistics too"
     )
     unfreeze_epoch: int | None = transfer_flag(
         None, "Train everything from this epoch on, counted from 0", low=1,
@@ -46,9 +45,8 @@ class TransferSettings(Config):
         above=0, below=1,
     )  # fmt: skip
     head_lr: float | None = transfer_flag(
-        None, "Peak learning rate of the head, instead of --lr", above=0,
-        default_text="--lr",
-    )  # fmt: skip
+        None, "Peak learning rate of the head, instead of --lr", above=0, default_text="--lr"
+    )
 
     @property
     def trains_head_alone(self) -> bool:

@@ -33,11 +33,7 @@ class NgdFlags:
         default_text="half the axis's length, at most 80",
     )
     ngd_update_period: int = optimizer_flag(
-        4,
-        "Steps between two updates of ngd's Fisher matrices",
-        low=1,
-        unit="steps",
-        resume="free",
+        4, "Steps between two updates of ngd's Fisher matrices", low=1, unit="steps", resume="free"
     )
     ngd_eta: float = optimizer_flag(
         0.1,
