@@ -14,7 +14,24 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from utils.files import sync_folder
+
 _TEMPORARY, LOCK = ".building-", "lock"
+
+
+@contextlib.contextmanager
+def built_folder(folder: Path, is_whole: Callable[[], bool]) -> Iterator[Path]:
+    """A temporary folder for what is to be in `folder`, where it is put at the end; see
+    `put_in_place`. Raises OSError."""
+    parent = folder.parent
+    parent.mkdir(parents=True, exist_ok=True)
+    remove_abandoned(parent)
+    with temporary_folder(parent) as temporary:
+        yield temporary
+        sync_folder(temporary)
+        put_in_place(temporary, folder, is_whole)
+        sync_folder(parent)
+        (folder / LOCK).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -110,11 +110,14 @@ def test_two_builders_at_once(tree):
 
 KILLED = """
 import os, signal, sys
+from utils.data import cache_folder
 from utils.data.images import cache as image_cache
 from utils.data.images.sources import load_image_data
 def kill(*_):
     os.kill(os.getpid(), signal.SIGKILL)
-setattr(image_cache, sys.argv[1], kill)
+for module in (image_cache, cache_folder):
+    if hasattr(module, sys.argv[1]):
+        setattr(module, sys.argv[1], kill)
 load_image_data("imagefolder", data_dir=sys.argv[2], cache_dir=sys.argv[3], progress=False)
 """
 

@@ -300,13 +300,16 @@ def test_builders_at_once(files):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
+from utils.data import cache_folder
 from utils.data.texts import token_store
 from utils.data.texts.cache import load_tokenized
 from utils.data.texts.sources import TextRequest
 from utils.data.texts.tokenizer_request import TokenizerRequest
 def kill(*_):
     os.kill(os.getpid(), signal.SIGKILL)
-setattr(token_store, sys.argv[1], kill)
+for module in (token_store, cache_folder):
+    if hasattr(module, sys.argv[1]):
+        setattr(module, sys.argv[1], kill)
 folder = Path(sys.argv[2])
 files = TextRequest(folder, train_file=folder / "train.csv", test_file=folder / "test.csv")
 tokenizer = TokenizerRequest(vocab_size=400)

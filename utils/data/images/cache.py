@@ -23,12 +23,11 @@ import numpy as np
 from tqdm import tqdm
 
 from utils.data.array_file import write_array
-from utils.data.cache_folder import LOCK, put_in_place, remove_abandoned, temporary_folder
+from utils.data.cache_folder import built_folder, remove_abandoned
 from utils.data.images.decode import decode_all, strict_pillow
 from utils.data.images.decoded import DecodedSplit, channel_statistics, content_fingerprint
 from utils.data.images.form import Form
 from utils.errors import UserError
-from utils.files import sync_folder
 from utils.plural import counted
 
 VERSION = 1  # of decoding and of the cache's layout; part of every key
@@ -122,14 +121,10 @@ def build_cache(
     parent = folder.parent
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        remove_abandoned(parent)
+        remove_abandoned(parent)  # which may make the room
         _check_space(parent, sources, image_size)
-        with temporary_folder(parent) as temporary:
+        with built_folder(folder, lambda: open_cache(folder) is not None) as temporary:
             _write(temporary, sources, classes, image_size, on_bad, workers, progress)
-            sync_folder(temporary)
-            put_in_place(temporary, folder, lambda: open_cache(folder) is not None)
-            sync_folder(parent)
-            (folder / LOCK).unlink(missing_ok=True)
     except OSError as error:
         reason = error.strerror or str(error)
         raise UserError(

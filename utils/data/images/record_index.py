@@ -22,12 +22,12 @@ from typing import NamedTuple
 import numpy as np
 
 from utils.data.array_file import write_array
-from utils.data.cache_folder import LOCK, put_in_place, remove_abandoned, temporary_folder
+from utils.data.cache_folder import built_folder
 from utils.data.images.decode import strict_pillow
 from utils.data.images.records import RECORD, Records, not_readable
 from utils.data.images.scanning import Bad, Scanned, SplitFiles, Task, scan_all, tasks_of
 from utils.errors import UserError
-from utils.files import reason, sync_folder, write_synced
+from utils.files import reason, write_synced
 
 VERSION = 3  # of the index; part of every key
 FIRST = 10  # bad records that the index names
@@ -96,14 +96,8 @@ def find_index(root: Path, splits: dict[str, SplitFiles], how: Indexing) -> Foun
     if found := opened():
         return found
     try:
-        how.cache_dir.mkdir(parents=True, exist_ok=True)
-        remove_abandoned(how.cache_dir)
-        with temporary_folder(how.cache_dir) as temporary:
+        with built_folder(folder, lambda: opened() is not None) as temporary:
             _write(temporary, root, splits, how, key)
-            sync_folder(temporary)
-            put_in_place(temporary, folder, lambda: opened() is not None)
-            sync_folder(how.cache_dir)
-            (folder / LOCK).unlink(missing_ok=True)
     except OSError as error:
         raise UserError(
             f"cannot write the index of the pictures in {how.cache_dir}: {reason(error)}; choose "

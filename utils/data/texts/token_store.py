@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from utils.data.array_file import write_array
-from utils.data.cache_folder import LOCK, put_in_place, remove_abandoned, temporary_folder
+from utils.data.cache_folder import built_folder
 from utils.data.texts.tokenizer import MAX_TOKENS, unknown_id
-from utils.files import sync_folder, write_synced
+from utils.files import write_synced
 
 VERSION = 1  # of a folder's layout
 SPLITS = ("train", "test", "val")
@@ -208,20 +208,13 @@ def keep(folder: Path, data: TokenizedData) -> None:
         skipped=data.skipped,
         notes=data.notes,
     )
-    parent = folder.parent
-    parent.mkdir(parents=True, exist_ok=True)
-    remove_abandoned(parent)
-    with temporary_folder(parent) as temporary:
+    with built_folder(folder, lambda: open_cache(folder) is not None) as temporary:
         for name, split in data.splits.items():
             for kind in _ARRAYS:
                 write_array(temporary / f"{name}_{kind}.npy", getattr(split, kind))
         write_synced(temporary / "tokenizer.json", data.tokenizer_json.encode())
         content = {"sum": _index_sum(asdict(index)), "index": asdict(index)}
         write_synced(temporary / "index.json", json.dumps(content, indent=1).encode())
-        sync_folder(temporary)
-        put_in_place(temporary, folder, lambda: open_cache(folder) is not None)
-        sync_folder(parent)
-        (folder / LOCK).unlink(missing_ok=True)
 
 
 def _index_sum(index: dict) -> str:
