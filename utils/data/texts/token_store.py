@@ -1,8 +1,9 @@
 """Data sets as token ids, and the folders in which they are kept.
 
 A folder holds `<split>_tokens.npy`, `<split>_offsets.npy` and `<split>_labels.npy` for each split,
-`tokenizer.json`, and `index.json` with the checksums of all other files and of itself, so that
-damage of any kind is noticed when the folder is opened.
+`tokenizer.json`, and `index.json` with the checksums of all other files (`<split>_<array>` or
+"tokenizer" -> SHA-256, hexadecimal) and of itself, so that damage of any kind is noticed when the
+folder is opened.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,8 @@ from utils.files import write_synced
 VERSION = 1  # of a folder's layout
 SPLITS = ("train", "test", "val")
 _ARRAYS = ("tokens", "offsets", "labels")
+# What `index.json` holds of TokenizedData.
+_INDEXED = ("name", "classes", "pad_id", "cls_id", "vocab_size", "synthetic", "skipped", "notes")
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,23 +79,6 @@ class TokenizedData:
     def splits(self) -> dict[str, TokenSplit]:
         splits = {"train": self.train, "test": self.test, "val": self.val}
         return {name: split for name, split in splits.items() if split is not None}
-
-
-@dataclass(frozen=True)
-class Index:
-    """What `index.json` holds besides its own checksum. `sums` are checksums of the other files'
-    content: `<split>_<array>` or "tokenizer" -> SHA-256, hexadecimal."""
-
-    version: int
-    name: str
-    classes: list[str]
-    pad_id: int
-    cls_id: int
-    vocab_size: int
-    sums: dict[str, str]
-    synthetic: bool
-    skipped: int
-    notes: list[str]
 
 
 def lines_on_losses(
@@ -158,37 +144,29 @@ def open_cache(folder: Path) -> TokenizedData | None:
     """Maps in the cache at `folder`; None if there is none or it is damaged."""
     try:
         raw = json.loads((folder / "index.json").read_text(encoding="utf-8"))
-        if raw["sum"] != _index_sum(raw["index"]):
+        index = raw["index"]
+        if raw["sum"] != _index_sum(index) or index.pop("version") != VERSION:
             return None
-        index = Index(**raw["index"])
-        if index.version != VERSION:
-            return None
+        sums = index.pop("sums")
         text = (folder / "tokenizer.json").read_bytes().decode()
         splits = {}
         for name in SPLITS:
-            if f"{name}_tokens" in index.sums:
+            if f"{name}_tokens" in sums:
                 arrays = [
                     np.load(folder / f"{name}_{kind}.npy", mmap_mode="r", allow_pickle=False)
                     for kind in _ARRAYS
                 ]
                 splits[name] = TokenSplit(*arrays)
-        if _sums(text, splits) != index.sums:
+        if _sums(text, splits) != sums:
             return None
         return TokenizedData(
-            name=index.name,
-            classes=index.classes,
+            **index,
             tokenizer_json=text,
-            pad_id=index.pad_id,
-            cls_id=index.cls_id,
-            vocab_size=index.vocab_size,
             train=splits["train"],
             test=splits["test"],
             val=splits.get("val"),
-            fingerprint=_combine(index.classes, index.sums),
+            fingerprint=_combine(index["classes"], sums),
             source=str(folder),
-            synthetic=index.synthetic,
-            skipped=index.skipped,
-            notes=index.notes,
         )
     except (OSError, ValueError, TypeError, KeyError, AttributeError, AssertionError):
         return None
@@ -196,24 +174,14 @@ def open_cache(folder: Path) -> TokenizedData | None:
 
 def keep(folder: Path, data: TokenizedData) -> None:
     """Writes the cache `folder`, unless another process has written it. Raises OSError."""
-    index = Index(
-        version=VERSION,
-        name=data.name,
-        classes=data.classes,
-        pad_id=data.pad_id,
-        cls_id=data.cls_id,
-        vocab_size=data.vocab_size,
-        sums=_sums(data.tokenizer_json, data.splits),
-        synthetic=data.synthetic,
-        skipped=data.skipped,
-        notes=data.notes,
-    )
+    index = {"version": VERSION} | {name: getattr(data, name) for name in _INDEXED}
+    index["sums"] = _sums(data.tokenizer_json, data.splits)
     with built_folder(folder, lambda: open_cache(folder) is not None) as temporary:
         for name, split in data.splits.items():
             for kind in _ARRAYS:
                 write_array(temporary / f"{name}_{kind}.npy", getattr(split, kind))
         write_synced(temporary / "tokenizer.json", data.tokenizer_json.encode())
-        content = {"sum": _index_sum(asdict(index)), "index": asdict(index)}
+        content = {"sum": _index_sum(index), "index": index}
         write_synced(temporary / "index.json", json.dumps(content, indent=1).encode())
 
 
