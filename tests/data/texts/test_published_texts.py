@@ -6,6 +6,7 @@ import tarfile
 
 import numpy as np
 import pytest
+from data.texts.sum_of_texts import sum_of
 
 from utils.data.texts import imdb, published_csv
 from utils.data.texts.cache import load_tokenized
@@ -60,7 +61,7 @@ def test_csv_sets(published, tmp_path):
     raw = load(published.name, tmp_path, clean=False)
     assert raw.train.texts[0].startswith('train.csv no. 0, "column" 0\\nend')
     inside = load(published.name, tmp_path / published.folder)
-    assert inside.fingerprint == data.fingerprint != raw.fingerprint
+    assert sum_of(inside) == sum_of(data) != sum_of(raw)
 
 
 def test_the_published_classes():
@@ -105,14 +106,15 @@ def pack(folder, archive):
 def test_imdb(tmp_path):
     folder = write_imdb(tmp_path / "aclImdb")
     data = load("imdb", tmp_path)
-    assert data.classes == ["neg", "pos"] and data.source == str(folder) and not data.notes
+    assert data.classes == ["neg", "pos"] and not data.notes
     assert data.train.labels.tolist() == [0, 0, 0, 1, 1, 1] == data.test.labels.tolist()
     assert data.train.texts[:3] == [f"train neg {number} Is caf\u00e9." for number in (0, 9, 10)]
-    assert load("imdb", folder).fingerprint == data.fingerprint
+    assert sum_of(load("imdb", folder)) == sum_of(data)
+    assert open_text_data("imdb", TextRequest(tmp_path)).description == str(folder)
     packed = tmp_path / "packed"
     packed.mkdir()
     pack(folder, packed / "aclImdb_v1.tar.gz")
-    assert load("imdb", packed).fingerprint == data.fingerprint
+    assert sum_of(load("imdb", packed)) == sum_of(data)
     raw = load("imdb", packed, clean=False)
     assert raw.test.texts[0] == "test neg 0<br /><br />Is caf\u00e9."
 

@@ -5,6 +5,7 @@ import hashlib
 
 import numpy as np
 import pytest
+from data.texts.sum_of_texts import sum_of
 
 from utils.data.texts import ag_news
 from utils.data.texts.sources import TEXT_DATASETS, TextRequest, open_text_data
@@ -53,9 +54,9 @@ def test_three_files(tmp_path):
     assert data.test.labels.tolist() == [2, 0] and data.val.labels.tolist() == [0, 0, 1]
     assert data.val.texts[2] == "gamma text number 2 of val"
     assert "below a header row" in data.notes[0] and "no header row" in data.notes[1]
-    assert data.fingerprint == load(tmp_path, **files).fingerprint
+    assert sum_of(data) == sum_of(load(tmp_path, **files))
     write(tmp_path / "test.csv", ["c", "b"])
-    assert data.fingerprint != load(tmp_path, **files).fingerprint
+    assert sum_of(data) != sum_of(load(tmp_path, **files))
 
 
 def test_numbers_are_sorted_as_numbers_and_take_the_names_beside_them(tmp_path):
@@ -137,7 +138,7 @@ def test_a_fraction_becomes_the_test_set(tmp_path):
     assert np.bincount(data.test.labels).tolist() == [15, 5]
     assert len(set(data.train.texts) | set(data.test.texts)) == 80
     again, other = (load(tmp_path, train_file=train, test_fraction=f) for f in (0.25, 0.5))
-    assert data.fingerprint == again.fingerprint != other.fingerprint
+    assert sum_of(data) == sum_of(again) != sum_of(other)
 
 
 def test_a_class_that_the_training_file_lacks(tmp_path):
@@ -204,7 +205,8 @@ def test_ag_news_is_found_in_either_folder(published, tmp_path, no_network, belo
     assert data.classes == ["World", "Sports", "Business", "Sci/Tech"]
     assert data.train.labels.tolist() == [0, 1, 2, 3] * 2 and data.test.labels.tolist() == [0, 3]
     assert data.test.texts == ["a title Bush's text", "b title more text"]
-    assert len(data.notes) == 2 and data.source == str(folder / below)
+    described = open_text_data("ag_news", TextRequest(folder)).description
+    assert len(data.notes) == 2 and described == str(folder / below)
     write(folder / below / "train.csv", "1234")
     assert "train.csv: not the published file" in load(folder, "ag_news").notes[-1]
 
@@ -218,8 +220,8 @@ def test_ag_news_is_downloaded_and_checked(published, tmp_path, monkeypatch):
         path.write_bytes((published / path.name).read_bytes())
 
     monkeypatch.setattr(ag_news, "download", download)
-    data = load(tmp_path / "new", "ag_news")
-    assert data.source == str(tmp_path / "new" / "ag_news_csv")
+    source = open_text_data("ag_news", TextRequest(tmp_path / "new"))
+    assert source.description == str(tmp_path / "new" / "ag_news_csv")
     assert fetched == [(ag_news.URL + name, md5) for name, md5 in ag_news.PUBLISHED.items()]
     load(tmp_path / "new", "ag_news")
     assert len(fetched) == 2

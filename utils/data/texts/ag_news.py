@@ -14,7 +14,7 @@ from pathlib import Path
 
 from utils.data.download import download, refuse_strange_folder
 from utils.data.texts.csv_texts import VERSION, file_sum, notes_of, read_files, to_texts
-from utils.data.texts.sources import FILE_FLAGS, TextData, TextRequest, TextSource, text_fingerprint
+from utils.data.texts.sources import FILE_FLAGS, TextData, TextRequest, TextSource
 
 CLASSES = ["World", "Sports", "Business", "Sci/Tech"]
 FOLDER = "ag_news_csv"
@@ -69,12 +69,9 @@ def _load(request: TextRequest, files: dict[str, Path]) -> TextData:
     if changed:
         notes.append(f"{' and '.join(changed)}: not the published file of AG News, used as it is")
     return TextData(
-        name="ag_news",
         classes=list(CLASSES),
         train=texts["train"],
         test=texts["test"],
-        fingerprint=text_fingerprint(CLASSES, texts),
-        source=", ".join(dict.fromkeys(str(path.parent) for path in files.values())),
         skipped=sum(len(part.problems) for part in samples.values()),
         notes=notes,
     )

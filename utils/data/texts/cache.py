@@ -95,7 +95,8 @@ def load_tokenized(
         both = (splits[name].texts for name in ("train", "val"))
         texts.notes.extend(repeated_texts("the validation texts held out", *both))
     made = tokenizer.make(splits["train"].texts, progress, texts.notes.append)
-    return _write_to_cache(folder, _encode_all(texts, splits, made, max_tokens, progress))
+    data = _encode_all(source, texts, splits, made, max_tokens, progress)
+    return _write_to_cache(folder, data)
 
 
 def _write_to_cache(folder: Path, data: TokenizedData) -> TokenizedData:
@@ -138,6 +139,7 @@ def _divide(
 
 
 def _encode_all(
+    source: TextSource,
     data: TextData,
     splits: dict[str, Texts],
     tokenizer: Tokenizer,
@@ -160,7 +162,7 @@ def _encode_all(
         notes.append(f"{counted(long, 'text')} cut off at {max_tokens:,} tokens, or just as long")
     text = tokenizer.to_str()
     return TokenizedData(
-        name=data.name,
+        name=source.name,
         classes=data.classes,
         tokenizer_json=text,
         pad_id=pad_id(tokenizer),
@@ -170,7 +172,7 @@ def _encode_all(
         test=tokens["test"],
         val=tokens.get("val"),
         fingerprint=content_fingerprint(data.classes, text, tokens),
-        source=data.source,
+        source=source.description,
         synthetic=data.synthetic,
         skipped=data.skipped,
         notes=notes,

@@ -11,7 +11,7 @@ import numpy as np
 from utils.data.splits import TEST_SEED, stratified_split
 from utils.data.texts.files import file_kind, read_text_file
 from utils.data.texts.rows import Samples, left_out, read_samples, whole_number
-from utils.data.texts.sources import TextData, TextRequest, Texts, TextSource, text_fingerprint
+from utils.data.texts.sources import TextData, TextRequest, Texts, TextSource
 from utils.errors import UserError
 from utils.plural import counted
 
@@ -93,13 +93,10 @@ def _load(request: TextRequest, files: dict[str, Path]) -> TextData:
     classes, note = class_names(files["train"], classes, request.encoding)
     notes += [] if note is None else [note]
     return TextData(
-        name="csv",
         classes=classes,
         train=texts["train"],
         test=texts["test"],
         val=texts.get("val"),
-        fingerprint=text_fingerprint(classes, texts),
-        source=", ".join(str(path) for path in files.values()),
         skipped=sum(len(part.problems) for part in samples.values()),
         notes=notes,
     )

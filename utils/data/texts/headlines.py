@@ -13,14 +13,7 @@ from itertools import combinations
 
 import numpy as np
 
-from utils.data.texts.sources import (
-    FILE_FLAGS,
-    TextData,
-    TextRequest,
-    Texts,
-    TextSource,
-    text_fingerprint,
-)
+from utils.data.texts.sources import FILE_FLAGS, TextData, TextRequest, Texts, TextSource
 
 CLASSES = ["business", "science", "sports", "world"]
 TRAIN_PER_CLASS, TEST_PER_CLASS = 1000, 250
@@ -95,15 +88,10 @@ def open_headlines(request: TextRequest) -> TextSource:
 
 
 def _load() -> TextData:
-    train = write_split(TRAIN_PER_CLASS, np.random.default_rng(_SEED))
-    test = write_split(TEST_PER_CLASS, np.random.default_rng(_SEED + 1))
     return TextData(
-        name="headlines",
         classes=list(CLASSES),
-        train=train,
-        test=test,
-        fingerprint=text_fingerprint(CLASSES, {"train": train, "test": test}),
-        source="built-in synthetic data",
+        train=write_split(TRAIN_PER_CLASS, np.random.default_rng(_SEED)),
+        test=write_split(TEST_PER_CLASS, np.random.default_rng(_SEED + 1)),
         synthetic=True,
     )
 

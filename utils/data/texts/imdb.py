@@ -20,14 +20,7 @@ import numpy as np
 from utils.data.texts.clean import clean_text
 from utils.data.texts.csv_texts import repeated_texts
 from utils.data.texts.files import broken_text
-from utils.data.texts.sources import (
-    FILE_FLAGS,
-    TextData,
-    TextRequest,
-    Texts,
-    TextSource,
-    text_fingerprint,
-)
+from utils.data.texts.sources import FILE_FLAGS, TextData, TextRequest, Texts, TextSource
 from utils.errors import UserError
 from utils.files import reason
 
@@ -151,12 +144,9 @@ def _load(request: TextRequest, reviews: Iterator[tuple[Key, bytes]], source: Pa
         count = "1 review" if len(problems) == 1 else f"{len(problems):,} reviews"
         notes.append(f"{count} left out: {problems[0]}{', ...' if len(problems) > 1 else ''}")
     return TextData(
-        name="imdb",
         classes=list(CLASSES),
         train=splits["train"],
         test=splits["test"],
-        fingerprint=text_fingerprint(CLASSES, splits),
-        source=str(source),
         skipped=len(problems),
         notes=notes + repeated_texts("the test reviews", texts["train"], texts["test"]),
     )

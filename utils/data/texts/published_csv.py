@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from utils.data.texts.csv_texts import VERSION, notes_of, read_files, to_texts
-from utils.data.texts.sources import FILE_FLAGS, TextData, TextRequest, TextSource, text_fingerprint
+from utils.data.texts.sources import FILE_FLAGS, TextData, TextRequest, TextSource
 from utils.errors import UserError
 
 URL = "https://s3.amazonaws.com/fast-ai-nlp/"
@@ -120,14 +120,10 @@ def _load(published: Published, request: TextRequest, files: dict[str, Path]) ->
     line_end = line_end_of(published.name)
     samples = read_files(request, files, tuple(numbers), line_end)
     texts = {role: to_texts(part, numbers) for role, part in samples.items()}
-    classes = list(published.classes)
     return TextData(
-        name=published.name,
-        classes=classes,
+        classes=list(published.classes),
         train=texts["train"],
         test=texts["test"],
-        fingerprint=text_fingerprint(classes, texts),
-        source=str(files["train"].parent),
         skipped=sum(len(part.problems) for part in samples.values()),
         notes=notes_of(samples),
     )

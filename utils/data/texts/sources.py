@@ -7,10 +7,8 @@ cache of tokens is keyed by their content), and a function that loads them.
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -61,18 +59,14 @@ class Texts:
 class TextData:
     """A whole data set.
 
-    `fingerprint` is a SHA-256 (hexadecimal) of the cleaned texts, labels and class names. `val` is
-    there only where the data set brings its own validation split. `skipped` counts the rows left
-    out by `on_bad="skip"`. For the console, `source` says where the texts came from, and `notes`
-    are lines on what was guessed or looks wrong.
+    `val` is there only where the data set brings its own validation split. `skipped` counts the
+    rows left out by `on_bad="skip"`. `notes` are lines for the console, on what was guessed or
+    looks wrong.
     """
 
-    name: str
     classes: list[str]
     train: Texts
     test: Texts
-    fingerprint: str
-    source: str
     val: Texts | None = None
     synthetic: bool = False
     skipped: int = 0
@@ -133,7 +127,8 @@ class TextSource:
     """A data set whose files are found but not parsed yet.
 
     `files` are those that `load` will read, by role ("train", "test", ...). `version` is to be
-    raised when built-in content, or the code that reads the files, changes.
+    raised when built-in content, or the code that reads the files, changes. `description` tells the
+    console where the texts come from.
     """
 
     name: str
@@ -154,18 +149,3 @@ def open_text_data(name: str, request: TextRequest) -> TextSource:
         raise UserError(f"unknown data set {name!r}: --dataset takes one of {known}")
     module, function = TEXT_DATASETS[name].split(":")
     return getattr(importlib.import_module(module), function)(request)
-
-
-def text_fingerprint(classes: Sequence[str], splits: dict[str, Texts | None]) -> str:
-    """SHA-256 (hexadecimal) over class names and each split's name, size, labels and texts."""
-    digest = hashlib.sha256(json.dumps(list(classes)).encode())
-    for name, split in splits.items():
-        if split is None:
-            continue
-        digest.update(json.dumps([name, len(split)]).encode())
-        digest.update(split.labels.astype("<i8").tobytes())
-        for text in split.texts:
-            data = text.encode()
-            digest.update(len(data).to_bytes(8, "little"))
-            digest.update(data)
-    return digest.hexdigest()
