@@ -50,7 +50,7 @@ def predict_texts(
         text_columns: names or numbers (from 1); None: guessed.
         label_column: name of a column with classes, which is ignored; None: guessed.
         on_bad: "error" or "skip", for bad rows, such as those without a text.
-        encoding, header: see `read_samples` in utils/data/texts/rows.py.
+        encoding, header: see `read_texts` in utils/data/texts/rows.py.
         interrupted: called before every batch.
         say: is given a line on the columns that are taken, and on bad rows.
 

@@ -26,12 +26,17 @@ def write(tmp_path):
     return write
 
 
+def read_rows(path, classes=(), line_end=None, **given):
+    request = TextRequest(path.parent, **given)
+    return read_samples(path, request, classes=classes, line_end=line_end)
+
+
 def samples(path, **given):
-    found = read_samples(path, **given)
+    found = read_rows(path, **given)
     return list(zip(found.lines, found.labels, found.texts, strict=True))
 
 
-def refused(path, *parts, read=read_samples, **given):
+def refused(path, *parts, read=read_rows, **given):
     with pytest.raises(UserError) as error:
         read(path, **given)
     message = str(error.value)
@@ -145,13 +150,13 @@ def test_fields_of_megabytes(write):
 def test_a_bad_row_is_named_or_skipped(write, row, problem):
     path = write(f'1,one text\n\n2,"two\nlines"\n{row}\n1,the last\n2,very last\n')
     refused(path, f"line 5 {problem}", "or use --on_bad skip", classes=["1", "2"])
-    found = read_samples(path, on_bad="skip", max_bad=0.2, classes=["1", "2"])
+    found = read_rows(path, on_bad="skip", max_bad=0.2, classes=["1", "2"])
     assert found.lines == [1, 3, 6, 7] and [line for line, *_ in found.problems] == [5]
 
 
 def test_too_many_bad_rows(write):
     path = write("".join(f"{i % 4},text {i}\n" for i in range(96)) + "3,\n9,\n,some\n0,a,b\n1,\n")
-    found = read_samples(path, on_bad="skip")
+    found = read_rows(path, on_bad="skip")
     assert len(found.problems) == 5 and found.lost(whole=True) == "; bad are 1 (all) of class '9'"
     with open(path, "a") as file:
         file.write("2,<b>\n")
@@ -159,7 +164,7 @@ def test_too_many_bad_rows(write):
         path, "6 of 102 rows cannot be used (3: has no text; 1: has no class; ",
         "1 of the 25 of class '3'", "1 (all) of class '9'", "--max_bad", on_bad="skip",
     )  # fmt: skip
-    assert len(read_samples(path, on_bad="skip", max_bad=0.06).texts) == 96
+    assert len(read_rows(path, on_bad="skip", max_bad=0.06).texts) == 96
     refused(path, "6 of 102 rows", "more than 0 % with --max_bad", on_bad="skip", max_bad=0.0)
 
 
@@ -167,7 +172,7 @@ def test_bytes_that_are_no_characters_are_no_bad_rows(write):
     path = write("".join(f"{i % 2},café {i}\n" for i in range(20)).encode("latin-1"))
     for on_bad in ("error", "skip"):
         refused(path, "line 1 is not UTF-8", "--encoding", on_bad=on_bad)
-    found = read_samples(path, encoding="cp1252")
+    found = read_rows(path, encoding="cp1252")
     assert found.texts[0] == "café 0" and found.note.endswith(", read as cp1252")
     line = '{"label": 1, "text": "café"}\n'.encode("cp1252")
     assert samples(write(line, "x.jsonl"), encoding="cp1252") == [(1, "1", "café")]
@@ -190,14 +195,14 @@ def test_bad_json_lines(write, line, problem):
     good = '{"class": true, "text": "good news"}\n{"class": 1.0, "text": "bad news"}\n'
     path = write(f"{good}{line}\n", "x.jsonl")
     refused(path, "line 3", problem)
-    found = read_samples(path, on_bad="skip", max_bad=0.5)
+    found = read_rows(path, on_bad="skip", max_bad=0.5)
     assert found.labels == ["true", "1"] and len(found.problems) == 1
 
 
 def test_many_quotes_that_are_never_closed(write):
     """Each could turn the rest of the file into one row."""
     content = "1,a b\n" + '1,"x ""y\n' * 3000 + "2,c d\n"
-    found = read_samples(write(content), on_bad="skip", max_bad=1)
+    found = read_rows(write(content), on_bad="skip", max_bad=1)
     assert found.texts[0] == "a b" and found.problems
 
 

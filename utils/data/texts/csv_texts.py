@@ -10,7 +10,7 @@ import numpy as np
 
 from utils.data.splits import TEST_SEED, stratified_split
 from utils.data.texts.files import file_kind, read_text_file
-from utils.data.texts.rows import Samples, left_out, read_samples, whole_number
+from utils.data.texts.rows import Samples, read_samples, whole_number
 from utils.data.texts.sources import TextData, TextRequest, Texts, TextSource
 from utils.errors import UserError
 from utils.plural import counted
@@ -154,18 +154,7 @@ def read_files(
     the training file. `line_end`: see `read_samples`."""
     samples: dict[str, Samples] = {}
     for role, path in files.items():
-        samples[role] = read_samples(
-            path,
-            text_columns=request.text_columns,
-            label_column=request.label_column,
-            on_bad=request.on_bad,
-            clean=request.clean,
-            classes=classes,
-            line_end=line_end,
-            encoding=request.encoding,
-            header=request.header,
-            max_bad=request.max_bad,
-        )
+        samples[role] = read_samples(path, request, classes=classes, line_end=line_end)
         classes = classes or tuple(set(samples[role].labels))
     return samples
 
@@ -176,7 +165,7 @@ def notes_of(samples: dict[str, Samples]) -> list[str]:
     for part in samples.values():
         notes.append(part.note)
         if part.problems:
-            notes.append(left_out(part.path, part.problems) + part.lost(whole=True))
+            notes.append(part.left_out() + part.lost(whole=True))
         before, after = part.different, len(set(part.texts))
         if after <= 0.99 * before:
             notes.append(

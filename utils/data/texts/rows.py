@@ -11,8 +11,8 @@ from pathlib import Path
 
 from utils.data.texts.clean import clean_text
 from utils.data.texts.columns import choose_columns
-from utils.data.texts.files import broken_text, file_kind, read_table, read_text_file
-from utils.data.texts.sources import MAX_BAD
+from utils.data.texts.files import Row, broken_text, file_kind, read_table, read_text_file
+from utils.data.texts.sources import TextRequest
 from utils.errors import UserError
 
 _SHOWN = 5  # reasons and classes in a message
@@ -60,35 +60,37 @@ class Samples:
             told = f"; bad are {count:,} {of} of class {label[:40]!r}{told}"
         return told
 
+    def left_out(self, how: str = "left out") -> str:
+        """A line on the bad rows, of which there are some."""
+        (line, problem, _), count = self.problems[0], len(self.problems)
+        rows = f"1 bad row {how}," if count == 1 else f"{count:,} bad rows {how}, the first"
+        return f"{self.path.name}: {rows} in line {line}, which {problem}"
+
 
 def read_samples(
     path: Path,
+    request: TextRequest,
     *,
-    text_columns: Sequence[str] = (),
-    label_column: str | None = None,
-    on_bad: str = "error",
-    clean: bool = True,
     classes: Collection[str] = (),
     line_end: str | None = None,
-    encoding: str | None = None,
-    header: bool | None = None,
-    max_bad: float = MAX_BAD,
 ) -> Samples:
     """Texts and classes of a CSV, TSV or JSON Lines file.
 
     `classes` are those of the training data; a row of another class is bad. Empty: any will do.
     `line_end` is how the file writes the end of a line within a text, which cleaning then takes for
-    a space. `encoding`: see `decode`; `header`: see `choose_columns`.
+    a space.
 
     Raises:
         UserError: the file cannot be used, no row of it can, or one of its rows cannot; where
             `on_bad` is "skip", more than the fraction `max_bad` of them.
     """
-    table = read_table(path, encoding=encoding)
+    table = read_table(path, encoding=request.encoding)
     if not any(row.problem is None for row in table.rows):
         line, problem = table.rows[0].line, table.rows[0].problem
         raise UserError(f"{path}: no row can be used; line {line} {problem}: correct the file")
-    columns = choose_columns(table, text_columns, label_column, classes=classes, header=header)
+    columns = choose_columns(
+        table, request.text_columns, request.label_column, classes=classes, header=request.header
+    )
     samples = Samples(path, columns.note)
     known, originals = set(classes), set()
     by_number = {whole_number(name): name for name in classes}
@@ -101,7 +103,7 @@ def read_samples(
             problem = "is the header row once more"
         if problem is None:
             chosen = [row.cells[column] for column in columns.texts]
-            text, original = _join(chosen, clean, line_end), _join(chosen, False)
+            text, original = _join(chosen, request.clean, line_end), _join(chosen, False)
             label = " ".join((row.cells[columns.label] or "").split())
             if label not in known:
                 label = by_number.get(whole_number(label), label)
@@ -121,7 +123,7 @@ def read_samples(
         else:
             samples.problems.append((row.line, problem, label))
     samples.different = len(originals)
-    samples.refuse(None if on_bad == "error" else max_bad)
+    samples.refuse(None if request.on_bad == "error" else request.max_bad)
     if not samples.texts:
         why = "".join(f": line {line} {problem}" for line, problem, _ in samples.problems[:1])
         raise UserError(f"{path} has no row that can be used{why}")
@@ -152,53 +154,44 @@ def read_texts(
     Read from a CSV, TSV or JSON Lines file, in which a column with classes is ignored, or from a
     .txt file with one text a line. Blank lines are ignored. `label_column` is the name that the
     column with classes had in the training file, None if it was guessed there. `classes` helps to
-    tell a column with classes from one with text. `line_end`, `encoding` and `header`: see
-    `read_samples`. `say` is given a line on the columns that are taken, and on bad rows.
+    tell a column with classes from one with text. `line_end`: see `read_samples`; `encoding`:
+    `decode`; `header`: `choose_columns`. `say` is given a line on the columns that are taken, and
+    on bad rows.
 
     Raises:
         UserError: the file cannot be used, it has no text, or, unless `on_bad` is "skip", one of
             its rows has none.
     """
     path = Path(path)
-    rows: list[tuple[int, str, str | None]] = []  # line, text, problem
     if file_kind(path) == "txt":
         content, remark = read_text_file(path, encoding)
-        if remark:
-            say(f"{path.name}{remark.removeprefix(',')}")
-        for line, text in enumerate(io.StringIO(content, newline=""), 1):
-            if not text.isspace():
-                rows.append((line, _join([text], clean, line_end), broken_text(text)))
+        note = f"{path.name}{remark.removeprefix(',')}" if remark else ""
+        lines = enumerate(io.StringIO(content, newline=""), 1)
+        rows = [Row(line, [text], broken_text(text)) for line, text in lines if not text.isspace()]
+        columns = [0]
     else:
         table = read_table(path, encoding=encoding)
-        columns = choose_columns(
+        found = choose_columns(
             table, text_columns, label_column, classes=classes, needs_label=False, header=header
         )
-        say(columns.note)
-        for row in table.rows[columns.header :]:
-            cells = [] if row.problem else [row.cells[column] for column in columns.texts]
-            rows.append((row.line, _join(cells, clean, line_end), row.problem))
-    texts: list[tuple[int, str | None]] = []
-    problems = []
-    for line, text, problem in rows:
-        problem = problem or (None if text else "has no text" + " (after cleaning)" * clean)
-        texts.append((line, text if problem is None else None))
-        if problem is not None:
-            problems.append((line, problem))
-    if problems and on_bad == "error":
-        line, problem = problems[0]
-        raise UserError(f"{path}: line {line} {problem}: correct it, or use --on_bad skip")
-    if len(problems) == len(texts):
+        note, rows, columns = found.note, table.rows[found.header :], found.texts
+    if note:
+        say(note)
+    samples, texts = Samples(path, note), []
+    for row in rows:
+        cells = [] if row.problem else [row.cells[column] for column in columns]
+        text = _join(cells, clean, line_end)
+        texts.append((row.line, text or None))
+        if not text:
+            problem = row.problem or "has no text" + " (after cleaning)" * clean
+            samples.problems.append((row.line, problem, ""))
+    if on_bad == "error":
+        samples.refuse(None)
+    if len(samples.problems) == len(texts):
         raise UserError(f"{path} has no text to classify")
-    if problems:
-        say(left_out(path, problems, "without a class"))
+    if samples.problems:
+        say(samples.left_out("without a class"))
     return texts
-
-
-def left_out(path: Path, problems: Sequence[tuple], how: str = "left out") -> str:
-    """A line on the bad rows of a file, as in `Samples.problems`."""
-    (line, problem, *_), count = problems[0], len(problems)
-    rows = f"1 bad row {how}," if count == 1 else f"{count:,} bad rows {how}, the first"
-    return f"{path.name}: {rows} in line {line}, which {problem}"
 
 
 def column_names(text: str | None) -> list[str] | None:

@@ -85,9 +85,10 @@ class TextRequest:
         label_column: name or number of the column with the class; None: guessed likewise.
         on_bad: "error" or "skip", for rows that cannot be used.
         clean: remove markup, links and broken entities (`clean_text`).
-        encoding, header, max_bad: see `read_samples` in rows.py.
         test_fraction: fraction, in (0, 1), of the training file that becomes the test set, always
             the same rows (csv without a test file only).
+        encoding, header: see `decode` in encodings.py, and `choose_columns` in columns.py.
+        max_bad: the largest fraction of the rows of a file that `on_bad` "skip" leaves out.
 
     Raises:
         UserError: `on_bad` or `test_fraction` is out of range.
