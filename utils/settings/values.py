@@ -24,6 +24,7 @@ from utils.settings.aliases import (
 )
 
 NOTHING: Mapping = types.MappingProxyType({})
+_SWITCHED = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
 def _expanded(text: str) -> str:
@@ -50,15 +51,14 @@ def convert(field: dataclasses.Field, value, where: str):
         if not all(type(part) in (str, int, float) for part in parts):
             raise UserError(f"{where}: {value!r} is not a text, a number, or a list of these")
         value = ",".join(part.strip() for text in parts for part in str(text).split(","))
-    words = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+    if (kind is bool or is_switch(meta)) and isinstance(value, str):
+        value = _SWITCHED.get(value.lower(), value)
     if kind is bool:
-        value = words.get(value.lower(), value) if isinstance(value, str) else value
         if not isinstance(value, bool):
             raise wrong
         return value
-    if is_switch(meta):
-        value = words.get(value.lower(), value) if isinstance(value, str) else value
-        value = {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+    if is_switch(meta) and isinstance(value, bool):
+        value = "on" if value else "off"
     if isinstance(value, bool):
         if meta["bare"] is not None and value:
             return meta["bare"]
@@ -149,11 +149,22 @@ def short_for(known) -> dict[str, tuple[str, object]]:
 def spelled_out(
     known, values: dict, short: set[str], where: str, beside: Mapping = NOTHING
 ) -> dict:
-    """`values` with the flags in `short` (SHORT_FOR) and the numbers in place of words (NUMBER_FOR)
-    replaced by the settings that they stand for; those in GIVES_WAY also give way to `beside`.
-    Raises UserError if one of these is given with another value, too."""
-    if "strategy" in known:
-        values = _of_local_steps(values, where, beside)
+    """`values` with the flags in `short` (SHORT_FOR), the optimizers of LOCAL and the numbers in
+    place of words (NUMBER_FOR) replaced by the settings that they stand for; flags in GIVES_WAY
+    also give way to `beside`. Raises UserError if one of these settings is given with another
+    value, too, or if an --alpha may be either mixup's or that of local steps."""
+    targets = [(flag, *SHORT_FOR[flag]) for flag in sorted(short)]
+    optimizer, alpha = values.get("optimizer"), values.get("alpha")
+    if optimizer in LOCAL:
+        values["optimizer"] = LOCAL[optimizer]
+        targets.append((f"optimizer {optimizer}", "strategy", "local"))
+        if alpha is not None:
+            targets.append((f"optimizer {optimizer}", "qsr_alpha", values.pop("alpha")))
+    elif where == "--" and alpha is not None and {**beside, **values}.get("strategy") == "local":
+        raise UserError(
+            f"--alpha {alpha:g} beside --strategy local has two meanings: --mixup {alpha:g} is "
+            f"mixup's alpha, --qsr_alpha {alpha:g} that of the rounds of local steps"
+        )
     for (name, word), (other, meant) in MEANT.items():
         if values.get(name) == word and values.get(other) is not None:
             values[name] = meant
@@ -169,8 +180,7 @@ def spelled_out(
             )
         if number:
             convert(known[other], number, f"{where}{name}")
-    for flag in sorted(short):
-        name, value = SHORT_FOR[flag]
+    for flag, name, value in targets:
         if flag in GIVES_WAY and name in beside:
             continue
         if values.setdefault(name, value) != value and flag not in GIVES_WAY:
@@ -178,30 +188,6 @@ def spelled_out(
                 f"{where}{flag} is short for --{name} {value}, and --{name} {values[name]} is "
                 "given too: leave one of the two out"
             )
-    return values
-
-
-def _of_local_steps(values: dict, where: str, beside: Mapping) -> dict:
-    """`values` with LOCAL's optimizers spelled out. Raises UserError for an --alpha that may be
-    either mixup's or that of local steps."""
-    optimizer, alpha = values.get("optimizer"), values.get("alpha")
-    if optimizer in LOCAL:
-        local = {"optimizer": LOCAL[optimizer], "strategy": "local"}
-        if alpha is not None:
-            del values["alpha"]
-            local["qsr_alpha"] = alpha
-        for name, value in local.items():
-            if name != "optimizer" and values.get(name, value) != value:
-                raise UserError(
-                    f"{where}optimizer {optimizer} is short for --{name} {value}, and --{name} "
-                    f"{values[name]} is given too: leave one of the two out"
-                )
-        return values | local
-    if where == "--" and alpha is not None and {**beside, **values}.get("strategy") == "local":
-        raise UserError(
-            f"--alpha {alpha:g} beside --strategy local has two meanings: --mixup {alpha:g} is "
-            f"mixup's alpha, --qsr_alpha {alpha:g} that of the rounds of local steps"
-        )
     return values
 
 
