@@ -20,7 +20,6 @@ from utils.data.texts.tokenizer import (
     SPECIAL,
     cls_id,
     encode,
-    load_tokenizer,
     pad_id,
     tokenizer_from_json,
     train_tokenizer,
@@ -28,6 +27,7 @@ from utils.data.texts.tokenizer import (
     unsuited_to_wordpiece,
     vocabulary_size,
 )
+from utils.data.texts.tokenizer_request import TokenizerRequest
 from utils.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -224,7 +224,7 @@ def test_a_published_tokenizer(tmp_path):
     published.enable_padding(length=9)
     published.save(str(tmp_path / "tokenizer.json"))
     for path in (tmp_path / "tokenizer.json", tmp_path):
-        tokenizer = load_tokenizer(path)
+        tokenizer = load(path)
         assert (pad_id(tokenizer), cls_id(tokenizer), vocabulary_size(tokenizer)) == (1, 0, 6)
         assert encode(tokenizer, ["good news good news"])[0].tolist() == [0, 4, 5, 4, 5]
 
@@ -232,14 +232,18 @@ def test_a_published_tokenizer(tmp_path):
 def test_what_a_published_tokenizer_lacks_is_added(tmp_path):
     published = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
     published.save(str(tmp_path / "x.json"))
-    tokenizer = load_tokenizer(tmp_path / "x.json")
+    tokenizer = load(tmp_path / "x.json")
     assert (pad_id(tokenizer), cls_id(tokenizer), vocabulary_size(tokenizer)) == (2, 3, 4)
     assert tokenizer_from_json(tokenizer.to_str()).to_str() == tokenizer.to_str()
 
 
+def load(path):
+    return TokenizerRequest(str(path)).make([], progress=False)
+
+
 def refused(path, *parts):
     with pytest.raises(UserError) as error:
-        load_tokenizer(path)
+        load(path)
     for part in (path.name, *parts):
         assert part in str(error.value)
     assert "\n" not in str(error.value)

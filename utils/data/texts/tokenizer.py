@@ -85,26 +85,20 @@ def train_tokenizer(
     return tokenizer
 
 
-def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Any published tokenizer: a tokenizer.json, or a folder that holds one.
+def load_tokenizer(path: Path) -> Tokenizer:
+    """Any published tokenizer, from its tokenizer.json.
 
     It may have a padding token ([PAD], <pad>) and a class token ([CLS], <s>); a missing one is
     added.
 
     Raises:
-        UserError: there is no such file, or it is not a tokenizer.
+        UserError: it cannot be read, or is not a tokenizer.
     """
-    path = Path(path)
-    if path.is_dir():
-        path = path / "tokenizer.json"
     try:
-        if not path.is_file():
-            raise UserError(f"{path} is not there: --tokenizer takes a tokenizer.json")
         with open(path, "rb") as file:
             content = file.read(MAX_FILE_BYTES)
-    except (OSError, ValueError) as error:
-        why = reason(error) if isinstance(error, OSError) else str(error)
-        raise UserError(f"cannot read {str(path)!r}: {why}") from error
+    except OSError as error:
+        raise UserError(f"cannot read {str(path)!r}: {reason(error)}") from error
     try:
         return tokenizer_from_json(content.decode())
     except ValueError as error:
