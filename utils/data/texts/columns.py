@@ -8,10 +8,10 @@ one line which columns are taken.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from utils.data.texts.files import Row, Table
+from utils.data.texts.files import Table
 from utils.errors import UserError
 from utils.plural import counted
 
@@ -92,14 +92,16 @@ def choose_columns(
             has to say which they are.
     """
     asked = [*text_columns, *([label_column] if label_column is not None else [])]
+    classes = set(classes)
     if table.names is not None or not table.rows or table.rows[0].problem is not None:
         header = False
     else:
-        header = _has_header(table, asked, set(classes), needs_label, header)
-    names = table.names
+        header = _has_header(table, asked, classes, needs_label, header)
+    names = table.names or []
     if header:
         names = [cell.strip() for cell in table.rows[0].cells]
     sample = [row for row in table.rows[header : _SAMPLE_ROWS + header] if row.problem is None]
+    cells = [[(row.cells[j] or "").strip() for row in sample] for j in range(table.columns)]
 
     flag = "--text_columns" if needs_label else None
     texts = [_find(table, names, column, flag) for column in text_columns]
@@ -111,26 +113,28 @@ def choose_columns(
             f"{table.path}: column {_say([label], names)} cannot be both text and class: "
             "change --text_columns or --label_column"
         )
-    if not needs_label:
-        _refuse_classes_as_text(
-            table, names, sample, zip(text_columns, texts, strict=True), classes
-        )
+    for column, index in zip(text_columns, texts, strict=True):
+        # A number that held in the training file may mean another column here.
+        by_number = not needs_label and not _has_name(names, column)
+        if by_number and _known_part(cells[index], classes) >= 0.5:
+            raise UserError(
+                f"{table.path}: column {_say([index], names)} holds classes, and --text_columns "
+                f"{column} takes it for text: name this file's columns with --text_columns"
+            )
     rest = [column for column in range(table.columns) if column not in texts]
     if label is None and table.columns > 1 and (needs_label or not texts):
-        label = _guess_label(table, sample, rest, names, classes, needs_label)
+        label = _guess_label(table, cells, rest, names, classes, needs_label)
     if label is None and needs_label:
         raise UserError(
             f"{table.path} has {counted(table.columns, 'column')}, but a text and its class are "
             "needed: add the missing one, or name both with --text_columns and --label_column"
         )
     if not texts:
-        texts = _guess_texts(table, sample, [column for column in rest if column != label], names)
+        texts = _guess_texts(table, cells, [column for column in rest if column != label], names)
     return Columns(texts, label, header, _note(table, names, texts, label, header))
 
 
-def _note(
-    table: Table, names: list[str] | None, texts: list[int], label: int | None, header: bool
-) -> str:
+def _note(table: Table, names: list[str], texts: list[int], label: int | None, header: bool) -> str:
     """What the columns are taken for, and which are not, in one line."""
     plural = "s" if len(texts) > 1 else ""
     where = f"text in column{plural} {_say(texts, names)}"
@@ -149,17 +153,16 @@ def _note(
     return note + table.remark
 
 
-def _say(columns: list[int], names: list[str] | None, last: str = "and") -> str:
+def _say(columns: list[int], names: list[str], last: str = "and") -> str:
     """ "2 (title) and 3 (description)" """
     named = {i: names[i][:_LONGEST_NAME] for i in columns} if names else {}
     parts = [f"{i + 1} ({named[i]})" if named.get(i) else str(i + 1) for i in columns]
     return f" {last} ".join(" ".join(part.split()) for part in parts)
 
 
-def _find(table: Table, names: list[str] | None, column: str, flag: str | None) -> int:
+def _find(table: Table, names: list[str], column: str, flag: str | None) -> int:
     """The index of `column`, given by exact name, by name in any case, or by number from 1.
     `flag` names it, or if it is None the run or --text_columns."""
-    names = names or []
     lower = [name.lower() for name in names]
     if column in names:
         return names.index(column)
@@ -177,30 +180,11 @@ def _find(table: Table, names: list[str] | None, column: str, flag: str | None) 
     raise UserError(f"{table.path} has no column {column!r} ({flag}): {have}")
 
 
-def _has_name(names: list[str] | None, column: str) -> bool:
-    return column.strip().lower() in [name.lower() for name in names or []]
+def _has_name(names: list[str], column: str) -> bool:
+    return column.strip().lower() in [name.lower() for name in names]
 
 
-def _refuse_classes_as_text(
-    table: Table,
-    names: list[str] | None,
-    sample: list[Row],
-    text_columns: Iterable[tuple[str, int]],
-    classes: Collection[str],
-) -> None:
-    """UserError if a column of `text_columns`, (as it was asked for, its index), holds the class. A
-    number that held in the training file may mean another column here."""
-    for asked, column in text_columns:
-        holds_classes = _known_part(sample, column, set(classes)) >= 0.5
-        if holds_classes and not _has_name(names, asked):
-            raise UserError(
-                f"{table.path}: column {_say([column], names)} holds classes, and --text_columns "
-                f"{asked} takes it for text: name this file's columns with --text_columns"
-            )
-
-
-def _known_part(sample: list[Row], column: int, classes: set[str]) -> float:
-    cells = [(row.cells[column] or "").strip() for row in sample]
+def _known_part(cells: Sequence[str], classes: Collection[str]) -> float:
     return sum(cell in classes for cell in cells) / max(len(cells), 1)
 
 
@@ -270,15 +254,11 @@ def _is_spare(cells: Sequence[str]) -> bool:
     return cells.count("") * 2 > len(cells)
 
 
-def _cells(sample: list[Row], columns: list[int]) -> dict[int, list[str]]:
-    return {j: [(row.cells[j] or "").strip() for row in sample] for j in columns}
-
-
 def _guess_label(
     table: Table,
-    sample: list[Row],
+    cells: list[list[str]],
     columns: list[int],
-    names: list[str] | None,
+    names: list[str],
     classes: Collection[str],
     needs_label: bool,
 ) -> int | None:
@@ -288,24 +268,22 @@ def _guess_label(
         for column in columns:
             if names and _plain(names[column]) == known:
                 return column
-    if not sample or not columns:
+    rows = len(cells[0]) if cells else 0
+    if not rows or not columns:
         return None
-    if classes:
-        known_part = {j: _known_part(sample, j, set(classes)) for j in columns}
-        best = max(columns, key=lambda j: known_part[j])
-        if known_part[best] >= 0.5:
-            return best
-    cells = _cells(sample, columns)
+    best = max(columns, key=lambda j: _known_part(cells[j], classes))
+    if _known_part(cells[best], classes) >= 0.5:
+        return best
     values = {j: len(set(cells[j])) for j in columns}
-    length = {j: sum(map(len, cells[j])) / len(sample) for j in columns}
-    repeated = [j for j in columns if 2 <= values[j] <= max(2, len(sample) / 2)]
+    length = {j: sum(map(len, cells[j])) / rows for j in columns}
+    repeated = [j for j in columns if 2 <= values[j] <= max(2, rows / 2)]
     if not needs_label:
         # Texts to be classified may have no class: only few, short values are taken for one.
-        repeated = [j for j in repeated if length[j] <= _LONGEST_NAME and len(sample) >= 10]
+        repeated = [j for j in repeated if length[j] <= _LONGEST_NAME and rows >= 10]
         return min(repeated, key=lambda j: (values[j], length[j]), default=None)
     plain = [j for j in repeated if not _is_spare(cells[j])]
     plain = [j for j in plain if not names or _kind(names[j]) != "other"]
-    short = [j for j in plain if values[j] <= len(sample) / 20 or _part(_WORDY, cells[j]) < 0.5]
+    short = [j for j in plain if values[j] <= rows / 20 or _part(_WORDY, cells[j]) < 0.5]
     found = short or plain or repeated or columns
     if table.columns == 2:
         found = [min(found, key=lambda j: (values[j], length[j], j))]
@@ -318,11 +296,10 @@ def _guess_label(
 
 
 def _guess_texts(
-    table: Table, sample: list[Row], columns: list[int], names: list[str] | None
+    table: Table, cells: list[list[str]], columns: list[int], names: list[str]
 ) -> list[int]:
     """The text, by name; else all columns with several words; else the only one that is left.
     Numbers and dates are none, names of people and identifiers only if nothing else is there."""
-    cells = _cells(sample, columns)
     found = [j for j in columns if _part(_NUMBER_OR_DATE, cells[j]) < 0.9]
     if names:
         exact = [j for j in found if _plain(names[j]) in TEXT_NAMES]
