@@ -14,6 +14,7 @@ from utils.settings.values import (
     convert,
     is_switch,
     parts_of,
+    plain_name,
     short_for,
     suggestion,
     type_of,
@@ -178,12 +179,8 @@ def _setting_of(word: str) -> str | None:
 def _as_typed(argv: list[str], known) -> dict[str, str]:
     """{setting: the flag by which it is given: --NAME, or the alias that is typed}"""
     typed = {_setting_of(word): word.split("=")[0] for word in argv}
-    by_alias = {name: flag for name, flag in typed.items() if _plain(flag) in ALIASES}
+    by_alias = {name: flag for name, flag in typed.items() if plain_name(flag) in ALIASES}
     return {name: by_alias.get(name, f"--{name}") for name in known}
-
-
-def _plain(flag: str) -> str:
-    return flag.lstrip("-").replace("-", "_")
 
 
 def _hyphens(flag: str) -> str:

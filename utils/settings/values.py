@@ -5,6 +5,7 @@ The rules are in the metadata of the setting's field (see utils/setting.py) and 
 
 import dataclasses
 import difflib
+import operator
 import os
 import types
 import typing
@@ -25,6 +26,13 @@ from utils.settings.aliases import (
 
 NOTHING: Mapping = types.MappingProxyType({})
 _SWITCHED = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+# An end of a setting's range -> how it is said, and what holds inside of it.
+_ENDS: dict[str, tuple[str, typing.Callable]] = {
+    "low": ("of {} or more", operator.ge),
+    "above": ("above {}", operator.gt),
+    "high": ("up to {}", operator.le),
+    "below": ("below {}", operator.lt),
+}
 
 
 def _expanded(text: str) -> str:
@@ -87,15 +95,9 @@ def convert(field: dataclasses.Field, value, where: str):
         raise UserError(
             f"{where}: {value!r} is not {values_text(field)}{suggestion(value, choices)}"
         )
-    inside = kind is str or (
-        value == value
-        and abs(value) != float("inf")
-        and (meta["low"] is None or value >= meta["low"])
-        and (meta["above"] is None or value > meta["above"])
-        and (meta["high"] is None or value <= meta["high"])
-        and (meta["below"] is None or value < meta["below"])
-    )
-    if not inside:
+    ends = [(holds, meta[end]) for end, (_, holds) in _ENDS.items() if meta[end] is not None]
+    is_finite = kind is str or (value == value and abs(value) != float("inf"))
+    if not is_finite or not all(holds(value, end) for holds, end in ends):
         raise wrong
     return value
 
@@ -108,14 +110,8 @@ def values_text(field: dataclasses.Field) -> str:
     if kind is bool:
         return "true or false"
     text = {int: "a whole number", float: "a number", str: "a text"}[kind]
-    low, above, high, below = (meta[end] for end in ("low", "above", "high", "below"))
-    bounds = [
-        f"of {low} or more" if low is not None else "",
-        f"above {above}" if above is not None else "",
-        f"up to {high}" if high is not None else "",
-        f"below {below}" if below is not None else "",
-    ]
-    return f"{text} {' and '.join(filter(None, bounds))}".strip()
+    bounds = [said.format(meta[end]) for end, (said, _) in _ENDS.items() if meta[end] is not None]
+    return f"{text} {' and '.join(bounds)}".strip()
 
 
 def choices_of(meta) -> list:
@@ -136,9 +132,12 @@ def type_of(field: dataclasses.Field) -> tuple[typing.Any, bool]:
     return field.type, False
 
 
-def canonical_name(key: str) -> str:
-    name = key.lstrip("-").replace("-", "_")
-    return ALIASES.get(name, name)
+def plain_name(flag: str) -> str:
+    return flag.lstrip("-").replace("-", "_")
+
+
+def canonical_name(flag: str) -> str:
+    return ALIASES.get(plain_name(flag), plain_name(flag))
 
 
 def short_for(known) -> dict[str, tuple[str, object]]:
@@ -229,6 +228,5 @@ def suggestion(word: object, known, prefix: str = "", likeness: float = 0.65) ->
     names = {str(name): str(name) for name in known}
     names |= {alias: target for alias, target in ALIASES.items() if target in names}
     names |= {flag: flag for flag in short_for(known)}
-    wanted = str(word).lstrip("-").replace("-", "_")
-    near = difflib.get_close_matches(wanted, names, n=1, cutoff=likeness)
+    near = difflib.get_close_matches(plain_name(str(word)), names, n=1, cutoff=likeness)
     return f", did you mean {prefix}{names[near[0]]}?" if near else ""
