@@ -12,6 +12,8 @@ from utils.settings.mixing import overfitting_flag
 from utils.settings.optimization import optimizer_flag
 
 text_flag = partial(setting, group="texts")
+# Of the user's own files.
+file_flag = partial(data_flag, resume="free", essential=True)
 # The largest --max_len; the cache holds up to this many tokens of a text.
 MOST_TOKENS = 2048
 TRAINED = ("auto", "wordpiece", "bpe", "bpe_unicode", "unigram")  # tokenizers
@@ -25,28 +27,25 @@ class TextFlags(Config):
         "no files, ag_news is downloaded once, the others are read from --data_dir",
         choices=TEXT_DATASETS,
     )
-    train_file: str | None = data_flag(
-        None, "File to train on, with --dataset csv: .csv, .tsv, .jsonl, or these with .gz",
-        resume="free", essential=True,
-    )  # fmt: skip
-    test_file: str | None = data_flag(
-        None,
-        "File of test texts, like --train_file", resume="free",
-        default_text="a part of the training file, see --test_fraction", essential=True,
-    )  # fmt: skip
-    val_file: str | None = data_flag(
-        None, "File of a validation split, instead of --val_fraction", resume="free", essential=True
+    train_file: str | None = file_flag(
+        None, "File to train on, with --dataset csv: .csv, .tsv, .jsonl, or these with .gz"
     )
-    text_columns: str | None = data_flag(
+    test_file: str | None = file_flag(
+        None,
+        "File of test texts, like --train_file",
+        default_text="a part of the training file, see --test_fraction",
+    )
+    val_file: str | None = file_flag(None, "File of a validation split, instead of --val_fraction")
+    text_columns: str | None = file_flag(
         None,
         "Columns with text, by name or number from 1, to be joined by a space: 'title,body'",
-        default_text="found in each file, or asked for", resume="free",
-        essential=True,
-    )  # fmt: skip
-    label_column: str | None = data_flag(
-        None, "Column with the class, by name or number from 1",
-        default_text="found in each file, or asked for", resume="free", essential=True,
-    )  # fmt: skip
+        default_text="found in each file, or asked for",
+    )
+    label_column: str | None = file_flag(
+        None,
+        "Column with the class, by name or number from 1",
+        default_text="found in each file, or asked for",
+    )
     header: bool | None = data_flag(
         None, "The first row of the tables names their columns",
         default_text="known by the names, or asked for", resume="free",
