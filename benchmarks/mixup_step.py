@@ -53,7 +53,7 @@ def with_mixing(trainer, mixing: Mixing, meta: PolicyMixup | None = None):
     size = len(mixed.sums)
     step.objective, step.sum_names = mixed, mixed.sums
     step.step_sums, step.window = (torch.zeros(size, dtype=torch.float64) for _ in range(2))
-    trainer.progress.epoch_sums = [0.0] * size
+    trainer.progress.epoch_sums = {}
     return trainer
 
 

@@ -99,7 +99,7 @@ def train_step_of(
         optimizer=optimizer,
         schedule=Schedule("constant", 10, 0),
         precision=Precision("fp32", torch.device("cpu")),
-        progress=Progress(step=steps, window_sums=[0.0, 0.0, 0.0]),
+        progress=Progress(step=steps),
         guard=guard,
         average=average,
     )

@@ -34,7 +34,7 @@ pytestmark = [
 ]
 
 # The lines that wait for the device: in evaluation, at a log line, and to measure time.
-EVALUATED = "sums, flip_sums = exchange.sum(torch.stack([sums, flip_sums])).tolist()"
+EVALUATED = "values = exchange.sum(sums).tolist()"
 COUNTED = "matrix = counts.reshape(classes, classes).cpu().numpy() if classes else None"
 LOGGED = "values = torch.cat([window, self.guard.left_out.double()]).tolist()"
 WAITED = "torch.cuda.synchronize(device)"

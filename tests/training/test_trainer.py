@@ -100,7 +100,12 @@ def test_a_clipped_step_of_sgd_moves_the_weights_by_the_rate_times_clip(tmp_path
     trainer = make_trainer(tmp_path, clip=clip, lr=0.01, momentum=0.0)
     # A gradient so large that weight decay does not matter beside it.
     objective = trainer.train_step.objective
-    trainer.train_step.objective = lambda *batch: [1e6 * each for each in objective(*batch)]
+
+    def larger(*batch):
+        loss, sums = objective(*batch)
+        return 1e6 * loss, sums
+
+    trainer.train_step.objective = larger
     weights = list(trainer.train_step.model.parameters())
     before = [weight.detach().clone() for weight in weights]
     next(steps_of(trainer, epoch=0))
@@ -186,7 +191,7 @@ class Poisoned(Classification):
         loss, sums = super().__call__(inputs, targets)
         if self.count in self.calls:
             if self.where == "loss":
-                loss, sums = loss * float("nan"), sums * float("nan")
+                loss, sums = loss * float("nan"), sums | {"loss": sums["loss"] * float("nan")}
             else:
                 loss.register_hook(lambda gradient: gradient * float("inf"))
         self.count += 1

@@ -6,7 +6,7 @@ Only `read_sums` waits for the device, and with Lookahead each step for the one 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -16,7 +16,7 @@ from utils.distributed.strategies.base import Strategy
 from utils.training.average import Average
 from utils.training.guard import Guard
 from utils.training.mixing_learner import MixingLearner
-from utils.training.objective import SUMS, Precision
+from utils.training.objective import SUMS, Precision, stacked
 from utils.training.progress import LeftOut, Progress
 from utils.training.snapshot import restore, snapshot
 
@@ -26,8 +26,8 @@ class TrainStep:
 
     Args:
         strategy: how the model is spread over processes; it has wrapped the model.
-        objective: (inputs, targets, mixing plan) -> summed loss, sums; `objective.sums` names the
-            sums, the loss first; by default SUMS (see objective.py).
+        objective: (inputs, targets, mixing plan) -> summed loss, sums by name; `objective.sums` are
+            the names, by default SUMS (see objective.py).
         optimizer: honours `found_inf` (see optim/factory.py).
         schedule: `apply(optimizer, step)` sets the learning rate.
         precision: its loss scaler is used around the backward pass.
@@ -60,6 +60,7 @@ class TrainStep:
         self.progress, self.guard, self.clip = progress, guard, clip
         self.average, self.meta = average, meta
         self.sum_names = getattr(objective, "sums", SUMS)
+        self._loss = self.sum_names.index("loss")
         zeros = torch.zeros(len(self.sum_names), dtype=torch.float64, device=precision.device)
         self.step_sums, self.window = zeros, zeros.clone()  # of this step; since the last log line
         # True during an update: weights, optimizer and average may then be of different steps, so
@@ -91,7 +92,7 @@ class TrainStep:
             self.scaler.scale(mean * 0 if batch.filler else mean).backward()
         self.guard.collect_buffers()
         if not batch.filler:
-            self.step_sums += sums
+            self.step_sums += stacked(sums, self.sum_names)
 
     def update(self) -> None:
         """After the last micro-batch of the step."""
@@ -112,7 +113,7 @@ class TrainStep:
         host fills."""
         self.strategy.collect_gradients()
         self.scaler.unscale_(self.optimizer)
-        norm, loss = self.guard.gradient_norm(), self.guard.agree(self.step_sums[0])
+        norm, loss = self.guard.gradient_norm(), self.guard.agree(self.step_sums[self._loss])
         self.guard.tell_scaler(self.scaler, self.optimizer, norm)
         bad = self.guard.judge(loss, norm, step, self.scaler.is_enabled())
         if self.clip is not None:
@@ -189,9 +190,13 @@ class TrainStep:
     def load_sums(self) -> None:
         """Restores the sums from `progress`, which was read from a checkpoint."""
         if self.exchange.rank == 0:  # they are totals over all ranks, so one rank restores them
-            sums = self.progress.window_sums
-            self.window.copy_(torch.tensor(sums, dtype=torch.float64))
+            self.load_window(self.progress.window_sums)
         self.guard.left_out.copy_(torch.tensor(self.progress.left_out))
+
+    def load_window(self, sums: Mapping[str, float]) -> None:
+        """Goes on with these sums since the last log line; one that is not among them begins."""
+        values = [sums.get(name, 0.0) for name in self.sum_names]
+        self.window.copy_(torch.tensor(values, dtype=torch.float64))
 
     def evaluated_weights(self) -> contextlib.AbstractContextManager:
         """Within it the model holds the weights to evaluate: the average if there is one."""

@@ -303,8 +303,7 @@ class Trainer:
         it."""
         progress, plan, train_step, log = self.progress, self.plan, self.train_step, self.log
         finished, at = progress.step >= plan.total_steps, self._position()
-        sums = dict(zip(train_step.sum_names, progress.epoch_sums, strict=True))
-        train, evaluation = figures(sums), None
+        train, evaluation = figures(progress.epoch_sums), None
         self.times.mark("other")
         if plan.eval_every and (finished or round(at["epoch"]) % plan.eval_every == 0):
             evaluation = self._evaluate()
@@ -361,8 +360,8 @@ class Trainer:
 
     # ---- what the host reads ----------------------------------------------------------------
 
-    def _no_sums(self) -> list[float]:
-        return [0.0] * len(self.train_step.sum_names)
+    def _no_sums(self) -> dict[str, float]:
+        return dict.fromkeys(self.train_step.sum_names, 0.0)
 
     def _read_sums(self) -> dict[str, float]:
         """The objective's sums since the last log line, by name; acts on steps that were left
@@ -391,9 +390,8 @@ class Trainer:
         train_step.clear_window()
         if sums["samples"] == 0:  # an epoch that ended on a log line, or only skipped steps
             return
-        progress.epoch_sums = [
-            a + b for a, b in zip(progress.epoch_sums, sums.values(), strict=True)
-        ]
+        for name, value in sums.items():
+            progress.epoch_sums[name] = progress.epoch_sums.get(name, 0.0) + value
         speed = self.clock.lap()
         self.times.read()
         self.saver.poll()
@@ -433,7 +431,7 @@ class Trainer:
         self.times.mark("other")
         self.enter("saving")
         self.train_step.strategy.make_equal()
-        self.progress.window_sums = list(self._read_sums().values())
+        self.progress.window_sums = self._read_sums()
         self.progress.seconds_total = self.clock.seconds_total
         self.progress.gpu_seconds = self.clock.gpu_seconds
         if self.mixing_control is not None:
