@@ -85,8 +85,7 @@ def make_trainer(
     freeze = Freeze(model, "fc") if frozen else None
     if freeze is not None:
         freeze.apply(0)
-    spread = build_strategy("local" if round_steps else strategy, exchange)
-    wrapped = spread.wrap(model)
+    spread = build_strategy("local" if round_steps else strategy, model, exchange)
     agree = Agreement(exchange, 2) if exchange.size > 1 else None
     schedule = Schedule("cosine", STEPS, 0)
 
@@ -94,7 +93,9 @@ def make_trainer(
         return TrainStep(
             strategy=spread,
             objective=Classification(
-                torch.compile(wrapped) if compiled else wrapped, arithmetic, fused=fused != "none"
+                torch.compile(spread.called) if compiled else spread.called,
+                arithmetic,
+                fused=fused != "none",
             ),
             optimizer=build_optimizer(
                 optimizer,

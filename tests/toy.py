@@ -15,8 +15,7 @@ from utils.checkpoints.saver import Saver
 from utils.data.hold_out import HoldOut
 from utils.data.images.loader import ImageLoader
 from utils.data.in_turn import InTurn
-from utils.distributed.strategies.base import Strategy, build_strategy
-from utils.distributed.strategies.local import Local
+from utils.distributed.strategies.base import build_strategy
 from utils.engines.choose import choose_engine
 from utils.engines.engine import RunFacts
 from utils.engines.graphed_step import GraphedStep
@@ -145,9 +144,10 @@ def make_trainer(
 ):
     """A trainer over random pictures with BatchNorm and dropout, writing below `folder`.
 
-    With an `exchange` it is one rank of several, and `batch_size` is that of each. `strategy`: one,
-    or its name. With `auto` the strength of mixing follows the loss of HELD_OUT. `learner` learns
-    how to mix, in place of the usual one; `local`: see `local_steps`; `plan`: see TrainingPlan."""
+    With an `exchange` it is one rank of several, and `batch_size` is that of each. `strategy`: its
+    name, or what makes it as Strategy does. With `auto` the strength of mixing follows the loss of
+    HELD_OUT. `learner` learns how to mix, in place of the usual one; `local`: see `local_steps`;
+    `plan`: see TrainingPlan."""
     folder.mkdir(parents=True, exist_ok=True)
     exchange = exchange or Exchange()
     ranks = {"rank": exchange.rank, "ranks": exchange.size, "least": least}
@@ -155,7 +155,7 @@ def make_trainer(
     if local is not None:
         workers = Workers.divide(local["workers"], exchange.rank, exchange.size)
         train_ranks = ranks | {"rank": workers.own[0], "ranks": workers.size}
-        strategy = Local()
+        strategy = "local"
     model = (model if model is not None else network(dropout=dropout)).to(device)
     hold_out = None
     if auto:
@@ -172,14 +172,12 @@ def make_trainer(
     plan = {"log_every": 2, "eval_split": "val" if val else "test"} | plan
     metrics, console = MetricsLog(folder / "metrics.jsonl"), Console()
     store = Checkpoints(folder / "checkpoints", keep=100)
-    spread = strategy
-    if not isinstance(strategy, Strategy):
-        spread = build_strategy(strategy, exchange)
-    wrapped = spread.wrap(model, unfreezes=freeze_until is not None)
+    build = functools.partial(build_strategy, strategy) if isinstance(strategy, str) else strategy
+    spread = build(model, exchange, freeze_until is not None)
     inside = getattr(model, "mixes_inside", False)
     mixes = {"counts_mixing": mixing is not None, "mixes_inside": inside}
     mixes["clean_accuracy"] = clean_accuracy
-    objective = objective or Classification(wrapped, arithmetic, 0.1, **mixes)
+    objective = objective or Classification(spread.called, arithmetic, 0.1, **mixes)
 
     def make_step(guard, progress):
         return TrainStep(

@@ -76,10 +76,9 @@ def train_step_of(
     """After `steps` steps by random gradients; divided where there is an exchange."""
     torch.manual_seed(seed)
     model = network()
-    strategy = Strategy(exchange)
     if divided and exchange is not None:
         divide(exchange, model)
-    strategy.wrap(model)
+    strategy = Strategy(model, exchange)
     lookahead = {"lookahead_k": 2} if kind == "lookahead" else {}
     optimizer = build_optimizer(
         "sgd" if lookahead else kind, model, lr=0.1, weight_decay=1e-3, momentum=0.9, **lookahead
@@ -380,7 +379,7 @@ def test_another_model_is_refused_and_nothing_changed(tmp_path):
     path = written_alone(tmp_path)
     train_step = train_step_of("sgd", 2)
     train_step.model[2] = nn.Linear(5, 11)
-    train_step.strategy.wrap(train_step.model)
+    train_step.strategy = Strategy(train_step.model)
     before = train_step.model.state_dict()
     before = {name: tensor.clone() for name, tensor in before.items()}
     with pytest.raises(UserError, match=r"2.weight is \(12, 5\), in the model \(11, 5\)"):

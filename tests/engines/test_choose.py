@@ -68,8 +68,7 @@ def test_a_compiled_model_has_no_graphs(tmp_path, gpu, wanted):
 
 def wrapped(engine, trainer):
     """What the objective would call."""
-    step = trainer.train_step
-    return engine.wrap(step.model, step.strategy, trainer.log.console)
+    return engine.wrap(trainer.train_step.strategy, trainer.log.console)
 
 
 def test_the_model_is_called_as_it_is_unless_it_is_compiled(tmp_path):

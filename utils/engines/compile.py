@@ -12,5 +12,5 @@ from utils.reporting.console import Console
 class Compile(Eager):
     """An Engine for any run."""
 
-    def wrap(self, model: Callable, strategy: Strategy, console: Console) -> Callable:
-        return torch.compile(model)
+    def wrap(self, strategy: Strategy, console: Console) -> Callable:
+        return torch.compile(strategy.called)

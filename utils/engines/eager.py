@@ -21,8 +21,8 @@ class Eager:
     def why_not(self, facts: RunFacts) -> str | None:
         return None
 
-    def wrap(self, model: Callable, strategy: Strategy, console: Console) -> Callable:
-        return model
+    def wrap(self, strategy: Strategy, console: Console) -> Callable:
+        return strategy.called
 
     def stepper(
         self, train_step: TrainStep, loader: TrainingLoader, console: Console, advice: str

@@ -60,13 +60,9 @@ class Engine(Protocol):
     def why_not(self, facts: RunFacts) -> str | None:
         """Why it cannot serve the run; None: it can."""
 
-    def wrap(self, model: Callable, strategy: Strategy, console: Console) -> Callable:
-        """What the objective calls in place of the model.
-
-        Args:
-            model: as `strategy` has wrapped it.
-            console: for messages.
-        """
+    def wrap(self, strategy: Strategy, console: Console) -> Callable:
+        """What the objective calls: `strategy.called`, or what stands in its place. `console`: for
+        messages."""
 
     def stepper(
         self, train_step: TrainStep, loader: TrainingLoader, console: Console, advice: str

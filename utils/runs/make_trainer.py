@@ -192,7 +192,7 @@ def _step_maker(
             f"--mixup meta learns one distribution for all pairs of the {classes} classes: to "
             "learn one for each pair, train longer, and with --meta_decay 0, which forgets nothing"
         )
-    objective = ready.make_objective(engine.wrap(ready.wrapped, strategy, run.console))
+    objective = ready.make_objective(engine.wrap(strategy, run.console))
 
     def make_step(guard: Guard, progress: Progress) -> TrainStep:
         with run.signals.held():  # an import of PyTorch's compiler, as in build_trainer

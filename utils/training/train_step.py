@@ -25,7 +25,7 @@ class TrainStep:
     """Takes the optimizer steps of a run (it is a Stepper), and holds all that they change.
 
     Args:
-        strategy: how the model is spread over processes; it has wrapped the model.
+        strategy: how the model is spread over processes.
         objective: (inputs, targets, mixing plan) -> summed loss, sums by name; `objective.sums` are
             the names, by default SUMS (see objective.py).
         optimizer: honours `found_inf` (see optim/factory.py).
