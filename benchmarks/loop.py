@@ -29,7 +29,7 @@ from utils.training.local_steps import LocalSteps
 from utils.training.log import TrainingLog
 from utils.training.objective import Classification, Precision
 from utils.training.progress import Progress
-from utils.training.train_step import TrainStep
+from utils.training.train_step import StepParts, TrainStep
 from utils.training.trainer import Trainer, TrainingPlan
 
 EPOCH = 400  # steps
@@ -89,8 +89,8 @@ def make_trainer(
     agree = Agreement(exchange, 2) if exchange.size > 1 else None
     schedule = Schedule("cosine", STEPS, 0)
 
-    def make_step(guard: Guard, progress: Progress) -> TrainStep:
-        return TrainStep(
+    def make_parts(guard: Guard, progress: Progress) -> StepParts:
+        return StepParts(
             strategy=spread,
             objective=Classification(
                 torch.compile(spread.called) if compiled else spread.called,
@@ -115,11 +115,11 @@ def make_trainer(
         )
 
     if round_steps is None:
-        train_step = make_step(Guard(model, spread), Progress())
+        steps = TrainStep(make_parts(Guard(model, spread), Progress()))
     else:
-        train_step = LocalSteps(
+        steps = LocalSteps(
             strategy=spread,
-            make_step=make_step,
+            make_parts=make_parts,
             workers=Workers.divide(exchange.size, exchange.rank, exchange.size),
             exchange=exchange,
             rule=SyncRule("constant", STEPS, base=round_steps),
@@ -127,7 +127,7 @@ def make_trainer(
             seed=0,
         )
     return Trainer(
-        train_step=train_step,
+        steps=steps,
         loader=loader,
         plan=TrainingPlan(total_steps=0, eval_every=0),
         evaluate=lambda: None,

@@ -47,7 +47,7 @@ def network() -> ResNet:
 
 def with_mixing(trainer, mixing: Mixing, meta: PolicyMixup | None = None):
     """The same trainer, its batches mixed."""
-    step = trainer.train_step
+    step = trainer.steps
     trainer.loader.mixing, step.meta = mixing, meta
     mixed = Classification(step.model, step.precision, counts_mixing=True)
     size = len(mixed.sums)

@@ -27,7 +27,7 @@ from utils.training.guard import Guard
 from utils.training.objective import Precision
 from utils.training.progress import Progress
 from utils.training.snapshot import restore, snapshot
-from utils.training.train_step import TrainStep
+from utils.training.train_step import StepParts, TrainStep
 
 OPTIMIZERS = ("sgd", "adamw", "ngd", "muon", "lookahead")
 
@@ -92,7 +92,7 @@ def train_step_of(
         model[1].num_batches_tracked += 1
         optimizer.step()
         average.update(average.ema_weight(step), torch.tensor(False))
-    return TrainStep(
+    parts = StepParts(
         strategy=strategy,
         objective=None,  # no pass is made
         optimizer=optimizer,
@@ -102,6 +102,7 @@ def train_step_of(
         guard=guard,
         average=average,
     )
+    return TrainStep(parts)
 
 
 def saver_of(folder, exchange, keep=3) -> Saver:

@@ -69,7 +69,7 @@ class Recording(Strategy):
 
 def test_the_order_of_calls_in_a_step(tmp_path):
     trainer = make_trainer(tmp_path, epochs=1, accumulation=2, strategy=Recording, max_steps=2)
-    strategy = trainer.train_step.strategy
+    strategy = trainer.steps.strategy
     saved, evaluated = trainer.saver.save, trainer.evaluate
 
     def save(*arguments):
@@ -120,11 +120,11 @@ def final_weights(exchange, folder: Path, every: int | None, steps: int, momentu
         folder / str(exchange.rank), exchange=exchange, strategy=strategy, max_steps=steps,
         model=network(norm=False, dropout=0.0), eval_every=0,
     )  # fmt: skip
-    for group in trainer.train_step.optimizer.param_groups:
+    for group in trainer.steps.optimizer.param_groups:
         group["momentum"], group["nesterov"] = momentum, momentum > 0
-    trainer.train_step.strategy.make_equal = lambda: None
+    trainer.steps.strategy.make_equal = lambda: None
     trainer.fit()
-    return torch.cat([p.detach().flatten() for p in trainer.train_step.model.parameters()])
+    return torch.cat([p.detach().flatten() for p in trainer.steps.model.parameters()])
 
 
 def test_averaged_weights_are_averaged_gradients(worlds, tmp_path):
@@ -148,7 +148,7 @@ def ending_weights(exchange, folder: Path):
         strategy=functools.partial(EveryFewSteps, every=10**9),
     )  # fmt: skip
     trainer.fit()
-    return {name: tensor.clone() for name, tensor in trainer.train_step.strategy.tensors().items()}
+    return {name: tensor.clone() for name, tensor in trainer.steps.strategy.tensors().items()}
 
 
 def test_evaluation_and_checkpoint_are_of_equal_ranks(worlds, tmp_path):

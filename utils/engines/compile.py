@@ -1,4 +1,4 @@
-"""`--compile`: the model is compiled by torch.compile, and TrainStep takes its own steps."""
+"""`--compile`: the model is compiled by torch.compile, and TrainStep takes the steps."""
 
 from collections.abc import Callable
 

@@ -94,12 +94,12 @@ def _draw_batch(run: Run, trainer: Trainer, card: ModelCard) -> str:
 
 def time_steps(trainer: Trainer) -> StepTimes:
     """Trains WARM_STEPS steps or more, until steps are as they will be in the run (see
-    `Stepper.settling`), and times those that follow."""
+    `Steps.settling`), and times those that follow."""
     # As in the last epoch, when everything that is ever unfrozen trains, which takes the most.
     trainer.prepare((trainer.plan.total_steps - 1) // trainer.loader.steps_per_epoch)
-    trainer.train_step.start()
+    trainer.steps.start()
     first_seconds, seconds, samples, warm_up = 0.0, [], 0, 0
-    device = trainer.train_step.precision.device
+    device = trainer.steps.precision.device
     end = time.monotonic()  # of the step before
     for batch in _batches(trainer):
         trainer.forward_backward(batch)
@@ -109,7 +109,7 @@ def time_steps(trainer: Trainer) -> StepTimes:
         wait_for(device)
         start, end = end, time.monotonic()
         first_seconds = first_seconds or end - start
-        if warm_up < WARM_STEPS or trainer.stepper.settling:
+        if warm_up < WARM_STEPS or trainer.steps.settling:
             warm_up += 1
             continue
         seconds.append(end - start)

@@ -20,7 +20,7 @@ from utils.training.local_steps import LocalSteps
 from utils.training.norm_statistics import NormStatistics
 from utils.training.progress import Progress
 from utils.training.rounds import averagings_text
-from utils.training.train_step import TrainStep
+from utils.training.train_step import StepParts
 from utils.training.trainer import Trainer
 
 
@@ -29,13 +29,13 @@ def build_local_steps(
     ready: ReadyModel,
     loader: Loader,
     rule: SyncRule,
-    make_step: Callable[[Guard, Progress], TrainStep],
+    make_parts: Callable[[Guard, Progress], StepParts],
 ) -> tuple[LocalSteps, Loader | InTurn]:
     """The steps of this process's workers, and the loader of their batches; prints a line.
 
     Args:
         loader: of the training split, for the first worker of this process.
-        make_step: makes the optimizer step of a worker.
+        make_parts: makes the parts of a worker's TrainStep.
     """
     workers, settings = run.workers, run.settings
     statistics = None
@@ -55,7 +55,7 @@ def build_local_steps(
         )
     steps = LocalSteps(
         strategy=ready.strategy,
-        make_step=make_step,
+        make_parts=make_parts,
         workers=workers,
         exchange=run.exchange,
         rule=rule,
@@ -123,7 +123,7 @@ def _description(steps: LocalSteps, processes: int) -> str:
 
 def forecast(trainer: Trainer) -> Iterator[str]:
     """Lines for --dry_run: averagings and bytes of the whole run."""
-    steps, schedule = trainer.train_step, trainer.train_step.schedule
+    steps, schedule = trainer.steps, trainer.steps.schedule
     assert isinstance(steps, LocalSteps)
     rule = steps.rule
     peak = steps.optimizer.param_groups[0]
