@@ -25,7 +25,7 @@ from utils.reporting.metrics import MetricsLog
 from utils.training.average import Average
 from utils.training.freeze import Freeze
 from utils.training.guard import Guard
-from utils.training.local_steps import LocalSteps
+from utils.training.local.steps import LocalSteps
 from utils.training.log import TrainingLog
 from utils.training.objective import Classification, Precision
 from utils.training.progress import Progress

@@ -14,7 +14,6 @@ from utils.checkpoints.checkpoint import Checkpoints
 from utils.checkpoints.saver import Saver
 from utils.data.hold_out import HoldOut
 from utils.data.images.loader import ImageLoader
-from utils.data.in_turn import InTurn
 from utils.distributed.strategies.base import build_strategy
 from utils.engines.choose import choose_engine
 from utils.engines.engine import RunFacts
@@ -39,10 +38,11 @@ from utils.training.average import Average
 from utils.training.evaluation import evaluate
 from utils.training.freeze import Freeze
 from utils.training.guard import Guard
-from utils.training.local_steps import LocalSteps
+from utils.training.local.in_turn import InTurn
+from utils.training.local.norm_statistics import NormStatistics
+from utils.training.local.steps import LocalSteps
 from utils.training.log import TrainingLog
 from utils.training.mixing_control import MixingControl
-from utils.training.norm_statistics import NormStatistics
 from utils.training.objective import Classification, Precision, mixed_cross_entropy
 from utils.training.progress import Progress
 from utils.training.train_step import StepParts, TrainStep

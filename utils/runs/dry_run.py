@@ -11,7 +11,6 @@ from utils.plural import counted
 from utils.reporting.console import duration
 from utils.reporting.run_folder import RUNS
 from utils.runs.batch_sheet import write_sheet
-from utils.runs.local import forecast
 from utils.runs.run import Run
 from utils.training.memory import peak_memory
 from utils.training.times import wait_for
@@ -56,7 +55,7 @@ def rehearse(run: Run, trainer: Trainer, evaluated_samples: int, card) -> None:
     left_text = counted(steps_left, "step")
     say(f"  the run        {duration(left)} of training ({left_text} left), without")
     say(f"                 evaluations ({counted(evaluated_samples, 'sample')} each)")
-    for line in forecast(trainer) if settings.trains_locally else ():
+    for line in trainer.steps.forecast():
         say(line)
     say(f"  memory         {peak_memory(run.device) / 2**30:.2f} GiB at most{_of_gpu(run)}")
     checkpoints = settings.checkpoint_hist + 2  # the newest, the best, and the one being written

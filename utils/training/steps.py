@@ -109,6 +109,10 @@ class Steps(ABC):
         """A line for the end of the run."""
         return ""
 
+    def forecast(self) -> list[str]:
+        """Lines for --dry_run, of the whole run."""
+        return []
+
     def summary_entries(self) -> dict:
         """For the run's summary."""
         return {}

@@ -2,7 +2,7 @@
 
 The trainer sees a model's parameters only as `parameters`, ordinary tensors on this rank's device,
 never as a wrapper of the model. Only strategies decide what ranks communicate about the model, and
-when; for local steps LocalSteps does (utils/training/local_steps.py).
+when; for local steps LocalSteps does (utils/training/local/steps.py).
 """
 
 from __future__ import annotations

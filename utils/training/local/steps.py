@@ -23,17 +23,17 @@ from utils.data.batch import Batch
 from utils.distributed.strategies.base import Strategy
 from utils.exchange import Exchange
 from utils.local.outer import OuterOptimizer
-from utils.local.rules import SyncRule
+from utils.local.rules import SyncRule, simulate
 from utils.local.workers import Workers
-from utils.training.averaging import Averaging
 from utils.training.guard import Guard
-from utils.training.local_state import restore, snapshot
-from utils.training.norm_statistics import NormStatistics
+from utils.training.local.averaging import Averaging
+from utils.training.local.norm_statistics import NormStatistics
+from utils.training.local.rounds import Rounds, amount_text, averagings_text, lengths_text
+from utils.training.local.state import restore, snapshot
+from utils.training.local.worker_mean import WorkerMean
 from utils.training.progress import LeftOut, Progress
-from utils.training.rounds import Rounds
 from utils.training.steps import Steps
 from utils.training.train_step import StepParts, TrainStep
-from utils.training.worker_mean import WorkerMean
 
 # In a short last step a few workers may have all samples, as blocks that are mixed are never cut.
 # They step by at most so many times the mean gradient of their samples.
@@ -340,6 +340,31 @@ class LocalSteps(Steps):
 
     def summary(self) -> str:
         return self.rounds.summary(self.progress.step)
+
+    def forecast(self) -> list[str]:
+        """Averagings, and what they send."""
+        peak = self.optimizer.param_groups[0]
+        peak = peak["base_lr"] / peak.get("lr_scale", 1.0)
+        rounds = simulate(self.rule, lambda step: peak * self.schedule.factor(step))
+        trained = sum(p.nbytes for p in self.strategy.parameters.values() if p.requires_grad)
+        state = sum(t.nbytes for t in self.averaging.averaged_state()[0].values())
+        relative = 1 + state / trained  # what an averaging sends, relative to a step of DDP
+        steps, size = self.rule.total_steps, self.workers.size
+        plateau = self.schedule.name == "plateau" and self.rule.name == "qsr"
+        note = "; more where plateau lowers the learning rate" if plateau else ""
+        lines = [
+            f"  local steps    {averagings_text(len(rounds), steps, relative * rounds.ddp_share)}",
+            f"                 ({lengths_text(rounds.lengths)}{note})",
+        ]
+        if size > 1:
+            # In an averaging, as in a step of DDP. The ends of a chain send less, the others more.
+            sent = 2 * (size - 1) / size * trained
+            ours, ddp = amount_text(sent * relative * len(rounds)), amount_text(sent * steps)
+            lines.append(
+                f"                 {size} processes with a worker each would each send, on "
+                f"average, {ours}; with ddp {ddp}"
+            )
+        return lines
 
     def summary_entries(self) -> dict:
         return {

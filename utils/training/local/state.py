@@ -34,7 +34,7 @@ from utils.training.progress import LeftOut, named_sums
 from utils.training.snapshot import FORMAT
 
 if TYPE_CHECKING:
-    from utils.training.local_steps import LocalSteps, Worker
+    from utils.training.local.steps import LocalSteps, Worker
 
 
 def snapshot(steps: LocalSteps) -> Checkpoint:
