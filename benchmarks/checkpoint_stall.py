@@ -67,8 +67,7 @@ def build_saving(exchange, folder: str) -> Callable:
     if exchange.size > 1:
         divide(exchange, model)
         savers_exchange = ProcessExchange(dist.new_group())
-    strategy = Strategy(exchange)
-    strategy.wrap(model)
+    strategy = Strategy(model, exchange)
     train_step = SimpleNamespace(
         strategy=strategy,
         optimizer=build_optimizer("sgd", model, lr=0.1, weight_decay=0.0),

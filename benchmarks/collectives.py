@@ -50,8 +50,8 @@ class Collectives:
 
     def hook(self, strategy) -> None:
         """Counts DDP's own reductions, which do not pass through Python otherwise."""
-        if hasattr(strategy, "wrapped"):
-            strategy.wrapped.register_comm_hook(strategy.exchange.group, self._reduce)
+        if hasattr(strategy.called, "register_comm_hook"):
+            strategy.called.register_comm_hook(strategy.exchange.group, self._reduce)
 
     def _reduce(self, group, bucket):
         self.calls[BUCKET, bucket.buffer().nbytes] += 1

@@ -252,10 +252,10 @@ class Ours:
         trainer, engine = self.trainer, CudaGraphs(asked=True)
         reason = engine.why_not(
             RunFacts(
-                device=trainer.train_step.precision.device,
+                device=trainer.steps.precision.device,
                 compiled=self.way.compiled,
                 texts=False,
-                scales_loss=trainer.train_step.precision.scales_loss,
+                scales_loss=trainer.steps.precision.scales_loss,
                 processes=1,
                 accumulation=trainer.loader.accumulation,
                 capturable=is_capturable(rule.name, lookahead_k=None),
@@ -267,15 +267,15 @@ class Ours:
         )
         if reason is not None:
             raise RuntimeError(f"no graph: {reason}")
-        trainer.stepper = engine.stepper(
-            trainer.train_step, trainer.loader, trainer.log.console, advice=""
+        trainer.steps = engine.steps(
+            trainer.steps.parts, trainer.loader, trainer.log.console, advice=""
         )
 
     def steps(self, count: int) -> float:
         """Takes `count` steps; seconds. Raises RuntimeError if graphs are wanted and refused."""
         speed = take_steps(self.trainer, count)
-        if self.way.graphs and self.trainer.stepper.refused:
-            raise RuntimeError(f"no graph: {self.trainer.stepper.refused}")
+        if self.way.graphs and self.trainer.steps.refused:
+            raise RuntimeError(f"no graph: {self.trainer.steps.refused}")
         return count * self.trainer.loader.batch_size / speed
 
     def shares(self) -> dict[str, float]:

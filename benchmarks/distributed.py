@@ -74,7 +74,7 @@ def build_counting(exchange, folder: str) -> Callable:
             exchange=exchange, strategy=strategy, optimizer=optimizer, accumulation=accumulation,
         )  # fmt: skip
         runs, hooked = [], Collectives()
-        hooked.hook(trainer.train_step.strategy)
+        hooked.hook(trainer.steps.strategy)
         with hooked, silent():
             for steps in RUNS:
                 hooked.calls.clear()

@@ -70,7 +70,7 @@ def build_counting(exchange, folder: str, round_steps: int | None) -> Callable:
     def work() -> float:
         trainer = worker(exchange, folder, round_steps, batch=2)
         runs, hooked = [], Collectives()
-        hooked.hook(trainer.train_step.strategy)
+        hooked.hook(trainer.steps.strategy)
         with hooked, silent():
             for steps in (ROUND, 2 * ROUND):
                 hooked.calls.clear()

@@ -25,11 +25,11 @@ from utils.reporting.metrics import MetricsLog
 from utils.training.average import Average
 from utils.training.freeze import Freeze
 from utils.training.guard import Guard
-from utils.training.local_steps import LocalSteps
+from utils.training.local.steps import LocalSteps
 from utils.training.log import TrainingLog
 from utils.training.objective import Classification, Precision
 from utils.training.progress import Progress
-from utils.training.train_step import TrainStep
+from utils.training.train_step import StepParts, TrainStep
 from utils.training.trainer import Trainer, TrainingPlan
 
 EPOCH = 400  # steps
@@ -85,16 +85,17 @@ def make_trainer(
     freeze = Freeze(model, "fc") if frozen else None
     if freeze is not None:
         freeze.apply(0)
-    spread = build_strategy("local" if round_steps else strategy, exchange)
-    wrapped = spread.wrap(model)
+    spread = build_strategy("local" if round_steps else strategy, model, exchange)
     agree = Agreement(exchange, 2) if exchange.size > 1 else None
     schedule = Schedule("cosine", STEPS, 0)
 
-    def make_step(guard: Guard, progress: Progress) -> TrainStep:
-        return TrainStep(
+    def make_parts(guard: Guard, progress: Progress) -> StepParts:
+        return StepParts(
             strategy=spread,
             objective=Classification(
-                torch.compile(wrapped) if compiled else wrapped, arithmetic, fused=fused != "none"
+                torch.compile(spread.called) if compiled else spread.called,
+                arithmetic,
+                fused=fused != "none",
             ),
             optimizer=build_optimizer(
                 optimizer,
@@ -114,11 +115,11 @@ def make_trainer(
         )
 
     if round_steps is None:
-        train_step = make_step(Guard(model, spread), Progress())
+        steps = TrainStep(make_parts(Guard(model, spread), Progress()))
     else:
-        train_step = LocalSteps(
+        steps = LocalSteps(
             strategy=spread,
-            make_step=make_step,
+            make_parts=make_parts,
             workers=Workers.divide(exchange.size, exchange.rank, exchange.size),
             exchange=exchange,
             rule=SyncRule("constant", STEPS, base=round_steps),
@@ -126,7 +127,7 @@ def make_trainer(
             seed=0,
         )
     return Trainer(
-        train_step=train_step,
+        steps=steps,
         loader=loader,
         plan=TrainingPlan(total_steps=0, eval_every=0),
         evaluate=lambda: None,

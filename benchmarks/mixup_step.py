@@ -47,13 +47,13 @@ def network() -> ResNet:
 
 def with_mixing(trainer, mixing: Mixing, meta: PolicyMixup | None = None):
     """The same trainer, its batches mixed."""
-    step = trainer.train_step
+    step = trainer.steps
     trainer.loader.mixing, step.meta = mixing, meta
     mixed = Classification(step.model, step.precision, counts_mixing=True)
     size = len(mixed.sums)
     step.objective, step.sum_names = mixed, mixed.sums
     step.step_sums, step.window = (torch.zeros(size, dtype=torch.float64) for _ in range(2))
-    trainer.progress.epoch_sums = [0.0] * size
+    trainer.progress.epoch_sums = {}
     return trainer
 
 

@@ -200,11 +200,11 @@ def our_curve(course: Course, precision: str, folder: Path) -> list[tuple[float,
         model, folder, Signals(), loader=loader, precision=precision, device=device,
         **course.rule.ours(),
     )  # fmt: skip
-    trainer.train_step.schedule, trainer.plan.total_steps = course.schedule, course.total_steps
+    trainer.steps.schedule, trainer.plan.total_steps = course.schedule, course.total_steps
     curve = []
 
     def measure():
-        result = evaluate(model, course.test.epoch(), trainer.train_step.precision)
+        result = evaluate(model, course.test.epoch(), trainer.steps.precision)
         curve.append((trainer.progress.seconds_training, result.accuracy))
         return result
 

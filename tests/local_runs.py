@@ -16,8 +16,8 @@ def double_network(**options):
 
 
 def parameters_of(trainer) -> dict:
-    with trainer.train_step.evaluated_weights():
-        return {name: p.detach().clone() for name, p in trainer.train_step.model.named_parameters()}
+    with trainer.steps.evaluated_weights():
+        return {name: p.detach().clone() for name, p in trainer.steps.model.named_parameters()}
 
 
 def assert_same_checkpoint(one, other) -> None:

@@ -14,9 +14,7 @@ from utils.checkpoints.checkpoint import Checkpoints
 from utils.checkpoints.saver import Saver
 from utils.data.hold_out import HoldOut
 from utils.data.images.loader import ImageLoader
-from utils.data.in_turn import InTurn
-from utils.distributed.strategies.base import Strategy, build_strategy
-from utils.distributed.strategies.local import Local
+from utils.distributed.strategies.base import build_strategy
 from utils.engines.choose import choose_engine
 from utils.engines.engine import RunFacts
 from utils.engines.graphed_step import GraphedStep
@@ -40,13 +38,14 @@ from utils.training.average import Average
 from utils.training.evaluation import evaluate
 from utils.training.freeze import Freeze
 from utils.training.guard import Guard
-from utils.training.local_steps import LocalSteps
+from utils.training.local.in_turn import InTurn
+from utils.training.local.norm_statistics import NormStatistics
+from utils.training.local.steps import LocalSteps
 from utils.training.log import TrainingLog
 from utils.training.mixing_control import MixingControl
-from utils.training.norm_statistics import NormStatistics
 from utils.training.objective import Classification, Precision, mixed_cross_entropy
 from utils.training.progress import Progress
-from utils.training.train_step import TrainStep
+from utils.training.train_step import StepParts, TrainStep
 from utils.training.trainer import Trainer, TrainingPlan
 
 CPU = torch.device("cpu")
@@ -145,9 +144,10 @@ def make_trainer(
 ):
     """A trainer over random pictures with BatchNorm and dropout, writing below `folder`.
 
-    With an `exchange` it is one rank of several, and `batch_size` is that of each. `strategy`: one,
-    or its name. With `auto` the strength of mixing follows the loss of HELD_OUT. `learner` learns
-    how to mix, in place of the usual one; `local`: see `local_steps`; `plan`: see TrainingPlan."""
+    With an `exchange` it is one rank of several, and `batch_size` is that of each. `strategy`: its
+    name, or what makes it as Strategy does. With `auto` the strength of mixing follows the loss of
+    HELD_OUT. `learner` learns how to mix, in place of the usual one; `local`: see `local_steps`;
+    `plan`: see TrainingPlan."""
     folder.mkdir(parents=True, exist_ok=True)
     exchange = exchange or Exchange()
     ranks = {"rank": exchange.rank, "ranks": exchange.size, "least": least}
@@ -155,7 +155,7 @@ def make_trainer(
     if local is not None:
         workers = Workers.divide(local["workers"], exchange.rank, exchange.size)
         train_ranks = ranks | {"rank": workers.own[0], "ranks": workers.size}
-        strategy = Local()
+        strategy = "local"
     model = (model if model is not None else network(dropout=dropout)).to(device)
     hold_out = None
     if auto:
@@ -172,17 +172,15 @@ def make_trainer(
     plan = {"log_every": 2, "eval_split": "val" if val else "test"} | plan
     metrics, console = MetricsLog(folder / "metrics.jsonl"), Console()
     store = Checkpoints(folder / "checkpoints", keep=100)
-    spread = strategy
-    if not isinstance(strategy, Strategy):
-        spread = build_strategy(strategy, exchange)
-    wrapped = spread.wrap(model, unfreezes=freeze_until is not None)
+    build = functools.partial(build_strategy, strategy) if isinstance(strategy, str) else strategy
+    spread = build(model, exchange, freeze_until is not None)
     inside = getattr(model, "mixes_inside", False)
     mixes = {"counts_mixing": mixing is not None, "mixes_inside": inside}
     mixes["clean_accuracy"] = clean_accuracy
-    objective = objective or Classification(wrapped, arithmetic, 0.1, **mixes)
+    objective = objective or Classification(spread.called, arithmetic, 0.1, **mixes)
 
-    def make_step(guard, progress):
-        return TrainStep(
+    def make_parts(guard, progress):
+        return StepParts(
             strategy=spread,
             objective=objective,
             optimizer=build_optimizer(
@@ -206,12 +204,12 @@ def make_trainer(
         )
 
     if local is None:
-        train_step = make_step(Guard(model, spread), Progress())
+        steps = TrainStep(make_parts(Guard(model, spread), Progress()))
     else:
-        train_step = local_steps(local, spread, make_step, data, exchange, total, objective)
-        data = InTurn(data, train_step.workers.own)
+        steps = local_steps(local, spread, make_parts, data, exchange, total, objective)
+        data = InTurn(data, steps.workers.own)
     return Trainer(
-        train_step=train_step,
+        steps=steps,
         loader=data,
         plan=TrainingPlan(total, **plan),
         evaluate=lambda: evaluate(
@@ -229,7 +227,7 @@ def make_trainer(
     )
 
 
-def local_steps(local, strategy, make_step, data, exchange, total_steps, objective):
+def local_steps(local, strategy, make_parts, data, exchange, total_steps, objective):
     """LocalSteps; `local` has `workers`, how many, `bn_batches`, `averages_state`, `outer` (the
     arguments of an OuterOptimizer), and what else SyncRule takes."""
     options = {"name": "constant", "bn_batches": 0} | local
@@ -243,7 +241,7 @@ def local_steps(local, strategy, make_step, data, exchange, total_steps, objecti
         )
     return LocalSteps(
         strategy=strategy,
-        make_step=make_step,
+        make_parts=make_parts,
         workers=workers,
         exchange=exchange,
         rule=SyncRule(total_steps=total_steps, **options),
@@ -278,14 +276,14 @@ def control(model, data, precision, total_steps, exchange):
 def facts_of(trainer, *, compiled=False, texts=False, recomputes=False, external_model=False):
     """What an engine is told of the trainer's run."""
     return RunFacts(
-        device=trainer.train_step.precision.device,
+        device=trainer.steps.precision.device,
         compiled=compiled,
         texts=texts,
-        scales_loss=trainer.train_step.scaler.is_enabled(),
-        processes=trainer.train_step.exchange.size,
+        scales_loss=trainer.steps.scaler.is_enabled(),
+        processes=trainer.steps.exchange.size,
         accumulation=trainer.loader.accumulation,
-        capturable=isinstance(trainer.train_step.optimizer, CAPTURABLE),
-        learns_mixing=isinstance(trainer.train_step.meta, SampleMixup),
+        capturable=isinstance(trainer.steps.optimizer, CAPTURABLE),
+        learns_mixing=isinstance(trainer.steps.meta, SampleMixup),
         unfreezes=trainer.freeze is not None and trainer.freeze.until is not None,
         recomputes=recomputes,
         external_model=external_model,
@@ -299,15 +297,15 @@ def use_engine(trainer, cuda_graphs="on", *, deterministic=False) -> None:
     )
     for line in notes:
         trainer.log.console.say(line)
-    trainer.stepper = engine.stepper(
-        trainer.train_step, trainer.loader, trainer.log.console, "take a larger batch"
+    trainer.steps = engine.steps(
+        trainer.steps.parts, trainer.loader, trainer.log.console, "take a larger batch"
     )
 
 
 def use_graphs(trainer, recorder, asked=True, rate_dtype=torch.float64) -> None:
     """Gives the trainer CUDA graphs, which `recorder` captures; on a CPU."""
-    trainer.stepper = GraphedStep(
-        trainer.train_step, trainer.loader, trainer.log.console, recorder, asked, rate_dtype
+    trainer.steps = GraphedStep(
+        trainer.steps.parts, trainer.loader, trainer.log.console, recorder, asked, rate_dtype
     )
 
 
@@ -336,7 +334,7 @@ def take_steps(gpu, trainer, steps=3, epoch=0):
 def steps_of(trainer, epoch: int):
     """The loop of the trainer without log lines; yields after each optimizer step of the epoch."""
     trainer.prepare(epoch)
-    trainer.train_step.start()
+    trainer.steps.start()
     trainer.times.mark("other")
     with contextlib.closing(trainer.loader.epoch(epoch)) as batches:
         for batch in batches:
@@ -351,22 +349,21 @@ def steps_of(trainer, epoch: int):
 
 def everything(trainer) -> dict:
     """All that must be equal to the bit between a resumed run and an uninterrupted one."""
-    state = {f"model/{k}": v.clone() for k, v in trainer.train_step.model.state_dict().items()}
-    names = {p: n for n, p in trainer.train_step.strategy.parameters.items()}
-    for parameter, entries in trainer.train_step.optimizer.state.items():
+    state = {f"model/{k}": v.clone() for k, v in trainer.steps.model.state_dict().items()}
+    names = {p: n for n, p in trainer.steps.strategy.parameters.items()}
+    for parameter, entries in trainer.steps.optimizer.state.items():
         for key, value in entries.items():
             state[f"optimizer/{names[parameter]}/{key}"] = torch.as_tensor(value).clone()
-    for name, mean in trainer.train_step.average.mean.items() if trainer.train_step.average else ():
+    for name, mean in trainer.steps.average.mean.items() if trainer.steps.average else ():
         state[f"average/{name}"] = mean.clone()
-    learned = trainer.train_step.meta.state_dict() if trainer.train_step.meta else {}
+    learned = trainer.steps.meta.state_dict() if trainer.steps.meta else {}
     state |= {f"mixup/{name}": tensor.clone() for name, tensor in learned.items()}
     state |= {
-        f"schedule/{k}": torch.tensor(v)
-        for k, v in trainer.train_step.schedule.state_dict().items()
+        f"schedule/{k}": torch.tensor(v) for k, v in trainer.steps.schedule.state_dict().items()
     }
     state["random"] = torch.get_rng_state()
-    state["scaler"] = torch.tensor(trainer.train_step.scaler.get_scale())
-    state["lr"] = torch.tensor(trainer.train_step.learning_rate)
+    state["scaler"] = torch.tensor(trainer.steps.scaler.get_scale())
+    state["lr"] = torch.tensor(trainer.steps.learning_rate)
     return state
 
 

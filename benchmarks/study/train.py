@@ -26,7 +26,7 @@ from utils.optim.factory import build_optimizer
 from utils.optim.schedules import Schedule
 from utils.optim.table import OPTIMIZERS
 from utils.training.evaluation import evaluate
-from utils.training.objective import Classification, Precision
+from utils.training.objective import Classification, Precision, stacked
 
 DATA_SEED = 0  # which pictures train, validate and test: the same for every seed of the runs
 WARMUP = 0.05  # fraction of the steps
@@ -149,7 +149,7 @@ class Bench:
             if batch.ends_step:
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
-            return sums
+            return stacked(sums, objective.sums)
 
         return step
 

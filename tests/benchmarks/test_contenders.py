@@ -17,9 +17,9 @@ def test_both_have_the_same_update_rule(tmp_path):
     options = options_of(tmp_path / "x.json")
     ours = compare.in_this_process(case, Way(True, ""), options, tmp_path)
     usual = compare.in_this_process(case, Way(False, ""), options, tmp_path)
-    groups = [*ours.trainer.train_step.optimizer.param_groups, *usual.optimizer.param_groups]
+    groups = [*ours.trainer.steps.optimizer.param_groups, *usual.optimizer.param_groups]
     assert {(group["lr"], group["weight_decay"]) for group in groups} == {(1e-4, 0.01)}
-    assert type(ours.trainer.train_step.optimizer) is type(usual.optimizer) is torch.optim.AdamW
+    assert type(ours.trainer.steps.optimizer) is type(usual.optimizer) is torch.optim.AdamW
 
 
 def test_texts_are_padded_to_the_longest():

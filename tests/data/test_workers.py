@@ -19,10 +19,10 @@ from utils.augment.crop_flip import CropFlip
 from utils.augment.random_erasing import RandomErasing
 from utils.data import shared_ring
 from utils.data.images.loader import ImageLoader
-from utils.data.in_turn import InTurn
 from utils.data.worker_process import is_map
 from utils.data.workers import WorkerPool
 from utils.errors import UserError
+from utils.training.local.in_turn import InTurn
 
 ROOT = Path(__file__).resolve().parents[2]
 SHM = Path(shared_ring.FOLDER)

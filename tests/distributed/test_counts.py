@@ -39,11 +39,11 @@ def counted(exchange, strategy: str, accumulation: int, optimizer: str = "sgd") 
                 agreed_signal=AgreedSignal(toy.NoSignals(), Agreement(exchange, 2)),
             )
             with Collectives() as collectives:
-                collectives.hook(trainer.train_step.strategy)
+                collectives.hook(trainer.steps.strategy)
                 trainer.fit()
             runs.append(collectives.calls)
-    flat = [buffers for buffers in trainer.train_step.guard.flat if buffers.is_floating_point()]
-    shares = getattr(trainer.train_step.optimizer, "_shares", [])
+    flat = [buffers for buffers in trainer.steps.guard.flat if buffers.is_floating_point()]
+    shares = getattr(trainer.steps.optimizer, "_shares", [])
     return {
         "calls": per_step(*runs, MORE),
         "whole gradient": 4 * sum(p.numel() for p in ResNet(18, 3, width=8).parameters()),

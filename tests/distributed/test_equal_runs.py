@@ -96,17 +96,17 @@ def train(exchange, options: dict, strategy: str) -> dict:
         )  # fmt: skip
         if "data" in options:
             trainer.evaluate = lambda: evaluate(
-                model, texts(exchange, 5).epoch(), trainer.train_step.precision, exchange=exchange
+                model, texts(exchange, 5).epoch(), trainer.steps.precision, exchange=exchange
             )
         trainer.fit()
         records = toy.history(path)
-    with trainer.train_step.evaluated_weights():
+    with trainer.steps.evaluated_weights():
         parts, parameters = (
-            trainer.train_step.strategy.tensors(),
-            trainer.train_step.strategy.parameters,
+            trainer.steps.strategy.tensors(),
+            trainer.steps.strategy.parameters,
         )
         weights = {
-            name: trainer.train_step.exchange.whole(parameters.get(name, t), t.detach()).clone()
+            name: trainer.steps.exchange.whole(parameters.get(name, t), t.detach()).clone()
             for name, t in parts.items()
         }
     losses = [r["loss"] for r in records if r.get("average_over") == "steps"]

@@ -22,13 +22,12 @@ def gradients(exchange, name: str, strategy: str) -> dict[str, torch.Tensor]:
     x = torch.randn(4, 3, 64, 64, dtype=torch.float64)
     targets = torch.tensor([0, 1, 2, 3])
     blocks = len(blocks_of(model))
-    strategy = build_strategy(strategy, exchange)
-    wrapped = strategy.wrap(model)
+    strategy = build_strategy(strategy, model, exchange)
     assert blocks >= 3
     each = len(x) // exchange.size
     own = slice(exchange.rank * each, (exchange.rank + 1) * each)
     with strategy.micro_batch(last=True):
-        torch.nn.functional.cross_entropy(wrapped(x[own]), targets[own]).backward()
+        torch.nn.functional.cross_entropy(strategy.called(x[own]), targets[own]).backward()
     strategy.collect_gradients()
     return {name: gradient.clone() for name, gradient in strategy.gradients().items()}
 

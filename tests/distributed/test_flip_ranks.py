@@ -12,7 +12,7 @@ from utils.training.objective import Precision
 
 def evaluated(exchange, strategy: str, precision: str, samples: int) -> dict:
     model = toy.network(norm=False)
-    build_strategy(strategy, exchange).wrap(model)
+    build_strategy(strategy, model, exchange)
     data = toy.loader(
         2, n=samples, augment=False, shuffle=False, rank=exchange.rank, ranks=exchange.size, least=2
     )

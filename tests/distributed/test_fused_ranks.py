@@ -43,8 +43,7 @@ def train(
     if synced:
         sync_batch_norms(model, exchange)
     fuse(model, mode)
-    spread = build_strategy(strategy, exchange)
-    wrapped = spread.wrap(model)
+    spread = build_strategy(strategy, model, exchange)
     steps = build_optimizer(
         optimizer,
         model,
@@ -60,7 +59,7 @@ def train(
             x = batch(texts, dtype)
             with spread.micro_batch(last):
                 with torch.autocast("cpu", torch.bfloat16, enabled=half):
-                    y = wrapped(x)
+                    y = spread.called(x)
                 loss = F.cross_entropy(y.to(dtype), torch.arange(4) % 3)
                 loss.backward()
             losses.append(loss.detach())

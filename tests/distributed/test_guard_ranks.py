@@ -25,7 +25,7 @@ def stepped(exchange) -> list[dict]:
             Path(folder), model=model, exchange=exchange, on_nonfinite="skip", eval_every=0
         )
         trainer.prepare(0)
-        trainer.train_step.guard.remember()
+        trainer.steps.guard.remember()
         for step, batch in zip(range(3), trainer.loader.epoch(0), strict=False):
             if step == 1 and exchange.rank == exchange.size - 1:
                 batch = batch._replace(inputs=batch.inputs * float("nan"))
@@ -41,7 +41,7 @@ def stepped(exchange) -> list[dict]:
             found.append(
                 {"own": own, "before": before, "now": copy.deepcopy(model[0].state_dict())}
             )
-        assert trainer.train_step.guard.left_out.tolist() == [1, 1, 0]
+        assert trainer.steps.guard.left_out.tolist() == [1, 1, 0]
     return found
 
 
@@ -82,7 +82,7 @@ def scales_and_rows(exchange) -> list[tuple[float, dict]]:
             Path(folder), model=model, exchange=exchange, strategy="fsdp", precision="fp16",
             eval_every=0,
         )  # fmt: skip
-        train_step = trainer.train_step
+        train_step = trainer.steps
         strategy, collect = train_step.strategy, train_step.strategy.collect_gradients
 
         def collect_and_overflow() -> None:

@@ -62,7 +62,7 @@ def every_step(exchange, values: dict) -> float:
         torch.optim.SGD(ours.parameters(), **values), 0, STEPS, exchange=exchange
     )
     assert all(train(ours, optimizer, exchange.rank))
-    called = build_strategy("ddp", exchange).wrap(theirs)
+    called = build_strategy("ddp", theirs, exchange).called
     plain = torch.optim.SGD(theirs.parameters(), **values)
     for step in range(STEPS):
         backward(theirs, called, step, exchange.rank)

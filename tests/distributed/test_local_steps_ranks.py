@@ -45,7 +45,7 @@ def train(
     if resume:
         trainer.restore(trainer.saver.store.load())
     if stop is not None:
-        update = trainer.stepper.update
+        update = trainer.steps.update
 
         def until():
             update()
@@ -53,7 +53,7 @@ def train(
                 trainer.save(final=True)
                 raise KeyboardInterrupt
 
-        trainer.stepper.update = until
+        trainer.steps.update = until
     with contextlib.suppress(KeyboardInterrupt):
         trainer.fit()
     return toy.history(folder / f"{exchange.rank}-of-{exchange.size}")
@@ -101,13 +101,13 @@ def train_where_one_skips(exchange, folder: Path) -> None:
         local={"workers": 3, "base": 1, "averages_state": True},
     )  # fmt: skip
     trainer.saver.store = Checkpoints(folder / "checkpoints", keep=100)
-    forward_backward = trainer.stepper.forward_backward
+    forward_backward = trainer.steps.forward_backward
 
     def with_nan(batch) -> None:
-        bad = trainer.progress.step < 2 and trainer.train_step.workers.own[batch.worker] == 2
+        bad = trainer.progress.step < 2 and trainer.steps.workers.own[batch.worker] == 2
         forward_backward(batch._replace(inputs=batch.inputs * (float("nan") if bad else 1)))
 
-    trainer.stepper.forward_backward = with_nan
+    trainer.steps.forward_backward = with_nan
     trainer.fit()
 
 
@@ -144,8 +144,8 @@ def as_ddp(exchange, local: bool) -> dict:
         trainer.save = lambda final=False: None
         trainer.fit()
         found = parameters_of(trainer)
-        with trainer.train_step.evaluated_weights():
-            buffers = dict(trainer.train_step.model.named_buffers())
+        with trainer.steps.evaluated_weights():
+            buffers = dict(trainer.steps.model.named_buffers())
             return found | {name: buffer.clone() for name, buffer in buffers.items()}
 
 
@@ -173,7 +173,7 @@ def counted(exchange, options: dict) -> tuple:
             with Collectives() as collectives:
                 trainer.fit()
             runs.append(collectives.calls)
-    parameters = sum(p.numel() for p in trainer.train_step.model.parameters())
+    parameters = sum(p.numel() for p in trainer.steps.model.parameters())
     return per_step(*runs, 8), parameters
 
 

@@ -25,8 +25,7 @@ def network() -> nn.Module:
 def train(exchange, strategy: str, name: str, options: dict) -> list[torch.Tensor]:
     """The weights after 20 steps, in which all ranks have the same samples, and one is left out."""
     model = network()
-    spread = build_strategy(strategy, exchange)
-    called = spread.wrap(model, unfreezes=False)
+    spread = build_strategy(strategy, model, exchange)
     optimizer = build_optimizer(
         name, model, lr=0.02, weight_decay=0.1, in_place_of=spread.optimized_tensor,
         exchange=spread.optimizer_exchange, **options,
@@ -35,7 +34,7 @@ def train(exchange, strategy: str, name: str, options: dict) -> list[torch.Tenso
         generator = torch.Generator().manual_seed(step)
         inputs = torch.randn(8, 5, generator=generator, dtype=torch.float64)
         with spread.micro_batch(True):
-            nn.functional.cross_entropy(called(inputs), torch.arange(8) % 3).backward()
+            nn.functional.cross_entropy(spread.called(inputs), torch.arange(8) % 3).backward()
         spread.collect_gradients()
         optimizer.found_inf = torch.tensor(float(step == 7))
         optimizer.step()

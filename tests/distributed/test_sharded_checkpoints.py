@@ -27,7 +27,7 @@ from utils.training.guard import Guard
 from utils.training.objective import Precision
 from utils.training.progress import Progress
 from utils.training.snapshot import restore, snapshot
-from utils.training.train_step import TrainStep
+from utils.training.train_step import StepParts, TrainStep
 
 OPTIMIZERS = ("sgd", "adamw", "ngd", "muon", "lookahead")
 
@@ -76,10 +76,9 @@ def train_step_of(
     """After `steps` steps by random gradients; divided where there is an exchange."""
     torch.manual_seed(seed)
     model = network()
-    strategy = Strategy(exchange)
     if divided and exchange is not None:
         divide(exchange, model)
-    strategy.wrap(model)
+    strategy = Strategy(model, exchange)
     lookahead = {"lookahead_k": 2} if kind == "lookahead" else {}
     optimizer = build_optimizer(
         "sgd" if lookahead else kind, model, lr=0.1, weight_decay=1e-3, momentum=0.9, **lookahead
@@ -93,16 +92,17 @@ def train_step_of(
         model[1].num_batches_tracked += 1
         optimizer.step()
         average.update(average.ema_weight(step), torch.tensor(False))
-    return TrainStep(
+    parts = StepParts(
         strategy=strategy,
         objective=None,  # no pass is made
         optimizer=optimizer,
         schedule=Schedule("constant", 10, 0),
         precision=Precision("fp32", torch.device("cpu")),
-        progress=Progress(step=steps, window_sums=[0.0, 0.0, 0.0]),
+        progress=Progress(step=steps),
         guard=guard,
         average=average,
     )
+    return TrainStep(parts)
 
 
 def saver_of(folder, exchange, keep=3) -> Saver:
@@ -380,7 +380,7 @@ def test_another_model_is_refused_and_nothing_changed(tmp_path):
     path = written_alone(tmp_path)
     train_step = train_step_of("sgd", 2)
     train_step.model[2] = nn.Linear(5, 11)
-    train_step.strategy.wrap(train_step.model)
+    train_step.strategy = Strategy(train_step.model)
     before = train_step.model.state_dict()
     before = {name: tensor.clone() for name, tensor in before.items()}
     with pytest.raises(UserError, match=r"2.weight is \(12, 5\), in the model \(11, 5\)"):

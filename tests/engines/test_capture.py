@@ -294,7 +294,7 @@ def test_the_last_warm_up_step_is_watched(tmp_path, machine, capsys):
     capsys.readouterr()
     ours, watched = make_trainer(tmp_path / "ours"), []
     use_graphs(ours, CudaRecorder(GPU))
-    update = ours.train_step.update_device
+    update = ours.steps.update_device
 
     def waits(step, ema_weight):
         watched.append(machine.mode)
@@ -302,7 +302,7 @@ def test_the_last_warm_up_step_is_watched(tmp_path, machine, capsys):
             wait_for_the_device()
         update(step, ema_weight)
 
-    ours.train_step.update_device = waits
+    ours.steps.update_device = waits
     ours.fit()
     said = capsys.readouterr().out
     assert watched[:5] == [0] * (WARM_UP - 1) + [1] + [0] * (5 - WARM_UP) and sum(watched) == 1

@@ -6,9 +6,9 @@ import pytest
 import torch
 from toy import CPU, facts_of, make_trainer, use_engine
 
-from utils.engines import cuda_graphs
+from utils.engines import cuda_graphs, eager
 from utils.engines.choose import ENGINES, choose_engine
-from utils.engines.launch_bound import TimedSteps
+from utils.training.train_step import TrainStep
 
 
 def chosen(trainer, wanted="auto", deterministic=False, **options):
@@ -22,7 +22,8 @@ def chosen(trainer, wanted="auto", deterministic=False, **options):
 
 def on_a_gpu(trainer):
     """Pretends that the run's device is a GPU."""
-    trainer.train_step.precision = SimpleNamespace(device=torch.device("cuda"))
+    gpu = SimpleNamespace(device=torch.device("cuda"))
+    trainer.steps.precision = trainer.steps.parts.precision = gpu
     return trainer
 
 
@@ -33,7 +34,7 @@ def test_the_reason_is_said(tmp_path, capsys):
     for wanted in ("auto", "off"):
         use_engine(trainer, wanted)
     assert capsys.readouterr().out == ""
-    assert trainer.stepper is trainer.train_step
+    assert type(trainer.steps) is TrainStep
 
 
 @pytest.mark.parametrize(
@@ -45,13 +46,14 @@ def test_who_gets_graphs(tmp_path, monkeypatch, wanted, deterministic, asked):
     """asked: of the GraphedStep that is made; None: there is none."""
     monkeypatch.setattr(cuda_graphs, "CudaRecorder", lambda device: device.type)
     monkeypatch.setattr(cuda_graphs, "GraphedStep", lambda *args: args)
+    monkeypatch.setattr(eager, "TimedSteps", lambda *args: args[:1])
     trainer = on_a_gpu(make_trainer(tmp_path))
+    parts = trainer.steps.parts
     use_engine(trainer, wanted, deterministic=deterministic)
-    none = isinstance(trainer.stepper, TimedSteps)
     if asked is None:
-        assert none
+        assert trainer.steps == (parts,)
     else:
-        assert trainer.stepper[0] is trainer.train_step and trainer.stepper[-2:] == ("cuda", asked)
+        assert trainer.steps[0] is parts and trainer.steps[-2:] == ("cuda", asked)
 
 
 @pytest.mark.parametrize("wanted", ["on", "auto", "off"])
@@ -68,8 +70,7 @@ def test_a_compiled_model_has_no_graphs(tmp_path, gpu, wanted):
 
 def wrapped(engine, trainer):
     """What the objective would call."""
-    step = trainer.train_step
-    return engine.wrap(step.model, step.strategy, trainer.log.console)
+    return engine.wrap(trainer.steps.strategy, trainer.log.console)
 
 
 def test_the_model_is_called_as_it_is_unless_it_is_compiled(tmp_path):
@@ -77,12 +78,12 @@ def test_the_model_is_called_as_it_is_unless_it_is_compiled(tmp_path):
     for wanted in ("on", "auto", "off"):
         for made in (trainer, on_a_gpu(make_trainer(tmp_path))):
             engine, _ = choose_engine(facts_of(made), cuda_graphs=wanted, deterministic=False)
-            assert wrapped(engine, trainer) is trainer.train_step.model
+            assert wrapped(engine, trainer) is trainer.steps.model
     engine, _ = choose_engine(
         facts_of(trainer, compiled=True), cuda_graphs="off", deterministic=False
     )
     called = wrapped(engine, trainer)
-    assert called is not trainer.train_step.model and called._orig_mod is trainer.train_step.model
+    assert called is not trainer.steps.model and called._orig_mod is trainer.steps.model
     assert facts_of(trainer).device == CPU
 
 

@@ -71,7 +71,7 @@ def test_a_failure_is_only_logged_if_graphs_were_not_asked_for(tmp_path, capsys,
     assert "not used" not in capsys.readouterr().out
     (line,) = [line for line in logged if "CUDA graphs: not used" in line]
     assert next(iter(trouble.values()))[0] in line
-    assert not ours.stepper.holds_memory
+    assert not ours.steps.holds_memory
 
 
 def test_a_dry_run_does_not_time_the_steps_before_the_choice(tmp_path):

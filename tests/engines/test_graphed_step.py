@@ -96,16 +96,16 @@ def test_augmentation_is_in_the_graph(tmp_path):
 
 def places(trainer) -> dict:
     """The addresses of the tensors that a step reads and writes."""
-    guard, tensors = trainer.train_step.guard, {}
-    tensors |= {f"weight {name}": t for name, t in trainer.train_step.model.state_dict().items()}
-    tensors |= {f"average {name}": t for name, t in trainer.train_step.average.mean.items()}
+    guard, tensors = trainer.steps.guard, {}
+    tensors |= {f"weight {name}": t for name, t in trainer.steps.model.state_dict().items()}
+    tensors |= {f"average {name}": t for name, t in trainer.steps.average.mean.items()}
     tensors |= {
-        "window": trainer.train_step.window,
-        "sums": trainer.train_step.step_sums,
+        "window": trainer.steps.window,
+        "sums": trainer.steps.step_sums,
         "left out": guard.left_out,
     }
     tensors |= {f"buffers {n}": t for n, t in enumerate([*guard.flat, *guard.before])}
-    for number, state in enumerate(trainer.train_step.optimizer.state.values()):
+    for number, state in enumerate(trainer.steps.optimizer.state.values()):
         state = {name: t for name, t in state.items() if isinstance(t, torch.Tensor)}
         tensors |= {f"{name} {number}": t for name, t in state.items()}
     return {name: tensor.data_ptr() for name, tensor in tensors.items()}
@@ -152,9 +152,9 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, stop):
 def test_saved_rates_are_numbers(tmp_path):
     ours, _ = graphed(tmp_path, optimizer="adamw", epochs=2)
     ours.fit()
-    for group in ours.train_step.optimizer.param_groups:
+    for group in ours.steps.optimizer.param_groups:
         assert isinstance(group["lr"], float) and group["capturable"] is False
-    assert isinstance(ours.train_step.learning_rate, float)
+    assert isinstance(ours.steps.learning_rate, float)
 
 
 def test_a_replayed_step_that_is_not_finite_is_skipped(tmp_path):
@@ -211,7 +211,7 @@ def test_a_later_capture_that_fails_frees_the_other_graphs(tmp_path):
 
     recorder.capture = only_once
     ours.fit()
-    assert recorder.captured == 1 and not ours.stepper.holds_memory
+    assert recorder.captured == 1 and not ours.steps.holds_memory
     assert_same(everything(ours), everything(plain))
 
 
@@ -244,30 +244,30 @@ def test_the_host_keeps_pace_at_every_replay(tmp_path):
 def test_rates_are_rounded_alike_in_ordinary_steps(tmp_path):
     """As a replay reads them; logs and checkpoints have the unrounded rate."""
     ours, _ = graphed(tmp_path, lr=0.1, rate_dtype=torch.float32)
-    update, read = ours.train_step.update_device, []
+    update, read = ours.steps.update_device, []
 
     def watched(step, ema_weight):
-        read.append([group["lr"] for group in ours.train_step.optimizer.param_groups])
+        read.append([group["lr"] for group in ours.steps.optimizer.param_groups])
         update(step, ema_weight)
 
-    ours.train_step.update_device = watched
+    ours.steps.update_device = watched
     ours.prepare(0)
-    ours.train_step.guard.remember()
-    ours.stepper.forward_backward(next(iter(ours.loader.epoch(0))))
-    told = [group["lr"] for group in ours.train_step.optimizer.param_groups]
-    ours.stepper.update()
+    ours.steps.guard.remember()
+    ours.steps.forward_backward(next(iter(ours.loader.epoch(0))))
+    told = [group["lr"] for group in ours.steps.optimizer.param_groups]
+    ours.steps.update()
     assert read[0] == [torch.tensor(lr).item() for lr in told] != told
-    assert [group["lr"] for group in ours.train_step.optimizer.param_groups] == told
+    assert [group["lr"] for group in ours.steps.optimizer.param_groups] == told
 
 
 def test_graphs_are_given_up_when_memory_runs_out(tmp_path):
     """And the advice names their flag; not before there are any."""
     ours, recorder = graphed(tmp_path, epochs=1)
-    assert ours.stepper.free_memory() == "" and ours.stepper.refused is None
+    assert ours.steps.free_memory() == "" and ours.steps.refused is None
     ours.fit()
-    assert recorder.captured and ours.stepper.holds_memory
-    assert ours.stepper.free_memory().startswith("add --no_cuda_graphs: ")
-    assert not ours.stepper.holds_memory and ours.stepper.refused == "memory has run out"
+    assert recorder.captured and ours.steps.holds_memory
+    assert ours.steps.free_memory().startswith("add --no_cuda_graphs: ")
+    assert not ours.steps.holds_memory and ours.steps.refused == "memory has run out"
 
 
 def test_what_is_captured_reads_nothing_on_the_host(tmp_path):
@@ -277,8 +277,8 @@ def test_what_is_captured_reads_nothing_on_the_host(tmp_path):
     plain = make_trainer(tmp_path / "plain", **options)
     plain.fit()
     ours, recorder = graphed(tmp_path / "ours", **options)
-    groups, progress = ours.train_step.optimizer.param_groups, ours.progress
-    average = ours.train_step.average
+    groups, progress = ours.steps.optimizer.param_groups, ours.progress
+    average = ours.steps.average
     ema_weight, capture = average.ema_weight, recorder.capture
 
     def captured(function):

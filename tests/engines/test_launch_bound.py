@@ -123,15 +123,15 @@ def test_advice_is_given_once_where_there_are_no_graphs(
     def mark():
         return SimpleNamespace(query=lambda: True, elapsed_time=lambda end: step_ms)
 
-    launches, step = LaunchBound(mark), timed.train_step
-    timed.stepper = TimedSteps(step, launches, 4, lambda: print(f"{launches}: a larger batch"))
+    launches, parts = LaunchBound(mark), timed.steps.parts
+    timed.steps = TimedSteps(parts, launches, 4, lambda: print(f"{launches}: a larger batch"))
     timed.fit()
     lines = [line for line in capsys.readouterr().out.splitlines() if line not in said]
     told = [line for line in lines if line.endswith(": a larger batch")]
     assert len(told) == bound and all("launching a step takes" in line for line in told)
-    assert timed.stepper.launches is None  # it is not timed any more
+    assert timed.steps.launches is None  # it is not timed any more
     for one, other in zip(
-        step.model.parameters(), plain.train_step.model.parameters(), strict=True
+        timed.steps.model.parameters(), plain.steps.model.parameters(), strict=True
     ):
         assert one.equal(other)
 
@@ -142,7 +142,7 @@ def test_neither_the_first_step_nor_short_ones_are_timed(tmp_path):
     launches = SimpleNamespace(
         begin=lambda usual: seen.append(usual), end=lambda: None, verdict=lambda: None
     )
-    trainer.stepper = TimedSteps(trainer.train_step, launches, 10, lambda: None)
+    trainer.steps = TimedSteps(trainer.steps.parts, launches, 10, lambda: None)
     trainer.fit()
     assert seen == [False, True, False, True, True, False]
 

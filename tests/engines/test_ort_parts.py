@@ -55,7 +55,7 @@ def test_another_onnxruntime_is_told(monkeypatch, there):
 
 def test_without_gradients_the_model_itself_is_called():
     model = nn.Linear(3, 2)
-    module = Ort(True).wrap(model, Strategy.of(model), Console(silent=True))
+    module = Ort(True).wrap(Strategy(model), Console(silent=True))
     assert isinstance(module, OrtModule)
     with torch.no_grad():
         x = torch.randn(4, 3)

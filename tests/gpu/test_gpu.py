@@ -56,7 +56,7 @@ def test_no_wait_with_an_average_and_a_frozen_backbone(tmp_path, optimizer, prec
         tmp_path, device=CUDA, optimizer=optimizer, precision=precision, clip=1.0,
         accumulation=2, ema_decay=0.9, freeze_until=2,
     )  # fmt: skip
-    frozen = trainer.train_step.model[0].weight
+    frozen = trainer.steps.model[0].weight
     before = frozen.detach().clone()
     run_epoch(trainer, 0)
     run_epoch_without_waiting(trainer, 1)
@@ -196,7 +196,7 @@ def test_a_checkpoint_holds_the_step_at_which_it_was_taken(tmp_path, monkeypatch
     def saved(final=False):
         save(final)
         torch.cuda.synchronize()
-        states = trainer.train_step.model.state_dict(), trainer.train_step.average.state_dict()
+        states = trainer.steps.model.state_dict(), trainer.steps.average.state_dict()
         seen[trainer.progress.step] = [
             {name: tensor.to("cpu", copy=True) for name, tensor in state.items()}
             for state in states

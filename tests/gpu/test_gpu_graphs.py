@@ -37,13 +37,13 @@ def test_a_run_is_the_ordinary_one(tmp_path, optimizer, precision, capsys):
     plain = make_trainer(tmp_path / "plain", device=CUDA, **options)
     plain.fit()
     ours = graphed(tmp_path / "ours", **options)
-    assert isinstance(ours.stepper, GraphedStep)
+    assert isinstance(ours.steps, GraphedStep)
     ours.fit()
-    assert "not used" not in capsys.readouterr().out and ours.stepper.holds_memory
+    assert "not used" not in capsys.readouterr().out and ours.steps.holds_memory
     exact = precision == "fp32" and optimizer in ("sgd", "adamw")  # others magnify rounding
     tolerance = 1e-4 if exact else 3e-2
-    states = plain.train_step.model.state_dict(), ours.train_step.model.state_dict()
-    states += plain.train_step.average.state_dict(), ours.train_step.average.state_dict()
+    states = plain.steps.model.state_dict(), ours.steps.model.state_dict()
+    states += plain.steps.average.state_dict(), ours.steps.average.state_dict()
     for expected, found in (states[:2], states[2:]):
         for name, tensor in expected.items():
             torch.testing.assert_close(
@@ -68,10 +68,10 @@ def test_a_run_that_learns_how_to_mix_is_the_ordinary_one(tmp_path, capsys):
     plain.fit()
     ours = graphed(tmp_path / "ours", mixing=learning(), **options)
     ours.fit()
-    assert "not used" not in capsys.readouterr().out and len(ours.stepper._graphs) == 2
+    assert "not used" not in capsys.readouterr().out and len(ours.steps._graphs) == 2
     for one, other in (
-        (plain.train_step.model.state_dict(), ours.train_step.model.state_dict()),
-        (plain.train_step.meta.state_dict(), ours.train_step.meta.state_dict()),
+        (plain.steps.model.state_dict(), ours.steps.model.state_dict()),
+        (plain.steps.meta.state_dict(), ours.steps.meta.state_dict()),
     ):
         for name, tensor in one.items():
             torch.testing.assert_close(other[name], tensor, rtol=3e-2, atol=3e-2)
@@ -84,39 +84,39 @@ def test_graphs_are_chosen_where_steps_are_launch_bound(tmp_path, capsys):
     trainer.fit()
     said = capsys.readouterr().out
     assert said.count("CUDA graphs: used, because launching a step takes ") == 1
-    assert trainer.stepper.holds_memory and "not used" not in said
+    assert trainer.steps.holds_memory and "not used" not in said
 
 
 def test_graphs_are_not_chosen_where_the_gpu_is_slower(tmp_path, capsys):
     trainer = make_trainer(tmp_path, device=CUDA, dropout=0.0, epochs=4)
     use_engine(trainer, "auto")
-    real, cycles = trainer.train_step.forward_backward_device, 50_000_000  # about 30 ms
+    real, cycles = trainer.steps.forward_backward_device, 50_000_000  # about 30 ms
 
     def slowly(batch):
         torch.cuda._sleep(cycles)
         real(batch)
 
-    trainer.train_step.forward_backward_device = slowly
+    trainer.steps.forward_backward_device = slowly
     trainer.fit()
-    assert "graphs" not in capsys.readouterr().out and not trainer.stepper.holds_memory
-    assert "launching a step takes" in trainer.stepper.refused
+    assert "graphs" not in capsys.readouterr().out and not trainer.steps.holds_memory
+    assert "launching a step takes" in trainer.steps.refused
 
 
 def test_the_choice_waits_for_nothing(tmp_path, capsys):
     trainer = make_trainer(tmp_path, device=CUDA, dropout=0.0)
     use_engine(trainer, "auto")
     trainer.prepare(0)
-    trainer.train_step.guard.remember()
+    trainer.steps.guard.remember()
     for number, batch in enumerate(trainer.loader.epoch(0)):
         torch.cuda.synchronize()
         torch.cuda.set_sync_debug_mode("error" if number > 0 else "default")
         try:
-            trainer.stepper.forward_backward(batch)
-            trainer.stepper.update()
+            trainer.steps.forward_backward(batch)
+            trainer.steps.update()
         finally:
             torch.cuda.set_sync_debug_mode("default")
     used = "CUDA graphs: used" in capsys.readouterr().out
-    assert used or trainer.stepper.refused  # the choice has been made
+    assert used or trainer.steps.refused  # the choice has been made
 
 
 def test_augmentation_is_in_the_graph(tmp_path):
@@ -138,14 +138,14 @@ def test_other_random_numbers_in_every_replay(tmp_path):
     """By dropout, at the same weights and batch."""
     trainer = graphed(tmp_path, dropout=0.5, lr=1e-30)
     trainer.prepare(0)
-    trainer.train_step.guard.remember()
+    trainer.steps.guard.remember()
     batch, losses = next(iter(trainer.loader.epoch(0))), []
     for _ in range(8):
-        before = trainer.train_step.window.clone()
-        trainer.stepper.forward_backward(batch)
-        trainer.stepper.update()
-        losses.append((trainer.train_step.window - before)[0].item())
-    assert trainer.stepper.holds_memory and len(set(losses)) > 4
+        before = trainer.steps.window.clone()
+        trainer.steps.forward_backward(batch)
+        trainer.steps.update()
+        losses.append((trainer.steps.window - before)[0].item())
+    assert trainer.steps.holds_memory and len(set(losses)) > 4
 
 
 @pytest.mark.parametrize("mixed", [None, mixing(), mixing(cutmix_alpha=1.0)])
@@ -156,48 +156,46 @@ def test_no_wait_in_replayed_steps(tmp_path, mixed):
         torch.cuda.set_sync_debug_mode("error" if epoch == 3 else "default")
         try:
             trainer.prepare(epoch)
-            trainer.train_step.guard.remember()
+            trainer.steps.guard.remember()
             for batch in trainer.loader.epoch(epoch):
-                trainer.stepper.forward_backward(batch)
-                trainer.stepper.update()
+                trainer.steps.forward_backward(batch)
+                trainer.steps.update()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    assert trainer.stepper.holds_memory and not trainer.stepper.refused
+    assert trainer.steps.holds_memory and not trainer.steps.refused
 
 
 def test_a_step_that_is_not_finite_leaves_no_trace_in_a_replay(tmp_path):
     trainer = graphed(tmp_path, ema_decay=0.9)
     trainer.prepare(0)
-    trainer.train_step.guard.remember()
+    trainer.steps.guard.remember()
     for batch in list(trainer.loader.epoch(0))[:5]:
-        trainer.stepper.forward_backward(batch)
-        trainer.stepper.update()
-    before = {
-        name: tensor.clone() for name, tensor in trainer.train_step.model.state_dict().items()
-    }
+        trainer.steps.forward_backward(batch)
+        trainer.steps.update()
+    before = {name: tensor.clone() for name, tensor in trainer.steps.model.state_dict().items()}
     trainer.loader.normalize.shift.fill_(float("nan"))  # read in the graph, as the augmentation is
-    trainer.stepper.forward_backward(batch)
-    trainer.stepper.update()
-    for name, tensor in trainer.train_step.model.state_dict().items():
+    trainer.steps.forward_backward(batch)
+    trainer.steps.update()
+    for name, tensor in trainer.steps.model.state_dict().items():
         assert torch.equal(tensor, before[name]), name
-    assert trainer.train_step.guard.left_out.tolist() == [1, 5, 0]
+    assert trainer.steps.guard.left_out.tolist() == [1, 5, 0]
 
 
 def test_a_step_that_waits_is_found_before_a_capture(tmp_path, capsys):
     """A host read after the backward pass, and one in a thread of autograd."""
     failed = len(CudaRecorder.failed)
     trainer = graphed(tmp_path, epochs=2)
-    real = trainer.train_step.forward_backward_device
+    real = trainer.steps.forward_backward_device
 
     def reads(batch):
         real(batch)
-        trainer.train_step.step_sums.sum().item()
+        trainer.steps.step_sums.sum().item()
 
     def hook(gradient):
         gradient.sum().item()
 
-    trainer.train_step.forward_backward_device = reads
-    trainer.train_step.model[-1].weight.register_hook(hook)
+    trainer.steps.forward_backward_device = reads
+    trainer.steps.model[-1].weight.register_hook(hook)
     trainer.fit()
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "waits for" in line]
     assert "because the host waits for the GPU within a step (" in line
@@ -215,14 +213,14 @@ def test_a_capture_that_fails_leaves_an_ordinary_run(tmp_path, capsys):
         make = graphed if name == "ours" else make_trainer
         options = {} if name == "ours" else {"device": CUDA}
         trainer = make(tmp_path / name, epochs=2, dropout=0.5, **options)
-        real = trainer.train_step.forward_backward_device
+        real = trainer.steps.forward_backward_device
 
         def reads(batch, trainer=trainer, real=real):
             real(batch)
             if torch.cuda.is_current_stream_capturing():
-                trainer.train_step.step_sums.sum().item()
+                trainer.steps.step_sums.sum().item()
 
-        trainer.train_step.forward_backward_device = reads
+        trainer.steps.forward_backward_device = reads
         torch.cuda.manual_seed(3)
         training = torch.cuda.current_stream()
         trainer.fit()
@@ -232,9 +230,9 @@ def test_a_capture_that_fails_leaves_an_ordinary_run(tmp_path, capsys):
     assert capsys.readouterr().out.count("not used, because the capture failed (") == 1
     assert len(CudaRecorder.failed) == failed + 1 and ours.progress.step == ours.plan.total_steps
     assert torch.equal(state, same_state)
-    for name, tensor in plain.train_step.model.state_dict().items():
+    for name, tensor in plain.steps.model.state_dict().items():
         torch.testing.assert_close(
-            ours.train_step.model.state_dict()[name], tensor, rtol=1e-4, atol=1e-4
+            ours.steps.model.state_dict()[name], tensor, rtol=1e-4, atol=1e-4
         )
     # If the allocator still took part in a capture, this would be an internal error.
     torch.cuda.empty_cache()
@@ -256,5 +254,5 @@ def test_checkpoints_and_resume(tmp_path):
     first.fit()
     again = graphed(tmp_path, optimizer="adamw", ema_decay=0.9, epochs=3)
     again.restore(again.saver.store.load())
-    assert again.fit().step == again.plan.total_steps and again.stepper.holds_memory
-    assert isinstance(again.stepper.recorder, CudaRecorder)
+    assert again.fit().step == again.plan.total_steps and again.steps.holds_memory
+    assert isinstance(again.steps.recorder, CudaRecorder)

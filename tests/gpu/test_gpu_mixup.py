@@ -45,7 +45,7 @@ def test_a_gpu_mixes_as_the_cpu_does(tmp_path, form):
             tmp_path / device.type, model=model, device=device, epochs=1, mixing=mixing(form)
         )
         trainer.fit()
-        weights.append([p.detach().cpu() for p in trainer.train_step.model.parameters()])
+        weights.append([p.detach().cpu() for p in trainer.steps.model.parameters()])
     for one, other in zip(*weights, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-3)
 

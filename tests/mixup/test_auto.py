@@ -306,22 +306,22 @@ def test_the_strength_of_a_run_is_what_its_records_say(tmp_path):
 def test_measuring_leaves_no_trace_in_model_and_random_numbers(tmp_path):
     trainer = make_trainer(tmp_path, auto=True, model=network(dropout=0.5), freeze_until=2)
     trainer.prepare(0)
-    modes = [module.training for module in trainer.train_step.model.modules()]
+    modes = [module.training for module in trainer.steps.model.modules()]
     assert len(set(modes)) == 2
-    before = {k: t.clone() for k, t in trainer.train_step.model.state_dict().items()}
+    before = {k: t.clone() for k, t in trainer.steps.model.state_dict().items()}
     states = torch.get_rng_state()
     trainer.progress.step = trainer.mixing_control.strength.interval
     trainer.control_mixing(0)
     assert len(trainer.mixing_control.strength.trace) == 1
-    assert modes == [module.training for module in trainer.train_step.model.modules()]
+    assert modes == [module.training for module in trainer.steps.model.modules()]
     assert torch.equal(states, torch.get_rng_state())
-    for name, tensor in trainer.train_step.model.state_dict().items():
+    for name, tensor in trainer.steps.model.state_dict().items():
         assert torch.equal(tensor, before[name])
 
 
 def test_the_gap_is_that_of_the_two_losses_in_float64(tmp_path):
     trainer = make_trainer(tmp_path, auto=True)
-    model = trainer.train_step.model
+    model = trainer.steps.model
     losses = []
     for rows in (HELD_OUT - 1, HELD_OUT):
         images = loader(4, augment=False, shuffle=False)

@@ -45,18 +45,17 @@ def train(exchange: Exchange, spread: Strategy, called, unfreezes: bool) -> dict
 
 def on_a_rank(exchange: Exchange, unfreezes: bool) -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
-    spread = build_strategy("ddp", exchange)
-    wrapped = spread.wrap(vit().train(), unfreezes)
-    called = Ort(True).wrap(wrapped, spread, Console())
-    assert called is wrapped  # whose forward pass prepares the exchange of gradients
+    spread = build_strategy("ddp", vit().train(), exchange, unfreezes)
+    called = Ort(True).wrap(spread, Console())
+    assert called is spread.called  # whose forward pass prepares the exchange of gradients
     return train(exchange, spread, called, unfreezes)
 
 
 @pytest.mark.parametrize("unfreezes", [False, True])
 def test_two_ranks_train_as_one_process_of_pytorch(world, unfreezes):
     torch.manual_seed(0)
-    alone = Strategy()
-    expected = train(alone.exchange, alone, alone.wrap(vit().train()), unfreezes)
+    alone = Strategy(vit().train())
+    expected = train(alone.exchange, alone, alone.called, unfreezes)
     ranks = world.run(on_a_rank, unfreezes)
     for name, tensor in expected.items():
         assert torch.equal(ranks[0][name], ranks[1][name])

@@ -232,7 +232,7 @@ def measured(run, folder: Path) -> tuple[dict, list]:
         saver=SimpleNamespace(store=Checkpoints(folder / "checkpoints")),
         loader=SimpleNamespace(steps_per_epoch=2),
         log=SimpleNamespace(metrics=SimpleNamespace(write=lambda **_: None)),
-        train_step=SimpleNamespace(strategy=SimpleNamespace(load=loaded.append)),
+        steps=SimpleNamespace(strategy=SimpleNamespace(load=loaded.append)),
     )
     figures = _measure_best(
         run, trainer, Evaluation(1.0, 50.0, 10), lambda: Evaluation(0.5, 60.0, 10)

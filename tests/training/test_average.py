@@ -116,9 +116,9 @@ def test_a_checkpoint_holds_weights_and_average(tmp_path):
     trainer.fit()
     checkpoint = trainer.saver.store.load()
     assert checkpoint.weights is checkpoint.average
-    for name, tensor in trainer.train_step.average.mean.items():
+    for name, tensor in trainer.steps.average.mean.items():
         assert torch.equal(checkpoint.average[name], tensor)
-    for name, tensor in trainer.train_step.model.state_dict().items():
+    for name, tensor in trainer.steps.model.state_dict().items():
         assert torch.equal(checkpoint.model[name], tensor)
     model = network()
     model.load_state_dict(checkpoint.average)  # it is complete: it loads into a plain model

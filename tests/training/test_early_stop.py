@@ -108,7 +108,7 @@ def test_equal_accuracies_are_judged_by_the_loss_and_patience_lasts_while_it_fal
 def test_what_the_best_is_best_by(tmp_path, monkeypatch, by, epoch, observed):
     trainer = trainer_with(tmp_path, [10, 30, 20], losses=[1.0, 2.0, 3.0], best_by=by)
     seen = []
-    monkeypatch.setattr(trainer.train_step.schedule, "observe", lambda loss: seen.append(loss))
+    monkeypatch.setattr(trainer.steps.schedule, "observe", lambda loss: seen.append(loss))
     assert trainer.fit().best_epoch == epoch
     assert seen == ([90, 70, 80] if observed == "error" else [1.0, 2.0, 3.0])
 

@@ -34,7 +34,7 @@ pytestmark = [
 ]
 
 # The lines that wait for the device: in evaluation, at a log line, and to measure time.
-EVALUATED = "sums, flip_sums = exchange.sum(torch.stack([sums, flip_sums])).tolist()"
+EVALUATED = "values = exchange.sum(sums).tolist()"
 COUNTED = "matrix = counts.reshape(classes, classes).cpu().numpy() if classes else None"
 LOGGED = "values = torch.cat([window, self.guard.left_out.double()]).tolist()"
 WAITED = "torch.cuda.synchronize(device)"
@@ -166,7 +166,7 @@ def test_all_that_a_step_can_have(tmp_path, gpu, precision):
         tmp_path, device=CUDA, precision=precision, accumulation=2, clip=1.0, ema_decay=0.9,
         freeze_until=1, mixing=mixing("mixup"), clean_accuracy=True,
     )  # fmt: skip
-    frozen = trainer.train_step.model[0].weight
+    frozen = trainer.steps.model[0].weight
     take_steps(gpu, trainer)
     assert not frozen.requires_grad
     take_steps(gpu, trainer, epoch=1)
@@ -327,8 +327,8 @@ def test_the_loop_reads_at_its_log_lines_alone(tmp_path, gpu, timed):
     trainer = make_trainer(tmp_path, device=CUDA, log_every=3, ema_decay=0.9, on_nonfinite="skip")
     if timed:
         use_engine(trainer, "off")
-        assert isinstance(trainer.stepper, TimedSteps)
-    trainer.train_step.start()
+        assert isinstance(trainer.steps, TimedSteps)
+    trainer.steps.start()
     update = trainer.update
 
     def counted():
@@ -339,7 +339,7 @@ def test_the_loop_reads_at_its_log_lines_alone(tmp_path, gpu, timed):
     with gpu.watched(allowed=(LOGGED, WAITED)):
         trainer.train_to_epoch_end()
     assert trainer.progress.step == 6
-    assert not timed or trainer.stepper.launches is None  # no step is timed any more
+    assert not timed or trainer.steps.launches is None  # no step is timed any more
     # The first step is shown, and timed.
     assert {*gpu.reads} == {(step, line) for step in (1, 3, 6) for line in (LOGGED, WAITED)}
 
@@ -353,11 +353,11 @@ def test_evaluation_reads_at_its_end(tmp_path, gpu, what):
         model = vit() if what == "vit" else None
         trainer = make_trainer(tmp_path, model=model, device=CUDA, ema_decay=0.9)
         test = loader(5, n=12, augment=False, shuffle=False, device=CUDA)
-    with gpu.watched(allowed=(EVALUATED, COUNTED)), trainer.train_step.evaluated_weights():
+    with gpu.watched(allowed=(EVALUATED, COUNTED)), trainer.steps.evaluated_weights():
         found = evaluate(
-            trainer.train_step.model,
+            trainer.steps.model,
             test.epoch(),
-            trainer.train_step.precision,
+            trainer.steps.precision,
             classes=3,
             flip=flip,
         )
@@ -368,6 +368,6 @@ def test_evaluation_reads_at_its_end(tmp_path, gpu, what):
 
 def test_the_pass_that_counts_for_nothing(tmp_path, gpu):
     trainer = make_trainer(tmp_path, device=CUDA)
-    trainer.train_step.start()
+    trainer.steps.start()
     with gpu.watched():
         trainer.settle_order()

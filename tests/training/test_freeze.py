@@ -10,12 +10,12 @@ HEAD = "7"  # the last layer of toy.network
 
 def test_only_the_head_changes_while_frozen(tmp_path):
     trainer = make_trainer(tmp_path, freeze_until=2, epochs=4)
-    before = {name: t.clone() for name, t in trainer.train_step.model.state_dict().items()}
+    before = {name: t.clone() for name, t in trainer.steps.model.state_dict().items()}
     seen = {}
 
     def measure(real=trainer.evaluate):
         seen[trainer.progress.step] = {
-            name: t.clone() for name, t in trainer.train_step.model.state_dict().items()
+            name: t.clone() for name, t in trainer.steps.model.state_dict().items()
         }
         return real()
 

@@ -94,9 +94,9 @@ def test_a_run_averages_and_saves_an_assigned_buffer(tmp_path, local):
     trainer = make_trainer(tmp_path, model=AssignsPictures(), ema_decay=0.9, local=local, epochs=2)
     trainer.fit()
     checkpoint = trainer.saver.store.load()
-    held = [trainer.train_step.model.mean]
+    held = [trainer.steps.model.mean]
     if local:
-        held = [worker.tensors["mean"] for worker in trainer.train_step.own]
+        held = [worker.tensors["mean"] for worker in trainer.steps.own]
         assert not torch.equal(held[0], held[1])
     torch.testing.assert_close(checkpoint.model["mean"], sum(held) / len(held))
     for state in (checkpoint.model, checkpoint.average):

@@ -95,7 +95,7 @@ def one_rank():
 def test_with_fsdp(one_rank):
     model = small_model()
     keep_in_float32(model, ["1.0"], CPU)
-    wrapped = build_strategy("fsdp", Exchange()).wrap(model)
+    wrapped = build_strategy("fsdp", model, Exchange()).called
     # The module after the kept one gets float32, and computes in bfloat16.
     expected = [(FULL, HALF), (FULL, FULL), (FULL, HALF), (HALF, HALF)]
     assert dtypes_of(wrapped) == expected

@@ -96,13 +96,10 @@ def test_memory_of_an_engine_is_freed_and_its_remedy_named(tmp_path, remedy):
     trainer = make_trainer(tmp_path, model=model, objective=Cramped(model, 2, since=4))
 
     def free_memory():
-        freed.append(trainer.train_step.objective.calls)
+        freed.append(trainer.steps.objective.calls)
         return remedy
 
-    step = trainer.train_step
-    trainer.stepper = SimpleNamespace(
-        forward_backward=step.forward_backward, update=step.update, free_memory=free_memory
-    )
+    trainer.steps.free_memory = free_memory
     with pytest.raises(UserError) as caught:
         trainer.fit()
     assert freed == [5]
@@ -160,7 +157,7 @@ def test_one_of_many_processes_names_half_of_its_batch(tmp_path, flags, expected
     data = loader(*flags, rank=1, ranks=2)
     model = network()
     trainer = make_trainer(tmp_path, model=model, data=data, objective=Cramped(model, 0))
-    trainer.train_step.exchange = SimpleNamespace(rank=1, size=2)
+    trainer.steps.exchange = SimpleNamespace(rank=1, size=2)
     with pytest.raises(UserError, match="out of memory in process 1 of 2: ") as error:
         trainer.within_memory(lambda: trainer.forward_backward(next(iter(data.epoch()))))
     assert expected in str(error.value)

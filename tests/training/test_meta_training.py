@@ -20,7 +20,7 @@ def mixing(form="policy", block=4, clean=4, every=2, **options):
 
 
 def learned(trainer) -> dict:
-    return {name: tensor.clone() for name, tensor in trainer.train_step.meta.state_dict().items()}
+    return {name: tensor.clone() for name, tensor in trainer.steps.meta.state_dict().items()}
 
 
 def test_lambda_is_the_policys(tmp_path):
@@ -28,9 +28,9 @@ def test_lambda_is_the_policys(tmp_path):
     trainer = make_trainer(tmp_path, mixing=mixing(per_sample=True))
     trainer.fit()
     for batch in trainer.loader.epoch(1):
-        lam = trainer.train_step.meta.choose(batch, 0.1).lam
+        lam = trainer.steps.meta.choose(batch, 0.1).lam
         partners = batch.targets[batch.mix_plan.partner]
-        expected = trainer.train_step.meta.policy(batch.targets, partners, batch.mix_plan.lam)
+        expected = trainer.steps.meta.policy(batch.targets, partners, batch.mix_plan.lam)
         assert torch.equal(lam, expected) and (lam >= 0.5).all()
     lines = [r for r in history(tmp_path) if r["split"] == "train"]
     assert all(0.5 <= line["lambda"] <= 1 for line in lines)
@@ -38,7 +38,7 @@ def test_lambda_is_the_policys(tmp_path):
 
 def watched_rates(trainer) -> list[tuple[int, str, float]]:
     """Records (step, method that was given the rate, learning rate) while the trainer runs."""
-    found, meta, optimizer = [], trainer.train_step.meta, trainer.train_step.optimizer
+    found, meta, optimizer = [], trainer.steps.meta, trainer.steps.optimizer
     choose, update, step = meta.choose, meta.update, optimizer.step
 
     def note(who, rate):
@@ -91,14 +91,14 @@ def test_a_dry_run_chooses_at_the_rate_of_its_own_step(tmp_path):
     time_steps(trainer)
     assert len(told) > 20
     for step, who, rate in told:
-        assert rate == 0.05 * trainer.train_step.schedule.factor(step), (step, who)
+        assert rate == 0.05 * trainer.steps.schedule.factor(step), (step, who)
 
 
 @pytest.mark.parametrize("off_epoch", [None, 1])
 def test_the_policy_is_updated_at_its_interval(tmp_path, off_epoch):
     trainer = make_trainer(tmp_path, mixing=mixing(every=4, off_epoch=off_epoch), epochs=2)
     trainer.fit()  # 12 steps, and 6 of them before `off_epoch`
-    updates = trainer.train_step.meta.policy.optimizer.state[trainer.train_step.meta.policy.shared][
+    updates = trainer.steps.meta.policy.optimizer.state[trainer.steps.meta.policy.shared][
         "step"
     ].item()
     assert updates == (2 if off_epoch else 3)  # at the steps 0, 4 and 8
@@ -172,5 +172,5 @@ def test_it_trains_together_with(tmp_path, form, options):
     state = everything(trainer)
     assert all(torch.isfinite(value).all() for key, value in state.items() if key != "random")
     if form == "policy":
-        policy = trainer.train_step.meta.policy
+        policy = trainer.steps.meta.policy
         assert policy.shared.item() != policy.start

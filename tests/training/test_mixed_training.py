@@ -18,7 +18,7 @@ class AllOwn(Mixing):
 
 
 def weights(trainer) -> dict:
-    return {name: tensor.clone() for name, tensor in trainer.train_step.model.state_dict().items()}
+    return {name: tensor.clone() for name, tensor in trainer.steps.model.state_dict().items()}
 
 
 def pieces(data, epoch=0, start=0) -> list[Batch]:

@@ -41,9 +41,10 @@ def test_loss_and_gradient_against_float64(smoothing):
     result.backward()
     assert result.item() == pytest.approx(loss, rel=1e-12)
     np.testing.assert_allclose(inputs.grad, gradient, atol=1e-12)
-    assert not sums.requires_grad and sums.dtype == torch.float64
+    for value in sums.values():
+        assert not value.requires_grad and value.dtype == torch.float64
     correct = int((logits.argmax(1) == targets).sum())
-    assert dict(zip(SUMS, sums.tolist(), strict=True)) == {
+    assert {name: value.item() for name, value in sums.items()} == {
         "loss": pytest.approx(loss),
         "correct": correct,
         "samples": 13,
@@ -56,7 +57,8 @@ def test_sums_of_parts_are_the_sums_of_the_whole():
     inputs, targets = torch.randn(10, 4), torch.randint(0, 3, (10,))
     whole = objective(inputs, targets)[1]
     parts = [objective(inputs[i : i + 3], targets[i : i + 3])[1] for i in range(0, 10, 3)]
-    torch.testing.assert_close(sum(parts), whole, rtol=1e-6, atol=0)
+    added = {name: sum(part[name] for part in parts) for name in whole}
+    torch.testing.assert_close(added, whole, rtol=1e-6, atol=0)
 
 
 def test_half_precision_computes_the_loss_in_float32():
@@ -133,7 +135,7 @@ def test_lambda_1_is_no_mixup_to_the_bit(smoothing):
         objective = Classification(torch.nn.Identity(), Precision("fp32", CPU), smoothing, True)
         loss, sums = objective(inputs, targets, mixing)
         loss.backward()
-        results.append((loss, inputs.grad, sums[:3]))
+        results.append((loss, inputs.grad, *(sums[name] for name in SUMS)))
     for plain, mixed in zip(*results, strict=True):
         assert torch.equal(plain, mixed)
 
@@ -152,9 +154,8 @@ def test_sums_of_a_mixed_batch():
         Fixed(), Precision("fp32", CPU), counts_mixing=True, clean_accuracy=True
     )
     loss, sums = objective(torch.zeros(4, 1), targets, plan)
-    found = dict(zip(objective.sums, sums.tolist(), strict=True))
     assert objective.sums == SUMS + MIXED_SUMS
-    assert found == {
+    assert {name: value.item() for name, value in sums.items()} == {
         "loss": pytest.approx(loss.item()),
         "correct": 0.75 + 0.75 + 0.5 + 0,
         "samples": 4,
@@ -181,9 +182,10 @@ def test_evaluating_a_part_unmixed_leaves_no_trace():
         loss, sums = objective(inputs, targets, plan)
         loss.backward()
         assert [module.training for module in model] == [True, False, True, True]
-        states.append([loss, sums[:5], torch.get_rng_state(), *model.state_dict().values()]
+        unmixed = sums.pop("clean_samples"), sums.pop("clean_correct")
+        states.append([loss, *sums.values(), torch.get_rng_state(), *model.state_dict().values()]
                       + [p.grad for p in model.parameters()])  # fmt: skip
-        assert sums[6] == (2 if clean else 0)
+        assert unmixed[0] == (2 if clean else 0)
     assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
 
 

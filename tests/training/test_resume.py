@@ -141,7 +141,7 @@ def test_a_resumed_run_is_bit_equal(tmp_path, case, every, monkeypatch):
     if case == "early stop":
         assert whole.progress.stopped_early and last < whole.plan.total_steps
     if case == "plateau":
-        assert whole.train_step.schedule.reduced == 0.2
+        assert whole.steps.schedule.reduced == 0.2
     for step in steps_of(whole, case, every):
         folder = tmp_path / f"stopped{step}"
         torch.manual_seed(5)
@@ -230,8 +230,8 @@ def test_the_loss_scaler_is_restored(tmp_path):
             tmp_path / folder, precision="fp16",
             schedule=lambda: Schedule("cosine", 18, 2), **options,
         )  # fmt: skip
-        trainer.train_step.scaler = scaler or trainer.train_step.scaler
-        assert trainer.train_step.scaler.is_enabled()
+        trainer.steps.scaler = scaler or trainer.steps.scaler
+        assert trainer.steps.scaler.is_enabled()
         return trainer
 
     def quick():
@@ -243,15 +243,15 @@ def test_the_loss_scaler_is_restored(tmp_path):
     torch.manual_seed(5)
     first.fit()
     resumed = part("resumed")
-    assert resumed.train_step.scaler.get_scale() == 2.0**16
+    assert resumed.steps.scaler.get_scale() == 2.0**16
     resumed.restore(resumed.saver.store.load())
-    state = resumed.train_step.scaler.state_dict()
-    assert state == first.train_step.scaler.state_dict()
+    state = resumed.steps.scaler.state_dict()
+    assert state == first.steps.scaler.state_dict()
     assert (state["scale"], state["_growth_tracker"]) == (2.0**11, 2)
     resumed.fit()
-    assert resumed.train_step.scaler.get_scale() == 2.0**14
+    assert resumed.steps.scaler.get_scale() == 2.0**14
     assert_same(everything(whole), everything(resumed))
-    assert resumed.train_step.scaler.state_dict() == whole.train_step.scaler.state_dict()
+    assert resumed.steps.scaler.state_dict() == whole.steps.scaler.state_dict()
 
 
 def test_the_memory_format_is_restored(tmp_path):
@@ -259,7 +259,7 @@ def test_the_memory_format_is_restored(tmp_path):
     first.fit()
     second = make_trainer(tmp_path, epochs=1)
     second.restore(second.saver.store.load())
-    for parameter, state in second.train_step.optimizer.state.items():
+    for parameter, state in second.steps.optimizer.state.items():
         if parameter.ndim == 4:
             assert state["momentum_buffer"].stride() == parameter.stride()
             assert parameter.is_contiguous(memory_format=torch.channels_last)

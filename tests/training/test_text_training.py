@@ -60,7 +60,7 @@ def test_resumed_is_uninterrupted(tmp_path, batch_tokens):
     whole.fit()
     part = trainer(tmp_path / "part", **options)
     part.prepare(0)
-    part.train_step.guard.remember()
+    part.steps.guard.remember()
     for batch in part.loader.epoch(0):
         part.forward_backward(batch)
         if batch.ends_step:
@@ -84,7 +84,7 @@ def test_any_division_of_a_step_trains_the_same(tmp_path, mixup_at):
             accumulation=accumulation, mixing=mixing, optimizer="sgd",
         )  # fmt: skip
         made.fit()
-        weights.append([p.detach() for p in made.train_step.model.parameters()])
+        weights.append([p.detach() for p in made.steps.model.parameters()])
     for other in weights[1:]:
         torch.testing.assert_close(other, weights[0], rtol=1e-3, atol=1e-4)
 
@@ -92,7 +92,7 @@ def test_any_division_of_a_step_trains_the_same(tmp_path, mixup_at):
 def test_learns_and_counts_each_text_once(tmp_path):
     made = trainer(tmp_path, epochs=12, n=240, lr=0.01)
     made.fit()
-    model = made.train_step.model
+    model = made.steps.model
     small, large = (
         evaluate(model, data(240, size, shuffle=False).epoch(), FP32) for size in (7, 99)
     )
@@ -110,10 +110,10 @@ def test_steps_without_a_host_read(tmp_path, mixup_at, batch_tokens):
     )  # fmt: skip
     made.prepare(0)
     with RefuseHostReads():
-        made.train_step.guard.remember()
+        made.steps.guard.remember()
         for batch in made.loader.epoch(0):
             made.forward_backward(batch)
             if batch.ends_step:
                 made.update()
-                made.train_step.guard.remember()
+                made.steps.guard.remember()
     assert made.progress.step >= 10

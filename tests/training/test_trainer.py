@@ -11,7 +11,7 @@ from toy import CPU, RefuseHostReads, everything, history, loader, make_trainer,
 from utils.errors import UserError
 from utils.models.vit import ViT
 from utils.training.objective import Classification, Precision
-from utils.training.progress import LeftOut
+from utils.training.progress import LeftOut, Progress
 
 
 def plain_loop(model, data, *, epochs, lr, weight_decay, total, warmup, smoothing):
@@ -49,7 +49,7 @@ def test_it_equals_a_plain_loop(tmp_path):
     logged = [r["loss"] for r in history(tmp_path) if r.get("average_over") == "steps"]
     np.testing.assert_allclose(logged, losses, rtol=1e-4)
     for (name, ours), theirs in zip(
-        trainer.train_step.model.state_dict().items(), model.state_dict().values(), strict=True
+        trainer.steps.model.state_dict().items(), model.state_dict().values(), strict=True
     ):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5, msg=name)
 
@@ -86,7 +86,7 @@ def test_accumulation_equals_one_large_batch(tmp_path, n, optimizer):
     small, large = train(2, 4), train(8, 1)
     assert small.plan.total_steps == large.plan.total_steps
     for (name, one), other in zip(
-        small.train_step.model.named_parameters(), large.train_step.model.parameters(), strict=True
+        small.steps.model.named_parameters(), large.steps.model.parameters(), strict=True
     ):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11, msg=name)
     # What is logged is of all micro-batches, too.
@@ -99,13 +99,18 @@ def test_accumulation_equals_one_large_batch(tmp_path, n, optimizer):
 def test_a_clipped_step_of_sgd_moves_the_weights_by_the_rate_times_clip(tmp_path, clip):
     trainer = make_trainer(tmp_path, clip=clip, lr=0.01, momentum=0.0)
     # A gradient so large that weight decay does not matter beside it.
-    objective = trainer.train_step.objective
-    trainer.train_step.objective = lambda *batch: [1e6 * each for each in objective(*batch)]
-    weights = list(trainer.train_step.model.parameters())
+    objective = trainer.steps.objective
+
+    def larger(*batch):
+        loss, sums = objective(*batch)
+        return 1e6 * loss, sums
+
+    trainer.steps.objective = larger
+    weights = list(trainer.steps.model.parameters())
     before = [weight.detach().clone() for weight in weights]
     next(steps_of(trainer, epoch=0))
     moved = torch.stack([(w - b).norm() for w, b in zip(weights, before, strict=True)]).norm()
-    assert moved.item() == pytest.approx(trainer.train_step.learning_rate * clip, rel=1e-4)
+    assert moved.item() == pytest.approx(trainer.steps.learning_rate * clip, rel=1e-4)
 
 
 def test_a_vit_accumulates_8_micro_batches_of_32_as_one_of_256(tmp_path):
@@ -131,7 +136,7 @@ def test_a_loss_scale_changes_nothing_of_accumulated_and_clipped_steps(tmp_path)
             tmp_path / f"{scale}", model=model, data=data, clip=0.1, eval_every=0
         )  # fmt: skip
         scaler = torch.amp.GradScaler("cpu", scale, growth_interval=3, enabled=scale > 0)
-        trainer.train_step.scaler = scaler
+        trainer.steps.scaler = scaler
         trainer.fit()
         assert not scale or scaler.get_scale() == 8 * scale  # after 9 steps
         return list(model.parameters())
@@ -145,13 +150,13 @@ def test_an_overflow_in_one_micro_batch_leaves_out_its_step_alone(tmp_path):
         tmp_path, model=model, data=loader(2, 4, n=24), clip=0.1, precision="fp16",
         objective=Poisoned(model, {5}, "gradient"),
     )  # fmt: skip
-    trainer.train_step.start()
+    trainer.steps.start()
     for batch in trainer.loader.epoch(0):
         trainer.forward_backward(batch)
         if batch.ends_step:
             trainer.update()
             weights.append(model[0].weight.detach().clone())
-            scales.append(trainer.train_step.scaler.get_scale())
+            scales.append(trainer.steps.scaler.get_scale())
     assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[1], weights[2])
     assert scales == [2.0**16, 2.0**15, 2.0**15]
 
@@ -162,14 +167,14 @@ def test_ten_steps_without_a_host_read(tmp_path, optimizer, precision):
     trainer = make_trainer(
         tmp_path, data=loader(4, 2, n=96), optimizer=optimizer, precision=precision, clip=1.0
     )
-    trainer.train_step.model.train()
+    trainer.steps.model.train()
     with RefuseHostReads():
-        trainer.train_step.guard.remember()
+        trainer.steps.guard.remember()
         for batch in trainer.loader.epoch(0):
             trainer.forward_backward(batch)
             if batch.ends_step:
                 trainer.update()
-                trainer.train_step.guard.remember()
+                trainer.steps.guard.remember()
             if trainer.progress.step == 10:
                 break
     assert trainer.progress.step == 10
@@ -186,11 +191,21 @@ class Poisoned(Classification):
         loss, sums = super().__call__(inputs, targets)
         if self.count in self.calls:
             if self.where == "loss":
-                loss, sums = loss * float("nan"), sums * float("nan")
+                loss, sums = loss * float("nan"), sums | {"loss": sums["loss"] * float("nan")}
             else:
                 loss.register_hook(lambda gradient: gradient * float("inf"))
         self.count += 1
         return loss, sums
+
+
+def test_sums_are_read_from_checkpoints_of_other_versions(tmp_path):
+    """Those without names are in a known order; one that is missing begins at zero."""
+    assert Progress(window_sums=[2.0, 1.0, 4.0]).window_sums == {
+        "loss": 2.0, "correct": 1.0, "samples": 4.0,
+    }  # fmt: skip
+    trainer = make_trainer(tmp_path)
+    trainer.steps.load_window({"samples": 4.0, "loss": 2.0, "of a newer version": 1.0})
+    assert trainer.steps.read_sums()[0] == {"loss": 2.0, "correct": 0.0, "samples": 4.0}
 
 
 @pytest.mark.parametrize("where", ["loss", "gradient"])
@@ -206,7 +221,7 @@ def test_a_step_that_is_not_finite_leaves_no_trace(tmp_path, where, optimizer, b
     batches = list(trainer.loader.epoch(0))
     for step, batch in enumerate(batches[:5]):
         before = everything(trainer)
-        trainer.train_step.guard.remember()
+        trainer.steps.guard.remember()
         trainer.forward_backward(batch)
         trainer.update()
         after = everything(trainer)
@@ -214,8 +229,8 @@ def test_a_step_that_is_not_finite_leaves_no_trace(tmp_path, where, optimizer, b
             if key.startswith("model/") or (key.startswith("optimizer/") and step):
                 unchanged = torch.equal(before[key], after[key])
                 assert unchanged == (step == bad_step), key
-    assert trainer.train_step.guard.left_out.tolist() == [1, bad_step, 0]
-    assert trainer.train_step.window[2].item() == 4 * 4
+    assert trainer.steps.guard.left_out.tolist() == [1, bad_step, 0]
+    assert trainer.steps.window[2].item() == 4 * 4
 
 
 def test_a_step_that_is_not_finite_stops_the_run_with_advice(tmp_path):
@@ -267,7 +282,7 @@ def test_a_later_step_is_not_given_the_number_of_the_first_one(tmp_path):
     model = network()
     trainer = make_trainer(tmp_path, model=model, objective=Poisoned(model, {9}))
     trainer.progress.left_out = LeftOut(1, 2)
-    trainer.train_step.guard.left_out.copy_(torch.tensor(trainer.progress.left_out))
+    trainer.steps.guard.left_out.copy_(torch.tensor(trainer.progress.left_out))
     with pytest.raises(UserError, match=r"^at step 10: "):
         trainer.fit()
 

@@ -36,10 +36,10 @@ def difference_from_one(exchange: Exchange, device: torch.device) -> tuple[float
     targets = torch.randint(5, (count,), generator=generator).to(device)
     network = small_network()
     alone, together = copy.deepcopy(network).to(device), network.to(device)
-    wrapped = build_strategy("ddp", exchange).wrap(together)
+    called = build_strategy("ddp", together, exchange).called
     own = slice(SAMPLES * exchange.rank, SAMPLES * (exchange.rank + 1))
     _train(alone, alone, pictures, targets)
-    _train(together, wrapped, pictures[own], targets[own])
+    _train(together, called, pictures[own], targets[own])
     pairs = zip(alone.parameters(), together.parameters(), strict=True)
     with torch.no_grad():
         difference = max(float((a - b).abs().max()) for a, b in pairs)

@@ -3,7 +3,7 @@ a row for each worker, (workers, *shape):
 
     model/<tensor>   average/<tensor>   optimizer/<parameter>/<key>
 
-All else that belongs to a worker is in state["workers"]. See utils/training/local_state.py.
+All else that belongs to a worker is in state["workers"]. See utils/training/local/state.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`--compile`: the model is compiled by torch.compile, and TrainStep takes its own steps."""
+"""`--compile`: the model is compiled by torch.compile, and TrainStep takes the steps."""
 
 from collections.abc import Callable
 
@@ -12,5 +12,5 @@ from utils.reporting.console import Console
 class Compile(Eager):
     """An Engine for any run."""
 
-    def wrap(self, model: Callable, strategy: Strategy, console: Console) -> Callable:
-        return torch.compile(model)
+    def wrap(self, strategy: Strategy, console: Console) -> Callable:
+        return torch.compile(strategy.called)

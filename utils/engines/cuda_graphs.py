@@ -11,8 +11,7 @@ from utils.engines.graphed_step import GraphedStep
 from utils.optim.table import OPTIMIZERS
 from utils.reporting.console import Console
 from utils.training.loader import TrainingLoader
-from utils.training.stepper import Stepper
-from utils.training.train_step import TrainStep
+from utils.training.train_step import StepParts
 
 
 class CudaGraphs(Eager):
@@ -45,8 +44,8 @@ class CudaGraphs(Eager):
             return "a model from elsewhere may decide something on the host"
         return None
 
-    def stepper(
-        self, train_step: TrainStep, loader: TrainingLoader, console: Console, advice: str
-    ) -> Stepper:
-        recorder = CudaRecorder(train_step.precision.device)
-        return GraphedStep(train_step, loader, console, recorder, self.asked)
+    def steps(
+        self, parts: StepParts, loader: TrainingLoader, console: Console, advice: str
+    ) -> GraphedStep:
+        recorder = CudaRecorder(parts.precision.device)
+        return GraphedStep(parts, loader, console, recorder, self.asked)

@@ -1,4 +1,4 @@
-"""Plain PyTorch: the model is called as it is, and TrainStep takes its own steps."""
+"""Plain PyTorch: the model is called as it is, and TrainStep takes the steps."""
 
 import functools
 from collections.abc import Callable
@@ -8,8 +8,7 @@ from utils.engines.engine import RunFacts
 from utils.engines.launch_bound import LaunchBound, TimedSteps, mark_on
 from utils.reporting.console import Console
 from utils.training.loader import TrainingLoader
-from utils.training.stepper import Stepper
-from utils.training.train_step import TrainStep
+from utils.training.train_step import StepParts, TrainStep
 
 
 class Eager:
@@ -21,16 +20,16 @@ class Eager:
     def why_not(self, facts: RunFacts) -> str | None:
         return None
 
-    def wrap(self, model: Callable, strategy: Strategy, console: Console) -> Callable:
-        return model
+    def wrap(self, strategy: Strategy, console: Console) -> Callable:
+        return strategy.called
 
-    def stepper(
-        self, train_step: TrainStep, loader: TrainingLoader, console: Console, advice: str
-    ) -> Stepper:
+    def steps(
+        self, parts: StepParts, loader: TrainingLoader, console: Console, advice: str
+    ) -> TrainStep:
         """On a GPU some steps are timed: if they are launch-bound, a line says what helps."""
-        device = train_step.precision.device
+        device = parts.precision.device
         if device.type != "cuda":
-            return train_step
+            return TrainStep(parts)
         launches = LaunchBound(functools.partial(mark_on, device))
         whole = min(loader.step_size, loader.samples)
-        return TimedSteps(train_step, launches, whole, lambda: console.say(f"{launches}: {advice}"))
+        return TimedSteps(parts, launches, whole, lambda: console.say(f"{launches}: {advice}"))

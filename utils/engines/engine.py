@@ -13,8 +13,8 @@ import torch
 from utils.distributed.strategies.base import Strategy
 from utils.reporting.console import Console
 from utils.training.loader import TrainingLoader
-from utils.training.stepper import Stepper
-from utils.training.train_step import TrainStep
+from utils.training.steps import Steps
+from utils.training.train_step import StepParts
 
 
 @dataclass(frozen=True)
@@ -60,18 +60,14 @@ class Engine(Protocol):
     def why_not(self, facts: RunFacts) -> str | None:
         """Why it cannot serve the run; None: it can."""
 
-    def wrap(self, model: Callable, strategy: Strategy, console: Console) -> Callable:
-        """What the objective calls in place of the model.
+    def wrap(self, strategy: Strategy, console: Console) -> Callable:
+        """What the objective calls: `strategy.called`, or what stands in its place. `console`: for
+        messages."""
 
-        Args:
-            model: as `strategy` has wrapped it.
-            console: for messages.
-        """
-
-    def stepper(
-        self, train_step: TrainStep, loader: TrainingLoader, console: Console, advice: str
-    ) -> Stepper:
-        """Returns the object that takes the optimizer steps.
+    def steps(
+        self, parts: StepParts, loader: TrainingLoader, console: Console, advice: str
+    ) -> Steps:
+        """Who takes the optimizer steps.
 
         Args:
             console: for messages.

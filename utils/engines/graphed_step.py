@@ -37,7 +37,7 @@ from utils.engines.capture import Recorder
 from utils.engines.launch_bound import LaunchBound
 from utils.reporting.console import Console
 from utils.training.loader import TrainingLoader
-from utils.training.train_step import TrainStep
+from utils.training.train_step import StepParts, TrainStep
 
 WARM_UP = 3  # ordinary steps before a capture, to set up memory, kernels and optimizer state
 
@@ -56,12 +56,11 @@ class CountsOnHost(Protocol):
         """Counts a step that a graph has taken."""
 
 
-class GraphedStep:
-    """A Stepper that replays the steps of a TrainStep.
+class GraphedStep(TrainStep):
+    """Replays its steps.
 
     Args:
-        train_step: of a run that CUDA graphs can serve (see cuda_graphs.py), or one on a CPU in
-            tests.
+        parts: of a run that CUDA graphs can serve (see cuda_graphs.py), or one on a CPU in tests.
         loader: of the training split.
         console: reports whether graphs are used.
         recorder: captures the device's work.
@@ -72,17 +71,17 @@ class GraphedStep:
 
     def __init__(
         self,
-        train_step: TrainStep,
+        parts: StepParts,
         loader: TrainingLoader,
         console: Console,
         recorder: Recorder,
         asked: bool = True,
         rate_dtype: torch.dtype = torch.float32,
     ):
-        self.train_step, self.loader, self.console = train_step, loader, console
+        super().__init__(parts)
+        self.loader, self.console = loader, console
         self.recorder, self.asked, self.rate_dtype = recorder, asked, rate_dtype
-        device = train_step.precision.device
-        optimizer = train_step.optimizer
+        device, optimizer = self.precision.device, self.optimizer
         self._counting = optimizer if isinstance(optimizer, CountsOnHost) else None
         groups = optimizer.param_groups
         self._rates = [torch.zeros((), dtype=rate_dtype, device=device) for _ in groups]
@@ -95,7 +94,6 @@ class GraphedStep:
         self.refused: str | None = None  # why no graphs are used any more
         self._warms_up = self._watches = self._replayed = False
         self._waits: list[str] = []  # where the host waited in a watched step
-        self.settling = False  # see Stepper
         # None once the question whether steps are launch-bound is settled, or does not arise.
         self._launches = None if asked else LaunchBound(recorder.mark)
         self._timed = Counter()  # whole steps, by their signature
@@ -115,13 +113,13 @@ class GraphedStep:
             self._replay(static, replay, batch)
             return
         with self._ordinary():
-            self.train_step.forward_backward(self.loader.made(batch))
+            super().forward_backward(self.loader.made(batch))
 
     def update(self) -> None:
         """The update of an ordinary step; after a replay, only its bookkeeping."""
         if not self._replayed:
             with self._ordinary(), self._rounded_rates():
-                self.train_step.update()
+                super().update()
             if self._launches is not None:
                 self._launches.end()
             if self._waits:
@@ -131,7 +129,7 @@ class GraphedStep:
         self._replayed = False
         if self._counting:
             self._counting.count_step()
-        self.train_step.end_update()
+        self.end_update()
 
     @contextlib.contextmanager
     def _ordinary(self) -> Iterator[None]:
@@ -188,12 +186,12 @@ class GraphedStep:
         return True
 
     def _capture(self, batch, key: tuple) -> None:
-        train_step, static = self.train_step, _cloned(batch)
+        static = _cloned(batch)
 
         def whole_step() -> None:
             with self._of_the_device():
-                train_step.forward_backward_device(self.loader.made(static))
-                train_step.update_device(self._step, self._ema_weight)
+                self.forward_backward_device(self.loader.made(static))
+                self.update_device(self._step, self._ema_weight)
 
         try:
             self._graphs[key] = static, self.recorder.capture(whole_step)
@@ -218,12 +216,12 @@ class GraphedStep:
         """Stops using graphs and frees their memory."""
         self.refused, self._launches = why, None
         self._graphs.clear()
-        self.train_step.strategy.drop_gradients()
+        self.strategy.drop_gradients()
 
     @contextlib.contextmanager
     def _rounded_rates(self) -> Iterator[None]:
         """Rounds the learning rates of an ordinary step as a replay does."""
-        groups = self.train_step.optimizer.param_groups
+        groups = self.optimizer.param_groups
         kept = [group["lr"] for group in groups]
         for group, lr in zip(groups, kept, strict=True):
             group["lr"] = torch.tensor(lr, dtype=self.rate_dtype).item()  # on the CPU: no wait
@@ -236,7 +234,7 @@ class GraphedStep:
     @contextlib.contextmanager
     def _of_the_device(self) -> Iterator[None]:
         """Makes the optimizer read its learning rates from the device, and count nothing itself."""
-        groups = self.train_step.optimizer.param_groups
+        groups = self.optimizer.param_groups
         cuda = self._step.is_cuda
         kept = [
             {name: group[name] for name in ("lr", "capturable") if name in group}
@@ -257,18 +255,17 @@ class GraphedStep:
                 self._counting.captured = False
 
     def _replay(self, static, replay: Callable[[], None], batch) -> None:
-        train_step = self.train_step
         for target, source in zip(static.tensors(), batch.tensors(), strict=True):
             target.copy_(source, non_blocking=True)
-        step, optimizer = train_step.progress.step, train_step.optimizer
-        train_step.schedule.apply(optimizer, step)
-        for rate, group in zip(self._rates, optimizer.param_groups, strict=True):
+        step = self.progress.step
+        self.schedule.apply(self.optimizer, step)
+        for rate, group in zip(self._rates, self.optimizer.param_groups, strict=True):
             rate.fill_(group["lr"])
         self._step.fill_(step)
-        if train_step.average is not None:
-            self._ema_weight.fill_(train_step.average.ema_weight(step))
+        if self.average is not None:
+            self._ema_weight.fill_(self.average.ema_weight(step))
         self._replayed = True
-        train_step.begin_update()
+        self.begin_update()
         replay()
         self.recorder.keep_pace()
 

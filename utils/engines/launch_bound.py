@@ -20,7 +20,7 @@ from typing import Protocol
 
 import torch
 
-from utils.training.stepper import Stepper
+from utils.training.train_step import StepParts, TrainStep
 
 TIMED = 3  # steps
 SLACK = 1.2  # after the last launch the GPU still has to finish the last kernels
@@ -97,35 +97,33 @@ def mark_on(device: torch.device) -> Mark:
     return event
 
 
-class TimedSteps:
-    """A Stepper that times a few steps, and calls `tell` if all of these were launch-bound. (All,
+class TimedSteps(TrainStep):
+    """Times a few of its steps, and calls `tell` if all of these were launch-bound. (All,
     because steps of texts differ in size.)
 
     Args:
-        steps: takes the steps.
         launches: times them.
         whole: samples in an ordinary step; a step of less than half as many is not timed.
         tell: called once at most.
     """
 
-    def __init__(self, steps: Stepper, launches: LaunchBound, whole: int, tell: Callable[[], None]):
-        self.steps, self.whole, self.tell = steps, whole, tell
+    def __init__(
+        self, parts: StepParts, launches: LaunchBound, whole: int, tell: Callable[[], None]
+    ):
+        super().__init__(parts)
+        self.whole, self.tell = whole, tell
         self.launches: LaunchBound | None = launches  # None: enough steps have been timed
         self._steps, self._begun = 0, False
-
-    @property
-    def settling(self) -> bool:
-        return self.steps.settling
 
     def forward_backward(self, batch) -> None:
         if self.launches is not None and not self._begun:
             self._begun = True
             short = 2 * batch.step_samples < self.whole
             self.launches.begin(usual=self._steps > 0 and not short)
-        self.steps.forward_backward(batch)
+        super().forward_backward(batch)
 
     def update(self) -> None:
-        self.steps.update()
+        super().update()
         if self.launches is None:
             return
         self.launches.end()
@@ -135,6 +133,3 @@ class TimedSteps:
         if self.launches.all_bound:
             self.tell()
         self.launches = None
-
-    def free_memory(self) -> str:
-        return self.steps.free_memory()

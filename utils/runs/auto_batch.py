@@ -23,7 +23,7 @@ def choose_micro_batch(
     settings accordingly, and prints a line.
 
     Args:
-        model: on its device, fused, not yet wrapped by a strategy.
+        model: on its device, fused, not yet spread by a strategy.
         objective: of that model.
         freeze: which part of it trains in which epoch.
         task: whose loaders are changed.
@@ -57,8 +57,7 @@ def choose_micro_batch(
 
 def _passes(run: Run, model, objective: Classification, classes: int):
     """The passes of the trainer's step, one after the other, for `largest_that_fits`."""
-    strategy = Strategy()
-    strategy.wrap(model)
+    strategy = Strategy(model)
     lr = run.settings.lr
 
     def passes(batch):

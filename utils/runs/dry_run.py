@@ -11,7 +11,6 @@ from utils.plural import counted
 from utils.reporting.console import duration
 from utils.reporting.run_folder import RUNS
 from utils.runs.batch_sheet import write_sheet
-from utils.runs.local import forecast
 from utils.runs.run import Run
 from utils.training.memory import peak_memory
 from utils.training.times import wait_for
@@ -56,7 +55,7 @@ def rehearse(run: Run, trainer: Trainer, evaluated_samples: int, card) -> None:
     left_text = counted(steps_left, "step")
     say(f"  the run        {duration(left)} of training ({left_text} left), without")
     say(f"                 evaluations ({counted(evaluated_samples, 'sample')} each)")
-    for line in forecast(trainer) if settings.trains_locally else ():
+    for line in trainer.steps.forecast():
         say(line)
     say(f"  memory         {peak_memory(run.device) / 2**30:.2f} GiB at most{_of_gpu(run)}")
     checkpoints = settings.checkpoint_hist + 2  # the newest, the best, and the one being written
@@ -94,12 +93,12 @@ def _draw_batch(run: Run, trainer: Trainer, card: ModelCard) -> str:
 
 def time_steps(trainer: Trainer) -> StepTimes:
     """Trains WARM_STEPS steps or more, until steps are as they will be in the run (see
-    `Stepper.settling`), and times those that follow."""
+    `Steps.settling`), and times those that follow."""
     # As in the last epoch, when everything that is ever unfrozen trains, which takes the most.
     trainer.prepare((trainer.plan.total_steps - 1) // trainer.loader.steps_per_epoch)
-    trainer.train_step.start()
+    trainer.steps.start()
     first_seconds, seconds, samples, warm_up = 0.0, [], 0, 0
-    device = trainer.train_step.precision.device
+    device = trainer.steps.precision.device
     end = time.monotonic()  # of the step before
     for batch in _batches(trainer):
         trainer.forward_backward(batch)
@@ -109,7 +108,7 @@ def time_steps(trainer: Trainer) -> StepTimes:
         wait_for(device)
         start, end = end, time.monotonic()
         first_seconds = first_seconds or end - start
-        if warm_up < WARM_STEPS or trainer.stepper.settling:
+        if warm_up < WARM_STEPS or trainer.steps.settling:
             warm_up += 1
             continue
         seconds.append(end - start)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 
-from utils.data.in_turn import InTurn
 from utils.data.loader import Loader
 from utils.local.outer import OuterOptimizer
-from utils.local.rules import SyncRule, default_alpha, simulate
+from utils.local.rules import SyncRule, default_alpha
 from utils.optim.entry import LINEAR
 from utils.optim.schedules import RISE, Schedule
 from utils.optim.table import OPTIMIZERS
@@ -16,12 +15,11 @@ from utils.plural import counted
 from utils.runs.prepare import ReadyModel
 from utils.runs.run import Run
 from utils.training.guard import Guard
-from utils.training.local_steps import LocalSteps
-from utils.training.norm_statistics import NormStatistics
+from utils.training.local.in_turn import InTurn
+from utils.training.local.norm_statistics import NormStatistics
+from utils.training.local.steps import LocalSteps
 from utils.training.progress import Progress
-from utils.training.rounds import averagings_text
-from utils.training.train_step import TrainStep
-from utils.training.trainer import Trainer
+from utils.training.train_step import StepParts
 
 
 def build_local_steps(
@@ -29,13 +27,13 @@ def build_local_steps(
     ready: ReadyModel,
     loader: Loader,
     rule: SyncRule,
-    make_step: Callable[[Guard, Progress], TrainStep],
+    make_parts: Callable[[Guard, Progress], StepParts],
 ) -> tuple[LocalSteps, Loader | InTurn]:
     """The steps of this process's workers, and the loader of their batches; prints a line.
 
     Args:
         loader: of the training split, for the first worker of this process.
-        make_step: makes the optimizer step of a worker.
+        make_parts: makes the parts of a worker's TrainStep.
     """
     workers, settings = run.workers, run.settings
     statistics = None
@@ -55,7 +53,7 @@ def build_local_steps(
         )
     steps = LocalSteps(
         strategy=ready.strategy,
-        make_step=make_step,
+        make_parts=make_parts,
         workers=workers,
         exchange=run.exchange,
         rule=rule,
@@ -119,43 +117,3 @@ def _description(steps: LocalSteps, processes: int) -> str:
     if workers == 1 and outer is None:
         line += "; one worker has nothing to average: --local_workers 4 trains four in turn"
     return line
-
-
-def forecast(trainer: Trainer) -> Iterator[str]:
-    """Lines for --dry_run: averagings and bytes of the whole run."""
-    steps, schedule = trainer.train_step, trainer.train_step.schedule
-    assert isinstance(steps, LocalSteps)
-    rule = steps.rule
-    peak = steps.optimizer.param_groups[0]
-    peak = peak["base_lr"] / peak.get("lr_scale", 1.0)
-    rounds = simulate(rule, lambda step: peak * schedule.factor(step))
-    trained = sum(p.nbytes for p in steps.strategy.parameters.values() if p.requires_grad)
-    state = sum(t.nbytes for t in steps.averaging.averaged_state()[0].values())
-    relative = 1 + state / trained  # what an averaging sends, relative to a step of DDP
-    share = relative * rounds.ddp_share
-    yield f"  local steps    {averagings_text(len(rounds), rule.total_steps, share)}"
-    note = ""
-    if schedule.name == "plateau":
-        note = "; more where plateau lowers the learning rate" if rule.name == "qsr" else ""
-    yield f"                 ({lengths_text(rounds.lengths)}{note})"
-    if (size := steps.workers.size) > 1:
-        # In an averaging, as in a step of DDP. The ends of a chain send less, the others more.
-        sent = 2 * (size - 1) / size * trained
-        yield (
-            f"                 {size} processes with a worker each would each send, on average, "
-            f"{_amount(sent * relative * len(rounds))}; with ddp {_amount(sent * rule.total_steps)}"
-        )
-
-
-def lengths_text(lengths: Sequence[int]) -> str:
-    """ "H 4 to 30, the last round cut to 2"."""
-    *others, last = lengths
-    is_cut = bool(others) and last < min(others)  # the run ends before the round would
-    whole = others if is_cut else lengths
-    least, most = min(whole), max(whole)
-    text = f"H {least:,}" if least == most else f"H {least:,} to {most:,}"
-    return f"{text}, the last round cut to {last:,}" if is_cut else text
-
-
-def _amount(count: float) -> str:
-    return f"{count / 1e9:,.3g} GB" if count >= 1e9 else f"{count / 1e6:,.3g} MB"

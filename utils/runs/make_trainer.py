@@ -35,12 +35,11 @@ from utils.training.flops import peak_of
 from utils.training.guard import Guard
 from utils.training.hardware import Hardware
 from utils.training.loader import TrainingLoader
-from utils.training.local_steps import LocalSteps
 from utils.training.log import TrainingLog
 from utils.training.progress import Progress
-from utils.training.stepper import Stepper
+from utils.training.steps import Steps
 from utils.training.times import Clock
-from utils.training.train_step import TrainStep
+from utils.training.train_step import StepParts
 from utils.training.trainer import Trainer, TrainingPlan
 from utils.weights.card import TextCard
 
@@ -75,8 +74,8 @@ def build_trainer(
     for name in ("unfreeze_epoch", "mixup_off_epoch"):  # those beyond --epochs are refused
         epoch = getattr(settings, name)
         if epoch and epoch * loader.steps_per_epoch >= total_steps:
-            steps = counted(total_steps, "step")
-            run.console.say(f"note: --{name} {epoch} is not reached in {steps}")
+            counted_steps = counted(total_steps, "step")
+            run.console.say(f"note: --{name} {epoch} is not reached in {counted_steps}")
     if checkpoint is not None and _is_finished(run, checkpoint, total_steps, limit):
         return None
     schedule_steps = total_steps
@@ -93,18 +92,16 @@ def build_trainer(
         )
     lr = learning_rate(run, loader.step_size)
     schedule = schedule_of(run, lr, schedule_steps, loader.steps_per_epoch, checkpoint)
-    make_step = _step_maker(run, ready, task, checkpoint, schedule, lr, engine)
-    train_step: TrainStep | LocalSteps
+    make_parts = _parts_maker(run, ready, task, checkpoint, schedule, lr, engine)
+    steps: Steps
     train_loader: TrainingLoader = loader
-    stepper: Stepper
     if settings.trains_locally:
         rule = rule_of(run, schedule, lr, total_steps, loader.steps_per_epoch)
-        train_step, train_loader = build_local_steps(run, ready, loader, rule, make_step)
-        stepper = train_step
+        steps, train_loader = build_local_steps(run, ready, loader, rule, make_parts)
     else:
-        train_step = make_step(Guard(ready.model, ready.strategy), run.progress)
-        stepper = engine.stepper(train_step, loader, run.console, launch_advice(settings))
-    note_optimizer(run, train_step.optimizer, ready.strategy.optimizer_exchange)
+        parts = make_parts(Guard(ready.model, ready.strategy), run.progress)
+        steps = engine.steps(parts, loader, run.console, launch_advice(settings))
+    note_optimizer(run, steps.optimizer, ready.strategy.optimizer_exchange)
     metrics = open_metrics(run, checkpoint, task.card)
     gpus = run.exchange.size if run.device.type == "cuda" else 0
     clock = Clock(run.progress, run.device, run.started, gpus)
@@ -117,8 +114,7 @@ def build_trainer(
     save_steps, save_seconds = save_interval(settings.save_every, loader.steps_per_epoch)
     store = Checkpoints(run.folder.checkpoints, keep=settings.checkpoint_hist, warn=run.console.say)
     trainer = Trainer(
-        train_step=train_step,
-        stepper=stepper,
+        steps=steps,
         loader=train_loader,
         plan=TrainingPlan(
             total_steps,
@@ -172,7 +168,7 @@ def _hardware(run: Run, ready: ReadyModel, clock: Clock) -> Hardware:
     )
 
 
-def _step_maker(
+def _parts_maker(
     run: Run,
     ready: ReadyModel,
     task: Task,
@@ -180,9 +176,9 @@ def _step_maker(
     schedule: Schedule,
     lr: float,
     engine: Engine,
-) -> Callable[[Guard, Progress], TrainStep]:
-    """A function that makes the optimizer step, on the model as `engine` wraps it; with local steps
-    that of each worker."""
+) -> Callable[[Guard, Progress], StepParts]:
+    """A function that makes the parts of a TrainStep, on the model as `engine` wraps it; with local
+    steps those of each worker."""
     settings, loader, strategy = run.settings, task.train, ready.strategy
     classes = len(task.card.classes)
     for_pairs = learns_pairs(settings, classes, loader.step_size, schedule.total_steps)
@@ -192,9 +188,9 @@ def _step_maker(
             f"--mixup meta learns one distribution for all pairs of the {classes} classes: to "
             "learn one for each pair, train longer, and with --meta_decay 0, which forgets nothing"
         )
-    objective = ready.make_objective(engine.wrap(ready.wrapped, strategy, run.console))
+    objective = ready.make_objective(engine.wrap(strategy, run.console))
 
-    def make_step(guard: Guard, progress: Progress) -> TrainStep:
+    def make_parts(guard: Guard, progress: Progress) -> StepParts:
         with run.signals.held():  # an import of PyTorch's compiler, as in build_trainer
             optimizer = build_optimizer_of(
                 run, ready.model, lr, strategy.optimized_tensor, strategy.optimizer_exchange
@@ -202,7 +198,7 @@ def _step_maker(
         average = None
         if settings.ema_decay is not None:
             average = Average(ready.model, settings.ema_decay, strategy)
-        return TrainStep(
+        return StepParts(
             strategy=strategy,
             objective=objective,
             optimizer=optimizer,
@@ -215,7 +211,7 @@ def _step_maker(
             meta=build_meta(run, classes, strategy, run.exchange, for_pairs),
         )
 
-    return make_step
+    return make_parts
 
 
 def _run_info(run: Run, task: Task, schedule_steps: int) -> dict:

@@ -28,17 +28,15 @@ class ReadyModel:
 
     Attributes:
         model: on its device, with its canonical names.
-        wrapped: the model as the strategy wraps it, which is what the objective calls.
         strategy: how the model is spread over processes.
-        make_objective: takes the callable that computes the logits, such as `wrapped`; returns the
-            objective.
+        make_objective: takes the callable that computes the logits, such as
+            `strategy.called`; returns the objective.
         freeze: which part of it trains in which epoch; None: all of it.
         flops: operations of a forward pass over a sample of usual size; None: not counted, as on a
             CPU.
     """
 
     model: nn.Module
-    wrapped: nn.Module
     strategy: Strategy
     make_objective: Callable[[Callable], Classification]
     freeze: Freeze | None
@@ -100,13 +98,13 @@ def prepare_model(
     if settings.auto_batch and settings.resume is None:  # a resumed run keeps what was found
         with alone(model):
             choose_micro_batch(run, model, make_objective(model), freeze, task)
-    strategy = build_strategy(settings.strategy, run.exchange)
-    wrapped = strategy.wrap(model, unfreezes=settings.unfreeze_epoch is not None)
+    unfreezes = settings.unfreeze_epoch is not None
+    strategy = build_strategy(settings.strategy, model, run.exchange, unfreezes)
     # All ranks have used the same seed so far, so their weights are equal; from here on each draws
     # its own dropout.
     if run.workers.own[0] > 0:
         torch.manual_seed(settings.seed + run.workers.own[0])
-    return ReadyModel(model, wrapped, strategy, make_objective, freeze, flops)
+    return ReadyModel(model, strategy, make_objective, freeze, flops)
 
 
 def kept_modules(run: Run, model: nn.Module) -> list[str]:

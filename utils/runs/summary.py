@@ -12,7 +12,6 @@ from utils.reporting.mixup import draw_mean_lambda
 from utils.reporting.plots import draw_curves
 from utils.runs.run import Run
 from utils.training.evaluation import Evaluation
-from utils.training.local_steps import LocalSteps
 from utils.training.memory import peak_memory
 from utils.training.trainer import Trainer
 
@@ -68,14 +67,7 @@ def write_report(
         "torch_version": torch.__version__,
         "seed": settings.seed,
     } | trainer.log.hardware.summary(speed)
-    summary |= further
-    if isinstance(trainer.train_step, LocalSteps):
-        summary |= {
-            "local_workers": run.workers.size,
-            "sync_rule": settings.sync_rule,
-            "averagings": trainer.train_step.rounds.averagings,
-            "sent_of_ddp": trainer.train_step.sent_of_ddp,
-        }
+    summary |= further | trainer.steps.summary_entries()
     if progress.best_step is not None:
         summary |= {
             "best_epoch": progress.best_epoch,
@@ -88,7 +80,7 @@ def write_report(
     title = f"{run.model_name} on {run.data_name}{note}, {settings.optimizer}"
     # Last: a run whose summary says finished or stopped_early counts as complete.
     text = to_json(summary, indent=2) + "\n"
-    meta = trainer.train_step.meta
+    meta = trainer.steps.meta
     mean_lambda = None if meta is None else meta.mean_lambda()
     writers = [lambda: draw_curves(trainer.log.metrics.read(), run.folder.curves, title)]
     if mean_lambda is not None:

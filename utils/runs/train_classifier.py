@@ -19,7 +19,6 @@ from utils.runs.run import Run
 from utils.runs.summary import report_classes, write_report
 from utils.tasks.task import Task
 from utils.training.evaluation import Evaluation, evaluate
-from utils.training.local_steps import LocalSteps
 from utils.training.trainer import Trainer
 
 # --profile: steps to skip, to warm up, and to record.
@@ -81,8 +80,8 @@ def run_training(run: Run, trainer: Trainer, ready: ReadyModel, task: Task) -> N
         report("interrupted")
         raise
 
-    if isinstance(trainer.train_step, LocalSteps):
-        console.say(trainer.train_step.summary())
+    if line := trainer.steps.summary():
+        console.say(line)
 
     def measure_test_set(weights=contextlib.nullcontext, classes: int | None = None) -> Evaluation:
         """`weights`: makes the context in which the model holds the weights to be measured."""
@@ -113,7 +112,7 @@ def run_training(run: Run, trainer: Trainer, ready: ReadyModel, task: Task) -> N
     else:
         console.say("measuring on the test set")
         test = measure_test_set(
-            trainer.train_step.evaluated_weights, len(classes) if settings.report else None
+            trainer.steps.evaluated_weights, len(classes) if settings.report else None
         )
         if not tested:
             trainer.log.metrics.write(step=progress.step, epoch=epoch, split="test", **test.figures)
@@ -159,7 +158,7 @@ def _time_text(trainer: Trainer) -> str:
 
 def _introduce(run: Run, trainer: Trainer) -> None:
     resumed = f", from step {trainer.progress.step}" if trainer.progress.step else ""
-    parameters = sum(p.numel() for p in trainer.train_step.model.parameters())
+    parameters = sum(p.numel() for p in trainer.steps.model.parameters())
     processes = ""
     if run.exchange.size > 1:
         processes = f" {run.exchange.size} processes ({run.settings.strategy}),"
@@ -209,7 +208,7 @@ def _measure_best(
             run.console.say(f"the best checkpoint, {path}, cannot be measured: {failure}")
             return None
         # Everything is saved, so the weights may be overwritten.
-        trainer.train_step.strategy.load(weights)
+        trainer.steps.strategy.load(weights)
         result = measure_test_set()
         epoch = progress.step / trainer.loader.steps_per_epoch
         trainer.log.metrics.write(

@@ -9,13 +9,13 @@ class StrategyFacts:
     """What the flags need to know of a strategy.
 
     Attributes:
-        place: where its class is, as module:name.
+        place: where its class is, as module:name; None: a process steps as if it were alone.
         summary: for `--help`.
         divides: each process holds a part of every parameter.
         unfreezes: frozen parameters may begin to train during a run.
     """
 
-    place: str
+    place: str | None
     summary: str
     divides: bool = False
     unfreezes: bool = True
@@ -32,7 +32,7 @@ STRATEGIES = {
         unfreezes=False,
     ),
     "local": StrategyFacts(
-        "utils.distributed.strategies.local:Local",
+        None,  # what workers exchange is averaged by LocalSteps
         "every process has whole models, which step by themselves and average their weights at "
         "times (see local steps)",
     ),

@@ -25,7 +25,7 @@ class Average:
     """
 
     def __init__(self, model: nn.Module, decay: float, strategy: Strategy | None = None):
-        self.strategy, self.decay = strategy or Strategy.of(model), decay
+        self.strategy, self.decay = strategy or Strategy(model), decay
         tensors = self.strategy.parameters | saved_buffers(model)
         self.live = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
         self.mean = {name: tensor.detach().clone() for name, tensor in self.live.items()}

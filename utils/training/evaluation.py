@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from utils.exchange import Exchange
 from utils.machine.cudnn import search_plans
-from utils.training.objective import SUMS, Precision, classification_sums
+from utils.training.objective import SUMS, Precision, classification_sums, stacked
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,8 @@ def evaluate(
     training = model.training
     model.eval()
     search_plans(False)  # the trainer decides again for each of its micro-batches
-    sums, flip_sums = torch.zeros(2, len(SUMS), dtype=torch.float64, device=precision.device)
+    # Of the samples as they are, and with their mirror images.
+    sums = torch.zeros(2, len(SUMS), dtype=torch.float64, device=precision.device)
     counts = torch.zeros((classes or 0) ** 2, dtype=torch.int64, device=precision.device)
     try:
         # Not inference_mode: weights that FSDP gathers in the forward pass, or what a model of the
@@ -74,27 +75,27 @@ def evaluate(
                 if exchange.size > 1 and batch.filler:
                     continue
                 loss = F.cross_entropy(logits.float(), batch.targets, reduction="sum")
-                sums += classification_sums(loss, logits, batch.targets)
+                sums[0] += stacked(classification_sums(loss, logits, batch.targets), SUMS)
                 if flip:
                     log_p = mean_log_probabilities(logits, mirrored)
                     loss = F.nll_loss(log_p, batch.targets, reduction="sum")
-                    flip_sums += classification_sums(loss, log_p, batch.targets)
+                    sums[1] += stacked(classification_sums(loss, log_p, batch.targets), SUMS)
                 if classes:
                     cell = batch.targets * classes + logits.argmax(1)
                     counts.scatter_add_(0, cell, torch.ones_like(cell))
     finally:
         model.train(training)
-    sums, flip_sums = exchange.sum(torch.stack([sums, flip_sums])).tolist()
-    loss, correct, samples = sums
+    values = exchange.sum(sums).tolist()
+    plain, flipped = (dict(zip(SUMS, row, strict=True)) for row in values)
+    samples = plain["samples"]
     counts = exchange.sum(counts) if classes else counts
     matrix = counts.reshape(classes, classes).cpu().numpy() if classes else None
-    result = Evaluation(loss / samples, 100 * correct / samples, int(samples), matrix)
+    loss, accuracy = plain["loss"] / samples, 100 * plain["correct"] / samples
+    result = Evaluation(loss, accuracy, int(samples), matrix)
     if not flip:
         return result
-    flip_loss, flip_correct, _ = flip_sums
-    return replace(
-        result, flip_loss=flip_loss / samples, flip_accuracy=100 * flip_correct / samples
-    )
+    loss, accuracy = flipped["loss"] / samples, 100 * flipped["correct"] / samples
+    return replace(result, flip_loss=loss, flip_accuracy=accuracy)
 
 
 def mirror(pictures: Tensor) -> Tensor:

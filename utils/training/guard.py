@@ -35,7 +35,7 @@ class Guard:
     """
 
     def __init__(self, model: nn.Module, strategy: Strategy | None = None):
-        self.strategy = strategy or Strategy.of(model)
+        self.strategy = strategy or Strategy(model)
         self.parameters = list(self.strategy.parameters.values())
         device = self.parameters[0].device
         self.model, self.flat = model, _flatten_buffers(model)

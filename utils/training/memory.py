@@ -8,10 +8,8 @@ from utils.errors import UserError
 from utils.machine.cudnn import trial_plans
 from utils.machine.host_memory import peak_rss
 from utils.training.loader import TrainingLoader
-from utils.training.local_steps import LocalSteps
 from utils.training.objective import first_samples
-from utils.training.stepper import Stepper
-from utils.training.train_step import TrainStep
+from utils.training.steps import Steps
 
 # Messages of libraries below PyTorch, which surface as plain RuntimeErrors.
 OUT_OF_MEMORY = (
@@ -80,8 +78,7 @@ def largest_batch(attempt: Callable[[int], None], failed: int) -> int:
 def within_memory(
     work: Callable,
     *,
-    train_step: TrainStep | LocalSteps,
-    stepper: Stepper,
+    steps: Steps,
     loader: TrainingLoader,
     advice: str | None,
     save: Callable[[], str],
@@ -89,7 +86,7 @@ def within_memory(
     """Calls work(); if it runs out of memory, raises UserError with a batch that fits.
 
     Args:
-        train_step, stepper: with which `work` trains; they may be the same object.
+        steps: with which `work` trains.
         advice: which other flags save memory; None: none do.
         save: saves the last whole step, if it is to be saved; returns a note.
     """
@@ -99,7 +96,7 @@ def within_memory(
         if not is_out_of_memory(error):
             raise
         reason = " ".join(str(error).split())
-    exchange = train_step.exchange
+    exchange = steps.exchange
     if exchange.size > 1:  # the other ranks wait: nothing can be tried or saved
         half = loader.micro_batch // 2
         raise UserError(
@@ -107,11 +104,11 @@ def within_memory(
             f"{_flag(loader)} does not fit, {_instead(loader, half)} ({reason})"
         )
     # Outside the exception handler, which keeps the tensors of the failed step alive.
-    remedy = stepper.free_memory()
+    remedy = steps.free_memory()
     saved = save()
-    train_step.optimizer.zero_grad(set_to_none=True)
-    fits = _batch_that_fits(train_step.objective, train_step.optimizer, loader)
-    if train_step.meta is not None:  # its passes were not tried
+    steps.optimizer.zero_grad(set_to_none=True)
+    fits = _batch_that_fits(steps.objective, steps.optimizer, loader)
+    if steps.meta is not None:  # its passes were not tried
         fits += "; or a smaller --meta_batch"
     if remedy:
         fits += f"; or {remedy}"

@@ -2,6 +2,7 @@
 
 import math
 import platform
+from collections.abc import Iterable, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from utils.fused.cross_entropy import fused_cross_entropy
 
-# Sums over samples, in this order, as one float64 tensor of shape (3,) on the device.
+# Names of the sums over samples.
 SUMS = ("loss", "correct", "samples")
 # Further sums where samples may be mixed. `correct` then counts lambda for a sample's own class and
 # 1 - lambda for its partner's. `larger_lambda` is the sum of the larger of lambda and 1 - lambda.
@@ -93,7 +94,9 @@ class Classification:
         self.clean_accuracy, self.mixes_inside = clean_accuracy, mixes_inside
         self.fused = fused
 
-    def __call__(self, inputs: Tensor, targets: Tensor, mix_plan=None) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, inputs: Tensor, targets: Tensor, mix_plan=None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """One forward pass, mixed or not.
 
         Args:
@@ -102,14 +105,14 @@ class Classification:
             targets: (n,) int64.
             mix_plan: None, or how the batch is mixed: a MixPlan (see utils/mixup/mixing.py).
         Returns:
-            the loss summed over the samples (), and the sums (len(self.sums),) float64, detached.
+            the loss summed over the samples (), and each of `self.sums`, () float64, detached.
         """
         logits = self.logits(inputs, mix_plan)
         loss = self.losses(logits, targets, mix_plan).sum()
         if self.sums is SUMS:
             return loss, classification_sums(loss, logits, targets)
         sums = mixed_sums(loss, logits, targets, mix_plan)
-        return loss, torch.cat([sums, self._clean_sums(inputs, targets)])
+        return loss, sums | self._clean_sums(inputs, targets)
 
     def logits(self, inputs: Tensor, mix_plan=None) -> Tensor:
         """(n, ...) -> (n, classes)."""
@@ -130,11 +133,12 @@ class Classification:
         partners = targets[mix_plan.partner]
         return cross_entropy(logits, targets, partners, mix_plan.lam, self.label_smoothing)
 
-    def _clean_sums(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """(correct, samples) of the unmixed part, (2,) float64; without gradients, random numbers
-        or an update of BatchNorm's statistics."""
+    def _clean_sums(self, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """Those of the unmixed part; without gradients, random numbers or an update of BatchNorm's
+        statistics."""
         if not self.clean_accuracy:
-            return torch.zeros(2, dtype=torch.float64, device=targets.device)
+            zero = torch.zeros((), dtype=torch.float64, device=targets.device)
+            return {"clean_correct": zero, "clean_samples": zero}
         count = math.ceil(len(targets) * CLEAN_FRACTION)
         training = [module for module in self.model.modules() if module.training]
         self.model.eval()
@@ -143,7 +147,8 @@ class Classification:
         for module in training:
             module.training = True
         correct = (logits.argmax(1) == targets[:count]).sum()
-        return torch.stack([correct, torch.full_like(correct, len(logits))]).double()
+        samples = torch.full_like(correct, len(logits))
+        return {"clean_correct": correct.double(), "clean_samples": samples.double()}
 
 
 def first_samples(inputs, k: int):
@@ -177,25 +182,35 @@ def mixed_cross_entropy(
     return losses
 
 
-def classification_sums(loss: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
-    """(summed loss, samples whose largest logit is the target's, samples): (3,) float64."""
+def stacked(sums: Mapping[str, Tensor], names: Iterable[str]) -> Tensor:
+    """The sums of these names, in their order: (len(names),) float64."""
+    return torch.stack([sums[name] for name in names])
+
+
+def classification_sums(loss: Tensor, logits: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    """The summed loss, the samples whose largest logit is the target's, and all samples."""
     correct = (logits.detach().argmax(1) == targets).sum()
     samples = torch.full_like(correct, len(targets))
-    return torch.stack([loss.detach().double(), correct.double(), samples.double()])
+    values = loss.detach().double(), correct.double(), samples.double()
+    return dict(zip(SUMS, values, strict=True))
 
 
-def mixed_sums(loss: Tensor, logits: Tensor, targets: Tensor, mix_plan) -> Tensor:
-    """SUMS and (sum of the larger of lambda and 1 - lambda, number) over the samples that have
-    another one as partner: (5,) float64."""
+def mixed_sums(loss: Tensor, logits: Tensor, targets: Tensor, mix_plan) -> dict[str, Tensor]:
+    """SUMS; and of the samples that have another one as partner the number, and the sum of the
+    larger of lambda and 1 - lambda."""
     sums = classification_sums(loss, logits, targets)
     if mix_plan is None:
-        return torch.cat([sums, sums.new_zeros(2)])
+        zero = torch.zeros_like(sums["samples"])
+        return sums | {"larger_lambda": zero, "mixed": zero}
     lam, guess = mix_plan.lam.detach().double(), logits.detach().argmax(1)
     correct = lam * (guess == targets) + (1 - lam) * (guess == targets[mix_plan.partner])
-    sums[SUMS.index("correct")] = correct.sum()
     mixed = mix_plan.partner != torch.arange(len(targets), device=targets.device)
     larger_lambda = (torch.maximum(lam, 1 - lam) * mixed).sum()
-    return torch.cat([sums, torch.stack([larger_lambda, mixed.sum().double()])])
+    return sums | {
+        "correct": correct.sum(),
+        "larger_lambda": larger_lambda,
+        "mixed": mixed.sum().double(),
+    }
 
 
 def _full(logits: Tensor) -> Tensor:

@@ -1,10 +1,28 @@
 """How far a run has come, as a checkpoint stores it."""
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 # PyTorch is not imported here: the entry scripts import this module before they check the flags.
+
+
+# The sums of older checkpoints, which have no names, in their order.
+OLD_SUMS = (
+    "loss",
+    "correct",
+    "samples",
+    "larger_lambda",
+    "mixed",
+    "clean_correct",
+    "clean_samples",
+)
+
+
+def named_sums(saved: Mapping[str, float] | Iterable[float]) -> dict[str, float]:
+    """The sums that a checkpoint stores, by name."""
+    return dict(saved if isinstance(saved, Mapping) else zip(OLD_SUMS, saved, strict=False))
 
 
 class LeftOut(NamedTuple):
@@ -21,9 +39,11 @@ class Progress:
 
     step: int = 0  # optimizer steps finished
     ended_step: int = 0  # the last step after which the work at an epoch's end was done
-    # Sums of the objective; empty before a Trainer is made.
-    epoch_sums: list[float] = field(default_factory=list)  # of this epoch, up to its last log line
-    window_sums: list[float] = field(default_factory=list)  # from there to the saved step
+    # Sums of the objective, by name; empty before a Trainer is made.
+    epoch_sums: dict[str, float] = field(
+        default_factory=dict
+    )  # of this epoch, to its last log line
+    window_sums: dict[str, float] = field(default_factory=dict)  # from there to the saved step
     left_out: LeftOut = field(default_factory=LeftOut)
     train: dict | None = None  # the last epoch's training figures
     evaluated: dict | None = None  # the last evaluation
@@ -43,6 +63,8 @@ class Progress:
 
     def __post_init__(self):
         self.left_out = LeftOut(*self.left_out)  # a checkpoint has a list
+        self.epoch_sums = named_sums(self.epoch_sums)
+        self.window_sums = named_sums(self.window_sums)
 
     def take_validation(self, accuracy: float, loss: float, by: str | None) -> tuple[bool, bool]:
         """Takes the figures of an evaluation on the validation split.

@@ -6,7 +6,9 @@ Only `read_sums` waits for the device, and with Lookahead each step for the one 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -16,18 +18,20 @@ from utils.distributed.strategies.base import Strategy
 from utils.training.average import Average
 from utils.training.guard import Guard
 from utils.training.mixing_learner import MixingLearner
-from utils.training.objective import SUMS, Precision
+from utils.training.objective import SUMS, Precision, stacked
 from utils.training.progress import LeftOut, Progress
 from utils.training.snapshot import restore, snapshot
+from utils.training.steps import Steps
 
 
-class TrainStep:
-    """Takes the optimizer steps of a run (it is a Stepper), and holds all that they change.
+@dataclass
+class StepParts:
+    """What a TrainStep is made of.
 
-    Args:
-        strategy: how the model is spread over processes; it has wrapped the model.
-        objective: (inputs, targets, mixing plan) -> summed loss, sums; `objective.sums` names the
-            sums, the loss first; by default SUMS (see objective.py).
+    Attributes:
+        strategy: how the model is spread over processes.
+        objective: (inputs, targets, mixing plan) -> summed loss, sums by name; `objective.sums` are
+            the names, by default SUMS (see objective.py).
         optimizer: honours `found_inf` (see optim/factory.py).
         schedule: `apply(optimizer, step)` sets the learning rate.
         precision: its loss scaler is used around the backward pass.
@@ -38,41 +42,39 @@ class TrainStep:
         meta: learns how samples are mixed; None: the batch has its whole plan, if it is mixed.
     """
 
-    settling = False  # see Stepper; these steps are all alike
+    strategy: Strategy
+    objective: Callable
+    optimizer: torch.optim.Optimizer
+    schedule: Any
+    precision: Precision
+    progress: Progress
+    guard: Guard
+    clip: float | None = None
+    average: Average | None = None
+    meta: MixingLearner | None = None
 
-    def __init__(
-        self,
-        *,
-        strategy: Strategy,
-        objective: Callable,
-        optimizer: torch.optim.Optimizer,
-        schedule,
-        precision: Precision,
-        progress: Progress,
-        guard: Guard,
-        clip: float | None = None,
-        average: Average | None = None,
-        meta: MixingLearner | None = None,
-    ):
-        self.strategy, self.model, self.exchange = strategy, strategy.model, strategy.exchange
-        self.objective, self.optimizer, self.schedule = objective, optimizer, schedule
-        self.precision, self.scaler = precision, precision.scaler()
-        self.progress, self.guard, self.clip = progress, guard, clip
-        self.average, self.meta = average, meta
-        self.sum_names = getattr(objective, "sums", SUMS)
-        zeros = torch.zeros(len(self.sum_names), dtype=torch.float64, device=precision.device)
+
+class TrainStep(Steps):
+    """Takes the optimizer steps of a process alone, or of one among others that step together."""
+
+    def __init__(self, parts: StepParts):
+        self.parts, self.strategy = parts, parts.strategy
+        self.model, self.exchange = self.strategy.model, self.strategy.exchange
+        self.objective, self.optimizer = parts.objective, parts.optimizer
+        self.schedule, self.progress = parts.schedule, parts.progress
+        self.precision, self.scaler = parts.precision, parts.precision.scaler()
+        self.guard, self.clip = parts.guard, parts.clip
+        self.average, self.meta = parts.average, parts.meta
+        self.sum_names = getattr(self.objective, "sums", SUMS)
+        self._loss = self.sum_names.index("loss")
+        zeros = torch.zeros(len(self.sum_names), dtype=torch.float64, device=self.precision.device)
         self.step_sums, self.window = zeros, zeros.clone()  # of this step; since the last log line
-        # True during an update: weights, optimizer and average may then be of different steps, so
-        # the state must not be saved.
-        self.updating = False
 
     def start(self) -> None:
-        """To be called before the first step."""
         self.strategy.drop_gradients()
         self.guard.start()
 
     def forward_backward(self, batch: Batch) -> None:
-        """Forward and backward pass of a micro-batch."""
         # First, since `meta` reads the learning rate; all micro-batches of a step set the same one.
         self.schedule.apply(self.optimizer, self.progress.step)
         self.forward_backward_device(batch)
@@ -91,10 +93,9 @@ class TrainStep:
             self.scaler.scale(mean * 0 if batch.filler else mean).backward()
         self.guard.collect_buffers()
         if not batch.filler:
-            self.step_sums += sums
+            self.step_sums += stacked(sums, self.sum_names)
 
     def update(self) -> None:
-        """After the last micro-batch of the step."""
         self.begin_update()
         step = self.progress.step
         self.update_device(step, self.average.ema_weight(step) if self.average else 0.0)
@@ -112,7 +113,7 @@ class TrainStep:
         host fills."""
         self.strategy.collect_gradients()
         self.scaler.unscale_(self.optimizer)
-        norm, loss = self.guard.gradient_norm(), self.guard.agree(self.step_sums[0])
+        norm, loss = self.guard.gradient_norm(), self.guard.agree(self.step_sums[self._loss])
         self.guard.tell_scaler(self.scaler, self.optimizer, norm)
         bad = self.guard.judge(loss, norm, step, self.scaler.is_enabled())
         if self.clip is not None:
@@ -131,27 +132,19 @@ class TrainStep:
         self.step_sums.zero_()
         self.guard.remember()
 
-    def free_memory(self) -> str:
-        """See Stepper; ordinary steps hold nothing extra."""
-        return ""
-
     def pass_without_effect(self, batch: Batch) -> None:
-        """A forward and backward pass that leaves no trace."""
         loss, _ = self.objective(batch.inputs, batch.targets, batch.mix_plan)
         (loss * 0).backward()
         self.guard.collect_buffers()
         self.take_back()
 
     def take_back(self) -> None:
-        """Undoes the passes of a step that will not be finished; not possible while `updating`."""
         assert not self.updating
         self.guard.take_back(torch.ones((), dtype=torch.bool, device=self.precision.device))
         self.strategy.drop_gradients()
         self.step_sums.zero_()
 
     def read_sums(self) -> tuple[dict[str, float], LeftOut]:
-        """(the objective's sums since the last log line, over all ranks, by name; the steps of the
-        run that were left out). Here alone the host waits for the device. Collective."""
         window = self.exchange.sum(self.window)
         values = torch.cat([window, self.guard.left_out.double()]).tolist()
         count = len(self.sum_names)
@@ -159,46 +152,34 @@ class TrainStep:
         return sums, LeftOut(*map(int, values[count:]))
 
     def clear_window(self) -> None:
-        """To be called after a log line."""
         self.window.zero_()
-
-    # What LocalSteps (local_steps.py) has to add to the log.
-    left_out_by = ""  # names the workers that have left out steps
-
-    def figures(self) -> dict:
-        """For the metrics."""
-        return {}
-
-    def note(self) -> str:
-        """For the line of an epoch."""
-        return ""
 
     @property
     def loss_scale(self) -> float | None:
-        """None: there is no loss scaler. The host waits."""
         return self.scaler.get_scale() if self.scaler.is_enabled() else None
 
     def snapshot(self) -> Checkpoint:
-        """See snapshot.py. Collective."""
         return snapshot(self)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """See snapshot.py."""
         restore(self, checkpoint)
 
     def load_sums(self) -> None:
         """Restores the sums from `progress`, which was read from a checkpoint."""
         if self.exchange.rank == 0:  # they are totals over all ranks, so one rank restores them
-            sums = self.progress.window_sums
-            self.window.copy_(torch.tensor(sums, dtype=torch.float64))
+            self.load_window(self.progress.window_sums)
         self.guard.left_out.copy_(torch.tensor(self.progress.left_out))
 
+    def load_window(self, sums: Mapping[str, float]) -> None:
+        """Goes on with these sums since the last log line; one that is not among them begins."""
+        values = [sums.get(name, 0.0) for name in self.sum_names]
+        self.window.copy_(torch.tensor(values, dtype=torch.float64))
+
     def evaluated_weights(self) -> contextlib.AbstractContextManager:
-        """Within it the model holds the weights to evaluate: the average if there is one."""
+        """Those of the average if there is one."""
         return contextlib.nullcontext() if self.average is None else self.average.applied()
 
     @property
     def learning_rate(self) -> float:
-        """Of the current step, or of the last one."""
         group = self.optimizer.param_groups[0]
         return group["lr"] / group.get("lr_scale", 1.0)

@@ -22,14 +22,12 @@ from utils.training.evaluation import Evaluation
 from utils.training.freeze import Freeze
 from utils.training.guard import OnNonFinite
 from utils.training.loader import TrainingLoader
-from utils.training.local_steps import LocalSteps
 from utils.training.log import TrainingLog, figures
 from utils.training.memory import peak_memory, within_memory
 from utils.training.mixing_control import MixingControl
 from utils.training.progress import Progress
-from utils.training.stepper import Stepper
+from utils.training.steps import Steps
 from utils.training.times import Clock, PhaseTimes
-from utils.training.train_step import TrainStep
 
 
 @dataclass
@@ -63,9 +61,7 @@ class Trainer:
     """Trains a model; can be stopped and resumed at any step.
 
     Args:
-        train_step: the optimizer step, with the model and all else that it changes; or, with
-            --strategy local, those of this process's workers.
-        stepper: takes the steps, where an engine does so; None: `train_step` itself.
+        steps: takes the optimizer steps, and holds the model and all else that they change.
         loader: of the training split.
         plan: how long, and what when.
         evaluate: () -> Evaluation, or None if `agreed_signal` interrupted it; called at the end of
@@ -83,30 +79,28 @@ class Trainer:
     def __init__(
         self,
         *,
-        train_step: TrainStep | LocalSteps,
+        steps: Steps,
         loader: TrainingLoader,
         plan: TrainingPlan,
         evaluate: Callable[[], Evaluation | None],
         log: TrainingLog,
         saver: Saver,
         agreed_signal: AgreedSignal,
-        stepper: Stepper | None = None,
         freeze: Freeze | None = None,
         mixing_control: MixingControl | None = None,
         clock: Clock | None = None,
         enter: Callable[[str], None] | None = None,
     ):
-        device = train_step.precision.device
-        self.train_step, self.stepper = train_step, stepper or train_step
+        self.steps, device = steps, steps.precision.device
         self.loader, self.plan, self.evaluate, self.freeze = loader, plan, evaluate, freeze
         self.log, self.saver, self.agreed_signal = log, saver, agreed_signal
         self.mixing_control = mixing_control
         self.enter = enter or (lambda phase: None)
-        self.progress = train_step.progress
+        self.progress = steps.progress
         self.progress.epoch_sums = self._no_sums()
         self.clock, self.times = clock or Clock(self.progress, device), PhaseTimes(device)
         self.on_nonfinite = OnNonFinite(
-            plan.on_nonfinite, log.console, saver, train_step.precision.name == "fp16"
+            plan.on_nonfinite, log.console, saver, steps.precision.name == "fp16"
         )
         searches = device.type == "cuda" and not torch.are_deterministic_algorithms_enabled()
         # Samples of the micro-batches for which cuDNN searches plans; None: it does not.
@@ -116,10 +110,10 @@ class Trainer:
 
     def forward_backward(self, batch: Batch) -> None:
         self._search_plans(batch)
-        self.stepper.forward_backward(batch)
+        self.steps.forward_backward(batch)
 
     def update(self) -> None:
-        self.stepper.update()
+        self.steps.update()
 
     def _search_plans(self, batch: Batch) -> None:
         """Lets cuDNN search for the fastest plans in whole micro-batches only (see
@@ -147,8 +141,7 @@ class Trainer:
         """
         return within_memory(
             work,
-            train_step=self.train_step,
-            stepper=self.stepper,
+            steps=self.steps,
             loader=self.loader,
             advice=self.log.advice.get("memory"),
             save=self._save_last_step if save else lambda: "",
@@ -157,10 +150,10 @@ class Trainer:
     def _fit(self, profiler, free_cores: FreeCores | None) -> Progress:
         progress, console, total_steps = self.progress, self.log.console, self.plan.total_steps
         self.agreed_signal.signals.defer()
-        self.train_step.start()
+        self.steps.start()
         self.clock.begin()
         self.saver.start(progress.step)
-        if not self.train_step.strategy.adds_in_order:
+        if not self.steps.strategy.adds_in_order:
             self.settle_order()
         if self.plan.eval_on_start and progress.step == 0:
             self._evaluate_start()
@@ -183,15 +176,14 @@ class Trainer:
     def settle_order(self) -> None:
         """Runs a pass without effect: in its first pass DDP settles the order in which it adds
         gradients (see `Strategy.adds_in_order`)."""
-        device = self.train_step.precision.device
+        device = self.steps.precision.device
         self.prepare(0)
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             self.enter("loading")
             batch = self.loader.made(next(iter(self.loader.epoch(0))))
             self.enter("computing")
             self._search_plans(batch)
-            assert isinstance(self.train_step, TrainStep)  # LocalSteps adds in order
-            self.train_step.pass_without_effect(batch)
+            self.steps.pass_without_effect(batch)
 
     def _evaluate_start(self) -> None:
         """If a signal interrupts it, the loop stops after its first step."""
@@ -203,15 +195,15 @@ class Trainer:
 
     def _evaluate(self) -> Evaluation | None:
         self.enter("evaluating")
-        self.train_step.strategy.make_equal()
-        with self.train_step.evaluated_weights():
+        self.steps.strategy.make_equal()
+        with self.steps.evaluated_weights():
             evaluation = self.evaluate()
         self.times.mark("evaluation")
         return evaluation
 
     def prepare(self, epoch: int) -> None:
         """Sets training mode for the part of the model that trains in `epoch`."""
-        self.train_step.model.train()
+        self.steps.model.train()
         if self.freeze is not None:
             self.freeze.apply(epoch)
 
@@ -286,7 +278,7 @@ class Trainer:
             self.agreed_signal.poll()
             save_is_due = saver.is_due(step)
         else:
-            is_over = self.train_step.exchange.rank == 0 and saver.is_due(step)
+            is_over = self.steps.exchange.rank == 0 and saver.is_due(step)
             # An answer that arrives in the step after a save was sent before that save: ignored.
             save_is_due = self.agreed_signal.poll(is_over) and step > saver.saved_step + 1
         return self.agreed_signal.signum is not None, save_is_due
@@ -301,10 +293,9 @@ class Trainer:
         """Figures of the epoch, evaluation, best step, checkpoint. If the evaluation is
         interrupted, a resumed run does all of this again; so `progress` is changed only after
         it."""
-        progress, plan, train_step, log = self.progress, self.plan, self.train_step, self.log
+        progress, plan, steps, log = self.progress, self.plan, self.steps, self.log
         finished, at = progress.step >= plan.total_steps, self._position()
-        sums = dict(zip(train_step.sum_names, progress.epoch_sums, strict=True))
-        train, evaluation = figures(sums), None
+        train, evaluation = figures(progress.epoch_sums), None
         self.times.mark("other")
         if plan.eval_every and (finished or round(at["epoch"]) % plan.eval_every == 0):
             evaluation = self._evaluate()
@@ -314,9 +305,9 @@ class Trainer:
         if progress.step % self.loader.steps_per_epoch == 0:
             progress.epoch_sums = self._no_sums()  # else a longer run completes this epoch
         time_share = self.times.fractions()
-        memory = peak_memory(train_step.precision.device)
+        memory = peak_memory(steps.precision.device)
         log.write_epoch(
-            at, train, lr=train_step.learning_rate, speed=self.samples_per_second,
+            at, train, lr=steps.learning_rate, speed=self.samples_per_second,
             time_share=time_share, memory=memory,
         )  # fmt: skip
         best, note = False, ""
@@ -325,7 +316,7 @@ class Trainer:
             log.metrics.write(**progress.evaluated)
             if plan.eval_split == "val":
                 best, note = self._update_best(evaluation, at["epoch"])
-        log.say_epoch(at["epoch"], train, plan.eval_split, evaluation, note + train_step.note())
+        log.say_epoch(at["epoch"], train, plan.eval_split, evaluation, note + steps.note())
         steps_per_epoch = self.loader.steps_per_epoch
         start_of_epoch = (progress.step - 1) // steps_per_epoch * steps_per_epoch
         if self.clock.started_step <= start_of_epoch:  # this process has trained all of it
@@ -343,7 +334,7 @@ class Trainer:
             progress.best_step, progress.best_epoch = progress.step, epochs_done
             note = " (best)"
         observed = 100 - evaluation.accuracy if by == "accuracy" else evaluation.loss
-        if self.train_step.schedule.observe(observed):
+        if self.steps.schedule.observe(observed):
             what = "better accuracy" if by == "accuracy" else "lower loss"
             note += f"; no {what}: the learning rate falls"
         progress.stopped_early = self._stops_early()
@@ -361,15 +352,15 @@ class Trainer:
 
     # ---- what the host reads ----------------------------------------------------------------
 
-    def _no_sums(self) -> list[float]:
-        return [0.0] * len(self.train_step.sum_names)
+    def _no_sums(self) -> dict[str, float]:
+        return dict.fromkeys(self.steps.sum_names, 0.0)
 
     def _read_sums(self) -> dict[str, float]:
         """The objective's sums since the last log line, by name; acts on steps that were left
         out."""
-        train_step, progress = self.train_step, self.progress
-        sums, left_out = train_step.read_sums()
-        self.on_nonfinite.check_scale(train_step.loss_scale, progress.step)
+        steps, progress = self.steps, self.progress
+        sums, left_out = steps.read_sums()
+        self.on_nonfinite.check_scale(steps.loss_scale, progress.step)
         newly_left_out = left_out.steps - progress.left_out.steps
         # `first` is that of the whole run, and not of interest where steps may be left out.
         known = progress.left_out.steps == 0 and self.on_nonfinite.policy == "stop"
@@ -381,29 +372,28 @@ class Trainer:
                 newly_left_out,
                 where,
                 applied,
-                train_step.optimizer,
-                train_step.left_out_by,
+                steps.optimizer,
+                steps.left_out_by,
             )
         return sums
 
     def _log_window(self) -> None:
-        progress, train_step, sums = self.progress, self.train_step, self._read_sums()
-        train_step.clear_window()
+        progress, steps, sums = self.progress, self.steps, self._read_sums()
+        steps.clear_window()
         if sums["samples"] == 0:  # an epoch that ended on a log line, or only skipped steps
             return
-        progress.epoch_sums = [
-            a + b for a, b in zip(progress.epoch_sums, sums.values(), strict=True)
-        ]
+        for name, value in sums.items():
+            progress.epoch_sums[name] = progress.epoch_sums.get(name, 0.0) + value
         speed = self.clock.lap()
         self.times.read()
         self.saver.poll()
         self.log.write_steps(
             self._position(),
             sums,
-            lr=train_step.learning_rate,
+            lr=steps.learning_rate,
             speed=speed,
             left_out=progress.left_out,
-            further=train_step.figures(),
+            further=steps.figures(),
         )
         self._show(sums, speed)
 
@@ -432,18 +422,18 @@ class Trainer:
         """Saves a checkpoint of this step; `final`: waits until it is on disk (see Saver)."""
         self.times.mark("other")
         self.enter("saving")
-        self.train_step.strategy.make_equal()
-        self.progress.window_sums = list(self._read_sums().values())
+        self.steps.strategy.make_equal()
+        self.progress.window_sums = self._read_sums()
         self.progress.seconds_total = self.clock.seconds_total
         self.progress.gpu_seconds = self.clock.gpu_seconds
         if self.mixing_control is not None:
             self.progress.mixing = self.mixing_control.state_dict()
-        self.saver.save(self.train_step.snapshot(), self.progress.best_step, final)
+        self.saver.save(self.steps.snapshot(), self.progress.best_step, final)
         self.times.mark("checkpoint")
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Restores model, optimizer, random states and position."""
-        self.train_step.restore(checkpoint)
+        self.steps.restore(checkpoint)
         if self.mixing_control is not None and self.progress.mixing is not None:
             self.mixing_control.load_state_dict(self.progress.mixing, self.progress.step)
         self.progress.stopped_early = self._stops_early()
@@ -454,13 +444,13 @@ class Trainer:
         step = self.progress.step
         if step == 0:
             return ""
-        if self.train_step.updating:  # it failed half-way: only the last checkpoint is whole
+        if self.steps.updating:  # it failed half-way: only the last checkpoint is whole
             steps = self.saver.store.steps()
             if not steps:
                 return ""
             step = steps[-1]
         else:
-            self.train_step.take_back()
+            self.steps.take_back()
             try:
                 self.save(final=True)
             except UserError as error:  # it must not hide the failure before it

@@ -2,7 +2,7 @@
 
 The trainer sees a model's parameters only as `parameters`, ordinary tensors on this rank's device,
 never as a wrapper of the model. Only strategies decide what ranks communicate about the model, and
-when; for local steps LocalSteps does (utils/training/local_steps.py).
+when; for local steps LocalSteps does (utils/training/local/steps.py).
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
 class Strategy(ModelTensors):
     """One process, no communication. Other strategies override what differs.
 
-    A strategy is made in two steps: the constructor takes the exchange, `wrap` the model. Only
-    `wrap` can return what stands in the model's place, and so it, not the constructor, calls
-    ModelTensors.__init__, which needs the model.
-
     In the order of a step: `micro_batch` around each forward and backward pass,
     `collect_gradients`, `norm`, `agree`, the optimizer's step, `drop_gradients`, `after_step`.
     Before an evaluation or a checkpoint: `make_equal`.
 
+    Args:
+        model: on its device already.
+        exchange: with the other ranks; None: there are none.
+        unfreezes: parameters that need no gradient now will do so later.
+
     Attributes:
-        exchange: with the other ranks.
         model: with its canonical names.
+        called: what the objective calls in its place.
         parameters: {name: tensor that the optimizer updates}.
         divided: whether `parameters` are this rank's rows of larger tensors.
         adds_in_order: whether gradients are added in the same order in every step from the first
@@ -48,27 +49,11 @@ class Strategy(ModelTensors):
 
     divided, adds_in_order = False, True
 
-    def __init__(self, exchange: Exchange | None = None):
-        self.exchange = exchange or Exchange()
-
-    @classmethod
-    def of(cls, model: nn.Module) -> Strategy:
-        """A strategy for this model in a single process."""
-        strategy = cls()
-        strategy.wrap(model)
-        return strategy
-
-    def wrap(self, model: nn.Module, unfreezes: bool = False) -> nn.Module:
-        """Takes the model, which is on its device already, and returns what the objective calls in
-        its place.
-
-        Args:
-            unfreezes: parameters that need no gradient now will do so later.
-        """
+    def __init__(self, model: nn.Module, exchange: Exchange | None = None, unfreezes: bool = False):
         super().__init__(model)
-        self.skeleton = model
-        self.parameters = dict(model.named_parameters())
-        return model
+        self.exchange = exchange or Exchange()
+        self.called = self.skeleton = model
+        self.parameters: dict[str, Tensor] = dict(model.named_parameters())
 
     def substitute(self, module: nn.Module) -> nn.Module:
         """Makes `module` compute in place of the model, with the model's own parameters and
@@ -172,8 +157,13 @@ class Synchronous(Strategy):
         return loss[0]
 
 
-def build_strategy(name: str, exchange: Exchange) -> Strategy:
-    """`name`: a key of STRATEGIES; no effect if there is only one process."""
+def build_strategy(
+    name: str, model: nn.Module, exchange: Exchange, unfreezes: bool = False
+) -> Strategy:
+    """`name`: a key of STRATEGIES; no effect if there is only one process. Else as Strategy."""
     if exchange.size == 1:
-        return Strategy(exchange)
-    return pkgutil.resolve_name(STRATEGIES[name].place)(exchange)
+        return Strategy(model, exchange)
+    place = STRATEGIES[name].place
+    if place is None:
+        return Strategy(model)
+    return pkgutil.resolve_name(place)(model, exchange, unfreezes)

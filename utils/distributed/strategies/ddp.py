@@ -21,27 +21,26 @@ class DDP(Synchronous):
     adds_in_order = False
     exchange: ProcessExchange
 
-    def wrap(self, model: nn.Module, unfreezes: bool = False) -> nn.Module:
-        super().wrap(model)
+    def __init__(self, model: nn.Module, exchange: ProcessExchange, unfreezes: bool = False):
+        super().__init__(model, exchange, unfreezes)
         if unfreezes:
             # `find_unused_parameters`, set below, makes PyTorch keep its buckets in their first
             # order.
             self.adds_in_order = True
-        self.wrapped = nn.parallel.DistributedDataParallel(
+        self.called = nn.parallel.DistributedDataParallel(
             model,
-            process_group=self.exchange.group,
+            process_group=exchange.group,
             **{_sync_buffers(): False},  # they are averaged in every step (see Strategy.agree)
             gradient_as_bucket_view=True,
             find_unused_parameters=unfreezes,
         )
-        return self.wrapped
 
     def substitute(self, module: nn.Module) -> nn.Module:
-        self.wrapped.module = module
-        return self.wrapped
+        self.called.module = module
+        return self.called
 
     def micro_batch(self, last: bool) -> contextlib.AbstractContextManager:
-        return contextlib.nullcontext() if last else self.wrapped.no_sync()
+        return contextlib.nullcontext() if last else self.called.no_sync()
 
 
 def _sync_buffers() -> str:

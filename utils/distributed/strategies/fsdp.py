@@ -27,7 +27,7 @@ class FSDP(Synchronous):
     divided = True
     exchange: ProcessExchange
 
-    def wrap(self, model: nn.Module, unfreezes: bool = False) -> nn.Module:
+    def __init__(self, model: nn.Module, exchange: ProcessExchange, unfreezes: bool = False):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
@@ -38,22 +38,22 @@ class FSDP(Synchronous):
                 f"{name}): take --strategy ddp"
             )
         device = next(model.parameters()).device.type
-        self.skeleton = copy.deepcopy(model).to("meta")
+        skeleton = copy.deepcopy(model).to("meta")
         model.to(memory_format=torch.contiguous_format)  # fully_shard takes no other
-        mesh = init_device_mesh(device, (self.exchange.size,))
+        mesh = init_device_mesh(device, (exchange.size,))
         for unit in blocks_of(model):
             fully_shard(unit, mesh=mesh)
         fully_shard(model, mesh=mesh)
-        self.model, self.parameters = model, {}
+        super().__init__(model, exchange, unfreezes)
+        self.skeleton = skeleton
         self._rows_of = {}  # parameter of the model, a DTensor -> this rank's rows of it
-        for name, parameter in model.named_parameters():
+        for parameter in self.parameters.values():
             local = parameter.to_local().detach()
             rows = nn.Parameter(local, requires_grad=parameter.requires_grad)
-            start = min(-(-len(parameter) // self.exchange.size) * self.exchange.rank,
-                        len(parameter))  # fmt: skip
-            self.exchange.divide(rows, Rows(parameter.shape, start, start + len(local)))
-            self.parameters[name] = self._rows_of[parameter] = rows
-        return model
+            start = min(-(-len(parameter) // exchange.size) * exchange.rank, len(parameter))
+            exchange.divide(rows, Rows(parameter.shape, start, start + len(local)))
+            self._rows_of[parameter] = rows
+        self.parameters = {name: self._rows_of[p] for name, p in self.parameters.items()}
 
     def micro_batch(self, last: bool) -> contextlib.AbstractContextManager:
         self.model.set_requires_gradient_sync(last)

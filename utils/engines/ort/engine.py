@@ -1,7 +1,5 @@
 """`--engine ort`: which runs it serves."""
 
-from collections.abc import Callable
-
 from torch import nn
 
 from utils.distributed.strategies.base import Strategy
@@ -21,5 +19,5 @@ class Ort(Eager):
             return "it computes on a CPU only: add --device cpu"
         return why_missing()
 
-    def wrap(self, model: Callable, strategy: Strategy, console: Console) -> nn.Module:
+    def wrap(self, strategy: Strategy, console: Console) -> nn.Module:
         return strategy.substitute(OrtModule(strategy.model, console.say))

@@ -23,16 +23,17 @@ from utils.data.batch import Batch
 from utils.distributed.strategies.base import Strategy
 from utils.exchange import Exchange
 from utils.local.outer import OuterOptimizer
-from utils.local.rules import SyncRule
+from utils.local.rules import SyncRule, simulate
 from utils.local.workers import Workers
-from utils.training.averaging import Averaging
 from utils.training.guard import Guard
-from utils.training.local_state import restore, snapshot
-from utils.training.norm_statistics import NormStatistics
+from utils.training.local.averaging import Averaging
+from utils.training.local.norm_statistics import NormStatistics
+from utils.training.local.rounds import Rounds, amount_text, averagings_text, lengths_text
+from utils.training.local.state import restore, snapshot
+from utils.training.local.worker_mean import WorkerMean
 from utils.training.progress import LeftOut, Progress
-from utils.training.rounds import Rounds
-from utils.training.train_step import TrainStep
-from utils.training.worker_mean import WorkerMean
+from utils.training.steps import Steps
+from utils.training.train_step import StepParts, TrainStep
 
 # In a short last step a few workers may have all samples, as blocks that are mixed are never cut.
 # They step by at most so many times the mean gradient of their samples.
@@ -74,12 +75,12 @@ class Mean:
         return self.model if self.average is None else self.average
 
 
-class LocalSteps:
-    """Takes the optimizer steps of this process's workers; to the Trainer it is a TrainStep.
+class LocalSteps(Steps):
+    """Takes the optimizer steps of this process's workers.
 
     Args:
         strategy: has wrapped the model; see strategies/local.py.
-        make_step: (guard, progress) -> a worker's TrainStep, over that model.
+        make_parts: (guard, progress) -> the parts of a worker's TrainStep, over that model.
         workers: how many there are, and which this process trains.
         exchange: with the other processes.
         rule: when they average.
@@ -91,13 +92,11 @@ class LocalSteps:
         say: prints a line.
     """
 
-    settling, meta = False, None  # see Stepper, TrainStep
-
     def __init__(
         self,
         *,
         strategy: Strategy,
-        make_step: Callable[[Guard, Progress], TrainStep],
+        make_parts: Callable[[Guard, Progress], StepParts],
         workers: Workers,
         exchange: Exchange,
         rule: SyncRule,
@@ -113,7 +112,7 @@ class LocalSteps:
         self.statistics, self.say = statistics, say
         self.model, self.rounds = strategy.model, Rounds()
         self._over_workers = WorkerMean(workers, exchange)
-        self.own = self._make_workers(make_step)
+        self.own = self._make_workers(make_parts)
         self.averaging = Averaging(
             self._over_workers,
             strategy.parameters,
@@ -128,7 +127,6 @@ class LocalSteps:
         self.objective, self.optimizer = first.objective, first.optimizer
         self.schedule, self.precision = first.schedule, first.precision
         self.sum_names = first.sum_names
-        self.updating = False  # see TrainStep; true from the first worker's update to the last's
         self._pending = False  # the active worker has passes whose update is to come
         self._samples, self._share = 0, 0.0  # in these passes, and what each worker would have
         self._mean: Mean | None = None  # of this step
@@ -136,9 +134,9 @@ class LocalSteps:
         self._left_out = [0] * workers.size  # steps of each worker
         self.left_out_by = ""  # names those that had left out further ones
         self.distance = 0.0  # of the workers from their mean, relative, root mean square
-        self.loss_scale: float | None = None  # the smallest
+        self._loss_scale: float | None = None  # the smallest
 
-    def _make_workers(self, make_step: Callable[[Guard, Progress], TrainStep]) -> list[Worker]:
+    def _make_workers(self, make_parts: Callable[[Guard, Progress], StepParts]) -> list[Worker]:
         parameters = self.strategy.parameters
         # First all guards, as each moves the model's buffers into memory of its own.
         guards, buffers = [], []
@@ -152,7 +150,7 @@ class LocalSteps:
             weights = {name: parameter.detach() for name, parameter in parameters.items()}
             if made:
                 weights = {name: weight.clone() for name, weight in weights.items()}
-            step = make_step(guard, Progress())
+            step = TrainStep(make_parts(guard, Progress()))
             distance = step.window.new_zeros(())
             made.append(Worker(number, step, weights | own, distance))
             random = random or random_states()
@@ -168,7 +166,6 @@ class LocalSteps:
     # ---- a step ---------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """To be called before the first step."""
         for worker in self.own:
             worker.step.start()
 
@@ -193,7 +190,6 @@ class LocalSteps:
             self.rounds.end = step + self.rounds.length
 
     def update(self) -> None:
-        """After the last micro-batch of the last worker."""
         self._finish_turn()
         self.rounds.equal = self.workers.size == 1
         self.progress.step += 1
@@ -232,18 +228,12 @@ class LocalSteps:
         finally:
             self._point_at(self.active.tensors)
 
-    def free_memory(self) -> str:
-        """See Stepper; ordinary steps hold nothing extra."""
-        return ""
-
     def take_back(self) -> None:
-        """See TrainStep."""
         self.active.step.take_back()
         self._pending = False
 
     @property
     def learning_rate(self) -> float:
-        """Of the current step, or of the last one."""
         return self.active.step.learning_rate
 
     # ---- the mean -------------------------------------------------------------------------------
@@ -298,8 +288,8 @@ class LocalSteps:
     # ---- what the host reads --------------------------------------------------------------------
 
     def read_sums(self) -> tuple[dict[str, float], LeftOut]:
-        """See TrainStep. Of all workers; `left_out_by` then names those that have left out steps
-        since the last call."""
+        """Of all workers; `left_out_by` then names those that have left out steps since the last
+        call."""
         of_workers = [
             torch.cat([w.step.window, w.step.guard.left_out.double(), w.distance.view(1)])
             for w in self.own
@@ -315,7 +305,7 @@ class LocalSteps:
         sums = dict(zip(self.sum_names, map(math.fsum, zip(*rows, strict=True)), strict=False))
         left_out = [LeftOut(*map(int, row[count : count + 3])) for row in rows]
         self.distance = math.sqrt(math.fsum(row[count + 3] for row in rows) / len(rows))
-        self.loss_scale = None if scales[0] is None else min(row[-1] for row in rows)
+        self._loss_scale = None if scales[0] is None else min(row[-1] for row in rows)
         steps = [each.steps for each in left_out]
         new = [i + 1 for i, n in enumerate(steps) if n > self._left_out[i]]
         numbers = ", ".join(map(str, new))
@@ -329,39 +319,67 @@ class LocalSteps:
         for worker in self.own:
             worker.step.clear_window()
 
+    @property
+    def loss_scale(self) -> float | None:
+        return self._loss_scale
+
     def figures(self) -> dict:
-        """For the metrics; of the last `read_sums`."""
+        """Of the last `read_sums`."""
         return {
             "averagings": self.rounds.averagings,
             "round_steps": self.rounds.length,
             "worker_distance": self.distance,
-            "sent_of_ddp": self.sent_of_ddp,
+            "sent_of_ddp": self.rounds.sent_of_ddp(self.progress.step),
         }
 
     def note(self) -> str:
-        """For the line of an epoch."""
         note = f"; {self.rounds.note(self.progress.step)}"
         if self.distance:
             note += f", workers {100 * self.distance:.2g} % from their mean"
         return note
 
     def summary(self) -> str:
-        """For the end of the run."""
         return self.rounds.summary(self.progress.step)
 
-    @property
-    def sent_of_ddp(self) -> float:
-        """See Rounds."""
-        return self.rounds.sent_of_ddp(self.progress.step)
+    def forecast(self) -> list[str]:
+        """Averagings, and what they send."""
+        peak = self.optimizer.param_groups[0]
+        peak = peak["base_lr"] / peak.get("lr_scale", 1.0)
+        rounds = simulate(self.rule, lambda step: peak * self.schedule.factor(step))
+        trained = sum(p.nbytes for p in self.strategy.parameters.values() if p.requires_grad)
+        state = sum(t.nbytes for t in self.averaging.averaged_state()[0].values())
+        relative = 1 + state / trained  # what an averaging sends, relative to a step of DDP
+        steps, size = self.rule.total_steps, self.workers.size
+        plateau = self.schedule.name == "plateau" and self.rule.name == "qsr"
+        note = "; more where plateau lowers the learning rate" if plateau else ""
+        lines = [
+            f"  local steps    {averagings_text(len(rounds), steps, relative * rounds.ddp_share)}",
+            f"                 ({lengths_text(rounds.lengths)}{note})",
+        ]
+        if size > 1:
+            # In an averaging, as in a step of DDP. The ends of a chain send less, the others more.
+            sent = 2 * (size - 1) / size * trained
+            ours, ddp = amount_text(sent * relative * len(rounds)), amount_text(sent * steps)
+            lines.append(
+                f"                 {size} processes with a worker each would each send, on "
+                f"average, {ours}; with ddp {ddp}"
+            )
+        return lines
+
+    def summary_entries(self) -> dict:
+        return {
+            "local_workers": self.workers.size,
+            "sync_rule": self.rule.name,
+            "averagings": self.rounds.averagings,
+            "sent_of_ddp": self.rounds.sent_of_ddp(self.progress.step),
+        }
 
     # ---- checkpoints ----------------------------------------------------------------------------
 
     def snapshot(self) -> Checkpoint:
-        """See snapshot.py. Collective."""
         return snapshot(self)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """See snapshot.py."""
         restore(self, checkpoint)
 
     def restore_rounds(self, rounds: dict, left_out: list[LeftOut]) -> None:

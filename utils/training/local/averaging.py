@@ -14,7 +14,7 @@ from torch import Tensor
 from utils.checkpoints.optimizer_state import optimizer_tensors
 from utils.checkpoints.worker_rows import by_element
 from utils.local.outer import OuterOptimizer
-from utils.training.worker_mean import WorkerMean
+from utils.training.local.worker_mean import WorkerMean
 
 
 class Averaging:

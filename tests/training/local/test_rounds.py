@@ -1,6 +1,6 @@
 """What --dry_run says of local steps."""
 
-from utils.runs.local import lengths_text
+from utils.training.local.rounds import lengths_text
 
 
 def test_a_last_round_that_the_end_of_the_run_cuts_is_told():

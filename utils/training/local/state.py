@@ -30,11 +30,11 @@ from utils.checkpoints.worker_rows import (
 )
 from utils.exchange import Rows
 from utils.plural import counted
-from utils.training.progress import LeftOut
+from utils.training.progress import LeftOut, named_sums
 from utils.training.snapshot import FORMAT
 
 if TYPE_CHECKING:
-    from utils.training.local_steps import LocalSteps, Worker
+    from utils.training.local.steps import LocalSteps, Worker
 
 
 def snapshot(steps: LocalSteps) -> Checkpoint:
@@ -101,7 +101,7 @@ def _further_state(steps: LocalSteps, worker: Worker) -> dict:
         "optimizer": optimizer_tensors(step.optimizer, _names(steps))[1],
         "scaler": step.scaler.state_dict(),
         "random": random_states() if worker is steps.active else worker.random,
-        "window": step.window.tolist(),
+        "window": dict(zip(step.sum_names, step.window.tolist(), strict=True)),
         "left_out": step.guard.left_out.tolist(),
         "distance": worker.distance.item(),
     }
@@ -159,7 +159,7 @@ def _restore_own(steps: LocalSteps, worker: Worker, checkpoint: Checkpoint) -> N
     if step.average is not None:
         step.average.load_state_dict(row(rows, AVERAGE, number) or model)
     _restore_further(steps, worker, checkpoint, own["scaler"])
-    step.window.copy_(torch.tensor(own["window"], dtype=torch.float64))
+    step.load_window(named_sums(own["window"]))
     step.guard.left_out.copy_(torch.tensor(own["left_out"]))
     worker.distance.fill_(own["distance"])
 
@@ -185,8 +185,7 @@ def _restore_equal(steps: LocalSteps, worker: Worker, one: Checkpoint) -> None:
     step.guard.left_out.copy_(torch.tensor(LeftOut()))
     worker.distance.zero_()
     if number == 0:  # totals over all workers
-        if sums := steps.progress.window_sums:
-            step.window.copy_(torch.tensor(sums, dtype=torch.float64))
+        step.load_window(steps.progress.window_sums)
         step.guard.left_out.copy_(torch.tensor(steps.progress.left_out))
 
 

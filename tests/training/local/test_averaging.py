@@ -25,7 +25,7 @@ def test_outer_steps_follow_their_formula(tmp_path):
         tmp_path, model=double_network(), epochs=3, batch_size=2, eval_every=0,
         local={"workers": 3, "base": 4, "name": "diloco", "outer": OUTER},
     )  # fmt: skip
-    steps, averaging, ends = trainer.train_step, trainer.train_step.averaging, []
+    steps, averaging, ends = trainer.steps, trainer.steps.averaging, []
     names = list(steps.strategy.parameters)
 
     def flat(tensors: dict) -> torch.Tensor:
@@ -77,7 +77,7 @@ def test_one_worker_takes_outer_steps_too(tmp_path):
 
 def restored(folder, checkpoint, local: dict):
     trainer = make_trainer(folder, epochs=3, batch_size=2, local={"base": 4} | local)
-    trainer.train_step.say = lambda line: None
+    trainer.steps.say = lambda line: None
     trainer.restore(checkpoint)
     return trainer
 
@@ -92,8 +92,8 @@ def test_another_rule_and_other_workers_on_resume(tmp_path):
         checkpoint = first.saver.store.load()
         for workers in (3, 2):
             then = restored(folder, checkpoint, outer | {"workers": workers})
-            state = then.train_step.averaging.state_dict()
-            for name in then.train_step.strategy.parameters:
+            state = then.steps.averaging.state_dict()
+            for name in then.steps.strategy.parameters:
                 if checkpoint.outer is None:
                     assert torch.equal(state[f"before/{name}"], checkpoint.model[name])
                     assert not state[f"momentum/{name}"].any()
@@ -101,7 +101,7 @@ def test_another_rule_and_other_workers_on_resume(tmp_path):
                     assert torch.equal(state[f"before/{name}"], checkpoint.outer[f"before/{name}"])
         then.fit()
         without = restored(folder, checkpoint, {"workers": 3})
-        assert without.train_step.averaging.state_dict() is None
+        assert without.steps.averaging.state_dict() is None
         without.fit()
 
 
@@ -144,7 +144,7 @@ def test_averaged_state_is_the_mean_and_counted(tmp_path):
         if name.endswith(("exp_avg", "exp_avg_sq")):
             expected = of_workers[name].mean(0).expand_as(rows)
             torch.testing.assert_close(rows, expected, rtol=0, atol=1e-15)
-    assert apart.train_step.rounds.sent == 1 and mean.train_step.rounds.sent == 3
+    assert apart.steps.rounds.sent == 1 and mean.steps.rounds.sent == 3
     (last,) = [r for r in history(tmp_path / "mean") if r.get("average_over") == "steps"][-1:]
     assert last["sent_of_ddp"] == 3 / apart.progress.step
 
@@ -155,23 +155,23 @@ def test_what_a_worker_does_not_have_yet_is_not_averaged(tmp_path):
         tmp_path, model=network(norm=False), optimizer="ngd", lr=0.01, max_steps=2, batch_size=2,
         local={"workers": 2, "base": 1, "averages_state": True}, on_nonfinite="skip", eval_every=0,
     )  # fmt: skip
-    forward_backward, sent = trainer.stepper.forward_backward, []
+    forward_backward, sent = trainer.steps.forward_backward, []
 
     def with_nan(batch):
-        sent.append(trainer.train_step.rounds.sent)
+        sent.append(trainer.steps.rounds.sent)
         bad = trainer.progress.step == 0 and batch.worker == 1
         forward_backward(batch._replace(inputs=batch.inputs * (float("nan") if bad else 1)))
 
-    trainer.stepper.forward_backward = with_nan
+    trainer.steps.forward_backward = with_nan
     trainer.fit()
-    assert sent[-1] == 1 < trainer.train_step.rounds.sent - 1
+    assert sent[-1] == 1 < trainer.steps.rounds.sent - 1
 
 
 def test_processes_average_state_in_the_same_order(tmp_path, monkeypatch):
     """Also where the parameters of one have got their state in another order."""
     trainer = make_trainer(tmp_path, max_steps=1, local={"workers": 2, "averages_state": True})
     trainer.fit()
-    averaging, asked = trainer.train_step.averaging, []
+    averaging, asked = trainer.steps.averaging, []
     monkeypatch.setattr(averaging.over_workers, "means", lambda _, names: asked.append(names) or {})
     averaging._average_state()
     state = averaging.optimizers[0].state
@@ -188,7 +188,7 @@ def test_older_checkpoints_have_sent_as_much_as_ddp(tmp_path):
     checkpoint = first.saver.store.load()
     assert checkpoint.state["local"].pop("sent") == checkpoint.state["local"]["averagings"] > 0
     for workers in (2, 3):
-        rounds = restored(tmp_path, checkpoint, {"workers": workers}).train_step.rounds
+        rounds = restored(tmp_path, checkpoint, {"workers": workers}).steps.rounds
         assert rounds.sent == rounds.averagings == checkpoint.state["local"]["averagings"]
 
 
@@ -202,7 +202,7 @@ def test_a_run_that_dies_in_an_averaging_goes_on_from_its_checkpoint(tmp_path, m
     whole = make_trainer(tmp_path / "whole", model=network(), **options)
     whole.fit()
     dies = make_trainer(tmp_path / "dies", model=network(), **options)
-    averaging, steps = dies.train_step.averaging, dies.train_step
+    averaging, steps = dies.steps.averaging, dies.steps
 
     def fails():
         if steps.rounds.averagings == 0:

@@ -38,7 +38,7 @@ def test_averaging_in_every_step_is_plain_sgd(tmp_path, workers):
         local={"workers": workers}, **options,
     )  # fmt: skip
     local.fit()
-    assert local.train_step.rounds.averagings == local.progress.step == 9
+    assert local.steps.rounds.averagings == local.progress.step == 9
     torch.testing.assert_close(parameters_of(local), parameters_of(whole), rtol=0, atol=1e-14)
     for ours, theirs in zip(history(tmp_path / "local"), history(tmp_path / "whole"), strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-6)
@@ -95,16 +95,16 @@ def test_without_averagings_the_result_is_the_mean_of_independent_runs(tmp_path)
         tmp_path / "local", model=double_network(), local={"workers": 3, "name": "swap"}, **options
     )
     local.fit()
-    assert local.train_step.rounds.averagings == 1
+    assert local.steps.rounds.averagings == 1
     for name, parameter in parameters_of(local).items():
         mean = sum(end[name] for end in ends) / 3
         torch.testing.assert_close(parameter, mean, rtol=0, atol=1e-14)
-    assert local.train_step.distance > 0
+    assert local.steps.distance > 0
 
 
 def test_workers_start_with_different_random_states(tmp_path):
     """So each has a dropout of its own."""
-    workers = make_trainer(tmp_path, local={"workers": 4}).train_step.own
+    workers = make_trainer(tmp_path, local={"workers": 4}).steps.own
     assert len({worker.random["cpu"] for worker in workers}) == 4
 
 
@@ -138,7 +138,7 @@ def test_a_run_resumed_inside_a_round_is_bit_equal(tmp_path, options, rule):
     whole.fit()
     torch.manual_seed(5)
     first = stopped(tmp_path / "resumed", 6, **options)  # of 12: two steps into the second round
-    assert first.train_step.rounds.end == 8 and not first.train_step.rounds.equal
+    assert first.steps.rounds.end == 8 and not first.steps.rounds.equal
     torch.manual_seed(99)
     resumed = make_trainer(tmp_path / "resumed", model=network(dropout=0.2, seed=77), **options)
     checkpoint = saved(resumed)
@@ -155,17 +155,17 @@ def test_a_worker_that_is_not_finite_skips_its_own_step(tmp_path, capsys):
             tmp_path / folder, model=network(norm=False), local={"workers": 3, "base": 4},
             on_nonfinite="skip", max_steps=3, batch_size=2,
         )  # fmt: skip
-        forward_backward = trainer.stepper.forward_backward
+        forward_backward = trainer.steps.forward_backward
 
         def with_nan(batch):
             if bad and trainer.progress.step == 1 and batch.worker == 1:
                 batch = batch._replace(inputs=batch.inputs * float("nan"))
             forward_backward(batch)
 
-        trainer.stepper.forward_backward = with_nan
+        trainer.steps.forward_backward = with_nan
         trainer.fit()
-        assert trainer.train_step.rounds.averagings == 1
-        return [worker.step.guard.left_out.tolist() for worker in trainer.train_step.own]
+        assert trainer.steps.rounds.averagings == 1
+        return [worker.step.guard.left_out.tolist() for worker in trainer.steps.own]
 
     assert train("bad", True) == [[0, -1, 0], [1, 1, 0], [0, -1, 0]]
     said = capsys.readouterr().out
@@ -184,18 +184,18 @@ def test_a_worker_without_optimizer_state_can_be_saved(tmp_path):
         )  # fmt: skip
 
     first = trainer()
-    forward_backward = first.stepper.forward_backward
+    forward_backward = first.steps.forward_backward
 
     def with_nan(batch):
         if first.progress.step == 0 and batch.worker == 1:
             batch = batch._replace(inputs=batch.inputs * float("nan"))
         forward_backward(batch)
 
-    first.stepper.forward_backward = with_nan
+    first.steps.forward_backward = with_nan
     first.fit()
     early = read_checkpoint(tmp_path / "checkpoints" / "step-00000001")
     second = trainer()
-    second.train_step.restore(early)
+    second.steps.restore(early)
     assert second.progress.step == 1
 
 
@@ -204,7 +204,7 @@ def test_a_short_step_of_few_workers_is_no_giant_one(tmp_path, monkeypatch):
     it steps by twice their mean gradient, not by 4 times."""
     model, found = double_network(norm=False), []
     trainer = make_trainer(tmp_path, model=model, local={"workers": 4, "base": 9})
-    steps = trainer.train_step
+    steps = trainer.steps
     batch = next(trainer.loader.epoch(0))
 
     def update():
@@ -222,13 +222,13 @@ def test_a_short_step_of_few_workers_is_no_giant_one(tmp_path, monkeypatch):
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_worker(tmp_path):
     trainer = make_trainer(tmp_path, local={"workers": 2, "base": 9}, batch_size=2)
-    forward_backward = trainer.stepper.forward_backward
+    forward_backward = trainer.steps.forward_backward
 
     def with_nan(batch):
         inputs = batch.inputs * (float("nan") if batch.worker == 1 else 1)
         forward_backward(batch._replace(inputs=inputs))
 
-    trainer.stepper.forward_backward = with_nan
+    trainer.steps.forward_backward = with_nan
     with pytest.raises(Exception, match="step 1: worker 2 of 2: the loss or its gradient"):
         trainer.fit()
 
@@ -239,7 +239,7 @@ def test_the_statistics_are_those_of_the_mean_over_training_batches(tmp_path):
         tmp_path, local={"workers": 2, "base": 100, "bn_batches": 5}, max_steps=4, dropout=0.5
     )
     trainer.fit()
-    step = trainer.train_step
+    step = trainer.steps
     mean = copy.deepcopy(step.model)
     mean.load_state_dict(saved(trainer).model)
     values = []
@@ -278,13 +278,13 @@ def test_another_number_of_workers_starts_from_the_mean(tmp_path):
     checkpoint = saved(first)
     said = []
     other = make_trainer(tmp_path, local={"workers": 2, "base": 100}, **options)
-    other.train_step.say = said.append
+    other.steps.say = said.append
     other.restore(checkpoint)
     assert said == ["step 5 is of the mean of 3 workers: 2 workers start from it"]
-    for worker in other.train_step.own:
-        for name in other.train_step.strategy.parameters:
+    for worker in other.steps.own:
+        for name in other.steps.strategy.parameters:
             assert torch.equal(worker.tensors[name], checkpoint.model[name])
-    states = [worker.step.optimizer.state_dict()["state"][0] for worker in other.train_step.own]
+    states = [worker.step.optimizer.state_dict()["state"][0] for worker in other.steps.own]
     rows = checkpoint.workers["optimizer/0.weight/exp_avg"]
     for state in states:
         torch.testing.assert_close(state["exp_avg"], rows.mean(0))
@@ -300,13 +300,13 @@ def test_a_run_changes_the_strategy(tmp_path, then_local):
     then = make_trainer(tmp_path, local=after, batch_size=8 if after is None else 4, **options)
     checkpoint = saved(first)
     then.restore(checkpoint)
-    for name, parameter in then.train_step.strategy.parameters.items():
+    for name, parameter in then.steps.strategy.parameters.items():
         assert torch.equal(parameter, checkpoint.model[name])
     then.fit()
     assert then.progress.step == 9
     if then_local:
-        assert then.train_step.rounds.first_step == 2
-        assert then.train_step.summary() == "4 averagings in 7 steps: 57.1 % of DDP's bytes"
+        assert then.steps.rounds.first_step == 2
+        assert then.steps.summary() == "4 averagings in 7 steps: 57.1 % of DDP's bytes"
 
 
 def test_the_rule_gets_the_learning_rate_of_the_first_step_of_a_round(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from utils.plural import counted
@@ -44,3 +45,17 @@ class Rounds:
 def averagings_text(averagings: int, steps: int, sent_of_ddp: float) -> str:
     share = f"{100 * sent_of_ddp:.1f} % of DDP's bytes"
     return f"{counted(averagings, 'averaging')} in {counted(steps, 'step')}: {share}"
+
+
+def lengths_text(lengths: Sequence[int]) -> str:
+    """ "H 4 to 30, the last round cut to 2"."""
+    *others, last = lengths
+    is_cut = bool(others) and last < min(others)  # the run ends before the round would
+    whole = others if is_cut else lengths
+    least, most = min(whole), max(whole)
+    text = f"H {least:,}" if least == most else f"H {least:,} to {most:,}"
+    return f"{text}, the last round cut to {last:,}" if is_cut else text
+
+
+def amount_text(count: float) -> str:
+    return f"{count / 1e9:,.3g} GB" if count >= 1e9 else f"{count / 1e6:,.3g} MB"
