@@ -55,8 +55,9 @@ demo-tuning: $(VENV)/.installed
 test: $(VENV)/.installed-dev
 	$(PYTEST) -m "not slow"
 
+# One of these tests may take as long as a hundred others: a process without work takes over another's.
 slow: $(VENV)/.installed-dev
-	$(PYTEST) -m "slow"
+	$(PYTEST) --dist worksteal -m "slow"
 
 # The tests of --loader dali, which need NVIDIA DALI but no GPU, in an environment of their own that
 # adds it to the other one. `make test` and `make slow` leave them out.
@@ -80,7 +81,7 @@ soak: $(VENV)/.installed-dev
 		tests/distributed/test_node_faults.py tests/distributed/test_soak.py \
 		tests/end_to_end/test_resume_all.py tests/end_to_end/test_signals.py \
 		tests/end_to_end/test_vit_runs.py tests/end_to_end/test_make_demos.py \
-		tests/tuning/test_tuning_kills.py \
+		tests/tuning/test_tuning_kills.py tests/fused/test_compiled_kernels.py \
 		tests/end_to_end/test_random_settings.py tests/end_to_end/test_random_text_settings.py
 
 # Whether a change leaves results, files and messages as they are at a revision of git: the

@@ -24,6 +24,14 @@ collect_ignore = ["dali", "ort"]
 pytest_plugins = ["failures_at_once", "left_processes"]
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_xdist_auto_num_workers(config):
+    """How many processes `-n auto` starts: half as many again for slow tests, which often wait for
+    a time limit and use no core meanwhile."""
+    number = yield
+    return -(-3 * number // 2) if config.option.markexpr == "slow" else number
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_thread():
     """PyTorch has its own threads."""

@@ -246,7 +246,11 @@ def start_disturbed(*arguments) -> subprocess.Popen:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc")
-@pytest.mark.parametrize("entry", MODELS, ids=lambda entry: entry.__name__)
+@pytest.mark.parametrize(
+    "entry",
+    [resnet50_test, pytest.param(vit_test, marks=of_the_soak)],
+    ids=lambda entry: entry.__name__,
+)
 def test_a_run_that_is_stopped_killed_and_loses_a_worker_ends_the_same(launch, entry, request):
     """SIGTERM in a random step, SIGKILL while a checkpoint is being written, a worker killed: each
     time the run is resumed or goes on, and it ends as if nothing had happened."""

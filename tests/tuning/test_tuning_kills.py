@@ -12,7 +12,7 @@ from finished_studies import SHORT, ends, results, wait_for_trace
 from patience import PATIENCE
 from soak import of_the_soak
 
-KILLS = 8
+KILLS = 8 if "SOAK" in os.environ else 5
 
 
 def children(pid: int) -> list[int]:

@@ -102,7 +102,7 @@ def test_a_search_killed_and_stopped_within_runs(tmp_path, searched):
         paths = tmp_path.glob("study/trials/*/*/metrics.jsonl")
         return sum(len(path.read_text().splitlines()) for path in paths)
 
-    for steps, signum in ((1, signal.SIGKILL), (7, signal.SIGTERM), (15, signal.SIGKILL)):
+    for steps, signum in ((7, signal.SIGTERM), (15, signal.SIGKILL)):
         before = lines()
         process = begin("resnet50", tmp_path, *CASES["resnet50"])
         wait_until(lambda: lines() >= before + steps)  # noqa: B023
