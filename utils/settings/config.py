@@ -38,7 +38,7 @@ from utils.settings.yaml_file import read_yaml_file
 # Settings of one invocation: never saved in a recipe, nor kept by --resume.
 INVOCATION_ONLY = (
     *("config", "host_config", "output", "resume", "profile", "distributed"),
-    *(name for action in ACTIONS for name in (action.name, *action.options) if action is not TRAIN),
+    *(n for a in ACTIONS for n in (a.name, *a.options, *a.implied_by) if a is not TRAIN),
 )
 MODEL = "model"  # the group of a model's own flags, which are essential, too
 DEFAULT, FILE, HOST, COMMAND_LINE = "default", "YAML", "host_config", "command line"
